@@ -1,0 +1,93 @@
+"""The errors that regard raises: one small hierarchy.
+
+A message says who, what it got, what it allows, and the way out.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class RegardError(Exception):
+    """Base of every error that regard raises on purpose. `exit_code` is what the command line exits with."""
+
+    exit_code = 1
+
+
+class UnsupportedError(RegardError, NotImplementedError):
+    """A request that the mechanism, position or device declares it cannot serve."""
+
+    exit_code = 2
+
+
+class ConfigError(RegardError, ValueError):
+    """An option, specification or configuration that makes no sense."""
+
+    exit_code = 2
+
+
+class ShapeError(RegardError, ValueError):
+    """Tensors whose shapes or dtypes do not fit each other or the mechanism."""
+
+    exit_code = 2
+
+
+class InputError(RegardError, ValueError):
+    """A value outside its domain, such as a token id beyond the vocabulary."""
+
+    exit_code = 3
+
+
+class DataError(RegardError):
+    """Missing, empty, binary or malformed data."""
+
+    exit_code = 3
+
+
+class CheckpointError(RegardError):
+    """A checkpoint or datastore that is corrupt, incomplete or belongs to something else."""
+
+    exit_code = 4
+
+
+class UnsafeFileError(RegardError):
+    """A file that could run code or point outside its folder."""
+
+    exit_code = 4
+
+
+class NumericsError(RegardError, ArithmeticError):
+    """A loss or a value that is not finite."""
+
+    exit_code = 5
+
+
+class LimitError(RegardError):
+    """A length or size beyond what the object was built for."""
+
+    exit_code = 6
+
+
+class ResourceError(RegardError):
+    """Too little memory, disk or permission."""
+
+    exit_code = 6
+
+
+class GateError(RegardError):
+    """A check or a gate that ran and failed."""
+
+    exit_code = 7
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the nearest valid one, or all of them.
+
+    Example:
+        >>> nearest("windw", ["window", "impl"])
+        "did you mean 'window'?"
+    """
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, n=1)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return f"valid: {', '.join(known)}" if known else "there are none"

@@ -1,0 +1,137 @@
+"""Facts about mechanisms as plain data. Imports no torch, so that lists and help answer at once."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
+from typing import Literal
+
+from regard.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heads:
+    """The heads that a layer asks a mechanism to serve: build-time facts, so that unsupported use fails at build.
+
+    Args:
+        count: query heads.
+        key_dim: width of a key (and of a query, unless `query_dim` says otherwise).
+        value_dim: width of a value; None: `key_dim`.
+        query_dim: width of a query; None: `key_dim`.
+        kv_count: heads of keys and values (grouped-query attention); None: `count`.
+        causal: each query sees its own position and earlier ones only.
+        max_length: longest sequence to serve; required by mechanisms with position-sized weights or a fixed number of
+            buckets.
+        dropout: probability of dropping an attention weight in training.
+        seed: every random projection, bucket, codebook and initial weight is drawn from this.
+
+    Raises:
+        ConfigError: a size below 1, heads that do not divide, a dropout outside [0, 1).
+    """
+
+    count: int
+    key_dim: int
+    value_dim: int | None = None
+    query_dim: int | None = None
+    kv_count: int | None = None
+    causal: bool = False
+    max_length: int | None = None
+    dropout: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("count", "key_dim", "value_dim", "query_dim", "kv_count", "max_length"):
+            size = getattr(self, name)
+            if size is not None and size < 1:
+                raise ConfigError(f"Heads.{name} must be at least 1, got {size}")
+        if self.count % self.kv_heads:
+            raise ConfigError(
+                f"Heads.kv_count must divide count: got count={self.count}, kv_count={self.kv_count}; "
+                f"divisors: {', '.join(str(d) for d in range(1, self.count + 1) if self.count % d == 0)}"
+            )
+        if not 0 <= self.dropout < 1:
+            raise ConfigError(f"Heads.dropout must be in [0, 1), got {self.dropout}")
+
+    @property
+    def value_width(self) -> int:
+        return self.key_dim if self.value_dim is None else self.value_dim
+
+    @property
+    def query_width(self) -> int:
+        return self.key_dim if self.query_dim is None else self.query_dim
+
+    @property
+    def kv_heads(self) -> int:
+        return self.count if self.kv_count is None else self.kv_count
+
+    @property
+    def group(self) -> int:
+        """Query heads that share one head of keys and values."""
+        return self.count // self.kv_heads
+
+
+@dataclass(frozen=True, kw_only=True)
+class Supports:
+    """What may be asked of a mechanism. Each field is named for the request that it permits."""
+
+    causal: bool = False
+    bidirectional: bool = False
+    cross: bool = False
+    """keys of another sequence (queries != keys, not causal)"""
+    key_mask: bool = False
+    bias: bool = False
+    marks: bool = False
+    state: bool = False
+    prefix: bool = False
+    """causal, with leading keys that are the past"""
+    dropout: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(f.name for f in fields(self) if getattr(self, f.name))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Info:
+    """Facts about a mechanism that code, checks, docs and reports all read.
+
+    Written as a literal in each mechanism file, so that it can be read without importing torch.
+    """
+
+    title: str
+    source: str
+    """paper, year, equations"""
+    supports: Supports
+    reads: str = "qkv"
+    """which of q, k, v it uses; a layer makes only these projections"""
+    time: float = 2
+    """exponent of the length in the operation count"""
+    memory: float = 1
+    """exponent of the length in the memory, beyond inputs and outputs"""
+    state: Literal["none", "window", "constant", "length"] = "none"
+    """how the decode state grows"""
+    rows_sum_to_one: bool = True
+    nonnegative: bool = True
+    linear_in_value: bool = True
+    affine_in_value: bool = True
+    """linear in the values plus a term that does not depend on them"""
+    sees_content_only: bool = False
+    """not causal: permuting the keys changes nothing, permuting the queries permutes the output"""
+    shares_query_key: bool = False
+    """one projection serves as query and key"""
+    selects: bool = False
+    """makes discrete choices (buckets, codes, top-k) from its inputs"""
+    straight_through: bool = False
+    """gradients pass a discrete choice as if it were the identity"""
+    anchored: bool = False
+    """the pattern depends on absolute slots, so left padding is refused"""
+    grouped: Literal["native", "expanded"] = "native"
+    stochastic: bool = False
+    """draws random features or samples from its seed"""
+    approximates: str | None = None
+    """the mechanism whose output it approaches as `knob` grows, only where the error provably falls"""
+    knob: str | None = None
+    compiles_whole: bool = True
+    leaks: bool = False
+    """a paper form whose past depends on the future"""
+    losses: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    """auxiliary losses returned in training, with their default weights"""

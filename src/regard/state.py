@@ -1,0 +1,203 @@
+"""What a mechanism remembers between calls: immutable states, and the append-only buffer that growing ones share."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Self
+
+import torch
+from torch import Tensor
+
+SLOT_AXIS = {1: 0, 2: 1, 3: 2, 4: 2}
+"""Which axis counts slots, by number of axes: (slots,), (batch, slots), (batch, heads, slots), (batch, heads, slots, dim)."""
+
+
+class State(ABC):
+    """The past, as one mechanism needs it. Passing a state never changes it, and it stays usable afterwards."""
+
+    length: int
+    """slots: every key ever given, kept or not"""
+
+    @abstractmethod
+    def tensors(self) -> dict[str, Tensor]:
+        """The kept content by name; with `length` it is all of the state."""
+
+    @abstractmethod
+    def with_tensors(self, tensors: Mapping[str, Tensor]) -> Self:
+        """The same state with other content under the same names."""
+
+    def shared(self) -> frozenset[str]:
+        """Names of tensors without a batch axis."""
+        return frozenset()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the kept content."""
+        return sum(x.numel() * x.element_size() for x in self.tensors().values())
+
+    def select(self, rows: Tensor) -> Self:
+        """The state of some of the batch rows, in the order given, repeats allowed (beam search)."""
+        shared = self.shared()
+        return self.with_tensors(
+            {name: x if name in shared else x.index_select(0, rows) for name, x in self.tensors().items()}
+        )
+
+    def detach(self) -> Self:
+        """The same state, cut from the autograd graph."""
+        return self.with_tensors({name: x.detach() for name, x in self.tensors().items()})
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """The same state with every tensor changed (moved to a device, for example)."""
+        return self.with_tensors({name: change(x) for name, x in self.tensors().items()})
+
+    def dump(self) -> dict[str, Tensor]:
+        """Everything as tensors, for a safetensors file; `load` is the inverse."""
+        return {**{name: x.contiguous() for name, x in self.tensors().items()}, "length": torch.tensor(self.length)}
+
+    @abstractmethod
+    def load(self, tensors: Mapping[str, Tensor]) -> Self:
+        """The state that `dump` wrote; called on any state of the same mechanism (an initial one)."""
+
+
+@dataclass(frozen=True)
+class Summary(State):
+    """A state of constant size: named tensors with the batch in front."""
+
+    content: Mapping[str, Tensor]
+    length: int = 0
+
+    def tensors(self) -> dict[str, Tensor]:
+        return dict(self.content)
+
+    def with_tensors(self, tensors: Mapping[str, Tensor]) -> Self:
+        return type(self)(dict(tensors), self.length)
+
+    def load(self, tensors: Mapping[str, Tensor]) -> Self:
+        return type(self)({name: x for name, x in tensors.items() if name != "length"}, int(tensors["length"]))
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.content[name]
+
+
+@dataclass
+class Tape:
+    """Append-only storage. `filled` slots are written; a state whose end is `filled` may append in place."""
+
+    data: dict[str, Tensor]
+    filled: int
+    capacity: int
+
+
+@dataclass(frozen=True)
+class Slots(State):
+    """A state that keeps things per slot (keys, values, buckets, ...): slots [start, stop) of a tape.
+
+    States that grow from one another share the tape. Appending writes behind the end if nobody else has, else it
+    copies, so old states stay valid and n appended tokens cost O(n) copies in all. Under autograd it concatenates.
+
+    The names and shapes are the mechanism's choice (see SLOT_AXIS). `positions` (slots,), where present, is shared by
+    the batch. A `key_mask` (batch, slots) appears once a mask is given; until then every slot is real.
+    """
+
+    tape: Tape
+    start: int = 0
+    stop: int = 0
+    length: int = 0
+    steady: Mapping[str, Tensor] = field(default_factory=dict)
+    """named tensors of constant size kept beside the slots"""
+
+    @classmethod
+    def empty(cls, **like: Tensor) -> Self:
+        """A state without slots; each argument has 0 slots and fixes the shape, dtype and device of its name."""
+        return cls(Tape(dict(like), 0, 0))
+
+    @property
+    def kept(self) -> int:
+        """Slots still stored."""
+        return self.stop - self.start
+
+    def view(self) -> dict[str, Tensor]:
+        """The kept slots by name, without a copy."""
+        return {
+            name: x.narrow(SLOT_AXIS[x.ndim], self.start, self.kept) for name, x in self.tape.data.items()
+        }
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {**self.view(), **self.steady}
+
+    def shared(self) -> frozenset[str]:
+        return frozenset({"positions"})
+
+    def with_tensors(self, tensors: Mapping[str, Tensor]) -> Self:
+        data = {name: tensors[name] for name in self.tape.data}
+        return type(self)(
+            Tape(data, self.kept, self.kept), 0, self.kept, self.length, {name: tensors[name] for name in self.steady}
+        )
+
+    def load(self, tensors: Mapping[str, Tensor]) -> Self:
+        content = {name: x for name, x in tensors.items() if name != "length" and name not in self.steady}
+        first = next(iter(content.values()))
+        kept = first.shape[SLOT_AXIS[first.ndim]]
+        steady = {name: tensors[name] for name in self.steady}
+        return type(self)(Tape(content, kept, kept), 0, kept, int(tensors["length"]), steady)
+
+    def with_steady(self, **steady: Tensor) -> Self:
+        """The same slots with other constant-size content beside them."""
+        return type(self)(self.tape, self.start, self.stop, self.length, steady)
+
+    def append(self, key_mask: Tensor | None = None, **new: Tensor) -> Self:
+        """The state with new slots behind its end.
+
+        Args:
+            key_mask: (batch, new slots), True = real; None: all real.
+            new: the new slots of every name given to `empty`.
+        """
+        old = self.view()
+        first = next(iter(new.values()))
+        count = first.shape[SLOT_AXIS[first.ndim]]
+        if key_mask is not None or "key_mask" in old:
+            batch = first.shape[0]
+            if "key_mask" not in old:
+                old["key_mask"] = torch.ones(batch, self.kept, dtype=torch.bool, device=first.device)
+            new["key_mask"] = (
+                torch.ones(batch, count, dtype=torch.bool, device=first.device) if key_mask is None else key_mask
+            )
+        stop, length = self.kept + count, self.length + count
+        if torch.is_grad_enabled():
+            data = {name: torch.cat([x, new[name]], SLOT_AXIS[x.ndim]) for name, x in old.items()}
+            return type(self)(Tape(data, stop, stop), 0, stop, length, self.steady)
+        tape, start = self.tape, self.start
+        fits = tape.filled == self.stop and self.stop + count <= tape.capacity and old.keys() == tape.data.keys()
+        if not fits or first.is_inference() != next(iter(tape.data.values())).is_inference():
+            tape, start = self._roomy(old, count), 0
+        end = start + self.kept
+        for name, x in tape.data.items():
+            x.narrow(SLOT_AXIS[x.ndim], end, count).copy_(new[name])
+        tape.filled = end + count
+        return type(self)(tape, start, end + count, length, self.steady)
+
+    def _roomy(self, old: Mapping[str, Tensor], count: int) -> Tape:
+        """A new tape that holds the kept slots, with room to double."""
+        capacity = max(2 * (self.kept + count), 64)
+        data: dict[str, Tensor] = {}
+        for name, x in old.items():
+            axis = SLOT_AXIS[x.ndim]
+            data[name] = x.new_empty([*x.shape[:axis], capacity, *x.shape[axis + 1 :]])
+            data[name].narrow(axis, 0, self.kept).copy_(x)
+        return Tape(data, self.kept, capacity)
+
+    def drop(self, count: int) -> Self:
+        """The state without its first `count` kept slots; no copy."""
+        return type(self)(self.tape, self.start + count, self.stop, self.length, self.steady)
+
+    def keep(self, picked: Tensor) -> Self:
+        """The state with only the picked kept slots (int indices into the kept ones, ascending)."""
+        data = {name: x.index_select(SLOT_AXIS[x.ndim], picked) for name, x in self.view().items()}
+        count = len(picked)
+        return type(self)(Tape(data, count, count), 0, count, self.length, self.steady)
+
+
+def slot_bytes(elements: int, slots: int, dtype: torch.dtype, batch: int) -> int:
+    """Bytes of `slots` slots of `elements` numbers each, for the formulas of `Attention.state_nbytes`."""
+    return math.prod((batch, slots, elements)) * dtype.itemsize
