@@ -98,6 +98,9 @@ class Attention(nn.Module, ABC):
             f"Mechanisms that do: regard list --supports {capability}"
         )
 
+    samples: ClassVar[tuple[Mapping[str, object], ...]] = ({},)
+    """option sets that the conformance suite checks, small enough for sequences of a dozen positions"""
+
     reasons: ClassVar[Mapping[str, str]] = {}
     """why a capability is missing, for the error message: {"causal": "its projection mixes all positions"}"""
 

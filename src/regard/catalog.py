@@ -1,0 +1,242 @@
+"""Every mechanism by name: the file name is the registered name, and nothing is listed by hand."""
+
+import ast
+import fnmatch
+import importlib.util
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regard import specs
+from regard.errors import ConfigError, nearest
+from regard.info import Heads, Info, Supports
+
+if TYPE_CHECKING:
+    from regard.core import Attention
+
+FAMILIES = "regard.attention"
+_registered: "dict[str, type[Attention]]" = {}
+
+
+def _files() -> Mapping[str, str]:
+    return {name: module for name, module in specs.files(FAMILIES).items() if module.count(".") == 3}
+
+
+def names(pattern: str = "*", supports: Iterable[str] = ()) -> list[str]:
+    """Registered names, sorted by family and name.
+
+    Args:
+        pattern: shell-style pattern on the name.
+        supports: capabilities that must all be present, as named in `Supports`.
+
+    Raises:
+        ConfigError: an unknown capability.
+
+    Example:
+        >>> names("lin*")
+        ['linear', 'linformer']
+    """
+    wanted = tuple(supports)
+    known = Supports.__dataclass_fields__
+    for capability in wanted:
+        if capability not in known:
+            raise ConfigError(f"unknown capability {capability!r}: {nearest(capability, known)}")
+    every = [*sorted(_files(), key=lambda name: (family(name), name)), *sorted(_registered)]
+    return [
+        name
+        for name in every
+        if fnmatch.fnmatchcase(name, pattern) and all(getattr(outline(name).supports, c) for c in wanted)
+    ]
+
+
+def family(name: str) -> str:
+    """The family of a registered name: dense, sparse, routed, kernel, lowrank, synthesized, or the module of a
+    registered third-party class.
+    """
+    if name in _registered:
+        return _registered[name].__module__
+    return _file(name).split(".")[2]
+
+
+def _file(name: str) -> str:
+    known = _files()
+    if name not in known:
+        raise ConfigError(f"unknown mechanism {name!r}: {nearest(name, [*known, *_registered])}")
+    return known[name]
+
+
+@lru_cache(maxsize=None)
+def source(name: str) -> str:
+    """The source text of a mechanism's file."""
+    found = importlib.util.find_spec(f"{FAMILIES}.{family(name)}")
+    assert found is not None
+    assert found.submodule_search_locations is not None
+    return (Path(found.submodule_search_locations[0]) / f"{name}.py").read_text(encoding="utf-8")
+
+
+def outline(name: str) -> Info:
+    """The facts of a mechanism under default options, read from its source without importing it."""
+    if name in _registered:
+        return _registered[name].info
+    return _outline(name)
+
+
+@lru_cache(maxsize=None)
+def _outline(name: str) -> Info:
+    for node in ast.walk(ast.parse(source(name))):
+        if isinstance(node, ast.ClassDef) and node.name == specs.camel(name):
+            for statement in node.body:
+                match statement:
+                    case ast.Assign(targets=[ast.Name(id="info")], value=ast.Call() as call):
+                        return _facts(call)
+                    case _:
+                        continue
+    raise AssertionError(f"{name}.py has no literal `info = Info(...)` in class {specs.camel(name)}")
+
+
+def _facts(call: ast.Call) -> Any:
+    """Evaluate `Info(...)` or `Supports(...)` whose arguments are literals."""
+    assert isinstance(call.func, ast.Name)
+    kind = {"Info": Info, "Supports": Supports}[call.func.id]
+    values = {
+        str(keyword.arg): _facts(keyword.value)
+        if isinstance(keyword.value, ast.Call)
+        else ast.literal_eval(keyword.value)
+        for keyword in call.keywords
+    }
+    return kind(**values)
+
+
+def docstring(name: str) -> str:
+    """The docstring of a mechanism's class, without importing it."""
+    if name in _registered:
+        return _registered[name].__doc__ or ""
+    for node in ast.walk(ast.parse(source(name))):
+        if isinstance(node, ast.ClassDef) and node.name == specs.camel(name):
+            return ast.get_docstring(node) or ""
+    return ""
+
+
+def resolve(spec: str) -> "tuple[type[Attention], Mapping[str, object]]":
+    """The class and the options of a specification (`name`, `name(option=value)` or `module:Class`).
+
+    Raises:
+        ConfigError: an unknown name or option, or a value of the wrong type.
+    """
+    if specs.is_path(spec):
+        return _attention(specs.load_path(spec), spec), {}
+    parsed = specs.parse(spec)
+    name = parsed.name
+    cls: type[Attention]
+    if name in _registered:
+        cls = _registered[name]
+    else:
+        _file(name)
+        cls = specs.load("mechanism", name, _files())
+    specs.check_options("mechanism", name, cls, parsed.options)
+    return cls, parsed.options
+
+
+def _attention(cls: Any, label: str) -> "type[Attention]":
+    from regard.core import Attention
+
+    if not (isinstance(cls, type) and issubclass(cls, Attention)):
+        raise ConfigError(f"{label} is not a subclass of regard.core.Attention")
+    return cls
+
+
+def parts(spec: str) -> list[tuple[str, int]]:
+    """The parts of a mix over heads, `a:4 + b(window=8):4`, as (spec, heads); a single mechanism is no mix: [].
+
+    Raises:
+        ConfigError: a part without its number of heads.
+    """
+    pieces = specs.split(spec, "+")
+    if len(pieces) == 1:
+        return []
+    found: list[tuple[str, int]] = []
+    for piece in pieces:
+        inner, *count = specs.split(piece, ":")
+        if len(count) != 1 or not count[0].isdigit() or int(count[0]) < 1:
+            raise ConfigError(f"{piece!r} in {spec!r} must name its heads, as in 'local(window=64):4 + linear:4'")
+        found.append((inner, int(count[0])))
+    return found
+
+
+def describe(spec: str) -> Info:
+    """The facts of a specification, without building it.
+
+    Raises:
+        ConfigError: an unknown name or option.
+
+    Example:
+        >>> describe("linformer").supports.causal
+        False
+    """
+    mixed = parts(spec)
+    if mixed:
+        from regard.attention.head_mix import mixed_info
+
+        return mixed_info([describe(inner) for inner, _ in mixed])
+    cls, options = resolve(spec)
+    return cls.facts(**options)
+
+
+def build(spec: str, heads: Heads, **options: object) -> "Attention":
+    """Build a mechanism.
+
+    Args:
+        spec: a name with options, or a mix over heads such as `local(window=64):4 + linear:4`.
+        heads: what to serve.
+        options: more options of the mechanism, checked against its signature; they win over those in `spec`.
+
+    Raises:
+        ConfigError: an unknown name or option, a value of the wrong type, or heads that do not add up.
+        UnsupportedError: `heads` asks for what the mechanism does not support.
+
+    Example:
+        >>> build("local(window=4)", Heads(count=2, key_dim=8, causal=True)).window
+        4
+    """
+    mixed = parts(spec)
+    if mixed:
+        from regard.attention.head_mix import HeadMix
+
+        if options:
+            raise ConfigError(f"options of a mix belong to its parts, got {sorted(options)} beside {spec!r}")
+        return HeadMix(heads, [(inner, build(inner, HeadMix.share(heads, count, spec))) for inner, count in mixed])
+    cls, given = resolve(spec)
+    if options:
+        specs.check_options("mechanism", specs.parse(spec).name, cls, options)
+    final: dict[str, Any] = {**given, **options}
+    return cls(heads, **final)
+
+
+def register(cls: "type[Attention]") -> "type[Attention]":
+    """Make a third party's mechanism available under its name; usable as a class decorator.
+
+    Raises:
+        ConfigError: not a mechanism, no `info`, or a name that is taken.
+    """
+    from regard.core import registered_name
+
+    _attention(cls, getattr(cls, "__name__", repr(cls)))
+    name = registered_name(cls)
+    if not isinstance(getattr(cls, "info", None), Info):
+        raise ConfigError(f"{cls.__name__} has no class attribute `info = Info(...)`")
+    if name in _files() or (name in _registered and _registered[name] is not cls):
+        raise ConfigError(f"the name {name!r} is taken; rename the class {cls.__name__}")
+    _registered[name] = cls
+    return cls
+
+
+def unregister(name: str) -> None:
+    """Forget a registered third-party mechanism.
+
+    Raises:
+        ConfigError: no such registered name.
+    """
+    if name not in _registered:
+        raise ConfigError(f"{name!r} was not registered: {nearest(name, _registered)}")
+    del _registered[name]

@@ -1,0 +1,67 @@
+"""What a position scheme may do: three hooks, each optional."""
+
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.bias import ScoreBias
+from regard.info import Heads
+
+
+class Position(nn.Module):
+    """Tells a layer where things are. Positions are slots: integers that count every token ever given.
+
+    Args:
+        heads: the heads that the layer serves.
+        dim: width of the hidden states.
+    """
+
+    title: ClassVar[str]
+    source: ClassVar[str]
+    absolute: ClassVar[bool] = False
+    """acts on hidden states through `embed`; a model applies it once, to its embeddings"""
+    transforms: ClassVar[bool] = False
+    """changes queries and keys, so it needs a mechanism that reads both"""
+    biased: ClassVar[bool] = False
+    """gives a score bias, so it needs a mechanism that supports one"""
+
+    def __init__(self, heads: Heads, dim: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.dim = dim
+
+    def embed(
+        self, x: Float[Tensor, "batch length dim"], positions: Int[Tensor, "*batch length"]
+    ) -> Float[Tensor, "batch length dim"]:
+        """Hidden states with their absolute positions added."""
+        del positions
+        return x
+
+    def transform(
+        self,
+        q: Float[Tensor, "batch heads queries dim"],
+        k: Float[Tensor, "batch kv_heads keys dim"],
+        query_positions: Int[Tensor, " queries"],
+        key_positions: Int[Tensor, " keys"],
+    ) -> tuple[Tensor, Tensor]:
+        """Queries and keys changed so that their products know the positions."""
+        del query_positions, key_positions
+        return q, k
+
+    def bias(self, q: Float[Tensor, "batch heads queries dim"], low: int, high: int) -> ScoreBias | None:
+        """Logits for the distances high, high - 1, ..., low, from the untransformed queries."""
+        del q, low, high
+        return None
+
+
+def sinusoids(positions: Tensor, width: int, base: float = 10000.0) -> tuple[Tensor, Tensor]:
+    """sin and cos of position * base^(-2c/width), c = 0 ... ceil(width/2)-1, each (*positions, ceil(width/2)).
+
+    Angles are made in float64 where the device has it: at position 65,536 float32 has lost the fourth digit.
+    """
+    exact = torch.float32 if positions.device.type == "mps" else torch.float64
+    channel = torch.arange(0, width, 2, device=positions.device, dtype=exact)
+    angle = positions[..., None].to(exact) * base ** (-channel / width)
+    return angle.sin(), angle.cos()

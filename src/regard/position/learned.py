@@ -1,0 +1,48 @@
+"""Learned absolute positions."""
+
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from regard.core import generator
+from regard.errors import ConfigError, LimitError
+from regard.info import Heads
+from regard.position._base import Position
+
+
+@final
+class Learned(Position):
+    """Adds row P_i of a learned table (max_length, dim) to the hidden state of slot i.
+
+    Args:
+        heads, dim: as `Position`; `heads.max_length` is the number of rows.
+        std: standard deviation of the initial rows.
+
+    Raises:
+        ConfigError: no `max_length`.
+        LimitError: (on use) a position beyond the table.
+
+    Source: Gehring et al. 2017, section 3.1; per-layer use: Al-Rfou et al. 2018.
+    """
+
+    title = "Learned"
+    source = "Gehring et al. 2017, section 3.1"
+    absolute = True
+
+    def __init__(self, heads: Heads, dim: int, *, std: float = 0.02) -> None:
+        super().__init__(heads, dim)
+        if heads.max_length is None:
+            raise ConfigError("position learned needs max_length: its table has one row for every position")
+        table = torch.randn(heads.max_length, dim, generator=generator(heads.seed, "learned position"))
+        self.table = nn.Parameter(table * std)
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        """`x` plus the table's rows."""
+        # Only shapes and sizes are looked at when compiling; the index itself is checked in eager mode.
+        if not torch.compiler.is_compiling() and positions.numel() and int(positions.max()) >= len(self.table):
+            raise LimitError(
+                f"position learned was built for max_length={len(self.table)}, got position {int(positions.max())}; "
+                "build it with a larger max_length, or use a scheme without a table (sinusoidal, rotary, alibi)"
+            )
+        return x + self.table[positions]
