@@ -1,0 +1,59 @@
+# Every target sets itself up on a machine with python3.11+, pip, git and make; a second call reuses .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+# First and by its exact version: a bare `torch` drags in gigabytes on a machine without a GPU.
+TORCH := torch==2.13.0
+# Fixed allocation, so that timings do not depend on how often large tensors are faulted in again.
+FIXED := MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=4294967296 MALLOC_TOP_PAD_=268435456
+
+.PHONY: demo test quick lint docs bench mutation external clean
+.DELETE_ON_ERROR:
+
+.venv/.base: pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/python -m pip install --quiet $(TORCH)
+	$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+.venv/.test: .venv/.base
+	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	@touch $@
+
+.venv/.docs: .venv/.base
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	@touch $@
+
+.venv/.external: .venv/.test tests/external/requirements.txt
+	$(BIN)/python -m pip install --quiet --no-deps --requirement tests/external/requirements.txt
+	@touch $@
+
+demo: .venv/.base  ## compare attention mechanisms on real text; the report lands in demo/report.html
+	$(BIN)/regard compare --out demo --budget 5m
+
+test: .venv/.test  ## the whole test suite
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m 'not external'
+
+quick: .venv/.test  ## the tests without the conformance suite, mutants and installs
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m 'not external and not install' \
+		--ignore tests/test_conformance.py --ignore tests/test_mutants.py
+
+external: .venv/.external  ## published packages agree
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/external -m external
+
+lint: .venv/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+docs: .venv/.docs  ## docs/_build/html
+	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
+
+bench: .venv/.base  ## recorded, never asserted; see LOG.md
+	for script in benchmarks/*.py; do $(FIXED) $(BIN)/python $$script || exit 1; done
+
+mutation: .venv/.test  ## mechanical mutants of every mechanism; lists the survivors
+	$(BIN)/python -m regard.testing.mutation
+
+clean:
+	rm -rf .venv docs/_build docs/generated build dist

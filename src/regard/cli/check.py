@@ -1,0 +1,46 @@
+"""Check that a mechanism keeps every promise of the protocol; exits 7 if one is broken."""
+
+from dataclasses import asdict, dataclass
+
+import tyro
+
+from regard import catalog
+from regard.cli._output import console, emit, table
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to check."""
+
+    names: tyro.conf.Positional[tuple[str, ...]]
+    """names from `regard list`, specifications such as 'local(window=3)', or `module:Class`; `all` for the catalog"""
+    json: bool = False
+    """machine output on stdout"""
+    verbose: bool = False
+    """print passed and excused checks too"""
+
+
+def run(options: Options) -> int:
+    """Run the conformance suite."""
+    from regard.testing import check
+
+    names = catalog.names() if options.names == ("all",) else list(options.names)
+    screen = console(machine=options.json)
+    everything = {}
+    for name in names:
+        results = check(name)
+        everything[name] = [asdict(result) for result in results]
+        count = {status: sum(r.status == status for r in results) for status in ("passed", "excused", "failed")}
+        verdict = "[red]FAILED[/red]" if count["failed"] else "[green]passed[/green]"
+        seconds = sum(r.seconds for r in results)
+        screen.print(
+            f"{name}: {verdict} ({count['passed']} passed, {count['excused']} excused by a fact, "
+            f"{count['failed']} failed, {seconds:.1f} s)"
+        )
+        shown = [r for r in results if options.verbose or r.status == "failed"]
+        if shown:
+            rows = [(r.check, r.options, r.status, r.message) for r in shown]
+            screen.print(table("check", "options", "status", "message", rows=rows))
+    if options.json:
+        emit(everything)
+    return 7 if any(r["status"] == "failed" for results in everything.values() for r in results) else 0

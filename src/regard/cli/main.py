@@ -1,0 +1,112 @@
+"""The `regard` command: finds the verb, reads its options, turns errors into messages and exit codes.
+
+Exit codes: 0 ok, 1 bug, 2 usage or config, 3 data, 4 checkpoint or datastore, 5 numerics, 6 resources, 7 a check or gate
+failed, 130 and 143 signals.
+"""
+
+import ast
+import errno
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from regard import __version__
+from regard.errors import RegardError, nearest
+
+RESOURCES = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOMEM, errno.EMFILE}
+
+
+def verbs() -> dict[str, str]:
+    """Verb -> its one-line description, from the files of this folder, without importing them."""
+    found: dict[str, str] = {}
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        if path.stem not in ("__init__", "main") and not path.stem.startswith("_"):
+            described = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+            found[path.stem] = described.partition("\n")[0]
+    return found
+
+
+def usage() -> str:
+    """What `regard --help` prints."""
+    known = verbs()
+    width = max(map(len, known))
+    lines = [
+        "regard: every attention mechanism behind one interface, compared on your own data",
+        "",
+        "usage: regard VERB [options]        regard VERB --help",
+        "",
+        *(f"  {verb:{width}}  {line}" for verb, line in known.items()),
+        "",
+        "Start with: regard compare",
+    ]
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code.
+
+    Args:
+        argv: the words after `regard`; None: those of this process.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0 if words else 2
+    if words[0] in ("-V", "--version"):
+        print(__version__)
+        return 0
+    known = verbs()
+    if words[0] not in known:
+        print(f"regard: unknown command {words[0]!r}: {nearest(words[0], known)}", file=sys.stderr)
+        return 2
+    try:
+        return _run(words[0], words[1:])
+    except RegardError as error:
+        print(f"regard {words[0]}: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads: leave without a second error
+        return 0
+    except MemoryError:
+        print(f"regard {words[0]}: out of memory; use a smaller model, batch or length", file=sys.stderr)
+        return 6
+    except OSError as error:
+        if error.errno not in RESOURCES:
+            return _bug()
+        print(f"regard {words[0]}: {error.strerror}: {error.filename or 'output'}", file=sys.stderr)
+        return 6
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 2
+    except Exception:
+        return _bug()
+
+
+def _run(verb: str, words: list[str]) -> int:
+    import tyro
+
+    module = importlib.import_module(f"regard.cli.{verb}")
+    if hasattr(module, "parse"):
+        return module.run(module.parse(words))
+    options = tyro.cli(
+        module.Options,
+        args=words,
+        prog=f"regard {verb}",
+        description=module.__doc__,
+        config=(tyro.conf.FlagCreatePairsOff,),
+    )
+    return module.run(options)
+
+
+def _bug() -> int:
+    traceback.print_exc()
+    print("regard: this is a bug; please report it with the lines above", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
