@@ -1,7 +1,7 @@
 """Score biases as data indexed by distance: no tensor of queries x keys unless the user brings one."""
 
 from dataclasses import dataclass, replace
-from typing import Self
+
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -81,7 +81,7 @@ class ScoreBias:
             return torch.zeros(1, 1, *distance.shape, device=distance.device)
         return total
 
-    def heads(self, picked: slice) -> Self:
+    def heads(self, picked: slice) -> "ScoreBias":
         """The bias of some of the heads (parts with one shared head stay as they are)."""
 
         def pick(x: Tensor | None, axis: int) -> Tensor | None:

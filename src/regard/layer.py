@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -42,11 +42,11 @@ class Prepared(State):
     def tensors(self) -> dict[str, Tensor]:
         return dict(self.content)
 
-    def with_tensors(self, tensors: Mapping[str, Tensor]) -> Self:
-        return type(self)(dict(tensors), self.length)
+    def with_tensors(self, tensors: Mapping[str, Tensor]) -> "Prepared":
+        return Prepared(dict(tensors), self.length)
 
-    def load(self, tensors: Mapping[str, Tensor]) -> Self:
-        return type(self)({name: x for name, x in tensors.items() if name != "length"}, int(tensors["length"]))
+    def load(self, tensors: Mapping[str, Tensor]) -> "Prepared":
+        return Prepared({name: x for name, x in tensors.items() if name != "length"}, int(tensors["length"]))
 
 
 class AttentionLayer(nn.Module):
