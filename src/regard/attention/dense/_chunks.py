@@ -1,0 +1,279 @@
+"""The dense engine: scores, normaliser and average in chunks of queries, as one operator at any length.
+
+Nothing of size queries x keys outlives a chunk, forward or backward: the backward pass computes each chunk again. An
+operator takes no callable, so the formulas of a mechanism are published under a name, and the name is passed.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from regard.bias import ScoreBias
+
+CHUNK_ELEMENTS = 1 << 20
+"""numbers in the largest tensor of a chunk"""
+
+
+class Rule(NamedTuple):
+    """The two formulas in which dense mechanisms differ, as pure functions of tensors.
+
+    score: (queries, keys, *weights) -> logits (batch, heads, queries, keys). normalise: logits, -inf at keys that are
+    not allowed -> weights; a row of -inf gives zeros. depth: numbers that `score` makes per pair.
+    """
+
+    score: Callable[..., Tensor]
+    normalise: Callable[[Tensor], Tensor]
+    depth: int = 1
+
+
+RULES: dict[str, Rule] = {}
+
+
+def publish(name: str, rule: Rule) -> str:
+    """Make a rule known to the operator. The name must determine the formulas, options included."""
+    RULES[name] = rule
+    return name
+
+
+def softmax(logits: Float[Tensor, "*rows keys"]) -> Float[Tensor, "*rows keys"]:
+    """Softmax over the last axis; -inf has weight 0, also where a whole row is -inf."""
+    highest = logits.detach().amax(-1, keepdim=True)
+    weights = torch.exp(logits - torch.where(highest == float("-inf"), 0.0, highest))
+    total = weights.sum(-1, keepdim=True)
+    return weights / torch.where(total == 0, 1.0, total)
+
+
+def chunked(
+    rule: str,
+    q: Float[Tensor, "batch heads queries query_dim"],
+    k: Float[Tensor, "batch heads keys key_dim"],
+    v: Float[Tensor, "batch heads keys value"],
+    weights: Sequence[Tensor] = (),
+    *,
+    causal: bool,
+    key_mask: Bool[Tensor, "batch keys"] | None = None,
+    bias: ScoreBias | None = None,
+    dropout: float = 0.0,
+) -> Float[Tensor, "batch heads queries value"]:
+    """Attention under a published rule, in memory of one chunk of queries x keys.
+
+    Args:
+        rule: what `publish` returned.
+        q, k, v: as the rule's score takes them; k and v have the heads of q.
+        weights: further arguments of the score, which get gradients.
+        causal: lower-right.
+        key_mask: True = keep.
+        bias: added to the logits.
+        dropout: probability of dropping a weight, drawn anew at each call.
+    """
+    bias = bias or ScoreBias()
+    seed = torch.randint(2**62, ()) if dropout else None
+    parts = [bias.curve, bias.query, bias.relative, bias.table]
+    return dense_op(q, k, v, list(weights), *parts, key_mask, seed, rule, bias.high, causal, dropout)
+
+
+class Call(NamedTuple):
+    """The arguments that need no gradient."""
+
+    key_mask: Tensor | None
+    seed: Tensor | None
+    rule: str
+    high: int
+    causal: bool
+    dropout: float
+
+
+# How a chunk reads each differentiable argument: by its queries (axis 2), by the keys that they see (axis 2), by both
+# (axes 2 and 3), or whole.
+READS = {"q": "queries", "k": "keys", "v": "keys", "query": "queries", "table": "both"}
+
+
+def _slice(name: str, x: Tensor, rows: slice, seen: slice) -> Tensor:
+    match READS.get(name):
+        case "queries":
+            return x[:, :, rows]
+        case "keys":
+            return x[:, :, seen]
+        case "both":
+            return x[:, :, rows, seen]
+        case _:
+            return x
+
+
+def _named(
+    q: Tensor, k: Tensor, v: Tensor, weights: Sequence[Tensor], parts: Sequence[Tensor | None]
+) -> dict[str, Tensor]:
+    """The differentiable arguments that are there, in at least float32."""
+    given = dict(zip(("q", "k", "v", "curve", "query", "relative", "table"), (q, k, v, *parts), strict=True))
+    given.update((f"weight{at}", x) for at, x in enumerate(weights))
+    wide = torch.promote_types(v.dtype, torch.float32)
+    return {name: x if x.dtype == torch.bool else x.to(wide) for name, x in given.items() if x is not None}
+
+
+def _chunks(tensors: dict[str, Tensor], call: Call) -> Iterator[tuple[slice, slice]]:
+    """(queries, the keys that the last of them sees) of each chunk."""
+    batch, heads, queries = tensors["q"].shape[:3]
+    keys = tensors["k"].shape[2]
+    step = max(1, CHUNK_ELEMENTS // max(1, batch * heads * keys * RULES[call.rule].depth))
+    for first in range(0, queries, step):
+        last = min(first + step, queries)
+        yield slice(first, last), slice(0, keys - queries + last if call.causal else keys)
+
+
+def _attend(part: dict[str, Tensor], call: Call, rows: slice, seen: slice, past: int) -> Tensor:
+    """The output of one chunk, differentiable in `part`."""
+    rule = RULES[call.rule]
+    logits = rule.score(part["q"], part["k"], *(part[name] for name in part if name.startswith("weight")))
+    at = torch.arange(rows.start, rows.stop, device=logits.device) + past
+    slots = torch.arange(seen.stop, device=logits.device)
+    parts = {name: part[name] for name in ("curve", "query", "relative", "table") if name in part}
+    if parts:
+        logits = logits + ScoreBias(high=call.high, **parts).logits(at, slots).to(logits.dtype)
+    if call.causal:
+        logits = logits.masked_fill(slots > at[:, None], float("-inf"))
+    if call.key_mask is not None:
+        logits = logits.masked_fill(~call.key_mask[:, None, None, seen], float("-inf"))
+    weights = rule.normalise(logits)
+    if call.seed is not None:
+        # The mask depends on the first query of the chunk, so that the backward pass draws the same one.
+        draw = torch.Generator(weights.device).manual_seed(int(call.seed) + rows.start)
+        kept = torch.rand(weights.shape, generator=draw, device=weights.device) >= call.dropout
+        weights = weights * kept / (1 - call.dropout)
+    return weights @ part["v"]
+
+
+@torch.library.custom_op("regard::dense", mutates_args=())
+def dense_op(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    weights: list[Tensor],
+    curve: Tensor | None,
+    query: Tensor | None,
+    relative: Tensor | None,
+    table: Tensor | None,
+    key_mask: Tensor | None,
+    seed: Tensor | None,
+    rule: str,
+    high: int,
+    causal: bool,
+    dropout: float,
+) -> Tensor:
+    """The values."""
+    call = Call(key_mask, seed, rule, high, causal, dropout)
+    tensors = _named(q, k, v, weights, (curve, query, relative, table))
+    values = q.new_zeros((*q.shape[:3], v.shape[-1]), dtype=v.dtype)
+    if k.shape[2]:
+        past = k.shape[2] - q.shape[2] if causal else 0
+        for rows, seen in _chunks(tensors, call):
+            part = {name: _slice(name, x, rows, seen) for name, x in tensors.items()}
+            values[:, :, rows] = _attend(part, call, rows, seen, past).to(v.dtype)
+    return values
+
+
+@dense_op.register_fake
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    weights: list[Tensor],
+    curve: Tensor | None,
+    query: Tensor | None,
+    relative: Tensor | None,
+    table: Tensor | None,
+    key_mask: Tensor | None,
+    seed: Tensor | None,
+    rule: str,
+    high: int,
+    causal: bool,
+    dropout: float,
+) -> Tensor:
+    return q.new_empty((*q.shape[:3], v.shape[-1]), dtype=v.dtype)
+
+
+@torch.library.custom_op("regard::dense_backward", mutates_args=())
+def dense_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    weights: list[Tensor],
+    curve: Tensor | None,
+    query: Tensor | None,
+    relative: Tensor | None,
+    table: Tensor | None,
+    key_mask: Tensor | None,
+    seed: Tensor | None,
+    wanted: list[int],
+    rule: str,
+    high: int,
+    causal: bool,
+    dropout: float,
+) -> list[Tensor]:
+    """The gradients of the wanted ones of q, k, v, curve, query, relative, table, *weights (numbered in this order)."""
+    call = Call(key_mask, seed, rule, high, causal, dropout)
+    tensors = _named(q, k, v, weights, (curve, query, relative, table))
+    order = ["q", "k", "v", "curve", "query", "relative", "table", *(f"weight{at}" for at in range(len(weights)))]
+    names = [order[at] for at in wanted]
+    grads = {name: torch.zeros_like(tensors[name]) for name in names}
+    if k.shape[2]:
+        past = k.shape[2] - q.shape[2] if causal else 0
+        for rows, seen in _chunks(tensors, call):
+            part = {name: _slice(name, x, rows, seen) for name, x in tensors.items()}
+
+            # Autograd is off inside an operator; `vjp` records its own.
+            def chunk(*xs: Tensor, part: dict[str, Tensor] = part, rows: slice = rows, seen: slice = seen) -> Tensor:
+                return _attend({**part, **dict(zip(names, xs, strict=True))}, call, rows, seen, past)
+
+            _, pull = torch.func.vjp(chunk, *(part[name] for name in names))
+            for name, x in zip(names, pull(grad[:, :, rows].to(tensors["v"].dtype)), strict=True):
+                _slice(name, grads[name], rows, seen).add_(x)
+    given = (q, k, v, curve, query, relative, table, *weights)
+    return [grads[name].to(given[at].dtype) for name, at in zip(names, wanted, strict=True)]  # type: ignore[union-attr]
+
+
+@dense_backward.register_fake
+def _(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    weights: list[Tensor],
+    curve: Tensor | None,
+    query: Tensor | None,
+    relative: Tensor | None,
+    table: Tensor | None,
+    key_mask: Tensor | None,
+    seed: Tensor | None,
+    wanted: list[int],
+    rule: str,
+    high: int,
+    causal: bool,
+    dropout: float,
+) -> list[Tensor]:
+    given = (q, k, v, curve, query, relative, table, *weights)
+    return [torch.empty_like(given[at], memory_format=torch.contiguous_format) for at in wanted]  # type: ignore[arg-type]
+
+
+def _setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+    q, k, v, weights, *parts, key_mask, seed, rule, high, causal, dropout = inputs
+    ctx.save_for_backward(q, k, v, *parts, key_mask, seed, *weights)
+    ctx.options = (rule, high, causal, dropout)
+
+
+def _backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
+    q, k, v, curve, query, relative, table, key_mask, seed, *weights = ctx.saved_tensors
+    need = ctx.needs_input_grad
+    flags = [*need[:3], *need[4:8], *need[3]]
+    wanted = [at for at, flag in enumerate(flags) if flag]
+    found = dense_backward(grad, q, k, v, weights, curve, query, relative, table, key_mask, seed, wanted, *ctx.options)
+    every: list[Tensor | None] = [None] * len(flags)
+    for at, x in zip(wanted, found, strict=True):
+        every[at] = x
+    return (*every[:3], every[7:], *every[3:7], *([None] * 6))
+
+
+dense_op.register_autograd(_backward, setup_context=_setup)
