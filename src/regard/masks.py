@@ -1,0 +1,329 @@
+"""Which (query, key) pairs attend: one rule over two positions, read in three ways.
+
+A pattern is a function of a query position i and a key position j, such as `(j <= i) & (abs(i - j) <= 64)`.
+
+* On integers it is the exact mask: `pattern.mask(query_positions, key_positions)`.
+* On sets of positions (`Span`) it is interval arithmetic whose comparisons answer `Truth(some, every)`: which tiles are
+  empty, full or partial, without looking at their pairs: `pattern.over(queries, keys)`.
+* On spans that reach to infinity it says which keys a future query can still see: `pattern.alive(keys, first)`.
+
+Patterns combine with & | ~ and have a text, which `parse` reads back without `eval`:
+
+    >>> import torch
+    >>> pattern = causal & (window(1) | first(1))
+    >>> pattern.mask(torch.arange(4), torch.arange(4)).int()
+    tensor([[1, 0, 0, 0],
+            [1, 1, 0, 0],
+            [1, 1, 1, 0],
+            [1, 0, 1, 1]], dtype=torch.int32)
+    >>> parse("causal & (window(1) | first(1))") == pattern
+    True
+"""
+
+import ast
+import inspect
+import itertools
+import weakref
+from collections.abc import Callable
+from typing import Any, final
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from regard.errors import ConfigError, nearest
+from regard.spans import FAR, Span, Truth
+
+__all__ = [
+    "FAR",
+    "Pattern",
+    "Span",
+    "Truth",
+    "block",
+    "causal",
+    "dilated",
+    "everything",
+    "first",
+    "parse",
+    "random_blocks",
+    "strided",
+    "summary",
+    "window",
+]
+
+Rule = Callable[[Any, Any], Any]
+"""A function of query positions and key positions that returns a condition."""
+
+
+@final
+class Pattern:
+    """Which (query, key) pairs may attend.
+
+    Args:
+        rule: a function of (i, j), positions of queries and keys. With + - * abs // % comparisons & | ~ and integers it
+            is laid out by interval arithmetic; anything else that works on integer tensors is exact too, and slower:
+            its mask is computed for every tile.
+        text: what `parse` reads back; None: a name that is valid as long as the pattern lives.
+        distances: lowest and highest i - j at which the rule may hold.
+        anchored: whether the rule depends on positions beyond their difference.
+    """
+
+    __slots__ = ("__weakref__", "anchored", "distances", "rule", "text")
+
+    def __init__(
+        self,
+        rule: Rule,
+        text: str | None = None,
+        *,
+        distances: tuple[int, int] = (-FAR, FAR),
+        anchored: bool = True,
+    ) -> None:
+        self.rule, self.distances, self.anchored = rule, distances, anchored
+        self.text = f"rule_{next(_numbers)}" if text is None else text
+        if text is None:
+            _unwritten[self.text] = self
+
+    def mask(
+        self, query_positions: Int[Tensor, "*#rows queries"], key_positions: Int[Tensor, "*#rows keys"]
+    ) -> Bool[Tensor, "*rows queries keys"]:
+        """The exact mask, True = keep."""
+        i, j = query_positions[..., :, None], key_positions[..., None, :]
+        return self.holds(i, j).expand(torch.broadcast_shapes(i.shape, j.shape))
+
+    def holds(self, i: Tensor, j: Tensor) -> Tensor:
+        """The rule on integer tensors that broadcast."""
+        held = self.rule(i, j)
+        if not isinstance(held, Tensor):
+            held = torch.as_tensor(held, device=i.device)
+        if held.dtype != torch.bool:
+            raise ConfigError(f"the rule of {self.text} must return booleans, got {held.dtype}")
+        return held
+
+    def over(self, i: Span, j: Span) -> Truth:
+        """What the rule says about sets of positions. A rule that spans cannot follow: maybe, everywhere."""
+        try:
+            truth = self.rule(i, j)
+        except Exception:  # the user's code; on integers, where it must work, its errors do surface
+            truth = None
+        if isinstance(truth, Truth):
+            return truth
+        shape = torch.broadcast_shapes(i.lo.shape, j.lo.shape)
+        maybe = torch.ones(shape, dtype=torch.bool, device=i.lo.device)
+        return Truth(maybe, ~maybe)
+
+    def alive(self, key_positions: Int[Tensor, " keys"], first_query: int) -> Bool[Tensor, " keys"]:
+        """Which keys a query at `first_query` or later may still see."""
+        start = torch.tensor(first_query, device=key_positions.device)
+        some = self.over(Span(start, start + FAR), Span(key_positions, key_positions, 0)).some
+        return some.expand(key_positions.shape)
+
+    def __and__(self, other: "Pattern") -> "Pattern":
+        if not isinstance(other, Pattern):
+            return NotImplemented
+        (a, b), (c, d) = self.distances, other.distances
+        return self._with(other, "&", lambda x, y: x & y, (max(a, c), min(b, d)))
+
+    def __or__(self, other: "Pattern") -> "Pattern":
+        if not isinstance(other, Pattern):
+            return NotImplemented
+        (a, b), (c, d) = self.distances, other.distances
+        return self._with(other, "|", lambda x, y: x | y, (min(a, c), max(b, d)))
+
+    def _with(self, other: "Pattern", sign: str, combine: Rule, distances: tuple[int, int]) -> "Pattern":
+        def rule(i: Any, j: Any) -> Any:
+            if isinstance(i, Span):
+                return combine(self.over(i, j), other.over(i, j))
+            return combine(self.holds(i, j), other.holds(i, j))
+
+        text = f"({self.text} {sign} {other.text})"
+        anchored = self.anchored or other.anchored
+        return Pattern(rule, text, distances=distances, anchored=anchored)
+
+    def __invert__(self) -> "Pattern":
+        def rule(i: Any, j: Any) -> Any:
+            return ~(self.over(i, j) if isinstance(i, Span) else self.holds(i, j))
+
+        return Pattern(rule, f"~{self.text}", anchored=self.anchored)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Pattern) and self.text == other.text
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def __copy__(self) -> "Pattern":
+        return self
+
+    def __deepcopy__(self, memo: object) -> "Pattern":
+        return self  # immutable, and a rule without text is known by its identity
+
+
+_numbers = itertools.count()
+_unwritten: weakref.WeakValueDictionary[str, Pattern] = weakref.WeakValueDictionary()
+"""Patterns that have no text of their own, for as long as somebody uses them."""
+
+
+def _at_least(low: int, **sizes: int) -> None:
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, int) or size < low:
+            raise ConfigError(f"{name} of a pattern must be an integer of at least {low}, got {size!r}")
+
+
+def _always(i: Any, j: Any) -> Any:
+    if isinstance(i, Span):
+        held = torch.ones(torch.broadcast_shapes(i.lo.shape, j.lo.shape), dtype=torch.bool, device=i.lo.device)
+        return Truth(held, held)
+    return torch.ones(torch.broadcast_shapes(i.shape, j.shape), dtype=torch.bool, device=i.device)
+
+
+everything = Pattern(_always, "everything", anchored=False)
+"""Every key."""
+
+causal = Pattern(lambda i, j: j <= i, "causal", distances=(0, FAR), anchored=False)
+"""Keys at the query's own position and before."""
+
+
+def window(size: int) -> Pattern:
+    """Keys at most `size` positions away on either side."""
+    _at_least(0, size=size)
+    return Pattern(lambda i, j: abs(i - j) <= size, f"window({size})", distances=(-size, size), anchored=False)
+
+
+def dilated(size: int, dilation: int) -> Pattern:
+    """`size` keys on either side, `dilation` positions apart."""
+    _at_least(0, size=size)
+    _at_least(1, dilation=dilation)
+    far = size * dilation
+    return Pattern(
+        lambda i, j: (abs(i - j) <= far) & ((i - j) % dilation == 0),
+        f"dilated({size}, {dilation})",
+        distances=(-far, far),
+        anchored=False,
+    )
+
+
+def strided(stride: int) -> Pattern:
+    """Keys whose distance is a multiple of `stride`."""
+    _at_least(1, stride=stride)
+    return Pattern(lambda i, j: (i - j) % stride == 0, f"strided({stride})", anchored=False)
+
+
+def block(size: int, past: int = 0) -> Pattern:
+    """Keys in the query's own block of `size` positions, or in one of the `past` blocks before it."""
+    _at_least(1, size=size)
+    _at_least(0, past=past)
+    text, distances = f"block({size}, {past})", (1 - size, (past + 1) * size - 1)
+    if past == 0:
+        return Pattern(lambda i, j: i // size == j // size, text, distances=distances)
+    return Pattern(lambda i, j: (j // size <= i // size) & (i // size - j // size <= past), text, distances=distances)
+
+
+def summary(stride: int, count: int) -> Pattern:
+    """The last `count` keys of every `stride` positions."""
+    _at_least(1, stride=stride, count=count)
+    return Pattern(lambda i, j: j % stride >= stride - count, f"summary({stride}, {count})")
+
+
+def first(count: int) -> Pattern:
+    """The first `count` keys."""
+    _at_least(0, count=count)
+    return Pattern(lambda i, j: j < count, f"first({count})")
+
+
+def random_blocks(size: int, table: Int[Tensor, "blocks picks"]) -> Pattern:
+    """Key blocks picked for each query block: query block r sees key blocks table[r]; beyond the table, none.
+
+    Args:
+        size: positions in a block.
+        table: picked key blocks; -1 picks nothing. It has no text, so `parse` cannot read such a pattern.
+    """
+    _at_least(1, size=size)
+    table = table.detach().clone()
+
+    def rule(i: Any, j: Any) -> Any:
+        rows, columns = i // size, j // size
+        if isinstance(rows, Span):
+            last = rows.hi.clamp_max(len(table) - 1)
+            reach = torch.arange(max(int((last - rows.lo).max()) + 1, 1))  # query blocks that a span touches
+            at = rows.lo[..., None] + reach
+            picked = table[at.clamp(0, len(table) - 1)].masked_fill((at > last[..., None])[..., None], -1)
+            low, high = columns.lo[..., None, None], columns.hi[..., None, None]
+            some = ((picked >= low) & (picked <= high)).flatten(-2).any(-1)
+            return Truth(some, some & (rows.lo == rows.hi) & (columns.lo == columns.hi))
+        picked = table.to(rows.device)[rows.clamp(max=len(table) - 1)]
+        return (picked == columns[..., None]).any(-1) & (rows < len(table))
+
+    return Pattern(rule)
+
+
+_VALUES = {"causal": causal, "everything": everything}
+_MAKERS: dict[str, Callable[..., Pattern]] = {
+    maker.__name__: maker for maker in (window, dilated, strided, block, summary, first)
+}
+
+
+def parse(text: str) -> Pattern:
+    """The pattern that a text such as "causal & (window(64) | strided(128))" describes; nothing is executed.
+
+    Raises:
+        ConfigError: anything but the names of this module, integers, & | ~ and parentheses.
+    """
+    return _read(text, named=False)
+
+
+def resolve(text: str) -> Pattern:
+    """The living pattern that has this `text`, including patterns made from functions."""
+    return _read(text, named=True)
+
+
+def _read(text: str, *, named: bool) -> Pattern:
+    try:
+        tree = ast.parse(text.strip(), mode="eval")
+        return _build(tree.body, text, named)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(
+            f'cannot read the pattern {text!r}: {error}. Example: "causal & (window(64) | strided(128))"'
+        ) from error
+
+
+def _build(node: ast.expr, text: str, named: bool) -> Pattern:
+    match node:
+        case ast.BinOp(left=left, op=ast.BitAnd(), right=right):
+            return _build(left, text, named) & _build(right, text, named)
+        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+            return _build(left, text, named) | _build(right, text, named)
+        case ast.UnaryOp(op=ast.Invert(), operand=operand):
+            return ~_build(operand, text, named)
+        case ast.Name(id=name) if name in _VALUES:
+            return _VALUES[name]
+        case ast.Name(id=name) if named and name in _unwritten:
+            return _unwritten[name]
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords) if name in _MAKERS:
+            given = [_integer(arg, text) for arg in args]
+            by_name = {keyword.arg or "**": _integer(keyword.value, text) for keyword in keywords}
+            try:
+                inspect.signature(_MAKERS[name]).bind(*given, **by_name)
+            except TypeError as error:
+                raise ConfigError(f"pattern {text!r}: {name}{inspect.signature(_MAKERS[name])}: {error}") from error
+            return _MAKERS[name](*given, **by_name)
+        case ast.Call(func=ast.Name(id=name)) if name in _VALUES:
+            raise ConfigError(f"pattern {text!r}: {name} takes no arguments; write it without parentheses")
+        case ast.Name(id=name) if name in _MAKERS:
+            raise ConfigError(f"pattern {text!r}: write {name}{inspect.signature(_MAKERS[name])}")
+        case ast.Name(id=name) | ast.Call(func=ast.Name(id=name)):
+            raise ConfigError(f"pattern {text!r}: unknown name {name!r}; {nearest(name, [*_VALUES, *_MAKERS])}")
+    raise ConfigError(
+        f"pattern {text!r}: {ast.unparse(node)!r} is not allowed; a pattern has the names "
+        f"{', '.join([*_VALUES, *_MAKERS])}, integers, & | ~ and parentheses"
+    )
+
+
+def _integer(node: ast.expr, text: str) -> int:
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return node.value
+    raise ConfigError(f"pattern {text!r}: {ast.unparse(node)!r} is not an integer")

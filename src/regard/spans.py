@@ -1,0 +1,130 @@
+"""Interval arithmetic on positions: what a rule over two positions says about whole sets of them."""
+
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+FAR = 1 << 40
+"""Further than any position: the end of a span without end."""
+
+
+class Truth:
+    """What a condition says about a set of pairs: `some` = it may hold somewhere, `every` = it holds everywhere.
+
+    Both are safe: `some` may be true without cause, `every` may be false without cause; never the reverse.
+    """
+
+    __slots__ = ("every", "some")
+
+    def __init__(self, some: Tensor, every: Tensor) -> None:
+        self.some, self.every = some, every
+
+    def __and__(self, other: Self) -> "Truth":
+        return Truth(self.some & other.some, self.every & other.every) if isinstance(other, Truth) else NotImplemented
+
+    def __or__(self, other: Self) -> "Truth":
+        return Truth(self.some | other.some, self.every | other.every) if isinstance(other, Truth) else NotImplemented
+
+    def __invert__(self) -> "Truth":
+        return Truth(~self.every, ~self.some)
+
+    def __bool__(self) -> bool:
+        raise TypeError("a condition on sets of positions has no single truth value; write & | ~ for and, or, not")
+
+
+class Span:
+    """The positions {lo, lo + step, ..., hi}, or some that contain them; the fields broadcast like tensors.
+
+    A single position has step 0. `hi` is always a whole number of steps from `lo`, so that both ends anchor the steps.
+    """
+
+    __slots__ = ("hi", "lo", "step")
+
+    def __init__(self, lo: Tensor | int, hi: Tensor | int, step: Tensor | int = 1) -> None:
+        self.lo, self.hi, self.step = torch.as_tensor(lo), torch.as_tensor(hi), torch.as_tensor(step)
+
+    def _of(self, other: "Span | int | Tensor") -> "Span":
+        if isinstance(other, Span):
+            return other
+        if isinstance(other, bool) or not isinstance(other, int):
+            raise TypeError(f"positions combine with integers, got {type(other).__name__}")
+        return Span(other, other, 0)
+
+    def _whole(self, divisor: int) -> Tensor:
+        if isinstance(divisor, bool) or not isinstance(divisor, int) or divisor < 1:
+            raise TypeError(f"positions are divided by positive integers, got {divisor!r}")
+        return torch.as_tensor(divisor, device=self.lo.device)
+
+    def __add__(self, other: "Span | int") -> "Span":
+        other = self._of(other)
+        return Span(self.lo + other.lo, self.hi + other.hi, torch.gcd(self.step, other.step))
+
+    __radd__ = __add__
+
+    def __neg__(self) -> "Span":
+        return Span(-self.hi, -self.lo, self.step)
+
+    def __sub__(self, other: "Span | int") -> "Span":
+        return self + -self._of(other)
+
+    def __rsub__(self, other: int) -> "Span":
+        return -self + other
+
+    def __mul__(self, factor: int) -> "Span":
+        if isinstance(factor, bool) or not isinstance(factor, int) or abs(factor) >= 1 << 20:
+            raise TypeError(f"positions are multiplied by integers below 2^20, got {factor!r}")
+        ends = (self.lo * factor, self.hi * factor)
+        return Span(*(ends if factor >= 0 else ends[::-1]), self.step * abs(factor))
+
+    __rmul__ = __mul__
+
+    def __abs__(self) -> "Span":
+        low, high = self.lo.abs(), self.hi.abs()
+        crosses = (self.lo < 0) & (self.hi > 0)
+        in_step = self.lo % self.step.clamp_min(1) == 0  # 0 is one of the positions, so the steps survive the fold
+        return Span(
+            torch.where(crosses, 0, torch.minimum(low, high)),
+            torch.maximum(low, high),
+            torch.where(crosses & ~in_step, 1, self.step),
+        )
+
+    def __floordiv__(self, divisor: int) -> "Span":
+        d = self._whole(divisor)
+        lo, hi = self.lo // d, self.hi // d
+        step = torch.where(self.step % d == 0, self.step // d, 1)
+        return Span(lo, hi, torch.where(lo == hi, 0, step))
+
+    def __mod__(self, divisor: int) -> "Span":
+        d = self._whole(divisor)
+        one_period = self.lo // d == self.hi // d
+        fixed = self.step % d == 0
+        g = torch.gcd(self.step, d)  # residues that are reached lie g apart
+        lo = torch.where(one_period | fixed, self.lo % d, self.lo % g)
+        hi = torch.where(fixed, lo, torch.where(one_period, self.hi % d, d - g + self.lo % g))
+        return Span(lo, hi, torch.where(lo == hi, 0, torch.where(one_period, self.step, g)))
+
+    def __le__(self, other: "Span | int") -> Truth:
+        other = self._of(other)
+        return Truth(self.lo <= other.hi, self.hi <= other.lo)
+
+    def __ge__(self, other: "Span | int") -> Truth:
+        return self._of(other) <= self
+
+    def __lt__(self, other: "Span | int") -> Truth:
+        other = self._of(other)
+        return Truth(self.lo < other.hi, self.hi < other.lo)
+
+    def __gt__(self, other: "Span | int") -> Truth:
+        return self._of(other) < self
+
+    def __eq__(self, other: object) -> Truth:  # type: ignore[override]
+        difference = self - self._of(other)  # type: ignore[arg-type]
+        lo, hi = difference.lo, difference.hi
+        meets = (lo <= 0) & (hi >= 0) & (lo % difference.step.clamp_min(1) == 0)
+        return Truth(meets, (lo == 0) & (hi == 0))
+
+    def __ne__(self, other: object) -> Truth:  # type: ignore[override]
+        return ~(self == other)
+
+    __hash__ = None  # type: ignore[assignment]
