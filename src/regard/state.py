@@ -119,9 +119,7 @@ class Slots(State):
 
     def view(self) -> dict[str, Tensor]:
         """The kept slots by name, without a copy."""
-        return {
-            name: x.narrow(SLOT_AXIS[x.ndim], self.start, self.kept) for name, x in self.tape.data.items()
-        }
+        return {name: x.narrow(SLOT_AXIS[x.ndim], self.start, self.kept) for name, x in self.tape.data.items()}
 
     def tensors(self) -> dict[str, Tensor]:
         return {**self.view(), **self.steady}

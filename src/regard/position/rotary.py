@@ -69,8 +69,7 @@ class Rotary(Position):
 
     def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
         sin, cos = (
-            part.to(torch.promote_types(x.dtype, torch.float32))
-            for part in sinusoids(positions, self.width, self.base)
+            part.to(torch.promote_types(x.dtype, torch.float32)) for part in sinusoids(positions, self.width, self.base)
         )
         turned, still = x[..., : self.width], x[..., self.width :]
         if self.layout == "halves":
