@@ -1,0 +1,144 @@
+"""The parts of a Transformer block: norm, MLP, short convolution, and the block around an attention layer."""
+
+from typing import cast
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from regard.core import generator
+from regard.layer import AttentionLayer, LayerOutput
+from regard.models.config import MlpKind, ModelConfig, NormKind, NormPlace
+from regard.state import State
+
+
+def linear(width: int, out: int, *, bias: bool, draw: torch.Generator, scale: float = 1.0) -> nn.Linear:
+    """A linear layer with normal weights of variance scale^2 / width and zero biases, drawn from `draw`."""
+    layer = cast(nn.Linear, nn.utils.skip_init(nn.Linear, width, out, bias=bias))
+    with torch.no_grad():
+        layer.weight.normal_(0, scale * width**-0.5, generator=draw)
+        if bias:
+            layer.bias.zero_()
+    return layer
+
+
+def build_norm(kind: NormKind, dim: int, *, bias: bool) -> nn.LayerNorm | nn.RMSNorm:
+    """LayerNorm (Ba et al. 2016) or RMSNorm (Zhang and Sennrich 2019), epsilon 1e-5."""
+    return nn.RMSNorm(dim, eps=1e-5) if kind == "rms" else nn.LayerNorm(dim, eps=1e-5, bias=bias)
+
+
+class Mlp(nn.Module):
+    """down(act(up(x))), or the gated unit down(silu(gate(x)) * up(x)) for `swiglu`.
+
+    Args:
+        dim: width in and out.
+        width: hidden width.
+        kind: gelu, relu or swiglu.
+        bias: whether the linear layers have biases.
+        draw: source of the initial weights.
+        scale: factor of the initial weights of `down`.
+
+    Source: Vaswani et al. 2017, section 3.3; gated: Shazeer 2020, equation 6.
+    """
+
+    def __init__(
+        self, dim: int, width: int, kind: MlpKind, *, bias: bool, draw: torch.Generator, scale: float = 1.0
+    ) -> None:
+        super().__init__()
+        self.act = {"gelu": nn.functional.gelu, "relu": nn.functional.relu, "swiglu": nn.functional.silu}[kind]
+        self.gate = linear(dim, width, bias=bias, draw=draw) if kind == "swiglu" else None
+        self.up = linear(dim, width, bias=bias, draw=draw)
+        self.down = linear(width, dim, bias=bias, draw=draw, scale=scale)
+
+    def forward(self, x: Float[Tensor, "batch length dim"]) -> Float[Tensor, "batch length dim"]:
+        """Position by position."""
+        inner = self.act(self.up(x)) if self.gate is None else self.act(self.gate(x)) * self.up(x)
+        return self.down(inner)
+
+
+class ShortConvolution(nn.Module):
+    """y_t = sum_{s < width} w_s * x_{t-s}, channel by channel; positions before the start and masked ones count as 0.
+
+    One layer of attention can then compare a token with its predecessor, which recall otherwise spends a layer on.
+
+    Args:
+        dim: channels.
+        width: taps, the current position included.
+        draw: source of the initial taps, normal with variance 1/width.
+
+    Source: the pre-binding of Arora et al. 2023, section 4; depthwise and causal as in H3 (Fu et al. 2023).
+    """
+
+    def __init__(self, dim: int, width: int, *, draw: torch.Generator) -> None:
+        super().__init__()
+        self.taps = nn.Parameter(torch.empty(width, dim).normal_(0, width**-0.5, generator=draw))
+
+    def initial(self, batch: int, *, device: torch.device | None, dtype: torch.dtype | None) -> Tensor:
+        """The tail before the first position."""
+        taps = self.taps
+        return taps.new_zeros(batch, len(taps) - 1, taps.shape[1], device=device, dtype=dtype)
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch length dim"],
+        key_mask: Bool[Tensor, "batch length"] | None = None,
+        tail: Float[Tensor, "batch past dim"] | None = None,
+    ) -> tuple[Float[Tensor, "batch length dim"], Float[Tensor, "batch past dim"]]:
+        """The result, and the last width - 1 inputs for the next call."""
+        if key_mask is not None:
+            x = x.masked_fill(~key_mask[..., None], 0)
+        if tail is None:
+            tail = self.initial(x.shape[0], device=x.device, dtype=x.dtype)
+        padded, past = torch.cat([tail.to(x.dtype), x], 1), tail.shape[1]
+        y = torch.zeros_like(x)
+        for back, tap in enumerate(self.taps):
+            y = y + tap * padded[:, past - back : past - back + x.shape[1]]
+        return y, padded[:, x.shape[1] :]
+
+
+class Block(nn.Module):
+    """One layer of a Transformer: attention, then an MLP, each with a residual connection and a norm.
+
+    Pre-norm: x + f(norm(x)). Post-norm: norm(x + f(x)).
+
+    Args:
+        config: shape of the model.
+        attention: the attention layer.
+        seed: of the MLP's initial weights.
+
+    Source: Vaswani et al. 2017, section 3.1; pre-norm: Radford et al. 2019, section 2.3.
+    """
+
+    def __init__(self, config: ModelConfig, attention: AttentionLayer, *, seed: int) -> None:
+        super().__init__()
+        self.place: NormPlace = config.norm
+        self.attention = attention
+        self.attention_norm = build_norm(config.norm_kind, config.dim, bias=config.bias)
+        self.mlp: Mlp | None = None
+        # GPT-2 shrinks what enters the residual stream, so that its variance does not grow with depth.
+        scale = (2 * config.layers) ** -0.5 if config.norm == "pre" else 1.0
+        with torch.no_grad():
+            attention.output.weight.mul_(scale)
+        if config.mlp != "none":
+            draw = generator(seed, "mlp")
+            self.mlp = Mlp(config.dim, config.mlp_width, config.mlp, bias=config.bias, draw=draw, scale=scale)
+            self.mlp_norm = build_norm(config.norm_kind, config.dim, bias=config.bias)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch length dim"],
+        *,
+        key_mask: Bool[Tensor, "batch length"] | None = None,
+        state: State | None = None,
+        memory: Tensor | None = None,
+    ) -> LayerOutput:
+        """The hidden states after this block; state, memory and losses as `AttentionLayer` returns them."""
+        pre = self.place == "pre"
+        got = self.attention(self.attention_norm(x) if pre else x, key_mask=key_mask, state=state, memory=memory)
+        x = x + self.dropout(got.hidden)
+        x = x if pre else self.attention_norm(x)
+        if self.mlp is not None:
+            x = x + self.dropout(self.mlp(self.mlp_norm(x) if pre else x))
+            x = x if pre else self.mlp_norm(x)
+        return got._replace(hidden=x)

@@ -1,0 +1,273 @@
+"""Text from a language model: prompts of any lengths in one batch, token by token."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from regard.core import generator
+from regard.errors import ConfigError, InputError, LimitError, ShapeError
+from regard.models.decoder import LanguageModel, ModelState
+from regard.models.sampling import Sampling
+
+Reason = Literal["length", "stop"]
+
+
+class Decoder(Protocol):
+    """Text from token ids that come one at a time; only whole characters come out."""
+
+    def push(self, token: int) -> str:
+        """The characters that this token completes."""
+        ...
+
+    def flush(self) -> str:
+        """What an unfinished character becomes at the end."""
+        ...
+
+
+class Tokenizer(Protocol):
+    """What generating needs of a tokenizer; `regard.tasks.tokenizer` has some."""
+
+    def encode(self, text: str) -> Sequence[int]:
+        """Token ids of a text."""
+        ...
+
+    def stream(self) -> Decoder:
+        """A fresh incremental decoder."""
+        ...
+
+
+class Piece(NamedTuple):
+    """One token of one row. text: what may be shown now. ended: why this was the row's last token, if it was."""
+
+    row: int
+    token: int
+    text: str
+    ended: Reason | None
+
+
+class Generated(NamedTuple):
+    """One row. tokens: every new token, those of a stop string included. text: without it, "" without a tokenizer."""
+
+    tokens: Tensor
+    text: str
+    ended: Reason
+
+
+def generate(
+    model: LanguageModel,
+    prompts: Tensor | Sequence[str | Sequence[int] | Tensor],
+    *,
+    max_new_tokens: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int = 0,
+    stop: tuple[str, ...] = (),
+    tokenizer: Tokenizer | None = None,
+    use_state: bool = True,
+) -> list[Generated]:
+    """Continue prompts.
+
+    Prompts of unequal length share a batch by left padding, except in a model with a mechanism that depends on
+    absolute slots (`info.anchored`) or takes no mask: there, each length runs on its own. A row's draws depend on
+    (seed, row), never on other rows. The model runs in evaluation mode and is left in the mode it was in.
+
+    Args:
+        model: the model.
+        prompts: token ids, (batch, length) or one sequence per row; or texts, with a tokenizer.
+        max_new_tokens: new tokens per row.
+        temperature, top_k, top_p: as `Sampling`; temperature 0 is greedy, equal to the arg max of the full forward.
+        seed: of the draws.
+        stop: texts that end a row; the row's text is cut before the first of them.
+        tokenizer: turns texts into ids and ids into text.
+        use_state: stream with the mechanisms' states where all layers have one; else each token recomputes the whole
+            sequence.
+
+    Raises:
+        ConfigError: an option out of range, texts or `stop` without a tokenizer.
+        InputError: an empty prompt, or a token id out of range.
+        LimitError: prompt and new tokens exceed what the model was built for; raised before any token.
+        NumericsError: logits that are not finite.
+
+    Example:
+        >>> from regard.models import LanguageModel, ModelConfig
+        >>> model = LanguageModel(ModelConfig(dim=32, vocab_size=10))
+        >>> rows = generate(model, [[1, 2, 3], [4]], max_new_tokens=5, seed=1)
+        >>> [len(row.tokens) for row in rows]
+        [5, 5]
+    """
+    pieces: dict[int, list[Piece]] = {row: [] for row in range(len(prompts))}
+    for piece in stream(
+        model,
+        prompts,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        stop=stop,
+        tokenizer=tokenizer,
+        use_state=use_state,
+    ):
+        pieces[piece.row].append(piece)
+    return [
+        Generated(
+            torch.tensor([piece.token for piece in row], dtype=torch.int64),
+            "".join(piece.text for piece in row),
+            (row[-1].ended if row else None) or "length",
+        )
+        for row in pieces.values()
+    ]
+
+
+def stream(
+    model: LanguageModel,
+    prompts: Tensor | Sequence[str | Sequence[int] | Tensor],
+    *,
+    max_new_tokens: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int = 0,
+    stop: tuple[str, ...] = (),
+    tokenizer: Tokenizer | None = None,
+    use_state: bool = True,
+) -> Iterator[Piece]:
+    """As `generate`, but each token comes as soon as it is chosen; texts join to exactly the text of `generate`.
+
+    Arguments are checked at the call, before the first piece is asked for.
+    """
+    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
+    if max_new_tokens < 0:
+        raise ConfigError(f"max_new_tokens must be at least 0, got {max_new_tokens}")
+    if isinstance(stop, str) or "" in stop:
+        raise ConfigError(f"stop must be a tuple of texts that are not empty, got {stop!r}")
+    if stop and tokenizer is None:
+        raise ConfigError("stop texts need a tokenizer to find them in; pass tokenizer=")
+    ids = _prompts(prompts, tokenizer)
+    longest = max((len(x) for x in ids), default=0)
+    limit = model.limit
+    if limit is not None and longest + max_new_tokens - 1 > limit:
+        raise LimitError(
+            f"a prompt of {longest} tokens and max_new_tokens={max_new_tokens} exceed this model's "
+            f"max_length={limit}; shorten the prompt, generate at most {max(limit + 1 - longest, 0)} tokens, or build "
+            "the model with a larger max_length"
+        )
+    rows = [
+        _Row(at, x, max_new_tokens, stop, None if tokenizer is None else tokenizer.stream(), seed)
+        for at, x in enumerate(ids)
+    ]
+    return _pieces(model, rows if max_new_tokens else [], sampling, use_state)
+
+
+def _prompts(prompts: Tensor | Sequence[str | Sequence[int] | Tensor], tokenizer: Tokenizer | None) -> list[Tensor]:
+    if isinstance(prompts, str):
+        raise ConfigError("prompts is a list; write [text] for one text")
+    found: list[Tensor] = []
+    for at, prompt in enumerate(prompts):
+        if isinstance(prompt, str):
+            if tokenizer is None:
+                raise ConfigError(f"prompt {at} is a text, and there is no tokenizer to read it; pass tokenizer=")
+            prompt = tokenizer.encode(prompt)
+        ids = torch.as_tensor(prompt)
+        if not ids.numel():
+            raise InputError(f"prompt {at} is empty; a model continues at least one token")
+        if ids.ndim != 1 or ids.is_floating_point():
+            raise ShapeError(f"prompt {at} must be integers (length,), got {ids.dtype} {tuple(ids.shape)}")
+        found.append(ids.to("cpu", torch.int64))
+    return found
+
+
+class _Row:
+    """One row while it is generated: its draws, its decoder, and text that may yet turn out to begin a stop text."""
+
+    def __init__(
+        self, at: int, prompt: Tensor, new_tokens: int, stop: tuple[str, ...], decoder: Decoder | None, seed: int
+    ) -> None:
+        self.at, self.prompt, self.left, self.stop, self.decoder = at, prompt, new_tokens, stop, decoder
+        self.draw = generator(seed, "generate", at)
+        self.held = ""
+
+    def uniform(self) -> Tensor:
+        return torch.rand((), dtype=torch.float64, generator=self.draw)
+
+    def accept(self, token: int) -> Piece:
+        """The piece for a new token."""
+        self.left -= 1
+        last = self.left == 0
+        if self.decoder is None:
+            return Piece(self.at, token, "", "length" if last else None)
+        self.held += self.decoder.push(token) + (self.decoder.flush() if last else "")
+        found = [at for text in self.stop if (at := self.held.find(text)) >= 0]
+        if found:
+            return Piece(self.at, token, self.held[: min(found)], "stop")
+        keep = 0 if last else max((_begun(self.held, text) for text in self.stop), default=0)
+        shown, self.held = self.held[: len(self.held) - keep], self.held[len(self.held) - keep :]
+        return Piece(self.at, token, shown, "length" if last else None)
+
+
+def _begun(text: str, stop: str) -> int:
+    """How many characters at the end of `text` are the beginning of `stop`."""
+    return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)
+
+
+def _pieces(model: LanguageModel, rows: list[_Row], sampling: Sampling, use_state: bool) -> Iterator[Piece]:
+    groups: dict[int, list[_Row]] = {}
+    for row in rows:
+        groups.setdefault(0 if model.pads else len(row.prompt), []).append(row)
+    for group in groups.values():
+        yield from _group(model, group, sampling, use_state and model.streams)
+
+
+def _group(model: LanguageModel, rows: list[_Row], sampling: Sampling, use_state: bool) -> Iterator[Piece]:
+    """Rows that share a batch."""
+    device = model.embedding.weight.device
+    width = max(len(row.prompt) for row in rows)
+    start = torch.tensor([width - len(row.prompt) for row in rows], device=device)
+    tokens = torch.stack([torch.nn.functional.pad(row.prompt, (width - len(row.prompt), 0)) for row in rows])
+    tokens = tokens.to(device)
+    state = model.initial_state(len(rows)) if use_state else None
+    while True:
+        logits, state = _next(model, tokens, start, state)
+        picked = sampling.pick(logits, torch.stack([row.uniform() for row in rows]))
+        pieces = [row.accept(token) for row, token in zip(rows, picked.tolist(), strict=True)]
+        yield from pieces
+        going = [at for at, piece in enumerate(pieces) if piece.ended is None]
+        if not going:
+            return
+        if len(going) < len(rows):
+            chosen = torch.tensor(going, device=device)
+            rows, tokens, start = [rows[at] for at in going], tokens[chosen], start[chosen]
+            state = None if state is None else state.select(chosen)
+        new = picked[going, None].to(device)
+        tokens = new if state is not None else torch.cat([tokens, new], 1)
+
+
+def _next(
+    model: LanguageModel, tokens: Tensor, start: Tensor, state: ModelState | None
+) -> tuple[Tensor, ModelState | None]:
+    """Logits after the last token; each row's real tokens begin at slot `start`."""
+    past = 0 if state is None else state.length
+    slots = torch.arange(past, past + tokens.shape[1], device=tokens.device)
+    padded = bool(start.any())
+    mask = slots >= start[:, None] if padded and past == 0 else None
+    positions = (slots - start[:, None]).clamp_min(0) if padded and model.absolute is not None else None
+    with _evaluation(model), torch.no_grad():
+        got = model.hidden(tokens, key_mask=mask, positions=positions, state=state)
+        return model.logits(got.hidden[:, -1]), got.state
+
+
+@contextmanager
+def _evaluation(model: LanguageModel) -> Iterator[None]:
+    """Evaluation mode inside, every submodule's own mode afterwards."""
+    training = [module for module in model.modules() if module.training]
+    if training:
+        model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
