@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,17 +13,18 @@ from regard.errors import ConfigError, InputError, LimitError, ShapeError
 from regard.models.decoder import LanguageModel, ModelState
 from regard.models.sampling import Sampling
 
+Prompts = Tensor | np.ndarray | Sequence[str | Sequence[int] | np.ndarray | Tensor]
 Reason = Literal["length", "stop"]
 
 
-class Decoder(Protocol):
-    """Text from token ids that come one at a time; only whole characters come out."""
+class TextStream(Protocol):
+    """Text from token ids that come one after the other; only whole characters come out."""
 
-    def push(self, token: int) -> str:
-        """The characters that this token completes."""
+    def feed(self, ids: Sequence[int]) -> str:
+        """The characters that these tokens complete."""
         ...
 
-    def flush(self) -> str:
+    def finish(self) -> str:
         """What an unfinished character becomes at the end."""
         ...
 
@@ -30,12 +32,12 @@ class Decoder(Protocol):
 class Tokenizer(Protocol):
     """What generating needs of a tokenizer; `regard.tasks.tokenizer` has some."""
 
-    def encode(self, text: str) -> Sequence[int]:
+    def encode(self, text: str) -> np.ndarray | Sequence[int]:
         """Token ids of a text."""
         ...
 
-    def stream(self) -> Decoder:
-        """A fresh incremental decoder."""
+    def stream(self) -> TextStream:
+        """A decoder for one row."""
         ...
 
 
@@ -58,7 +60,7 @@ class Generated(NamedTuple):
 
 def generate(
     model: LanguageModel,
-    prompts: Tensor | Sequence[str | Sequence[int] | Tensor],
+    prompts: Prompts,
     *,
     max_new_tokens: int,
     temperature: float = 1.0,
@@ -125,7 +127,7 @@ def generate(
 
 def stream(
     model: LanguageModel,
-    prompts: Tensor | Sequence[str | Sequence[int] | Tensor],
+    prompts: Prompts,
     *,
     max_new_tokens: int,
     temperature: float = 1.0,
@@ -163,7 +165,7 @@ def stream(
     return _pieces(model, rows if max_new_tokens else [], sampling, use_state)
 
 
-def _prompts(prompts: Tensor | Sequence[str | Sequence[int] | Tensor], tokenizer: Tokenizer | None) -> list[Tensor]:
+def _prompts(prompts: Prompts, tokenizer: Tokenizer | None) -> list[Tensor]:
     if isinstance(prompts, str):
         raise ConfigError("prompts is a list; write [text] for one text")
     found: list[Tensor] = []
@@ -172,7 +174,7 @@ def _prompts(prompts: Tensor | Sequence[str | Sequence[int] | Tensor], tokenizer
             if tokenizer is None:
                 raise ConfigError(f"prompt {at} is a text, and there is no tokenizer to read it; pass tokenizer=")
             prompt = tokenizer.encode(prompt)
-        ids = torch.as_tensor(prompt)
+        ids = prompt if isinstance(prompt, Tensor) else torch.tensor(prompt)
         if not ids.numel():
             raise InputError(f"prompt {at} is empty; a model continues at least one token")
         if ids.ndim != 1 or ids.is_floating_point():
@@ -185,7 +187,7 @@ class _Row:
     """One row while it is generated: its draws, its decoder, and text that may yet turn out to begin a stop text."""
 
     def __init__(
-        self, at: int, prompt: Tensor, new_tokens: int, stop: tuple[str, ...], decoder: Decoder | None, seed: int
+        self, at: int, prompt: Tensor, new_tokens: int, stop: tuple[str, ...], decoder: TextStream | None, seed: int
     ) -> None:
         self.at, self.prompt, self.left, self.stop, self.decoder = at, prompt, new_tokens, stop, decoder
         self.draw = generator(seed, "generate", at)
@@ -200,7 +202,7 @@ class _Row:
         last = self.left == 0
         if self.decoder is None:
             return Piece(self.at, token, "", "length" if last else None)
-        self.held += self.decoder.push(token) + (self.decoder.flush() if last else "")
+        self.held += self.decoder.feed([token]) + (self.decoder.finish() if last else "")
         found = [at for text in self.stop if (at := self.held.find(text)) >= 0]
         if found:
             return Piece(self.at, token, self.held[: min(found)], "stop")

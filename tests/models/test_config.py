@@ -1,0 +1,75 @@
+"""Configurations refuse what makes no sense, and derive what is left out."""
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+
+from regard.errors import ConfigError
+from regard.models.config import ModelConfig
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"vocab_size": 0}, "vocab_size must be at least 1, got 0"),
+        ({"layers": 0}, "layers must be at least 1"),
+        ({"mlp_dim": -4}, "mlp_dim must be at least 1"),
+        ({"dim": 100, "heads": 3}, "heads must divide dim.*divisors of 100: 1, 2, 4, 5, 10, 20, 25, 50, 100"),
+        ({"heads": 4, "kv_heads": 3}, "kv_heads must divide heads.*divisors of 4: 1, 2, 4"),
+        ({"mlp": "glu"}, "no choice 'glu': did you mean 'gelu'"),
+        ({"norm": "mid"}, "no choice 'mid'"),
+        ({"norm_kind": "rsm"}, "did you mean 'rms'"),
+        ({"dropout": 1.0}, r"dropout must be in \[0, 1\)"),
+        ({"attention_dropout": -0.1}, r"attention_dropout must be in \[0, 1\)"),
+        ({"layers": 3, "attention": ("softmax", "linear")}, "one for each of the 3 layers"),
+        ({"attention": ()}, "one specification"),
+        ({"attention": "softmax"}, "must be a tuple"),
+        ({"mlp": "none", "mlp_dim": 64}, "no use"),
+        ({"short_convolution": 1}, "at least 2"),
+        ({"short_convolution": -1}, "at least 2"),
+    ],
+)
+def test_nonsense_is_refused(fields: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ModelConfig(**fields)
+
+
+def test_one_spec_serves_every_layer() -> None:
+    assert ModelConfig(layers=3).specs == ("softmax",) * 3
+    hybrid = ("linear", "local(window=8)", "softmax")
+    assert ModelConfig(layers=3, attention=hybrid).specs == hybrid
+    assert ModelConfig(layers=1, attention=("linear",)).specs == ("linear",)
+
+
+@pytest.mark.parametrize(
+    ("fields", "width"),
+    [
+        ({"mlp": "gelu"}, 384),
+        ({"mlp": "swiglu"}, 256),  # 8/3 * 96
+        ({"mlp": "swiglu", "dim": 100}, 272),  # 266.7 rounded up to a multiple of 8
+        ({"mlp": "none"}, 0),
+        ({"mlp_dim": 7}, 7),
+    ],
+)
+def test_mlp_width(fields: dict, width: int) -> None:
+    assert ModelConfig(**{"dim": 96, **fields}).mlp_width == width
+
+
+def test_configurations_are_values() -> None:
+    config = ModelConfig(dim=64)
+    assert dataclasses.replace(config, dim=64) == config
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.dim = 32  # type: ignore[misc]
+    with pytest.raises(ConfigError, match="heads must divide"):
+        dataclasses.replace(config, heads=5)
+
+
+def test_configurations_and_presets_load_without_torch() -> None:
+    code = (
+        "import sys; from regard.models import presets; from regard.models.config import ModelConfig; "
+        "[presets.build(name) for name in presets.names()]; print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
