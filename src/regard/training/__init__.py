@@ -1,0 +1,44 @@
+"""Training: a model and a task in, a run directory out. Names are imported on first use."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+_HOMES = {
+    "RunConfig": "config",
+    "TrainingConfig": "config",
+    "Trainer": "trainer",
+    "Interrupted": "interruption",
+    "Loaded": "run",
+    "RunResult": "run",
+    "evaluate": "run",
+    "load": "run",
+    "resume": "run",
+    "train": "run",
+}
+
+__all__ = [
+    "Interrupted",
+    "Loaded",
+    "RunConfig",
+    "RunResult",
+    "Trainer",
+    "TrainingConfig",
+    "evaluate",
+    "load",
+    "resume",
+    "train",
+]
+
+if TYPE_CHECKING:
+    from regard.training.config import RunConfig, TrainingConfig
+    from regard.training.interruption import Interrupted
+    from regard.training.run import Loaded, RunResult, evaluate, load, resume, train
+    from regard.training.trainer import Trainer
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'regard.training' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"regard.training.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value

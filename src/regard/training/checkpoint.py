@@ -1,0 +1,265 @@
+"""Checkpoints: everything that a run needs to go on bit for bit, in safetensors and JSON.
+
+A checkpoint is a folder `step-00000250` of a run's `checkpoints`: model.safetensors (parameters and buffers),
+optimizer.safetensors, rng.safetensors, progress.json, and manifest.json with the SHA-256 of each. A step saved again
+(because its first checkpoint is damaged, or was saved before its evaluation) is `step-00000250.1`: nothing that is
+whole is ever replaced.
+"""
+
+import json
+import logging
+import re
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from regard.errors import CheckpointError
+from regard.training.files import load_folder, remove_folder, save_folder
+
+_FORMAT = 1
+_NAME = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
+_LOG = logging.getLogger("regard")
+
+
+@dataclass
+class Progress:
+    """How far a run is: the part of a checkpoint that is not tensors."""
+
+    step: int = 0
+    """optimizer steps done; the data position follows from it"""
+    tokens: int = 0
+    """targets seen"""
+    metrics_bytes: int = 0
+    """length of metrics.jsonl"""
+    interval: dict[str, float] = field(default_factory=dict)
+    """sums of the unfinished line of metrics.jsonl"""
+    evaluated_step: int = 0
+    """step of the last evaluation"""
+    score: float | None = None
+    """validation nats per token, if evaluated at this step: the best checkpoint has the lowest"""
+    data: str = ""
+    """fingerprint of the task"""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A verified checkpoint, in memory."""
+
+    path: Path
+    progress: Progress
+    model: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+    rng: dict[str, Tensor]
+
+
+def paths(folder: Path) -> list[Path]:
+    """Checkpoints in a folder, oldest step first, verified or not."""
+    if not folder.is_dir():
+        return []
+    return sorted((path for path in folder.iterdir() if _NAME.fullmatch(path.name)), key=_order)
+
+
+def save(
+    folder: Path,
+    progress: Progress,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    device: torch.device,
+) -> Path:
+    """Write a checkpoint.
+
+    Returns:
+        Its path.
+
+    Raises:
+        ResourceError: it cannot be written; earlier ones are intact and nothing of this one is left.
+    """
+    taken = {path.name for path in paths(folder)}
+    name = f"step-{progress.step:08d}"
+    attempts = (name, *(f"{name}.{attempt}" for attempt in range(1, len(taken) + 1)))
+    target = folder / next(attempt for attempt in attempts if attempt not in taken)
+    document = {"format": _FORMAT, **asdict(progress)}
+    save_folder(
+        target,
+        {
+            "model.safetensors": _packed(own_tensors(model)),
+            "optimizer.safetensors": _packed(_optimizer_tensors(model, optimizer)),
+            "rng.safetensors": _packed(rng_states(device)),
+            "progress.json": (json.dumps(document, indent=1) + "\n").encode(),
+        },
+    )
+    return target
+
+
+def load(path: Path) -> Checkpoint:
+    """Read a checkpoint and verify every byte of it.
+
+    Raises:
+        CheckpointError: damaged, incomplete, or of a format that this version does not know.
+    """
+    files = load_folder(path)
+    try:
+        document = json.loads(files["progress.json"])
+        version = document.pop("format")
+        if version != _FORMAT:
+            raise CheckpointError(f"{path} has checkpoint format {version}; this version of regard reads {_FORMAT}")
+        tensors = (safetensors.torch.load(files[f"{part}.safetensors"]) for part in ("model", "optimizer", "rng"))
+        return Checkpoint(path, Progress(**document), *tensors)
+    except (KeyError, TypeError, ValueError, AttributeError, safetensors.SafetensorError) as error:
+        raise CheckpointError(f"{path} is incomplete or malformed ({type(error).__name__}: {error})") from None
+
+
+def newest(folder: Path) -> tuple[Checkpoint | None, list[Path]]:
+    """The newest checkpoint that verifies, and the newer ones that do not; each of those is logged as a warning.
+
+    Returns:
+        (checkpoint, damaged); the checkpoint is None only if the folder holds none at all.
+
+    Raises:
+        CheckpointError: there are checkpoints and none verifies.
+    """
+    damaged: list[Path] = []
+    reasons: list[str] = []
+    for path in reversed(paths(folder)):
+        try:
+            return load(path), damaged
+        except CheckpointError as error:
+            _LOG.warning("skipped a damaged checkpoint: %s", error)
+            damaged.append(path)
+            reasons.append(str(error))
+    if damaged:
+        raise CheckpointError(
+            f"no checkpoint in {folder} verifies:\n  " + "\n  ".join(reasons) + "\nStart a new run, or restore a backup"
+        )
+    return None, []
+
+
+def best(folder: Path, *, damaged: Collection[Path] = ()) -> Path | None:
+    """The checkpoint with the lowest validation loss among those saved with an evaluation; the newest of equals."""
+    sound = [path for path in reversed(paths(folder)) if path not in damaged]
+    scored = [(score, path) for path in sound if (score := _score(path)) is not None]
+    return min(scored, key=lambda pair: pair[0])[1] if scored else None
+
+
+def retain(folder: Path, keep: int, *, damaged: Collection[Path] = ()) -> None:
+    """Remove checkpoints except the newest `keep` and the best one. Run after a save, so one is always whole."""
+    latest = {_order(path)[0]: path for path in paths(folder) if path not in damaged}
+    kept = {latest[step] for step in sorted(latest)[-keep:]} | {best(folder, damaged=damaged)}
+    for path in paths(folder):
+        if path not in kept:
+            remove_folder(path)
+
+
+def own_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and persistent buffers by name; a shared one once, under its first name."""
+    found: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            found[name] = tensor
+    return found
+
+
+def restore_model(model: nn.Module, checkpoint: Checkpoint) -> None:
+    """Copy parameters and buffers into a model.
+
+    Raises:
+        CheckpointError: names, shapes or dtypes differ: the checkpoint is of another model.
+    """
+    own = own_tensors(model)
+    problems = [f"{name} is missing" for name in own.keys() - checkpoint.model.keys()]
+    problems += [f"{name} is not in the model" for name in checkpoint.model.keys() - own.keys()]
+    for name in own.keys() & checkpoint.model.keys():
+        wanted, found = own[name], checkpoint.model[name]
+        if (wanted.shape, wanted.dtype) != (found.shape, found.dtype):
+            problems.append(
+                f"{name} is {tuple(found.shape)} {found.dtype}, the model's {tuple(wanted.shape)} {wanted.dtype}"
+            )
+    if problems:
+        raise CheckpointError(
+            f"{checkpoint.path} is of another model: {'; '.join(sorted(problems)[:5])}"
+            f"{' ...' if len(problems) > 5 else ''}. Has config.toml been edited?"
+        )
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(checkpoint.model[name])
+
+
+def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: Checkpoint) -> None:
+    """Put back the running means and step counts of every parameter."""
+    parameters = dict(model.named_parameters())
+    places = {parameter: place for place, parameter in enumerate(_optimized(optimizer))}
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, tensor in checkpoint.optimizer.items():
+        name, _, kind = key.rpartition("/")
+        if name not in parameters:
+            raise CheckpointError(f"{checkpoint.path}: the optimizer holds {name!r}, which the model does not")
+        state.setdefault(places[parameters[name]], {})[kind] = tensor
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def rng_states(device: torch.device) -> dict[str, Tensor]:
+    """The states of torch's global generators, which dropout draws from."""
+    states = {"cpu": torch.get_rng_state()}
+    if device.type != "cpu":
+        states[device.type] = _rng_module(device).get_rng_state()
+    return states
+
+
+def use_rng_states(states: dict[str, Tensor], device: torch.device) -> None:
+    """Put the generators into these states.
+
+    Raises:
+        CheckpointError: they are of another kind of device.
+    """
+    if device.type not in states:
+        raise CheckpointError(
+            f"the checkpoint was saved on {' and '.join(states)} and has no random state of {device.type}: continue on "
+            "the same kind of device (training.device in the run's config.toml)"
+        )
+    torch.set_rng_state(states["cpu"])
+    if device.type != "cpu":
+        _rng_module(device).set_rng_state(states[device.type])
+
+
+def _rng_module(device: torch.device) -> Any:
+    return {"cuda": torch.cuda, "mps": torch.mps}[device.type]
+
+
+def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    return {
+        f"{names[parameter]}/{kind}": tensor
+        for parameter in _optimized(optimizer)
+        for kind, tensor in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def _optimized(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _packed(tensors: dict[str, Tensor]) -> bytes:
+    # safetensors refuses tensors that share memory or have holes; copies have neither.
+    return safetensors.torch.save(
+        {name: tensor.detach().contiguous().to("cpu", copy=True) for name, tensor in tensors.items()}
+    )
+
+
+def _order(path: Path) -> tuple[int, int]:
+    match = _NAME.fullmatch(path.name)
+    assert match is not None
+    return int(match[1]), int(match[2] or 0)
+
+
+def _score(path: Path) -> float | None:
+    try:
+        return json.loads((path / "progress.json").read_bytes())["score"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,140 @@
+"""How good a model is on a split: nats per token, bits per byte, accuracy, and their sums for every document."""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.errors import DataError
+from regard.tasks.base import IGNORE, Examples
+from regard.training.batches import collate
+
+
+@dataclass
+class Sums:
+    """Totals over some targets."""
+
+    nats: float = 0.0
+    tokens: int = 0
+    correct: int = 0
+    nbytes: int = 0
+
+    def add(self, nats: float, tokens: int, correct: int, nbytes: int) -> None:
+        self.nats += nats
+        self.tokens += tokens
+        self.correct += correct
+        self.nbytes += nbytes
+
+    def summary(self) -> dict[str, float | None]:
+        """nats_per_token, bits_per_byte (None where the targets stand for no bytes), accuracy.
+
+        bits_per_byte = nats / (ln 2 . bytes): the average code length of the text, whatever its tokens are.
+        """
+        return {
+            "nats_per_token": self.nats / self.tokens,
+            "bits_per_byte": self.nats / math.log(2) / self.nbytes if self.nbytes else None,
+            "accuracy": self.correct / self.tokens,
+        }
+
+
+@dataclass
+class Scores:
+    """Totals of a split, and of each of its documents, from which a bootstrap over documents is drawn."""
+
+    total: Sums = field(default_factory=Sums)
+    documents: dict[int, Sums] = field(default_factory=dict)
+
+    def summary(self) -> dict[str, float | int | None]:
+        """What a line of metrics.jsonl says."""
+        return {**self.total.summary(), "tokens": self.total.tokens, "bytes": self.total.nbytes}
+
+    def table(self) -> dict[str, list[float]]:
+        """The documents as columns: document, nats, tokens, correct, bytes."""
+        rows = sorted(self.documents.items())
+        return {
+            "document": [document for document, _ in rows],
+            "nats": [sums.nats for _, sums in rows],
+            "tokens": [sums.tokens for _, sums in rows],
+            "correct": [sums.correct for _, sums in rows],
+            "bytes": [sums.nbytes for _, sums in rows],
+        }
+
+
+def score(
+    model: nn.Module,
+    examples: Examples,
+    vocab_size: int,
+    *,
+    batch_size: int = 16,
+    device: torch.device | None = None,
+    dtype: torch.dtype = torch.float32,
+    limit: int = 0,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Scores | None:
+    """Evaluate a model, in evaluation mode and without gradient; its mode is put back afterwards.
+
+    Args:
+        model: tokens -> output with `logits` (batch, length, vocab).
+        examples: a split.
+        vocab_size: token ids are below.
+        batch_size: examples at a time.
+        device: of the model; None: the CPU.
+        dtype: bfloat16 uses autocast; logits become float32 before the loss.
+        limit: as many examples, evenly spaced; 0: all.
+        stopped: asked between batches; once it says so, evaluation gives up.
+
+    Returns:
+        The scores, or None if stopped.
+
+    Raises:
+        DataError: the split has no target.
+    """
+    device = device or torch.device("cpu")
+    count = len(examples)
+    chosen = list(range(count)) if not 0 < limit < count else [index * count // limit for index in range(limit)]
+    scores = Scores()
+    with _evaluating(model), torch.no_grad():
+        for first in range(0, len(chosen), batch_size):
+            if stopped():
+                return None
+            batch = collate(examples, chosen[first : first + batch_size], vocab_size).to(device)
+            with autocast(device, dtype):
+                logits = model(batch.inputs, key_mask=batch.key_mask).logits
+            nats, correct = measure(logits, batch.targets)
+            kept = (batch.targets != IGNORE).sum(1)
+            rows = zip(nats.tolist(), kept.tolist(), correct.tolist(), batch.nbytes, strict=True)
+            for document, row in zip(batch.documents, rows, strict=True):
+                scores.total.add(*row)
+                scores.documents.setdefault(document, Sums()).add(*row)
+    if not scores.total.tokens:
+        raise DataError("the split holds no target to predict: it is empty, or shorter than one sequence")
+    return scores
+
+
+def measure(
+    logits: Float[Tensor, "batch length vocab"], targets: Int[Tensor, "batch length"]
+) -> tuple[Float[Tensor, " batch"], Int[Tensor, " batch"]]:
+    """Nats (summed in float64) and right answers (the largest logit) of each row."""
+    nats = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="none")
+    correct = (logits.argmax(-1) == targets) & (targets != IGNORE)
+    return nats.view_as(targets).cpu().double().sum(1), correct.sum(1)
+
+
+def autocast(device: torch.device, dtype: torch.dtype) -> torch.autocast | nullcontext:
+    """Products in `dtype` for bfloat16; nothing for float32."""
+    return nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)

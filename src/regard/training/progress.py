@@ -1,0 +1,87 @@
+"""What a run shows while it goes: a bar on a terminal, plain lines elsewhere; always on stderr."""
+
+import sys
+import time
+from types import TracebackType
+from typing import TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+
+from regard.training.metrics import Record
+
+
+class Display:
+    """Shows the events of a run; use it as a context manager and give it to `train` as `on_progress`.
+
+    Args:
+        label: what is being trained.
+        stream: where to; None: stderr.
+    """
+
+    def __init__(self, label: str = "train", *, stream: TextIO | None = None) -> None:
+        self.label = label
+        self.stream = stream or sys.stderr
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        self._first: tuple[float, int] | None = None
+        self._left = ""
+        self._said = ""
+
+    def __enter__(self) -> "Display":
+        if self.stream.isatty():
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[said]}"),
+                console=Console(file=self.stream),
+            )
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def __call__(self, event: Record) -> None:
+        """Show one event of `Trainer`."""
+        match event["kind"]:
+            case "step":
+                self._step(int(str(event["step"])), int(str(event["steps"])))
+            case "train":
+                timing = event["timing"]
+                assert isinstance(timing, dict)
+                self._said = f"loss {event['loss']:.4f} nats  {timing['tokens_per_second']:,.0f} tokens/s"
+                self._line(f"step {event['step']}  {self._said}  {self._left}")
+            case "evaluate":
+                bits, accuracy = event["bits_per_byte"], event["accuracy"]
+                quality = f"accuracy {accuracy:.3f}" if bits is None else f"{bits:.4f} bits per byte"
+                self._line(
+                    f"step {event['step']}  {event['split']}: {event['nats_per_token']:.4f} nats, {quality}", True
+                )
+            case "interrupted":
+                self._line(f"{event['signal']}: saved at step {event['step']}; continue with --resume", True)
+
+    def _step(self, step: int, steps: int) -> None:
+        now = time.monotonic()
+        if self._first is None:
+            self._first = (now, step)
+        started, since = self._first
+        if step > since:
+            seconds = round((now - started) / (step - since) * (steps - step))
+            self._left = f"{seconds // 60}:{seconds % 60:02d} left"
+        if self._bar is None:
+            return
+        if self._task is None:
+            self._task = self._bar.add_task(self.label, total=steps, said="")
+        self._bar.update(self._task, completed=step, said=f"{self._said}  {self._left}")
+
+    def _line(self, text: str, important: bool = False) -> None:
+        """A plain line; on a terminal the bar shows what is not important."""
+        if self._bar is None:
+            print(f"{self.label}: {text}", file=self.stream, flush=True)
+        elif important:
+            self._bar.console.print(f"{self.label}: {text}", highlight=False)

@@ -1,0 +1,280 @@
+"""Runs: begun, continued, loaded and evaluated. A run is a directory, and is never overwritten."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from torch import nn
+
+from regard.errors import CheckpointError, ConfigError
+from regard.models import LanguageModel
+from regard.models.generate import generate
+from regard.tasks import TaskConfig, build_task
+from regard.tasks.base import Split, Task
+from regard.tasks.tokenizer import Tokenizer, load_tokenizer
+from regard.training import checkpoint, metrics, toml
+from regard.training.config import RunConfig
+from regard.training.environment import environment
+from regard.training.evaluation import score
+from regard.training.files import writing
+from regard.training.trainer import OnProgress, Trainer, chosen_device
+
+Report = dict[str, object]
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A finished run.
+
+    path: its directory. config: as in its config.toml. evaluation: the last line of kind `evaluate`. damaged:
+    checkpoints that did not verify when it was continued.
+    """
+
+    path: Path
+    config: RunConfig
+    evaluation: Report
+    damaged: tuple[Path, ...] = ()
+
+    @property
+    def metrics(self) -> list[dict[str, object]]:
+        """The lines of metrics.jsonl."""
+        return metrics.read(self.path / "metrics.jsonl")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A trained model with what it needs to read and write text. tokenizer: None for tasks without text."""
+
+    model: LanguageModel
+    tokenizer: Tokenizer | None
+    config: RunConfig
+    path: Path
+    step: int
+
+    def generate(
+        self,
+        prompt: str,
+        *,
+        max_new_tokens: int = 200,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int = 0,
+        stop: tuple[str, ...] = (),
+    ) -> str:
+        """Continue a text; the continuation alone. Options as `regard.models.generate`.
+
+        Raises:
+            ConfigError: the run's task has no text.
+        """
+        if self.tokenizer is None:
+            raise ConfigError(
+                f"{self.path} was trained on {self.config.task.name}, which has no text; use `.model` with token ids"
+            )
+        rows = generate(
+            self.model,
+            [prompt],
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+            stop=stop,
+            tokenizer=self.tokenizer,
+        )
+        return rows[0].text
+
+
+def train(
+    config: RunConfig, out: Path | str, *, resume: bool = False, on_progress: OnProgress | None = None
+) -> RunResult:
+    """Train a model.
+
+    Args:
+        config: what to train, on what, and how.
+        out: directory of the run: config.toml, env.json, metrics.jsonl, checkpoints, tokenizer.json.
+        resume: go on with the run in `out` if there is one; it must have this configuration. A killed run gives the
+            same bits as one that was not.
+        on_progress: called with every event, such as `regard.training.progress.Display`.
+
+    Returns:
+        The finished run.
+
+    Raises:
+        ConfigError: `out` exists (without `resume`), or holds another configuration.
+        DataError, ResourceError, CheckpointError, NumericsError: as `Trainer.fit`.
+        Interrupted: SIGTERM or SIGINT came; a checkpoint is saved, and `resume=True` goes on from there.
+
+    Example:
+        >>> train(RunConfig(), "runs/first")  # doctest: +SKIP
+        >>> load("runs/first").generate("The state of")  # doctest: +SKIP
+    """
+    out = Path(out)
+    if (out / "config.toml").exists():
+        if not resume:
+            raise ConfigError(f"{out} already holds a run; choose another name, or continue it with --resume {out}")
+        saved, task = _opened(out)
+        _require_same(fitted(config, task), saved, out)
+        return _finish(out, saved, task, on_progress)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out} exists and is not a run; choose another name: nothing is ever overwritten")
+    with _fresh(out) as partial:
+        task = build_task(config.task, seed=config.training.seed)
+        config = fitted(config, task)
+        LanguageModel(config.model)
+        with writing(out):
+            toml.save(config, partial / "config.toml")
+            if task.tokenizer is not None:
+                task.tokenizer.save(partial / "tokenizer.json")
+            device = chosen_device(config.training.device)
+            (partial / "env.json").write_text(json.dumps(environment(device), indent=1) + "\n")
+    return _finish(out, config, task, on_progress)
+
+
+def resume(run: Path | str, *, on_progress: OnProgress | None = None) -> RunResult:
+    """Continue a run from its newest verified checkpoint, with the configuration in its config.toml.
+
+    Raises:
+        ConfigError: there is no run.
+        Others: as `train`.
+    """
+    run = Path(run)
+    config, task = _opened(run)
+    return _finish(run, config, task, on_progress)
+
+
+def load(run: Path | str, *, best: bool = False, device: str = "auto") -> Loaded:
+    """The model of a run, in evaluation mode.
+
+    Args:
+        run: its directory.
+        best: the checkpoint with the lowest validation loss; otherwise the newest that verifies.
+        device: auto, cpu, cuda or mps.
+
+    Raises:
+        ConfigError: there is no run. CheckpointError: it has no checkpoint yet, or none that verifies.
+
+    Example:
+        >>> load("runs/first").generate("The state of")  # doctest: +SKIP
+    """
+    run = Path(run)
+    config = _config(run)
+    folder = run / "checkpoints"
+    chosen = checkpoint.best(folder) if best else None
+    found = checkpoint.newest(folder)[0] if chosen is None else checkpoint.load(chosen)
+    if found is None:
+        raise CheckpointError(f"{run} has no checkpoint yet; continue it with regard train --resume {run}")
+    model = LanguageModel(config.model)
+    checkpoint.restore_model(model, found)
+    model = model.to(chosen_device(device)).eval()
+    return Loaded(model, _tokenizer(run), config, run, found.progress.step)
+
+
+def evaluate(
+    run_or_model: Path | str | Loaded | nn.Module,
+    task: Task | TaskConfig | None = None,
+    split: Split = "valid",
+    *,
+    batch_size: int = 16,
+    limit: int = 0,
+) -> Report:
+    """How good a model is on a split of a task.
+
+    Args:
+        run_or_model: a run directory, what `load` gives, or a model.
+        task: the data; None: the run's own.
+        split: train, valid or test.
+        batch_size: examples at a time.
+        limit: as many examples, evenly spaced; 0: all.
+
+    Returns:
+        split, task, nats_per_token, bits_per_byte (None without text), accuracy, tokens, bytes, and `documents`: the
+        columns document, nats, tokens, correct, bytes, for a bootstrap over documents.
+
+    Raises:
+        ConfigError: a model without a task, or a task with another vocabulary.
+    """
+    if isinstance(run_or_model, Path | str):
+        run_or_model = load(run_or_model)
+    model = run_or_model.model if isinstance(run_or_model, Loaded) else run_or_model
+    if isinstance(task, TaskConfig) or (task is None and isinstance(run_or_model, Loaded)):
+        config = run_or_model.config if isinstance(run_or_model, Loaded) else RunConfig()
+        tokenizer = run_or_model.tokenizer if isinstance(run_or_model, Loaded) else None
+        wanted = config.task if task is None else task
+        keeps = tokenizer is not None and wanted.name == config.task.name
+        task = build_task(wanted, seed=config.training.seed, tokenizer=tokenizer if keeps else None)
+    if task is None:
+        raise ConfigError("evaluate needs a task for a model that does not come from a run")
+    vocab_size = getattr(getattr(model, "config", None), "vocab_size", task.vocab_size)
+    if task.vocab_size != vocab_size:
+        raise ConfigError(f"the task has {task.vocab_size} tokens, the model {vocab_size}; they must be the same")
+    device = next(model.parameters()).device
+    scores = score(model, task.examples(split), task.vocab_size, batch_size=batch_size, device=device, limit=limit)
+    assert scores is not None
+    return {"split": split, "task": task.name, **scores.summary(), "documents": scores.table()}
+
+
+def fitted(config: RunConfig, task: Task) -> RunConfig:
+    """The configuration with the task's vocabulary, and room for the task's length."""
+    model = config.model
+    length = max(model.max_length, task.length)
+    return replace(config, model=replace(model, vocab_size=task.vocab_size, max_length=length))
+
+
+def _finish(run: Path, config: RunConfig, task: Task, on_progress: OnProgress | None) -> RunResult:
+    trainer = Trainer(LanguageModel(config.model), task, config.training, run, on_progress=on_progress)
+    trainer.fit()
+    lines = [line for line in metrics.read(run / "metrics.jsonl") if line["kind"] == "evaluate"]
+    return RunResult(run, config, lines[-1], tuple(trainer.damaged))
+
+
+def _opened(run: Path) -> tuple[RunConfig, Task]:
+    config = _config(run)
+    return config, build_task(config.task, seed=config.training.seed, tokenizer=_tokenizer(run))
+
+
+def _config(run: Path) -> RunConfig:
+    if not (run / "config.toml").exists():
+        raise ConfigError(f"{run} is not a run: it has no config.toml. Start one with regard train")
+    return toml.load(run / "config.toml")
+
+
+def _tokenizer(run: Path) -> Tokenizer | None:
+    path = run / "tokenizer.json"
+    return load_tokenizer(path) if path.exists() else None
+
+
+def _require_same(config: RunConfig, saved: RunConfig, run: Path) -> None:
+    wanted, found = asdict(config), asdict(saved)
+    if config.task.name != saved.task.name:
+        wanted["task"], found["task"] = {"name": config.task.name}, {"name": saved.task.name}
+    differences = [
+        f"{section}.{name}: {found[section][name]!r} there, {value!r} asked for"
+        for section, values in wanted.items()
+        for name, value in values.items()
+        if found[section][name] != value
+    ]
+    if differences:
+        raise ConfigError(
+            f"{run} has another configuration; continue it as it is with --resume {run}, or choose another name\n  "
+            + "\n  ".join(differences)
+        )
+
+
+@contextmanager
+def _fresh(out: Path) -> Iterator[Path]:
+    """A folder that becomes the run when all of it is written: a run directory is there whole or not at all."""
+    partial = out.parent / f".{out.name}.partial"
+    with writing(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+    try:
+        yield partial
+        with writing(out):
+            partial.rename(out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

@@ -1,0 +1,193 @@
+"""Run configurations as TOML: read, validated with all problems at once, layered, and written.
+
+The sections are those of `RunConfig`. `task.name` chooses the task: text, recall or copy. A key that is absent has its
+default; TOML has no null, and every field that may be None has None as its default.
+"""
+
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, asdict, fields
+from pathlib import Path
+from typing import Any, get_args
+
+from regard.errors import ConfigError, nearest
+from regard.models.config import ModelConfig
+from regard.tasks.config import TaskConfig
+from regard.training.config import RunConfig, TrainingConfig
+
+Table = dict[str, Any]
+
+_TASKS: dict[str, type] = {task.name: task for task in get_args(TaskConfig)}
+
+
+def load(path: Path) -> RunConfig:
+    """The configuration in a TOML file.
+
+    Raises:
+        ConfigError: no such file, no TOML, or contents that make no sense; every problem is listed.
+    """
+    return from_table(_parsed(path), source=str(path))
+
+
+def layer(defaults: RunConfig, path: Path | None = None, overrides: Mapping[str, object] | None = None) -> RunConfig:
+    """Defaults, then a file, then single values: the later wins.
+
+    A file that names another task than the defaults starts from that task's own defaults.
+
+    Args:
+        defaults: what holds where nothing else is said.
+        path: TOML file; None: none.
+        overrides: dotted key -> value, such as {"training.steps": 200}; None takes a key back to its class's default.
+
+    Raises:
+        ConfigError: as `load`.
+    """
+    table = to_table(defaults)
+    given = {} if path is None else _parsed(path)
+    flags: Table = {}
+    for key, value in (overrides or {}).items():
+        section, _, name = key.partition(".")
+        flags.setdefault(section, {})[name] = value
+    for update in (given, flags):
+        for section, values in update.items():
+            if not isinstance(values, dict):
+                table[section] = values
+                continue
+            if section == "task" and values.get("name", table["task"]["name"]) != table["task"]["name"]:
+                table["task"] = {}
+            table[section] = {**table.get(section, {}), **values}
+    return from_table(table, source="configuration" if path is None else str(path))
+
+
+def save(config: RunConfig, path: Path) -> None:
+    """Write a configuration that `load` reads back equal."""
+    path.write_text(dumps(config), encoding="utf-8")
+
+
+def dumps(config: RunConfig) -> str:
+    """A configuration as TOML text.
+
+    Example:
+        >>> dumps(RunConfig()).splitlines()[0]
+        '[model]'
+    """
+    sections = []
+    for section, values in to_table(config).items():
+        sections.append("\n".join([f"[{section}]", *(f"{name} = {_literal(value)}" for name, value in values.items())]))
+    return "\n\n".join(sections) + "\n"
+
+
+def to_table(config: RunConfig) -> Table:
+    """A configuration as nested dictionaries, without the keys that are None."""
+    table: Table = {}
+    for section in fields(config):
+        part = getattr(config, section.name)
+        nothing = [f.name for f in fields(part) if getattr(part, f.name) is None and _default(f) is not None]
+        assert not nothing, f"{section.name}: {nothing} are None, which is not their default and cannot be written"
+        values = {name: value for name, value in asdict(part).items() if value is not None}
+        table[section.name] = {"name": part.name, **values} if section.name == "task" else values
+    return table
+
+
+def from_table(table: Mapping[str, Any], *, source: str = "configuration") -> RunConfig:
+    """The configuration in nested dictionaries.
+
+    Raises:
+        ConfigError: every problem at once, each with its dotted path.
+    """
+    problems: list[str] = []
+    parts: dict[str, Any] = {}
+    known = {section.name for section in fields(RunConfig)}
+    problems += [f"unknown section [{name}]; {nearest(name, known)}" for name in table if name not in known]
+    for section in sorted(known):
+        values = table.get(section, {})
+        if not isinstance(values, Mapping):
+            problems.append(f"{section} must be a section of keys and values, got {values!r}")
+            continue
+        values = {name: value for name, value in values.items() if value is not None}
+        cls = _section_class(section, values, problems)
+        if cls is not None:
+            parts[section] = _validated(cls, section, values, problems)
+    if problems:
+        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        raise ConfigError(f"{source}: {count}\n  " + "\n  ".join(problems))
+    return RunConfig(**parts)
+
+
+def _section_class(section: str, values: Table, problems: list[str]) -> type | None:
+    if section != "task":
+        return {"model": ModelConfig, "training": TrainingConfig}[section]
+    name = values.pop("name", "text")
+    if name not in _TASKS:
+        problems.append(f"task.name: unknown task {name!r}; {nearest(str(name), _TASKS)}")
+    return _TASKS.get(name)
+
+
+def _validated(cls: type, section: str, values: Table, problems: list[str]) -> object:
+    """The section, or what is wrong with it in `problems`.
+
+    A dataclass checks itself only once every field has the right type; so fields that do not are reported, left out,
+    and the rest is tried again.
+    """
+    from pydantic import TypeAdapter, ValidationError
+
+    # Strict mode takes no "1" for 1 nor 1 for true; of JSON it still takes a list for a tuple.
+    adapter = TypeAdapter(tuple[cls], config={"extra": "forbid", "strict": True})
+    absent: set[str] = set()
+    while True:
+        try:
+            return adapter.validate_json(json.dumps([values], default=str))[0]
+        except ValidationError as error:
+            wrong: set[str] = set()
+            for one in error.errors():
+                place = [str(part) for part in one["loc"][1:]]
+                if not place:
+                    problems.extend(_own_problems(cls, section, one["msg"].removeprefix("Value error, ")))
+                elif one["type"] != "missing" or place[0] not in absent:
+                    problems.append(_problem(cls, section, place, one["type"], one["msg"], one["input"]))
+                wrong.update(place[:1])
+            absent |= wrong
+            if not wrong & values.keys():
+                return None
+            values = {name: value for name, value in values.items() if name not in wrong}
+
+
+def _problem(cls: type, section: str, place: list[str], kind: str, message: str, got: object) -> str:
+    path = ".".join([section, *place])
+    if kind == "unexpected_keyword_argument":
+        return f"{path}: unknown key; {nearest(place[0], [field.name for field in fields(cls)])}"
+    if kind == "missing":
+        return f"{path}: is missing"
+    return f"{path}: {message[0].lower()}{message[1:]}, got {got!r}"
+
+
+def _own_problems(cls: type, section: str, message: str) -> list[str]:
+    """A dataclass's own complaints, one a line; those that begin with a field get its dotted path."""
+    names = {field.name for field in fields(cls)}
+    return [
+        f"{section}.{line}" if line.partition(" ")[0] in names else f"{section}: {line}"
+        for line in message.splitlines()
+    ]
+
+
+def _parsed(path: Path) -> Table:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from None
+
+
+def _default(field: Field[Any]) -> object:
+    return None if field.default is MISSING else field.default
+
+
+def _literal(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_literal(item) for item in value)}]"
+    if isinstance(value, str):
+        # A JSON string is a TOML string, but for DEL, which TOML wants escaped.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return str(value).lower() if isinstance(value, bool) else repr(value)

@@ -1,0 +1,290 @@
+"""The training loop: takes a model and a task to the last step, from wherever the run was left."""
+
+import math
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from regard.errors import CheckpointError, NumericsError, ResourceError, UnsupportedError
+from regard.tasks.base import IGNORE, Task
+from regard.training import checkpoint
+from regard.training.batches import Batch, collate
+from regard.training.config import TrainingConfig
+from regard.training.data_order import DataOrder
+from regard.training.evaluation import autocast, score
+from regard.training.interruption import Interrupted, Signals, locked
+from regard.training.metrics import Interval, MetricsLog, Record, Stopwatch
+from regard.training.optimizer import adamw, set_rate
+from regard.training.schedule import learning_rate
+
+OnProgress = Callable[[Record], None]
+
+
+class Trainer:
+    """Trains a model on a task inside a run directory.
+
+    The objective is the mean loss per target plus sum(weight . loss) over the model's own losses. A step is computed in
+    `accumulation` parts: the targets of a part count as in one big batch, its own losses by its share of the input
+    tokens. Everything that the loop needs to go on is in the newest checkpoint, so a run that was killed at any moment
+    gives the same bits as one that was not.
+
+    Args:
+        model: tokens -> output with `logits` and `losses`; `loss_weights` says the weight of each loss.
+        task: the data.
+        config: how.
+        run: directory of `metrics.jsonl` and `checkpoints`; continued if it holds a checkpoint.
+        on_progress: called with every line of metrics.jsonl and with `step`, `checkpoint`, `interrupted` events.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        task: Task,
+        config: TrainingConfig,
+        run: Path,
+        *,
+        on_progress: OnProgress | None = None,
+    ) -> None:
+        self.config, self.run = config, run
+        self.device = chosen_device(config.device)
+        self.dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
+        self.model = model.to(self.device)
+        self.weights: dict[str, float] = model.loss_weights  # type: ignore[assignment]
+        self.vocab_size = task.vocab_size
+        self.train_examples, self.validation = task.examples("train"), task.examples("valid")
+        self.order = DataOrder(len(self.train_examples), config.batch_size, config.seed)
+        self.optimizer = adamw(
+            self.model,
+            betas=config.betas,
+            epsilon=config.epsilon,
+            weight_decay=config.weight_decay,
+            decay_embeddings=config.decay_embeddings,
+        )
+        self.forward = torch.compile(self.model) if config.compile else self.model
+        self.checkpoints = run / "checkpoints"
+        self.progress = checkpoint.Progress(data=task.fingerprint)
+        self.damaged: list[Path] = []
+        self._saved_step: int | None = None
+        self._tell = on_progress or (lambda record: None)
+
+    def fit(self) -> None:
+        """Train to the last step.
+
+        Raises:
+            NumericsError: a loss or gradient is not finite; parameters and optimizer are those of the step before.
+            ResourceError: no space, no permission or no memory; earlier checkpoints are intact.
+            CheckpointError: the run cannot be continued.
+            Interrupted: SIGTERM or SIGINT came; a checkpoint is saved.
+        """
+        with ExitStack() as stack:
+            stack.enter_context(locked(self.run))
+            stack.enter_context(_own_settings(self.device, self.config))
+            self.signals = stack.enter_context(Signals())
+            self._restore()
+            board = self.run / "tensorboard" if self.config.tensorboard else None
+            self.log = MetricsLog(
+                self.run / "metrics.jsonl",
+                offset=self.progress.metrics_bytes,
+                step=self.progress.step,
+                tensorboard=board,
+            )
+            stack.callback(self.log.close)
+            self.interval = Interval(self.progress.interval)
+            self.stopwatch = Stopwatch(self.device)
+            self._loop()
+
+    def _loop(self) -> None:
+        config, progress = self.config, self.progress
+        while True:
+            if self._due(config.evaluate_every) and progress.evaluated_step != progress.step:
+                self._evaluate()
+            if self.signals.received:
+                self._interrupt(self.signals.received)
+            if self._due(config.checkpoint_every) and self._saved_step != progress.step:
+                self._save()
+            if progress.step == config.steps:
+                return
+            self._step()
+
+    def _due(self, every: int) -> bool:
+        step = self.progress.step
+        return step > 0 and (step % every == 0 or step == self.config.steps)
+
+    def _step(self) -> None:
+        config, progress = self.config, self.progress
+        self.stopwatch.start()
+        rate = learning_rate(
+            progress.step,
+            peak=config.learning_rate,
+            steps=config.steps,
+            warmup=config.warmup,
+            schedule=config.schedule,
+            minimum_ratio=config.minimum_ratio,
+        )
+        ids = self.order.batch(progress.step)
+        size = config.batch_size // config.accumulation
+        parts = [
+            collate(self.train_examples, ids[first : first + size], self.vocab_size)
+            for first in range(0, config.batch_size, size)
+        ]
+        self.model.train()
+        self.optimizer.zero_grad()
+        try:
+            sums = self._gradients(parts)
+            norm = self._clip(ids)
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+                raise
+            raise ResourceError(
+                f"training step {progress.step}: out of memory with {size} examples at a time; raise "
+                f"training.accumulation (now {config.accumulation}) or lower training.batch_size. {error}"
+            ) from None
+        set_rate(self.optimizer, rate)
+        self.optimizer.step()
+        progress.step += 1
+        progress.tokens += int(sums["tokens"])
+        progress.score = None
+        self.interval.add(steps=1, gradient_norm=norm, **sums)
+        self.stopwatch.stop(sum(part.positions for part in parts))
+        self._tell({"kind": "step", "step": progress.step, "steps": config.steps})
+        if progress.step % config.log_every == 0 or progress.step == config.steps:
+            line = {"kind": "train", "step": progress.step, "tokens": progress.tokens, **self.interval.line()}
+            self._write({**line, "learning_rate": rate, "timing": self.stopwatch.read()})
+            self.interval = Interval()
+
+    def _gradients(self, parts: list[Batch]) -> dict[str, float]:
+        """Accumulate the gradient of the objective over the parts; the sums that the metrics need."""
+        tokens, positions = sum(part.tokens for part in parts), sum(part.positions for part in parts)
+        sums = {"nats": 0.0, "tokens": float(tokens), "objective": 0.0}
+        for part in parts:
+            share = part.positions / positions
+            batch = part.to(self.device)
+            with autocast(self.device, self.dtype):
+                output = self.forward(batch.inputs, key_mask=batch.key_mask)
+            logits, targets = output.logits.float().flatten(0, 1), batch.targets.flatten()
+            nats = F.cross_entropy(logits, targets, ignore_index=IGNORE, reduction="sum")
+            objective = nats / max(tokens, 1)
+            for name, loss in output.losses.items():
+                objective = objective + self.weights[name] * share * loss.float()
+            value = objective.item()
+            if not math.isfinite(value):
+                named = {"task": nats.item(), **{name: loss.item() for name, loss in output.losses.items()}}
+                self._not_finite("loss", part.ids, f" ({', '.join(f'{n} {x:.4g}' for n, x in named.items())})")
+            objective.backward()
+            sums["nats"] += nats.item()
+            sums["objective"] += value
+            for name, loss in output.losses.items():
+                sums[f"losses.{name}"] = sums.get(f"losses.{name}", 0.0) + share * loss.item()
+        return sums
+
+    def _clip(self, ids: list[int]) -> float:
+        """Scale the gradient to norm `clip` at most; its norm before."""
+        parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
+        norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters])  # type: ignore[misc]
+        if not torch.isfinite(norm):
+            self._not_finite("gradient", ids, f" (norm {float(norm)})")
+        if self.config.clip:
+            torch.nn.utils.clip_grads_with_norm_(parameters, self.config.clip, norm)
+        return float(norm)
+
+    def _not_finite(self, what: str, ids: list[int], detail: str) -> None:
+        self.optimizer.zero_grad()
+        saved = checkpoint.paths(self.checkpoints)
+        raise NumericsError(
+            f"training step {self.progress.step}: the {what} is not finite{detail} on training examples {ids}. "
+            f"Parameters and optimizer are untouched; last checkpoint: {saved[-1] if saved else 'none'}. Look at these "
+            "examples, lower training.learning_rate, or set training.clip and training.warmup"
+        )
+
+    def _evaluate(self) -> None:
+        config, progress = self.config, self.progress
+        scores = score(
+            self.model,
+            self.validation,
+            self.vocab_size,
+            batch_size=max(1, config.batch_size // config.accumulation),
+            device=self.device,
+            dtype=self.dtype,
+            limit=config.evaluate_examples,
+            stopped=lambda: self.signals.received is not None,
+        )
+        if scores is None:
+            return
+        summary = scores.summary()
+        if not math.isfinite(scores.total.nats):
+            raise NumericsError(
+                f"evaluation after step {progress.step}: the validation loss is {scores.total.nats}; "
+                "lower training.learning_rate and start again, or look at the validation data"
+            )
+        self._write({"kind": "evaluate", "step": progress.step, "split": "valid", **summary})
+        progress.evaluated_step, progress.score = progress.step, scores.total.nats / scores.total.tokens
+        self._saved_step = None
+
+    def _save(self) -> None:
+        progress = replace(self.progress, metrics_bytes=self.log.sync(), interval=self.interval.sums)
+        path = checkpoint.save(self.checkpoints, progress, self.model, self.optimizer, self.device)
+        checkpoint.retain(self.checkpoints, self.config.keep, damaged=self.damaged)
+        self._saved_step = progress.step
+        self._tell({"kind": "checkpoint", "step": progress.step, "path": str(path)})
+
+    def _interrupt(self, received: signal.Signals) -> None:
+        step = self.progress.step
+        if step > 0 and self._saved_step != step:
+            self._save()
+        self._tell({"kind": "interrupted", "step": step, "signal": received.name})
+        raise Interrupted(received, step)
+
+    def _write(self, record: dict[str, object]) -> None:
+        self.log.write(record)
+        self._tell(record)
+
+    def _restore(self) -> None:
+        for leftover in self.checkpoints.glob(".step-*"):
+            shutil.rmtree(leftover)
+        found, self.damaged = checkpoint.newest(self.checkpoints)
+        if found is None:
+            torch.manual_seed(self.config.seed)
+            return
+        if found.progress.data != self.progress.data:
+            raise CheckpointError(
+                f"{found.path} was trained on other data than the task gives now; put the data back, or start a new run"
+            )
+        checkpoint.restore_model(self.model, found)
+        checkpoint.restore_optimizer(self.model, self.optimizer, found)
+        checkpoint.use_rng_states(found.rng, self.device)
+        self.progress, self._saved_step = found.progress, found.progress.step
+
+
+@contextmanager
+def _own_settings(device: torch.device, config: TrainingConfig) -> Iterator[None]:
+    """Threads and random states are the run's inside the block, and the caller's again after it."""
+    threads, states = torch.get_num_threads(), checkpoint.rng_states(device)
+    try:
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        checkpoint.use_rng_states(states, device)
+
+
+def chosen_device(name: str) -> torch.device:
+    """The device of this name; `auto` takes cuda, else mps, else cpu.
+
+    Raises:
+        UnsupportedError: this machine, or this build of torch, has none of that name.
+    """
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if name == "auto":
+        name = next(device for device, available in there.items() if available)
+    if not there[name]:
+        available = ", ".join(device for device, ok in there.items() if ok)
+        raise UnsupportedError(f"device {name} is not available here; available: {available}. Use --device auto")
+    return torch.device(name, torch.cuda.current_device()) if name == "cuda" else torch.device(name)
