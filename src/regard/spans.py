@@ -1,6 +1,6 @@
 """Interval arithmetic on positions: what a rule over two positions says about whole sets of them."""
 
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
