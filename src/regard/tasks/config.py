@@ -1,0 +1,108 @@
+"""What a task is asked for: one frozen dataclass a task. Imports nothing heavy: the command line reads these first."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from regard.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class TextConfig:
+    """Next-token prediction on text, measured in bits per byte."""
+
+    name: ClassVar[str] = "text"
+
+    corpus: str = "state_of_the_union"
+    """A bundled corpus (state_of_the_union, song_ci), a .txt or .jsonl file, or a folder of .txt files."""
+    tokenizer: Literal["bytes", "bpe"] = "bytes"
+    """bytes: the UTF-8 bytes themselves; bpe: byte-level byte-pair encoding, trained on the training split only."""
+    vocab_size: int | None = None
+    """Tokens of the bpe tokenizer; None: 4096 for bpe. The bytes tokenizer always has 256."""
+    length: int = 256
+    """Tokens in a window."""
+    field: str | None = None
+    """Key of the text in each line of a .jsonl file; None: text."""
+    separator: str | None = None
+    """What separates the documents of a .txt file; None: a file is one document."""
+    holdout: float = 0.05
+    """Share of the documents that validation gets, and again as much for the test."""
+    cache: str | None = None
+    """Folder for token files; None: regard/ in $XDG_CACHE_HOME, or in ~/.cache."""
+
+    def __post_init__(self) -> None:
+        _require(self.length >= 2, self, "length", "at least 2")
+        _require(0 < self.holdout < 0.5, self, "holdout", "more than 0 and less than 0.5")
+        _require(self.tokenizer in ("bytes", "bpe"), self, "tokenizer", "bytes or bpe")
+        if self.tokenizer == "bytes":
+            _require(
+                self.vocab_size in (None, 256), self, "vocab_size", "256 with tokenizer=bytes; choose tokenizer=bpe"
+            )
+        else:
+            _require(self.vocab_size is None or self.vocab_size >= 256, self, "vocab_size", "at least 256: every byte")
+        _require(self.separator is None or self.separator != "", self, "separator", "a non-empty string")
+
+
+@dataclass(frozen=True)
+class RecallConfig:
+    """Multi-query associative recall (MQAR): pairs of key and value first, later each key asks for its value."""
+
+    name: ClassVar[str] = "recall"
+
+    vocab_size: int = 256
+    """Tokens: keys are drawn from 1 .. vocab_size/2 - 1, values from the upper half."""
+    length: int = 128
+    """Tokens in a sequence: even, and at least 4 * num_pairs."""
+    num_pairs: int = 8
+    """Pairs to remember, all different keys and all different values."""
+    alpha: float = 0.01
+    """Exponent of the gaps: slot g of the questions has probability proportional to g^(alpha - 1)."""
+    filler: Literal["random", "zeros"] = "random"
+    """What stands between the questions: random tokens of the whole vocabulary, or zeros as in the paper's configs."""
+    num_examples: int = 100_000
+    """Training sequences."""
+    num_held_out: int = 3_000
+    """Validation sequences, and again as many for the test."""
+
+    def __post_init__(self) -> None:
+        _require(self.length >= 2 and self.length % 2 == 0, self, "length", "an even number")
+        most = min(self.length // 4, self.vocab_size // 2 - 1)
+        allowed = f"from 1 to {most}: length / 4, and the number of keys, vocab_size / 2 - 1"
+        _require(1 <= self.num_pairs <= most, self, "num_pairs", allowed)
+        _require(self.alpha > 0, self, "alpha", "a positive number")
+        _require(self.filler in ("random", "zeros"), self, "filler", "random or zeros")
+        _require_sizes(self)
+
+
+@dataclass(frozen=True)
+class CopyConfig:
+    """Copying: random tokens, a separator, and the same tokens again; only the copy counts."""
+
+    name: ClassVar[str] = "copy"
+
+    vocab_size: int = 64
+    """Tokens: 0 is the separator, the others are copied."""
+    length: int = 128
+    """Tokens in a sequence: even; half of them are copied, each from length / 2 positions back."""
+    num_examples: int = 100_000
+    """Training sequences."""
+    num_held_out: int = 3_000
+    """Validation sequences, and again as many for the test."""
+
+    def __post_init__(self) -> None:
+        _require(self.length >= 2 and self.length % 2 == 0, self, "length", "an even number")
+        _require(self.vocab_size >= 3, self, "vocab_size", "at least 3: the separator and two tokens to tell apart")
+        _require_sizes(self)
+
+
+TaskConfig = TextConfig | RecallConfig | CopyConfig
+
+
+def _require(valid: bool, config: TaskConfig, field: str, allowed: str) -> None:
+    if not valid:
+        got = getattr(config, field)
+        raise ConfigError(f"task {config.name}: {field}={got!r} is not possible; it must be {allowed}")
+
+
+def _require_sizes(config: RecallConfig | CopyConfig) -> None:
+    _require(config.num_examples >= 1, config, "num_examples", "at least 1")
+    _require(config.num_held_out >= 1, config, "num_held_out", "at least 1")

@@ -1,0 +1,218 @@
+"""Text that documents come from: the bundled corpora, a .txt or .jsonl file, or a folder of .txt files."""
+
+import hashlib
+import json
+import lzma
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from regard.errors import ConfigError, DataError, nearest
+from regard.tasks.base import SPLITS, Split
+from regard.tasks.config import TextConfig
+
+BUNDLED = ("song_ci", "state_of_the_union")
+
+
+class Document(NamedTuple):
+    """A text and the group that it is split with: documents of one group are never in two splits."""
+
+    text: str
+    group: str
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Documents that can be read again and again.
+
+    name: what the user called it. paths: the files, hashed for the cache. parse: reads the documents.
+    continuous: one text in three consecutive groups named after the splits, because it has no documents of its own.
+    """
+
+    name: str
+    paths: tuple[Path, ...]
+    parse: Callable[[], Iterator[Document]]
+    continuous: bool = False
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the names and contents of the files."""
+        digest = hashlib.sha256()
+        for path in self.paths:
+            try:
+                with path.open("rb") as file:
+                    content = hashlib.file_digest(file, "sha256").hexdigest()
+            except OSError as error:
+                raise DataError(f"cannot read {path}: {error.strerror}") from error
+            digest.update(f"{path.name} {content}\n".encode())
+        return digest.hexdigest()
+
+    def splits(self, holdout: float) -> dict[str, Split]:
+        """The split of every group: the same for the same set of groups, whatever their order.
+
+        Groups are ranked by hash; the first `holdout` of them are the test, the next the validation split.
+
+        Raises:
+            DataError: fewer than three groups.
+        """
+        groups = {document.group for document in self.parse()}
+        if self.continuous:
+            return {split: split for split in SPLITS}
+        ranked = sorted(groups, key=lambda group: hashlib.sha256(group.encode("utf-8", "surrogatepass")).digest())
+        if len(ranked) < 3:
+            raise DataError(
+                f"{self.name} has {len(ranked)} distinct document(s), but train, valid and test need one each: "
+                f"add some, say what separates them (--task.separator), or give one .txt file, which is cut in three"
+            )
+        held_out = max(1, round(holdout * len(ranked)))
+        held_out = min(held_out, (len(ranked) - 1) // 2)
+        split_of: dict[str, Split] = dict.fromkeys(ranked, "train")
+        split_of.update(dict.fromkeys(ranked[:held_out], "test"))
+        split_of.update(dict.fromkeys(ranked[held_out : 2 * held_out], "valid"))
+        return split_of
+
+
+def open_corpus(config: TextConfig) -> Corpus:
+    """The corpus that `config.corpus` names. Nothing but the existence of files is checked before they are read.
+
+    Raises:
+        DataError: no such corpus, or a kind of file that is not read.
+        ConfigError: `field` or `separator` for a corpus that has none.
+    """
+    name, path = config.corpus, Path(config.corpus).expanduser()
+    if name in BUNDLED:
+        _refuse(config, field=config.field, separator=config.separator)
+        path = Path(__file__).with_name("corpora") / f"{name}.tsv.xz"
+        return Corpus(name, (path,), lambda: _bundled(name, path))
+    if path.is_dir():
+        _refuse(config, field=config.field)
+        paths = tuple(sorted(path.glob("**/*.txt")))
+        if not paths:
+            raise DataError(
+                f"the folder {name} holds no .txt file; regard reads folders of .txt, .txt and .jsonl files"
+            )
+        return Corpus(name, paths, lambda: _text_files(paths, config.separator))
+    if not path.exists():
+        hint = nearest(name, BUNDLED)
+        raise DataError(f"there is no corpus {name!r}: no such file, and the bundled ones are others; {hint}")
+    if path.suffix == ".jsonl":
+        _refuse(config, separator=config.separator)
+        return Corpus(name, (path,), lambda: _json_lines(path, config.field or "text"))
+    if path.suffix != ".txt":
+        raise DataError(
+            f"{name}: regard reads .txt, .jsonl and folders of .txt files, not {path.suffix or 'this file'}"
+        )
+    _refuse(config, field=config.field)
+    if config.separator is not None:
+        return Corpus(name, (path,), lambda: _text_files((path,), config.separator))
+    return Corpus(name, (path,), lambda: _continuous(path, config.holdout), continuous=True)
+
+
+def _refuse(config: TextConfig, **options: str | None) -> None:
+    """Options that the corpus has no use for are refused: ignored, they would look like they worked."""
+    where = {"field": "a .jsonl file", "separator": "a .txt file or a folder of them"}
+    for option, value in options.items():
+        if value is not None:
+            raise ConfigError(
+                f"task text: {option}={value!r} is for {where[option]}, not for {config.corpus}; leave it out"
+            )
+
+
+def _bundled(name: str, path: Path) -> Iterator[Document]:
+    with lzma.open(path, "rt", encoding="utf-8", newline="\n") as file:
+        for line in file:
+            first, second, text = line.rstrip("\n").split("\t")
+            if name == "state_of_the_union":
+                yield Document(text, first)  # by year: 1953 and 1961 have two addresses each
+            else:
+                yield Document(f"{first}\n{second}\n{text}", _digest(text))  # some poems go under two authors
+
+
+def _text_files(paths: Sequence[Path], separator: str | None) -> Iterator[Document]:
+    for path in paths:
+        text = _read(path)
+        for document in [text] if separator is None else text.split(separator):
+            if document:
+                yield Document(document, _digest(document))
+
+
+def _continuous(path: Path, holdout: float) -> Iterator[Document]:
+    """One text in three consecutive parts, cut after a line where there is one: neighbours leak least this way."""
+    text = _read(path)
+    cuts = [0]
+    for share in (1 - 2 * holdout, 1 - holdout):
+        at = int(share * len(text))
+        line = text.rfind("\n", at - int(holdout * len(text) / 4), at)
+        cuts.append(line + 1 if line >= 0 else at)
+    cuts.append(len(text))
+    for split, start, stop in zip(SPLITS, cuts[:-1], cuts[1:], strict=True):
+        yield Document(text[start:stop], split)
+
+
+def _json_lines(path: Path, field: str) -> Iterator[Document]:
+    found = False
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from error
+    with file:
+        for number, raw in enumerate(file, 1):
+            line = _decode(raw, f"{path}, line {number}").strip()
+            if not line:
+                continue
+            text = _field(line, field, f"{path}, line {number}")
+            found = True
+            yield Document(text, _digest(text))
+    if not found:
+        raise DataError(f"{path} is empty: give a file with one JSON object a line")
+
+
+def _field(line: str, field: str, where: str) -> str:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise DataError(f"{where}: no JSON: {error}") from error
+    if not isinstance(row, dict):
+        raise DataError(f"{where}: expected an object such as {{{field!r}: ...}}, got {type(row).__name__}")
+    if field not in row:
+        keys = ", ".join(map(repr, row)) or "none"
+        raise DataError(f"{where}: no field {field!r}; fields: {keys}; choose one with --task.field")
+    text = row[field]
+    if not isinstance(text, str):
+        raise DataError(
+            f"{where}: field {field!r} holds {type(text).__name__}, not text; choose another with --task.field"
+        )
+    if "\0" in text:
+        raise DataError(f"{where}: field {field!r} holds U+0000, which is no text: remove it")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise DataError(f"{where}: field {field!r} holds half a surrogate pair, which is no text: remove it") from error
+    return text
+
+
+def _read(path: Path) -> str:
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from error
+    if not raw:
+        raise DataError(f"{path} is empty: give a file with text in it")
+    return _decode(raw, str(path))
+
+
+def _decode(raw: bytes, where: str) -> str:
+    """UTF-8 text, without a byte order mark. Never a guess at another encoding: wrong guesses train on rubbish."""
+    if b"\0" in raw:
+        raise DataError(f"{where}: binary, with a zero byte at position {raw.index(0)}; regard reads UTF-8 text")
+    try:
+        return raw.decode("utf-8").removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{where}: no UTF-8: byte 0x{raw[error.start]:02x} at position {error.start} ({error.reason}); convert the "
+            f"file first, for example with iconv -f ENCODING -t UTF-8"
+        ) from error
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()

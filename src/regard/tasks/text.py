@@ -1,0 +1,162 @@
+"""Text: predict the next token of real documents."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+from jaxtyping import Int64
+
+from regard.errors import ConfigError, DataError
+from regard.tasks.base import IGNORE, SPLITS, Example, Split, Task, checked_index
+from regard.tasks.config import TextConfig
+from regard.tasks.corpus import Corpus, open_corpus
+from regard.tasks.token_files import Tokens, cache_folder, token_files
+from regard.tasks.tokenizer import BpeTokenizer, ByteTokenizer, Tokenizer
+
+_FORMAT = 1
+"""Part of the key of token files: raise it when the same corpus would give other tokens or other splits."""
+
+_BPE_VOCAB_SIZE = 4096
+_BLOCKS = 20
+
+
+class Spans(NamedTuple):
+    """Where the targets of windows are: from ids[first] up to ids[stop], and the bootstrap unit of each window."""
+
+    first: Int64[np.ndarray, "windows"]
+    stop: Int64[np.ndarray, "windows"]
+    document: Int64[np.ndarray, "windows"]
+
+
+class Windows:
+    """The documents of a split, cut into windows of `length` targets that never cross from one document to the next.
+
+    A document is stored as separator, text, separator. Window k predicts tokens k length + 1 .. (k + 1) length of it,
+    each from the ones before it in the window, so that every byte and the end of each document are predicted exactly
+    once, the first byte from the separator. The last window of a document is padded: inputs with the separator, targets
+    with IGNORE. Windows much longer than the documents are mostly padding.
+
+    `Example.document` counts documents. A split of a single document has 20 consecutive blocks of windows instead, so
+    that there is something to resample.
+
+    Args:
+        tokens: of the split.
+        tokenizer: that made them.
+        length: targets in a window.
+    """
+
+    def __init__(self, tokens: Tokens, tokenizer: Tokenizer, length: int):
+        self.tokens = tokens
+        self.tokenizer = tokenizer
+        self.length = length
+        counts = -((1 - np.diff(tokens.starts)) // length)  # ceil((tokens - 1) / length)
+        self._ends = np.cumsum(counts)
+        self.num_documents = counts.size if counts.size > 1 else min(_BLOCKS, len(self))
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitem__(self, index: int) -> Example:
+        index = checked_index(index, len(self))
+        spans = self.spans([index])
+        first, stop = int(spans.first[0]), int(spans.stop[0])
+        window = self.tokens.ids[first - 1 : stop].astype(np.int64)
+        inputs = np.full(self.length, self.tokenizer.separator, np.int64)
+        targets = np.full(self.length, IGNORE, np.int64)
+        inputs[: window.size - 1] = window[:-1]
+        targets[: window.size - 1] = window[1:]
+        return Example(inputs, targets, int(spans.document[0]), int(self.tokenizer.sizes[window[1:]].sum()))
+
+    def __iter__(self) -> Iterator[Example]:
+        return (self[index] for index in range(len(self)))
+
+    def spans(self, indices: Sequence[int] | Int64[np.ndarray, "windows"]) -> Spans:
+        """Where the targets of these windows are in `tokens.ids`."""
+        index = np.asarray(indices, np.int64)
+        row = np.searchsorted(self._ends, index, side="right")
+        number = index - np.concatenate([[0], self._ends])[row]
+        first = self.tokens.starts[row] + number * self.length + 1
+        stop = np.minimum(first + self.length, self.tokens.starts[row + 1])
+        document = row if self._ends.size > 1 else index * self.num_documents // len(self)
+        return Spans(first, stop, document)
+
+
+class TextTask(Task):
+    """Next-token prediction on text, measured in bits per byte, which does not depend on the tokenizer.
+
+    Splits are by document (bundled addresses: by year; documents with equal text stay together), or, for one .txt file
+    without a separator, three consecutive parts. They depend on the text and `holdout` alone, not on seed, length or
+    tokenizer. Token ids are kept in memory-mapped files, keyed by a hash of the content, the splits and the tokenizer.
+
+    Args:
+        config: corpus, tokenizer, length.
+        tokenizer: an earlier run's, instead of the one that the configuration describes.
+
+    Raises:
+        DataError: no such corpus, empty or binary files, malformed lines, too little text.
+        ConfigError: options that the corpus has no use for.
+        ResourceError: the cache cannot be written.
+
+    Example:
+        >>> task = TextTask(TextConfig(corpus="song_ci", length=128))  # doctest: +SKIP
+        >>> task.examples("valid")[0].inputs.shape  # doctest: +SKIP
+        (128,)
+    """
+
+    name: ClassVar[str] = "text"
+    metric: ClassVar = "bits_per_byte"
+
+    def __init__(self, config: TextConfig, *, tokenizer: Tokenizer | None = None):
+        self.config = config
+        self.length = config.length
+        corpus = open_corpus(config)
+        content = _hash(
+            _FORMAT, corpus.fingerprint(), corpus.continuous, config.field, config.separator, config.holdout
+        )
+        key = _hash(content, _made_by(config, tokenizer))
+        files = token_files(cache_folder(config.cache), key, lambda: _read(config, corpus, tokenizer))
+        self.tokenizer: Tokenizer = files.tokenizer
+        self.vocab_size = self.tokenizer.vocab_size
+        self.fingerprint = _hash(content, self.tokenizer.to_json(), config.length)
+        self._tokens = files.splits
+        for split in SPLITS:
+            self._require_window(split)
+
+    def examples(self, split: Split) -> Windows:
+        if split not in self._tokens:
+            raise ConfigError(f"task text: there is no split {split!r}; splits are {', '.join(SPLITS)}")
+        return Windows(self._tokens[split], self.tokenizer, self.length)
+
+    def _require_window(self, split: Split) -> None:
+        longest = int(np.diff(self._tokens[split].starts).max())
+        if longest <= self.length:
+            needed = self.length + 1
+            share = f" or a larger --task.holdout than {self.config.holdout}" if split != "train" else ""
+            raise DataError(
+                f"{self.config.corpus} is too small for windows of {self.length} tokens: each takes {needed} tokens of "
+                f"one document, and the longest {split} document has {longest} ({self.tokenizer.kind}, both ends "
+                f"included); set --task.length to {longest - 1} or less, or give longer documents{share}"
+            )
+
+
+def _hash(*parts: object) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+
+
+def _made_by(config: TextConfig, tokenizer: Tokenizer | None) -> str:
+    if tokenizer is not None:
+        return tokenizer.to_json()
+    return f"bpe {config.vocab_size or _BPE_VOCAB_SIZE}" if config.tokenizer == "bpe" else "bytes"
+
+
+def _read(
+    config: TextConfig, corpus: Corpus, tokenizer: Tokenizer | None
+) -> tuple[Tokenizer, Iterable[tuple[Split, str]]]:
+    split_of = corpus.splits(config.holdout)
+    if tokenizer is None and config.tokenizer == "bpe":
+        training = (document.text for document in corpus.parse() if split_of[document.group] == "train")
+        tokenizer = BpeTokenizer.train(training, config.vocab_size or _BPE_VOCAB_SIZE)
+    documents: Iterator[tuple[Split, str]] = ((split_of[group], text) for text, group in corpus.parse())
+    return tokenizer or ByteTokenizer(), documents

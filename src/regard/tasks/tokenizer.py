@@ -1,0 +1,288 @@
+"""Tokenizers: the bytes themselves, or byte-level byte-pair encoding. Every token stands for known bytes."""
+
+import codecs
+import json
+import os
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from jaxtyping import Int64, Integer
+
+from regard.errors import CheckpointError, ConfigError, DataError, InputError, ResourceError
+
+if TYPE_CHECKING:
+    import tokenizers
+
+_PIECE = 1 << 16
+"""Characters encoded at once by BPE: bounds its memory on long documents, and lets it use every core."""
+
+
+class Tokenizer(ABC):
+    """Text to token ids and back, exactly.
+
+    Each token stands for some bytes, and the UTF-8 bytes of a text are those of its tokens, one after the other. The
+    token of byte 0, `separator`, stands before and after every document: text never holds that byte (binary files are
+    refused), so no special token is needed and a vocabulary of bytes has 256.
+
+    Args:
+        pieces: the bytes of each token.
+    """
+
+    kind: ClassVar[str]
+
+    def __init__(self, pieces: Sequence[bytes]):
+        self.vocab_size = len(pieces)
+        self.separator = pieces.index(b"\0")
+        self.sizes = np.array([len(piece) for piece in pieces], np.int64)
+        self._pieces = np.array(pieces, object)
+
+    @abstractmethod
+    def _encode(self, text: str) -> Int64[np.ndarray, "length"]: ...
+
+    @abstractmethod
+    def to_json(self) -> str:
+        """Everything about the tokenizer; `from_json` reads it."""
+
+    def encode(self, text: str) -> Int64[np.ndarray, "length"]:
+        """The ids of a text.
+
+        Raises:
+            InputError: text that holds U+0000 or half a surrogate pair, which UTF-8 text cannot.
+        """
+        if "\0" in text:
+            at = text.index("\0")
+            raise InputError(f"text holds U+0000 at character {at}; that byte separates documents: remove it")
+        try:
+            return self._encode(text)
+        except UnicodeEncodeError as error:
+            raise InputError(
+                f"text holds half a surrogate pair at character {error.start}; it is no Unicode"
+            ) from error
+
+    def to_bytes(self, ids: Integer[np.ndarray, "length"] | Sequence[int]) -> bytes:
+        """The bytes that the ids stand for.
+
+        Raises:
+            InputError: ids outside 0 .. vocab_size - 1.
+        """
+        return b"".join(self._pieces[self.checked(ids)])
+
+    def decode(self, ids: Integer[np.ndarray, "length"] | Sequence[int]) -> str:
+        """The text of the ids; bytes that are no UTF-8 become U+FFFD."""
+        return self.to_bytes(ids).decode("utf-8", "replace")
+
+    def nbytes(self, ids: Integer[np.ndarray, "length"] | Sequence[int]) -> int:
+        """How many bytes the ids stand for; a separator is one."""
+        return int(self.sizes[self.checked(ids)].sum())
+
+    def stream(self) -> "TextStream":
+        """A decoder for ids that arrive one after the other."""
+        return TextStream(self)
+
+    def checked(self, ids: Integer[np.ndarray, "length"] | Sequence[int]) -> Int64[np.ndarray, "length"]:
+        """The ids as an array.
+
+        Raises:
+            InputError: ids outside 0 .. vocab_size - 1, with the first one and where it is.
+        """
+        array = np.asarray(ids, np.int64).reshape(-1)
+        wrong = np.flatnonzero((array < 0) | (array >= self.vocab_size))
+        if wrong.size:
+            raise InputError(
+                f"token id {array[wrong[0]]} at position {wrong[0]} is outside the vocabulary: ids of this {self.kind} "
+                f"tokenizer run from 0 to {self.vocab_size - 1}; use the tokenizer that made them"
+            )
+        return array
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the tokenizer as JSON, completely or not at all.
+
+        Raises:
+            ResourceError: the file cannot be written.
+        """
+        path = Path(path)
+        try:
+            handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+            try:
+                with os.fdopen(handle, "w", encoding="utf-8") as file:
+                    file.write(self.to_json())
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(partial, path)
+            except BaseException:
+                Path(partial).unlink(missing_ok=True)
+                raise
+        except OSError as error:
+            raise ResourceError(f"cannot write the tokenizer to {path}: {error.strerror}") from error
+
+
+class ByteTokenizer(Tokenizer):
+    """The UTF-8 bytes of a text are its tokens.
+
+    Example:
+        >>> ByteTokenizer().encode("né").tolist()
+        [110, 195, 169]
+    """
+
+    kind = "bytes"
+
+    def __init__(self):
+        super().__init__([bytes([byte]) for byte in range(256)])
+
+    def _encode(self, text: str) -> Int64[np.ndarray, "length"]:
+        return np.frombuffer(text.encode("utf-8"), np.uint8).astype(np.int64)
+
+    def to_bytes(self, ids: Integer[np.ndarray, "length"] | Sequence[int]) -> bytes:
+        return self.checked(ids).astype(np.uint8).tobytes()
+
+    def to_json(self) -> str:
+        return json.dumps({"kind": self.kind})
+
+
+class BpeTokenizer(Tokenizer):
+    """Byte-level byte-pair encoding: frequent neighbours become one token, and no byte is unknown.
+
+    Args:
+        model: a byte-level BPE of the `tokenizers` library that has all 256 bytes and nothing but bytes.
+
+    Raises:
+        DataError: another kind of model.
+
+    Source: Sennrich, Haddow & Birch 2016; on bytes: Radford et al. 2019 (GPT-2), whose splitting into words is used.
+    """
+
+    kind = "bpe"
+
+    def __init__(self, model: "tokenizers.Tokenizer"):
+        byte_of = {letter: bytes([byte]) for byte, letter in enumerate(_byte_letters())}
+        names = {index: name for name, index in model.get_vocab().items()}
+        try:
+            pieces = [b"".join(byte_of[letter] for letter in names[index]) for index in range(len(names))]
+            missing = set(byte_of.values()) - set(pieces)
+        except KeyError as error:
+            raise DataError(f"the tokenizer is no byte-level BPE: it has no token or letter {error}") from error
+        if missing:
+            raise DataError(
+                f"the tokenizer has no token for {len(missing)} of the 256 bytes; train it with all of them"
+            )
+        super().__init__(pieces)
+        self._model = model
+
+    @classmethod
+    def train(cls, texts: Iterable[str], vocab_size: int) -> "BpeTokenizer":
+        """Learn the merges from texts.
+
+        Args:
+            texts: training text only, or the comparison of bits per byte leaks.
+            vocab_size: tokens, 256 bytes included.
+
+        Raises:
+            ConfigError: a vocabulary too small for the bytes.
+            DataError: texts too small for so many tokens.
+        """
+        from tokenizers import Tokenizer as Model
+        from tokenizers import decoders, models, pre_tokenizers, trainers
+
+        if vocab_size < 256:
+            raise ConfigError(f"bpe: vocab_size={vocab_size} is too small; 256 tokens are the bytes themselves")
+        model = Model(models.BPE())
+        model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        model.decoder = decoders.ByteLevel()
+        letters = pre_tokenizers.ByteLevel.alphabet()
+        trainer = trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=letters, show_progress=False)
+        model.train_from_iterator(texts, trainer)
+        learned = model.get_vocab_size()
+        if learned < vocab_size:
+            raise DataError(
+                f"the training text has only enough repeated pairs for {learned} bpe tokens, not {vocab_size}: set "
+                f"vocab_size={learned} or less, or give more text"
+            )
+        return cls(model)
+
+    def _encode(self, text: str) -> Int64[np.ndarray, "length"]:
+        text.encode("utf-8")  # raises on half a surrogate pair, which the library would replace
+        pieces = [text[start : start + _PIECE] for start in range(0, len(text), _PIECE)]
+        encodings = self._model.encode_batch_fast(pieces)
+        return np.array([index for encoding in encodings for index in encoding.ids], np.int64)
+
+    def to_json(self) -> str:
+        return json.dumps({"kind": self.kind, "model": json.loads(self._model.to_str())}, ensure_ascii=False)
+
+
+class TextStream:
+    """Decodes ids that arrive one after the other into valid text: a character comes out when its last byte is in.
+
+    Pieces and `finish` together give exactly `tokenizer.decode` of all ids; bytes that cannot become a character turn
+    into U+FFFD as soon as that is certain, an unfinished one at the end.
+
+    Example:
+        >>> stream = ByteTokenizer().stream()
+        >>> [stream.feed([byte]) for byte in "é!".encode()], stream.finish()
+        (['', 'é', '!'], '')
+    """
+
+    def __init__(self, tokenizer: Tokenizer):
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def feed(self, ids: Integer[np.ndarray, "length"] | Sequence[int]) -> str:
+        """The text that these ids complete."""
+        return self._decoder.decode(self._tokenizer.to_bytes(ids))
+
+    def finish(self) -> str:
+        """What is left: U+FFFD for an unfinished character. The stream can be used again."""
+        rest = self._decoder.decode(b"", final=True)
+        self._decoder.reset()
+        return rest
+
+
+def tokenizer_from_json(text: str) -> Tokenizer:
+    """The tokenizer that `to_json` described.
+
+    Raises:
+        DataError: text that is no such description.
+    """
+    try:
+        description = json.loads(text)
+        kind = description["kind"]
+        if kind == ByteTokenizer.kind:
+            return ByteTokenizer()
+        if kind == BpeTokenizer.kind:
+            model = json.dumps(description["model"])
+        else:
+            raise DataError(f"a tokenizer of kind {kind!r}: regard has bytes and bpe")
+    except (ValueError, TypeError, KeyError) as error:
+        raise DataError(f"no description of a tokenizer: {error!r}") from error
+    from tokenizers import Tokenizer as Model
+
+    try:
+        return BpeTokenizer(Model.from_str(model))
+    except Exception as error:  # the library raises bare Exception
+        raise DataError(f"no description of a bpe tokenizer: {error}") from error
+
+
+def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
+    """Read a tokenizer that `save` wrote.
+
+    Raises:
+        CheckpointError: a file that is missing, damaged or of another kind.
+    """
+    try:
+        return tokenizer_from_json(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"cannot read the tokenizer {path}: {error.strerror}") from error
+    except (UnicodeDecodeError, DataError) as error:
+        raise CheckpointError(
+            f"the tokenizer {path} is damaged: {error}; restore it from the run that wrote it"
+        ) from error
+
+
+def _byte_letters() -> list[str]:
+    """GPT-2's letter for each byte: itself where it is printable Latin-1, else the next letter from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = iter(range(0x100, 0x200))
+    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
