@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from regard.bias import ScoreBias
-from regard.errors import LimitError, ShapeError, UnsupportedError
+from regard.errors import ConfigError, LimitError, ShapeError, UnsupportedError
 from regard.info import Heads, Info, Supports
 from regard.state import Slots, State, Summary
 
@@ -59,6 +59,7 @@ class Attention(nn.Module, ABC):
 
     Raises:
         UnsupportedError: `heads` asks for what `info.supports` does not list.
+        ConfigError: options for a mechanism that has none.
     """
 
     info: Info
@@ -69,6 +70,8 @@ class Attention(nn.Module, ABC):
         self.info = type(self).facts(**options)
         supports = self.info.supports
         name = registered_name(type(self))
+        if options and type(self).__init__ is Attention.__init__:
+            raise ConfigError(f"{name} has no options, got {sorted(options)}")
         if heads.causal and not supports.causal:
             self.refuse("causal=True", "causal")
         if not heads.causal and not supports.bidirectional:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from types import MappingProxyType
 from typing import Literal
 
 from regard.errors import ConfigError
@@ -133,5 +132,5 @@ class Info:
     compiles_whole: bool = True
     leaks: bool = False
     """a paper form whose past depends on the future"""
-    losses: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    losses: Mapping[str, float] = field(default_factory=dict)
     """auxiliary losses returned in training, with their default weights"""
