@@ -1,0 +1,84 @@
+"""Costs as declared, counted without a clock; and `torch.compile`."""
+
+import math
+
+import torch
+
+from regard.core import Attention
+from regard.testing.compare import assert_close
+from regard.testing.counting import Count, count
+from regard.testing.inputs import Inputs, Subject, draw, run
+from regard.testing.registry import check, require
+
+SHORT, DOUBLE = 512, 1024
+"""the lengths between which an exponent is measured; an engine's buffers of 1 MB are full at both"""
+
+SLACK = 0.2
+"""how far a measured exponent may exceed the declared one: constant parts, tiles, logarithms"""
+
+
+def _costs(subject: Subject, causal: bool, length: int) -> tuple[Count, Count]:
+    """Forward alone, and forward with backward, for one head of a mechanism built for this length."""
+    mechanism = subject.build(causal, count=1, max_length=length)
+    x = draw(mechanism.heads, subject.info, length, length, 1, "cost")
+    forward = count(lambda: run(mechanism, x))
+    leaves = Inputs(*(y.requires_grad_() for y in x))
+    return forward, count(lambda: _step(mechanism, leaves))
+
+
+def _step(mechanism: Attention, x: Inputs) -> None:
+    mechanism(*x).values.sum().backward()
+
+
+@check()
+def cost(subject: Subject) -> None:
+    """Operations and memory grow with the length as `info.time` and `info.memory` say, forward and backward."""
+    info = subject.info
+    for causal in subject.modes:
+        small, large = _costs(subject, causal, SHORT), _costs(subject, causal, DOUBLE)
+        for what, one, two in zip(("forward", "forward + backward"), small, large, strict=True):
+            time, memory = math.log2(two.work / one.work), math.log2(two.peak / one.peak)
+            where = f"between {SHORT} and {DOUBLE} positions, {causal=}"
+            require(time < info.time + SLACK, f"{what}: operations grow as length^{time:.2f} {where}: {info.time=}")
+            require(
+                memory < info.memory + SLACK, f"{what}: memory grows as length^{memory:.2f} {where}: {info.memory=}"
+            )
+            if info.memory < 2:
+                square = DOUBLE * DOUBLE
+                require(two.largest < square // 2, f"{what}: a tensor of {two.largest} numbers at {DOUBLE} positions")
+
+
+@check(("not compiles_whole", "compilation_in_parts"), once=True)
+def compilation(subject: Subject) -> None:
+    """torch.compile takes the mechanism as one graph, with as many nodes at one length as at another."""
+    for causal in subject.modes:
+        found = [_compiled(subject, causal, length, whole=True) for length in (24, 200)]
+        require(all(graphs == 1 for graphs, _ in found), f"{[graphs for graphs, _ in found]} graphs, {causal=}")
+        nodes = [count for _, count in found]
+        require(nodes[0] == nodes[1], f"{nodes[0]} graph nodes at 24 positions, {nodes[1]} at 200, {causal=}")
+
+
+@check(("compiles_whole", "compilation"), once=True)
+def compilation_in_parts(subject: Subject) -> None:
+    """A mechanism that is declared to break the graph does, and compiles in parts to the same values."""
+    for causal in subject.modes:
+        graphs, _ = _compiled(subject, causal, 24, whole=False)
+        require(graphs != 1, "info.compiles_whole is False, but there is one graph")
+
+
+def _compiled(subject: Subject, causal: bool, length: int, *, whole: bool) -> tuple[int, int]:
+    """Graphs and their nodes, after comparing the values."""
+    mechanism = subject.build(causal, max_length=length)
+    x = draw(mechanism.heads, subject.info, length, length, 1, "compile")
+    expected, nodes = run(mechanism, x).values, []
+
+    def backend(graph: torch.fx.GraphModule, example: list[torch.Tensor]) -> object:
+        nodes.append(len(graph.graph.nodes))
+        return graph.forward
+
+    torch._dynamo.reset()
+    compiled = torch.compile(mechanism, backend=backend, fullgraph=whole, dynamic=False)
+    with torch.no_grad():
+        out = compiled(*x).values
+    assert_close(out, expected, tolerance=1e-6, what=f"compiled, {length} positions, {causal=}")
+    return len(nodes), sum(nodes)

@@ -1,0 +1,92 @@
+"""Law 7 and the definition: the algorithm equals its reference in every precision, and survives huge logits."""
+
+from collections.abc import Iterator
+
+import torch
+
+from regard.core import Attention
+from regard.testing.compare import assert_close, largest_error
+from regard.testing.inputs import LENGTH, LONG, Inputs, Subject, draw, exact_copy, run
+from regard.testing.registry import check, require
+
+FLOAT32 = 2e-6
+"""of the largest output; or four times the error of the definition itself in float32"""
+
+BFLOAT16 = 1.2e-2
+"""of the largest output: three roundings to 8 bits"""
+
+
+def _cases(subject: Subject, dtype: torch.dtype) -> Iterator[tuple[str, Attention, Inputs]]:
+    for causal in subject.modes:
+        mechanism = subject.build(causal, dtype=dtype)
+        yield f"{LENGTH} positions, {causal=}", mechanism, subject.inputs(mechanism, dtype=dtype)
+        mechanism = subject.build(causal, dtype=dtype, max_length=LONG)
+        x = subject.inputs(mechanism, queries=LONG, batch=1, dtype=dtype)
+        yield f"{LONG} positions, {causal=}", mechanism, x
+
+
+@check()
+def reference(subject: Subject) -> None:
+    """In float64 the algorithm is its definition to 1e-10."""
+    for what, mechanism, x in _cases(subject, torch.float64):
+        with torch.no_grad():
+            expected = mechanism.reference(*x)
+        assert_close(run(mechanism, x).values, expected, tolerance=1e-10, what=what)
+
+
+@check()
+def reference_float32(subject: Subject) -> None:
+    """In float32 the error is at most 2e-6 of the largest output, or 4 times that of the definition in float32."""
+    for what, mechanism, x in _cases(subject, torch.float32):
+        with torch.no_grad():
+            expected = exact_copy(mechanism).reference(*x.to(torch.float64))
+            own = largest_error(mechanism.reference(*x), expected)
+        assert_close(run(mechanism, x).values.double(), expected, tolerance=max(FLOAT32, 4 * own), what=what)
+
+
+@check()
+def bfloat16(subject: Subject) -> None:
+    """In bfloat16 the result is the definition's on the same rounded inputs, accumulated in float32 at least."""
+    for what, mechanism, x in _cases(subject, torch.bfloat16):
+        with torch.no_grad():
+            expected = exact_copy(mechanism).reference(*x.to(torch.float64))
+        assert_close(run(mechanism, x).values.double(), expected, tolerance=BFLOAT16, what=what)
+
+
+@check()
+def autocast(subject: Subject) -> None:
+    """Under autocast to bfloat16 the dtype stays that of the inputs, and the values stay close; backward works."""
+    for causal in subject.modes:
+        mechanism = subject.build(causal)
+        x = Inputs(*(y.requires_grad_() for y in subject.inputs(mechanism)))
+        with torch.no_grad():
+            expected = exact_copy(mechanism).reference(*x.to(torch.float64))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = mechanism(*x).values
+        require(out.dtype == torch.float32, f"float32 in, {out.dtype} out")
+        assert_close(out.detach().double(), expected, tolerance=4 * BFLOAT16, what=f"under autocast, {causal=}")
+        out.square().sum().backward()
+        for name, y in zip("qkv", x, strict=True):
+            require(y.grad is None or bool(y.grad.isfinite().all()), f"the gradient of {name} is not finite")
+
+
+@check()
+def huge_logits(subject: Subject) -> None:
+    """Logits of 1e4 give finite values and gradients, inside the range of the values where rows are averages."""
+    info = subject.info
+    for causal in subject.modes:
+        for length in (LENGTH, LONG):
+            mechanism = subject.build(causal, max_length=LONG)
+            for scale in (100.0, 1e-4):
+                drawn = draw(mechanism.heads, info, length, length, 1, "huge", scale)
+                x = Inputs(*(y.requires_grad_() for y in drawn))
+                out = mechanism(*x).values
+                what = f"q and k times {scale:g}, {length} positions, {causal=}"
+                require(bool(out.isfinite().all()), f"{what}: values are not finite")
+                if info.rows_sum_to_one and info.nonnegative and info.linear_in_value:
+                    v = x.v.repeat_interleave(mechanism.heads.group, 1)
+                    inside = (out <= v.amax(2, keepdim=True) + 1e-5) & (out >= v.amin(2, keepdim=True) - 1e-5)
+                    require(bool(inside.all()), f"{what}: averages leave the range of the values")
+                grads = torch.autograd.grad(out.square().sum(), x, allow_unused=True)
+                finite = all(g.isfinite().all() for g in grads if g is not None)
+                require(finite, f"{what}: gradients are not finite")

@@ -1,0 +1,206 @@
+"""Law 10 and the facts about the effective attention matrix: normalised, nonnegative, linear in the values."""
+
+import torch
+
+from regard.core import Attention
+from regard.functional import weights
+from regard.testing.compare import assert_close, largest_error
+from regard.testing.inputs import LENGTH, Inputs, Subject, as_queries, draw, mask_with_holes, randn, run
+from regard.testing.registry import check, require
+
+
+@check(("not rows_sum_to_one", "rows_free"))
+def rows_sum_to_one(subject: Subject) -> None:
+    """Constant values come back: the weights of every query with a key sum to one."""
+    for causal in subject.modes:
+        mechanism = subject.build(causal, dtype=torch.float64)
+        x = subject.inputs(mechanism, dtype=torch.float64)
+        one = x._replace(v=torch.ones_like(x.v))
+        out = run(mechanism, one).values
+        assert_close(out, torch.ones_like(out), tolerance=1e-10, what=f"values of 1, {causal=}")
+        if subject.info.supports.key_mask:
+            out = run(mechanism, one, key_mask=mask_with_holes(2, LENGTH)).values
+            rows = mask_with_holes(2, LENGTH)[:, None, :].expand(-1, 2, -1)
+            assert_close(out[rows], torch.ones_like(out[rows]), tolerance=1e-10, what=f"values of 1, masked, {causal=}")
+
+
+@check(("rows_sum_to_one", "rows_sum_to_one"))
+def rows_free(subject: Subject) -> None:
+    """A mechanism that is declared unnormalised really is."""
+    for causal in subject.modes:
+        mechanism = subject.build(causal, dtype=torch.float64)
+        x = subject.inputs(mechanism, dtype=torch.float64)
+        out = run(mechanism, x._replace(v=torch.ones_like(x.v))).values
+        require((out - 1).abs().max().item() > 1e-4, "info.rows_sum_to_one is False, but the rows do")
+
+
+@check(("not nonnegative", "signed"), ("not affine_in_value", "nonlinear"))
+def nonnegative(subject: Subject) -> None:
+    """No weight of the effective attention matrix is negative."""
+    for causal in subject.modes:
+        mechanism = subject.build(causal, dtype=torch.float64)
+        for seed in range(3):
+            x = subject.inputs(mechanism, seed=seed, dtype=torch.float64)
+            lowest = weights(mechanism, x.q, x.k).min().item()
+            require(lowest > -1e-12, f"weight {lowest:.2e}, {causal=}")
+
+
+@check(("nonnegative", "nonnegative"), ("not affine_in_value", "nonlinear"))
+def signed(subject: Subject) -> None:
+    """A mechanism that is declared to have negative weights has some."""
+    for causal in subject.modes:
+        mechanism = subject.build(causal, dtype=torch.float64)
+        drawn = [subject.inputs(mechanism, seed=seed, dtype=torch.float64) for seed in range(5)]
+        lowest = min(weights(mechanism, x.q, x.k).min().item() for x in drawn)
+        require(lowest < -1e-6, "info.nonnegative is False, but no weight is negative")
+
+
+@check(("not affine_in_value", "nonlinear"))
+def matrix(subject: Subject) -> None:
+    """The matrix found with identity values is the mechanism: lower triangular if causal, and its product with v."""
+    for causal in subject.modes:
+        mechanism = subject.build(causal, dtype=torch.float64)
+        x = subject.inputs(mechanism, dtype=torch.float64)
+        found = weights(mechanism, x.q, x.k)
+        if causal and not subject.info.leaks:
+            require(not found.triu(1).any(), "a weight above the diagonal is not 0")
+        free = run(mechanism, x._replace(v=torch.zeros_like(x.v))).values
+        if subject.info.linear_in_value:
+            require(not free.any(), "info.linear_in_value, but values of 0 do not give 0")
+        v = x.v.repeat_interleave(mechanism.heads.group, 1)
+        assert_close(found @ v + free, run(mechanism, x).values, tolerance=1e-10, what=f"matrix @ v, {causal=}")
+
+
+@check(("not linear_in_value", "affine_in_value"))
+def linear_in_value(subject: Subject) -> None:
+    """f(v + 2 w) = f(v) + 2 f(w)."""
+    for causal in subject.modes:
+        mechanism = subject.build(causal, dtype=torch.float64)
+        x = subject.inputs(mechanism, dtype=torch.float64)
+        w = randn(*x.v.shape, seed="w", dtype=torch.float64)
+        parts = run(mechanism, x).values + 2 * run(mechanism, x._replace(v=w)).values
+        both = run(mechanism, x._replace(v=x.v + 2 * w)).values
+        assert_close(both, parts, tolerance=1e-10, what=f"f(v + 2 w), {causal=}")
+
+
+@check(("linear_in_value", "linear_in_value"), ("not affine_in_value", "nonlinear"))
+def affine_in_value(subject: Subject) -> None:
+    """f(v + 2 w) = f(v) + 2 f(w) - 2 f(0), and f(0) is not 0."""
+    for causal in subject.modes:
+        mechanism = subject.build(causal, dtype=torch.float64)
+        x = subject.inputs(mechanism, dtype=torch.float64)
+        w = randn(*x.v.shape, seed="w", dtype=torch.float64)
+        free = run(mechanism, x._replace(v=torch.zeros_like(x.v))).values
+        parts = run(mechanism, x).values + 2 * (run(mechanism, x._replace(v=w)).values - free)
+        both = run(mechanism, x._replace(v=x.v + 2 * w)).values
+        assert_close(both, parts, tolerance=1e-10, what=f"f(v + 2 w), {causal=}")
+        require(bool(free.any()), "info.linear_in_value is False, but values of 0 give 0")
+
+
+@check(("affine_in_value", "linear_in_value"))
+def nonlinear(subject: Subject) -> None:
+    """A mechanism that is declared not affine in the values is not."""
+    for causal in subject.modes:
+        mechanism = subject.build(causal, dtype=torch.float64)
+        x = subject.inputs(mechanism, dtype=torch.float64)
+        w = randn(*x.v.shape, seed="w", dtype=torch.float64)
+        free = run(mechanism, x._replace(v=torch.zeros_like(x.v))).values
+        parts = run(mechanism, x).values + 2 * (run(mechanism, x._replace(v=w)).values - free)
+        off = largest_error(run(mechanism, x._replace(v=x.v + 2 * w)).values, parts)
+        require(off > 1e-3, "info.affine_in_value is False, but the output is affine in the values")
+
+
+@check(("not supports.bidirectional", "causality"), ("not sees_content_only", "order"))
+def permutation(subject: Subject) -> None:
+    """Permuting the keys changes nothing; permuting the queries permutes the output."""
+    mechanism = subject.build(False, dtype=torch.float64)
+    x = subject.inputs(mechanism, dtype=torch.float64)
+    whole = run(mechanism, x).values
+    shuffled = torch.arange(LENGTH - 1, -1, -1).roll(3)
+    if subject.info.shares_query_key:
+        out = run(mechanism, Inputs(*(y[:, :, shuffled] for y in x))).values
+    else:
+        keys = x._replace(k=x.k[:, :, shuffled], v=x.v[:, :, shuffled])
+        assert_close(run(mechanism, keys).values, whole, tolerance=1e-10, what="keys in another order")
+        out = run(mechanism, x._replace(q=x.q[:, :, shuffled])).values
+    assert_close(out, whole[:, :, shuffled], tolerance=1e-10, what="queries in another order")
+
+
+@check(("not supports.bidirectional", "causality"), ("sees_content_only", "permutation"))
+def order(subject: Subject) -> None:
+    """A mechanism that is declared to depend on positions does."""
+    mechanism = subject.build(False, dtype=torch.float64)
+    x = subject.inputs(mechanism, dtype=torch.float64)
+    shuffled = torch.arange(LENGTH - 1, -1, -1).roll(3)
+    out = run(mechanism, Inputs(*(y[:, :, shuffled] for y in x))).values
+    off = largest_error(out, run(mechanism, x).values[:, :, shuffled])
+    require(off > 1e-4, "info.sees_content_only is False, but the order of the positions changes nothing")
+
+
+@check()
+def grouped_heads(subject: Subject) -> None:
+    """Query heads that share keys and values give what repeated keys and values give."""
+    for causal in subject.modes:
+        grouped = subject.build(causal, dtype=torch.float64, count=4, kv_count=2)
+        apart = subject.build(causal, dtype=torch.float64, count=4)
+        _copy_repeated(grouped, apart)
+        x = draw(grouped.heads, subject.info, LENGTH, LENGTH, 2, "grouped").to(torch.float64)
+        k, v = (y.repeat_interleave(2, 1) for y in (x.k, x.v))
+        q = as_queries(x.k, grouped.heads, LENGTH) if subject.info.shares_query_key else x.q
+        expected = run(apart, Inputs(q, k, v)).values
+        assert_close(run(grouped, x).values, expected, tolerance=1e-10, what=f"2 heads for 4, {causal=}")
+        if subject.info.supports.key_mask:
+            keep = mask_with_holes(2, LENGTH)
+            masked = run(grouped, x, key_mask=keep).values
+            expected = run(apart, Inputs(q, k, v), key_mask=keep).values
+            assert_close(masked, expected, tolerance=1e-10, what=f"2 heads for 4, masked, {causal=}")
+        if causal and subject.info.supports.state:
+            require(subject.info.grouped == "native", "a mechanism with a state must serve grouped heads natively")
+            full = apart.state_nbytes(2, LENGTH, torch.float64)
+            half = grouped.state_nbytes(2, LENGTH, torch.float64)
+            require(
+                half < 0.75 * full, f"state of 2 key heads takes {half} bytes, of 4 {full}: it holds expanded heads"
+            )
+            state = grouped.initial_state(2, dtype=torch.float64)
+            first = run(grouped, x.slots(0, 5), state=state)
+            second = run(grouped, x.slots(5, LENGTH), state=first.state)
+            streamed = torch.cat([first.values, second.values], 2)
+            assert_close(streamed, run(grouped, x).values, tolerance=1e-10, what="2 heads for 4, through a state")
+
+
+def _copy_repeated(source: Attention, target: Attention) -> None:
+    """Load the weights; one that belongs to a head of keys goes to every head of its group."""
+    given, wanted = source.state_dict(), target.state_dict()
+    for name, x in given.items():
+        for axis, (size, needed) in enumerate(zip(x.shape, wanted[name].shape, strict=True)):
+            if needed != size:
+                x = x.repeat_interleave(needed // size, axis)
+        given[name] = x
+    target.load_state_dict(given)
+
+
+@check(("not approximates", "reference"))
+def approximation(subject: Subject) -> None:
+    """The error against the approximated mechanism falls as the knob grows, on average over seeds."""
+    from regard.catalog import build
+
+    info = subject.info
+    assert info.approximates is not None
+    assert info.knob is not None
+    for causal in subject.modes:
+        start = getattr(subject.fresh(causal), info.knob)
+        exact = build(info.approximates, subject.heads(causal)).double().eval()
+        errors = []
+        for factor in (1, 4, 16):
+            each = Subject(subject.cls, {**subject.options, info.knob: start * factor})
+            total = 0.0
+            for seed in range(6):
+                mechanism = each.fresh(causal, seed=seed).double()
+                x = subject.inputs(mechanism, seed=seed, dtype=torch.float64, scale=0.7)
+                off = run(mechanism, x).values - run(exact, x).values
+                total += off.square().mean().item()
+            errors.append((total / 6) ** 0.5)
+        require(
+            errors[2] < 0.7 * errors[0],
+            f"{info.knob} = {start}, {4 * start}, {16 * start} gives errors {', '.join(f'{e:.3g}' for e in errors)}",
+        )

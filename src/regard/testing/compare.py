@@ -1,0 +1,80 @@
+"""The comparison that every check and test uses: strict about dtype, shape and special values, relative to the largest
+output."""
+
+import torch
+from torch import Tensor
+
+__all__ = ["assert_close", "assert_identical", "largest_error"]
+
+
+def assert_close(actual: Tensor, expected: Tensor, *, tolerance: float, what: str) -> None:
+    """Require max |actual - expected| <= tolerance * max |expected|.
+
+    Args:
+        actual: the result under test.
+        expected: what it should be; must not hold NaN.
+        tolerance: relative to the largest expected magnitude.
+        what: one phrase that opens the message.
+
+    Raises:
+        AssertionError: another dtype or shape (nothing is cast or broadcast), no element, NaN, infinities in other
+            places, or an error above the tolerance; the message says where and how much.
+
+    Example:
+        >>> import torch
+        >>> assert_close(torch.ones(2), torch.ones(2), tolerance=0, what="ones")
+    """
+    _require_same_kind(actual, expected, what)
+    if expected.isnan().any():
+        raise AssertionError(f"{what}: the expected tensor holds NaN, so nothing can be compared with it")
+    if actual.isnan().any():
+        raise AssertionError(f"{what}: {int(actual.isnan().sum())} NaN, first at {_first(actual.isnan())}")
+    infinite = actual.isinf() | expected.isinf()
+    wrong = infinite & (actual != expected)
+    if wrong.any():
+        at = _first(wrong)
+        raise AssertionError(f"{what}: infinity at {at}: got {actual[at].item()}, expected {expected[at].item()}")
+    error = torch.where(infinite, 0.0, (actual.double() - expected.double()).abs())
+    largest = torch.where(infinite, 0.0, expected.double().abs()).max().item()
+    if error.max().item() > tolerance * largest:
+        at = tuple(int(i) for i in torch.unravel_index(error.argmax(), error.shape))
+        raise AssertionError(
+            f"{what}: error {error.max().item():.3e} at {at} (got {actual[at].item():.6g}, expected "
+            f"{expected[at].item():.6g}); allowed {tolerance:.1e} of the largest expected magnitude {largest:.3g}"
+        )
+
+
+def assert_identical(actual: Tensor, expected: Tensor, *, what: str) -> None:
+    """Require the same dtype, shape and values, to the last bit (0.0 equals -0.0).
+
+    Raises:
+        AssertionError: anything differs, or anything is NaN.
+    """
+    _require_same_kind(actual, expected, what)
+    wrong = actual != expected
+    if wrong.any():
+        at = _first(wrong)
+        difference = (actual[at].double() - expected[at].double()).abs().item()
+        raise AssertionError(
+            f"{what}: {int(wrong.sum())} of {wrong.numel()} numbers differ, first at {at}: got {actual[at].item():.9g}, "
+            f"expected {expected[at].item():.9g} (by {difference:.3e}); they must be identical"
+        )
+
+
+def largest_error(actual: Tensor, expected: Tensor) -> float:
+    """max |actual - expected| / max |expected| in float64; infinite where anything is not finite."""
+    error = (actual.double() - expected.double()).abs().max() / expected.double().abs().max()
+    return error.item() if error.isfinite() else float("inf")
+
+
+def _require_same_kind(actual: Tensor, expected: Tensor, what: str) -> None:
+    if actual.dtype != expected.dtype:
+        raise AssertionError(f"{what}: dtype {actual.dtype}, expected {expected.dtype}")
+    if actual.shape != expected.shape:
+        raise AssertionError(f"{what}: shape {tuple(actual.shape)}, expected {tuple(expected.shape)}")
+    if expected.numel() == 0:
+        raise AssertionError(f"{what}: nothing to compare, the shape is {tuple(expected.shape)}")
+
+
+def _first(wrong: Tensor) -> tuple[int, ...]:
+    return tuple(int(i) for i in wrong.nonzero()[0])

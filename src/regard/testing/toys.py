@@ -1,0 +1,623 @@
+"""Small complete mechanisms, written for being read and broken: the parents of the mutants.
+
+They use nothing of the engines, so that a mutant tests the suite and not an engine.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from regard.bias import ScoreBias
+from regard.core import Attended, Attention, Heads, Slots, State, Summary, generator
+from regard.errors import ConfigError, UnsupportedError
+from regard.info import Info, Supports
+from regard.state import slot_bytes
+
+
+def expanded(x: Tensor, heads: int) -> Tensor:
+    """One copy of keys or values per query head."""
+    return x.repeat_interleave(heads // x.shape[1], 1)
+
+
+def allowed_pairs(queries: int, keys: int, causal: bool, key_mask: Tensor | None) -> Tensor:
+    """(batch or 1, 1, queries, keys): the last queries of a sequence, hidden keys removed."""
+    i, j = torch.arange(queries)[:, None] + keys - queries, torch.arange(keys)[None]
+    pairs = (j <= i if causal else torch.ones_like(j <= i))[None, None]
+    return pairs if key_mask is None else pairs & key_mask[:, None, None]
+
+
+def definition(logits: Tensor, pairs: Tensor, v: Tensor) -> Tensor:
+    """softmax over the allowed pairs, by torch; a row without any is 0."""
+    logits = logits.masked_fill(~pairs, float("-inf"))
+    empty = logits.isneginf().all(-1, keepdim=True)
+    return logits.masked_fill(empty, 0).softmax(-1).masked_fill(empty, 0) @ v
+
+
+class ToyDense(Attention):
+    """softmax(q k^T / sqrt(d) + bias) v with every capability, all pairs at once."""
+
+    info = Info(
+        title="Toy dense attention",
+        source="written for the mutants",
+        supports=Supports(
+            causal=True,
+            bidirectional=True,
+            cross=True,
+            key_mask=True,
+            bias=True,
+            state=True,
+            prefix=True,
+            dropout=True,
+        ),
+        memory=2,
+        state="length",
+        grouped="native",
+        sees_content_only=True,
+    )
+
+    def initial_state(
+        self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
+    ) -> Slots:
+        h, like = self.heads, {"device": device, "dtype": dtype}
+        k, v = (torch.empty(batch, h.kv_heads, 0, width, **like) for width in (h.key_dim, h.value_width))
+        return Slots.empty(k=k, v=v)
+
+    def state_nbytes(self, batch: int, length: int, dtype: torch.dtype) -> int:
+        return slot_bytes(self.heads.kv_heads * (self.heads.key_dim + self.heads.value_width), length, dtype, batch)
+
+    def remember(self, state: State, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Slots:
+        assert isinstance(state, Slots)
+        return state.append(key_mask, k=k, v=v)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return q @ k.mT * q.shape[-1] ** -0.5
+
+    def allowed(self, queries: int, keys: int, key_mask: Tensor | None) -> Tensor:
+        return allowed_pairs(queries, keys, self.heads.causal, key_mask)
+
+    def biased(self, logits: Tensor, bias: ScoreBias | None) -> Tensor:
+        if bias is None:
+            return logits
+        queries, keys = logits.shape[-2:]
+        shift = keys - queries if self.heads.causal else 0
+        return logits + bias.logits(torch.arange(queries) + shift, torch.arange(keys))
+
+    def normalise(self, logits: Tensor, pairs: Tensor) -> Tensor:
+        logits = logits.masked_fill(~pairs, float("-inf"))
+        top = logits.amax(-1, keepdim=True).detach()
+        weight = (logits - top.masked_fill(top.isneginf(), 0)).exp()
+        total = weight.sum(-1, keepdim=True)
+        return weight / total.masked_fill(total == 0, 1)
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        key_mask: Tensor | None,
+        bias: ScoreBias | None,
+        marks: Tensor | None,
+        state: State | None,
+    ) -> Attended:
+        if state is not None:
+            state = self.remember(state, k, v, key_mask)
+            kept = state.view()
+            k, v, key_mask = kept["k"], kept["v"], kept.get("key_mask")
+        dtype, exact = q.dtype, torch.promote_types(q.dtype, torch.float32)
+        with torch.autocast("cpu", enabled=False):
+            q, k, v = (x.to(exact) for x in (q, expanded(k, q.shape[1]), expanded(v, q.shape[1])))
+            if k.shape[2] == 0:
+                return Attended(v.new_zeros(*q.shape[:3], v.shape[-1]).to(dtype), state, {})
+            logits = self.biased(self.score(q, k), bias)
+            weight = self.normalise(logits, self.allowed(q.shape[2], k.shape[2], key_mask))
+            weight = F.dropout(weight, self.heads.dropout, self.training)
+            return Attended((weight @ v).to(dtype), state, {})
+
+    def reference(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        key_mask: Tensor | None = None,
+        bias: ScoreBias | None = None,
+        marks: Tensor | None = None,
+    ) -> Tensor:
+        queries, keys = q.shape[2], k.shape[2]
+        logits = torch.einsum("bhid,bhjd->bhij", q, k) / q.shape[-1] ** 0.5
+        if bias is not None:
+            shift = keys - queries if self.heads.causal else 0
+            logits = logits + bias.logits(torch.arange(queries) + shift, torch.arange(keys))
+        return definition(logits, allowed_pairs(queries, keys, self.heads.causal, key_mask), v)
+
+
+class ToyWindow(ToyDense):
+    """Dense attention within `window` positions, with a state of so many slots."""
+
+    samples = ({"window": 3},)
+    info = Info(
+        title="Toy window",
+        source="written for the mutants",
+        supports=Supports(causal=True, bidirectional=True, key_mask=True, bias=True, state=True, prefix=True),
+        memory=2,
+        state="window",
+    )
+
+    def __init__(self, heads: Heads, *, window: int = 3) -> None:
+        super().__init__(heads)
+        self.window = window
+
+    def near(self, pairs: Tensor) -> Tensor:
+        queries, keys = pairs.shape[-2:]
+        shift = keys - queries if self.heads.causal else 0
+        distance = torch.arange(queries)[:, None] + shift - torch.arange(keys)[None]
+        return pairs & (distance.abs() <= self.window)
+
+    def allowed(self, queries: int, keys: int, key_mask: Tensor | None) -> Tensor:
+        return self.near(super().allowed(queries, keys, key_mask))
+
+    def reach(self, queries: int, keys: int, state: State | None = None) -> tuple[int, int]:
+        low, high = super().reach(queries, keys, state)
+        return max(low, -self.window), min(high, self.window)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: object) -> Attended:  # type: ignore[override]
+        values, state, losses = super().attend(q, k, v, **given)  # type: ignore[arg-type]
+        return Attended(values, None if state is None else self.forget(state), losses)
+
+    def forget(self, state: State) -> State:
+        assert isinstance(state, Slots)
+        return state.drop(max(0, state.kept - self.window))
+
+    def state_nbytes(self, batch: int, length: int, dtype: torch.dtype) -> int:
+        return super().state_nbytes(batch, min(length, self.window), dtype)
+
+    def reference(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        key_mask: Tensor | None = None,
+        bias: ScoreBias | None = None,
+        marks: Tensor | None = None,
+    ) -> Tensor:
+        far = torch.zeros(1, 1, q.shape[2], k.shape[2], dtype=torch.bool)
+        shift = k.shape[2] - q.shape[2] if self.heads.causal else 0
+        for i in range(q.shape[2]):
+            for j in range(k.shape[2]):
+                far[..., i, j] = abs(i + shift - j) > self.window
+        logits = torch.einsum("bhid,bhjd->bhij", q, k) / q.shape[-1] ** 0.5
+        if bias is not None:
+            logits = logits + bias.logits(torch.arange(q.shape[2]) + shift, torch.arange(k.shape[2]))
+        pairs = allowed_pairs(q.shape[2], k.shape[2], self.heads.causal, key_mask)
+        return definition(logits, pairs & ~far, v)
+
+
+class ToyKernel(Attention):
+    """Linear attention, phi = elu + 1, in chunks, with sums as state."""
+
+    info = Info(
+        title="Toy kernel attention",
+        source="written for the mutants",
+        supports=Supports(causal=True, bidirectional=True, cross=True, key_mask=True, state=True, prefix=True),
+        time=1,
+        memory=1,
+        state="constant",
+        sees_content_only=True,
+    )
+    chunk = 16
+
+    def features(self, x: Tensor) -> Tensor:
+        return F.elu(x) + 1
+
+    def initial_state(
+        self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
+    ) -> Summary:
+        exact = torch.promote_types(dtype or torch.float32, torch.float32)
+        shape = (batch, self.heads.kv_heads, self.heads.key_dim, self.heads.value_width + 1)
+        return Summary({"sum": torch.zeros(shape, device=device, dtype=exact)})
+
+    def state_nbytes(self, batch: int, length: int, dtype: torch.dtype) -> int:
+        exact = torch.promote_types(dtype, torch.float32)
+        return slot_bytes(self.heads.kv_heads * self.heads.key_dim * (self.heads.value_width + 1), 1, exact, batch)
+
+    def grown(self, state: State, total: Tensor, keys: int) -> State:
+        return Summary({"sum": total}, state.length + keys)
+
+    def divide(self, out: Tensor) -> Tensor:
+        return out[..., :-1] / out[..., -1:].clamp_min(1e-9)
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        key_mask: Tensor | None,
+        bias: ScoreBias | None,
+        marks: Tensor | None,
+        state: State | None,
+    ) -> Attended:
+        dtype, exact, keys = q.dtype, torch.promote_types(q.dtype, torch.float32), k.shape[2]
+        with torch.autocast("cpu", enabled=False):
+            fq, fk, v = self.features(q.to(exact)), self.features(k.to(exact)), v.to(exact)
+            if key_mask is not None:
+                fk = fk * key_mask[:, None, :, None]
+            v = torch.cat([v, torch.ones_like(v[..., :1])], -1)  # the normaliser is one more column
+            past = (
+                state["sum"] if isinstance(state, Summary) else fk.new_zeros(*fk.shape[:2], fk.shape[-1], v.shape[-1])
+            )
+            out, total = self.walk(fq, fk, v, past) if self.heads.causal else self.all_keys(fq, fk, v, past)
+            values = self.divide(out).to(dtype)
+        return Attended(values, None if state is None else self.grown(state, total, keys), {})
+
+    def all_keys(self, fq: Tensor, fk: Tensor, v: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
+        total = past + fk.mT @ v
+        return fq @ expanded(total, fq.shape[1]), total
+
+    def walk(self, fq: Tensor, fk: Tensor, v: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
+        lead, queries = fk.shape[2] - fq.shape[2], fq.shape[2]
+        past = past + fk[:, :, :lead].mT @ v[:, :, :lead]
+        pad = (0, 0, 0, -queries % self.chunk)
+        fq, fk, v = (F.pad(x, pad).unflatten(2, (-1, self.chunk)) for x in (fq, fk[:, :, lead:], v[:, :, lead:]))
+        inside = (fq @ expanded(fk, fq.shape[1]).mT).tril() @ expanded(v, fq.shape[1])
+        total = past[:, :, None] + self.running(fk.mT @ v)
+        before = torch.cat([past[:, :, None], total[:, :, :-1]], 2)
+        out = inside + fq @ expanded(before, fq.shape[1])
+        return out.flatten(2, 3)[:, :, :queries], total[:, :, -1]
+
+    def running(self, sums: Tensor) -> Tensor:
+        return sums.cumsum(2)
+
+    def reference(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        key_mask: Tensor | None = None,
+        bias: ScoreBias | None = None,
+        marks: Tensor | None = None,
+    ) -> Tensor:
+        fq, fk = (torch.where(x > 0, x + 1, x.exp()) for x in (q, k))
+        weight = torch.einsum("bhif,bhjf->bhij", fq, fk)
+        weight = weight * allowed_pairs(q.shape[2], k.shape[2], self.heads.causal, key_mask)
+        total = weight.sum(-1, keepdim=True)
+        return weight / torch.where(total == 0, 1, total) @ v
+
+
+class ToyFeatures(ToyKernel):
+    """Positive random features of the exponential: an approximation of softmax."""
+
+    samples = ({"num_features": 24},)
+    info = Info(
+        title="Toy random features",
+        source="written for the mutants",
+        supports=ToyKernel.info.supports,
+        time=1,
+        memory=1,
+        state="constant",
+        sees_content_only=True,
+        stochastic=True,
+        approximates="softmax",
+        knob="num_features",
+    )
+    omega: Tensor
+
+    def __init__(self, heads: Heads, *, num_features: int = 24) -> None:
+        super().__init__(heads)
+        self.num_features = num_features
+        self.register_buffer(
+            "omega", torch.randn(heads.key_dim, num_features, generator=generator(heads.seed, "omega"))
+        )
+
+    def features(self, x: Tensor) -> Tensor:
+        x = x * x.shape[-1] ** -0.25
+        return torch.exp((x @ self.omega.to(x.dtype) - x.square().sum(-1, keepdim=True) / 2).clamp(-40, 40)) + 1e-12
+
+    def initial_state(
+        self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
+    ) -> Summary:
+        exact = torch.promote_types(dtype or torch.float32, torch.float32)
+        shape = (batch, self.heads.kv_heads, self.num_features, self.heads.value_width + 1)
+        return Summary({"sum": torch.zeros(shape, device=device, dtype=exact)})
+
+    def state_nbytes(self, batch: int, length: int, dtype: torch.dtype) -> int:
+        exact = torch.promote_types(dtype, torch.float32)
+        return slot_bytes(self.heads.kv_heads * self.num_features * (self.heads.value_width + 1), 1, exact, batch)
+
+    def reference(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        key_mask: Tensor | None = None,
+        bias: ScoreBias | None = None,
+        marks: Tensor | None = None,
+    ) -> Tensor:
+        fq, fk = (self._definition(x / q.shape[-1] ** 0.25) for x in (q, k))
+        weight = torch.einsum("bhif,bhjf->bhij", fq, fk)
+        weight = weight * allowed_pairs(q.shape[2], k.shape[2], self.heads.causal, key_mask)
+        total = weight.sum(-1, keepdim=True)
+        return weight / torch.where(total == 0, 1, total) @ v
+
+    def _definition(self, x: Tensor) -> Tensor:
+        return torch.exp(torch.einsum("bhid,df->bhif", x, self.omega) - x.pow(2).sum(-1, keepdim=True) / 2) + 1e-12
+
+
+class ToyCodes(ToyDense):
+    """Dense attention on keys replaced by their nearest code, straight through, with a commitment loss."""
+
+    samples = ({"num_codes": 6},)
+    info = Info(
+        title="Toy vector quantization",
+        source="written for the mutants",
+        supports=Supports(
+            causal=True, bidirectional=True, cross=True, key_mask=True, bias=True, state=True, prefix=True
+        ),
+        memory=2,
+        state="length",
+        selects=True,
+        straight_through=True,
+        sees_content_only=True,
+        losses={"commitment": 0.1},
+    )
+    codes: Tensor
+    steps: Tensor
+
+    def __init__(self, heads: Heads, *, num_codes: int = 6) -> None:
+        super().__init__(heads)
+        self.num_codes = num_codes
+        drawn = torch.randn(num_codes, heads.key_dim, generator=generator(heads.seed, "codes"))
+        self.register_buffer("codes", drawn)
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+
+    def nearest(self, k: Tensor) -> Tensor:
+        exact = k.detach().to(torch.promote_types(k.dtype, torch.float32))
+        codes = self.codes.to(exact.dtype)
+        distance = exact.square().sum(-1, keepdim=True) - 2 * exact @ codes.mT + codes.square().sum(-1)
+        return codes[distance.argmin(-1)].to(k.dtype)
+
+    def commitment(self, k: Tensor, code: Tensor, key_mask: Tensor | None) -> Tensor:
+        error = (k - code).square().mean((1, 3))
+        return error.mean() if key_mask is None else (error * key_mask).sum() / key_mask.sum().clamp_min(1)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: object) -> Attended:  # type: ignore[override]
+        code = self.nearest(k)
+        values, state, _ = super().attend(q, k + (code - k).detach(), v, **given)  # type: ignore[arg-type]
+        if not self.training:
+            return Attended(values, state, {})
+        self.steps.add_(1)
+        return Attended(values, state, {"commitment": self.commitment(k, code, given["key_mask"])})  # type: ignore[arg-type]
+
+    def reference(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        key_mask: Tensor | None = None,
+        bias: ScoreBias | None = None,
+        marks: Tensor | None = None,
+    ) -> Tensor:
+        closest = (k.detach()[..., None, :] - self.codes.to(k.dtype)).pow(2).sum(-1).argmin(-1)
+        quantized = k + (self.codes.to(k.dtype)[closest] - k).detach()
+        return super().reference(q, quantized, v, key_mask=key_mask, bias=bias)
+
+
+class ToyBuckets(ToyDense):
+    """Shared queries and keys: a query sees the keys of its own bucket, and itself."""
+
+    info = Info(
+        title="Toy buckets",
+        source="written for the mutants",
+        supports=Supports(causal=True, bidirectional=True, key_mask=True, state=True),
+        memory=2,
+        state="length",
+        selects=True,
+        shares_query_key=True,
+        sees_content_only=True,
+        stochastic=True,
+    )
+    plane: Tensor
+
+    def __init__(self, heads: Heads) -> None:
+        super().__init__(heads)
+        self.register_buffer("plane", torch.randn(heads.key_dim, generator=generator(heads.seed, "plane")))
+
+    def side(self, x: Tensor) -> Tensor:
+        exact = x.detach().to(torch.promote_types(x.dtype, torch.float32))
+        return exact @ self.plane.to(exact.dtype) > 0
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        same = self.side(q)[..., :, None] == self.side(k)[..., None, :]
+        i, j = torch.arange(q.shape[2])[:, None] + k.shape[2] - q.shape[2], torch.arange(k.shape[2])[None]
+        return super().score(q, k).masked_fill(~(same | (i == j)), float("-inf"))
+
+    def reference(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        key_mask: Tensor | None = None,
+        bias: ScoreBias | None = None,
+        marks: Tensor | None = None,
+    ) -> Tensor:
+        queries, keys = q.shape[2], k.shape[2]
+        left, right = (torch.einsum("bhid,d->bhi", x.detach(), self.plane.to(x.dtype)) > 0 for x in (q, k))
+        seen = ~(left[..., :, None] ^ right[..., None, :]) | torch.eye(keys, dtype=torch.bool)[keys - queries :]
+        logits = torch.einsum("bhid,bhjd->bhij", q, k) / q.shape[-1] ** 0.5
+        return definition(logits, seen & allowed_pairs(queries, keys, self.heads.causal, key_mask), v)
+
+
+class ToyTable(ToyDense):
+    """Logits from the query and a weight per absolute slot; the keys are not read."""
+
+    info = Info(
+        title="Toy table of slots",
+        source="written for the mutants",
+        supports=Supports(causal=True, bidirectional=True, key_mask=True, state=True, prefix=True),
+        reads="qv",
+        memory=2,
+        state="length",
+        anchored=True,
+    )
+
+    def __init__(self, heads: Heads) -> None:
+        super().__init__(heads)
+        if heads.max_length is None:
+            raise ConfigError("toy_table needs Heads.max_length: its weights belong to slots")
+        drawn = torch.randn(heads.key_dim, heads.max_length, generator=generator(heads.seed, "slots"))
+        self.slots = nn.Parameter(drawn)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return F.gelu(q) @ self.slots[:, : k.shape[2]].to(q.dtype)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: object) -> Attended:  # type: ignore[override]
+        state, key_mask = given["state"], given["key_mask"]
+        past = state.length if isinstance(state, State) else 0
+        self.require_length(past + k.shape[2])
+        if isinstance(key_mask, Tensor) and past == 0 and (~key_mask[:, 0] & key_mask.any(1)).any():
+            raise UnsupportedError("toy_table does not support left padding: its weights belong to slots")
+        return super().attend(q, k, v, **given)  # type: ignore[arg-type]
+
+    def reference(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        key_mask: Tensor | None = None,
+        bias: ScoreBias | None = None,
+        marks: Tensor | None = None,
+    ) -> Tensor:
+        logits = torch.einsum("bhid,dj->bhij", F.gelu(q), self.slots[:, : k.shape[2]])
+        return definition(logits, allowed_pairs(q.shape[2], k.shape[2], self.heads.causal, key_mask), v)
+
+
+class ToyProjection(Attention):
+    """Keys and values projected to a few slots: not causal, not normalised, signed weights, plus a constant."""
+
+    info = Info(
+        title="Toy projection",
+        source="written for the mutants",
+        supports=Supports(bidirectional=True, cross=True, key_mask=True),
+        time=1,
+        rows_sum_to_one=False,
+        nonnegative=False,
+        linear_in_value=False,
+        anchored=True,
+    )
+
+    def __init__(self, heads: Heads) -> None:
+        super().__init__(heads)
+        if heads.max_length is None:
+            raise ConfigError("toy_projection needs Heads.max_length: its weights belong to slots")
+        drawn = generator(heads.seed, "projection")
+        self.down = nn.Parameter(torch.randn(4, heads.max_length, generator=drawn) * 0.5)
+        self.offset = nn.Parameter(torch.randn(heads.value_width, generator=drawn))
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        key_mask: Tensor | None,
+        bias: ScoreBias | None,
+        marks: Tensor | None,
+        state: State | None,
+    ) -> Attended:
+        self.require_length(k.shape[2])
+        if key_mask is not None and (~key_mask[:, 0] & key_mask.any(1)).any():
+            raise UnsupportedError("toy_projection does not support left padding: its weights belong to slots")
+        dtype, exact = q.dtype, torch.promote_types(q.dtype, torch.float32)
+        with torch.autocast("cpu", enabled=False):
+            q, k, v = (x.to(exact) for x in (q, expanded(k, q.shape[1]), expanded(v, q.shape[1])))
+            down = self.down[:, : k.shape[2]].to(exact)
+            out = (q @ (down @ k).mT * q.shape[-1] ** -0.5).softmax(-1) @ (down @ v) + self.offset.to(exact)
+            if key_mask is not None:
+                out = out * key_mask.any(1)[:, None, None, None]
+        return Attended(out.to(dtype), None, {})
+
+    def reference(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        key_mask: Tensor | None = None,
+        bias: ScoreBias | None = None,
+        marks: Tensor | None = None,
+    ) -> Tensor:
+        real = torch.ones(k.shape[0], k.shape[2]) if key_mask is None else key_mask
+        k, v = (x * real[:, None, :, None] for x in (k, v))
+        fewer, lower = (torch.einsum("rj,bhjd->bhrd", self.down[:, : k.shape[2]], x) for x in (k, v))
+        weight = torch.softmax(torch.einsum("bhid,bhrd->bhir", q, fewer) / q.shape[-1] ** 0.5, -1)
+        return (weight @ lower + self.offset) * (real.sum(1) > 0)[:, None, None, None]
+
+
+class ToyMaximum(Attention):
+    """The channel-wise maximum over the visible values: not affine in them; looks at no query and no key."""
+
+    info = Info(
+        title="Toy maximum",
+        source="written for the mutants",
+        supports=Supports(causal=True, bidirectional=True, key_mask=True, prefix=True),
+        reads="v",
+        memory=2,
+        linear_in_value=False,
+        affine_in_value=False,
+        sees_content_only=True,
+    )
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        key_mask: Tensor | None,
+        bias: ScoreBias | None,
+        marks: Tensor | None,
+        state: State | None,
+    ) -> Attended:
+        pairs = allowed_pairs(q.shape[2], v.shape[2], self.heads.causal, key_mask)
+        seen = expanded(v, q.shape[1])[:, :, None].masked_fill(~pairs[..., None], float("-inf"))
+        out = seen.amax(3)
+        return Attended(out.masked_fill(out.isneginf(), 0), None, {})
+
+    def reference(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        key_mask: Tensor | None = None,
+        bias: ScoreBias | None = None,
+        marks: Tensor | None = None,
+    ) -> Tensor:
+        pairs = allowed_pairs(q.shape[2], v.shape[2], self.heads.causal, key_mask).expand(v.shape[0], 1, -1, -1)
+        out = v.new_zeros(*q.shape[:3], v.shape[-1])
+        for b in range(v.shape[0]):
+            for i in range(q.shape[2]):
+                seen = pairs[b, 0, i].nonzero()[:, 0]
+                if len(seen):
+                    out[b, :, i] = v[b, :, seen].amax(1)
+        return out
+
+
+TOYS: tuple[type[Attention], ...] = (
+    ToyDense,
+    ToyWindow,
+    ToyKernel,
+    ToyFeatures,
+    ToyCodes,
+    ToyBuckets,
+    ToyTable,
+    ToyProjection,
+    ToyMaximum,
+)
