@@ -18,8 +18,8 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from regard.errors import CheckpointError
-from regard.training.files import load_folder, remove_folder, save_folder
+from regard.errors import CheckpointError, ResourceError
+from regard.training.files import load_folder, remove_folder, save_file, save_folder
 
 _FORMAT = 1
 _NAME = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
@@ -153,6 +153,18 @@ def retain(folder: Path, keep: int, *, damaged: Collection[Path] = ()) -> None:
     for path in paths(folder):
         if path not in kept:
             remove_folder(path)
+
+
+def export(path: Path, target: Path) -> None:
+    """Copy the model of a verified checkpoint to one safetensors file, there whole or not at all.
+
+    Raises:
+        CheckpointError: the checkpoint does not verify. ResourceError: the file exists, or cannot be written.
+    """
+    data = load_folder(path)["model.safetensors"]
+    if target.exists():
+        raise ResourceError(f"{target} exists; choose another name: nothing is ever overwritten")
+    save_file(target, data)
 
 
 def own_tensors(model: nn.Module) -> dict[str, Tensor]:

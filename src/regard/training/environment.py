@@ -1,6 +1,7 @@
 """env.json: what a run was computed with, and nothing about who or where."""
 
 import importlib.metadata
+import json
 import platform
 import subprocess
 from pathlib import Path
@@ -8,10 +9,36 @@ from pathlib import Path
 import torch
 
 import regard
+from regard.errors import CheckpointError
+from regard.training.files import save_file
 
 
-def environment(device: torch.device) -> dict[str, object]:
-    """Versions, platform, device, threads, and the git revision of regard if it runs from a checkout."""
+def record(path: Path, device: torch.device, threads: int) -> None:
+    """Write env.json; of a run that goes on in another environment, add that one under `continued`.
+
+    The same bits are promised for the same environment only: another torch or another number of threads may round
+    otherwise, so such a change is on record.
+
+    Raises:
+        ResourceError: it cannot be written. CheckpointError: it is there and is no JSON object.
+    """
+    now = environment(device, threads)
+    document = now
+    if path.exists():
+        try:
+            document = json.loads(path.read_bytes())
+            past = [{name: value for name, value in document.items() if name != "continued"}]
+            past += document.get("continued", [])
+        except (ValueError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{path} is damaged: {error}; delete it to go on") from None
+        if past[-1] == now:
+            return
+        document["continued"] = [*past[1:], now]
+    save_file(path, (json.dumps(document, indent=1) + "\n").encode())
+
+
+def environment(device: torch.device, threads: int) -> dict[str, object]:
+    """Versions, platform, device, threads (0: torch's choice), and regard's git revision if it runs from a checkout."""
     packages = ("torch", "numpy", "safetensors", "tokenizers")
     versions = {"regard": regard.__version__, **{name: importlib.metadata.version(name) for name in packages}}
     return {
@@ -20,7 +47,7 @@ def environment(device: torch.device) -> dict[str, object]:
         "platform": platform.platform(),
         "machine": platform.machine(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        "threads": torch.get_num_threads(),
+        "threads": threads or torch.get_num_threads(),
         "revision": _revision(),
     }
 

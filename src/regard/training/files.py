@@ -21,7 +21,7 @@ def writing(path: Path) -> Iterator[None]:
     except OSError as error:
         raise ResourceError(
             f"cannot write {path}: {error.strerror or error}. Free some space or choose a folder that can be written; "
-            "checkpoints saved before are intact"
+            "what was saved before is intact"
         ) from error
 
 
@@ -50,6 +50,22 @@ def save_folder(target: Path, files: Mapping[str, bytes]) -> None:
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
+        _sync(target.parent)
+
+
+def save_file(target: Path, data: bytes) -> None:
+    """Write one file, forced to disk and then named: it is there whole or not at all.
+
+    Raises:
+        ResourceError: it cannot be written.
+    """
+    partial = target.with_name(f".{target.name}.partial")
+    with writing(target):
+        try:
+            _write(partial, data)
+            os.replace(partial, target)
+        finally:
+            partial.unlink(missing_ok=True)
         _sync(target.parent)
 
 
@@ -85,6 +101,27 @@ def remove_folder(folder: Path) -> None:
         shutil.rmtree(doomed, ignore_errors=True)
         os.rename(folder, doomed)
         shutil.rmtree(doomed)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file that is there whole or, after a crash or an error, as it was before.
+
+    Raises:
+        ResourceError: it cannot be written.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            _write(partial, text.encode())
+            os.replace(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write plain data, as `write_text` does."""
+    write_text(path, json.dumps(value, ensure_ascii=False, indent=1) + "\n")
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -166,7 +167,7 @@ def _numbers(record: Record) -> list[tuple[str, float]]:
     return found
 
 
-def _board(folder: Path, step: int) -> "torch.utils.tensorboard.SummaryWriter":
+def _board(folder: Path, step: int) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:

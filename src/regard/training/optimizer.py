@@ -20,10 +20,11 @@ def decayed(model: nn.Module, *, embeddings: bool = False) -> dict[str, bool]:
         Parameter name -> decays, in the order of `model.named_parameters()`.
     """
     exempt: set[nn.Parameter] = set()
+    schemes = [module for module in model.modules() if isinstance(module, Position)]
+    inside = {module for scheme in schemes for module in scheme.modules()}
     for module in model.modules():
-        if isinstance(module, Position):
-            exempt.update(table.weight for table in module.modules() if isinstance(table, nn.Embedding))
-        kept = isinstance(module, Position) or (isinstance(module, nn.Embedding) and not embeddings)
+        table = isinstance(module, nn.Embedding)
+        kept = isinstance(module, Position) or (table and (not embeddings or module in inside))
         norm = "norm" in type(module).__name__.lower()
         for name, parameter in module.named_parameters(recurse=False):
             if kept or norm or parameter.ndim < 2 or name == "bias" or name.endswith("_bias"):

@@ -1,6 +1,5 @@
 """Runs: begun, continued, loaded and evaluated. A run is a directory, and is never overwritten."""
 
-import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,12 +11,12 @@ from torch import nn
 from regard.errors import CheckpointError, ConfigError
 from regard.models import LanguageModel
 from regard.models.generate import generate
-from regard.tasks import TaskConfig, build_task
+from regard.tasks import TaskConfig, TextConfig, build_task
 from regard.tasks.base import Split, Task
+from regard.tasks.corpus import BUNDLED
 from regard.tasks.tokenizer import Tokenizer, load_tokenizer
-from regard.training import checkpoint, metrics, toml
+from regard.training import checkpoint, environment, metrics, toml
 from regard.training.config import RunConfig
-from regard.training.environment import environment
 from regard.training.evaluation import score
 from regard.training.files import writing
 from regard.training.trainer import OnProgress, Trainer, chosen_device
@@ -129,8 +128,6 @@ def train(
             toml.save(config, partial / "config.toml")
             if task.tokenizer is not None:
                 task.tokenizer.save(partial / "tokenizer.json")
-            device = chosen_device(config.training.device)
-            (partial / "env.json").write_text(json.dumps(environment(device), indent=1) + "\n")
     return _finish(out, config, task, on_progress)
 
 
@@ -218,13 +215,19 @@ def evaluate(
 
 
 def fitted(config: RunConfig, task: Task) -> RunConfig:
-    """The configuration with the task's vocabulary, and room for the task's length."""
-    model = config.model
-    length = max(model.max_length, task.length)
-    return replace(config, model=replace(model, vocab_size=task.vocab_size, max_length=length))
+    """The configuration with the task's vocabulary, room for its length, and paths that hold from any folder."""
+    length = max(config.model.max_length, task.length)
+    model = replace(config.model, vocab_size=task.vocab_size, max_length=length)
+    wanted = config.task
+    if isinstance(wanted, TextConfig):
+        corpus = wanted.corpus if wanted.corpus in BUNDLED else str(Path(wanted.corpus).expanduser().resolve())
+        cache = None if wanted.cache is None else str(Path(wanted.cache).expanduser().resolve())
+        wanted = replace(wanted, corpus=corpus, cache=cache)
+    return replace(config, model=model, task=wanted)
 
 
 def _finish(run: Path, config: RunConfig, task: Task, on_progress: OnProgress | None) -> RunResult:
+    environment.record(run / "env.json", chosen_device(config.training.device), config.training.threads)
     trainer = Trainer(LanguageModel(config.model), task, config.training, run, on_progress=on_progress)
     trainer.fit()
     lines = [line for line in metrics.read(run / "metrics.jsonl") if line["kind"] == "evaluate"]

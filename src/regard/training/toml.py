@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, asdict, fields
 from pathlib import Path
+from types import GenericAlias
 from typing import Any, get_args
 
 from regard.errors import ConfigError, nearest
@@ -133,7 +134,8 @@ def _validated(cls: type, section: str, values: Table, problems: list[str]) -> o
     from pydantic import TypeAdapter, ValidationError
 
     # Strict mode takes no "1" for 1 nor 1 for true; of JSON it still takes a list for a tuple.
-    adapter = TypeAdapter(tuple[cls], config={"extra": "forbid", "strict": True})
+    of_json: Any = GenericAlias(tuple, (cls,))
+    adapter = TypeAdapter(of_json, config={"extra": "forbid", "strict": True})
     absent: set[str] = set()
     while True:
         try:
