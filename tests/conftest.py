@@ -1,7 +1,7 @@
 """Shape annotations are checked while the tests run; production code pays nothing.
 
-`regard.core`, `regard.bias`, `regard.functional` and most of `regard.models` are left out: they check shapes themselves,
-at run time and with errors that say the way out, and the tests look at those errors.
+`regard.core`, `regard.bias`, `regard.functional` and most of `regard.models` are left out: they check shapes
+themselves, at run time and with errors that say the way out, and the tests look at those errors.
 """
 
 import torch

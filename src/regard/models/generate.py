@@ -142,7 +142,7 @@ def stream(
 
     Arguments are checked at the call, before the first piece is asked for.
     """
-    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
+    sampling = Sampling(temperature=float(temperature), top_k=top_k, top_p=top_p)
     if max_new_tokens < 0:
         raise ConfigError(f"max_new_tokens must be at least 0, got {max_new_tokens}")
     if isinstance(stop, str) or "" in stop:

@@ -1,0 +1,320 @@
+"""The decoder: causality, streaming, masks, losses, counts, seeds and refusals on the full stack."""
+
+import copy
+
+import pytest
+import torch
+from safetensors.torch import load, save
+from torch.nn.functional import cross_entropy
+
+from regard import names
+from regard.catalog import build, describe
+from regard.errors import ConfigError, InputError, LimitError, ShapeError, UnsupportedError
+from regard.info import Heads
+from regard.models import LanguageModel, ModelConfig, presets
+
+TINY = {"vocab_size": 23, "dim": 16, "heads": 2, "layers": 2, "max_length": 32, "short_convolution": 2, "mlp_dim": 24}
+POSITIONS = ["none", "learned", "sinusoidal", "rotary", "alibi", "transformer_xl"]
+
+
+def buildable(name: str) -> bool:
+    """Whether a mechanism needs no option to be built."""
+    try:
+        build(name, Heads(count=2, key_dim=8, causal=True, max_length=32))
+    except ConfigError:
+        return False
+    return True
+
+
+CAUSAL = [name for name in names(supports=["causal"]) if buildable(name)]
+STREAMING = [name for name in CAUSAL if describe(name).supports.state]
+
+
+def model_of(spec: str | tuple[str, ...], *, seed: int = 0, **fields: object) -> LanguageModel:
+    specs = (spec,) if isinstance(spec, str) else spec
+    scheme = "rotary" if all({"q", "k"} <= set(describe(s).reads) for s in specs) else "learned"
+    config = ModelConfig(**{**TINY, "position": scheme, "attention": specs, "seed": seed, **fields})
+    return LanguageModel(config).double().eval()
+
+
+def tokens_of(batch: int, length: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(0, 23, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("spec", CAUSAL)
+def test_no_future_token_changes_an_earlier_bit(spec: str) -> None:
+    model, tokens = model_of(spec), tokens_of(2, 20)
+    before = model(tokens).logits
+    for first in (1, 7, 16, 19):
+        changed = tokens.clone()
+        changed[:, first:] = (changed[:, first:] + 1 + tokens_of(2, 20 - first, seed=first) % 22) % 23
+        after = model(changed).logits
+        assert torch.equal(after[:, :first], before[:, :first])
+        assert not torch.equal(after[:, first], before[:, first])
+
+
+@pytest.mark.parametrize("spec", STREAMING)
+def test_any_split_streams_to_the_same_logits(spec: str) -> None:
+    model, tokens = model_of(spec), tokens_of(2, 30)
+    whole = model(tokens).logits
+    for cuts in ([], [1], [29], [7, 8, 20], list(range(1, 30)), [16]):
+        state, parts = model.initial_state(2), []
+        for first, last in zip([0, *cuts], [*cuts, 30], strict=True):
+            got = model(tokens[:, first:last], state=state)
+            assert got.state is not None
+            assert got.state.length == last
+            parts.append(got.logits)
+            state = got.state
+        torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_any_split_streams_under_every_position(position: str) -> None:
+    model, tokens = model_of("softmax", position=position), tokens_of(2, 20)
+    state = model.initial_state(2)
+    first = model(tokens[:, :9], state=state)
+    second = model(tokens[:, 9:], state=first.state)
+    got = torch.cat([first.logits, second.logits], 1)
+    torch.testing.assert_close(got, model(tokens).logits, rtol=0, atol=1e-10)
+    assert state.length == 0
+    torch.testing.assert_close(model(tokens[:, 9:], state=first.state).logits, second.logits, rtol=0, atol=0)
+
+
+def test_positions_matter() -> None:
+    tokens = torch.tensor([[1, 2, 3, 4], [2, 1, 3, 4]])
+    for position in POSITIONS:
+        model = model_of("softmax", position=position, short_convolution=0, layers=1)
+        last = model(tokens).logits[:, -1]
+        moved = (last[0] - last[1]).abs().max().item()
+        assert (moved < 1e-12) == (position == "none")
+
+
+def test_hybrids_give_each_layer_its_mechanism() -> None:
+    specs = ("linear", "local(window=3)", "softmax", "local(window=2):1 + softmax:1")
+    model = model_of(specs, layers=4)
+    assert [type(m).__name__ for m in model.mechanisms] == ["Linear", "Local", "Softmax", "HeadMix"]
+    tokens = tokens_of(2, 20)
+    first = model(tokens[:, :11], state=model.initial_state(2))
+    second = model(tokens[:, 11:], state=first.state)
+    got = torch.cat([first.logits, second.logits], 1)
+    torch.testing.assert_close(got, model(tokens).logits, rtol=0, atol=1e-10)
+
+
+def test_a_layer_without_state_makes_the_model_refuse_one() -> None:
+    stateless = [name for name in CAUSAL if name not in STREAMING]
+    for name in stateless:
+        model = model_of((name, "softmax"))
+        assert not model.streams
+        with pytest.raises(UnsupportedError):
+            model.initial_state(1)
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_left_padding_changes_nothing(position: str) -> None:
+    model = model_of(("softmax", "local(window=4)"), position=position)
+    tokens = tokens_of(1, 9)
+    padded = torch.cat([tokens_of(1, 5, seed=1), tokens], 1)
+    mask = torch.arange(14)[None] >= 5
+    positions = (torch.arange(14)[None] - 5).clamp_min(0) if model.absolute is not None else None
+    got = model(padded, key_mask=mask, positions=positions).logits[:, 5:]
+    torch.testing.assert_close(got, model(tokens).logits, rtol=0, atol=1e-10)
+
+
+def test_right_padding_changes_nothing() -> None:
+    model, tokens = model_of(("softmax", "linear")), tokens_of(1, 9)
+    padded = torch.cat([tokens, tokens_of(1, 5, seed=1)], 1)
+    got = model(padded, key_mask=torch.arange(14)[None] < 9).logits[:, :9]
+    torch.testing.assert_close(got, model(tokens).logits, rtol=0, atol=1e-10)
+
+
+def test_state_selects_rows_and_survives_safetensors() -> None:
+    model, tokens = model_of(("linear", "softmax", "local(window=4)"), layers=3), tokens_of(3, 12)
+    state = model(tokens[:, :8], state=model.initial_state(3)).state
+    assert state is not None
+    expected = model(tokens[:, 8:], state=state).logits
+    picked = torch.tensor([2, 0, 2])
+    got = model(tokens[picked, 8:], state=state.select(picked)).logits
+    torch.testing.assert_close(got, expected[picked], rtol=0, atol=1e-12)
+    loaded = model.initial_state(3).load(load(save(state.dump())))
+    assert loaded.length == 8
+    torch.testing.assert_close(model(tokens[:, 8:], state=loaded).logits, expected, rtol=0, atol=0)
+    detached = state.detach()
+    assert not any(x.requires_grad for x in detached.tensors().values())
+
+
+def test_state_counts_its_bytes() -> None:
+    model, tokens = model_of(("softmax", "linear")), tokens_of(2, 8)
+    state = model(tokens, state=model.initial_state(2)).state
+    assert state is not None
+    tail = 2 * 1 * 16 * 8  # batch, width - 1 slots, dim, bytes
+    parts = sum(mechanism.state_nbytes(2, 8, torch.float64) for mechanism in model.mechanisms)
+    assert state.nbytes == parts + tail
+
+
+def counted(config: ModelConfig) -> int:
+    """The formula of the docstring, for mechanisms without weights."""
+    dim, width, kv = config.dim, config.mlp_width, (config.kv_heads or config.heads) * config.key_dim
+    matrices = {"gelu": 2, "relu": 2, "swiglu": 3, "none": 0}[config.mlp]
+    norms = 1 if config.mlp == "none" else 2
+    layer = 2 * dim * (dim + kv) + matrices * dim * width + norms * dim
+    total = config.vocab_size * dim * (1 if config.tied else 2) + config.layers * layer
+    if config.norm == "pre":
+        total += dim
+    if config.position == "learned":
+        total += config.max_length * dim
+    if config.bias:
+        outputs = dim + 2 * kv + dim + (dim + (matrices - 1) * width if matrices else 0)
+        shifts = 0 if config.norm_kind == "rms" else norms * dim
+        total += config.layers * (outputs + shifts) + (dim if config.norm == "pre" and shifts else 0)
+    return total
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"tied": False},
+        {"kv_heads": 1},
+        {"mlp": "swiglu"},
+        {"mlp": "none"},
+        {"norm": "post"},
+        {"norm_kind": "rms"},
+        {"position": "learned"},
+        {"bias": True, "mlp": "swiglu", "kv_heads": 2},
+        {"bias": True, "norm_kind": "rms", "position": "learned"},
+        {"bias": True, "norm": "post"},
+    ],
+)
+def test_parameter_count_formula(fields: dict) -> None:
+    config = ModelConfig(vocab_size=50, dim=16, heads=4, layers=3, max_length=32, **fields)
+    assert LanguageModel(config).parameter_count() == counted(config)
+
+
+def test_weights_of_positions_and_convolutions_are_counted_once() -> None:
+    plain = LanguageModel(ModelConfig(dim=16, heads=2, layers=3)).parameter_count()
+    shared = LanguageModel(ModelConfig(dim=16, heads=2, layers=3, position="transformer_xl")).parameter_count()
+    assert shared - plain == 2 * 16 + 2 * 16 * 8  # u, v (heads, key_dim); W_R (heads, dim, key_dim)
+    bound = LanguageModel(ModelConfig(dim=16, heads=2, layers=3, short_convolution=3)).parameter_count()
+    assert bound - plain == 3 * 16
+
+
+def test_published_sizes() -> None:
+    assert counted(presets.build("gpt")) == 124_439_808
+    assert counted(presets.build("llama")) == 6_738_415_616
+
+
+def test_seed_decides_everything_and_the_global_generator_nothing() -> None:
+    before = torch.get_rng_state()
+    one, same, other = (model_of(("performer", "linear"), seed=seed) for seed in (5, 5, 6))
+    assert torch.equal(torch.get_rng_state(), before)
+    tokens = tokens_of(1, 8)
+    assert torch.equal(one(tokens).logits, same(tokens).logits)
+    assert not torch.equal(one(tokens).logits, other(tokens).logits)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_layers_draw_from_seeds_of_their_own() -> None:
+    model = model_of("softmax", layers=3)
+    seeds = {mechanism.heads.seed for mechanism in model.mechanisms}
+    assert len(seeds) == 3
+    weights = [block.attention.value.weight for block in model.blocks]
+    assert not torch.equal(weights[0], weights[1])
+
+
+def test_copies_agree() -> None:
+    model, tokens = model_of("softmax", position="transformer_xl", bias=True), tokens_of(2, 10)
+    expected = model(tokens).logits
+    assert torch.equal(copy.deepcopy(model)(tokens).logits, expected)
+    other = model_of("softmax", position="transformer_xl", bias=True, seed=1)
+    assert not torch.equal(other(tokens).logits, expected)
+    other.load_state_dict(load(save(model.state_dict())))
+    assert torch.equal(other(tokens).logits, expected)
+
+
+def test_layers_share_one_relative_position() -> None:
+    model = model_of("softmax", position="transformer_xl", layers=3)
+    assert all(block.attention.position is model.position for block in model.blocks)
+    keys = [name for name in model.state_dict() if "position" in name]
+    assert sorted(keys) == ["position.content", "position.distance", "position.relative"]
+
+
+def test_losses_of_layers_add_up() -> None:
+    spec = "vector_quantized(block_size=4, num_codes=8)"
+    tokens, losses = tokens_of(2, 12), []
+    model = model_of(spec).train()
+    assert model.loss_weights == dict(model.mechanisms[0].info.losses)
+    for block in model.blocks:
+        block.attention.register_forward_hook(lambda module, args, output: losses.append(output.losses))
+    got = model(tokens).losses
+    assert set(got) == set(model.loss_weights)
+    for name, loss in got.items():
+        assert loss.item() == pytest.approx(sum(x[name].item() for x in losses), rel=1e-12)
+        assert loss.item() > 0
+    assert model.eval()(tokens).losses == {}
+    assert model_of("softmax").train()(tokens).losses == {}
+
+
+@pytest.mark.parametrize("tokens", [torch.tensor([[1, 23]]), torch.tensor([[1, -1]])])
+def test_ids_out_of_range_are_named(tokens: torch.Tensor) -> None:
+    with pytest.raises(InputError, match=rf"token id {tokens[0, 1]} is out of range.*vocab_size=23"):
+        model_of("softmax")(tokens)
+
+
+def test_misuse_is_refused() -> None:
+    model, tokens = model_of("softmax"), tokens_of(2, 6)
+    with pytest.raises(ShapeError, match="tokens must be integers"):
+        model(tokens.double())
+    with pytest.raises(ShapeError, match="tokens must be integers"):
+        model(tokens[0])
+    with pytest.raises(ShapeError, match="key_mask must be bool"):
+        model(tokens, key_mask=torch.ones(2, 5, dtype=torch.bool))
+    with pytest.raises(UnsupportedError, match="rotary counts slots"):
+        model(tokens, positions=torch.arange(6))
+    with pytest.raises(ShapeError, match="positions must be"):
+        model_of("softmax", position="learned")(tokens, positions=torch.arange(5))
+    with pytest.raises(LimitError, match="max_length=32"):
+        model_of("softmax", position="learned")(tokens_of(1, 33))
+    with pytest.raises(UnsupportedError, match="linformer does not support causal=True"):
+        LanguageModel(ModelConfig(**TINY, attention=("linformer",)))
+    with pytest.raises(ConfigError, match="did you mean 'softmax'"):
+        LanguageModel(ModelConfig(**TINY, attention=("sofmax",)))
+    with pytest.raises(ConfigError, match="unknown position 'rotari'"):
+        LanguageModel(ModelConfig(**TINY, position="rotari"))
+    with pytest.raises(UnsupportedError, match="does not support"):
+        LanguageModel(ModelConfig(**TINY, attention=("linear",), attention_dropout=0.1))
+
+
+def test_dropout_acts_in_training_only() -> None:
+    model, tokens = model_of("softmax", dropout=0.5), tokens_of(2, 6)
+    assert torch.equal(model(tokens).logits, model(tokens).logits)
+    model.train()
+    assert not torch.equal(model(tokens).logits, model(tokens).logits)
+
+
+def test_every_weight_gets_a_gradient() -> None:
+    model = model_of("softmax", position="transformer_xl", mlp="swiglu", bias=True, tied=False).train()
+    model(tokens_of(2, 12)).logits.square().mean().backward()
+    for name, weight in model.named_parameters():
+        assert weight.grad is not None, name
+        # A key bias shifts all logits of a row alike, so softmax cannot see it.
+        assert weight.grad.abs().max() > 0 or name.endswith("key.bias"), name
+
+
+@pytest.mark.parametrize("spec", ["softmax", "linear", "vector_quantized(block_size=8, num_codes=16)"])
+def test_overfits_eight_sequences(spec: str) -> None:
+    config = ModelConfig(vocab_size=23, dim=32, heads=2, layers=2, attention=(spec,), position="learned", max_length=24)
+    model, tokens = LanguageModel(config), tokens_of(8, 17)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=6e-3, weight_decay=0.0)
+    for step in range(400):
+        got = model(tokens[:, :-1])
+        loss = cross_entropy(got.logits.flatten(0, 1), tokens[:, 1:].flatten())
+        total = loss + sum(model.loss_weights[name] * extra for name, extra in got.losses.items())
+        optimizer.zero_grad()
+        total.backward()
+        optimizer.step()
+        # The first token has nothing to go by: 8 first tokens that differ keep the rest unambiguous.
+        if step % 20 == 19 and loss.item() < 0.03:
+            break
+    with torch.no_grad():
+        logits = model.eval()(tokens[:, :-1]).logits
+    assert cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).item() < 0.05
