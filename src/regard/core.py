@@ -133,7 +133,7 @@ class Attention(nn.Module, ABC):
             Attended(values (batch, heads, queries, value), state, losses).
 
         Raises:
-            UnsupportedError: an argument that `info.supports` does not list.
+            UnsupportedError: an argument that `info.supports` does not list; left padding where `info.anchored`.
             ShapeError: shapes or dtypes that do not fit.
             LimitError: longer than `heads.max_length` where weights depend on it.
         """
@@ -143,7 +143,8 @@ class Attention(nn.Module, ABC):
             k, v = k.masked_fill(hidden, 0), v.masked_fill(hidden, 0)  # NaN under the mask must not survive a product
         if self.info.grouped == "expanded" and self.heads.group > 1:
             k, v = (x.repeat_interleave(self.heads.group, 1) for x in (k, v))
-        return self.attend(q, k, v, key_mask=key_mask, bias=bias, marks=marks, state=state)
+        answer = self.attend(q, k, v, key_mask=key_mask, bias=bias, marks=marks, state=state)
+        return answer._replace(values=answer.values.to(q.dtype))  # autocast leaves the dtype of its last product
 
     @abstractmethod
     def attend(
@@ -238,6 +239,8 @@ class Attention(nn.Module, ABC):
                 self._check_padding(key_mask, name)
         if bias is not None and not supports.bias:
             self.refuse("bias", "bias")
+            if self.info.anchored and (state is None or state.length == 0) and not torch.compiler.is_compiling():
+                self._refuse_left_padding(key_mask)
         if marks is not None:
             if not supports.marks:
                 self.refuse("marks", "marks")
@@ -270,6 +273,13 @@ class Attention(nn.Module, ABC):
             raise UnsupportedError(
                 f"{name} is tied to absolute slots, got a key_mask whose first slots are hidden (left padding); "
                 "pad on the right, or run rows of unequal length separately"
+            )
+
+    def _refuse_left_padding(self, key_mask: Tensor) -> None:
+        if bool((~key_mask[:, :1] & key_mask.any(1, keepdim=True)).any()):
+            raise UnsupportedError(
+                f"{registered_name(type(self))} does not support left padding: its weights or pattern belong to "
+                "absolute positions. Pad on the right, or run rows of unequal length one by one"
             )
 
     def _check_bias(self, bias: ScoreBias, q: Tensor, keys: int, name: str) -> None:

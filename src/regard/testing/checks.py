@@ -1,4 +1,4 @@
-"""`check_attention`: every promise of a mechanism is tested, and everything that it does not promise must be refused."""
+"""The suite: every promise of a mechanism is tested, and everything that it does not promise must be refused."""
 
 from collections.abc import Iterable, Mapping, Sequence
 

@@ -1,5 +1,6 @@
 """Laws 6, 7 and 8: pure evaluation, every size, and refusal of whatever is not declared."""
 
+# ruff: noqa: B023 - every lambda is called before its loop moves on
 import copy
 import inspect
 import random

@@ -57,17 +57,21 @@ def bfloat16(subject: Subject) -> None:
 def autocast(subject: Subject) -> None:
     """Under autocast to bfloat16 the dtype stays that of the inputs, and the values stay close; backward works."""
     for causal in subject.modes:
-        mechanism = subject.build(causal)
-        x = Inputs(*(y.requires_grad_() for y in subject.inputs(mechanism)))
-        with torch.no_grad():
-            expected = exact_copy(mechanism).reference(*x.to(torch.float64))
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            out = mechanism(*x).values
-        require(out.dtype == torch.float32, f"float32 in, {out.dtype} out")
-        assert_close(out.detach().double(), expected, tolerance=4 * BFLOAT16, what=f"under autocast, {causal=}")
-        out.square().sum().backward()
-        for name, y in zip("qkv", x, strict=True):
-            require(y.grad is None or bool(y.grad.isfinite().all()), f"the gradient of {name} is not finite")
+        for dtype in (torch.float32, torch.bfloat16):  # a layer's projections hand over bfloat16
+            mechanism = subject.build(causal)
+            x = Inputs(*(y.requires_grad_() for y in subject.inputs(mechanism, dtype=dtype)))
+            with torch.no_grad():
+                expected = exact_copy(mechanism).reference(*x.to(torch.float64))
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                out = mechanism(*x).values
+            require(out.dtype == dtype, f"{dtype} in, {out.dtype} out")
+            what = f"{dtype} under autocast, {causal=}"
+            assert_close(out.detach().double(), expected, tolerance=4 * BFLOAT16, what=what)
+            out.float().square().sum().backward()
+            for name, y in zip("qkv", x, strict=True):
+                require(
+                    y.grad is None or bool(y.grad.isfinite().all()), f"the gradient of {name} is not finite, {what}"
+                )
 
 
 @check()

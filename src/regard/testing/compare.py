@@ -56,8 +56,8 @@ def assert_identical(actual: Tensor, expected: Tensor, *, what: str) -> None:
         at = _first(wrong)
         difference = (actual[at].double() - expected[at].double()).abs().item()
         raise AssertionError(
-            f"{what}: {int(wrong.sum())} of {wrong.numel()} numbers differ, first at {at}: got {actual[at].item():.9g}, "
-            f"expected {expected[at].item():.9g} (by {difference:.3e}); they must be identical"
+            f"{what}: {int(wrong.sum())} of {wrong.numel()} numbers differ, first at {at}: got "
+            f"{actual[at].item():.9g}, expected {expected[at].item():.9g} (by {difference:.3e}); they must be identical"
         )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch._library.custom_ops import OPDEFS
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
@@ -56,6 +57,8 @@ class Count(TorchDispatchMode):
         return out
 
     def _enter(self, x: Tensor) -> None:
+        while is_functorch_wrapped_tensor(x):  # inside torch.func.vjp and friends
+            x = get_unwrapped(x)
         storage = x.untyped_storage()
         key, numbers = storage._cdata, storage.nbytes() // max(x.element_size(), 1)
         if key in self._alive:
