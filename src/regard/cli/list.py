@@ -28,9 +28,7 @@ def run(options: Options) -> int:
     if options.json:
         emit(
             {
-                "mechanisms": {
-                    name: {"family": catalog.family(name), **_plain(asdict_info(name))} for name in names
-                },
+                "mechanisms": {name: {"family": catalog.family(name), **_plain(asdict_info(name))} for name in names},
                 "positions": position.names(),
                 "memories": memory.names(),
                 "presets": presets.names(),

@@ -1,0 +1,51 @@
+"""Comparisons for people: a table in the terminal, and one HTML file. Names are imported on first use."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from regard.benchmark.config import CompareConfig
+
+__all__ = ["compare"]
+
+
+def compare(
+    specs: "Sequence[str] | None" = None,
+    *,
+    out: str | Path = "comparison",
+    config: "CompareConfig | None" = None,
+    budget: str | None = None,
+    seeds: int | None = None,
+    tell: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Compare mechanisms in the same model on the same data; writes results.json and report.html into `out`.
+
+    Args:
+        specs: mechanisms, `a / b` alternating by layer; None: those of `config`.
+        out: folder; one that holds the same comparison, unfinished, is continued.
+        config: everything else; None: the defaults.
+        budget: time for everything, such as "5m"; None: that of `config`.
+        seeds: trainings of every specification; None: that of `config`.
+        tell: called with lines about the progress.
+
+    Returns:
+        What results.json holds; `["recommendation"]` says which one to use, and why.
+
+    Raises:
+        ConfigError: unknown mechanisms or options, or a folder with another comparison.
+        DataError: a corpus that is missing or too small.
+        UnsupportedError: a mechanism that cannot be causal.
+    """
+    from dataclasses import replace
+
+    from regard.benchmark import comparison
+    from regard.benchmark.config import CompareConfig
+    from regard.report import html
+
+    config = config or CompareConfig()
+    given = {"specs": None if specs is None else tuple(specs), "budget": budget, "seeds": seeds}
+    config = replace(config, **{name: value for name, value in given.items() if value is not None})
+    results = comparison.compare(config, Path(out), tell=tell)
+    html.write(results, Path(out) / "report.html")
+    return results

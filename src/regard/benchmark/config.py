@@ -1,0 +1,123 @@
+"""What a comparison is, as data. Imports no torch: the command line reads this first."""
+
+import re
+from dataclasses import dataclass, field
+
+from regard import specs
+from regard.errors import ConfigError
+from regard.tasks.config import RecallConfig, TextConfig
+
+DEFAULT_SPECS = (
+    "softmax",
+    "local(window=32)",
+    "linear",
+    "performer",
+    "linear / softmax",
+    "vector_quantized(num_codes=64, block_size=32)",
+)
+"""exact attention, a window, two linear ones, a hybrid by layer, and one whose cache is used at the lengths compared"""
+
+
+@dataclass(frozen=True)
+class ShapeConfig:
+    """The model that every mechanism is put into."""
+
+    dim: int = 128
+    """width of the hidden states"""
+    layers: int = 2
+    """blocks"""
+    heads: int = 4
+    """heads"""
+    position: str = "sinusoidal"
+    """position scheme; an absolute one serves every mechanism"""
+    short_convolution: int = 2
+    """width of the causal convolution over the embeddings, which recall needs in shallow models"""
+
+
+@dataclass(frozen=True)
+class CompareConfig:
+    """A comparison: every specification in the same model, on the same data, for the same steps."""
+
+    specs: tuple[str, ...] = DEFAULT_SPECS
+    """mechanisms; `a / b` alternates by layer, `a:2 + b:2` mixes by head"""
+    budget: str | None = None
+    """time for everything, such as 5m, 90s or 2h; it sets the steps. None: the steps below"""
+    seeds: int = 1
+    """trainings of every specification; 3 or more before a difference is worth believing"""
+    text: TextConfig = field(default_factory=TextConfig)
+    """the text task"""
+    recall: RecallConfig = field(
+        default_factory=lambda: RecallConfig(vocab_size=64, length=128, num_pairs=8, filler="zeros")
+    )
+    """the recall task (MQAR)"""
+    shape: ShapeConfig = field(default_factory=ShapeConfig)
+    """the model"""
+    text_steps: int = 1000
+    """training steps on text, without a budget"""
+    recall_steps: int = 600
+    """training steps on recall, without a budget"""
+    batch_size: int = 16
+    """text windows in a step"""
+    recall_batch_size: int = 64
+    """recall sequences in a step"""
+    learning_rate: float = 3e-3
+    """peak learning rate on text"""
+    recall_learning_rate: float = 3e-3
+    """peak learning rate on recall"""
+    evaluate_examples: int = 400
+    """validation windows, evenly spaced; 0: all"""
+    lengths: tuple[int, ...] = (256, 512, 1024, 2048, 4096, 8192)
+    """sequence lengths for cost and decoding"""
+    rounds: int = 5
+    """timed turns for every length"""
+    threads: int = 2
+    """CPU threads"""
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"{name} must be at least 1, got {getattr(self, name)}"
+            for name in ("seeds", "text_steps", "recall_steps", "batch_size", "recall_batch_size", "rounds", "threads")
+            if getattr(self, name) < 1
+        ]
+        if not self.specs:
+            problems.append("specs must name at least one mechanism")
+        if len(set(self.specs)) != len(self.specs):
+            problems.append(f"specs must differ from one another, got {list(self.specs)}")
+        if not self.lengths or min(self.lengths) < 32:
+            problems.append(f"lengths must be at least 32, got {list(self.lengths)}")
+        if problems:
+            raise ConfigError("\n".join(problems))
+        for spec in self.specs:
+            self.layers(spec)
+
+    def layers(self, spec: str) -> tuple[str, ...]:
+        """The mechanism of every layer: `a / b` starts again when it is used up.
+
+        Raises:
+            ConfigError: more parts than layers.
+        """
+        parts = specs.split(spec, "/")
+        if len(parts) > self.shape.layers:
+            raise ConfigError(f"{spec!r} names {len(parts)} layers, the model has {self.shape.layers}")
+        return tuple(parts[at % len(parts)] for at in range(self.shape.layers))
+
+    @property
+    def mechanisms(self) -> tuple[str, ...]:
+        """Every mechanism that some layer uses, exact attention first: costs are relative to it."""
+        return tuple(dict.fromkeys(["softmax", *(part for spec in self.specs for part in self.layers(spec))]))
+
+
+def seconds(duration: str) -> float:
+    """A duration in seconds.
+
+    Raises:
+        ConfigError: not a number with s, m or h.
+
+    Example:
+        >>> seconds("5m")
+        300.0
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smh]?)\s*", duration)
+    if found is None or float(found[1]) <= 0:
+        raise ConfigError(f"cannot read the duration {duration!r}: write 90s, 5m or 2h")
+    return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]

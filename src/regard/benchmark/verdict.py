@@ -1,0 +1,143 @@
+"""What may be concluded from a comparison: bootstrap intervals, ties, and one recommendation with its reason."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+
+RESAMPLES = 2000
+LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A ratio of sums with its interval: middle, low, high (95 %)."""
+
+    middle: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One specification's results: numerators and denominators, (seeds, units).
+
+    Bits per byte: bits and bytes of every document. Accuracy: right answers and questions of every sequence.
+    """
+
+    top: Float[np.ndarray, "seeds units"]
+    bottom: Float[np.ndarray, "seeds units"]
+
+    def ratio(self, seeds: np.ndarray, units: np.ndarray) -> float:
+        """The ratio of sums over some seeds and units."""
+        return float(self.top[np.ix_(seeds, units)].sum() / self.bottom[np.ix_(seeds, units)].sum())
+
+    @property
+    def value(self) -> float:
+        """The ratio of sums over everything."""
+        return float(self.top.sum() / self.bottom.sum())
+
+
+def estimates(samples: Mapping[str, Sample]) -> dict[str, Estimate]:
+    """The value of every specification with its bootstrap interval over seeds and units (documents)."""
+    draws = _draws(samples)
+    return {name: Estimate(sample.value, *_interval(draws[name])) for name, sample in samples.items()}
+
+
+def ties(samples: Mapping[str, Sample], *, larger_is_better: bool) -> tuple[str, list[str]]:
+    """The best specification, and all that cannot be told from it (itself included).
+
+    Every specification saw the same documents, so the bootstrap draws the same documents for all of them and looks at
+    differences. A specification ties if the interval of its difference from the best holds 0.
+    """
+    sign = 1 if larger_is_better else -1
+    best = max(samples, key=lambda name: sign * samples[name].value)
+    draws = _draws(samples)
+    tied = [
+        name
+        for name in samples
+        if name == best
+        or _interval(sign * (draws[best] - draws[name]))[0] <= 0
+        or samples[name].value == samples[best].value
+    ]
+    return best, tied
+
+
+def _draws(samples: Mapping[str, Sample]) -> dict[str, np.ndarray]:
+    draw = np.random.default_rng(0)
+    first = next(iter(samples.values()))
+    seeds, units = first.top.shape
+    picked_units = draw.integers(0, units, (RESAMPLES, units))
+    values = {}
+    for name, sample in samples.items():
+        picked_seeds = draw.integers(0, seeds, (RESAMPLES, seeds))
+        values[name] = np.array([sample.ratio(a, b) for a, b in zip(picked_seeds, picked_units, strict=True)])
+    return values
+
+
+def _interval(draws: np.ndarray) -> tuple[float, float]:
+    low, high = np.quantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(low), float(high)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What the recommendation looks at, for one specification."""
+
+    spec: str
+    bits_per_byte: float
+    recall: float
+    tokens_per_second: float
+    state_bytes: int | None
+    cost: Mapping[int, float]
+    """length -> seconds of forward + backward"""
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """One specification and why, in sentences derived from the measurements."""
+
+    spec: str
+    reason: str
+
+
+def recommend(
+    standings: Sequence[Standing], quality_ties: Sequence[str], recall_ties: Sequence[str], *, length: int
+) -> Recommendation:
+    """Among those that tie for the best bits per byte and recall as well as the best, the fastest in training.
+
+    If none of the ties on quality also ties on recall, quality decides and the reason says what is lost.
+    """
+    by_name = {standing.spec: standing for standing in standings}
+    good = [name for name in quality_ties if name in recall_ties]
+    pool = good or list(quality_ties)
+    chosen = max((by_name[name] for name in pool), key=lambda standing: standing.tokens_per_second)
+    sentences: list[str] = []
+    rest = [name for name in quality_ties if name != chosen.spec]
+    sentences.append(
+        f"{chosen.bits_per_byte:.3f} bits per byte "
+        + (f"ties with the best ({_listed(rest)} cannot be told from it)" if rest else "is the lowest")
+    )
+    if good:
+        sentences.append(f"its recall of {chosen.recall:.0%} is not below the best")
+    else:
+        best = max(standings, key=lambda standing: standing.recall)
+        sentences.append(f"its recall of {chosen.recall:.0%} is below the {best.recall:.0%} of {best.spec}")
+    others = [name for name in pool if name != chosen.spec]
+    if others:
+        sentences.append(f"of those it trains fastest at {length} tokens ({chosen.tokens_per_second:,.0f} tokens/s)")
+    longest = max(chosen.cost, default=0)
+    cheaper = [s for s in standings if longest and s.cost.get(longest, float("inf")) < 0.67 * chosen.cost[longest]]
+    if cheaper:
+        fastest = min(cheaper, key=lambda standing: standing.cost[longest])
+        ratio = chosen.cost[longest] / fastest.cost[longest]
+        sentences.append(
+            f"for sequences of {longest:,} tokens look at {fastest.spec}: its attention is {ratio:.1f} times faster there, "
+            f"at {fastest.bits_per_byte:.3f} bits per byte and {fastest.recall:.0%} recall"
+        )
+    return Recommendation(chosen.spec, "; ".join(sentences) + ".")
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,0 +1,119 @@
+"""Time mechanisms over length, paired with exact attention in one run: forward, forward + backward, decoding."""
+
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+import tyro
+
+from regard.cli._output import console, emit, table
+from regard.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to time."""
+
+    specs: tyro.conf.Positional[tuple[str, ...]]
+    """mechanisms, such as softmax 'local(window=256)' linear"""
+    lengths: str = "512:8192"
+    """first:last, doubling, or a list such as 1000,4096"""
+    heads: int = 8
+    """heads; the shape is (1, heads, length, key_dim)"""
+    key_dim: int = 64
+    """width of a head"""
+    bidirectional: bool = False
+    """every position sees every other (default: causal)"""
+    passes: tuple[Literal["forward", "both", "decode"], ...] = ("forward", "both", "decode")
+    """forward, both (forward + backward), decode (one token after so many)"""
+    rounds: int = 5
+    """timed turns"""
+    seconds: float = 60.0
+    """for each pass, start no longer length after this"""
+    threads: int = 2
+    """CPU threads"""
+    counted: bool = False
+    """count operations and elements too (no clock, any machine gives the same)"""
+    json: bool = False
+    """machine output on stdout"""
+
+
+def run(options: Options) -> int:
+    """Time under fixed allocation, the default figures beside them."""
+    from regard import catalog
+    from regard.benchmark import sweep
+
+    for spec in options.specs:
+        catalog.describe(spec)
+    plan = sweep.Plan(
+        specs=options.specs,
+        lengths=parse_lengths(options.lengths),
+        heads=options.heads,
+        key_dim=options.key_dim,
+        causal=not options.bidirectional,
+        passes=options.passes,
+        rounds=options.rounds,
+        seconds=options.seconds,
+        threads=options.threads,
+    )
+    fixed = sweep.sweep(plan, fixed_allocation=True)
+    default = {(r.spec, r.length, r.kind): r for r in sweep.sweep(plan, fixed_allocation=False)}
+    counted = sweep.count(plan) if options.counted else {}
+    if options.json:
+        rows = [
+            {**asdict(r), "default_seconds": default[r.spec, r.length, r.kind].seconds}
+            for r in fixed
+            if (r.spec, r.length, r.kind) in default
+        ]
+        emit({"plan": asdict(plan), "rows": rows, "counted": [asdict(c) for c in counted.values()] if counted else []})
+        return 0
+    exact = {(r.length, r.kind): r.seconds for r in fixed if r.spec == sweep.SDPA}
+    lines = []
+    for row in fixed:
+        against = exact.get((row.length, row.kind))
+        slow = default.get((row.spec, row.length, row.kind))
+        cost = counted.get((row.spec, row.length, row.kind))
+        lines.append(
+            (
+                row.spec,
+                row.kind,
+                f"{row.length:,}",
+                f"{row.seconds * 1e3:.3f}",
+                f"{row.low * 1e3:.3f} to {row.high * 1e3:.3f}",
+                f"{slow.seconds * 1e3:.3f}" if slow else "",
+                f"{against / row.seconds:.2f}" if against else "",
+                f"{row.state_bytes:,}" if row.state_bytes is not None else "",
+                *((f"{cost.operations:.3g}", f"{cost.elements:.3g}") if cost else ("", "") if options.counted else ()),
+            )
+        )
+    heads = ("mechanism", "pass", "tokens", "ms", "quartiles", "ms, default allocation", "times SDPA", "state bytes")
+    screen = console()
+    screen.print(table(*heads, *(("operations", "elements") if options.counted else ()), rows=lines))
+    screen.print(
+        f"(1, {plan.heads}, tokens, {plan.key_dim}), float32, {plan.threads} threads; medians of turns in one process under "
+        "fixed allocation; default allocation beside them. Decoding: one token.",
+        markup=False,
+    )
+    return 0
+
+
+def parse_lengths(text: str) -> tuple[int, ...]:
+    """`first:last`, doubling, or a list.
+
+    Raises:
+        ConfigError: neither.
+
+    Example:
+        >>> parse_lengths("512:2048")
+        (512, 1024, 2048)
+    """
+    try:
+        if ":" in text:
+            first, last = (int(part) for part in text.split(":"))
+            found = tuple(first << at for at in range(64) if first << at <= last)
+        else:
+            found = tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise ConfigError(f"cannot read the lengths {text!r}: write 512:8192 or 1000,4096") from error
+    if not found or min(found) < 1:
+        raise ConfigError(f"no lengths in {text!r}: write 512:8192 or 1000,4096")
+    return found

@@ -1,0 +1,53 @@
+"""Compare attention mechanisms on your text and on exact recall; leaves a report that says which one to use.
+
+Without arguments: exact attention, a window, two linear ones, a hybrid and a vector-quantised one on the bundled State of
+the Union addresses. Started again with the same --out and settings, an interrupted comparison goes on.
+"""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import tyro
+
+from regard.benchmark.config import CompareConfig, DEFAULT_SPECS
+from regard.cli._output import console, emit, table
+
+
+@dataclass(frozen=True)
+class Options(CompareConfig):
+    """What to compare, and where the results go."""
+
+    specs: tyro.conf.Positional[tuple[str, ...]] = DEFAULT_SPECS
+    """mechanisms; `a / b` alternates by layer, `a:2 + b:2` mixes by head"""
+    out: str = "comparison"
+    """folder for results.json, report.html and everything that an interrupted comparison needs to go on"""
+    json: bool = False
+    """print results.json on stdout"""
+
+
+def run(options: Options) -> int:
+    """Compare, print the table, and say where the report is."""
+    from regard.report import compare
+
+    config = CompareConfig(**{field.name: getattr(options, field.name) for field in fields(CompareConfig)})
+    notes = console(machine=True)
+    results = compare(config=config, out=options.out, tell=lambda line: notes.print(line, markup=False))
+    if options.json:
+        emit(results)
+        return 0
+    show(results, Path(options.out))
+    return 0
+
+
+def show(results: dict, out: Path) -> None:
+    """The table and the recommendation, on stdout."""
+    from regard.report.charts import table as summary
+    from regard.report.charts import tie_note
+
+    screen = console()
+    columns, rows = summary(results)
+    screen.print(table(*columns, rows=rows))
+    screen.print(tie_note(results), markup=False)
+    advice = results["recommendation"]
+    screen.print(f"\nUse {advice['spec']}: {advice['reason']}", markup=False)
+    screen.print(f"\nReport: {out / 'report.html'}", markup=False)

@@ -1,0 +1,53 @@
+"""Pictures of attention matrices, as PNG without any drawing library."""
+
+import base64
+import math
+import struct
+import zlib
+from collections.abc import Sequence
+
+Matrix = Sequence[Sequence[float]]
+
+
+def png(matrix: Matrix, *, scale: int = 4) -> bytes:
+    """A picture: rows are queries, columns are keys, darker is more; negative weights are red.
+
+    Each row is shown relative to its own largest weight, under a square root, so that a flat row is seen as flat and a
+    peaked one as peaked.
+    """
+    lines = bytearray()
+    for row in matrix:
+        largest = max((abs(x) for x in row), default=0.0) or 1.0
+        pixels = bytearray()
+        for x in row:
+            shade = 255 - round(255 * math.sqrt(min(abs(x) / largest, 1.0)))
+            pixels += bytes((shade, shade, 255 - (255 - shade) // 3) if x >= 0 else (255, shade, shade)) * scale
+        lines += (b"\0" + bytes(pixels)) * scale
+    width, height = len(matrix[0]) * scale, len(matrix) * scale
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(bytes(lines), 9)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
+    )
+
+
+def data_uri(matrix: Matrix) -> str:
+    """The picture as the address of an image that needs no file."""
+    return "data:image/png;base64," + base64.b64encode(png(matrix)).decode()
+
+
+def describe(matrix: Matrix) -> dict[str, float]:
+    """What a picture shows, in numbers, as means over the queries.
+
+    effective_keys: exp of the entropy of the absolute weights. distance: from the query to the weighted mean of its
+    keys. nearest_eight: share of the weight on the eight nearest keys.
+    """
+    keys, distance, near = 0.0, 0.0, 0.0
+    for i, row in enumerate(matrix):
+        total = sum(abs(x) for x in row) or 1.0
+        weights = [abs(x) / total for x in row]
+        keys += math.exp(-sum(w * math.log(w) for w in weights if w > 0))
+        distance += sum(w * abs(i - j) for j, w in enumerate(weights))
+        near += sum(w for j, w in enumerate(weights) if abs(i - j) < 8)
+    count = max(len(matrix), 1)
+    return {"effective_keys": keys / count, "distance": distance / count, "nearest_eight": near / count}
