@@ -110,8 +110,8 @@ def _enough(config: CompareConfig) -> None:
     windows = len(task.examples("train"))
     if windows < config.batch_size:
         raise DataError(
-            f"{config.text.corpus} has {windows} training windows of {config.text.length} tokens, fewer than one batch of "
-            f"{config.batch_size}; use more text, a smaller --text.length or a smaller --batch-size"
+            f"{config.text.corpus} has {windows} training windows of {config.text.length} tokens, fewer than one batch "
+            f"of {config.batch_size}; use more text, a smaller --text.length or a smaller --batch-size"
         )
 
 

@@ -133,8 +133,8 @@ def recommend(
         fastest = min(cheaper, key=lambda standing: standing.cost[longest])
         ratio = chosen.cost[longest] / fastest.cost[longest]
         sentences.append(
-            f"for sequences of {longest:,} tokens look at {fastest.spec}: its attention is {ratio:.1f} times faster there, "
-            f"at {fastest.bits_per_byte:.3f} bits per byte and {fastest.recall:.0%} recall"
+            f"for sequences of {longest:,} tokens look at {fastest.spec}: its attention is {ratio:.1f} times faster "
+            f"there, at {fastest.bits_per_byte:.3f} bits per byte and {fastest.recall:.0%} recall"
         )
     return Recommendation(chosen.spec, "; ".join(sentences) + ".")
 

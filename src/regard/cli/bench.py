@@ -89,8 +89,8 @@ def run(options: Options) -> int:
     screen = console()
     screen.print(table(*heads, *(("operations", "elements") if options.counted else ()), rows=lines))
     screen.print(
-        f"(1, {plan.heads}, tokens, {plan.key_dim}), float32, {plan.threads} threads; medians of turns in one process under "
-        "fixed allocation; default allocation beside them. Decoding: one token.",
+        f"(1, {plan.heads}, tokens, {plan.key_dim}), float32, {plan.threads} threads; medians of turns in one process "
+        "under fixed allocation; default allocation beside them. Decoding: one token.",
         markup=False,
     )
     return 0

@@ -1,7 +1,7 @@
 """Compare attention mechanisms on your text and on exact recall; leaves a report that says which one to use.
 
-Without arguments: exact attention, a window, two linear ones, a hybrid and a vector-quantised one on the bundled State of
-the Union addresses. Started again with the same --out and settings, an interrupted comparison goes on.
+Without arguments: exact attention, a window, two linear ones, a hybrid and a vector-quantised one on the bundled State
+of the Union addresses. Started again with the same --out and settings, an interrupted comparison goes on.
 """
 
 from dataclasses import dataclass, fields
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import tyro
 
-from regard.benchmark.config import CompareConfig, DEFAULT_SPECS
+from regard.benchmark.config import DEFAULT_SPECS, CompareConfig
 from regard.cli._output import console, emit, table
 
 

@@ -16,7 +16,7 @@ class Options:
     """What to show."""
 
     name: tyro.conf.Positional[str]
-    """a name from `regard list`, `module:Class`, or `kind:name` (mechanism, position, preset) where kinds share a name"""
+    """a name from `regard list`, `module:Class`, or `kind:name` where a mechanism, position or preset share one"""
     json: bool = False
     """machine output on stdout"""
 

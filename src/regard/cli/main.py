@@ -1,7 +1,7 @@
 """The `regard` command: finds the verb, reads its options, turns errors into messages and exit codes.
 
-Exit codes: 0 ok, 1 bug, 2 usage or config, 3 data, 4 checkpoint or datastore, 5 numerics, 6 resources, 7 a check or gate
-failed, 130 and 143 signals.
+Exit codes: 0 ok, 1 bug, 2 usage or config, 3 data, 4 checkpoint or datastore, 5 numerics, 6 resources, 7 a check or
+gate failed, 130 and 143 signals.
 """
 
 import ast

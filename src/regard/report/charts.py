@@ -123,8 +123,8 @@ def cost(results: Results, kind: str, title: str) -> Chart:
         "specification", "tokens", "seconds (median)", "quartiles", "default allocation", "faster than softmax",
     )  # fmt: skip
     caption = (
-        "All specifications were timed in turns in one process under fixed memory allocation; medians. The crossover is "
-        "the shortest measured length from which a specification stays faster than exact attention."
+        "All specifications were timed in turns in one process under fixed memory allocation; medians. The crossover "
+        "is the shortest measured length from which a specification stays faster than exact attention."
     )
     return Chart(f"cost-{kind}", title, caption, figure, columns, rows)
 

@@ -1,0 +1,108 @@
+"""Options of a training run: defaults, then a preset, then a TOML file, then flags."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal, get_args
+
+import tyro
+
+from regard.errors import ConfigError, nearest
+from regard.models import presets
+from regard.models.config import ModelConfig
+from regard.tasks.config import CopyConfig, RecallConfig, TaskConfig, TextConfig
+from regard.training import toml
+from regard.training.config import RunConfig, TrainingConfig
+
+TASKS: dict[str, type] = {kind.name: kind for kind in get_args(TaskConfig)}
+
+
+@dataclass(frozen=True)
+class _Options:
+    """What to train, on what, and how."""
+
+    out: str | None = None
+    """directory of the new run; None: runs/ and the first free number"""
+    resume: str | None = None
+    """continue this run, with its own configuration"""
+    config: str | None = None
+    """TOML file with the sections model, task and training; flags win over it"""
+    preset: str | None = None
+    """start from a published shape, see `regard list`"""
+    task: Annotated[Literal["text", "recall", "copy"], tyro.conf.arg(name="task")] = "text"
+    """the task; its own options are --data.*"""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    """the model"""
+    training: Annotated[TrainingConfig, tyro.conf.arg(name="")] = field(default_factory=TrainingConfig)
+    """how it is trained"""
+    json: bool = False
+    """machine output on stdout"""
+
+
+@dataclass(frozen=True)
+class TextOptions(_Options):
+    """Train on text."""
+
+    data: TextConfig = field(default_factory=TextConfig)
+    """the text"""
+
+
+@dataclass(frozen=True)
+class RecallOptions(_Options):
+    """Train on associative recall."""
+
+    data: RecallConfig = field(default_factory=RecallConfig)
+    """the sequences"""
+
+
+@dataclass(frozen=True)
+class CopyOptions(_Options):
+    """Train on copying."""
+
+    data: CopyConfig = field(default_factory=CopyConfig)
+    """the sequences"""
+
+
+KINDS = {"text": TextOptions, "recall": RecallOptions, "copy": CopyOptions}
+Options = TextOptions | RecallOptions | CopyOptions
+
+
+def parse(words: Sequence[str]) -> Options:
+    """Read the words after `regard train`.
+
+    Raises:
+        ConfigError: an unknown preset or task, or a file with problems (all of them are listed).
+        SystemExit: flags that tyro refuses (exit code 2) or --help.
+    """
+    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for name in ("--config", "--preset", "--task"):
+        early.add_argument(name)
+    try:
+        first, _ = early.parse_known_args(list(words))
+    except argparse.ArgumentError as error:
+        raise ConfigError(str(error)) from error
+    config = RunConfig()
+    if first.preset is not None:
+        if first.preset not in presets.names():
+            raise ConfigError(f"unknown preset {first.preset!r}: {nearest(first.preset, presets.names())}")
+        config = RunConfig(model=presets.build(first.preset))
+    if first.config is not None:
+        config = toml.layer(config, Path(first.config))
+    task = first.task or config.task.name
+    if task not in TASKS:
+        raise ConfigError(f"unknown task {task!r}: {nearest(task, TASKS)}")
+    data = config.task if config.task.name == task else TASKS[task]()
+    default = KINDS[task](task=task, model=config.model, training=config.training, data=data)
+    return tyro.cli(
+        KINDS[task],
+        default=default,
+        args=list(words),
+        prog="regard train",
+        config=(tyro.conf.FlagCreatePairsOff, tyro.conf.AvoidSubcommands),
+    )
+
+
+def run_config(options: Options) -> RunConfig:
+    """The configuration that the options describe."""
+    return RunConfig(options.model, options.data, options.training)
