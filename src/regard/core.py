@@ -235,12 +235,10 @@ class Attention(nn.Module, ABC):
                     f"{name}: key_mask must be bool (batch={q.shape[0]}, keys={keys}), True = keep, "
                     f"got {key_mask.dtype} {tuple(key_mask.shape)}"
                 )
-            if self.info.anchored and keys and (state is None or state.length == 0):
-                self._check_padding(key_mask, name)
-        if bias is not None and not supports.bias:
-            self.refuse("bias", "bias")
             if self.info.anchored and (state is None or state.length == 0) and not torch.compiler.is_compiling():
                 self._refuse_left_padding(key_mask)
+        if bias is not None and not supports.bias:
+            self.refuse("bias", "bias")
         if marks is not None:
             if not supports.marks:
                 self.refuse("marks", "marks")
@@ -266,14 +264,6 @@ class Attention(nn.Module, ABC):
                 self.refuse(f"{queries} queries on {keys} keys", "cross")
         if bias is not None:
             self._check_bias(bias, q, keys + (0 if state is None else state.length), name)
-
-    def _check_padding(self, key_mask: Tensor, name: str) -> None:
-        """Refuse rows that start with hidden slots and go on with real ones (unseen while torch compiles)."""
-        if not torch.compiler.is_compiling() and bool((~key_mask[:, 0] & key_mask.any(1)).any()):
-            raise UnsupportedError(
-                f"{name} is tied to absolute slots, got a key_mask whose first slots are hidden (left padding); "
-                "pad on the right, or run rows of unequal length separately"
-            )
 
     def _refuse_left_padding(self, key_mask: Tensor) -> None:
         if bool((~key_mask[:, :1] & key_mask.any(1, keepdim=True)).any()):
