@@ -1,0 +1,364 @@
+"""Feature maps phi of kernel attention, weight(i, j) = phi(q_i) . phi(k_j), and the random projections some of them take.
+
+A map is called like a function: `elu_plus_one(x)`, `positive_random(x, projection)`. Engines call `scaled` and `pull`
+instead, chunk by chunk, and select a map by its name, so that no callable crosses an operator's boundary.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from typing import ClassVar, Literal, final
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.errors import ConfigError, nearest
+
+__all__ = [
+    "FEATURE_MAPS",
+    "FeatureMap",
+    "draw_projection",
+    "elu_plus_one",
+    "feature_map",
+    "hyperbolic_random",
+    "identity",
+    "positive_random",
+    "relu",
+    "relu_random",
+    "sigmoid",
+    "softmax_features",
+    "taylor",
+    "trigonometric",
+]
+
+LOG2E = math.log2(math.e)
+
+
+class FeatureMap(ABC):
+    """One map from vectors to features. Stateless; projections are passed in."""
+
+    name: ClassVar[str]
+    random: ClassVar[bool] = False
+    """takes a projection (rows, dim); otherwise None"""
+    nonnegative: ClassVar[bool] = True
+    """every feature is at least 0"""
+    positive: ClassVar[bool] = False
+    """phi(x) . phi(y) > 0 for every x and y, up to underflow"""
+
+    def count(self, dim: int, rows: int = 0) -> int:
+        """Features of a vector of `dim` numbers; `rows`: of the projection, where there is one."""
+        del rows
+        return dim
+
+    def rows(self, count: int) -> int:
+        """Rows of the projection that gives `count` features."""
+        return count
+
+    def __call__(
+        self, x: Float[Tensor, "*vectors dim"], projection: Float[Tensor, "*heads rows dim"] | None = None
+    ) -> Float[Tensor, "*vectors features"]:
+        """The features themselves, differentiable."""
+        features, log_scale = self.scaled(x, projection)
+        return features if log_scale is None else features * log_scale[..., None].exp()
+
+    @abstractmethod
+    def scaled(self, x: Tensor, projection: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Features in a range that cannot overflow, and the log of the factor taken out of each vector (or None).
+
+        The log is a constant to autograd: the features carry the whole derivative.
+        """
+
+    @abstractmethod
+    def pull(self, gradient: Tensor, features: Tensor, x: Tensor, projection: Tensor | None) -> Tensor:
+        """The gradient of `x` from that of its scaled features. May overwrite `gradient`."""
+
+
+class _EluPlusOne(FeatureMap):
+    """elu(x) + 1: x + 1 above 0, exp(x) below (Katharopoulos et al. 2020, Eq. 7)."""
+
+    name = "elu_plus_one"
+    positive = True
+
+    def scaled(self, x: Tensor, projection: Tensor | None) -> tuple[Tensor, None]:
+        # exp itself, not elu + 1: adding 1 to -1 + exp(x) loses every digit of a small feature
+        return (x * LOG2E).clamp_max_(0).exp2_() + x.clamp_min(0), None
+
+    def pull(self, gradient: Tensor, features: Tensor, x: Tensor, projection: Tensor | None) -> Tensor:
+        return features.clamp_max(1).mul_(gradient)
+
+
+class _Relu(FeatureMap):
+    """max(x, 0). A query and a key without a common positive channel have weight 0."""
+
+    name = "relu"
+
+    def scaled(self, x: Tensor, projection: Tensor | None) -> tuple[Tensor, None]:
+        return x.relu(), None
+
+    def pull(self, gradient: Tensor, features: Tensor, x: Tensor, projection: Tensor | None) -> Tensor:
+        return gradient * (features > 0)
+
+
+class _Sigmoid(FeatureMap):
+    """1 / (1 + exp(-x))."""
+
+    name = "sigmoid"
+    positive = True
+
+    def scaled(self, x: Tensor, projection: Tensor | None) -> tuple[Tensor, None]:
+        return x.sigmoid(), None
+
+    def pull(self, gradient: Tensor, features: Tensor, x: Tensor, projection: Tensor | None) -> Tensor:
+        return (1 - features).mul_(features).mul_(gradient)
+
+
+class _Identity(FeatureMap):
+    """x: signed, so weights may cancel. Also serves features that the caller has computed."""
+
+    name = "identity"
+    nonnegative = False
+
+    def scaled(self, x: Tensor, projection: Tensor | None) -> tuple[Tensor, None]:
+        return x, None
+
+    def pull(self, gradient: Tensor, features: Tensor, x: Tensor, projection: Tensor | None) -> Tensor:
+        return gradient
+
+
+class _SoftmaxFeatures(FeatureMap):
+    """softmax over the channels of each vector."""
+
+    name = "softmax_features"
+    positive = True
+
+    def scaled(self, x: Tensor, projection: Tensor | None) -> tuple[Tensor, None]:
+        return x.softmax(-1), None
+
+    def pull(self, gradient: Tensor, features: Tensor, x: Tensor, projection: Tensor | None) -> Tensor:
+        inner = (gradient * features).sum(-1, keepdim=True)
+        return (gradient - inner).mul_(features)
+
+
+class _Taylor(FeatureMap):
+    """[1, x, vec(x x^T) / sqrt 2]: phi(q) . phi(k) = 1 + q.k + (q.k)^2 / 2 >= 1/2, the second-order series of exp."""
+
+    name = "taylor"
+    nonnegative = False
+    positive = True
+
+    def count(self, dim: int, rows: int = 0) -> int:
+        return 1 + dim + dim * dim
+
+    def scaled(self, x: Tensor, projection: Tensor | None) -> tuple[Tensor, None]:
+        square = (x[..., None] * (x * 0.5**0.5)[..., None, :]).flatten(-2)
+        return torch.cat([torch.ones_like(x[..., :1]), x, square], -1), None
+
+    def pull(self, gradient: Tensor, features: Tensor, x: Tensor, projection: Tensor | None) -> Tensor:
+        dim = x.shape[-1]
+        square = gradient[..., 1 + dim :].unflatten(-1, (dim, dim))
+        both = ((square + square.mT) @ x[..., None])[..., 0]
+        return gradient[..., 1 : 1 + dim] + both * 0.5**0.5
+
+
+class _Random(FeatureMap):
+    random = True
+
+    def count(self, dim: int, rows: int = 0) -> int:
+        return rows
+
+    @staticmethod
+    def projected(x: Tensor, projection: Tensor | None) -> Tensor:
+        assert projection is not None, "a random feature map takes a projection"
+        return x @ projection.mT
+
+    @staticmethod
+    def half_square(x: Tensor) -> Tensor:
+        return x.square().sum(-1) / 2
+
+
+class _PositiveRandom(_Random):
+    """rows^(-1/2) exp(W x - |x|^2 / 2): E[phi(q) . phi(k)] = exp(q . k) (Choromanski et al. 2021, Eq. 7)."""
+
+    name = "positive_random"
+    positive = True
+
+    def scaled(self, x: Tensor, projection: Tensor | None) -> tuple[Tensor, Tensor]:
+        return _exponentials(self.projected(x * LOG2E, projection), self.half_square(x))
+
+    def pull(self, gradient: Tensor, features: Tensor, x: Tensor, projection: Tensor | None) -> Tensor:
+        assert projection is not None
+        slope = gradient.mul_(features)
+        return slope @ projection - x * slope.sum(-1, keepdim=True)
+
+
+class _HyperbolicRandom(_Random):
+    """(2 rows)^(-1/2) [exp(W x), exp(-W x)] exp(-|x|^2 / 2) (Choromanski et al. 2021, Lemma 1): less variance."""
+
+    name = "hyperbolic_random"
+    positive = True
+
+    def count(self, dim: int, rows: int = 0) -> int:
+        return 2 * rows
+
+    def rows(self, count: int) -> int:
+        return count // 2
+
+    def scaled(self, x: Tensor, projection: Tensor | None) -> tuple[Tensor, Tensor]:
+        y = self.projected(x * LOG2E, projection)
+        return _exponentials(torch.cat([y, -y], -1), self.half_square(x))
+
+    def pull(self, gradient: Tensor, features: Tensor, x: Tensor, projection: Tensor | None) -> Tensor:
+        assert projection is not None
+        slope = gradient.mul_(features)
+        plus, minus = slope.chunk(2, -1)
+        return (plus - minus) @ projection - x * slope.sum(-1, keepdim=True)
+
+
+class _Trigonometric(_Random):
+    """rows^(-1/2) exp(+|x|^2 / 2) [sin W x, cos W x] (Rahimi and Recht 2007): unbiased for exp(q . k), but signed."""
+
+    name = "trigonometric"
+    nonnegative = False
+
+    def count(self, dim: int, rows: int = 0) -> int:
+        return 2 * rows
+
+    def rows(self, count: int) -> int:
+        return count // 2
+
+    def scaled(self, x: Tensor, projection: Tensor | None) -> tuple[Tensor, Tensor]:
+        y = self.projected(x, projection)
+        features, half = torch.cat([y.sin(), y.cos()], -1), self.half_square(x)
+        if half.requires_grad:
+            features = features * (half - half.detach()).exp()[..., None]
+        return features, half.detach() - math.log(y.shape[-1]) / 2
+
+    def pull(self, gradient: Tensor, features: Tensor, x: Tensor, projection: Tensor | None) -> Tensor:
+        assert projection is not None
+        sin, cos = features.chunk(2, -1)
+        of_sin, of_cos = gradient.chunk(2, -1)
+        total = (gradient * features).sum(-1, keepdim=True)
+        return (of_sin * cos - of_cos * sin) @ projection + x * total
+
+
+class _ReluRandom(_Random):
+    """ReLU(W x) + 0.001: the generalised kernel of Choromanski et al. 2021, section 4; no estimate of softmax."""
+
+    name = "relu_random"
+    positive = True
+    floor: ClassVar[float] = 1e-3
+
+    def scaled(self, x: Tensor, projection: Tensor | None) -> tuple[Tensor, None]:
+        return self.projected(x, projection).relu_() + self.floor, None
+
+    def pull(self, gradient: Tensor, features: Tensor, x: Tensor, projection: Tensor | None) -> Tensor:
+        assert projection is not None
+        return (gradient * (features > self.floor)) @ projection
+
+
+def _exponentials(y: Tensor, half: Tensor) -> tuple[Tensor, Tensor]:
+    """count^(-1/2) exp(y / LOG2E - half), divided by the largest of each vector; consumes y, which is in base 2.
+
+    Nothing falls below the square root of the smallest normal number, so that a product of two features never
+    underflows and a query always has a positive total. In float32 that is 2e-18 of the largest feature.
+    """
+    half = half * LOG2E
+    top = y.detach().amax(-1) - half.detach()
+    lowest = 0.46 * math.log2(torch.finfo(y.dtype).tiny)
+    features = y.sub_((half + top)[..., None]).clamp_min_(lowest).exp2_()
+    return features, top / LOG2E - math.log(y.shape[-1]) / 2
+
+
+elu_plus_one = _EluPlusOne()
+relu = _Relu()
+sigmoid = _Sigmoid()
+identity = _Identity()
+softmax_features = _SoftmaxFeatures()
+taylor = _Taylor()
+positive_random = _PositiveRandom()
+hyperbolic_random = _HyperbolicRandom()
+trigonometric = _Trigonometric()
+relu_random = _ReluRandom()
+
+FEATURE_MAPS: dict[str, FeatureMap] = {
+    map_.name: map_
+    for map_ in (
+        elu_plus_one,
+        relu,
+        sigmoid,
+        identity,
+        softmax_features,
+        taylor,
+        positive_random,
+        hyperbolic_random,
+        trigonometric,
+        relu_random,
+    )
+}
+
+
+def feature_map(name: str) -> FeatureMap:
+    """The map of that name.
+
+    Raises:
+        ConfigError: there is none.
+
+    Example:
+        >>> feature_map("taylor").count(8)
+        73
+    """
+    if name not in FEATURE_MAPS:
+        raise ConfigError(f"unknown feature map {name!r}: {nearest(name, FEATURE_MAPS)}")
+    return FEATURE_MAPS[name]
+
+
+def draw_projection(
+    rows: int,
+    dim: int,
+    generator: torch.Generator,
+    *,
+    orthogonal: bool = True,
+    norms: Literal["chi", "sqrt"] = "chi",
+) -> Float[Tensor, "rows dim"]:
+    """Random directions for the random maps: rows ~ N(0, I), independent or orthogonal in blocks of `dim`.
+
+    Each row keeps the law N(0, I) under "chi" (norms drawn as those of Gaussian vectors), so estimates stay unbiased;
+    "sqrt" fixes every norm to sqrt(dim): less variance, another kernel. Orthogonal rows lower the variance.
+
+    Args:
+        rows, dim: the shape.
+        generator: the only source of randomness; used on the CPU, in float64.
+        orthogonal: blocks of `dim` rows are mutually orthogonal (the last block may be smaller).
+        norms: lengths of the rows.
+
+    Returns:
+        (rows, dim) in the default dtype.
+
+    Raises:
+        ConfigError: unknown `norms`.
+
+    Example:
+        >>> w = draw_projection(4, 4, torch.Generator().manual_seed(0), norms="sqrt")
+        >>> bool(torch.allclose(w @ w.T, 4 * torch.eye(4), atol=1e-5))
+        True
+
+    Source: Choromanski et al. 2021, section 2.4 and appendix B.
+    """
+    if norms not in ("chi", "sqrt"):
+        raise ConfigError(f"draw_projection: norms must be 'chi' or 'sqrt', got {norms!r}")
+
+    def gaussian(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    if orthogonal:
+        blocks = []
+        for _ in range(-(-rows // dim)):
+            basis, upper = torch.linalg.qr(gaussian(dim, dim))
+            # the signs make the basis Haar-distributed (Mezzadri 2007); LAPACK fixes them otherwise
+            blocks.append((basis * upper.diagonal().sign()).mT)
+        directions = torch.cat(blocks)[:rows]
+    else:
+        directions = F.normalize(gaussian(rows, dim), dim=-1)
+    lengths = gaussian(rows, dim).norm(dim=-1, keepdim=True) if norms == "chi" else dim**0.5
+    return (directions * lengths).to(torch.get_default_dtype())
