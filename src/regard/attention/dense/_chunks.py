@@ -13,8 +13,8 @@ from torch import Tensor
 
 from regard.bias import ScoreBias
 
-CHUNK_ELEMENTS = 1 << 20
-"""numbers in the largest tensor of a chunk"""
+CHUNK_ELEMENTS = 1 << 18
+"""numbers in the largest tensor of a chunk, 1 MiB in float32"""
 
 
 class Rule(NamedTuple):
@@ -38,12 +38,14 @@ def publish(name: str, rule: Rule) -> str:
     return name
 
 
-def softmax(logits: Float[Tensor, "*rows keys"]) -> Float[Tensor, "*rows keys"]:
-    """Softmax over the last axis; -inf has weight 0, also where a whole row is -inf."""
+def softmax(logits: Float[Tensor, "*rows keys"], nulls: float = 0.0) -> Float[Tensor, "*rows keys"]:
+    """exp(z_j) / (nulls + sum_r exp(z_r)) over the last axis; -inf has weight 0, also where a whole row is -inf."""
     highest = logits.detach().amax(-1, keepdim=True)
-    weights = torch.exp(logits - torch.where(highest == float("-inf"), 0.0, highest))
+    highest = highest.clamp(min=0.0) if nulls else torch.where(highest == float("-inf"), 0.0, highest)
+    weights = torch.exp(logits - highest)
     total = weights.sum(-1, keepdim=True)
-    return weights / torch.where(total == 0, 1.0, total)
+    total = total + nulls * torch.exp(-highest) if nulls else torch.where(total == 0, 1.0, total)
+    return weights / total
 
 
 def chunked(

@@ -1,0 +1,169 @@
+"""Linformer: keys and values projected to a fixed number of positions."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import ClassVar, Literal, final
+
+import torch
+from torch import Tensor, nn
+
+from regard.attention.dense._fused import dot_product
+from regard.bias import ScoreBias
+from regard.core import Attended, Attention, generator
+from regard.errors import ConfigError
+from regard.info import Heads, Info, Supports
+from regard.state import State
+
+
+class Mixtures(nn.Module):
+    """The matrices E (for keys) and F (for values), (kv_heads or 1, rank, max_length); F is E if `value` is None."""
+
+    def __init__(self, key: Tensor, value: Tensor | None, *, learned: bool) -> None:
+        super().__init__()
+        for name, x in (("key", key), ("value", value)):
+            if learned and x is not None:
+                self.register_parameter(name, nn.Parameter(x))
+            else:
+                self.register_buffer(name, x)
+
+    def forward(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """E k and F v, by the first columns of E and F where there are fewer keys than max_length."""
+        e = self.key[..., : k.shape[2]]
+        f = e if self.value is None else self.value[..., : v.shape[2]]
+        return e @ k, f @ v
+
+
+@final
+class Linformer(Attention):
+    """Softmax over `rank` mixtures of positions: softmax(q (E k)^T / sqrt(d)) (F v), E and F rank x max_length.
+
+    `mixtures` holds E and F. What is lost: positions within a mixture cannot be told apart, and there is no causal
+    form, because every mixture sees the future.
+
+    Cost: O(length rank dim) time, O(length) memory.
+
+    Args:
+        heads: what to serve; `max_length` is required.
+        rank: mixtures; the paper takes 128 to 256 for lengths of 512.
+        share: `none`: E and F of their own for every key head; `head`: one E and one F; `key_value`: one matrix for
+            both; `layer`: as `key_value`, for layers that are given the same module as `mixtures`.
+        projection: `learned`, or `mean`: fixed means over `rank` equal blocks of max_length positions.
+
+    Raises:
+        ConfigError: no `max_length`, a `rank` below 1, an unknown `share` or `projection`.
+        LimitError: more keys than `max_length`.
+
+    Example:
+        >>> from regard import Heads
+        >>> q = torch.randn(1, 2, 5, 8)
+        >>> Linformer(Heads(count=2, key_dim=8, max_length=16), rank=4)(q, q, q).values.shape
+        torch.Size([1, 2, 5, 8])
+
+    Source: Wang et al. 2020, Eq. 7 and section 4.
+    """
+
+    info = Info(
+        title="Linformer",
+        source="Wang et al. 2020, Eq. 7 and section 4",
+        supports=Supports(
+            bidirectional=True,
+            cross=True,
+            key_mask=True,
+            dropout=True,
+        ),
+        time=1,
+        rows_sum_to_one=False,
+        nonnegative=False,
+        anchored=True,
+    )
+
+    samples: ClassVar[tuple[Mapping[str, object], ...]] = (
+        {"rank": 4},
+        {"rank": 5, "share": "head"},
+        {"rank": 5, "share": "key_value"},
+        {"rank": 4, "share": "layer"},
+        {"rank": 4, "projection": "mean"},
+    )
+    reasons: ClassVar[Mapping[str, str]] = {
+        "causal": "its projection mixes all positions",
+        "state": "its projection mixes all positions",
+        "bias": "its logits belong to mixtures of positions, which have no distance",
+    }
+
+    @classmethod
+    def facts(cls, **options: object) -> Info:
+        """Means have no negative weight."""
+        return replace(cls.info, nonnegative=options.get("projection") == "mean")
+
+    def __init__(
+        self,
+        heads: Heads,
+        *,
+        rank: int = 128,
+        share: Literal["none", "head", "key_value", "layer"] = "none",
+        projection: Literal["learned", "mean"] = "learned",
+    ) -> None:
+        super().__init__(heads, rank=rank, share=share, projection=projection)
+        if heads.max_length is None:
+            raise ConfigError("linformer needs Heads.max_length: its projection has one column per position")
+        if rank < 1:
+            raise ConfigError(f"linformer needs a rank of at least 1, got {rank}")
+        if share not in ("none", "head", "key_value", "layer"):
+            raise ConfigError(f"linformer has no share={share!r}; it has none, head, key_value, layer")
+        if projection not in ("learned", "mean"):
+            raise ConfigError(f"linformer has no projection={projection!r}; it has learned, mean")
+        self.rank, self.share, self.projection = rank, share, projection
+        shape = (heads.kv_heads if share == "none" else 1, rank, heads.max_length)
+        one = share in ("key_value", "layer")
+        if projection == "mean":
+            block = torch.arange(heads.max_length) * rank // heads.max_length
+            member = (block == torch.arange(rank)[:, None]).to(torch.get_default_dtype())
+            means = (member / member.sum(1, keepdim=True).clamp(min=1)).expand(shape).contiguous()
+            self.mixtures = Mixtures(means, None, learned=False)
+        else:
+            key, value = (
+                torch.randn(shape, generator=generator(heads.seed, "linformer", name)) * rank**-0.5
+                for name in ("key", "value")
+            )
+            self.mixtures = Mixtures(key, None if one else value, learned=True)
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        key_mask: Tensor | None,
+        bias: ScoreBias | None,
+        marks: Tensor | None,
+        state: State | None,
+    ) -> Attended:
+        """Project, then softmax. Keys and values under the mask are 0 before E and F, so padding changes nothing."""
+        del key_mask, bias, marks, state
+        self.require_length(k.shape[2])
+        k, v = self.mixtures(k, v)
+        dropout = self.heads.dropout if self.training else 0.0
+        return Attended(dot_product(q, k, v, scale=self.heads.key_dim**-0.5, causal=False, dropout=dropout), None, {})
+
+    def reference(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        key_mask: Tensor | None = None,
+        bias: ScoreBias | None = None,
+        marks: Tensor | None = None,
+    ) -> Tensor:
+        """With every matrix written out for every head."""
+        del bias, marks
+        keys, heads = k.shape[2], self.heads
+        if key_mask is not None:
+            k, v = (torch.where(key_mask[:, None, :, None], x, 0.0) for x in (k, v))
+        e = self.mixtures.key
+        f = e if self.mixtures.value is None else self.mixtures.value
+        e, f = (x[:, :, :keys].expand(heads.kv_heads, -1, -1).repeat_interleave(heads.group, 0) for x in (e, f))
+        k, v = (x.repeat_interleave(heads.group, 1) for x in (k, v))
+        mixed_k, mixed_v = torch.einsum("hrj,bhjd->bhrd", e, k), torch.einsum("hrj,bhjd->bhrd", f, v)
+        odds = torch.exp((z := torch.einsum("bhid,bhrd->bhir", q, mixed_k) / q.shape[-1] ** 0.5) - z.amax(-1, True))
+        return torch.einsum("bhir,bhrd->bhid", odds / odds.sum(-1, keepdim=True), mixed_v)
