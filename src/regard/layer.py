@@ -214,7 +214,9 @@ class AttentionLayer(nn.Module):
             x: hidden states.
             context: the source of a cross-attention layer; None there: the source is in `state` (see `prepare`).
             key_mask: True = real, for the tokens of this call (of `context` in a cross-attention layer).
-            positions: for absolute schemes, where each token of `x` is; None: slots, counting from the state's end.
+            positions: for absolute and rotary schemes, where each token of `x` is; None: slots, counting from the
+                state's end. A left-padded row needs its own: only where the score is a function of q . k does rotating
+                by slots give the same (not in additive, and not under feature maps).
             marks: labels of tokens, for mechanisms that declare a meaning.
             state: the past, from `initial_state`, `prepare` or an earlier call.
             memory: hidden states of the past, from `Memory.initial` or an earlier call.
@@ -243,7 +245,12 @@ class AttentionLayer(nn.Module):
                 low, high = self.attention.reach(length, keys, state)
                 bias = scheme.bias(q, low, high)
             slots = torch.arange(past, past + keys, device=x.device)
-            q, k = scheme.transform(q, k, slots[keys - length :], slots)
+            query_at, key_at = slots[keys - length :], slots
+            if positions is not None:
+                if keys != length:
+                    raise UnsupportedError("a memory has slots only; leave positions out")
+                query_at = key_at = positions if positions.ndim == 1 else positions[:, None]
+            q, k = scheme.transform(q, k, query_at, key_at)
         got = self.attention(q, k, v, key_mask=key_mask, bias=bias, marks=marks, state=state)
         hidden = self.output(got.values.transpose(1, 2).flatten(2))
         return LayerOutput(hidden, got.state, remembered, got.losses)

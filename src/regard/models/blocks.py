@@ -3,7 +3,7 @@
 from typing import cast
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from regard.core import generator
@@ -130,12 +130,14 @@ class Block(nn.Module):
         x: Float[Tensor, "batch length dim"],
         *,
         key_mask: Bool[Tensor, "batch length"] | None = None,
+        positions: Int[Tensor, "*batch length"] | None = None,
         state: State | None = None,
         memory: Tensor | None = None,
     ) -> LayerOutput:
         """The hidden states after this block; state, memory and losses as `AttentionLayer` returns them."""
         pre = self.place == "pre"
-        got = self.attention(self.attention_norm(x) if pre else x, key_mask=key_mask, state=state, memory=memory)
+        inner = self.attention_norm(x) if pre else x
+        got = self.attention(inner, key_mask=key_mask, positions=positions, state=state, memory=memory)
         x = x + self.dropout(got.hidden)
         x = x if pre else self.attention_norm(x)
         if self.mlp is not None:

@@ -176,6 +176,11 @@ class LanguageModel(nn.Module):
         return self.position if self.position is not None and not self.position.absolute else None
 
     @property
+    def placed(self) -> bool:
+        """Whether the scheme takes `positions`: it acts on tokens where they are, not on distances alone."""
+        return self.position is not None and (self.position.absolute or self.position.transforms)
+
+    @property
     def mechanisms(self) -> list[Attention]:
         """The attention mechanism of every layer, in order."""
         return [cast(Block, block).attention.attention for block in self.blocks]
@@ -260,15 +265,15 @@ class LanguageModel(nn.Module):
         Args:
             tokens: ids below `vocab_size`.
             key_mask: True = real token; masked ones influence no other position.
-            positions: for absolute schemes, where each token is (left-padded rows start late); None: slots, counting
-                from the state's end.
+            positions: for absolute and rotary schemes, where each token is (left-padded rows start late); None: slots,
+                counting from the state's end.
             state: the past, from `initial_state` or an earlier call.
 
         Raises:
             InputError: a token id out of range (not checked inside `torch.compile`).
             ShapeError: tokens or a mask of the wrong shape or dtype.
             LimitError: longer than `max_length` where weights depend on it.
-            UnsupportedError: positions for a relative scheme, or what a mechanism does not support.
+            UnsupportedError: positions for a scheme of distances, or what a mechanism does not support.
         """
         hidden, state, losses = self.hidden(tokens, key_mask=key_mask, positions=positions, state=state)
         return ModelOutput(self.logits(hidden), state, losses)
@@ -299,7 +304,8 @@ class LanguageModel(nn.Module):
         states: list[State] = []
         losses: dict[str, Tensor] = {}
         for at, (block, names) in enumerate(zip(self.blocks, self.loss_names, strict=True)):
-            x, after, _, extra = block(x, key_mask=key_mask, state=None if state is None else state.layers[at])
+            before = None if state is None else state.layers[at]
+            x, after, _, extra = block(x, key_mask=key_mask, positions=positions, state=before)
             if after is not None:
                 states.append(after)
             for name, loss in extra.items():
@@ -316,9 +322,10 @@ class LanguageModel(nn.Module):
                 f"key_mask must be bool {tuple(tokens.shape)}, True = real token, "
                 f"got {key_mask.dtype} {tuple(key_mask.shape)}"
             )
-        if positions is not None and self.absolute is None:
+        if positions is not None and not self.placed:
             raise UnsupportedError(
-                f"positions are for absolute schemes (sinusoidal, learned); {self.config.position} counts slots"
+                "positions are for schemes that place each token (sinusoidal, learned, rotary); "
+                f"position {self.config.position!r} knows distances between slots only"
             )
         if positions is not None and positions.shape not in (tokens.shape, tokens.shape[1:]):
             raise ShapeError(

@@ -256,7 +256,7 @@ def _next(
     slots = torch.arange(past, past + tokens.shape[1], device=tokens.device)
     padded = bool(start.any())
     mask = slots >= start[:, None] if padded and past == 0 else None
-    positions = (slots - start[:, None]).clamp_min(0) if padded and model.absolute is not None else None
+    positions = (slots - start[:, None]).clamp_min(0) if padded and model.placed else None
     with _evaluation(model), torch.no_grad():
         got = model.hidden(tokens, key_mask=mask, positions=positions, state=state)
         return model.logits(got.hidden[:, -1]), got.state

@@ -43,10 +43,10 @@ class Position(nn.Module):
         self,
         q: Float[Tensor, "batch heads queries dim"],
         k: Float[Tensor, "batch kv_heads keys dim"],
-        query_positions: Int[Tensor, " queries"],
-        key_positions: Int[Tensor, " keys"],
+        query_positions: Int[Tensor, "*rows queries"],
+        key_positions: Int[Tensor, "*rows keys"],
     ) -> tuple[Tensor, Tensor]:
-        """Queries and keys changed so that their products know the positions."""
+        """Queries and keys changed so that their products know the positions: (length,), or (batch, 1, length)."""
         del query_positions, key_positions
         return q, k
 
