@@ -1,0 +1,77 @@
+"""What routed mechanisms share: the choice that a token makes, and sums in a fixed order."""
+
+from contextlib import AbstractContextManager
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+LOG2E = 1.4426950408889634
+"""logits are kept in units of log 2: exp2 is several times faster than exp on a CPU"""
+
+ELEMENTS = {"cpu": 1 << 18}
+"""numbers in the largest buffer of an engine: 1 MB in float32 stays in a core's cache"""
+
+
+def room(x: Tensor) -> int:
+    """Numbers that a buffer on this device may hold."""
+    return ELEMENTS.get(x.device.type, 1 << 25)
+
+
+def wide(x: Tensor) -> torch.dtype:
+    """The dtype to accumulate in."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def exact(x: Tensor) -> AbstractContextManager[None]:
+    """No autocast: inside an operator it would round products to bfloat16."""
+    return torch.autocast(x.device.type, enabled=False)
+
+
+@torch.library.custom_op("regard::nearest", mutates_args=())
+def nearest(x: Tensor, points: Tensor, offsets: Tensor) -> Tensor:
+    """argmax_s x . points_s + offsets_s in float32, the same for a row whatever rows come with it.
+
+    A matrix product rounds differently for other numbers of rows, which could flip a close decision between prefill and
+    decoding. So the product only proposes two candidates, and products summed row by row decide between them.
+
+    Args:
+        x: (heads, rows, dim).
+        points: (heads, sets, choices, dim).
+        offsets: (heads, sets, choices).
+
+    Returns:
+        int32 (heads, rows, sets).
+    """
+    heads, rows, _ = x.shape
+    sets, choices = points.shape[1:3]
+    chosen = x.new_zeros((heads, rows, sets), dtype=torch.int32)
+    if choices == 1:
+        return chosen
+    step = max(1, room(x) // choices)
+    with exact(x):
+        for head in range(heads):
+            for at in range(0, rows, step):
+                row = x[head, at : at + step].float()
+                for which in range(sets):
+                    point, offset = points[head, which].float(), offsets[head, which].float()
+                    # Ascending, so that a tie goes to the lower index.
+                    two = torch.addmm(offset, row, point.mT).topk(2, dim=-1).indices.sort(-1).values
+                    score = (row[:, None] * point[two]).sum(-1) + offset[two]
+                    chosen[head, at : at + step, which] = two.gather(1, score.argmax(-1, keepdim=True))[:, 0]
+    return chosen
+
+
+@nearest.register_fake
+def _(x: Tensor, points: Tensor, offsets: Tensor) -> Tensor:
+    return x.new_empty((x.shape[0], x.shape[1], points.shape[1]), dtype=torch.int32)
+
+
+def accumulate(
+    into: Float[Tensor, "places width"], index: Int[Tensor, " rows"], x: Float[Tensor, "rows width"]
+) -> None:
+    """into[index] += x, in an order that is the same at every run."""
+    if x.device.type == "cpu":
+        into.index_add_(0, index, x)
+    else:
+        into.index_put_((index,), x, accumulate=True)  # sorts first; index_add_ adds in any order on a GPU
