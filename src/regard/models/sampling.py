@@ -54,6 +54,8 @@ class Sampling:
         if self.temperature == 0:
             return best.cpu()
         shifted = (logits - highest[:, None]).cpu().double() / self.temperature
+        if self.top_k is None and self.top_p is None:
+            return _invert(shifted.softmax(-1), uniforms)
         ordered, ids = shifted.sort(dim=-1, descending=True, stable=True)
         mass = ordered.softmax(-1)
         if self.top_k is not None:
@@ -61,9 +63,13 @@ class Sampling:
         if self.top_p is not None:
             mass = mass / mass.sum(-1, keepdim=True)
             mass = mass * (mass.cumsum(-1) - mass < self.top_p)
-        reached = mass.cumsum(-1)
-        target = uniforms.double()[:, None] * reached[:, -1:]
-        kept = (mass > 0).sum(-1, keepdim=True)
-        # uniform * total may round up to the total, behind the last token that was kept.
-        at = torch.searchsorted(reached, target, right=True).minimum(kept - 1)
-        return ids.gather(-1, at)[:, 0]
+        return ids.gather(-1, _invert(mass, uniforms)[:, None])[:, 0]
+
+
+def _invert(mass: Float[Tensor, "rows vocab"], uniforms: Float[Tensor, " rows"]) -> Int[Tensor, " rows"]:
+    """The first place in each row where the running sum of `mass` exceeds uniform * total."""
+    reached = mass.cumsum(-1)
+    total = reached[:, -1:].contiguous()
+    # uniform * total may round up to the total, which no running sum exceeds.
+    target = torch.minimum(uniforms.double()[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(reached, target, right=True)[:, 0]
