@@ -82,10 +82,8 @@ class Lsh(Attention):
         stochastic=True,
     )
     samples = (
-        {"num_buckets": 4, "rounds": 2, "bucket_size": 4},
-        {},
-        {"num_buckets": 6, "rounds": 1, "share": False},
-        {"num_buckets": 2, "rounds": 2, "duplicates": True},
+        {"rounds": 2, "bucket_size": 8},
+        {"num_buckets": 10, "rounds": 2, "share": False, "duplicates": True},
         {"num_buckets": 2, "rounds": 2, "bucket_size": 2, "form": "paper"},
     )
     rotations: Tensor
