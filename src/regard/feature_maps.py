@@ -1,4 +1,4 @@
-"""Feature maps phi of kernel attention, weight(i, j) = phi(q_i) . phi(k_j), and the random projections some of them take.
+"""Feature maps phi of kernel attention, weight(i, j) = phi(q_i) . phi(k_j), and the projections that random ones take.
 
 A map is called like a function: `elu_plus_one(x)`, `positive_random(x, projection)`. Engines call `scaled` and `pull`
 instead, chunk by chunk, and select a map by its name, so that no callable crosses an operator's boundary.
@@ -6,7 +6,7 @@ instead, chunk by chunk, and select a map by its name, so that no callable cross
 
 import math
 from abc import ABC, abstractmethod
-from typing import ClassVar, Literal, final
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F

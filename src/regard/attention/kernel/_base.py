@@ -5,7 +5,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from regard.attention.kernel._engine import Averaged, accumulator, has_log_scale, kernel_average
+from regard.attention.kernel._engine import kernel_average
+from regard.attention.kernel._passes import accumulator, has_log_scale
+from regard.attention.kernel._step import Averaged
 from regard.core import Attended, Attention, ScoreBias, State, Summary
 from regard.feature_maps import FeatureMap
 
@@ -83,7 +85,7 @@ class Kernel(Attention):
     def past(self, state: State | None, q: Tensor) -> Summary:
         """The state given, or the one before the first key."""
         if state is None:
-            state = self.initial_state(q.shape[0], device=q.device, dtype=q.dtype)
+            state = self.start(q.shape[0], device=q.device, dtype=q.dtype)
         assert isinstance(state, Summary)
         return state
 
@@ -97,6 +99,12 @@ class Kernel(Attention):
     def initial_state(
         self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
     ) -> Summary:
+        if not self.info.supports.state:
+            self.refuse("state", "state")
+        return self.start(batch, device=device, dtype=dtype)
+
+    def start(self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Summary:
+        """The sums before the first key."""
         heads, kept = self.heads, accumulator(torch.get_default_dtype() if dtype is None else dtype)
         shape = (batch, heads.kv_heads, self.features, heads.value_width + 1)
         content = {"sum": torch.zeros(shape, dtype=kept, device=device)}
@@ -107,6 +115,8 @@ class Kernel(Attention):
     def state_nbytes(self, batch: int, length: int, dtype: torch.dtype) -> int:
         """Constant: features x (value + 1) numbers per head of keys, and one more under a log scale."""
         del length
+        if not self.info.supports.state:
+            self.refuse("state", "state")
         heads = self.heads
         numbers = self.features * (heads.value_width + 1) + (self.weighted or has_log_scale(self.key_map))
         return batch * heads.kv_heads * numbers * accumulator(dtype).itemsize

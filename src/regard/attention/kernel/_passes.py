@@ -5,8 +5,8 @@ Causal form, chunk by chunk (SPEC 0.5), with v' = [v, 1] so that the normaliser 
     y_i = sum_{j <= i, same chunk} (phi_q(q_i) . phi_k(k_j)) exp(w_j - m_i) v'_j  +  exp(m - m_i) phi_q(q_i) S
     S  <- exp(m - m_end) S + sum_j exp(w_j - m_end) phi_k(k_j) v'_j^T
 
-w_j is the log weight of a key: the scale that its feature map took out, decay, gates, -inf for padding. m_i is its running
-maximum over j <= i: a maximum over a whole chunk would let a later key change the rounding of an earlier row.
+w_j is the log weight of a key: the scale that its feature map took out, decay, gates, -inf for padding. m_i is its
+running maximum over j <= i: a maximum over a whole chunk would let a later key change the rounding of an earlier row.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.feature_maps import FEATURE_MAPS, LOG2E, FeatureMap
+from regard.feature_maps import LOG2E, FeatureMap
 
 CHUNK = 64
 SPAN = 8

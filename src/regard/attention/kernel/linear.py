@@ -1,20 +1,23 @@
 """Linear attention."""
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal, final
+from typing import ClassVar, Literal, final
 
 import torch
 from torch import Tensor
 
 from regard.attention.kernel._base import Kernel
-from regard.attention.kernel._engine import Averaged, accumulator, divisor, turned
+from regard.attention.kernel._forms import FORMS, average_by
+from regard.attention.kernel._passes import accumulator, divisor
+from regard.attention.kernel._step import Averaged
 from regard.core import Attended, ScoreBias, State, Summary
 from regard.errors import ConfigError
 from regard.feature_maps import FEATURE_MAPS, FeatureMap
 from regard.feature_maps import feature_map as named
 from regard.info import Heads, Info, Supports
 
-IMPLS = ("auto", "reference", "torch", "quadratic", "recurrent", "cumsum")
+IMPLS = ("auto", "reference", "torch", *FORMS)
 BASE = 10_000.0
 """of the rotary frequencies (Su et al. 2021)"""
 
@@ -65,7 +68,14 @@ class Linear(Kernel):
         sees_content_only=True,
     )
 
-    reasons = {
+    samples: ClassVar[tuple[Mapping[str, object], ...]] = (
+        {},
+        {"rotary": True},
+        {"feature_map": "identity", "normalise": False},
+        {"feature_map": "taylor", "post": "softmax"},
+    )
+
+    reasons: ClassVar[Mapping[str, str]] = {
         "bias": "its weights are products of features, so no term can be added to a logit",
         "cross": "rotary features need one sequence of slots",
         "state": "impl='reference' has none",
@@ -93,6 +103,7 @@ class Linear(Kernel):
         )
         self.query_map = _plain_map(feature_map)
         self.key_map = _plain_map(feature_map if key_feature_map is None else key_feature_map)
+        self.feature_map, self.key_feature_map = feature_map, key_feature_map
         self.normalise, self.rotary, self.post, self.impl = normalise, rotary, post, impl
         self.features = self.key_map.count(heads.key_dim)
         if impl not in IMPLS:
@@ -117,15 +128,14 @@ class Linear(Kernel):
         names = options.get("feature_map", "elu_plus_one"), options.get("key_feature_map")
         query_map, key_map = (_plain_map(str(names[0] if x is None else x)) for x in names)
         normalise, rotary = options.get("normalise", True), options.get("rotary", False)
-        softmax = options.get("post", "none") == "softmax"
-        supports = cls.info.supports
+        softmax, impl = options.get("post") == "softmax", options.get("impl")
+        explicit = impl in ("reference", "quadratic")
         return replace(
             cls.info,
-            supports=replace(
-                supports,
-                cross=supports.cross and not rotary,
-                state=supports.state and options.get("impl") != "reference",
-            ),
+            supports=replace(cls.info.supports, cross=not rotary, state=impl != "reference"),
+            time=2 if explicit else 1,
+            memory=2 if explicit else 1,
+            state="none" if impl == "reference" else "constant",
             # relu features of a query and of every key may be disjoint: such a row is 0
             rows_sum_to_one=bool(normalise and not rotary and not softmax and query_map.positive and key_map.positive),
             nonnegative=not rotary and not softmax and _nonnegative(query_map, key_map),
@@ -187,24 +197,9 @@ class Linear(Kernel):
                 rotation=rotation,
                 normalise=normalise,
             )
-        dtype = accumulator(q.dtype)
-        with torch.autocast(q.device.type, enabled=False):
-            fq = self.query_map(q.to(dtype))
-            fk = self.key_map(k.to(dtype))
-            if rotation is not None:
-                fq, fk = turned(fq, rotation[:, -q.shape[2] :]), turned(fk, rotation)
-            real = (
-                v.new_ones(*v.shape[:3], 1) if key_mask is None else key_mask[:, None, :, None].expand(*v.shape[:3], 1)
-            )
-            columns = torch.cat([v.to(dtype), real.to(dtype)], -1)
-            form = {"quadratic": _quadratic, "recurrent": _recurrent, "cumsum": _cumsum}[self.impl]
-            fq = fq.unflatten(1, (k.shape[1], -1))
-            y, sum = form(fq, fk[:, :, None], columns[:, :, None], sum.to(dtype)[:, :, None], self.heads.causal)
-            y = y.flatten(1, 2)
-            values, total = y[..., :-1], y[..., -1]
-            if normalise:
-                values = values / divisor(total)[..., None]
-        return Averaged(values.to(q.dtype), total, total.new_empty(0), sum[:, :, 0], total.new_empty(0))
+        maps = self.query_map, self.key_map
+        divide = self.normalise if normalise is None else normalise
+        return average_by(self.impl, q, k, v, sum, maps, key_mask, rotation, self.heads.causal, divide)
 
     def _rotation(self, past: int, k: Tensor) -> Tensor:
         """Cosines and sines of slot x theta_c, theta_c = 10000^(-2 c / features), for the slots of `k`."""
@@ -213,12 +208,8 @@ class Linear(Kernel):
         angle = slots[:, None] * BASE ** (-2 * pairs / self.features)
         return torch.stack([angle.cos(), angle.sin()]).to(accumulator(k.dtype))
 
-    def initial_state(
-        self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
-    ) -> Summary:
-        if not self.info.supports.state:
-            self.refuse("state", "state")
-        start = super().initial_state(batch, device=device, dtype=dtype)
+    def start(self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Summary:
+        start = super().start(batch, device=device, dtype=dtype)
         if self.rotary and self.normalise:
             return Summary({"sum": start["sum"], "total": start["sum"][..., :1].clone()})
         return start
@@ -296,31 +287,3 @@ def _definition(name: str, x: Tensor) -> Tensor:
         return torch.cat([x.new_ones(*x.shape[:-1], 1), x, products / 2**0.5], -1)
     assert name == "identity", name
     return x
-
-
-def _quadratic(fq: Tensor, fk: Tensor, columns: Tensor, start: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-    """Every pair: phi(Q) phi(K)^T, then the columns. Also what came before: phi(Q) S."""
-    pairs = fq @ fk.mT
-    if causal:
-        pairs = pairs.tril(fk.shape[-2] - fq.shape[-2])
-    return pairs @ columns + fq @ start, start + fk.mT @ columns
-
-
-def _recurrent(fq: Tensor, fk: Tensor, columns: Tensor, start: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-    """One key after another: S_t = S_{t-1} + phi(k_t) v_t^T, out_t = phi(q_t) S_t."""
-    queries, keys = fq.shape[-2], fk.shape[-2]
-    rows, state = [], start
-    for t in range(keys):
-        state = state + fk[..., t, :, None] * columns[..., t, None, :]
-        if causal and t >= keys - queries:
-            rows.append(fq[..., t - keys + queries, None, :] @ state)
-    return (torch.cat(rows, -2) if causal and rows else fq @ state), state
-
-
-def _cumsum(fq: Tensor, fk: Tensor, columns: Tensor, start: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-    """Every state at once, by a cumulative sum: length x features x value numbers."""
-    states = start[..., None, :, :] + (fk[..., None] * columns[..., None, :]).cumsum(-3)
-    queries, keys = fq.shape[-2], fk.shape[-2]
-    end = states[..., -1, :, :] if keys else start
-    y = (fq[..., None, :] @ states[..., keys - queries :, :, :])[..., 0, :] if causal else fq @ end
-    return y, end

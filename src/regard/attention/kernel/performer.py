@@ -1,0 +1,269 @@
+"""Performer attention: softmax estimated with random features (FAVOR+)."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import ClassVar, Literal, final
+
+import torch
+from torch import Tensor
+
+from regard.attention.kernel._base import Kernel
+from regard.attention.kernel._engine import kernel_average
+from regard.attention.kernel._passes import LOWEST, accumulator
+from regard.attention.kernel._redraw import draw, scheduled_projection
+from regard.core import Attended, ScoreBias, State
+from regard.errors import ConfigError, nearest
+from regard.feature_maps import FEATURE_MAPS
+from regard.info import Heads, Info, Supports
+
+MAPS = {
+    "positive": "positive_random",
+    "hyperbolic": "hyperbolic_random",
+    "trigonometric": "trigonometric",
+    "relu": "relu_random",
+}
+PAPER_EPSILON = 1e-4
+"""added to every feature by the published code"""
+
+
+@final
+class Performer(Kernel):
+    """Softmax of scaled dot products, estimated: out_i = sum_j phi(q_i) . phi(k_j) v_j / sum_j phi(q_i) . phi(k_j).
+
+    phi(x) = r^(-1/2) exp(W x' - |x'|^2 / 2), x' = x dim^(-1/4), rows of W ~ N(0, I): E[phi(q) . phi(k)] is
+    exp(q . k / sqrt(dim)) (the paper's SM, Eq. 5, and Lemma 1). Our num_features is the paper's m (2 m for maps that
+    make two features of a row of W).
+
+    Cost: O(length x num_features x (dim + value)) time, a state of num_features x (value + 1) + 1 numbers per head.
+    Lost: the estimate of a weight has relative variance (exp(|q' + k'|^2) - 1) / num_features, so sharp attention needs
+    many features; the ratio is biased.
+
+    Strictly causal: each key is scaled by its own largest feature, each query by the largest key so far. There is no
+    epsilon. Features below 2e-18 of a vector's largest count as that much, so that every total is positive.
+
+    Args:
+        num_features: features per key; None: dim log(dim), at least dim, rounded up to an even number.
+        feature_map: "positive", "hyperbolic" (less variance at equal num_features), "trigonometric" (unbiased too, but
+            signed), "relu" (ReLU(W x') + 0.001: another kernel, no estimate).
+        orthogonal: rows of W orthogonal in blocks of dim: less variance.
+        norms: of the rows: "chi" unbiased; "sqrt" all sqrt(dim).
+        redraw_interval: training calls between draws of W; None: never. A block that is recomputed (checkpointing)
+            counts once; evaluation never counts.
+        form: "paper" is the published stabiliser: one maximum over all keys, later ones included, and 1e-4 added to
+            every feature. In causal use it leaks the future, and it has no state.
+        impl: "auto" and "torch" are the chunked operator, "reference" the definition (no state).
+
+    Raises:
+        ConfigError: an option outside its values, an odd num_features for a map with pairs of features, form="paper"
+            with another map than "positive".
+
+    Example:
+        >>> import torch
+        >>> from regard.core import Heads
+        >>> attention = Performer(Heads(count=2, key_dim=8, causal=True), num_features=32)
+        >>> attention(*torch.randn(3, 1, 2, 5, 8)).values.shape
+        torch.Size([1, 2, 5, 8])
+
+    Source: Choromanski et al. 2021, Eqs. 5-7, Lemma 1, section 2.4; redrawing: its section 4.2.
+    """
+
+    info = Info(
+        title="Performer (FAVOR+)",
+        source="Choromanski et al. 2021, Rethinking Attention with Performers, arXiv:2009.14794, Eqs. 5-7, Lemma 1",
+        supports=Supports(causal=True, bidirectional=True, cross=True, key_mask=True, state=True, prefix=True),
+        time=1,
+        memory=1,
+        state="constant",
+        sees_content_only=True,
+        stochastic=True,
+        approximates="softmax",
+        knob="num_features",
+    )
+
+    samples: ClassVar[tuple[Mapping[str, object], ...]] = (
+        {},
+        {"num_features": 12, "feature_map": "relu", "norms": "sqrt"},
+        {"form": "paper"},
+    )
+
+    reasons: ClassVar[Mapping[str, str]] = {
+        "bias": "its weights are products of features, so no term can be added to a logit",
+        "state": "only impl='auto' or 'torch' with form='strict' has one",
+    }
+
+    projection: Tensor
+    calls: Tensor
+
+    def __init__(
+        self,
+        heads: Heads,
+        *,
+        num_features: int | None = None,
+        feature_map: Literal["positive", "hyperbolic", "trigonometric", "relu"] = "positive",
+        orthogonal: bool = True,
+        norms: Literal["chi", "sqrt"] = "chi",
+        redraw_interval: int | None = 1000,
+        form: Literal["strict", "paper"] = "strict",
+        impl: Literal["auto", "torch", "reference"] = "auto",
+    ) -> None:
+        super().__init__(
+            heads,
+            num_features=num_features,
+            feature_map=feature_map,
+            orthogonal=orthogonal,
+            norms=norms,
+            redraw_interval=redraw_interval,
+            form=form,
+            impl=impl,
+        )
+        for name, value, allowed in (
+            ("feature_map", feature_map, (*MAPS,)),
+            ("norms", norms, ("chi", "sqrt")),
+            ("form", form, ("strict", "paper")),
+            ("impl", impl, ("auto", "torch", "reference")),
+        ):
+            if value not in allowed:
+                raise ConfigError(f"performer has no {name}={value!r}: {nearest(str(value), allowed)}")
+        if redraw_interval is not None and redraw_interval < 1:
+            raise ConfigError(f"performer: redraw_interval must be at least 1, or None, got {redraw_interval}")
+        if form == "paper" and feature_map != "positive":
+            raise ConfigError(f"performer(form='paper') has feature_map='positive' only, got {feature_map!r}")
+        dim = heads.key_dim
+        self.query_map = self.key_map = FEATURE_MAPS[MAPS[feature_map]]
+        if num_features is None:
+            num_features = 2 * math.ceil(max(dim, dim * math.log(dim)) / 2)
+        rows = self.key_map.rows(num_features)
+        if rows < 1 or self.key_map.count(dim, rows) != num_features:
+            raise ConfigError(
+                f"performer(feature_map={feature_map!r}): num_features must be at least "
+                f"{self.key_map.count(dim, 1)} and a multiple of it, got {num_features}"
+            )
+        self.features = self.num_features = num_features
+        self.scale = dim**-0.25
+        self.feature_map, self.orthogonal, self.norms = feature_map, orthogonal, norms
+        self.redraw_interval, self.form, self.impl = redraw_interval, form, impl
+        self.register_buffer("projection", draw(heads.seed, 0, heads.kv_heads, rows, dim, orthogonal, norms))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    @classmethod
+    def facts(cls, **options: object) -> Info:
+        """What the estimate is of, and what the forms other than the default lack."""
+        map_, paper = options.get("feature_map", "positive"), options.get("form") == "paper"
+        # the trigonometric total may come near 0 or below: its variance falls, the error of the ratio has no bound
+        estimates = map_ in ("positive", "hyperbolic") and options.get("norms", "chi") == "chi" and not paper
+        explicit = options.get("impl") == "reference"
+        return replace(
+            cls.info,
+            supports=replace(cls.info.supports, state=not paper and not explicit),
+            time=2 if explicit else 1,
+            memory=2 if explicit else 1,
+            state="none" if paper or explicit else "constant",
+            nonnegative=map_ != "trigonometric",
+            approximates="softmax" if estimates else None,
+            knob="num_features" if estimates else None,
+            leaks=paper,
+        )
+
+    def projection_now(self) -> Tensor:
+        if not self.training or self.redraw_interval is None:
+            return self.projection
+        return scheduled_projection(
+            self.projection, self.calls, self.redraw_interval, self.heads.seed, self.orthogonal, self.norms
+        )
+
+    def redraw(self, generator: torch.Generator) -> None:
+        """Draw the projection again, now."""
+        heads, rows, dim = self.projection.shape
+        seed = int(torch.randint(2**63 - 1, (), generator=generator))
+        self.projection = draw(seed, 0, heads, rows, dim, self.orthogonal, self.norms).to(self.projection)
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        key_mask: Tensor | None,
+        bias: ScoreBias | None,
+        marks: Tensor | None,
+        state: State | None,
+    ) -> Attended:
+        if self.impl == "reference":
+            return Attended(self.reference(q, k, v, key_mask=key_mask), None, {})
+        if self.form == "paper":
+            return Attended(self._paper(q, k, v, key_mask), None, {})
+        return super().attend(q, k, v, key_mask=key_mask, bias=bias, marks=marks, state=state)
+
+    def _paper(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
+        """Linear attention on features stabilised by the largest key of the call, future ones included."""
+        dtype, rows = accumulator(q.dtype), self.projection_now()
+        with torch.autocast(q.device.type, enabled=False):
+            grouped = q.unflatten(1, (k.shape[1], -1)).to(dtype) * self.scale
+            keys = k.to(dtype) * self.scale
+            of_q, of_k = (
+                x @ w.to(dtype).mT - x.square().sum(-1, keepdim=True) / 2
+                for x, w in ((grouped, rows[:, None]), (keys, rows))
+            )
+            if key_mask is not None:
+                of_k = of_k.masked_fill(~key_mask[:, None, :, None], float("-inf"))
+            fq = (of_q - of_q.amax(-1, keepdim=True)).exp() + PAPER_EPSILON
+            largest = of_k.flatten(2).amax(-1) if k.shape[2] else of_k.new_zeros(k.shape[:2])
+            fk = (of_k - largest.clamp_min(LOWEST)[..., None, None]).exp() + PAPER_EPSILON
+            start = torch.zeros(*k.shape[:2], self.features, v.shape[3] + 1, dtype=dtype, device=q.device)
+            averaged = kernel_average(
+                fq.flatten(1, 2),
+                fk,
+                v.to(dtype),
+                start,
+                query_map="identity",
+                key_map="identity",
+                causal=self.heads.causal,
+                key_mask=key_mask,
+            )
+        return averaged.values.to(q.dtype)
+
+    def reference(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        key_mask: Tensor | None = None,
+        bias: ScoreBias | None = None,
+        marks: Tensor | None = None,
+    ) -> Tensor:
+        """Every weight from every feature (queries x keys x features numbers), divided by its row's sum."""
+        del bias, marks
+        group, queries, keys = self.heads.group, q.shape[2], k.shape[2]
+        k, v, w = (x.repeat_interleave(group, -3) for x in (k, v, self.projection.to(q.dtype)))
+        seen = torch.ones(queries, keys, dtype=torch.bool, device=q.device)
+        if self.heads.causal:
+            seen = seen.tril(keys - queries)
+        if key_mask is not None:
+            seen = seen & key_mask[:, None, None, :]
+        q, k = q / q.shape[-1] ** 0.25, k / k.shape[-1] ** 0.25
+        a, b = torch.einsum("bhid,hrd->bhir", q, w)[..., None, :], torch.einsum("bhjd,hrd->bhjr", k, w)[..., None, :, :]
+        half = (k * k).sum(-1)[..., None, :] / 2
+        if self.form == "paper":
+            weights = self._paper_weights(a[..., 0, :], b[..., 0, :, :] - half.mT, key_mask)
+        elif self.feature_map == "relu":
+            weights = ((a.clamp_min(0) + 1e-3) * (b.clamp_min(0) + 1e-3)).sum(-1)
+        elif self.feature_map == "trigonometric":
+            largest = half.masked_fill(~seen, float("-inf")).amax(-1, keepdim=True).clamp_min(LOWEST)
+            weights = torch.cos(a - b).sum(-1) * torch.exp((half - largest).clamp_max(0))
+        else:
+            logs = torch.cat([a + b, -a - b], -1) if self.feature_map == "hyperbolic" else a + b
+            logs = (torch.logsumexp(logs, -1) - half).masked_fill(~seen, float("-inf"))
+            weights = torch.exp(logs - logs.amax(-1, keepdim=True).clamp_min(LOWEST))
+        weights = weights.masked_fill(~seen, 0)
+        total = weights.sum(-1, keepdim=True)
+        return torch.where(total == 0, 0, weights @ v / torch.where(total == 0, 1, total))
+
+    @staticmethod
+    def _paper_weights(of_q: Tensor, of_k: Tensor, key_mask: Tensor | None) -> Tensor:
+        if key_mask is not None:
+            of_k = of_k.masked_fill(~key_mask[:, None, :, None], float("-inf"))
+        largest = of_k.amax((-2, -1), keepdim=True).clamp_min(LOWEST)
+        fq = torch.exp(of_q - of_q.amax(-1, keepdim=True)) + PAPER_EPSILON
+        return fq @ (torch.exp(of_k - largest) + PAPER_EPSILON).mT
