@@ -159,6 +159,11 @@ def losses(subject: Subject) -> None:
             require(loss.ndim == 0 and bool(loss.isfinite()), f"{name} must be one finite number")
             require(loss.requires_grad, f"{name} has no gradient")
         if found and info.supports.key_mask:
+            padded = Inputs(*(torch.nn.functional.pad(y.detach(), (0, 0, 0, 5)) for y in x))
+            keep = torch.arange(LENGTH + 5).expand(2, -1) < LENGTH
+            longer = subject.build(causal).train()(*padded, key_mask=keep).losses
+            for name, loss in longer.items():
+                assert_close(loss.detach(), found[name].detach(), tolerance=1e-5, what=f"{name} with 5 hidden keys")
             keep = mask_with_holes(2, LENGTH)
             hidden = ~keep[:, None, :, None]
             for content in (1e4, float("nan")):

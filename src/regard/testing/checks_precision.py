@@ -12,8 +12,11 @@ from regard.testing.registry import check, require
 FLOAT32 = 2e-6
 """of the largest output; or four times the error of the definition itself in float32"""
 
-BFLOAT16 = 1.2e-2
-"""of the largest output: three roundings to 8 bits"""
+BFLOAT16 = 2**-7
+"""of the largest output: two roundings to 8 bits, one of them the output's own"""
+
+AUTOCAST = 5e-2
+"""of the largest output: products of rounded factors, each rounded again"""
 
 
 def _cases(subject: Subject, dtype: torch.dtype) -> Iterator[tuple[str, Attention, Inputs]]:
@@ -48,6 +51,7 @@ def reference_float32(subject: Subject) -> None:
 def bfloat16(subject: Subject) -> None:
     """In bfloat16 the result is the definition's on the same rounded inputs, accumulated in float32 at least."""
     for what, mechanism, x in _cases(subject, torch.bfloat16):
+        x = x._replace(v=x.v + 2)  # late averages as large as early ones, so that a sum that stalls shows
         with torch.no_grad():
             expected = exact_copy(mechanism).reference(*x.to(torch.float64))
         assert_close(run(mechanism, x).values.double(), expected, tolerance=BFLOAT16, what=what)
@@ -66,7 +70,7 @@ def autocast(subject: Subject) -> None:
                 out = mechanism(*x).values
             require(out.dtype == dtype, f"{dtype} in, {out.dtype} out")
             what = f"{dtype} under autocast, {causal=}"
-            assert_close(out.detach().double(), expected, tolerance=4 * BFLOAT16, what=what)
+            assert_close(out.detach().double(), expected, tolerance=AUTOCAST, what=what)
             out.float().square().sum().backward()
             for name, y in zip("qkv", x, strict=True):
                 require(

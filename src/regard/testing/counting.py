@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch._library.custom_ops import OPDEFS
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
@@ -28,6 +27,8 @@ class Count(TorchDispatchMode):
         self.flops = self.produced = self.peak = self.largest = 0
         self._alive: dict[int, int] = {}
         self._total = 0
+        # below autograd, where a mode is called, torch.func would not work inside an operator's body
+        self._outside = (torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set())
 
     @property
     def work(self) -> int:
@@ -40,7 +41,7 @@ class Count(TorchDispatchMode):
         kwargs = dict(kwargs or {})
         custom = OPDEFS.get(func._schema.name)
         if custom is not None:  # a custom operator is one opaque call here: run its body under this mode instead
-            with self:
+            with torch._C._ForceDispatchKeyGuard(*self._outside), torch.no_grad(), self:
                 return custom._init_fn(*args, **kwargs)
         if func not in flop_registry and func is not torch.ops.prim.device.default:
             with self:
@@ -57,8 +58,6 @@ class Count(TorchDispatchMode):
         return out
 
     def _enter(self, x: Tensor) -> None:
-        while is_functorch_wrapped_tensor(x):  # inside torch.func.vjp and friends
-            x = get_unwrapped(x)
         storage = x.untyped_storage()
         key, numbers = storage._cdata, storage.nbytes() // max(x.element_size(), 1)
         if key in self._alive:

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from regard.bias import ScoreBias
 from regard.core import Attended, Attention, Heads, Slots, State, Summary, generator
-from regard.errors import ConfigError, UnsupportedError
+from regard.errors import ConfigError
 from regard.info import Info, Supports
 from regard.state import slot_bytes
 
@@ -477,11 +477,8 @@ class ToyTable(ToyDense):
         return F.gelu(q) @ self.slots[:, : k.shape[2]].to(q.dtype)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: object) -> Attended:  # type: ignore[override]
-        state, key_mask = given["state"], given["key_mask"]
-        past = state.length if isinstance(state, State) else 0
-        self.require_length(past + k.shape[2])
-        if isinstance(key_mask, Tensor) and past == 0 and (~key_mask[:, 0] & key_mask.any(1)).any():
-            raise UnsupportedError("toy_table does not support left padding: its weights belong to slots")
+        state = given["state"]
+        self.require_length(k.shape[2] + (state.length if isinstance(state, State) else 0))
         return super().attend(q, k, v, **given)  # type: ignore[arg-type]
 
     def reference(
@@ -532,8 +529,6 @@ class ToyProjection(Attention):
         state: State | None,
     ) -> Attended:
         self.require_length(k.shape[2])
-        if key_mask is not None and (~key_mask[:, 0] & key_mask.any(1)).any():
-            raise UnsupportedError("toy_projection does not support left padding: its weights belong to slots")
         dtype, exact = q.dtype, torch.promote_types(q.dtype, torch.float32)
         with torch.autocast("cpu", enabled=False):
             q, k, v = (x.to(exact) for x in (q, expanded(k, q.shape[1]), expanded(v, q.shape[1])))
