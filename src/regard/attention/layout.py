@@ -1,8 +1,8 @@
 """From a pattern to the tiles that hold its pairs, without any tensor of queries x keys.
 
-Positions are cut into tiles. Interval arithmetic says which pairs of tiles are empty, full or partial, first for squares
-of 16 x 16 tiles and then inside those that are not empty, so the work follows the pairs that are kept. Query tiles that
-see the same arrangement of masks form a group, which one batched product serves.
+Positions are cut into tiles. Interval arithmetic says which pairs of tiles are empty, full or partial, first for
+squares of 16 x 16 tiles and then inside those that are not empty, so the work follows the pairs that are kept. Query
+tiles that see the same arrangement of masks form a group, which one batched product serves.
 """
 
 import threading
@@ -73,6 +73,8 @@ class Layout:
     groups: tuple[Group, ...]
     whole: bool = False
     """one tile holds everything"""
+    covered: bool = False
+    """every query tile has a key tile"""
 
     @property
     def computed(self) -> int:
@@ -161,7 +163,8 @@ def make_layout(
                 distances=None if distances is None else distances.to(device),
             )
         )
-    return Layout(query_tile, key_tile, tuple(made), whole=len(q) == len(k) == 1)
+    covered = len(row.unique()) == len(q)
+    return Layout(query_tile, key_tile, tuple(made), whole=len(q) == len(k) == 1, covered=covered)
 
 
 def _tiled(positions: Tensor, size: int) -> Int[Tensor, "tiles size"]:
@@ -300,7 +303,7 @@ def _steps(rows: Tensor, tiles: Tensor, pairs: int, device: torch.device) -> tup
         next_to = bool((r.diff() == 1).all())
         gaps = t[:, 0].diff()
         key, advance = None, 0
-        if run and len(r) == 1 or run and bool((gaps == gaps[0]).all()) and int(gaps[0]) in (0, 1):
+        if run and (len(r) == 1 or (bool((gaps == gaps[0]).all()) and int(gaps[0]) in (0, 1))):
             key, advance = int(t[0, 0]), int(gaps[0]) if len(r) > 1 else 0
         made.append(Step(len(r), int(r[0]) if next_to else None, r.to(device), key, advance, t.flatten().to(device)))
     return tuple(made)
