@@ -96,7 +96,7 @@ def score(
     """
     device = device or torch.device("cpu")
     count = len(examples)
-    chosen = list(range(count)) if not 0 < limit < count else [index * count // limit for index in range(limit)]
+    chosen = measured(count, limit)
     scores = Scores()
     with _evaluating(model), torch.no_grad():
         for first in range(0, len(chosen), batch_size):
@@ -114,6 +114,11 @@ def score(
     if not scores.total.tokens:
         raise DataError("the split holds no target to predict: it is empty, or shorter than one sequence")
     return scores
+
+
+def measured(count: int, limit: int) -> list[int]:
+    """Which of `count` examples are measured: `limit` of them, evenly spaced; all if `limit` is 0."""
+    return list(range(count)) if not 0 < limit < count else [index * count // limit for index in range(limit)]
 
 
 def measure(

@@ -105,10 +105,10 @@ class Trainer:
         while True:
             if self._due(config.evaluate_every) and progress.evaluated_step != progress.step:
                 self._evaluate()
-            if self.signals.received:
-                self._interrupt(self.signals.received)
             if self._due(config.checkpoint_every) and self._saved_step != progress.step:
                 self._save()
+            if self.signals.received:
+                self._interrupt(self.signals.received)
             if progress.step == config.steps:
                 return
             self._step()

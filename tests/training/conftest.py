@@ -1,0 +1,106 @@
+"""A tiny run, and a model and a task that follow the same interfaces as the real ones."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from regard.models.config import ModelConfig
+from regard.tasks import RecallConfig
+from regard.tasks.base import IGNORE, Example, Split, Task
+from regard.training import RunConfig, TrainingConfig
+
+
+@pytest.fixture
+def small() -> RunConfig:
+    """Dropout, so that the random state matters; 12 steps, lines, evaluations and checkpoints out of step."""
+    return RunConfig(
+        model=ModelConfig(dim=16, heads=2, layers=1, dropout=0.1, vocab_size=16, max_length=16),
+        task=RecallConfig(vocab_size=16, length=16, num_pairs=2, num_examples=21, num_held_out=6),
+        training=TrainingConfig(
+            steps=12,
+            batch_size=4,
+            accumulation=2,
+            warmup=3,
+            log_every=5,
+            evaluate_every=6,
+            checkpoint_every=4,
+            threads=1,
+        ),
+    )
+
+
+class Lookup(nn.Module):
+    """Logits from a table, through a matrix with a bias, plus a loss that it weighs itself."""
+
+    loss_weights: dict[str, float]
+
+    def __init__(self, vocab_size: int, *, seed: int = 0, dim: int = 6) -> None:
+        super().__init__()
+        draw = torch.Generator().manual_seed(seed)
+        self.embedding = nn.Embedding(vocab_size, dim)
+        self.norm = nn.LayerNorm(dim)
+        self.output = nn.Linear(dim, vocab_size)
+        self.loss_weights = {"size": 0.3}
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.normal_(generator=draw)
+
+    def forward(self, tokens: Tensor, *, key_mask: Tensor | None = None) -> SimpleNamespace:
+        hidden = self.norm(self.embedding(tokens))
+        logits = self.output(hidden)
+        if not self.training:
+            return SimpleNamespace(logits=logits, losses={})
+        self.calls += 1
+        kept = hidden if key_mask is None else hidden[key_mask]
+        return SimpleNamespace(logits=logits, losses={"size": kept.square().mean()})
+
+
+@dataclass
+class Fixed:
+    examples: list[Example]
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, index: int) -> Example:
+        return self.examples[index]
+
+    def __iter__(self) -> Iterator[Example]:
+        return iter(self.examples)
+
+
+class Pairs(Task):
+    """Random tokens and targets; some targets do not count, and lengths may differ."""
+
+    name = "pairs"
+    metric = "accuracy"
+
+    def __init__(self, *, lengths: tuple[int, ...] = (9,), count: int = 10, vocab_size: int = 11) -> None:
+        self.vocab_size, self.length, self.fingerprint = vocab_size, max(lengths), "pairs"
+        draw = np.random.default_rng(3)
+        self._examples = []
+        for index in range(count):
+            length = lengths[index % len(lengths)]
+            targets = draw.integers(0, vocab_size, length)
+            targets[draw.random(length) < 0.2 + 0.6 * (index % 2)] = IGNORE
+            targets[0] = index % vocab_size
+            self._examples.append(Example(draw.integers(0, vocab_size, length), targets, index // 3, 2 * length))
+
+    def examples(self, split: Split) -> Fixed:
+        return Fixed(self._examples)
+
+
+@pytest.fixture
+def lookup() -> Callable[..., Lookup]:
+    return Lookup
+
+
+@pytest.fixture
+def pairs() -> Callable[..., Pairs]:
+    return Pairs

@@ -1,0 +1,222 @@
+"""A run that was killed gives the same bits as one that was not."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import regard
+from regard.training import Interrupted, RunConfig, toml, train
+from regard.training.checkpoint import newest
+from regard.training.interruption import Signals
+
+PROGRAM = Path(__file__).with_name("killed_run.py")
+
+
+def start(*arguments: object) -> subprocess.Popen[str]:
+    source = str(Path(regard.__file__).parents[1])
+    environment = {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(PROGRAM), *map(str, arguments)]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def fates(process: subprocess.Popen[str]) -> list[list[float]]:
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 0, err
+    return [[float(word) for word in line.split()] for line in out.splitlines()]
+
+
+def lines(run: Path) -> list[dict[str, object]]:
+    """metrics.jsonl without what is measured."""
+    text = (run / "metrics.jsonl").read_text()
+    assert text.endswith("\n")
+    return [{k: v for k, v in json.loads(line).items() if k != "timing"} for line in text.splitlines()]
+
+
+def require_equal(run: Path, whole: Path) -> None:
+    """Parameters, optimizer, random states, schedule, data position and metrics, bit for bit."""
+    ours, theirs = newest(run / "checkpoints")[0], newest(whole / "checkpoints")[0]
+    assert ours is not None
+    assert theirs is not None
+    for name in ("model.safetensors", "optimizer.safetensors", "rng.safetensors"):
+        assert (ours.path / name).read_bytes() == (theirs.path / name).read_bytes(), name
+    # The length of metrics.jsonl in bytes varies with the digits of the timings.
+    assert replace(ours.progress, metrics_bytes=0) == replace(theirs.progress, metrics_bytes=0)
+    assert lines(run) == lines(whole)
+    assert not list(run.rglob("*.partial"))
+    assert not list(run.rglob("*.removing"))
+
+
+def test_the_comparison_sees_differences(small, tmp_path):
+    train(small, tmp_path / "a")
+    other = replace(small, training=replace(small.training, seed=1))
+    train(other, tmp_path / "b")
+    with pytest.raises(AssertionError):
+        require_equal(tmp_path / "b", tmp_path / "a")
+    train(small, tmp_path / "c")
+    require_equal(tmp_path / "c", tmp_path / "a")
+    (tmp_path / "c" / "metrics.jsonl").write_text((tmp_path / "c" / "metrics.jsonl").read_text() * 2)
+    with pytest.raises(AssertionError):
+        require_equal(tmp_path / "c", tmp_path / "a")
+
+
+def test_killed_before_every_file_operation(small, tmp_path):
+    """SIGKILL before each open, write to disk, rename and removal of a run that keeps one checkpoint."""
+    settings = replace(small.training, steps=2, log_every=1, evaluate_every=1, checkpoint_every=1, keep=1)
+    small = replace(small, training=settings, task=replace(small.task, num_held_out=2))
+    toml.save(small, tmp_path / "config.toml")
+    run = tmp_path / "run"
+    results = fates(start(tmp_path / "config.toml", run, "operations"))
+    assert len(results) > 40
+    for number, killed, finished in results:
+        assert killed == (0 if number == len(results) else -signal.SIGKILL)
+        assert finished == 0
+        require_equal(tmp_path / f"run.{number:.0f}", tmp_path / "run.whole")
+
+
+def test_killed_at_random_moments(small, tmp_path):
+    """Each child goes on from where the last one was killed."""
+    small = replace(small, training=replace(small.training, steps=90, checkpoint_every=7, evaluate_every=14))
+    toml.save(small, tmp_path / "config.toml")
+    chance = random.Random(5)
+    moments = [round(chance.uniform(0.03, 0.25), 3) for _ in range(6)]
+    results = fates(start(tmp_path / "config.toml", tmp_path / "run", "seconds", *moments))
+    assert sum(fate == -signal.SIGKILL for _, fate in results) >= 2
+    require_equal(tmp_path / "run", tmp_path / "run.whole")
+
+
+def test_fresh_processes_stopped_by_sigterm_and_sigkill(small, tmp_path):
+    small = replace(small, training=replace(small.training, steps=150, checkpoint_every=9, evaluate_every=50))
+    toml.save(small, tmp_path / "config.toml")
+    run = tmp_path / "run"
+
+    def stopped(after_lines: int, how: signal.Signals) -> int:
+        process = start(tmp_path / "config.toml", run)
+        metrics = run / "metrics.jsonl"
+        until = time.monotonic() + 120
+        while not metrics.exists() or metrics.read_bytes().count(b"\n") < after_lines:
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < until
+            time.sleep(0.001)
+        process.send_signal(how)
+        _, err = process.communicate(timeout=60)
+        assert "Traceback" not in err
+        return process.returncode
+
+    assert stopped(4, signal.SIGTERM) == 143
+    assert stopped(12, signal.SIGKILL) == -signal.SIGKILL
+    train(small, run, resume=True)
+    train(small, tmp_path / "whole")
+    require_equal(run, tmp_path / "whole")
+
+
+@pytest.mark.parametrize(("received", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize("moment", [("step", 7), ("step", 12), ("train", 5), ("evaluate", 6), ("checkpoint", 8)])
+def test_a_signal_saves_and_leaves_with_its_code(small, tmp_path, received, code, moment):
+    handler = signal.getsignal(received)
+    with pytest.raises(Interrupted) as caught:
+        train(small, tmp_path / "run", on_progress=_at(*moment, lambda: signal.raise_signal(received)))
+    assert caught.value.code == code
+    assert signal.getsignal(received) is handler
+    found = newest(tmp_path / "run" / "checkpoints")[0]
+    assert found is not None
+    assert found.progress.step == caught.value.step == moment[1]
+    train(small, tmp_path / "run", resume=True)
+    train(small, tmp_path / "whole")
+    require_equal(tmp_path / "run", tmp_path / "whole")
+
+
+def test_a_signal_during_an_evaluation_does_not_wait_for_its_end(small, tmp_path, monkeypatch):
+    """The checkpoint is saved before the evaluation, which the resumed run makes up for."""
+    import regard.training.trainer as trainer
+
+    score = trainer.score
+    calls = []
+
+    def interrupted_score(*arguments, stopped, **options):
+        signal.raise_signal(signal.SIGTERM)
+        assert stopped()
+        calls.append(score(*arguments, stopped=stopped, **options))
+        return calls[-1]
+
+    monkeypatch.setattr(trainer, "score", interrupted_score)
+    with pytest.raises(Interrupted):
+        train(small, tmp_path / "run")
+    assert calls == [None]
+    monkeypatch.undo()
+    train(small, tmp_path / "run", resume=True)
+    train(small, tmp_path / "whole")
+    require_equal(tmp_path / "run", tmp_path / "whole")
+
+
+def test_a_second_signal_acts_at_once(small, tmp_path):
+    def twice() -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(small, tmp_path / "run", on_progress=_at("step", 2, twice))
+
+
+def test_a_signal_at_the_very_end_is_not_swallowed(small, tmp_path):
+    with pytest.raises(Interrupted):
+        train(small, tmp_path / "run", on_progress=_at("checkpoint", 12, lambda: signal.raise_signal(signal.SIGINT)))
+    with pytest.raises(KeyboardInterrupt), Signals():
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_outside_the_main_thread_signals_are_left_alone():
+    handler = signal.getsignal(signal.SIGTERM)
+    seen = []
+
+    def work() -> None:
+        with Signals():
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [handler]
+
+
+def test_continuing_a_finished_run_changes_nothing(small, tmp_path):
+    run = tmp_path / "run"
+    first = train(small, run)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    assert train(small, run, resume=True) == first
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def _at(kind: str, step: int, act: Callable[[], None]) -> Callable[[dict[str, object]], None]:
+    """Something to do at one event."""
+
+    def on_progress(event: dict[str, object]) -> None:
+        if (event["kind"], event["step"]) == (kind, step):
+            act()
+
+    return on_progress
+
+
+def test_the_small_run_uses_its_random_state(small: RunConfig, tmp_path):
+    """Otherwise the tests above would not see a random state that is not restored."""
+    from regard.training import checkpoint
+
+    with pytest.raises(Interrupted):
+        train(small, tmp_path / "run", on_progress=_at("step", 7, lambda: signal.raise_signal(signal.SIGTERM)))
+    found = newest(tmp_path / "run" / "checkpoints")[0]
+    assert found is not None
+    train(small, tmp_path / "whole")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint, "use_rng_states", lambda states, device: None)
+        train(small, tmp_path / "run", resume=True)
+    with pytest.raises(AssertionError):
+        require_equal(tmp_path / "run", tmp_path / "whole")
