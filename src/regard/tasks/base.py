@@ -1,8 +1,7 @@
 """What a task is: examples with a known answer, reached at random, the same for everybody."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -31,12 +30,12 @@ class Example(NamedTuple):
     nbytes: int
 
 
+@runtime_checkable
 class Examples(Protocol):
     """The examples of a split: any one at any time, always the same one for the same index."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int) -> Example: ...
-    def __iter__(self) -> Iterator[Example]: ...
 
 
 class Task(ABC):

@@ -17,7 +17,10 @@ _MOST = 7
 
 
 class Coded(NamedTuple):
-    """bits: to code each document. nbytes: bytes coded of each document. Both are indexed by `Example.document`."""
+    """bits: to code each document. nbytes: bytes coded of each document. Both are indexed by `Example.document`.
+
+    xz has one entry for all documents together.
+    """
 
     bits: Float64[np.ndarray, "documents"]
     nbytes: Int64[np.ndarray, "documents"]
@@ -126,19 +129,23 @@ def xz_bits_per_byte(
     split: Split = "valid",
     windows: Sequence[int] | None = None,
     train_windows: Sequence[int] | None = None,
-) -> float:
-    """Bits per byte of xz that has seen the training text: 8 (size(xz(train + coded)) - size(xz(train))) / bytes coded.
+) -> Coded:
+    """Bits that xz needs for the targets of windows after the training text: 8 (size(train + coded) - size(train)).
 
-    Preset 9: its dictionary of 64 MiB reaches back over that much training text. One number: what a later document
-    costs depends on the earlier ones, so there is nothing to resample.
+    Preset 9: its dictionary of 64 MiB reaches back over that much training text. One entry for all documents: what a
+    later one costs depends on the earlier ones, so there is nothing to resample.
 
     Args:
         task, split, windows, train_windows: as for `ngram_bits_per_byte`.
+
+    Raises:
+        UnsupportedError: a task without text.
+        ConfigError: an impossible window.
     """
     known, new = _targets(task, "train", train_windows).text(), _targets(task, split, windows).text()
     with ThreadPoolExecutor(2) as pool:
         before, after = pool.map(lambda text: len(lzma.compress(text, preset=9)), (known, known + new))
-    return 8 * (after - before) / len(new)
+    return Coded(np.array([8.0 * (after - before)]), np.array([len(new)]))
 
 
 class _Targets(NamedTuple):

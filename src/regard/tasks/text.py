@@ -53,6 +53,7 @@ class Windows:
         self.length = length
         counts = -((1 - np.diff(tokens.starts)) // length)  # ceil((tokens - 1) / length)
         self._ends = np.cumsum(counts)
+        self._begins = self._ends - counts
         self.num_documents = counts.size if counts.size > 1 else min(_BLOCKS, len(self))
 
     def __len__(self) -> int:
@@ -76,7 +77,7 @@ class Windows:
         """Where the targets of these windows are in `tokens.ids`."""
         index = np.asarray(indices, np.int64)
         row = np.searchsorted(self._ends, index, side="right")
-        number = index - np.concatenate([[0], self._ends])[row]
+        number = index - self._begins[row]
         first = self.tokens.starts[row] + number * self.length + 1
         stop = np.minimum(first + self.length, self.tokens.starts[row + 1])
         document = row if self._ends.size > 1 else index * self.num_documents // len(self)

@@ -1,0 +1,176 @@
+"""What users give: every kind of file, every way to be wrong, and splits that leak nothing."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from regard.errors import ConfigError, DataError
+from regard.tasks import TextConfig
+from regard.tasks.corpus import Corpus, Document, open_corpus
+
+
+def texts(path: Path | str, **options: object) -> list[str]:
+    return [document.text for document in open_corpus(TextConfig(corpus=str(path), **options)).parse()]
+
+
+def write(path: Path, content: bytes | str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def test_bundled_addresses() -> None:
+    corpus = open_corpus(TextConfig())
+    documents = list(corpus.parse())
+    assert len(documents) == 233
+    assert documents[0].group == "1790"
+    assert documents[0].text.startswith("Fellow-Citizens of the Senate and House of Representatives:")
+    split_of = corpus.splits(0.05)
+    assert len(split_of) == 231  # years: 1953 and 1961 have two addresses each, which stay together
+    assert [list(split_of.values()).count(split) for split in ("train", "valid", "test")] == [207, 12, 12]
+
+
+def test_bundled_poems() -> None:
+    corpus = open_corpus(TextConfig(corpus="song_ci"))
+    documents = list(corpus.parse())
+    assert len(documents) == 21_053
+    assert documents[0].text.startswith("导引\n和岘\n气和玉烛")
+    split_of = corpus.splits(0.05)
+    bodies: dict[str, set[str]] = {}
+    for document in documents:
+        bodies.setdefault(document.text.split("\n")[2], set()).add(split_of[document.group])
+    assert all(len(splits) == 1 for splits in bodies.values())  # equal poems under two authors stay together
+    assert len(bodies) < 21_053
+
+
+def test_one_file_is_cut_in_three_after_lines(tmp_path: Path) -> None:
+    content = "".join(f"line {number} of the text\n" for number in range(400))
+    path = write(tmp_path / "a.txt", content)
+    corpus = open_corpus(TextConfig(corpus=str(path), holdout=0.1))
+    documents = list(corpus.parse())
+    assert [document.group for document in documents] == ["train", "valid", "test"]
+    assert corpus.splits(0.1) == {"train": "train", "valid": "valid", "test": "test"}
+    assert "".join(document.text for document in documents) == content
+    assert all(document.text.endswith("\n") for document in documents)
+    assert abs(len(documents[0].text) - 0.8 * len(content)) < 30
+    unbroken = texts(write(tmp_path / "b.txt", "字" * 1000), holdout=0.1)
+    assert [len(text) for text in unbroken] == [800, 100, 100]
+
+
+def test_file_with_separator_and_folder(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.txt", "one<|end|>two<|end|>three<|end|>")
+    assert texts(path, separator="<|end|>") == ["one", "two", "three"]
+    write(tmp_path / "sub" / "b.txt", "\ufefffour")
+    write(tmp_path / "notes.md", "not read")
+    assert texts(tmp_path) == ["one<|end|>two<|end|>three<|end|>", "four"]
+    assert texts(tmp_path, separator="<|end|>") == ["one", "two", "three", "four"]
+
+
+def test_json_lines(tmp_path: Path) -> None:
+    rows = [{"text": "one\ntwo"}, {"text": "三", "id": 3}]
+    path = write(tmp_path / "a.jsonl", "\n\n".join(json.dumps(row, ensure_ascii=False) for row in rows))
+    assert texts(path) == ["one\ntwo", "三"]
+    assert texts(write(tmp_path / "b.jsonl", '{"body": "x\u2028y"}\n'), field="body") == ["x\u2028y"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"text": "a"}\n{"body": "b"}\n', "line 2: no field 'text'; fields: 'body'; .*--task.field"),
+        (b'{"text": "a"}\n{oops\n', "line 2: no JSON"),
+        (b'["a"]\n', "line 1: expected an object"),
+        (b'{"text": 3}\n', "line 1: field 'text' holds int"),
+        (b'{"text": "a\\u0000"}\n', r"line 1: field 'text' holds U\+0000"),
+        (b'{"text": "\\ud800"}\n', "half a surrogate pair"),
+        (b'{"text": "a"}\n{"text": "\xff"}\n', "line 2: no UTF-8: byte 0xff at position 10"),
+        (b"\n \n", "is empty"),
+        (b"", "is empty"),
+    ],
+)
+def test_malformed_json_lines(tmp_path: Path, content: bytes, message: str) -> None:
+    with pytest.raises(DataError, match=message) as error:
+        texts(write(tmp_path / "a.jsonl", content))
+    assert error.value.exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "a.txt is empty"),
+        (b"\x89PNG\r\n\0\0", "binary, with a zero byte at position 6"),
+        (b"caf\xe9 au lait", "no UTF-8: byte 0xe9 at position 3 .*iconv"),
+        ("天".encode()[:2], "position 0"),
+    ],
+)
+def test_malformed_text(tmp_path: Path, content: bytes, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        texts(write(tmp_path / "a.txt", content))
+
+
+def test_what_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no such file.*did you mean 'song_ci'"):
+        open_corpus(TextConfig(corpus="song_cy"))
+    with pytest.raises(DataError, match=r"holds no \.txt file"):
+        open_corpus(TextConfig(corpus=str(tmp_path)))
+    with pytest.raises(DataError, match=r"not \.csv"):
+        open_corpus(TextConfig(corpus=str(write(tmp_path / "a.csv", "x"))))
+    (tmp_path / "gone.txt").symlink_to(tmp_path / "a.csv")
+    corpus = open_corpus(TextConfig(corpus=str(tmp_path / "gone.txt")))
+    os.remove(tmp_path / "a.csv")
+    for act in (corpus.fingerprint, lambda: list(corpus.parse())):
+        with pytest.raises(DataError, match="cannot read"):
+            act()
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("state_of_the_union", {"field": "text"}),
+        ("song_ci", {"separator": "x"}),
+        ("a.txt", {"field": "text"}),
+        ("a.jsonl", {"separator": "x"}),
+        (".", {"field": "text"}),
+    ],
+)
+def test_options_without_use_are_refused(tmp_path: Path, name: str, options: dict[str, str]) -> None:
+    for file in ("a.txt", "a.jsonl"):
+        write(tmp_path / file, "x")
+    corpus = name if "_" in name else str(tmp_path / name)
+    with pytest.raises(ConfigError, match="leave it out"):
+        open_corpus(TextConfig(corpus=corpus, **options))
+
+
+@settings(max_examples=40, deadline=None)
+@given(count=st.integers(3, 40), holdout=st.floats(0.01, 0.49))
+def test_splits_depend_on_the_set_of_groups_alone(count: int, holdout: float) -> None:
+    groups = [f"诗 {number}" for number in range(count)]
+
+    def splits(order: list[str]) -> dict[str, str]:
+        return Corpus("c", (), lambda: (Document("x", group) for group in order)).splits(holdout)
+
+    one = splits(groups)
+    assert splits([*reversed(groups), groups[0]]) == one
+    counts = {split: list(one.values()).count(split) for split in ("train", "valid", "test")}
+    assert set(one) == set(groups)
+    assert counts["valid"] == counts["test"] >= 1
+    assert counts["train"] >= 1
+    assert counts["valid"] <= max(1, holdout * len(groups) + 0.5)
+
+
+def test_equal_documents_are_one_group(tmp_path: Path) -> None:
+    for name in ("a", "b", "c", "d"):
+        write(tmp_path / f"{name}.txt", "the same")
+    with pytest.raises(DataError, match="1 distinct document"):
+        open_corpus(TextConfig(corpus=str(tmp_path))).splits(0.05)
+
+
+def test_fingerprint_follows_the_content(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.txt", "one")
+    before = open_corpus(TextConfig(corpus=str(path))).fingerprint()
+    assert open_corpus(TextConfig(corpus=str(path))).fingerprint() == before
+    write(path, "two")
+    assert open_corpus(TextConfig(corpus=str(path))).fingerprint() != before

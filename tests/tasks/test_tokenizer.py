@@ -1,0 +1,143 @@
+"""Tokenizers: exact round trips, streams of whole characters, saved and loaded, wrong ids refused."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from regard.errors import CheckpointError, ConfigError, DataError, InputError, ResourceError
+from regard.tasks.tokenizer import BpeTokenizer, ByteTokenizer, Tokenizer, load_tokenizer
+
+SAMPLE = "明月几时有？把酒问青天。 不知天上宫阙，今夕是何年。 The state of the union is strong, né? 🙂 \r\n\t"
+TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=60)
+
+
+@pytest.fixture(scope="module")
+def bpe() -> BpeTokenizer:
+    return BpeTokenizer.train([SAMPLE, "the union of the states, the states of the union"] * 3, 300)
+
+
+@pytest.fixture(scope="module", params=["bytes", "bpe"])
+def tokenizer(request: pytest.FixtureRequest, bpe: BpeTokenizer) -> Tokenizer:
+    return bpe if request.param == "bpe" else ByteTokenizer()
+
+
+@settings(max_examples=60, deadline=None)
+@given(text=TEXT | st.just(SAMPLE))
+def test_round_trip(tokenizer: Tokenizer, text: str) -> None:
+    ids = tokenizer.encode(text)
+    assert ids.dtype == np.int64
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.nbytes(ids) == len(text.encode())
+    assert tokenizer.separator not in ids
+
+
+def test_vocabulary(bpe: BpeTokenizer) -> None:
+    assert ByteTokenizer().vocab_size == 256
+    assert ByteTokenizer().encode("né!").tolist() == [110, 195, 169, 33]
+    assert bpe.vocab_size == 300
+    assert len(bpe.encode("the union")) < len("the union")
+    for tokenizer in (ByteTokenizer(), bpe):
+        assert tokenizer.to_bytes([tokenizer.separator]) == b"\0"
+        assert tokenizer.encode("").size == 0
+
+
+def test_long_text_is_encoded_in_pieces_without_loss(bpe: BpeTokenizer) -> None:
+    text = "今夕是何年 the union " * 9000
+    assert bpe.decode(bpe.encode(text)) == text
+
+
+@settings(max_examples=60, deadline=None)
+@given(raw=st.binary(max_size=40) | TEXT.map(str.encode), cuts=st.lists(st.integers(0, 40), max_size=5))
+def test_stream_of_any_bytes_equals_decoding_them_at_once(raw: bytes, cuts: list[int]) -> None:
+    stream, edges = ByteTokenizer().stream(), [0, *sorted(cuts), len(raw)]
+    pieces = [stream.feed(list(raw[start:stop])) for start, stop in pairwise(edges)]
+    assert "".join(pieces) + stream.finish() == raw.decode("utf-8", "replace")
+
+
+def test_stream_never_emits_half_a_character(tokenizer: Tokenizer) -> None:
+    stream, shown = tokenizer.stream(), ""
+    for index in tokenizer.encode(SAMPLE):
+        shown += stream.feed([int(index)])
+        assert SAMPLE.startswith(shown)
+    assert shown == SAMPLE
+    assert stream.finish() == ""
+
+
+def test_stream_replaces_what_is_left_unfinished_and_starts_again() -> None:
+    stream = ByteTokenizer().stream()
+    assert stream.feed(list("天".encode()[:2])) == ""
+    assert stream.finish() == "\ufffd"
+    assert stream.feed([0x41]) == "A"
+
+
+def test_save_and_load(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    tokenizer.save(path)
+    again = load_tokenizer(path)
+    assert type(again) is type(tokenizer)
+    assert again.encode(SAMPLE).tolist() == tokenizer.encode(SAMPLE).tolist()
+    assert again.to_json() == tokenizer.to_json()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["tokenizer.json"]
+
+
+def test_training_is_deterministic() -> None:
+    texts = [SAMPLE, "the union of the states"] * 3
+    assert BpeTokenizer.train(texts, 290).to_json() == BpeTokenizer.train(texts, 290).to_json()
+
+
+@pytest.mark.parametrize("method", ["decode", "nbytes", "to_bytes"])
+def test_wrong_ids(tokenizer: Tokenizer, method: str) -> None:
+    for wrong in (-1, tokenizer.vocab_size):
+        with pytest.raises(
+            InputError, match=f"token id {wrong} at position 2 .* 0 to {tokenizer.vocab_size - 1}"
+        ) as error:
+            getattr(tokenizer, method)([1, 2, wrong])
+        assert error.value.exit_code == 3
+
+
+def test_text_that_is_no_text(tokenizer: Tokenizer) -> None:
+    with pytest.raises(InputError, match=r"U\+0000 at character 2"):
+        tokenizer.encode("ab\0")
+    with pytest.raises(InputError, match="surrogate pair at character 1"):
+        tokenizer.encode("a\ud800")
+
+
+def test_too_little_text_for_the_vocabulary() -> None:
+    with pytest.raises(DataError, match="vocab_size="):
+        BpeTokenizer.train(["abc"], 1000)
+    with pytest.raises(ConfigError, match="256"):
+        BpeTokenizer.train(["abc"], 100)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "{}", '{"kind": "words"}', '{"kind": "bpe"}', '{"kind": "bpe", "model": {}}', "\x80"]
+)
+def test_damaged_files(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(content.encode("latin-1"))
+    with pytest.raises(CheckpointError, match="damaged"):
+        load_tokenizer(path)
+
+
+def test_a_model_that_is_no_byte_level_bpe(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer as Model
+    from tokenizers import models
+
+    for vocabulary in ({"a": 0, "b": 1}, {"a": 0, "天": 1}):
+        path = tmp_path / "tokenizer.json"
+        model = json.loads(Model(models.BPE(vocabulary, [])).to_str())
+        path.write_text(json.dumps({"kind": "bpe", "model": model}))
+        with pytest.raises(CheckpointError, match="byte"):
+            load_tokenizer(path)
+
+
+def test_missing_and_unwritable_files(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="cannot read"):
+        load_tokenizer(tmp_path / "none.json")
+    with pytest.raises(ResourceError, match="cannot write"):
+        ByteTokenizer().save(tmp_path / "none" / "tokenizer.json")
