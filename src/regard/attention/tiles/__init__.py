@@ -5,16 +5,14 @@ exponential is the cheaper one), and forgotten; the backward computes them again
 queries x keys exists, and `torch.compile` sees one node whatever the length.
 """
 
-import math
-
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.attention.layout import Layout, Places, find_layout
-from regard.attention.tile_passes import LOWEST, Operands, backward, forward
+from regard.attention.tiles._operands import LOWEST
+from regard.attention.tiles._operator import tiles
 from regard.bias import ScoreBias
-from regard.masks import Pattern, resolve
+from regard.masks import Pattern
 
 __all__ = ["plain", "tiled"]
 
@@ -73,7 +71,7 @@ def tiled(
         relative = bias.relative.to(dtype).expand(q.shape[1], -1, -1)
     given_queries = query_positions if isinstance(query_positions, Tensor) else None
     given_keys = key_positions if isinstance(key_positions, Tensor) else None
-    values, lse = _tiles(
+    values, lse = tiles(
         q.to(dtype),
         k.to(dtype),
         v.to(dtype),
@@ -132,102 +130,3 @@ def _explicit(positions: Tensor | int, length: int, device: torch.device) -> Ten
     if isinstance(positions, Tensor):
         return positions.to(device)
     return torch.arange(positions, positions + length, device=device)
-
-
-@torch.library.custom_op("regard::tiles", mutates_args=())
-def _tiles(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    key_mask: Tensor | None,
-    curve: Tensor | None,
-    query: Tensor | None,
-    relative: Tensor | None,
-    query_positions: Tensor | None,
-    key_positions: Tensor | None,
-    query_start: int,
-    key_start: int,
-    rule: str,
-    scale: float,
-    high: int,
-    whole: int,
-) -> tuple[Tensor, Tensor]:
-    """Values (batch, heads, queries, value) and log-sum-exp (batch, heads, queries)."""
-    queries, keys = Places(query_start, q.shape[2], query_positions), Places(key_start, k.shape[2], key_positions)
-    layout = _layout(q, rule, queries, keys, whole, biased=curve is not None or relative is not None)
-    return forward(layout, Operands(q, k, v, _hidden(key_mask, q), curve, query, relative, high, scale))
-
-
-def _layout(q: Tensor, rule: str, queries: Places, keys: Places, whole: int, *, biased: bool) -> Layout:
-    return find_layout(rule, queries, keys, whole=whole, biased=biased, device=q.device, dtype=q.dtype)
-
-
-def _hidden(key_mask: Tensor | None, q: Tensor) -> Tensor | None:
-    if key_mask is None:
-        return None
-    none = torch.zeros(key_mask.shape, dtype=q.dtype, device=q.device)
-    return none.masked_fill_(~key_mask, -math.inf)[:, None, :, None]
-
-
-@_tiles.register_fake
-def _(q, k, v, *_):
-    return q.new_empty(*q.shape[:3], v.shape[3]), q.new_empty(q.shape[:3])
-
-
-@torch.library.custom_op("regard::tiles_backward", mutates_args=())
-def _tiles_backward(
-    grad_values: Tensor,
-    grad_lse: Tensor,
-    values: Tensor,
-    lse: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    key_mask: Tensor | None,
-    curve: Tensor | None,
-    query: Tensor | None,
-    relative: Tensor | None,
-    query_positions: Tensor | None,
-    key_positions: Tensor | None,
-    query_start: int,
-    key_start: int,
-    rule: str,
-    scale: float,
-    high: int,
-    whole: int,
-    curve_learns: bool,
-    relative_learns: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v, curve, query, relative; empty where nothing learns."""
-    queries, keys = Places(query_start, q.shape[2], query_positions), Places(key_start, k.shape[2], key_positions)
-    layout = _layout(q, rule, queries, keys, whole, biased=curve is not None or relative is not None)
-    operands = Operands(q, k, v, _hidden(key_mask, q), curve, query, relative, high, scale)
-    grads = backward(layout, operands, values, lse, grad_values, grad_lse, curve_learns, relative_learns)
-    n, m = q.shape[2], k.shape[2]
-    dquery = grads.query[:, :, :n].contiguous() if grads.query.ndim > 1 else grads.query
-    dq, dk, dv = grads.q[:, :, :n], grads.k[:, :, :m], grads.v[:, :, :m]
-    return dq.contiguous(), dk.contiguous(), dv.contiguous(), grads.curve, dquery, grads.relative
-
-
-@_tiles_backward.register_fake
-def _(grad_values, grad_lse, values, lse, q, k, v, key_mask, curve, query, relative, *rest):
-    learning = zip((curve, query, relative), (rest[-2], rest[-1], rest[-1]), strict=True)
-    biases = (q.new_empty(0) if x is None or not learns else x.new_empty(x.shape) for x, learns in learning)
-    return *(x.new_empty(x.shape) for x in (q, k, v)), *biases
-
-
-def _setup_context(ctx, inputs, output) -> None:
-    ctx.save_for_backward(*output, *inputs[:9])
-    ctx.rest = inputs[9:]
-    ctx.pattern = resolve(inputs[11])  # a pattern made from a function must live until the backward
-
-
-def _backward(ctx, grad_values, grad_lse):
-    learns = ctx.needs_input_grad[4], ctx.needs_input_grad[5] or ctx.needs_input_grad[6]
-    grads = _tiles_backward(grad_values, grad_lse, *ctx.saved_tensors, *ctx.rest, *learns)
-    dcurve = grads[3] if learns[0] else None
-    dquery, drelative = grads[4:] if learns[1] else (None, None)
-    return *grads[:3], None, dcurve, dquery, drelative, *(None,) * 8
-
-
-_tiles.register_autograd(_backward, setup_context=_setup_context)

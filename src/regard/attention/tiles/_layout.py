@@ -142,7 +142,7 @@ def make_layout(
     """Lay a pattern out on positions."""
     query_tile, key_tile = sizes
     if not len(queries) or not len(keys):
-        return Layout(query_tile, key_tile, ())
+        return Layout(TILE, TILE, ())
     q, k = _tiled(queries, query_tile), _tiled(keys, key_tile)
     row, column, full = _touched(pattern, _spans(q), _spans(k))
     row, column, kind, masks = _masks(pattern, q, k, row, column, full, len(keys))

@@ -1,0 +1,110 @@
+"""The two passes over the tiles of a layout, in base 2 (whose exponential is the cheaper one) and in reused buffers.
+
+Forward: scores of a step, their maximum m and sum l; values = 2^(s - m) V / l, lse = m + log2 l.
+Backward: p = 2^(s - lse) again, then dV = p^T dO, dS = p (dO V^T - delta), dQ = dS K, dK = dS^T Q.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from regard.attention.tiles._layout import Layout
+from regard.attention.tiles._operands import (
+    LOG2E,
+    LOWEST,
+    Gradients,
+    Operands,
+    by_query,
+    collect,
+    lanes,
+    pick,
+    put,
+    shares,
+)
+from regard.attention.tiles._scores import BiasGradients, Scores
+
+
+def forward(layout: Layout, operands: Operands) -> tuple[Tensor, Tensor]:
+    """Values (batch, heads, queries, value) and log-sum-exp (batch, heads, queries)."""
+    queries, x = operands.q.shape[2], operands.in_tiles(layout)
+    values = x.q.new_empty(*x.q.shape[:3], x.v.shape[3])
+    if not layout.covered:
+        values.zero_()
+    lse = x.q.new_full((*x.q.shape[:3], 1), -math.inf)
+    scores = Scores(layout, x)
+    for share in shares(layout, x.q.shape[0], x.q.shape[1], x.k.shape[1]):
+        scores.serve(share)
+        v, out, level = share.keys(x.v), share.queries(values), share.queries(lse)
+        for group in layout.groups:
+            for step in share.steps(group):
+                weights = scores.of(group, step)
+                highest = weights.amax(-1, keepdim=True).clamp_min_(LOWEST)
+                total = weights.sub_(highest).exp2_().sum(-1, keepdim=True)
+                part = torch.bmm(weights, lanes(v, step, group.slots)).div_(total.clamp_min(1e-30))
+                top = total.log2_().add_(highest)
+                if group.again:
+                    part, top = _merged(pick(out, step), pick(level, step), part, top)
+                put(out, step, part)
+                put(level, step, top)
+    return values[:, :, :queries].contiguous(), lse[:, :, :queries, 0] / LOG2E
+
+
+def _merged(values: Tensor, lse: Tensor, part: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
+    """Two parts over disjoint keys as one, in base 2."""
+    both = torch.logaddexp2(lse, top)
+    safe = both.clamp_min(LOWEST)
+    return values * (lse - safe).exp2_() + part * (top - safe).exp2_(), both
+
+
+def backward(
+    layout: Layout,
+    operands: Operands,
+    values: Tensor,
+    lse: Tensor,
+    grad_values: Tensor,
+    grad_lse: Tensor,
+    curve_learns: bool,
+    relative_learns: bool,
+) -> Gradients:
+    """Gradients of the operands from those of values and lse."""
+    x, empty = operands.in_tiles(layout), lse.isinf()
+    level = by_query((lse * LOG2E).masked_fill_(empty, LOWEST)[..., None], layout)
+    of_lse = by_query(grad_lse.masked_fill(empty, 0)[..., None], layout)
+    of_values, values = by_query(grad_values, layout), by_query(values, layout)
+    grads = Gradients(
+        torch.empty_like(x.q) if layout.covered else torch.zeros_like(x.q),
+        torch.zeros_like(x.k),
+        torch.zeros_like(x.v),
+        torch.zeros_like(x.curve) if x.curve is not None and curve_learns else x.q.new_empty(0),
+        torch.zeros_like(x.query) if x.query is not None and relative_learns else x.q.new_empty(0),
+        torch.zeros_like(x.relative) if x.relative is not None and relative_learns else x.q.new_empty(0),
+    )
+    scores = Scores(layout, x)
+    for share in shares(layout, x.q.shape[0], x.q.shape[1], x.k.shape[1]):
+        scores.serve(share)
+        tops, outs, slopes_lse, outers = (share.queries(y) for y in (level, values, of_lse, of_values))
+        v, dq = share.keys(x.v), share.queries(grads.q)
+        dk, dv = (share.keys(y) for y in (grads.k, grads.v))
+        biases = BiasGradients(scores, grads, share)
+        for group in layout.groups:
+            for step in share.steps(group):
+                weights = scores.of(group, step).sub_(pick(tops, step)).exp2_()
+                outer = pick(outers, step)
+                collect(dv, step, group.slots, weights, outer)
+                slope = scores.buffer("slope", *weights.shape)
+                torch.bmm(outer, lanes(v, step, group.slots).mT, out=slope)
+                # d loss / d logit = p (dO . v - delta): softmax takes away the average of dO . v; lse adds its own.
+                average = scores.buffer("average", *outer.shape)
+                delta = torch.mul(outer, pick(outs, step), out=average).sum(-1, keepdim=True)
+                slope.sub_(delta.sub_(pick(slopes_lse, step))).mul_(weights)
+                new = torch.bmm(slope, lanes(scores.k, step, group.slots))
+                put(dq, step, new.add_(pick(dq, step)) if group.again else new)
+                collect(dk, step, group.slots, slope, pick(scores.q, step))
+                biases.add(group, step, slope)
+        share.fold(grads.k, dk)
+        share.fold(grads.v, dv)
+        biases.finish()
+    grads.q.mul_(operands.scale)
+    grads.k.mul_(operands.scale)
+    return grads
