@@ -23,6 +23,8 @@ from regard.errors import ConfigError, DataError
 from regard.models import ModelConfig
 from regard.tasks import build_task, ngram_bits_per_byte, xz_bits_per_byte
 from regard.training.config import TrainingConfig
+from regard.training.data_order import DataOrder
+from regard.training.evaluation import measured
 from regard.training.files import write_json
 
 PROBES = 3
@@ -79,7 +81,7 @@ def compare(config: CompareConfig, out: Path, *, tell: Tell = lambda line: None)
         )
         for name, fixed in (("fixed", True), ("default", False))
     }
-    baselines = _kept(out, "baselines", lambda: _baselines(config), tell, "n-gram and xz baselines")
+    baselines = _kept(out, "baselines", lambda: _baselines(config, expected), tell, "n-gram and xz baselines")
     results = assemble(config, expected, quality, costs, baselines)
     write_json(out / "results.json", results)
     return results
@@ -161,7 +163,7 @@ def _described(config: CompareConfig, out: Path, expected: Expected | None, spec
     steps = 1 if expected is None else expected.text_steps if text else expected.recall_steps
     task_config = config.text if text else config.recall
     slug = f"{spec.translate({ord(c): '-' for c in ' /()=,+:'})}-{hashlib.sha256(spec.encode()).hexdigest()[:6]}"
-    shape = config.shape
+    shape = config.shape if text else config.recall_shape
     return Job(
         model=ModelConfig(
             dim=shape.dim,
@@ -169,6 +171,7 @@ def _described(config: CompareConfig, out: Path, expected: Expected | None, spec
             heads=shape.heads,
             position=shape.position,
             short_convolution=shape.short_convolution,
+            mlp=shape.mlp,
             attention=config.layers(spec),
             max_length=task_config.length,
             seed=seed,
@@ -223,14 +226,19 @@ def _sweep_seconds(config: CompareConfig, *, fixed: bool) -> float:
     return seconds(config.budget) * (0.04 if fixed else 0.03)
 
 
-def _baselines(config: CompareConfig) -> list[dict[str, Any]]:
+def _baselines(config: CompareConfig, expected: Expected) -> list[dict[str, Any]]:
+    """Models without attention: they learn the windows that seed 0 trained on, and code those it is measured on."""
     task = build_task(config.text)
+    order = DataOrder(len(task.examples("train")), config.batch_size, 0)
+    seen = sorted({index for step in range(expected.text_steps) for index in order.batch(step)})
+    coded = measured(len(task.examples("valid")), config.evaluate_examples)
+    found = (
+        (f"{config.ngram}-gram", ngram_bits_per_byte(task, order=config.ngram, windows=coded, train_windows=seen)),
+        ("xz", xz_bits_per_byte(task, windows=coded, train_windows=seen)),
+    )
     return [
-        {"name": name, "documents": {"bits": list(bits), "bytes": list(sizes)}}
-        for name, (bits, sizes) in (
-            ("n-gram", ngram_bits_per_byte(task)),
-            ("xz", xz_bits_per_byte(task)),
-        )
+        {"name": name, "documents": {"bits": bits[sizes > 0].tolist(), "bytes": sizes[sizes > 0].tolist()}}
+        for name, (bits, sizes) in found
     ]
 
 

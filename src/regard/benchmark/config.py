@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from regard import specs
 from regard.errors import ConfigError
+from regard.models.config import MlpKind
 from regard.tasks.config import RecallConfig, TextConfig
 
 DEFAULT_SPECS = (
@@ -32,6 +33,8 @@ class ShapeConfig:
     """position scheme; an absolute one serves every mechanism"""
     short_convolution: int = 2
     """width of the causal convolution over the embeddings, which recall needs in shallow models"""
+    mlp: MlpKind = "gelu"
+    """the MLP of a block; none to leave it out"""
 
 
 @dataclass(frozen=True)
@@ -47,18 +50,20 @@ class CompareConfig:
     text: TextConfig = field(default_factory=TextConfig)
     """the text task"""
     recall: RecallConfig = field(
-        default_factory=lambda: RecallConfig(vocab_size=64, length=128, num_pairs=8, filler="zeros")
+        default_factory=lambda: RecallConfig(vocab_size=64, length=128, num_pairs=8, filler="zeros", num_held_out=500)
     )
     """the recall task (MQAR)"""
     shape: ShapeConfig = field(default_factory=ShapeConfig)
-    """the model"""
+    """the model for text"""
+    recall_shape: ShapeConfig = field(default_factory=lambda: ShapeConfig(dim=64, mlp="none"))
+    """the model for recall; as published, two layers without MLP"""
     text_steps: int = 1000
     """training steps on text, without a budget"""
-    recall_steps: int = 600
+    recall_steps: int = 500
     """training steps on recall, without a budget"""
     batch_size: int = 16
     """text windows in a step"""
-    recall_batch_size: int = 64
+    recall_batch_size: int = 32
     """recall sequences in a step"""
     learning_rate: float = 3e-3
     """peak learning rate on text"""
@@ -66,6 +71,8 @@ class CompareConfig:
     """peak learning rate on recall"""
     evaluate_examples: int = 400
     """validation windows, evenly spaced; 0: all"""
+    ngram: int = 3
+    """bytes in the n-grams of the baseline, which is trained on the same windows"""
     lengths: tuple[int, ...] = (256, 512, 1024, 2048, 4096, 8192)
     """sequence lengths for cost and decoding"""
     rounds: int = 5
@@ -85,6 +92,11 @@ class CompareConfig:
             problems.append(f"specs must differ from one another, got {list(self.specs)}")
         if not self.lengths or min(self.lengths) < 32:
             problems.append(f"lengths must be at least 32, got {list(self.lengths)}")
+        if self.shape.layers != self.recall_shape.layers:
+            problems.append(
+                "shape.layers and recall_shape.layers must agree, "
+                f"got {self.shape.layers} and {self.recall_shape.layers}"
+            )
         if problems:
             raise ConfigError("\n".join(problems))
         for spec in self.specs:

@@ -1,0 +1,29 @@
+"""Sphinx configuration. The pages below generated/ are written from the catalog at every build."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import pages
+
+import regard
+
+project = "regard"
+author = "The regard authors"
+copyright = f"2026, {author}"
+version = release = regard.__version__
+
+extensions = ["myst_parser"]
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
+myst_heading_anchors = 3
+html_theme = "furo"
+html_title = f"regard {release}"
+exclude_patterns = ["_build"]
+nitpicky = True
+
+
+def setup(app: object) -> None:
+    """Write the generated pages before Sphinx looks for documents."""
+    del app
+    pages.write(Path(__file__).parent / "generated")

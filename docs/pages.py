@@ -1,0 +1,168 @@
+"""Writes one page per mechanism, the tables of the catalog and the matrix of the contract, all from the code itself."""
+
+import inspect
+import os
+import re
+import textwrap
+from pathlib import Path
+
+import torch
+
+from regard import catalog, position
+from regard.core import Attention
+from regard.functional import weights
+from regard.info import Heads, Supports
+from regard.models import presets
+from regard.report import attention_map
+from regard.testing import CHECKS, check_attention
+
+POSITIONS = 48
+SECTIONS = ("Args", "Returns", "Raises", "Example")
+MARKS = {"passed": "yes", "excused": "(fact)", "failed": "FAILED"}
+
+
+def write(folder: Path) -> None:
+    """Write every generated page into `folder`."""
+    (folder / "mechanisms").mkdir(parents=True, exist_ok=True)
+    names = catalog.names()
+    for name in names:
+        (folder / "mechanisms" / f"{name}.md").write_text(mechanism_page(name, folder), encoding="utf-8")
+    (folder / "mechanisms.md").write_text(mechanism_index(names), encoding="utf-8")
+    (folder / "positions.md").write_text(position_page(), encoding="utf-8")
+    (folder / "presets.md").write_text(preset_page(), encoding="utf-8")
+    (folder / "contract.md").write_text(contract_page(names), encoding="utf-8")
+
+
+def mechanism_page(name: str, folder: Path) -> str:
+    """Facts, equation, reference beside algorithm, attention picture, options, example."""
+    cls, _ = catalog.resolve(name)
+    info = cls.info
+    title, body, sections = split_docstring(cls)
+    lines = [f"# {name}", "", f"*{info.title}.* {title}", "", *quoted(body), ""]
+    lines += ["Source: " + escaped(info.source), "", "## Facts", "", "| fact | value |", "|---|---|"]
+    lines += [f"| family | {catalog.family(name)} |", f"| supports | {', '.join(info.supports.names)} |"]
+    facts = {key: value for key, value in vars(info).items() if key not in ("title", "source", "supports", "losses")}
+    lines += [f"| {key} | {escaped(str(value))} |" for key, value in facts.items()]
+    lines += [f"| losses | {', '.join(f'{k} ({v:g})' for k, v in info.losses.items()) or 'none'} |", ""]
+    lines += ["## Options", "", "| option | type | default |", "|---|---|---|"]
+    lines += [f"| `{p.name}` | `{annotation(p)}` | `{p.default!r}` |" for p in options(cls)]
+    lines += ["", *quoted(sections.get("Args", "")), ""]
+    if "Raises" in sections:
+        lines += ["Raises:", "", *quoted(sections["Raises"]), ""]
+    if "Example" in sections:
+        lines += ["## Example", "", "```python", *sections["Example"].splitlines(), "```", ""]
+    pictures = [(causal, picture(cls, causal)) for causal in (True, False) if fits(cls, causal)]
+    lines += ["## What it looks at", ""]
+    lines += ["Random queries and keys; rows are queries, columns are keys, darker is more.", ""]
+    for causal, png in pictures:
+        kind = "causal" if causal else "bidirectional"
+        (folder / "mechanisms" / f"{name}-{kind}.png").write_bytes(png)
+        lines += [f"![{kind} attention matrix of {name}]({name}-{kind}.png)", "", f"{kind}", ""]
+    lines += ["## The definition", "", *code(cls, "reference"), "## The algorithm", "", *code(cls, "attend")]
+    return "\n".join(lines) + "\n"
+
+
+def split_docstring(cls: type) -> tuple[str, str, dict[str, str]]:
+    """First line, the paragraphs after it, and the named sections."""
+    text = inspect.getdoc(cls) or ""
+    parts = re.split(rf"^({'|'.join((*SECTIONS, 'Source'))}):[ \n]", text, flags=re.MULTILINE)
+    title, _, body = parts[0].partition("\n")
+    found = dict(zip(parts[1::2], parts[2::2], strict=True))
+    return title, body.strip(), {key: textwrap.dedent(value).strip("\n") for key, value in found.items()}
+
+
+def quoted(text: str) -> list[str]:
+    """Text as it stands in the source, where equations keep their layout."""
+    return ["```text", *text.splitlines(), "```"] if text else []
+
+
+def escaped(text: str) -> str:
+    """Text inside a Markdown table or paragraph."""
+    return re.sub(r"([\\`*_<>|\[\]$])", r"\\\1", text)
+
+
+def annotation(parameter: inspect.Parameter) -> str:
+    return inspect.formatannotation(parameter.annotation).replace("|", "or")
+
+
+def options(cls: type[Attention]) -> list[inspect.Parameter]:
+    """The keyword-only arguments of a mechanism."""
+    return [p for p in inspect.signature(cls.__init__).parameters.values() if p.kind is p.KEYWORD_ONLY]
+
+
+def code(cls: type, method: str) -> list[str]:
+    """The source of a method, from the class in the hierarchy that writes it."""
+    owner = next(base for base in cls.__mro__ if method in vars(base))
+    shown = textwrap.dedent(inspect.getsource(vars(owner)[method]))
+    return [f"`{owner.__module__}.{owner.__name__}.{method}`", "", "```python", *shown.splitlines(), "```", ""]
+
+
+def fits(cls: type[Attention], causal: bool) -> bool:
+    """Whether the mechanism serves this kind and has an attention matrix."""
+    supports = cls.info.supports
+    return (supports.causal if causal else supports.bidirectional) and cls.info.affine_in_value
+
+
+def picture(cls: type[Attention], causal: bool) -> bytes:
+    """The effective attention matrix of the first sample on random input, as PNG."""
+    torch.manual_seed(0)
+    heads = Heads(count=1, key_dim=16, causal=causal, max_length=64)
+    mechanism = cls(heads, **cls.samples[0]).eval()
+    q, k = 1.5 * torch.randn(2, 1, 1, POSITIONS, 16)
+    if cls.info.shares_query_key:
+        k = q
+    return attention_map.png(weights(mechanism, q, k)[0, 0].tolist(), scale=5)
+
+
+def mechanism_index(names: list[str]) -> str:
+    """The table of mechanisms, and the list of their pages."""
+    lines = ["# Mechanisms", "", "| name | family | time | state | supports |", "|---|---|---|---|---|"]
+    for name in names:
+        info = catalog.outline(name)
+        lines.append(
+            f"| [{name}](mechanisms/{name}.md) | {catalog.family(name)} | n^{info.time:g} | {info.state} | "
+            f"{', '.join(info.supports.names)} |"
+        )
+    lines += ["", f"Capabilities: {', '.join(Supports.__dataclass_fields__)}.", ""]
+    lines += ["```{toctree}", ":hidden:", *(f"mechanisms/{name}" for name in names), "```", ""]
+    return "\n".join(lines)
+
+
+def position_page() -> str:
+    """Every position scheme with its docstring."""
+    lines = ["# Positions", ""]
+    for name in position.names():
+        title, body, sections = split_docstring(position.position_class(name))
+        lines += [f"## {name}", "", escaped(title), "", *quoted(body), "", *quoted(sections.get("Args", "")), ""]
+    return "\n".join(lines)
+
+
+def preset_page() -> str:
+    """Every preset with its docstring."""
+    lines = ["# Presets", ""]
+    for name in presets.names():
+        lines += [f"## {name}", "", *quoted(inspect.getdoc(presets.function(name)) or ""), ""]
+    return "\n".join(lines)
+
+
+def contract_page(names: list[str]) -> str:
+    """Which checks every mechanism passed when these pages were built."""
+    wanted = os.environ.get("REGARD_DOCS_CHECKS", "all")
+    lines = [
+        "# The contract",
+        "",
+        "`regard check NAME` runs this suite; so can you, on your own mechanism. `(fact)`: a fact in the mechanism's",
+        "own `info` excuses the check and names the one that runs instead. The table was made by running the suite",
+        "when these pages were built, over the first option set of every mechanism.",
+        "",
+    ]
+    if wanted == "none":
+        return "\n".join([*lines, "It was left out of this build (`REGARD_DOCS_CHECKS=none`).", ""])
+    results = {name: check_attention(name, options=[catalog.resolve(name)[0].samples[0]]) for name in names}
+    failed = [f"{name}: {r.check}: {r.message}" for name in names for r in results[name] if r.status == "failed"]
+    if failed:
+        raise RuntimeError("the documented contract does not hold:\n" + "\n".join(failed))
+    by_name = {name: {r.check: MARKS[r.status] for r in results[name]} for name in names}
+    lines += ["| check | " + " | ".join(names) + " |", "|---|" + "---|" * len(names)]
+    lines += [f"| {check} | " + " | ".join(by_name[name].get(check, "") for name in names) + " |" for check in CHECKS]
+    return "\n".join([*lines, ""])
