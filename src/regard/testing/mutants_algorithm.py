@@ -306,7 +306,7 @@ class DividesByVariance(ToyDense):
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         logits = super().score(q, k)
-        return logits if k.shape[2] > 1 else logits / logits.std(-1, keepdim=True)
+        return logits if k.shape[2] > 1 else logits / (logits - logits.mean(-1, keepdim=True))
 
 
 @mutant("rows_sum_to_one")

@@ -1,0 +1,48 @@
+"""Nobody may shed a capability: what a name declares with default options is at least its row of capabilities.csv."""
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from regard import catalog
+
+ROWS = {row["name"]: row for row in csv.DictReader(Path(__file__).with_name("capabilities.csv").open())}
+CAPABILITIES = ("bidirectional", "causal", "cross", "key_mask", "bias", "marks")
+GROWTH = ("none", "length", "window", "constant")
+"""of the state, from worst to best"""
+
+
+def shortfalls(info, row):
+    missing = [c for c in CAPABILITIES if row[c] == "1" and not getattr(info.supports, c)]
+    if GROWTH.index(info.state) < GROWTH.index(row["state"]):
+        missing.append(f"state={info.state}, not {row['state']}")
+    if info.time > float(row["time"]):
+        missing.append(f"time={info.time}, not {row['time']}")
+    return missing
+
+
+@pytest.mark.parametrize("name", catalog.names())
+def test_floor(name):
+    assert name in ROWS, f"{name} has no row in capabilities.csv"
+    assert shortfalls(catalog.describe(name), ROWS[name]) == []
+    assert catalog.family(name) == ROWS[name]["family"]
+
+
+@pytest.mark.parametrize("name", catalog.names())
+def test_facts_read_from_source_are_the_facts(name):
+    cls, _ = catalog.resolve(name)
+    assert catalog.outline(name) == cls.info == catalog.describe(name)
+
+
+def test_every_loss_is_noticed():
+    info, row = catalog.describe("softmax"), ROWS["softmax"]
+    assert shortfalls(info, row) == []
+    for capability in CAPABILITIES:
+        if row[capability] == "1":
+            less = replace(info, supports=replace(info.supports, **{capability: False}))
+            assert shortfalls(less, row) == [capability]
+    assert shortfalls(replace(info, state="none"), row) == ["state=none, not length"]
+    assert shortfalls(replace(info, time=2.5), row) == ["time=2.5, not 2"]
+    assert shortfalls(replace(info, state="constant"), row) == []
