@@ -57,7 +57,7 @@ def test_ngram_is_interpolated_kneser_ney(order: int) -> None:
 
 def test_contexts_stop_at_the_start_of_a_document_and_cross_windows(tmp_path: Path) -> None:
     for number in range(9):
-        (tmp_path / f"{number}.txt").write_text(f"{number} moons of {number}, the moon {'o' * number}")
+        (tmp_path / f"{number}.txt").write_text(f"the {number} moons, the moon {'o' * number}{number}")
     task = build_task(TextConfig(corpus=str(tmp_path), length=4, holdout=0.2, cache=str(tmp_path / "cache")))
     documents: dict[str, list[bytes]] = {}
     for split in ("train", "valid"):
