@@ -109,7 +109,8 @@ def _named(
     q: Tensor, k: Tensor, v: Tensor, weights: Sequence[Tensor], parts: Sequence[Tensor | None]
 ) -> dict[str, Tensor]:
     """The differentiable arguments that are there, in at least float32."""
-    given = dict(zip(("q", "k", "v", "curve", "query", "relative", "table"), (q, k, v, *parts), strict=True))
+    given: dict[str, Tensor | None] = {"q": q, "k": k, "v": v}
+    given.update(zip(("curve", "query", "relative", "table"), parts, strict=True))
     given.update((f"weight{at}", x) for at, x in enumerate(weights))
     wide = torch.promote_types(v.dtype, torch.float32)
     return {name: x if x.dtype == torch.bool else x.to(wide) for name, x in given.items() if x is not None}
@@ -177,22 +178,7 @@ def dense_op(
 
 
 @dense_op.register_fake
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    weights: list[Tensor],
-    curve: Tensor | None,
-    query: Tensor | None,
-    relative: Tensor | None,
-    table: Tensor | None,
-    key_mask: Tensor | None,
-    seed: Tensor | None,
-    rule: str,
-    high: int,
-    causal: bool,
-    dropout: float,
-) -> Tensor:
+def _(q, k, v, *_rest):
     return q.new_empty((*q.shape[:3], v.shape[-1]), dtype=v.dtype)
 
 
@@ -226,11 +212,11 @@ def dense_backward(
         for rows, seen in _chunks(tensors, call):
             part = {name: _slice(name, x, rows, seen) for name, x in tensors.items()}
 
-            # Autograd is off inside an operator; `vjp` records its own.
             def chunk(*xs: Tensor, part: dict[str, Tensor] = part, rows: slice = rows, seen: slice = seen) -> Tensor:
                 return _attend({**part, **dict(zip(names, xs, strict=True))}, call, rows, seen, past)
 
-            _, pull = torch.func.vjp(chunk, *(part[name] for name in names))
+            # Autograd is off inside an operator; `vjp` records its own.
+            pull = torch.func.vjp(chunk, *(part[name] for name in names))[1]
             for name, x in zip(names, pull(grad[:, :, rows].to(tensors["v"].dtype)), strict=True):
                 _slice(name, grads[name], rows, seen).add_(x)
     given = (q, k, v, curve, query, relative, table, *weights)
@@ -238,26 +224,9 @@ def dense_backward(
 
 
 @dense_backward.register_fake
-def _(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    weights: list[Tensor],
-    curve: Tensor | None,
-    query: Tensor | None,
-    relative: Tensor | None,
-    table: Tensor | None,
-    key_mask: Tensor | None,
-    seed: Tensor | None,
-    wanted: list[int],
-    rule: str,
-    high: int,
-    causal: bool,
-    dropout: float,
-) -> list[Tensor]:
+def _(grad, q, k, v, weights, curve, query, relative, table, key_mask, seed, wanted, *_rest):
     given = (q, k, v, curve, query, relative, table, *weights)
-    return [torch.empty_like(given[at], memory_format=torch.contiguous_format) for at in wanted]  # type: ignore[arg-type]
+    return [given[at].new_empty(given[at].shape) for at in wanted]
 
 
 def _setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]

@@ -18,19 +18,32 @@ from regard.state import State
 class Mixtures(nn.Module):
     """The matrices E (for keys) and F (for values), (kv_heads or 1, rank, max_length); F is E if `value` is None."""
 
-    def __init__(self, key: Tensor, value: Tensor | None, *, learned: bool) -> None:
+    def __init__(self, key: Tensor, value: Tensor | None) -> None:
         super().__init__()
-        for name, x in (("key", key), ("value", value)):
-            if learned and x is not None:
-                self.register_parameter(name, nn.Parameter(x))
-            else:
-                self.register_buffer(name, x)
+        self.key = nn.Parameter(key)
+        self.value = None if value is None else nn.Parameter(value)
 
-    def forward(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """E k and F v, by the first columns of E and F where there are fewer keys than max_length."""
-        e = self.key[..., : k.shape[2]]
-        f = e if self.value is None else self.value[..., : v.shape[2]]
-        return e @ k, f @ v
+    def matrices(self, keys: int) -> tuple[Tensor, Tensor]:
+        """The first columns of E and F, where there are fewer keys than max_length."""
+        e = self.key[..., :keys]
+        return e, e if self.value is None else self.value[..., :keys]
+
+
+class Means(nn.Module):
+    """Fixed means over `rank` equal blocks of max_length positions, as both E and F."""
+
+    block: Tensor
+
+    def __init__(self, rank: int, max_length: int) -> None:
+        super().__init__()
+        self.rank = rank
+        self.register_buffer("block", torch.arange(max_length) * rank // max_length, persistent=False)
+
+    def matrices(self, keys: int) -> tuple[Tensor, Tensor]:
+        """The first columns; in float64, since a third in float32 would stay one."""
+        member = (self.block == torch.arange(self.rank, device=self.block.device)[:, None]).double()
+        e = (member / member.sum(1, keepdim=True).clamp(min=1))[None, :, :keys]
+        return e, e
 
 
 @final
@@ -114,18 +127,12 @@ class Linformer(Attention):
             raise ConfigError(f"linformer has no projection={projection!r}; it has learned, mean")
         self.rank, self.share, self.projection = rank, share, projection
         shape = (heads.kv_heads if share == "none" else 1, rank, heads.max_length)
+        key, value = (
+            torch.randn(shape, generator=generator(heads.seed, "linformer", name)) * rank**-0.5
+            for name in ("key", "value")
+        )
         one = share in ("key_value", "layer")
-        if projection == "mean":
-            block = torch.arange(heads.max_length) * rank // heads.max_length
-            member = (block == torch.arange(rank)[:, None]).to(torch.get_default_dtype())
-            means = (member / member.sum(1, keepdim=True).clamp(min=1)).expand(shape).contiguous()
-            self.mixtures = Mixtures(means, None, learned=False)
-        else:
-            key, value = (
-                torch.randn(shape, generator=generator(heads.seed, "linformer", name)) * rank**-0.5
-                for name in ("key", "value")
-            )
-            self.mixtures = Mixtures(key, None if one else value, learned=True)
+        self.mixtures = Means(rank, heads.max_length) if projection == "mean" else Mixtures(key, None if one else value)
 
     def attend(
         self,
@@ -141,7 +148,9 @@ class Linformer(Attention):
         """Project, then softmax. Keys and values under the mask are 0 before E and F, so padding changes nothing."""
         del key_mask, bias, marks, state
         self.require_length(k.shape[2])
-        k, v = self.mixtures(k, v)
+        wide = torch.promote_types(q.dtype, torch.float32)  # mixtures sum over the length
+        e, f = (x.to(wide) for x in self.mixtures.matrices(k.shape[2]))
+        q, k, v = q.to(wide), e @ k.to(wide), f @ v.to(wide)
         dropout = self.heads.dropout if self.training else 0.0
         return Attended(dot_product(q, k, v, scale=self.heads.key_dim**-0.5, causal=False, dropout=dropout), None, {})
 
@@ -157,12 +166,13 @@ class Linformer(Attention):
     ) -> Tensor:
         """With every matrix written out for every head."""
         del bias, marks
-        keys, heads = k.shape[2], self.heads
+        heads = self.heads
         if key_mask is not None:
             k, v = (torch.where(key_mask[:, None, :, None], x, 0.0) for x in (k, v))
-        e = self.mixtures.key
-        f = e if self.mixtures.value is None else self.mixtures.value
-        e, f = (x[:, :, :keys].expand(heads.kv_heads, -1, -1).repeat_interleave(heads.group, 0) for x in (e, f))
+        e, f = (
+            x.to(q.dtype).expand(heads.kv_heads, -1, -1).repeat_interleave(heads.group, 0)
+            for x in self.mixtures.matrices(k.shape[2])
+        )
         k, v = (x.repeat_interleave(heads.group, 1) for x in (k, v))
         mixed_k, mixed_v = torch.einsum("hrj,bhjd->bhrd", e, k), torch.einsum("hrj,bhjd->bhrd", f, v)
         odds = torch.exp((z := torch.einsum("bhid,bhrd->bhir", q, mixed_k) / q.shape[-1] ** 0.5) - z.amax(-1, True))

@@ -1,0 +1,206 @@
+"""Scaled dot-product attention against loops and laws written from its definition."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import regard
+from regard.attention.dense._fused import MATERIALISED_PAIRS, choose
+from regard.bias import ScoreBias
+from regard.testing.counting import count
+
+
+def draw(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def loop(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool, keep: list[bool]) -> torch.Tensor:
+    """One head, one pair at a time."""
+    n, m, d = len(q), len(k), q.shape[1]
+    out = torch.zeros(n, v.shape[1], dtype=torch.float64)
+    for i in range(n):
+        seen = [j for j in range(m) if keep[j] and (not causal or j <= i + m - n)]
+        odds = [math.exp(sum(float(q[i, c] * k[j, c]) for c in range(d)) / math.sqrt(d)) for j in seen]
+        for odd, j in zip(odds, seen, strict=True):
+            out[i] += odd / sum(odds) * v[j]
+    return out
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("length", [1, 2, 7, 40])
+def test_pairs_one_at_a_time(length: int, causal: bool) -> None:
+    q, k, v = draw(length, 3), draw(length + 2, 3, seed=1), draw(length + 2, 2, seed=2)
+    keep = [j % 5 != 1 for j in range(length + 2)]
+    heads = regard.Heads(count=1, key_dim=3, value_dim=2, causal=causal)
+    got = regard.build("softmax", heads)(q[None, None], k[None, None], v[None, None], key_mask=torch.tensor([keep]))
+    torch.testing.assert_close(got.values[0, 0], loop(q, k, v, causal=causal, keep=keep), rtol=0, atol=1e-12)
+
+
+def test_golden_values() -> None:
+    q = torch.tensor([[0.0], [math.log(3.0)]], dtype=torch.float64)[None, None]
+    k = torch.tensor([[1.0], [0.0]], dtype=torch.float64)[None, None]
+    v = torch.tensor([[4.0], [8.0]], dtype=torch.float64)[None, None]
+    full = regard.attend(q, k, v).flatten().tolist()
+    assert full == pytest.approx([6.0, 5.0], abs=1e-12)  # weights 1/2, 1/2; then 3/4, 1/4
+    assert regard.attend(q, k, v, causal=True).flatten().tolist() == pytest.approx([4.0, 5.0], abs=1e-12)
+    assert regard.attend(q, k, v, scale=2.0).flatten().tolist() == pytest.approx([6.0, 4.4], abs=1e-12)
+
+
+def test_equals_the_mathematics_of_torch() -> None:
+    q, k, v = (draw(2, 4, 33, 8, seed=s) for s in range(3))
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        expected = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    torch.testing.assert_close(regard.attend(q, k, v, causal=True), expected, rtol=0, atol=1e-12)
+
+
+def test_a_constant_logit_changes_nothing() -> None:
+    q, k, v = (draw(1, 2, 9, 4, seed=s) for s in range(3))
+    shifted = regard.attend(q, k, v, bias=ScoreBias(high=8, curve=torch.full((1, 17), 3.0, dtype=torch.float64)))
+    torch.testing.assert_close(shifted, regard.attend(q, k, v), rtol=0, atol=1e-12)
+
+
+def test_identical_keys_give_the_mean_and_a_cold_softmax_the_best_value() -> None:
+    q, k, v = (draw(1, 2, 9, 4, seed=s) for s in range(3))
+    same = regard.attend(q, k[:, :, :1].expand_as(k), v)
+    torch.testing.assert_close(same, v.mean(2, keepdim=True).expand_as(v), rtol=0, atol=1e-12)
+    best = (q @ k.mT).argmax(-1)
+    torch.testing.assert_close(regard.attend(q, k, v, scale=1e6), v.gather(2, best[..., None].expand_as(v)))
+
+
+@pytest.mark.parametrize("impl", ["torch", "tiles", "chunks"])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("queries", "keys"), [(1, 9), (70, 70), (130, 300)])
+def test_every_engine_is_the_definition(impl: str, causal: bool, queries: int, keys: int) -> None:
+    heads = regard.Heads(count=4, key_dim=8, value_dim=5, kv_count=2, causal=causal)
+    leaves = [draw(2, 4, queries, 8), draw(2, 2, keys, 8, seed=1), draw(2, 2, keys, 5, seed=2)]
+    leaves += [draw(4, queries + keys, seed=3), draw(2, 4, queries, 3, seed=4), draw(4, queries + keys, 3, seed=5)]
+    leaves = [x.requires_grad_() for x in leaves]
+    keep = draw(2, keys, seed=6) > -0.5
+    keep[1, : keys // 2] = False
+
+    def values(mechanism: regard.Attention) -> torch.Tensor:
+        q, k, v, curve, query, relative = leaves
+        bias = ScoreBias(high=keys - 1 if causal else queries - 1, curve=curve, query=query, relative=relative)
+        return mechanism(q, k, v, key_mask=keep, bias=bias).values
+
+    found, expected = (
+        values(regard.build("softmax", heads, impl=impl)),
+        values(regard.build("softmax", heads, impl="reference")),
+    )
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+    weight = draw(*expected.shape, seed=7)
+    pairs = zip(
+        torch.autograd.grad((found * weight).sum(), leaves),
+        torch.autograd.grad((expected * weight).sum(), leaves),
+        strict=True,
+    )
+    for one, two in pairs:
+        torch.testing.assert_close(one, two, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("impl", ["torch", "tiles", "chunks"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_future_changes_no_bit(impl: str, masked: bool) -> None:
+    q, k, v = (draw(1, 2, 333, 16, seed=s).float() for s in range(3))
+    keep = draw(1, 333, seed=3) > -1 if masked else None
+    mechanism = regard.build("softmax", regard.Heads(count=2, key_dim=16, causal=True), impl=impl)
+    before = mechanism(q, k, v, key_mask=keep).values
+    for last in (0, 31, 64, 200, 331):
+        future = [x.clone() for x in (q, k, v)]
+        for at, x in enumerate(future):
+            x[:, :, last + 1 :] = 100 * draw(*x[:, :, last + 1 :].shape, seed=9 + at).float()
+        other = None if keep is None else torch.cat([keep[:, : last + 1], ~keep[:, last + 1 :]], 1)
+        after = mechanism(*future, key_mask=other).values
+        assert torch.equal(after[:, :, : last + 1], before[:, :, : last + 1])
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("impl", ["torch", "tiles", "chunks"])
+def test_rows_without_keys_are_zero_with_finite_gradients(impl: str, causal: bool) -> None:
+    q, k, v = (draw(2, 2, 6, 4, seed=s) for s in range(3))
+    keep = torch.tensor([[False] * 6, [False, False, True, True, False, True]])
+    k, v = (x.masked_fill(~keep[:, None, :, None], float("nan")).requires_grad_() for x in (k, v))
+    q.requires_grad_()
+    mechanism = regard.build("softmax", regard.Heads(count=2, key_dim=4, causal=causal), impl=impl)
+    values = mechanism(q, k, v, key_mask=keep).values
+    assert not values[0].any()
+    assert bool(values[1, :, 2:].all())
+    assert not causal or not values[1, :, :2].any()
+    for grad in torch.autograd.grad(values.square().sum(), [q, k, v]):
+        assert bool(grad.isfinite().all())
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("case", ["narrow values", "wide values", "mask", "grouped"])
+def test_no_tensor_of_queries_times_keys(case: str, causal: bool) -> None:
+    length = 512
+    width, groups = {"narrow values": 8, "wide values": 24}.get(case, 16), 1 if case == "grouped" else 2
+    leaves = [draw(1, 2, length, 16), draw(1, groups, length, 16), draw(1, groups, length, width)]
+    leaves = [x.float().requires_grad_() for x in leaves]
+    keep = draw(1, length, seed=4) > -1 if case == "mask" else None
+    found = count(lambda: regard.attend(*leaves, causal=causal, key_mask=keep).sum().backward())
+    assert found.largest <= 2 * length * 25
+    plain = count(lambda: F.scaled_dot_product_attention(*tuple(leaves), enable_gqa=groups == 1).sum().backward())
+    assert "values" not in case or plain.largest >= 2 * length**2  # what this guards against
+
+
+def test_auto_leaves_the_fused_kernel_only_where_it_would_materialise() -> None:
+    small, large = 1 << 8, 1 << 12
+    curve = ScoreBias(high=0, curve=torch.zeros(1, 1))
+    table = ScoreBias(table=torch.zeros(1, 1, 1, 1))
+    assert small * small < MATERIALISED_PAIRS < large * large
+
+    def chosen(queries: int, keys: int, bias: ScoreBias | None = None, dropout: float = 0.0) -> str:
+        return choose(queries, keys, causal=True, bias=bias, dropout=dropout)
+
+    assert {chosen(small, small, bias, rate) for bias in (None, curve, table) for rate in (0.0, 0.1)} == {"torch"}
+    assert chosen(large, large) == chosen(large, large, table) == chosen(1, large * large) == "torch"
+    assert chosen(large, large, curve) == chosen(large, 2 * large) == "tiles"
+    assert chosen(large, large, dropout=0.1) == chosen(large, large, curve, 0.1) == "chunks"
+
+
+def test_long_leading_keys_stay_in_tiles() -> None:
+    q, k, v = (draw(1, 1, length, 8, seed=s).float() for s, length in enumerate((1100, 1200, 1200)))
+    found = count(lambda: regard.attend(q, k, v, causal=True))
+    assert found.largest < 1100 * 1200 // 2
+    expected = regard.attend(q.double(), k.double(), v.double(), causal=True)[:, :, -5:]
+    last = regard.attend(q[:, :, -5:].double(), k.double(), v.double(), causal=True)
+    torch.testing.assert_close(expected, last, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("impl", ["torch", "chunks"])
+def test_dropout_keeps_the_mean_and_recomputes_its_mask(impl: str) -> None:
+    heads = regard.Heads(count=1, key_dim=4, dropout=0.4)
+    q, k = draw(1, 1, 1, 4), draw(1, 1, 50, 4, seed=1)
+    v = torch.ones(1, 1, 50, 1, dtype=torch.float64).expand(-1, -1, -1, 4).clone().requires_grad_()
+    torch.manual_seed(0)
+    mechanism = regard.build("softmax", heads, impl=impl).train()
+    values = mechanism(q.expand(-1, -1, 4000, -1), k, v).values
+    spread = values.std().item() / math.sqrt(4000)
+    assert abs(values.mean().item() - 1) < 5 * spread < 0.03
+    # The output is linear in v, so the backward pass must have seen the forward's mask.
+    (slope,) = torch.autograd.grad(values.sum(), v)
+    torch.testing.assert_close((slope * v).sum(), values.sum(), rtol=1e-12, atol=0)
+
+
+def test_scale_and_impl_are_refused_where_they_make_no_sense() -> None:
+    with pytest.raises(regard.ConfigError, match="impl"):
+        regard.build("softmax", regard.Heads(count=1, key_dim=2), impl="magic")
+    with pytest.raises(regard.UnsupportedError, match="dropout"):
+        regard.build("softmax", regard.Heads(count=1, key_dim=2, dropout=0.1), impl="tiles")
+
+
+def test_decoding_in_pieces_is_one_call() -> None:
+    heads = regard.Heads(count=4, key_dim=8, kv_count=2, causal=True)
+    mechanism = regard.build("softmax", heads)
+    q, k, v = draw(2, 4, 21, 8), draw(2, 2, 21, 8, seed=1), draw(2, 2, 21, 8, seed=2)
+    whole, state, pieces = mechanism(q, k, v).values, mechanism.initial_state(2, dtype=torch.float64), []
+    with torch.no_grad():
+        for first, last in ((0, 9), (9, 10), (10, 11), (11, 21)):
+            got = mechanism(*(x[:, :, first:last] for x in (q, k, v)), state=state)
+            pieces.append(got.values)
+            state = got.state
+    torch.testing.assert_close(torch.cat(pieces, 2), whole, rtol=0, atol=1e-12)
+    assert state.nbytes == mechanism.state_nbytes(2, 21, torch.float64) == 2 * 21 * 2 * (8 + 8) * 8

@@ -1,0 +1,121 @@
+"""Linformer against the softmax that it is for special projections."""
+
+import pytest
+import torch
+
+import regard
+from regard.testing.counting import count
+
+
+def draw(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def build(length: int, **options: object) -> regard.Attention:
+    return regard.build("linformer", regard.Heads(count=2, key_dim=4, max_length=length), **options).double()
+
+
+def with_projection(length: int, matrix: torch.Tensor) -> regard.Attention:
+    mechanism = build(length, rank=matrix.shape[0], share="key_value")
+    with torch.no_grad():
+        mechanism.mixtures.key.copy_(matrix)
+    return mechanism
+
+
+def test_the_identity_and_a_permutation_give_softmax() -> None:
+    q, k, v = (draw(2, 2, 9, 4, seed=s) for s in range(3))
+    order = torch.tensor([3, 0, 8, 1, 5, 2, 7, 4, 6])
+    for matrix in (torch.eye(9), torch.eye(9)[order]):
+        got = with_projection(9, matrix)(q, k, v).values
+        torch.testing.assert_close(got, regard.attend(q, k, v), rtol=0, atol=1e-12)
+
+
+def test_means_over_constant_blocks_give_softmax() -> None:
+    q = draw(2, 2, 12, 4)
+    k, v = (draw(2, 2, 4, 4, seed=s).repeat_interleave(3, 2) for s in (1, 2))
+    got = build(12, rank=4, projection="mean")(q, k, v).values
+    torch.testing.assert_close(got, regard.attend(q, k, v), rtol=0, atol=1e-12)
+
+
+def test_loops() -> None:
+    mechanism = build(7, rank=3)
+    q, k, v = draw(1, 2, 5, 4), draw(1, 2, 6, 4, seed=1), draw(1, 2, 6, 4, seed=2)
+    e, f = mechanism.mixtures.key, mechanism.mixtures.value
+    got = mechanism(q, k, v).values
+    for head in range(2):
+        keys = [sum(e[head, r, j] * k[0, head, j] for j in range(6)) for r in range(3)]
+        values = [sum(f[head, r, j] * v[0, head, j] for j in range(6)) for r in range(3)]
+        for i in range(5):
+            odds = torch.stack([torch.exp(q[0, head, i] @ key / 2) for key in keys])
+            expected = sum(odd * value for odd, value in zip(odds / odds.sum(), values, strict=True))
+            torch.testing.assert_close(got[0, head, i], expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("projection", ["learned", "mean"])
+def test_padding_on_the_right_changes_nothing(projection: str) -> None:
+    mechanism = build(16, rank=3, projection=projection)
+    q, k, v = (draw(1, 2, 8, 4, seed=s) for s in range(3))
+    padded = [torch.cat([x, torch.full((1, 2, 5, 4), float("nan"), dtype=x.dtype)], 2) for x in (k, v)]
+    keep = torch.arange(13)[None] < 8
+    torch.testing.assert_close(mechanism(q, *padded, key_mask=keep).values, mechanism(q, k, v).values, rtol=0, atol=0)
+    assert not mechanism(q, *padded, key_mask=keep & False).values.any()
+    with pytest.raises(regard.UnsupportedError, match="left padding"):
+        mechanism(q, *padded, key_mask=~keep)
+
+
+def test_what_is_shared() -> None:
+    heads = regard.Heads(count=4, key_dim=2, kv_count=2, max_length=10)
+    sizes = {
+        share: sum(p.numel() for p in regard.build("linformer", heads, rank=3, share=share).parameters())
+        for share in ("none", "head", "key_value", "layer")
+    }
+    assert sizes == {"none": 2 * 2 * 30, "head": 2 * 30, "key_value": 30, "layer": 30}
+    assert not list(regard.build("linformer", heads, projection="mean").parameters())
+
+
+def test_layers_share_a_module() -> None:
+    one, two = (build(8, rank=3, share="layer") for _ in range(2))
+    two.mixtures = one.mixtures
+    q = draw(1, 2, 8, 4)
+    (one(q, q, q).values + two(q, q, q).values).sum().backward()
+    both = one.mixtures.key.grad.clone()
+    one.mixtures.key.grad = None
+    one(q, q, q).values.sum().backward()
+    torch.testing.assert_close(both, 2 * one.mixtures.key.grad)
+
+
+def test_full_rank_attention_is_out_of_reach() -> None:
+    eye = 10 * torch.eye(32, dtype=torch.float64)[None, None]
+    heads = regard.Heads(count=1, key_dim=32, max_length=32)
+    sharp = regard.weights(regard.build("softmax", heads, scale=1.0), eye, eye)
+    low = regard.weights(regard.build("linformer", heads, rank=4).double(), eye, eye)
+    assert torch.linalg.matrix_rank(sharp[0, 0]) == 32
+    assert torch.linalg.matrix_rank(low[0, 0]) <= 4
+
+
+def test_memory_is_linear() -> None:
+    mechanism = regard.build("linformer", regard.Heads(count=1, key_dim=8, max_length=1024), rank=16)
+    leaves = [draw(1, 1, 1024, 8, seed=s).float().requires_grad_() for s in range(3)]
+    assert count(lambda: mechanism(*leaves).values.sum().backward()).largest <= 16 * 1024
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "error", "message"),
+    [
+        ({"max_length": None}, {}, regard.ConfigError, "max_length"),
+        ({"causal": True}, {}, regard.UnsupportedError, "its projection mixes all positions"),
+        ({}, {"rank": 0}, regard.ConfigError, "rank"),
+        ({}, {"share": "all"}, regard.ConfigError, "share"),
+        ({}, {"projection": "conv"}, regard.ConfigError, "projection"),
+    ],
+)
+def test_refusals(changes: dict[str, object], options: dict[str, object], error: type[Exception], message: str) -> None:
+    heads = regard.Heads(**{"count": 1, "key_dim": 2, "max_length": 8, **changes})
+    with pytest.raises(error, match=message):
+        regard.build("linformer", heads, **options)
+
+
+def test_too_many_keys() -> None:
+    q = draw(1, 2, 9, 4)
+    with pytest.raises(regard.LimitError, match="max_length=8"):
+        build(8, rank=2)(q, q, q)
