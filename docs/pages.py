@@ -103,15 +103,20 @@ def fits(cls: type[Attention], causal: bool) -> bool:
     return (supports.causal if causal else supports.bidirectional) and cls.info.affine_in_value
 
 
-def picture(cls: type[Attention], causal: bool) -> bytes:
-    """The effective attention matrix of the first sample on random input, as PNG."""
-    torch.manual_seed(0)
+def matrix(cls: type[Attention], causal: bool) -> list[list[float]]:
+    """The effective attention matrix of the first sample on random input."""
+    draw = torch.Generator().manual_seed(0)
     heads = Heads(count=1, key_dim=16, causal=causal, max_length=64)
     mechanism = cls(heads, **cls.samples[0]).eval()
-    q, k = 1.5 * torch.randn(2, 1, 1, POSITIONS, 16)
+    q, k = 1.5 * torch.randn(2, 1, 1, POSITIONS, 16, generator=draw)
     if cls.info.shares_query_key:
         k = q
-    return attention_map.png(weights(mechanism, q, k)[0, 0].tolist(), scale=5)
+    return weights(mechanism, q, k)[0, 0].tolist()
+
+
+def picture(cls: type[Attention], causal: bool) -> bytes:
+    """That matrix as PNG."""
+    return attention_map.png(matrix(cls, causal), scale=5)
 
 
 def mechanism_index(names: list[str]) -> str:
