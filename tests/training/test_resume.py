@@ -158,6 +158,33 @@ def test_a_signal_during_an_evaluation_does_not_wait_for_its_end(small, tmp_path
     require_equal(tmp_path / "run", tmp_path / "whole")
 
 
+def test_a_checkpoint_saved_before_its_evaluation_is_saved_again_with_it(small, tmp_path, monkeypatch):
+    import regard.training.trainer as trainer
+
+    small = replace(small, training=replace(small.training, evaluate_every=4))
+
+    def give_up(*arguments, **options) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(trainer, "score", give_up)
+    with pytest.raises(Interrupted):
+        train(small, tmp_path / "run")
+    monkeypatch.undo()
+    first = newest(tmp_path / "run" / "checkpoints")[0]
+    assert first is not None
+    assert (first.progress.step, first.progress.score) == (4, None)
+    stop = _at("checkpoint", 4, lambda: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(Interrupted):
+        train(small, tmp_path / "run", resume=True, on_progress=stop)
+    second = newest(tmp_path / "run" / "checkpoints")[0]
+    assert second is not None
+    assert second.progress.step == 4
+    assert second.progress.score is not None
+    train(small, tmp_path / "run", resume=True)
+    train(small, tmp_path / "whole")
+    require_equal(tmp_path / "run", tmp_path / "whole")
+
+
 def test_a_second_signal_acts_at_once(small, tmp_path):
     def twice() -> None:
         signal.raise_signal(signal.SIGINT)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from regard.errors import CheckpointError, NumericsError, ResourceError, UnsupportedError
 from regard.tasks.base import IGNORE
 from regard.training import Trainer, TrainingConfig
-from regard.training.checkpoint import newest
+from regard.training.checkpoint import load, newest, paths
 from regard.training.data_order import DataOrder
 from regard.training.trainer import chosen_device
 
@@ -90,6 +90,22 @@ def test_every_loss_is_logged_unweighted(lookup, pairs, tmp_path):
         assert line["timing"].keys() == {"seconds", "tokens_per_second", "peak_bytes"}
         assert line["timing"]["peak_bytes"] > 2**20
     assert [line["tokens"] for line in lines] == sorted({line["tokens"] for line in lines})
+
+
+def test_a_model_in_evaluation_mode_is_trained_all_the_same(lookup, pairs, tmp_path):
+    lines = fit(lookup(11).eval(), pairs(), QUIET, tmp_path / "eval")
+    theirs = fit(lookup(11).train(), pairs(), QUIET, tmp_path / "train")
+    assert [line["objective"] for line in lines] == [line["objective"] for line in theirs]
+
+
+def test_a_checkpoint_has_a_score_only_if_its_step_was_evaluated(lookup, pairs, tmp_path):
+    config = replace(QUIET, steps=4, evaluate_every=2, checkpoint_every=1, keep=9)
+    fit(lookup(11), pairs(), config, tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    evaluated = {line["step"]: line["nats_per_token"] for line in lines if line["kind"] == "evaluate"}
+    found = [load(path).progress for path in paths(tmp_path / "checkpoints")]
+    assert {progress.step: progress.score for progress in found} == {step: evaluated.get(step) for step in (1, 2, 3, 4)}
+    assert evaluated.keys() == {2, 4}
 
 
 def test_lines_average_over_their_interval(lookup, pairs, tmp_path):
