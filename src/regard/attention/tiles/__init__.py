@@ -110,8 +110,8 @@ def plain(
     """
     dtype = torch.promote_types(q.dtype, torch.float32)
     batch, heads, queries, dim = q.shape
-    grouped = q.to(dtype).reshape(batch, k.shape[1], -1, dim)  # the heads that share keys, one after another
-    scores = (grouped @ k.to(dtype).mT * scale).view(batch, heads, queries, -1)
+    shape = (batch, k.shape[1], heads // k.shape[1] * queries)  # the heads that share keys, one after another
+    scores = (q.to(dtype).reshape(*shape, dim) @ k.to(dtype).mT * scale).view(batch, heads, queries, k.shape[2])
     if bias is not None:
         scores = scores + bias.to(dtype)
     if allowed is not None:
@@ -120,8 +120,8 @@ def plain(
     weights = torch.exp(scores - highest)
     total = weights.sum(-1, keepdim=True)
     safe = torch.where(total == 0, 1.0, total)
-    weights = (weights / safe).reshape(batch, k.shape[1], -1, k.shape[2])
-    values = (weights @ v.to(dtype)).reshape(batch, heads, queries, -1)
+    weights = (weights / safe).reshape(*shape, k.shape[2])
+    values = (weights @ v.to(dtype)).reshape(batch, heads, queries, v.shape[3])
     lse = torch.where(total == 0, float("-inf"), torch.log(safe) + highest)
     return values.to(v.dtype), lse.squeeze(-1)
 

@@ -21,6 +21,8 @@ from regard.spans import Span
 TILE = 64
 BUDGET = 1 << 18
 """Scores in one buffer, about 1 MiB in float32: a core's second-level cache."""
+PAIRS = 1 << 16
+"""Pairs whose exact mask is computed at once."""
 COARSE = 16
 CACHED = 64
 """Layouts kept; the least recently used goes first."""
@@ -145,7 +147,7 @@ def make_layout(
         return Layout(TILE, TILE, ())
     q, k = _tiled(queries, query_tile), _tiled(keys, key_tile)
     row, column, full = _touched(pattern, _spans(q), _spans(k))
-    row, column, kind, masks = _masks(pattern, q, k, row, column, full, len(keys))
+    row, column, kind, masks = _masks(pattern, q, k, row, column, full, (len(queries), len(keys)))
     groups = _group(q, k, row, column, kind, biased)
     added = [torch.zeros(m.shape, dtype=dtype).masked_fill_(~m, float("-inf")).to(device) for m in masks]
     made = []
@@ -218,26 +220,28 @@ def _at(span: Span, where: Tensor | tuple[slice | None, slice | None]) -> Span:
 
 
 def _masks(
-    pattern: Pattern, q: Tensor, k: Tensor, row: Tensor, column: Tensor, full: Tensor, keys: int
+    pattern: Pattern, q: Tensor, k: Tensor, row: Tensor, column: Tensor, full: Tensor, counts: tuple[int, int]
 ) -> tuple[Tensor, Tensor, Tensor, list[Bool[Tensor, "tile tile"]]]:
     """Tiles without the empty ones, the kind of each (0: full, x: masks[x - 1]), and the distinct masks."""
-    real = keys - (len(k) - 1) * k.shape[1]  # keys in the last tile
-    full = full & ((column < len(k) - 1) | (real == k.shape[1]))
+    (queries, keys), (tile, lanes) = counts, (q.shape[1], k.shape[1])
+    past_end = torch.arange(len(k) * lanes).view(-1, lanes) >= keys
+    short = past_end.any(1)[column]
+    full = full & ~short
     partial = (~full).nonzero().flatten()
     r, c = row[partial], column[partial]
-    last = c == len(k) - 1
     # The mask of tiles of consecutive positions depends on their offset alone, unless the pattern is anchored.
-    alike = _consecutive(q)[r] & _consecutive(k)[c] & (not pattern.anchored)
-    identity = torch.where(alike, 2 * (q[r, 0] - k[c, 0]) + last, (1 << 50) + torch.arange(len(r)))
+    alike = _consecutive(q)[r] & _consecutive(k)[c] & ~short[partial] & ((r + 1) * tile <= queries)
+    identity = torch.where(alike & (not pattern.anchored), q[r, 0] - k[c, 0], (1 << 50) + torch.arange(len(r)))
     _, inverse = identity.unique(return_inverse=True)
     count = int(inverse.max()) + 1 if len(inverse) else 0
     example = torch.zeros(count, dtype=torch.long).scatter_(0, inverse, torch.arange(len(r)))
+    # A rule may look up tables, which have nothing past the end.
+    q, k = q.clamp(max=q.flatten()[:queries].max()), k.clamp(max=k.flatten()[:keys].max())
     known: dict[bytes, int] = {}
     masks: list[Tensor] = []
     kinds: list[int] = []
-    for x in example.split(max(1, (1 << 22) // (q.shape[1] * k.shape[1]))):
-        mask = pattern.mask(q[r[x]], k[c[x]])
-        mask = mask & ~(last[x][:, None, None] & (torch.arange(k.shape[1]) >= real))
+    for x in example.split(max(1, PAIRS // (tile * lanes))):
+        mask = pattern.mask(q[r[x]], k[c[x]]) & ~past_end[c[x]][:, None]
         packed = np.packbits(mask.flatten(1).numpy(), axis=1)
         none, every = mask.flatten(1).any(1).logical_not().tolist(), mask.flatten(1).all(1).tolist()
         for at, bits in enumerate(packed):

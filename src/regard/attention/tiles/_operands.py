@@ -76,12 +76,11 @@ class Share(NamedTuple):
         return x[self.rows, self.heads].view(-1, self.layout.query_tile, x.shape[-1])
 
     def keys(self, x: Tensor) -> Tiles:
-        """The key tiles of x, a view unless heads are grouped."""
-        kv = slice(0, 1) if x.shape[1] == 1 else self.kv
-        x = x[self.rows, kv]
-        if self.layout.whole and self.count > x.shape[1]:
-            x = x.unsqueeze(2).expand(-1, -1, self.count // x.shape[1], -1, -1)
-        return x.reshape(-1, self.layout.key_tile, x.shape[-1])
+        """The key tiles of x, a view unless several query heads of the share use the same."""
+        x = x[self.rows, slice(0, 1) if x.shape[1] == 1 else self.kv]
+        if self.count > x.shape[1]:
+            x = x.repeat_interleave(self.count // x.shape[1], 1)
+        return x.view(-1, self.layout.key_tile, x.shape[-1])
 
     def fold(self, x: Tensor, tiles: Tiles) -> None:
         """Add what `keys` had to copy back to x."""
