@@ -6,7 +6,7 @@ instead, chunk by chunk, and select a map by its name, so that no callable cross
 
 import math
 from abc import ABC, abstractmethod
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -263,11 +263,11 @@ def _exponentials(y: Tensor, half: Tensor) -> tuple[Tensor, Tensor]:
     Nothing falls below the square root of the smallest normal number, so that a product of two features never
     underflows and a query always has a positive total. In float32 that is 2e-18 of the largest feature.
     """
-    half = half * LOG2E
-    top = y.detach().amax(-1) - half.detach()
+    top = y.detach().amax(-1)
+    shift = (half - half.detach()) * LOG2E + top  # exactly top, with the derivative of half
     lowest = 0.46 * math.log2(torch.finfo(y.dtype).tiny)
-    features = y.sub_((half + top)[..., None]).clamp_min_(lowest).exp2_()
-    return features, top / LOG2E - math.log(y.shape[-1]) / 2
+    features = y.sub_(shift[..., None]).clamp_min_(lowest).exp2_()
+    return features, top / LOG2E - half.detach() - math.log(y.shape[-1]) / 2
 
 
 elu_plus_one = _EluPlusOne()
@@ -319,7 +319,7 @@ def draw_projection(
     generator: torch.Generator,
     *,
     orthogonal: bool = True,
-    norms: Literal["chi", "sqrt"] = "chi",
+    norms: str = "chi",
 ) -> Float[Tensor, "rows dim"]:
     """Random directions for the random maps: rows ~ N(0, I), independent or orthogonal in blocks of `dim`.
 
@@ -330,7 +330,7 @@ def draw_projection(
         rows, dim: the shape.
         generator: the only source of randomness; used on the CPU, in float64.
         orthogonal: blocks of `dim` rows are mutually orthogonal (the last block may be smaller).
-        norms: lengths of the rows.
+        norms: lengths of the rows: "chi" or "sqrt".
 
     Returns:
         (rows, dim) in the default dtype.
@@ -352,12 +352,9 @@ def draw_projection(
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
     if orthogonal:
-        blocks = []
-        for _ in range(-(-rows // dim)):
-            basis, upper = torch.linalg.qr(gaussian(dim, dim))
-            # the signs make the basis Haar-distributed (Mezzadri 2007); LAPACK fixes them otherwise
-            blocks.append((basis * upper.diagonal().sign()).mT)
-        directions = torch.cat(blocks)[:rows]
+        basis, upper = torch.linalg.qr(gaussian(-(-rows // dim), dim, dim))
+        # the signs make the bases Haar-distributed (Mezzadri 2007); LAPACK fixes them otherwise
+        directions = (basis * upper.diagonal(dim1=-2, dim2=-1).sign()[:, None]).mT.flatten(0, 1)[:rows]
     else:
         directions = F.normalize(gaussian(rows, dim), dim=-1)
     lengths = gaussian(rows, dim).norm(dim=-1, keepdim=True) if norms == "chi" else dim**0.5

@@ -162,43 +162,6 @@ def _by_rows(out: Results, rows: int, group: int) -> Results:
     )
 
 
-@torch.library.custom_op("regard::kernel", mutates_args=())
-def _kernel(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    sum: Tensor,
-    top: Tensor | None,
-    projection: Tensor | None,
-    log_weight: Tensor | None,
-    key_mask: Tensor | None,
-    rotation: Tensor | None,
-    query_map: str,
-    key_map: str,
-    scale: float,
-    normalise: bool,
-    causal: bool,
-    keep: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return forward(
-        q,
-        k,
-        v,
-        sum,
-        top,
-        projection,
-        log_weight,
-        key_mask,
-        rotation,
-        query_map,
-        key_map,
-        scale,
-        normalise,
-        causal,
-        keep,
-    )
-
-
 def forward(
     q: Tensor,
     k: Tensor,
@@ -215,7 +178,7 @@ def forward(
     normalise: bool,
     causal: bool,
     keep: bool,
-) -> Results:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The operator's body; nothing in it is seen by autograd or autocast."""
     call = _call(q, k, v, projection, log_weight, key_mask, rotation, query_map, key_map, scale, normalise)
     assert call.weighted == (top is not None), "a state has a top exactly where there are log weights"
@@ -233,6 +196,9 @@ def forward(
     return out
 
 
+_kernel = torch.library.custom_op("regard::kernel", forward, mutates_args=())
+
+
 @_kernel.register_fake
 def _(
     q, k, v, sum, top, projection, log_weight, key_mask, rotation, query_map, key_map, scale, normalise, causal, keep
@@ -240,8 +206,7 @@ def _(
     return tuple(_blank(q, k, v, sum, top, causal, keep))
 
 
-@torch.library.custom_op("regard::kernel_backward", mutates_args=())
-def _kernel_backward(
+def backward(
     of_values: Tensor,
     of_total: Tensor | None,
     of_sum: Tensor | None,
@@ -264,6 +229,7 @@ def _kernel_backward(
     normalise: bool,
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of q, k, v, log_weight (empty without) and sum, from those of values, total and sum."""
     call = _call(q, k, v, projection, log_weight, key_mask, rotation, query_map, key_map, scale, normalise)
     rows, group = call.k.shape[0], call.group
     results = _by_rows(Results(values, total, top.new_empty(0), sum, top, kept_sum, kept_top), rows, group)
@@ -300,6 +266,9 @@ def _kernel_backward(
                 carried,
             )
     return into
+
+
+_kernel_backward = torch.library.custom_op("regard::kernel_backward", backward, mutates_args=())
 
 
 def _gradients(q: Tensor, k: Tensor, v: Tensor, log_weight: Tensor | None, sum: Tensor) -> Gradients:
@@ -340,23 +309,28 @@ def _backward(ctx, of_values, of_total, of_highest, of_sum, *_):
 _kernel.register_autograd(_backward, setup_context=_setup_context)
 
 
-def _flops(q: list[int], k: list[int], v: list[int], sum: list[int], projected: bool, causal: bool, passes: int) -> int:
-    """Multiplications and additions of matrix products, as the formulas above imply them at this chunk size."""
-    batch, heads, queries, dim = q
-    kv_heads, keys = k[1:3]
-    features, columns = sum[2:]
-    per_query = features * columns + (CHUNK * (features + columns) if causal else 0) + projected * features * dim
-    per_key = features * columns + projected * features * dim
-    return 2 * passes * batch * (heads * queries * per_query + kv_heads * keys * per_key)
+def _flops(
+    q: list[int], k: list[int], sum: list[int], projected: bool, causal: bool, products: tuple[int, int, int, int, int]
+) -> int:
+    """Multiplications and additions of the matrix products of a pass.
+
+    `products` counts those with the state per query and per key, those with the projection for both, and those of a
+    chunk's pairs over the features and over the value columns.
+    """
+    (batch, heads, queries, dim), (kv_heads, keys), (features, columns) = q, k[1:3], sum[2:]
+    of_query, of_key, maps, over_features, over_columns = products
+    per_query = of_query * features * columns + maps * projected * features * dim
+    if causal:
+        per_query += CHUNK * (over_features * features + over_columns * columns)
+    per_key = of_key * features * columns + maps * projected * features * dim
+    return 2 * batch * (heads * queries * per_query + kv_heads * keys * per_key)
 
 
 @register_flop_formula(torch.ops.regard.kernel)
-def _(
-    q, k, v, sum, top, projection, log, mask, rotation, query_map, key_map, scale, normalise, causal, *_, **kw
-) -> int:
-    return _flops(q, k, v, sum, projection is not None, causal, 1)
+def _(q, k, v, sum, top, projection, log, mask, rotation, to_q, to_k, scale, normalise, causal, *_, **kw) -> int:
+    return _flops(q, k, sum, projection is not None, causal, (1, 1, 1, 1, 1))
 
 
 @register_flop_formula(torch.ops.regard.kernel_backward)
 def _(of_values, of_total, of_sum, q, k, v, projection, log, mask, rotation, values, total, sum, *rest, **kw) -> int:
-    return _flops(q, k, v, sum, projection is not None, rest[-1], 2)
+    return _flops(q, k, sum, projection is not None, rest[-1], (2, 3 if rest[-1] else 2, 2, 3, 2))

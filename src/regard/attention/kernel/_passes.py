@@ -121,6 +121,10 @@ class Call:
         columns[..., -1] = 1 if self.real is None else self.real[:, a:b]
         return columns
 
+    def shown(self, of_values: Tensor, a: int, b: int) -> Tensor:
+        """The gradient of a chunk of values, 0 at padding."""
+        return of_values if self.real is None else of_values * self.real[:, a:b, None]
+
     def turn(self, features: Tensor, a: int, b: int, direction: int = 1) -> Tensor:
         """Rotate features by the angles of their slots (back: `direction` -1)."""
         if self.rotation is None:
@@ -221,9 +225,13 @@ def _write(x: Call, out: Results, part: slice, y: Tensor, log: Tensor | None, to
     """Normalise a chunk of rows and store it, its totals and their scales."""
     y = _grouped(y, x.group)
     b = a + y.shape[2]
-    total = y[..., -1]
-    values = y[..., :-1]
-    out.values[part, :, a:b] = values / divisor(total)[..., None] if x.normalise else values
+    total, values, place = y[..., -1], y[..., :-1], out.values[part, :, a:b]
+    if not x.normalise:
+        place.copy_(values)
+    elif place.dtype == x.dtype:
+        torch.div(values, divisor(total)[..., None], out=place)
+    else:
+        place.copy_(values / divisor(total)[..., None])
     out.total[part, :, a:b] = total
     if top is not None:
         out.highest[part, :, a:b] = top if log is None else top + _grouped(log, x.group)
@@ -357,7 +365,7 @@ def backward_causal(
                 into.q[:, :, a - past : b - past] = _grouped(x.pull_queries(of_fq, plain_q, xq, a, b), x.group)
             if into.log_weight.numel():
                 into.log_weight[:, a:b] = (v * of_v).sum(-1)
-            into.v[:, a:b] = of_v[..., :-1]
+            into.v[:, a:b] = x.shown(of_v[..., :-1], a, b)
             into.k[:, a:b] = x.pull_keys(of_fk, plain, x.keys(a, b), a, b)
     into.sum.copy_(carried)
 
@@ -386,7 +394,7 @@ def backward_full(
             of_fk = torch.bmm(v * key, carried.mT)
         if into.log_weight.numel():
             into.log_weight[:, a:b] = (v * of_v).sum(-1)
-        into.v[:, a:b] = of_v[..., :-1]
+        into.v[:, a:b] = x.shown(of_v[..., :-1], a, b)
         of_fk = torch.bmm(v, carried.mT) if of_fk is None else of_fk
         into.k[:, a:b] = x.pull_keys(of_fk, plain, x.keys(a, b), a, b)
     if x.weighted:

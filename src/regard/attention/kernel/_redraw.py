@@ -1,7 +1,5 @@
 """Projections that are drawn again on a schedule while training, and not twice when a block is recomputed."""
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
@@ -9,9 +7,7 @@ from regard.core import generator
 from regard.feature_maps import draw_projection
 
 
-def draw(
-    seed: int, number: int, heads: int, rows: int, dim: int, orthogonal: bool, norms: Literal["chi", "sqrt"]
-) -> Tensor:
+def draw(seed: int, number: int, heads: int, rows: int, dim: int, orthogonal: bool, norms: str) -> Tensor:
     """The draw of that number, (heads, rows, dim): each head has directions of its own."""
     return torch.stack(
         [
