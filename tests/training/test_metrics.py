@@ -68,9 +68,9 @@ def test_numbers_that_are_not_finite_are_not_written(tmp_path):
 
 def test_an_interval_weighs_losses_by_token_and_survives_json():
     interval = Interval()
-    interval.add(steps=1, nats=6.0, tokens=3, objective=2.5, gradient_norm=1.0, **{"losses.commit": 0.1})
+    interval.add({"steps": 1, "nats": 6.0, "tokens": 3, "objective": 2.5, "gradient_norm": 1.0, "losses.commit": 0.1})
     interval = Interval(json.loads(json.dumps(interval.sums)))
-    interval.add(steps=1, nats=1.0, tokens=4, objective=0.5, gradient_norm=2.0, **{"losses.commit": 0.3})
+    interval.add({"steps": 1, "nats": 1.0, "tokens": 4, "objective": 0.5, "gradient_norm": 2.0, "losses.commit": 0.3})
     assert interval.line() == {
         "loss": 1.0,
         "objective": 1.5,

@@ -53,7 +53,7 @@ class Scores:
         """What a line of metrics.jsonl says."""
         return {**self.total.summary(), "tokens": self.total.tokens, "bytes": self.total.nbytes}
 
-    def table(self) -> dict[str, list[float]]:
+    def table(self) -> dict[str, list[float] | list[int]]:
         """The documents as columns: document, nats, tokens, correct, bytes."""
         rows = sorted(self.documents.items())
         return {

@@ -82,7 +82,8 @@ class Interval:
     def __init__(self, sums: Mapping[str, float] | None = None) -> None:
         self.sums = dict(sums or {})
 
-    def add(self, **values: float) -> None:
+    def add(self, values: Mapping[str, float]) -> None:
+        """Add what one step measured."""
         for name, value in values.items():
             self.sums[name] = self.sums.get(name, 0.0) + value
 

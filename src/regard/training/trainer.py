@@ -151,7 +151,7 @@ class Trainer:
         progress.step += 1
         progress.tokens += int(sums["tokens"])
         progress.score = None
-        self.interval.add(steps=1, gradient_norm=norm, **sums)
+        self.interval.add({"steps": 1.0, "gradient_norm": norm, **sums})
         self.stopwatch.stop(sum(part.positions for part in parts))
         self._tell({"kind": "step", "step": progress.step, "steps": config.steps})
         if progress.step % config.log_every == 0 or progress.step == config.steps:
