@@ -6,6 +6,7 @@ query runs through all tiles and rounds; a round skips pairs that an earlier rou
 walks the same tiles and computes their weights again.
 """
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -49,8 +50,8 @@ class Tiles(NamedTuple):
     """(tiles + 1, size) the row of each place; the last tile is empty"""
 
 
-def _tiles(rank: Tensor, row: Tensor, span: int, size: int, empty: int) -> Tiles:
-    """Sort items by rank and cut runs of equal rank // span into tiles."""
+def _tiles(rank: Tensor, span: int, size: int) -> Tiles:
+    """Sort items by rank and cut runs of equal rank // span into tiles; the empty row is the one behind the last."""
     rank, order = rank.sort()
     run = rank // span
     starts = torch.ones_like(run, dtype=torch.bool)
@@ -61,26 +62,82 @@ def _tiles(rank: Tensor, row: Tensor, span: int, size: int, empty: int) -> Tiles
     label = starts.cumsum(0) - 1
     inside = torch.arange(len(run), device=run.device) - start[label]
     of = (tiles.cumsum(0) - tiles)[label] + inside // size
-    rows = row.new_full(((int(tiles.sum()) + 1) * size,), empty)
-    rows[of * size + inside % size] = row[order]
+    rows = order.new_full(((int(tiles.sum()) + 1) * size,), len(run))
+    rows[of * size + inside % size] = order
     return Tiles(rank, of, (inside % size == 0).nonzero().flatten(), rows.view(-1, size))
 
 
-class Tokens(NamedTuple):
-    """Queries and keys as rows to gather from, each with one empty row at the end."""
+class Items(NamedTuple):
+    """Queries, or keys, that take part."""
 
-    queries: Tensor
-    """(rows, dim + 1 + rounds): scaled query, position, codes"""
-    keys: Tensor
-    """(rows, dim + value + 1 + rounds): key, value, position, codes"""
-    query_codes: Tensor
-    """(batch x kv_heads, group, queries, rounds)"""
-    key_codes: Tensor
-    """(batch x kv_heads, keys, rounds)"""
-    asking: Tensor | None
-    """(batch x kv_heads, queries): queries that want an answer"""
-    kept: Tensor | None
-    """(batch x kv_heads, keys): keys that are not masked"""
+    matrix: Tensor
+    """(items + 1, width + 1 + rounds): vectors, position, codes; the last row is empty"""
+    head: Tensor
+    """(items,) batch x head"""
+    at: Tensor
+    """(items,) position"""
+    codes: Tensor
+    """(items, rounds)"""
+    flat: Tensor | None
+    """(items,) where each is among all; None: all take part, in order"""
+
+    def take(self, x: Tensor, empty: float) -> Tensor:
+        """Rows for the items, and for the empty one, of (batch, heads, length, width)."""
+        x = x.flatten(0, 2)
+        return F.pad(x if self.flat is None else x[self.flat], (0, 0, 0, 1), value=empty)
+
+    def put(self, x: Tensor, shape: tuple[int, ...], nothing: float = 0.0) -> Tensor:
+        """Rows of the items and the empty one as (batch, heads, length, width); `nothing` where no item is."""
+        x = x[:-1]
+        if self.flat is not None:
+            x = x.new_full((math.prod(shape[:3]), x.shape[1]), nothing).index_copy_(0, self.flat, x)
+        return x.reshape(*shape[:3], x.shape[1])
+
+
+def _items(
+    parts: list[Tensor], codes: Tensor, first: int, nowhere: float, kept: Tensor | None, dtype: torch.dtype
+) -> Items:
+    """Items from (batch, heads, length, ...) tensors; `kept` (batch, heads or 1, length) picks some."""
+    batch, heads, length, rounds = codes.shape
+    device = codes.device
+    widths = [*(x.shape[3] for x in parts), 1, rounds]
+    if kept is None:
+        where, flat = None, None
+        head = torch.arange(batch * heads, device=device).repeat_interleave(length)
+        at = torch.arange(length, device=device).repeat(batch * heads)
+        codes = codes.flatten(0, 2)
+    else:
+        row, one, at = where = kept.expand(batch, heads, length).nonzero(as_tuple=True)
+        head, codes = row * heads + one, codes[where]
+        flat = head * length + at
+    at = at + first
+    matrix = torch.empty(len(at) + 1, sum(widths), dtype=dtype, device=device)
+    for x, to in zip([*parts, at[:, None], codes], matrix[:-1].split(widths, 1), strict=True):
+        if x.ndim == 2:
+            to.copy_(x)
+        elif where is None:
+            to.view(*x.shape).copy_(x)
+        else:
+            to.copy_(x[where])
+    matrix[-1] = 0
+    matrix[-1, -rounds - 1] = nowhere
+    return Items(matrix, head, at, codes.long(), flat)
+
+
+class Tokens(NamedTuple):
+    """What a call is about."""
+
+    queries: Items
+    """scaled"""
+    keys: Items
+    """keys and values"""
+    group: int
+    span: int
+    """positions are below this"""
+    size: int
+    """queries in a tile"""
+    together: int
+    """tiles of queries in a step"""
 
 
 def _tokens(
@@ -96,29 +153,24 @@ def _tokens(
 ) -> Tokens:
     batch, kv_heads, keys = k.shape[:3]
     dtype, group, queries = wide(q), q.shape[1] // k.shape[1], q.shape[2]
+    kept = None if key_mask is None else key_mask[:, None]
+    if queries == 1 and not rule.back:  # decoding: only keys in the query's buckets matter
+        ours = query_codes.view(batch, kv_heads, group, 1, -1)
+        met = (ours == key_codes[:, :, None]).any(-1).any(2)
+        kept = met if kept is None else met & kept
+    # Whole cache lines, since a product may round otherwise on unaligned rows; decoding has no future to leak.
+    size = group if queries == 1 else rule.tile
+    number = batch * q.shape[1] * queries
+    asking = None if query_mask is None else query_mask[:, None]
     past = keys - queries if rule.causal else 0
-
-    def rows(parts: list[Tensor], codes: Tensor, first: int, nowhere: float) -> Tensor:
-        at = torch.arange(first, first + codes.shape[2], device=q.device).to(dtype)[:, None]
-        every = [x.to(dtype) for x in parts] + [at.expand(*codes.shape[:3], 1), codes.to(dtype)]
-        x = F.pad(torch.cat(every, -1).flatten(0, 2), (0, 0, 0, 1))
-        x[-1, -codes.shape[3] - 1] = nowhere
-        return x
-
     return Tokens(
-        rows([q.to(dtype) * (scale * LOG2E)], query_codes, past, -1.0),
-        rows([k, v], key_codes, 0, ABSENT),
-        query_codes.reshape(batch * kv_heads, group, queries, query_codes.shape[3]).long(),
-        key_codes.flatten(0, 1).long(),
-        None if query_mask is None else query_mask.repeat_interleave(kv_heads, 0),
-        None if key_mask is None else key_mask.repeat_interleave(kv_heads, 0),
+        _items([q.to(dtype) * (scale * LOG2E)], query_codes, past, -1.0, asking, dtype),
+        _items([k, v], key_codes, 0, ABSENT, kept, dtype),
+        group,
+        max(queries, keys),
+        size,
+        max(1, min(room(q) // (size * rule.tile), number)),
     )
-
-
-def _size(tokens: Tokens, rule: Rule) -> int:
-    """Queries in a tile: whole cache lines, since a product may round otherwise on unaligned rows; 1 while decoding."""
-    _, group, queries, _ = tokens.query_codes.shape
-    return group if queries == 1 else rule.tile
 
 
 def _walk(tokens: Tokens, rule: Rule) -> Iterator[tuple[int, Tensor, list[Tensor]]]:
@@ -127,34 +179,15 @@ def _walk(tokens: Tokens, rule: Rule) -> Iterator[tuple[int, Tensor, list[Tensor
     Every step has the same shapes, filled up with empty tiles: a product over more tiles may round otherwise, and how
     many there are depends on the future.
     """
-    device = tokens.queries.device
-    heads, group, queries, rounds = tokens.query_codes.shape
-    keys = tokens.key_codes.shape[1]
-    if not (queries and keys and heads):
+    queries, keys, group, span, size, together = tokens
+    if not (len(queries.at) and len(keys.at)):
         return
-    head = torch.arange(heads, device=device)
-    span = max(queries, keys)
-    first = keys - queries if rule.causal else 0
-    at = torch.arange(first, first + queries, device=device)
-    number, size = heads * group * queries, _size(tokens, rule)
-    together = max(1, min(room(tokens.keys) // (size * rule.tile), number))
-    for which in range(rounds):
-        query_code, key_code = tokens.query_codes[..., which], tokens.key_codes[..., which]
-        # Position before head of the group: a place in a tile depends on the past alone.
-        rank = (head[:, None, None] * rule.choices + query_code) * span + at
-        rank = (rank * group + torch.arange(group, device=device)[:, None]).flatten()
-        asking = None if tokens.asking is None else tokens.asking[:, None].expand(-1, group, -1)
-        query_row = _rows(asking, number, device)
-        asked = _tiles(rank[query_row], query_row, span * group, size, number)
-        kept = tokens.kept
-        if queries == 1 and not rule.back:  # decoding: only the keys in its buckets need sorting
-            met = (query_code == key_code[:, None]).any(1)
-            kept = met if kept is None else kept & met
-        rank = ((head[:, None] * rule.choices + key_code) * span + torch.arange(keys, device=device)).flatten()
-        key_row = _rows(kept, heads * keys, device)
-        if not (len(query_row) and len(key_row)):
-            continue
-        found = _tiles(rank[key_row], key_row, span, rule.tile, heads * keys)
+    head, member = queries.head // group, queries.head % group
+    for which in range(keys.codes.shape[1]):
+        # Position before member of the group: a place in a tile depends on the past alone.
+        rank = ((head * rule.choices + queries.codes[:, which]) * span + queries.at) * group + member
+        asked = _tiles(rank, span * group, size)
+        found = _tiles((keys.head * rule.choices + keys.codes[:, which]) * span + keys.at, span, rule.tile)
         start, count = _meeting(asked, found, span, group, rule)
         order = count.argsort(descending=True, stable=True)
         most = count[order[::together]].tolist()
@@ -166,11 +199,8 @@ def _walk(tokens: Tokens, rule: Rule) -> Iterator[tuple[int, Tensor, list[Tensor
                 break
             mine = order[part * together : (part + 1) * together]
             tiles = [torch.where(count[mine] > step, start[mine] + step, nothing) for step in range(steps)]
-            yield which, asked.rows[mine].flatten(), [found.rows[x].flatten() for x in tiles]
-
-
-def _rows(kept: Tensor | None, number: int, device: torch.device) -> Tensor:
-    return torch.arange(number, device=device) if kept is None else kept.flatten().nonzero().flatten()
+            rows = [found.rows.index_select(0, x).flatten() for x in tiles]
+            yield which, asked.rows.index_select(0, mine).flatten(), rows
 
 
 def _meeting(asked: Tiles, found: Tiles, span: int, group: int, rule: Rule) -> tuple[Tensor, Tensor]:
@@ -189,8 +219,8 @@ class Buffers:
 
     def __init__(self, tokens: Tokens, dim: int, rule: Rule) -> None:
         self.dim, self.rule = dim, rule
-        self.rounds = tokens.key_codes.shape[2]
-        self.logits = self.hidden = self.near = tokens.queries.new_empty(0)
+        self.rounds = tokens.keys.codes.shape[1]
+        self.logits = self.hidden = self.near = tokens.keys.matrix.new_empty(0)
 
     def scores(self, query: Tensor, key: Tensor, which: int) -> Tensor:
         """Logits (tiles, queries, keys) in base 2, below -HIDDEN / 2 where a pair does not count."""
@@ -253,27 +283,31 @@ def bucketed_op(
     with exact(q):
         tokens = _tokens(q, k, v, query_codes, key_codes, query_mask, key_mask, scale, rule)
         buffers = Buffers(tokens, dim, rule)
-        count = len(tokens.queries)
-        top = tokens.queries.new_full((count, 1), float("-inf"))
-        total, sums = tokens.queries.new_zeros(count, 1), tokens.queries.new_zeros(count, value)
-        size = _size(tokens, rule)
+        queries, keys, size = tokens.queries.matrix, tokens.keys.matrix, tokens.size
+        # Per query: the highest logit so far, and against it the sum of weights and of weighted values.
+        peaks = queries.new_zeros(len(queries), 2)
+        peaks[:, 0] = float("-inf")
+        sums = queries.new_zeros(len(queries), value)
         for which, at, meets in _walk(tokens, rule):
-            query = tokens.queries[at].view(-1, size, tokens.queries.shape[1])
-            high, mass, mean = (x[at].view(-1, size, x.shape[1]) for x in (top, total, sums))
+            query = queries.index_select(0, at).view(-1, size, queries.shape[1])
+            high, mass = peaks.index_select(0, at).view(-1, size, 2).split(1, -1)
+            mean = sums.index_select(0, at).view(-1, size, value)
             for rows in meets:
-                key = tokens.keys[rows].view(-1, tile, tokens.keys.shape[1])
+                key = keys.index_select(0, rows).view(-1, tile, keys.shape[1])
                 odds = buffers.scores(query, key, which)
                 higher = torch.maximum(high, odds.amax(-1, keepdim=True))
                 fade = torch.exp2(high - higher)
                 odds.sub_(higher).exp2_()
-                mass.mul_(fade).add_(odds.sum(-1, keepdim=True))
+                mass = mass * fade + odds.sum(-1, keepdim=True)
                 mean.mul_(fade).baddbmm_(odds, key[..., dim : dim + value])
                 high = higher
-            for x, new in ((top, high), (total, mass), (sums, mean)):
-                x.index_copy_(0, at, new.flatten(0, 1))
+            peaks.index_copy_(0, at, torch.cat([high, mass], -1).flatten(0, 1))
+            sums.index_copy_(0, at, mean.flatten(0, 1))
+        top, total = peaks.split(1, -1)
         seen = top > -HIDDEN / 2
-        values = torch.where(seen, sums / total, 0.0)[:-1].view(*q.shape[:3], value)
-        lse = torch.where(seen, top + total.log2(), float("-inf"))[:-1].view(q.shape[:3])
+        values = tokens.queries.put(torch.where(seen, sums / total, 0.0), q.shape)
+        lse = torch.where(seen, top + total.log2(), float("-inf"))
+        lse = tokens.queries.put(lse, q.shape, float("-inf"))[..., 0]
     return values, lse
 
 
@@ -309,22 +343,22 @@ def bucketed_backward(
     with exact(q):
         tokens = _tokens(q, k, v, query_codes, key_codes, query_mask, key_mask, scale, rule)
         buffers = Buffers(tokens, dim, rule)
+        queries, keys, size = tokens.queries.matrix, tokens.keys.matrix, tokens.size
         # What each query brings: its gradient, the mean gradient of its weights, its log-sum-exp (inf: no weights).
         mean = (grad * values).sum(-1, keepdim=True)
         norm = torch.where(lse == float("-inf"), float("inf"), lse)[..., None]
-        brings = F.pad(torch.cat([grad.to(values.dtype), mean, norm], -1).flatten(0, 2), (0, 0, 0, 1))
+        brings = tokens.queries.take(torch.cat([grad.to(values.dtype), mean, norm], -1), 0.0)
         brings[-1, -1] = float("inf")
-        dq = torch.zeros_like(tokens.queries[:, :dim])
-        dk, dv = (torch.zeros_like(tokens.keys[:, :width]) for width in (dim, value))
-        size = _size(tokens, rule)
+        dq = queries.new_zeros(len(queries), dim)
+        dk, dv = (keys.new_zeros(len(keys), width) for width in (dim, value))
         slope = q.new_empty(0)
         for which, at, meets in _walk(tokens, rule):
-            query = tokens.queries[at].view(-1, size, tokens.queries.shape[1])
-            brought = brings[at].view(-1, size, value + 2)
+            query = queries.index_select(0, at).view(-1, size, queries.shape[1])
+            brought = brings.index_select(0, at).view(-1, size, value + 2)
             out, mean, norm = brought[..., :value], brought[..., value : value + 1], brought[..., value + 1 :]
             change = torch.zeros_like(query[..., :dim])
             for rows in meets:
-                key = tokens.keys[rows].view(-1, tile, tokens.keys.shape[1])
+                key = keys.index_select(0, rows).view(-1, tile, keys.shape[1])
                 weights = buffers.scores(query, key, which).sub_(norm).exp2_()
                 accumulate(dv, rows, torch.bmm(weights.mT, out).flatten(0, 1))
                 slope = torch.empty_like(weights) if slope.shape != weights.shape else slope
@@ -335,7 +369,8 @@ def bucketed_backward(
             accumulate(dq, at, change.flatten(0, 1))
         dq.mul_(scale)
         dk.div_(LOG2E)  # queries were scaled by scale x log2(e)
-    return tuple(x[:-1].view(like.shape).to(like.dtype) for x, like in ((dq, q), (dk, k), (dv, v)))  # type: ignore[return-value]
+        grads = (tokens.queries.put(dq, q.shape), tokens.keys.put(dk, k.shape), tokens.keys.put(dv, v.shape))
+    return tuple(x.to(like.dtype) for x, like in zip(grads, (q, k, v), strict=True))  # type: ignore[return-value]
 
 
 @bucketed_backward.register_fake

@@ -133,7 +133,8 @@ class Lsh(Attention):
 
     def decisions(self, q: Tensor, k: Tensor) -> Buckets:
         """The buckets that `attend` puts queries and keys into; `reference` takes them to replay its choices."""
-        return Buckets(self._hash(q), self._hash(k))
+        keys = self._hash(k)
+        return Buckets(keys if q is k else self._hash(q), keys)
 
     def _hash(self, x: Tensor) -> Tensor:
         batch, heads, length, dim = x.shape
