@@ -97,7 +97,7 @@ def _slopes(subject: Subject, *, keys: bool) -> None:
     step = 1e-5
     for causal in subject.modes:
         mechanism = subject.build(causal, dtype=torch.float64)
-        x = subject.inputs(mechanism, dtype=torch.float64)
+        x = subject.inputs(mechanism, dtype=torch.float64, margin=True)
         leaves = _leaves(mechanism, x)
         way = randn(2, 2, LENGTH, 6, seed="way", dtype=torch.float64)
         grads = _gradients((_call(mechanism, leaves, x, None, False) * way).sum(), leaves)

@@ -3,10 +3,13 @@
 import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import DispatchKey
 from torch._library.custom_ops import OPDEFS
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
@@ -38,23 +41,21 @@ class Count(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        kwargs = dict(kwargs or {})
-        custom = OPDEFS.get(func._schema.name)
-        if custom is not None:  # a custom operator is one opaque call here: run its body under this mode instead
+        kwargs = kwargs or {}
+        kind = _kind(func)
+        if kind.body is not None:  # a custom operator is one opaque call here: run its body under this mode instead
             with torch._C._ForceDispatchKeyGuard(*self._outside), torch.no_grad(), self:
-                return custom._init_fn(*args, **kwargs)
-        if func not in flop_registry and func is not torch.ops.prim.device.default:
+                return kind.body(*args, **kwargs)
+        if kind.composite:
             with self:
-                parts = func.decompose(*args, **kwargs)
-            if parts is not NotImplemented:
-                return parts
+                return func.decompose(*args, **kwargs)
         out = func(*args, **kwargs)
-        outputs = [x for x in (out if isinstance(out, tuple | list) else (out,)) if isinstance(x, Tensor)]
-        self.flops += _flops(func, args, kwargs, out)
-        if not _is_view(func):
-            self.produced += sum(x.numel() for x in outputs)
-        for x in outputs:
-            self._enter(x)
+        if kind.flops is not None:
+            self.flops += kind.flops(*args, **kwargs, out_val=out)
+        for x in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(x, Tensor):
+                self.produced += 0 if kind.view else x.numel()
+                self._enter(x)
         return out
 
     def _enter(self, x: Tensor) -> None:
@@ -71,22 +72,36 @@ class Count(TorchDispatchMode):
         self._total -= self._alive.pop(key, 0)
 
 
-def _is_view(func: Any) -> bool:
-    returned = func._schema.returns
-    return bool(returned) and all(r.alias_info is not None and not r.alias_info.is_write for r in returned)
+@dataclass(frozen=True)
+class _Kind:
+    """How an operator is counted."""
+
+    body: Callable[..., Any] | None
+    composite: bool
+    view: bool
+    flops: Callable[..., int] | None
 
 
-def _flops(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> int:
-    packet = func._overloadpacket
-    if packet in flop_registry:
-        return int(flop_registry[packet](*args, **kwargs, out_val=out))
-    name = str(packet)
-    if "scaled_dot_product_flash_attention_for_cpu" in name:  # missing in torch's registry
-        q, k, v = args[1:4] if "backward" in name else args[:3]
-        pairs = math.prod(q.shape[:3]) * k.shape[2]
-        forward = 2 * pairs * (q.shape[-1] + v.shape[-1])
-        return forward * 5 // 2 if "backward" in name else forward
-    return 0
+@cache
+def _kind(func: Any) -> _Kind:
+    custom, returned = OPDEFS.get(func._schema.name), func._schema.returns
+    flops = flop_registry.get(func._overloadpacket)
+    if "scaled_dot_product_flash_attention_for_cpu" in func._schema.name:  # missing in torch's registry
+        flops = _fused_backward if "backward" in func._schema.name else _fused
+    return _Kind(
+        body=None if custom is None else custom._init_fn,
+        composite=flops is None and func.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd),
+        view=bool(returned) and all(r.alias_info is not None and not r.alias_info.is_write for r in returned),
+        flops=flops,
+    )
+
+
+def _fused(q: Tensor, k: Tensor, v: Tensor, *rest: object, **options: object) -> int:
+    return 2 * math.prod(q.shape[:3]) * k.shape[2] * (q.shape[-1] + v.shape[-1])
+
+
+def _fused_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: object, **options: object) -> int:
+    return _fused(q, k, v) * 5 // 2
 
 
 def count(call: Callable[[], object]) -> Count:

@@ -1,0 +1,75 @@
+"""Mechanical mutants: every kind of change is made once, and a study tells killed from surviving."""
+
+import ast
+
+from regard.testing import mutation
+
+SOURCE = '''
+"""Module."""
+TABLE = 3
+
+class Thing:
+    """A class."""
+
+    def __init__(self, size: int = 7) -> None:
+        """Keep 5."""
+        if not 0 < size:
+            raise ValueError(f"{size + 1} is wrong")
+        self.size = size
+
+    def attend(self, x, mask):
+        """Attend."""
+        if mask is None or self.size > 2:
+            return x.amax(-1) * 0.5
+        y: int = x @ x + 1
+        return y if mask.any() else ~mask
+
+    def reference(self, x):
+        return x + 1
+'''
+
+
+def test_every_change_is_one_change_that_parses():
+    found = list(mutation.variants(SOURCE))
+    changes = {v.change for v in found}
+    assert changes == {
+        "not 0 < size  ->  0 < size",
+        "0 < size  ->  0 <= size",
+        "0  ->  1",
+        "mask is None or self.size > 2  ->  mask is None and self.size > 2",
+        "mask is None  ->  mask is not None",
+        "self.size > 2  ->  self.size >= 2",
+        "2  ->  3",
+        "x.amax(-1) * 0.5  ->  x.amax(-1) / 0.5",
+        "x.amax  ->  x.amin",
+        "-1  ->  1",
+        "1  ->  2",
+        "0.5  ->  1.0",
+        "x @ x + 1  ->  x @ x - 1",
+        "y if mask.any() else ~mask  ->  ~mask if mask.any() else y",
+        "~mask  ->  mask",
+    }
+    original = ast.unparse(ast.parse(SOURCE))
+    for variant in found:
+        lines = ast.unparse(ast.parse(variant.source)).splitlines()
+        assert sum(a != b for a, b in zip(original.splitlines(), lines, strict=True)) == 1
+        assert 8 < variant.line < 22
+
+
+def test_the_suite_kills_most_mutants_and_survivors_are_listed(capsys):
+    outcomes = mutation.study("softmax_plus_one", limit=4, jobs=2)
+    assert len(outcomes) == 4
+    assert sum(outcome.killer is not None for outcome in outcomes) >= 3
+    assert mutation.main(["uniform", "--limit", "1", "--jobs", "1"]) == 0
+    assert "of 1 mutants killed" in capsys.readouterr().out
+
+
+def test_an_unchanged_source_survives_and_a_broken_one_is_killed():
+    source = mutation.catalog.source("uniform")
+    module = "regard.attention.dense.uniform"
+    assert mutation._judged("uniform", module, mutation.Variant(0, "nothing", source)).killer is None
+    broken = mutation.Variant(0, "syntax", "def")
+    assert mutation._judged("uniform", module, broken).killer == "import: SyntaxError"
+    wrong = source.replace("wide.cumsum(2)", "wide.cumsum(2) * 1.001")
+    assert wrong != source
+    assert mutation._judged("uniform", module, mutation.Variant(0, "scale", wrong)).killer is not None
