@@ -10,7 +10,7 @@ import torch
 
 import regard
 from regard.errors import CheckpointError
-from regard.training.files import save_file
+from regard.training.files import write_json
 
 
 def record(path: Path, device: torch.device, threads: int) -> None:
@@ -34,7 +34,7 @@ def record(path: Path, device: torch.device, threads: int) -> None:
         if past[-1] == now:
             return
         document["continued"] = [*past[1:], now]
-    save_file(path, (json.dumps(document, indent=1) + "\n").encode())
+    write_json(path, document)
 
 
 def environment(device: torch.device, threads: int) -> dict[str, object]:

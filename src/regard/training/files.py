@@ -54,7 +54,7 @@ def save_folder(target: Path, files: Mapping[str, bytes]) -> None:
 
 
 def save_file(target: Path, data: bytes) -> None:
-    """Write one file, forced to disk and then named: it is there whole or not at all.
+    """Write one file, forced to disk and then named: it is there whole or, after a crash or an error, as before.
 
     Raises:
         ResourceError: it cannot be written.
@@ -104,19 +104,10 @@ def remove_folder(folder: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file that is there whole or, after a crash or an error, as it was before.
-
-    Raises:
-        ResourceError: it cannot be written.
-    """
-    partial = path.with_name(f".{path.name}.partial")
+    """Write a text file, and its folder if need be; as `save_file` does."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            _write(partial, text.encode())
-            os.replace(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
+    save_file(path, text.encode())
 
 
 def write_json(path: Path, value: object) -> None:
