@@ -201,15 +201,14 @@ class Performer(Kernel):
         with torch.autocast(q.device.type, enabled=False):
             grouped = q.unflatten(1, (k.shape[1], -1)).to(dtype) * self.scale
             keys = k.to(dtype) * self.scale
-            of_q, of_k = (
-                x @ w.to(dtype).mT - x.square().sum(-1, keepdim=True) / 2
-                for x, w in ((grouped, rows[:, None]), (keys, rows))
-            )
+            of_q, of_k = (x @ w.to(dtype).mT for x, w in ((grouped, rows[:, None]), (keys, rows)))
+            half_q, half_k = (x.square().sum(-1, keepdim=True) / 2 for x in (grouped, keys))
             if key_mask is not None:
                 of_k = of_k.masked_fill(~key_mask[:, None, :, None], float("-inf"))
-            fq = (of_q - of_q.amax(-1, keepdim=True)).exp() + PAPER_EPSILON
+            # The published code takes its maxima before |x|^2 / 2; with an epsilon that changes the result.
+            fq = (of_q - half_q - of_q.amax(-1, keepdim=True)).exp() + PAPER_EPSILON
             largest = of_k.flatten(2).amax(-1) if k.shape[2] else of_k.new_zeros(k.shape[:2])
-            fk = (of_k - largest.clamp_min(LOWEST)[..., None, None]).exp() + PAPER_EPSILON
+            fk = (of_k - half_k - largest.clamp_min(LOWEST)[..., None, None]).exp() + PAPER_EPSILON
             start = torch.zeros(*k.shape[:2], self.features, v.shape[3] + 1, dtype=dtype, device=q.device)
             averaged = kernel_average(
                 fq.flatten(1, 2),
@@ -246,7 +245,8 @@ class Performer(Kernel):
         a, b = torch.einsum("bhid,hrd->bhir", q, w)[..., None, :], torch.einsum("bhjd,hrd->bhjr", k, w)[..., None, :, :]
         half = (k * k).sum(-1)[..., None, :] / 2
         if self.form == "paper":
-            weights = self._paper_weights(a[..., 0, :], b[..., 0, :, :] - half.mT, key_mask)
+            norm_q, norm_k = ((x * x).sum(-1, keepdim=True) / 2 for x in (q, k))
+            weights = self._paper_weights(a[..., 0, :], b[..., 0, :, :], norm_q, norm_k, key_mask)
         elif self.feature_map == "relu":
             weights = ((a.clamp_min(0) + 1e-3) * (b.clamp_min(0) + 1e-3)).sum(-1)
         elif self.feature_map == "trigonometric":
@@ -261,9 +261,9 @@ class Performer(Kernel):
         return torch.where(total == 0, 0, weights @ v / torch.where(total == 0, 1, total))
 
     @staticmethod
-    def _paper_weights(of_q: Tensor, of_k: Tensor, key_mask: Tensor | None) -> Tensor:
+    def _paper_weights(of_q: Tensor, of_k: Tensor, norm_q: Tensor, norm_k: Tensor, key_mask: Tensor | None) -> Tensor:
         if key_mask is not None:
             of_k = of_k.masked_fill(~key_mask[:, None, :, None], float("-inf"))
         largest = of_k.amax((-2, -1), keepdim=True).clamp_min(LOWEST)
-        fq = torch.exp(of_q - of_q.amax(-1, keepdim=True)) + PAPER_EPSILON
-        return fq @ (torch.exp(of_k - largest) + PAPER_EPSILON).mT
+        fq = torch.exp(of_q - norm_q - of_q.amax(-1, keepdim=True)) + PAPER_EPSILON
+        return fq @ (torch.exp(of_k - norm_k - largest) + PAPER_EPSILON).mT

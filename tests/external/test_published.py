@@ -1,0 +1,102 @@
+"""Published packages agree with ours where they compute the same thing, and do not where they are known to be wrong."""
+
+import pytest
+import regard
+import torch
+import torch.nn.functional as F
+from regard import Heads
+
+pytestmark = pytest.mark.external
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def close(a, b):
+    assert a.shape == b.shape
+    assert (a - b).abs().max() <= 2e-6 * max(1.0, b.abs().max())
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_softmax_is_torch(causal):
+    q, k, v = draw(3, 2, 4, 37, 16)
+    close(regard.attend(q, k, v, causal=causal), F.scaled_dot_product_attention(q, k, v, is_causal=causal))
+
+
+def test_softmax_layer_is_torchs_multihead_attention_with_its_weights():
+    theirs = torch.nn.MultiheadAttention(32, 4, bias=False, batch_first=True)
+    layer = regard.AttentionLayer(32, "softmax", heads=4, causal=False)
+    with torch.no_grad():
+        for own, weight in zip((layer.query, layer.key, layer.value), theirs.in_proj_weight.chunk(3), strict=True):
+            own.weight.copy_(weight)
+        layer.output.weight.copy_(theirs.out_proj.weight)
+    x = draw(2, 9, 32)
+    keep = torch.arange(9) < torch.tensor([[9], [5]])
+    ours = layer(x, key_mask=keep).hidden
+    close(ours, theirs(x, x, x, key_padding_mask=~keep, need_weights=False)[0])
+
+
+@pytest.mark.parametrize("length", [16, 64])
+@pytest.mark.parametrize("causal", [True, False])
+def test_local_is_local_attentions_exact_window(causal, length):
+    package = pytest.importorskip("local_attention", reason="local-attention is not installed; `make external`")
+    window = 8
+    theirs = package.LocalAttention(
+        window_size=window,
+        causal=causal,
+        look_backward=1,
+        look_forward=0 if causal else 1,
+        exact_windowsize=True,
+        use_rotary_pos_emb=False,
+        autopad=True,
+    )
+    q, k, v = draw(3, 2, 4, length, 16)
+    close(regard.attend(q, k, v, f"local(window={window})", causal=causal), theirs(q, k, v))
+
+
+def test_performer_paper_form_is_performer_pytorchs_with_its_projection():
+    package = pytest.importorskip(
+        "performer_pytorch.performer_pytorch", reason="performer-pytorch is not installed; `make external`"
+    )
+    heads = Heads(count=2, key_dim=16)
+    ours = regard.build("performer(num_features=32, form=paper)", heads).eval()
+    with torch.no_grad():
+        ours.projection.copy_(ours.projection[:1].expand_as(ours.projection))
+    q, k, v = draw(3, 2, 2, 21, 16)
+    features = [
+        package.softmax_kernel(x, projection_matrix=ours.projection[0], is_query=query)
+        for x, query in ((q, True), (k, False))
+    ]
+    close(ours(q, k, v).values, package.linear_attention(*features, v))
+
+
+def test_linformer_layer_is_linformers_with_its_weights():
+    package = pytest.importorskip("linformer", reason="linformer is not installed; `make external`")
+    theirs = package.LinformerSelfAttention(32, 24, k=6, heads=4)
+    layer = regard.AttentionLayer(
+        32, "linformer(rank=6, share=head)", heads=4, causal=False, max_length=24, bias=False
+    )
+    with torch.no_grad():
+        theirs.to_out.bias.zero_()
+        for own, other in (
+            (layer.query, theirs.to_q),
+            (layer.key, theirs.to_k),
+            (layer.value, theirs.to_v),
+            (layer.output, theirs.to_out),
+        ):
+            own.weight.copy_(other.weight)
+        layer.attention.mixtures.key.copy_(theirs.proj_k.T[None])
+        layer.attention.mixtures.value.copy_(theirs.proj_v.T[None])
+    for length in (24, 17):
+        x = draw(2, length, 32, seed=length)
+        close(layer(x).hidden, theirs(x))
+
+
+def test_linformer_package_ignores_the_mask_that_ours_honours():
+    package = pytest.importorskip("linformer", reason="linformer is not installed; `make external`")
+    theirs = package.LinformerSelfAttention(32, 24, k=6, heads=4).eval()
+    x, keep = draw(1, 24, 32), (torch.arange(24) < 12)[None]
+    assert torch.equal(theirs(x, mask=keep), theirs(x)), "the package now honours masks: compare with it"
+    layer = regard.AttentionLayer(32, "linformer(rank=6)", heads=4, causal=False, max_length=24)
+    assert not torch.allclose(layer(x, key_mask=keep).hidden, layer(x).hidden)
