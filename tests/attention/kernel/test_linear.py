@@ -1,0 +1,261 @@
+"""`linear` against double loops written from SPEC F1, F1b, 0.5, B5 and K5."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+import regard
+from regard import ConfigError, Heads, UnsupportedError
+
+IMPLS = ("torch", "quadratic", "recurrent", "cumsum", "reference")
+OPTIONS: list[dict] = [
+    {},
+    {"feature_map": "relu"},
+    {"feature_map": "sigmoid", "key_feature_map": "elu_plus_one"},
+    {"feature_map": "softmax_features"},
+    {"feature_map": "taylor"},
+    {"feature_map": "identity", "normalise": False},
+    {"normalise": False},
+    {"rotary": True},
+    {"rotary": True, "normalise": False},
+    {"post": "softmax"},
+    {"rotary": True, "post": "softmax"},
+]
+
+
+def features(name: str, x: list[float]) -> list[float]:
+    match name:
+        case "elu_plus_one":
+            return [a + 1 if a > 0 else math.exp(a) for a in x]
+        case "relu":
+            return [max(a, 0.0) for a in x]
+        case "sigmoid":
+            return [1 / (1 + math.exp(-a)) for a in x]
+        case "softmax_features":
+            return [math.exp(a) / sum(math.exp(b) for b in x) for a in x]
+        case "taylor":
+            return [1.0, *x, *(a * b / math.sqrt(2) for a in x for b in x)]
+    assert name == "identity"
+    return x
+
+
+def rotated(x: list[float], slot: int) -> list[float]:
+    out = []
+    for c in range(len(x) // 2):
+        angle = slot * 10000 ** (-2 * c / len(x))
+        a, b = x[2 * c], x[2 * c + 1]
+        out += [a * math.cos(angle) - b * math.sin(angle), a * math.sin(angle) + b * math.cos(angle)]
+    return out
+
+
+def loops(q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, options: dict) -> Tensor:
+    """One weight after another. The queries are the last positions."""
+    of_q = options.get("feature_map", "elu_plus_one")
+    of_k = options.get("key_feature_map", of_q)
+    batch, heads, queries, keys = *q.shape[:3], k.shape[2]
+    group, past = heads // k.shape[1], keys - queries if causal else 0
+    out = torch.zeros(batch, heads, queries, v.shape[3], dtype=torch.float64)
+    for b in range(batch):
+        for h in range(heads):
+            for i in range(queries):
+                fq, total, any_key = features(of_q, q[b, h, i].tolist()), 0.0, False
+                row = [0.0] * v.shape[3]
+                for j in range(keys):
+                    if (causal and j > i + past) or (mask is not None and not mask[b, j]):
+                        continue
+                    fk = features(of_k, k[b, h // group, j].tolist())
+                    pair = (rotated(fq, i + past), rotated(fk, j)) if options.get("rotary") else (fq, fk)
+                    weight = sum(x * y for x, y in zip(*pair, strict=True))
+                    total += sum(x * y for x, y in zip(fq, fk, strict=True))
+                    row = [r + weight * a for r, a in zip(row, v[b, h // group, j].tolist(), strict=True)]
+                    any_key = True
+                if options.get("normalise", True):
+                    row = [r / total if total else 0.0 for r in row]
+                if options.get("post") == "softmax":
+                    row = [math.exp(r) / sum(math.exp(s) for s in row) if any_key and total else 0.0 for r in row]
+                out[b, h, i] = torch.tensor(row, dtype=torch.float64)
+    return out
+
+
+def draw(queries: int = 9, keys: int = 9, seed: int = 0, value: int = 3) -> tuple[Tensor, Tensor, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    shapes = ((2, 4, queries, 4), (2, 2, keys, 4), (2, 2, keys, value))
+    q, k, v = (torch.randn(*shape, generator=g, dtype=torch.float64) for shape in shapes)
+    return q, k, v
+
+
+def heads(causal: bool, value: int = 3) -> Heads:
+    return Heads(count=4, kv_count=2, key_dim=4, value_dim=value, causal=causal)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_every_form_is_the_double_loop(options: dict) -> None:
+    mask = torch.rand(2, 9, generator=torch.Generator().manual_seed(5)) > 0.4
+    mask[0, :2] = False
+    mask[1] = False
+    for causal in (True, False):
+        for key_mask in (None, mask):
+            q, k, v = draw()
+            expected = loops(q, k, v, causal, key_mask, options)
+            for impl in IMPLS:
+                mechanism = regard.build("linear", heads(causal), impl=impl, **options)
+                found = mechanism(q, k, v, key_mask=key_mask).values
+                assert (found - expected).abs().max() < 1e-12 * max(1, expected.abs().max()), (impl, causal)
+
+
+def test_leading_keys_and_cross() -> None:
+    for causal, options in ((True, {}), (True, {"rotary": True}), (False, {})):
+        q, k, v = draw(queries=4, keys=11)
+        expected = loops(q, k, v, causal, None, options)
+        for impl in IMPLS:
+            found = regard.build("linear", heads(causal), impl=impl, **options)(q, k, v).values
+            assert (found - expected).abs().max() < 1e-12, (impl, causal)
+    q, k, v = draw(queries=11, keys=4)
+    expected = loops(q, k, v, False, None, {})
+    assert (regard.build("linear", heads(False))(q, k, v).values - expected).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_every_split_with_a_state(options: dict) -> None:
+    q, k, v = draw(70, 70)
+    mask = torch.rand(2, 70, generator=torch.Generator().manual_seed(5)) > 0.3
+    for impl in ("torch", "quadratic", "recurrent", "cumsum"):
+        mechanism = regard.build("linear", heads(True), impl=impl, **options)
+        whole = mechanism(q, k, v, key_mask=mask).values
+        for cuts in ((0, 35, 70), (0, 1, 2, 3, 66, 69, 70)):
+            state, parts = mechanism.initial_state(2, dtype=torch.float64), []
+            for a, b in itertools.pairwise(cuts):
+                out = mechanism(q[:, :, a:b], k[:, :, a:b], v[:, :, a:b], key_mask=mask[:, a:b], state=state)
+                state, parts = out.state, [*parts, out.values]
+            assert (torch.cat(parts, 2) - whole).abs().max() < 1e-12 * max(1, whole.abs().max())
+            assert state.length == 70
+            assert state.nbytes == mechanism.state_nbytes(2, 70, torch.float64)
+
+
+@pytest.mark.parametrize("impl", ["quadratic", "recurrent", "cumsum", "reference"])
+def test_gradients_of_the_forms_agree(impl: str) -> None:
+    for options in ({}, {"rotary": True}, {"feature_map": "taylor"}, {"feature_map": "identity", "normalise": False}):
+        for causal in (True, False):
+            x = [y.requires_grad_() for y in draw(70, 70)]
+            outs = [regard.build("linear", heads(causal), impl=i, **options)(*x).values for i in ("torch", impl)]
+            g = torch.randn(outs[0].shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+            slopes = [torch.autograd.grad(out, x, g) for out in outs]
+            for a, b in zip(*slopes, strict=True):
+                assert (a - b).abs().max() < 1e-10 * max(1, b.abs().max())
+
+
+def test_a_row_without_common_features_is_0() -> None:
+    """relu: the first query meets keys on the other side only; no epsilon, no NaN, no gradient."""
+    q = torch.tensor([[[[1.0, -1.0], [1.0, 1.0]]]], dtype=torch.float64).requires_grad_()
+    k = torch.tensor([[[[-1.0, 2.0], [-3.0, 1.0]]]], dtype=torch.float64).requires_grad_()
+    v = torch.tensor([[[[5.0], [8.0]]]], dtype=torch.float64)
+    mechanism = regard.build("linear", Heads(count=1, key_dim=2, value_dim=1, causal=True), feature_map="relu")
+    out = mechanism(q, k, v).values
+    assert out.flatten().tolist() == pytest.approx([0.0, (2 * 5 + 8) / 3])
+    grads = torch.autograd.grad(out.sum(), (q, k))
+    assert all(g.isfinite().all() for g in grads)
+    assert not grads[0][0, 0, 0].any()
+
+
+def test_rotary_sees_distance_only() -> None:
+    """Moving every slot by the same amount (a state of masked keys) changes nothing: left padding is harmless."""
+    q, k, v = draw()
+    mechanism = regard.build("linear", heads(True), rotary=True)
+    real = torch.cat([torch.zeros(2, 5, dtype=torch.bool), torch.ones(2, 9, dtype=torch.bool)], 1)
+    padded = [torch.cat([torch.randn(*x.shape[:2], 5, x.shape[3], dtype=x.dtype), x], 2) for x in (q, k, v)]
+    found = mechanism(*padded, key_mask=real).values[:, :, 5:]
+    assert (found - mechanism(q, k, v).values).abs().max() < 1e-12
+
+
+def test_post_softmax_keeps_the_order_and_sums_to_one() -> None:
+    q, k, v = draw(value=5)
+    plain = regard.build("linear", heads(True, 5))(q, k, v).values
+    post = regard.build("linear", heads(True, 5), post="softmax")(q, k, v).values
+    assert torch.allclose(post.sum(-1), torch.ones(2, 4, 9, dtype=torch.float64), atol=1e-14)
+    assert torch.equal(post.argsort(-1), plain.argsort(-1))
+
+
+def test_huge_inputs_stay_finite_and_convex() -> None:
+    g = torch.Generator().manual_seed(0)
+    mechanism = regard.build("linear", Heads(count=2, key_dim=8, causal=True))
+    q, k = (100 * torch.randn(1, 2, 130, 8, generator=g) for _ in range(2))
+    v = torch.randn(1, 2, 130, 8, generator=g)
+    out = mechanism(q, k, v).values
+    assert out.isfinite().all()
+    assert out.max() <= v.max() * (1 + 1e-6)
+    assert out.min() >= v.min() * (1 + 1e-6)
+
+
+def test_decoding_makes_few_small_operations() -> None:
+    """One token costs the same after any past, and no chunk machinery."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Operations(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.names: list[str] = []
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.names.append(func.name())
+            return func(*args, **(kwargs or {}))
+
+    mechanism = regard.build("linear", Heads(count=2, key_dim=8, causal=True)).eval()
+    seen = []
+    for past in (3, 500):
+        x = torch.randn(3, 1, 2, past, 8)
+        state = mechanism(*x, state=mechanism.initial_state(1)).state
+        with Operations() as operations, torch.no_grad():
+            mechanism(*torch.randn(3, 1, 2, 1, 8), state=state)
+        seen.append(operations.names)
+    assert seen[0] == seen[1]
+    assert not any("regard" in name for name in seen[0])
+    assert len(seen[0]) < 50
+
+
+def test_facts_follow_the_options() -> None:
+    describe = regard.describe
+    assert describe("linear").rows_sum_to_one
+    assert describe("linear").nonnegative
+    assert not describe("linear(normalise=False)").rows_sum_to_one
+    assert not describe('linear(feature_map="relu")').rows_sum_to_one
+    assert describe('linear(feature_map="taylor")').nonnegative
+    assert not describe('linear(feature_map="identity", normalise=False)').nonnegative
+    assert not describe('linear(feature_map="taylor", key_feature_map="identity", normalise=False)').nonnegative
+    rotary = describe("linear(rotary=True)")
+    for claim in (rotary.nonnegative, rotary.rows_sum_to_one, rotary.sees_content_only, rotary.supports.cross):
+        assert not claim
+    assert not describe('linear(post="softmax")').linear_in_value
+    assert not describe('linear(impl="reference")').supports.state
+    assert describe('linear(impl="quadratic")').time == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"feature_map": "elu"}, "unknown feature map 'elu'"),
+        ({"feature_map": "positive_random"}, "random ones belong to performer"),
+        ({"feature_map": "identity"}, "pass normalise=False"),
+        ({"feature_map": "taylor", "key_feature_map": "relu"}, "features of one size"),
+        ({"feature_map": "taylor", "rotary": True}, "must be even"),
+        ({"impl": "flex"}, "no impl='flex'"),
+        ({"post": "relu"}, "no post='relu'"),
+    ],
+)
+def test_bad_options(options: dict, message: str) -> None:
+    from regard.attention.kernel.linear import Linear
+
+    with pytest.raises(ConfigError, match=message):
+        Linear(heads(True), **options)
+
+
+def test_what_is_not_supported_is_refused() -> None:
+    q, k, v = draw()
+    with pytest.raises(UnsupportedError, match="no term can be added to a logit"):
+        regard.build("linear", heads(True))(q, k, v, bias=regard.core.ScoreBias(table=torch.zeros(1, 1, 9, 9)))
+    with pytest.raises(UnsupportedError, match="one sequence of slots"):
+        regard.build("linear", heads(False), rotary=True)(q, k[:, :, :5], v[:, :, :5])
+    with pytest.raises(UnsupportedError, match="has none"):
+        regard.build("linear", heads(True), impl="reference").initial_state(1)

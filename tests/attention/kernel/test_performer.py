@@ -1,0 +1,319 @@
+"""`performer` against double loops written from SPEC F3, and its laws: causality, estimates, redrawing."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+import regard
+from regard import ConfigError, Heads, UnsupportedError
+
+MAPS = ("positive", "hyperbolic", "trigonometric", "relu")
+
+
+def features(name: str, x: list[float], rows: list[list[float]]) -> list[float]:
+    """Unstabilised, number by number."""
+    dots = [sum(a * b for a, b in zip(w, x, strict=True)) for w in rows]
+    half = sum(a * a for a in x) / 2
+    match name:
+        case "positive":
+            return [math.exp(y - half) for y in dots]
+        case "hyperbolic":
+            return [math.exp(y - half) for y in (*dots, *(-y for y in dots))]
+        case "trigonometric":
+            return [math.exp(half) * y for y in (*map(math.sin, dots), *map(math.cos, dots))]
+    assert name == "relu"
+    return [max(y, 0.0) + 1e-3 for y in dots]
+
+
+def loops(q: Tensor, k: Tensor, v: Tensor, w: Tensor, name: str, causal: bool, mask: Tensor | None) -> Tensor:
+    batch, heads, queries, dim = q.shape
+    keys, group = k.shape[2], heads // k.shape[1]
+    past = keys - queries if causal else 0
+    out = torch.zeros(batch, heads, queries, v.shape[3], dtype=torch.float64)
+    for b in range(batch):
+        for h in range(heads):
+            rows = w[h // group].tolist()
+            fk = [features(name, (k[b, h // group, j] / dim**0.25).tolist(), rows) for j in range(keys)]
+            for i in range(queries):
+                fq = features(name, (q[b, h, i] / dim**0.25).tolist(), rows)
+                seen = [j for j in range(keys) if not (causal and j > i + past) and (mask is None or mask[b, j])]
+                weights = [sum(x * y for x, y in zip(fq, fk[j], strict=True)) for j in seen]
+                for weight, j in zip(weights, seen, strict=True):
+                    out[b, h, i] += weight / sum(weights) * v[b, h // group, j]
+    return out
+
+
+def draw(queries: int = 8, keys: int = 8, seed: int = 0, scale: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    q, k, v = (torch.randn(2, h, n, 4, generator=g).double() for h, n in ((4, queries), (2, keys), (2, keys)))
+    return scale * q, scale * k, v
+
+
+def build(causal: bool = True, *, dim: int = 4, seed: int = 0, **options: object):
+    return regard.build(
+        "performer", Heads(count=4, kv_count=2, key_dim=dim, causal=causal, seed=seed), **options
+    ).eval()
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_equals_the_double_loop_without_stabilisers(name: str) -> None:
+    mask = torch.rand(2, 8, generator=torch.Generator().manual_seed(5)) > 0.4
+    mask[0, :2] = False
+    for causal in (True, False):
+        for key_mask in (None, mask):
+            mechanism = build(causal, feature_map=name, num_features=12).double()
+            q, k, v = draw()
+            expected = loops(q, k, v, mechanism.projection, name, causal, key_mask)
+            assert (mechanism(q, k, v, key_mask=key_mask).values - expected).abs().max() < 1e-10
+            assert (mechanism.reference(q, k, v, key_mask=key_mask) - expected).abs().max() < 1e-10
+    q, k, v = draw(3, 8)
+    mechanism = build(feature_map=name, num_features=12).double()
+    expected = loops(q, k, v, mechanism.projection, name, True, None)
+    assert (mechanism(q, k, v).values - expected).abs().max() < 1e-10
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_gradients_are_those_of_the_definition(name: str) -> None:
+    for causal in (True, False):
+        mechanism = build(causal, feature_map=name, num_features=12).double()
+        x = [y.requires_grad_() for y in draw(70, 70, scale=0.5)]
+        outs = mechanism(*x).values, mechanism.reference(*x)
+        g = torch.randn(outs[0].shape, generator=torch.Generator().manual_seed(3)).double()
+        for a, b in zip(*(torch.autograd.grad(out, x, g) for out in outs), strict=True):
+            assert (a - b).abs().max() < 1e-10 * max(1, b.abs().max())
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_every_split_with_a_state(name: str) -> None:
+    mechanism = build(feature_map=name, num_features=12).double()
+    q, k, v = draw(70, 70)
+    mask = torch.rand(2, 70, generator=torch.Generator().manual_seed(5)) > 0.3
+    whole = mechanism(q, k, v, key_mask=mask).values
+    for cuts in ((0, 35, 70), (0, 1, 2, 3, 66, 69, 70)):
+        state, parts = mechanism.initial_state(2, dtype=torch.float64), []
+        for a, b in itertools.pairwise(cuts):
+            out = mechanism(q[:, :, a:b], k[:, :, a:b], v[:, :, a:b], key_mask=mask[:, a:b], state=state)
+            state, parts = out.state, [*parts, out.values]
+        # the trigonometric total may be small beside its terms
+        assert (torch.cat(parts, 2) - whole).abs().max() < 1e-9 * max(1, whole.abs().max())
+        assert state.nbytes == mechanism.state_nbytes(2, 70, torch.float64)
+
+
+def test_a_query_of_0_averages_by_the_norms_and_one_key_is_returned_exactly() -> None:
+    """q = 0 has phi(q) constant; with one key, or equal keys, the answer is exact whatever the features."""
+    mechanism = build(num_features=16)
+    q, k, v = (x.float() for x in draw(1, 1))
+    assert torch.allclose(mechanism(q, k, v).values, v.repeat_interleave(2, 1), rtol=1e-6, atol=0)
+    q, k, v = (x.float() for x in draw(9, 9))
+    same = k[:, :, :1].expand_as(k)
+    mean = v.cumsum(2) / torch.arange(1, 10)[:, None]
+    assert (mechanism(0 * q, same, v).values - mean.repeat_interleave(2, 1)).abs().max() < 2e-6
+
+
+def test_huge_logits() -> None:
+    """Logits of 1e4: finite, and every row still sums to one."""
+    for name in ("positive", "hyperbolic"):
+        for causal in (True, False):
+            mechanism = build(causal, dim=8, feature_map=name, num_features=32)
+            g = torch.Generator().manual_seed(1)
+            q, k = (60 * torch.randn(1, h, 130, 8, generator=g) for h in (4, 2))
+            assert (q[:, ::2] @ k.mT / 8**0.5).abs().max() > 5e3
+            x = [q.requires_grad_(), k.requires_grad_()]
+            out = mechanism(*x, torch.ones(1, 2, 130, 8)).values
+            assert (out - 1).abs().max() < 1e-5
+            assert all(z.isfinite().all() for z in torch.autograd.grad(out[..., 0].square().sum(), x))
+
+
+def first_outputs(mechanism, scale: float) -> bool:
+    """Whether later tokens change the bits of earlier outputs."""
+    g = torch.Generator().manual_seed(2)
+    q, k, v = (torch.randn(1, h, 100, 8, generator=g) for h in (4, 2, 2))
+    later = [torch.cat([x[:, :, :70], scale * x[:, :, 70:].flip(2)], 2) for x in (q, k, v)]
+    return not torch.equal(mechanism(q, k, v).values[:, :, :70], mechanism(*later).values[:, :, :70])
+
+
+def test_the_paper_form_leaks_and_says_so() -> None:
+    """One maximum over all keys and 1e-4 in every feature: a large later key moves earlier outputs, beyond rounding."""
+    paper = build(dim=8, form="paper", num_features=32)
+    assert paper.info.leaks
+    assert first_outputs(paper, 3.0)
+    g = torch.Generator().manual_seed(2)
+    q, k, v = (torch.randn(1, h, 100, 8, generator=g) for h in (4, 2, 2))
+    later = k.clone()
+    later[:, :, 99] *= 6
+    moved = (paper(q, k, v).values - paper(q, later, v).values)[:, :, :99].abs().max()
+    assert moved > 1e-2
+    strict = build(dim=8, num_features=32)
+    assert not strict.info.leaks
+    assert not any(first_outputs(strict, scale) for scale in (1.0, 3.0, 30.0))
+
+
+def test_the_paper_form_is_its_formula() -> None:
+    """exp(W x - |x|^2 / 2 - max(W x)) + 1e-4, the maximum over a query's features and over all keys' features."""
+    for causal in (True, False):
+        paper = build(causal, form="paper", num_features=12).double()
+        q, k, v = draw()
+        w = paper.projection.repeat_interleave(2, 0)
+        x, y = q / 4**0.25, k.repeat_interleave(2, 1) / 4**0.25
+        (a, half_a), (b, half_b) = ((z @ w.mT, z.square().sum(-1, keepdim=True) / 2) for z in (x, y))
+        fq = (a - half_a - a.amax(-1, keepdim=True)).exp() + 1e-4
+        fk = (b - half_b - b.amax((-1, -2), keepdim=True)).exp() + 1e-4
+        pairs = fq @ fk.mT
+        pairs = pairs.tril() if causal else pairs
+        expected = pairs @ v.repeat_interleave(2, 1) / pairs.sum(-1, keepdim=True)
+        assert (paper(q, k, v).values - expected).abs().max() < 1e-12
+        assert (paper.reference(q, k, v) - expected).abs().max() < 1e-12
+    with pytest.raises(UnsupportedError):
+        build(form="paper").initial_state(1)
+
+
+@pytest.mark.parametrize("name", ["positive", "hyperbolic"])
+def test_the_error_against_softmax_falls_with_the_features(name: str) -> None:
+    q, k, v = (torch.randn(1, 4, 40, 16, generator=torch.Generator().manual_seed(i)) for i in range(3))
+    q, k = q / 2, k / 2
+    exact = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    errors = []
+    for count in (16, 128, 1024):
+        squares = []
+        for seed in range(8):
+            heads = Heads(count=4, key_dim=16, causal=True, seed=seed)
+            mechanism = regard.build("performer", heads, num_features=count, feature_map=name).eval()
+            squares.append((mechanism(q, k, v).values - exact).square().mean().item())
+        errors.append(math.sqrt(sum(squares) / 8))
+    assert errors[0] > 2 * errors[1], errors
+    assert errors[1] > 2 * errors[2], errors
+
+
+def train_once(mechanism, x: Tensor) -> Tensor:
+    return mechanism(x, x[:, :2], x[:, :2]).values
+
+
+def test_redrawing_every_interval_in_training_only() -> None:
+    mechanism = build(num_features=8, redraw_interval=3)
+    x = torch.randn(1, 4, 5, 4)
+    first = mechanism.projection.clone()
+    for _ in range(7):
+        train_once(mechanism, x)
+    assert mechanism.calls == 0
+    assert torch.equal(mechanism.projection, first)
+    mechanism.train()
+    seen = []
+    for _ in range(7):
+        train_once(mechanism, x)
+        seen.append(mechanism.projection.clone())
+    assert [torch.equal(a, b) for a, b in zip([first, *seen], seen, strict=False)] == [True, True, False] * 2 + [True]
+    assert mechanism.calls == 7
+    again = build(num_features=8, redraw_interval=3).train()
+    for _ in range(4):
+        train_once(again, x)
+    resumed = build(num_features=8, redraw_interval=3).train()
+    resumed.load_state_dict(again.state_dict())
+    for _ in range(3):
+        train_once(resumed, x)
+    assert torch.equal(resumed.projection, mechanism.projection)
+    never = build(num_features=8, redraw_interval=None).train()
+    train_once(never, x)
+    assert never.calls == 0
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_recomputed_block_counts_once(reentrant: bool) -> None:
+    """Also across a redraw: the second pass sees the projection of the first, so gradients are exact."""
+    plain, saved = (build(num_features=8, redraw_interval=2).train() for _ in range(2))
+    for _ in range(5):
+        x = torch.randn(1, 4, 6, 4)
+        inputs = [x.clone().requires_grad_() for _ in range(2)]
+        train_once(plain, inputs[0]).square().sum().backward()
+        checkpoint(train_once, saved, inputs[1], use_reentrant=reentrant).square().sum().backward()
+        assert torch.equal(*(y.grad for y in inputs))
+        assert torch.equal(plain.projection, saved.projection)
+    assert plain.calls == saved.calls == 5
+
+
+def test_a_redraw_leaves_earlier_graphs_alone() -> None:
+    mechanism = build(num_features=8, redraw_interval=1).train()
+    x = torch.randn(1, 4, 6, 4, requires_grad=True)
+    outs = [train_once(mechanism, x) for _ in range(3)]
+    assert not torch.equal(outs[0], outs[1])
+    sum(out.sum() for out in outs).backward()
+    assert x.grad.isfinite().all()
+
+
+def test_redraw_takes_its_generator() -> None:
+    mechanism, other = build(num_features=8), build(num_features=8)
+    before = mechanism.projection.clone()
+    torch.manual_seed(0)
+    global_state = torch.get_rng_state()
+    mechanism.redraw(torch.Generator().manual_seed(3))
+    other.redraw(torch.Generator().manual_seed(3))
+    assert torch.equal(torch.get_rng_state(), global_state)
+    assert not torch.equal(mechanism.projection, before)
+    assert torch.equal(mechanism.projection, other.projection)
+    assert mechanism.projection.dtype == before.dtype
+
+
+def test_training_compiles_whole_with_redraws() -> None:
+    torch._dynamo.reset()
+    eager, other = (build(num_features=8, redraw_interval=2).train() for _ in range(2))
+    compiled = torch.compile(other, backend="aot_eager", fullgraph=True)
+    for _ in range(5):
+        x = torch.randn(1, 4, 70, 4)
+        inputs = [x.clone().requires_grad_() for _ in range(2)]
+        for mechanism, y in zip((eager, compiled), inputs, strict=True):
+            train_once(mechanism, y).square().sum().backward()
+        assert torch.equal(*(y.grad for y in inputs))
+    assert other.calls == 5
+    assert torch.equal(other.projection, eager.projection)
+
+
+def test_heads_draw_apart_and_seeds_decide() -> None:
+    mechanism = build(num_features=8)
+    assert not torch.equal(*mechanism.projection)
+    assert torch.equal(mechanism.projection, build(num_features=8).projection)
+    assert not torch.equal(mechanism.projection, build(num_features=8, seed=1).projection)
+
+
+def test_default_number_of_features() -> None:
+    """dim log(dim), at least dim, even."""
+    for dim, expected in ((64, 268), (2, 2), (1, 2), (8, 18)):
+        heads = Heads(count=1, key_dim=dim)
+        for name in MAPS:
+            mechanism = regard.build("performer", heads, feature_map=name)
+            assert mechanism.num_features == mechanism.features == expected
+            rows = expected if name in ("positive", "relu") else expected // 2
+            assert mechanism.projection.shape == (1, rows, dim)
+
+
+def test_facts_follow_the_options() -> None:
+    describe = regard.describe
+    assert describe("performer").approximates == "softmax"
+    assert describe('performer(feature_map="hyperbolic")').approximates == "softmax"
+    for options in ('feature_map="relu"', 'norms="sqrt"', 'form="paper"', 'feature_map="trigonometric"'):
+        assert describe(f"performer({options})").approximates is None
+    assert not describe('performer(feature_map="trigonometric")').nonnegative
+    assert describe('performer(form="paper")').leaks
+    assert describe('performer(form="paper")').state == "none"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"feature_map": "softmax"}, "no feature_map='softmax'"),
+        ({"norms": "unit"}, "no norms='unit'"),
+        ({"form": "published"}, "no form='published'"),
+        ({"impl": "quadratic"}, "no impl='quadratic'"),
+        ({"num_features": 7, "feature_map": "hyperbolic"}, "multiple"),
+        ({"num_features": 0}, "at least 1"),
+        ({"redraw_interval": 0}, "at least 1, or None"),
+        ({"form": "paper", "feature_map": "relu"}, "feature_map='positive' only"),
+    ],
+)
+def test_bad_options(options: dict, message: str) -> None:
+    from regard.attention.kernel.performer import Performer
+
+    with pytest.raises(ConfigError, match=message):
+        Performer(Heads(count=1, key_dim=4), **options)
