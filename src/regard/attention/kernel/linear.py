@@ -160,6 +160,8 @@ class Linear(Kernel):
             return Attended(self.reference(q, k, v, key_mask=key_mask), None, {})
         past = self.past(state, q)
         rotation = self._rotation(past.length, k) if self.rotary else None
+        if self.post == "softmax":  # must see what was accumulated, not its rounding
+            q, k, v = (x.to(accumulator(x.dtype)) for x in (q, k, v))
         divide = self.normalise and not self.rotary
         result = self.average(q, k, v, past["sum"], key_mask=key_mask, rotation=rotation, normalise=divide)
         values, total, content = result.values, result.total, {"sum": result.sum}
