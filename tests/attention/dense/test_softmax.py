@@ -128,8 +128,10 @@ def test_rows_without_keys_are_zero_with_finite_gradients(impl: str, causal: boo
     assert not values[0].any()
     assert bool(values[1, :, 2:].all())
     assert not causal or not values[1, :, :2].any()
-    for grad in torch.autograd.grad(values.square().sum(), [q, k, v]):
-        assert bool(grad.isfinite().all())
+    with torch.autograd.set_detect_anomaly(True):
+        values = mechanism(q, k, v, key_mask=keep).values
+        for grad in torch.autograd.grad(values.square().sum(), [q, k, v]):
+            assert bool(grad.isfinite().all())
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -185,9 +187,31 @@ def test_dropout_keeps_the_mean_and_recomputes_its_mask(impl: str) -> None:
     torch.testing.assert_close((slope * v).sum(), values.sum(), rtol=1e-12, atol=0)
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_the_dense_engine_compiles_to_one_graph_of_one_size(dropout: float) -> None:
+    heads = regard.Heads(count=2, key_dim=8, causal=True, dropout=dropout)
+    nodes = []
+
+    def backend(graph: torch.fx.GraphModule, example: list[torch.Tensor]) -> object:
+        nodes.append(len(graph.graph.nodes))
+        return graph.forward
+
+    for length in (24, 200):
+        torch._dynamo.reset()
+        mechanism = regard.build("softmax", heads, impl="chunks").train()
+        x = [draw(1, 2, length, 8, seed=s).requires_grad_() for s in range(3)]
+        values = torch.compile(mechanism, fullgraph=True, backend=backend, dynamic=False)(*x).values
+        assert dropout or torch.equal(values, mechanism(*x).values)
+        assert all(bool(g.isfinite().all()) for g in torch.autograd.grad(values.sum(), x))
+    assert nodes[0] == nodes[1]
+
+
 def test_scale_and_impl_are_refused_where_they_make_no_sense() -> None:
     with pytest.raises(regard.ConfigError, match="impl"):
         regard.build("softmax", regard.Heads(count=1, key_dim=2), impl="magic")
+    for name in ("softmax", "softmax_plus_one"):
+        with pytest.raises(regard.ConfigError, match="positive scale"):
+            regard.build(name, regard.Heads(count=1, key_dim=2), scale=0.0)
     with pytest.raises(regard.UnsupportedError, match="dropout"):
         regard.build("softmax", regard.Heads(count=1, key_dim=2, dropout=0.1), impl="tiles")
 

@@ -33,7 +33,10 @@ RULES: dict[str, Rule] = {}
 
 
 def publish(name: str, rule: Rule) -> str:
-    """Make a rule known to the operator. The name must determine the formulas, options included."""
+    """Make a rule known to the operator. The name must determine the formulas, options included.
+
+    Call it when a module is imported or a mechanism built: not while torch compiles, which delays side effects.
+    """
     RULES[name] = rule
     return name
 

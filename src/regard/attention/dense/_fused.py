@@ -13,6 +13,8 @@ from regard.bias import ScoreBias
 MATERIALISED_PAIRS = 1 << 20
 """queries x keys up to which logits may exist as one tensor"""
 
+INNER = publish("inner product", Rule(lambda q, k: q @ k.mT, softmax))
+
 
 def dot_product(
     q: Float[Tensor, "batch heads queries dim"],
@@ -29,6 +31,7 @@ def dot_product(
     """softmax(scale q k^T + bias) v over the allowed keys; a row without any gives 0.
 
     Args:
+        scale: of the logits; positive.
         causal: lower-right.
         key_mask: True = keep; keys and values under it are 0.
         bias: added to the logits.
@@ -45,9 +48,9 @@ def dot_product(
             assert not dropout
             return tiles(q, k, v, scale=scale, causal=causal, key_mask=key_mask, bias=bias)[0]
         case _:
-            rule = publish(f"dot_product({scale!r})", Rule(lambda q, k: (q * scale) @ k.mT, softmax))
+            q = q.to(torch.promote_types(q.dtype, torch.float32)) * scale
             k, v = expand_heads(k, q.shape[1]), expand_heads(v, q.shape[1])
-            return chunked(rule, q, k, v, causal=causal, key_mask=key_mask, bias=bias, dropout=dropout)
+            return chunked(INNER, q, k, v, causal=causal, key_mask=key_mask, bias=bias, dropout=dropout)
 
 
 def choose(queries: int, keys: int, *, causal: bool, bias: ScoreBias | None, dropout: float) -> str:
@@ -95,8 +98,10 @@ def fused(
     queries, keys, width = q.shape[2], k.shape[2], v.shape[-1]
     square = causal and queries == keys > 1 and bias is None
     if square and key_mask is not None:
-        # q.k + 1 * (0 or -inf): a column instead of queries x keys. The row of a query without keys is all -inf.
-        column = torch.zeros(key_mask.shape, dtype=k.dtype, device=k.device).masked_fill(~key_mask, float("-inf"))
+        # q.k + 1 * (0 or lowest): a column instead of queries x keys. A query without keys averages values that are 0;
+        # -inf would do, but leaves NaN in the gradient of the column, which trips anomaly detection.
+        lowest = torch.finfo(k.dtype).min / 2
+        column = torch.zeros(key_mask.shape, dtype=k.dtype, device=k.device).masked_fill(~key_mask, lowest)
         q = torch.cat([q, q.new_ones(*q.shape[:3], 1)], -1)
         k = torch.cat([k, column[:, None, :, None].expand(-1, k.shape[1], -1, -1)], -1)
     wide = max(q.shape[-1], width)

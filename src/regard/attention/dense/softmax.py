@@ -31,7 +31,7 @@ class Softmax(Dense):
             with dropout, else `tiles` with a bias by distance or with leading keys.
 
     Raises:
-        ConfigError: an unknown `impl`.
+        ConfigError: an unknown `impl`, or a scale that is not positive.
 
     Example:
         >>> from regard import Heads
@@ -84,6 +84,8 @@ class Softmax(Dense):
         super().__init__(heads, scale=scale, impl=impl)
         if impl not in IMPLS:
             raise ConfigError(f"softmax has no impl={impl!r}; it has {', '.join(IMPLS)}")
+        if scale is not None and scale <= 0:
+            raise ConfigError(f"softmax needs a positive scale, got {scale}; None is 1/sqrt(key_dim)")
         self.scale, self.impl = scale, impl
         self.factor = heads.key_dim**-0.5 if scale is None else scale
 

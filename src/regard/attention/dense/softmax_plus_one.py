@@ -31,7 +31,7 @@ class SoftmaxPlusOne(Dense):
         scale: of the logits; None: 1/sqrt(key_dim).
 
     Raises:
-        ConfigError: `num_null` below 1.
+        ConfigError: `num_null` below 1, or a scale that is not positive.
 
     Example:
         >>> from regard import Heads
@@ -66,6 +66,8 @@ class SoftmaxPlusOne(Dense):
         super().__init__(heads, num_null=num_null, scale=scale)
         if num_null < 1:
             raise ConfigError(f"softmax_plus_one needs num_null of at least 1, got {num_null}; softmax has none")
+        if scale is not None and scale <= 0:
+            raise ConfigError(f"softmax_plus_one needs a positive scale, got {scale}; None is 1/sqrt(key_dim)")
         self.num_null, self.scale = num_null, scale
         factor = self.factor = heads.key_dim**-0.5 if scale is None else scale
         self.rule = publish(

@@ -105,7 +105,8 @@ class Uniform(Attention):
             total, count = wide.sum(2, keepdim=True), real.sum(1, keepdim=True)
         if state is not None:
             total, count = total + state["total"], count + state["count"]
-        return total / count.clamp(min=1)[:, None, :, None], {"total": total[:, :, -1:], "count": count[:, -1:]}
+        last = {"total": total[:, :, -1:].clone(), "count": count[:, -1:].clone()}  # no view: it would keep every row
+        return total / count.clamp(min=1)[:, None, :, None], last
 
     def _max(self, v: Tensor, real: Tensor, state: Summary | None) -> tuple[Tensor, dict[str, Tensor]]:
         """As `_mean`. A maximum over no key is kept as -inf and shown as 0."""
@@ -113,7 +114,7 @@ class Uniform(Attention):
         start = v.new_full((*v.shape[:2], 1, v.shape[3]), float("-inf")) if state is None else state["highest"]
         every = torch.cat([start.to(v.dtype), v], 2)
         highest = every.cummax(2).values[:, :, 1:] if self.heads.causal else every.amax(2, keepdim=True)
-        last = highest[:, :, -1:] if v.shape[2] else start
+        last = highest[:, :, -1:].clone() if v.shape[2] else start
         return torch.where(highest == float("-inf"), 0.0, highest), {"highest": last}
 
     def reference(
