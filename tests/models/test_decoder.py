@@ -77,6 +77,22 @@ def test_positions_matter() -> None:
         assert (moved < 1e-12) == (position == "none")
 
 
+def test_absolute_positions_are_added_to_the_embeddings() -> None:
+    tokens, at = tokens_of(2, 7), torch.arange(7)
+    seen = []
+    for position in ("learned", "sinusoidal"):
+        model = model_of("softmax", position=position, short_convolution=0)
+        model.blocks[0].register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+        model(tokens)
+        table = model.embedding.weight
+        if position == "learned":
+            expected = table[tokens] + model.state_dict()["position.table"][:7]
+        else:
+            angle = at[:, None] * 10000.0 ** (-torch.arange(0, 16, 2, dtype=torch.float64) / 16)
+            expected = 4 * table[tokens] + torch.stack([angle.sin(), angle.cos()], -1).flatten(1)  # sqrt(16)
+        torch.testing.assert_close(seen[-1], expected, rtol=0, atol=1e-12)
+
+
 def test_hybrids_give_each_layer_its_mechanism() -> None:
     specs = ("linear", "local(window=3)", "softmax", "local(window=2):1 + softmax:1")
     model = model_of(specs, layers=4)

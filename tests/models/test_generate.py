@@ -180,6 +180,18 @@ def test_rows_that_stopped_leave_the_batch() -> None:
     assert [row.ended for row in rows] == ["length", "stop", "stop"]
 
 
+@pytest.mark.parametrize("use_state", [True, False])
+def test_rows_that_go_on_keep_their_own_past(use_state: bool) -> None:
+    model = model_of("softmax", vocab_size=256, position="learned")
+    options = {"max_new_tokens": 10, "temperature": 0, "tokenizer": BYTES, "use_state": use_state}
+    free = generate(model, PROMPTS, **options)
+    stop = (free[0].text[3],)
+    rows = generate(model, PROMPTS, stop=stop, **options)
+    alone = [generate(model, [prompt], stop=stop, **options)[0] for prompt in PROMPTS]
+    assert [row.tokens.tolist() for row in rows] == [row.tokens.tolist() for row in alone]
+    assert len(rows[0].tokens) < max(len(row.tokens) for row in rows)
+
+
 def test_text_streams_as_whole_characters() -> None:
     text = "né€😀"
     pieces = list(stream(scripted(text.encode()), ["n"], max_new_tokens=9, temperature=0, tokenizer=BYTES))

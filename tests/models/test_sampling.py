@@ -57,6 +57,9 @@ def test_edges_of_the_uniform_stay_inside_what_was_kept() -> None:
     edges = torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64)
     assert Sampling(top_k=2).pick(logits, edges).tolist() == [1, 3]
     assert Sampling().pick(logits, edges).tolist() == [0, 4]
+    for draw in range(50):
+        many = torch.randn(200, 30, generator=torch.Generator().manual_seed(draw))
+        assert Sampling().pick(many, edges[1:].expand(200)).max() == 29
 
 
 def test_tokens_of_probability_zero_never_come() -> None:

@@ -69,7 +69,5 @@ class Sampling:
 def _invert(mass: Float[Tensor, "rows vocab"], uniforms: Float[Tensor, " rows"]) -> Int[Tensor, " rows"]:
     """The first place in each row where the running sum of `mass` exceeds uniform * total."""
     reached = mass.cumsum(-1)
-    total = reached[:, -1:].contiguous()
-    # uniform * total may round up to the total, which no running sum exceeds.
-    target = torch.minimum(uniforms.double()[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(reached, target, right=True)[:, 0]
+    # A double below 1 is at most 1 - 2^-53, so its product with the total rounds to less than the total.
+    return torch.searchsorted(reached, uniforms.double()[:, None] * reached[:, -1:], right=True)[:, 0]
