@@ -16,7 +16,7 @@ def causality(subject: Subject) -> None:
     x = subject.inputs(mechanism)
     whole = run(mechanism, x).values
     for at in range(1, LENGTH):
-        for where, scale in ((slice(at, at + 1), 3.0), (slice(at, None), 1.0), (slice(at, None), 100.0)):
+        for where, scale in ((slice(at, at + 1), 3.0), (slice(at, None), 100.0 if at % 2 else 1.0)):
             other = changed(x, where, mechanism.heads, subject.info, f"future {at} {scale}", scale)
             what = f"outputs before position {at}, after other content at {where.start}:{where.stop or LENGTH}"
             assert_identical(run(mechanism, other).values[:, :, :at], whole[:, :, :at], what=what)
@@ -29,10 +29,10 @@ def causality_across_tiles(subject: Subject) -> None:
     x = draw_long(subject, mechanism)
     whole = run(mechanism, x).values
     for at in (1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, LONG - 1):
-        for scale in (1.0, 100.0):
-            other = changed(x, slice(at, None), mechanism.heads, subject.info, f"future {at}", scale)
-            what = f"outputs before position {at} of {LONG}, after other content from there on"
-            assert_identical(run(mechanism, other).values[:, :, :at], whole[:, :, :at], what=what)
+        scale = 100.0 if at % 2 else 1.0
+        other = changed(x, slice(at, None), mechanism.heads, subject.info, f"future {at}", scale)
+        what = f"outputs before position {at} of {LONG}, after other content from there on"
+        assert_identical(run(mechanism, other).values[:, :, :at], whole[:, :, :at], what=what)
 
 
 def draw_long(subject: Subject, mechanism: Attention, batch: int = 1) -> Inputs:
@@ -81,11 +81,12 @@ def power(subject: Subject) -> None:
             return (run(mechanism, other).values - whole)[:, :, seen].abs().amax((0, 1, 3)) > 1e-4  # noqa: B023
 
         require(bool(moves(slice(0, 1), slice(0, 1)).all()), "position 0 does not see itself")
-        reached = sum(int(moves(slice(0, at), slice(at, at + 1))) for at in range(1, LENGTH))
-        require(reached >= LENGTH // 3, f"{causal=}: only {reached} of {LENGTH - 1} positions use the past")
+        some = range(1, LENGTH - 1, 2)
+        reached = sum(int(moves(slice(0, at), slice(at, at + 1))) for at in some)
+        require(reached >= len(some) // 3, f"{causal=}: only {reached} of {len(some)} positions use the past")
         if not causal:
-            reached = sum(int(moves(slice(at + 1, None), slice(at, at + 1))) for at in range(LENGTH - 1))
-            require(reached >= LENGTH // 3, f"only {reached} of {LENGTH - 1} positions look ahead")
+            reached = sum(int(moves(slice(at + 1, None), slice(at, at + 1))) for at in some)
+            require(reached >= len(some) // 3, f"only {reached} of {len(some)} positions look ahead")
 
 
 @check(("not supports.prefix", "refusals"))
