@@ -132,5 +132,5 @@ class Info:
     compiles_whole: bool = True
     leaks: bool = False
     """a paper form whose past depends on the future"""
-    losses: Mapping[str, float] = field(default_factory=dict)
+    losses: Mapping[str, float] = field(default_factory=dict[str, float])
     """auxiliary losses returned in training, with their default weights"""

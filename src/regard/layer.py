@@ -138,8 +138,7 @@ class AttentionLayer(nn.Module):
 
     def _project(self, name: str, width: int, out: int, bias: bool) -> nn.Linear:
         """Normal weights of variance 1/width, zero biases."""
-        linear = nn.utils.skip_init(nn.Linear, width, out, bias=bias)
-        assert isinstance(linear, nn.Linear)
+        linear = nn.Linear(width, out, bias=bias, device="meta").to_empty(device="cpu")
         with torch.no_grad():
             linear.weight.copy_(torch.randn(out, width, generator=generator(self.heads.seed, name)) * width**-0.5)
             if bias:
@@ -298,7 +297,8 @@ class AttentionLayer(nn.Module):
 
     @staticmethod
     def _split(x: Tensor, heads: int) -> Tensor:
-        return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+        batch, length, width = x.shape
+        return x.view(batch, length, heads, width // heads).transpose(1, 2)
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, cross={self.cross}"

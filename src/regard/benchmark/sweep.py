@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -183,6 +184,7 @@ def crossover(rows: Sequence[Row], spec: str, against: str, kind: str = "both") 
 
 
 if __name__ == "__main__":
-    given = json.loads(sys.stdin.read())
-    plan = Plan(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+    given: dict[str, Any] = json.loads(sys.stdin.read())
+    given |= {name: tuple(given[name]) for name in ("specs", "lengths", "passes")}
+    plan = Plan(**given)
     json.dump([asdict(row) for row in measure(plan)], sys.stdout)

@@ -29,7 +29,7 @@ def render(results: Mapping[str, Any]) -> str:
             "caption": chart.caption,
             "columns": chart.columns,
             "rows": chart.rows,
-            "json": chart.figure.to_json().replace("</", "<\\/"),
+            "json": str(chart.figure.to_json()).replace("</", "<\\/"),
         }
         for chart in charts(results)
     ]
