@@ -309,18 +309,23 @@ def _build(node: ast.expr, text: str, named: bool) -> Pattern:
             try:
                 inspect.signature(_MAKERS[name]).bind(*given, **by_name)
             except TypeError as error:
-                raise ConfigError(f"pattern {text!r}: {name}{inspect.signature(_MAKERS[name])}: {error}") from error
+                raise ConfigError(f"pattern {text!r}: {_usage(name)}: {error}") from error
             return _MAKERS[name](*given, **by_name)
         case ast.Call(func=ast.Name(id=name)) if name in _VALUES:
             raise ConfigError(f"pattern {text!r}: {name} takes no arguments; write it without parentheses")
         case ast.Name(id=name) if name in _MAKERS:
-            raise ConfigError(f"pattern {text!r}: write {name}{inspect.signature(_MAKERS[name])}")
+            raise ConfigError(f"pattern {text!r}: write {_usage(name)}")
         case ast.Name(id=name) | ast.Call(func=ast.Name(id=name)):
             raise ConfigError(f"pattern {text!r}: unknown name {name!r}; {nearest(name, [*_VALUES, *_MAKERS])}")
     raise ConfigError(
         f"pattern {text!r}: {ast.unparse(node)!r} is not allowed; a pattern has the names "
         f"{', '.join([*_VALUES, *_MAKERS])}, integers, & | ~ and parentheses"
     )
+
+
+def _usage(name: str) -> str:
+    parameters = inspect.signature(_MAKERS[name]).parameters.values()
+    return f"{name}({', '.join(str(x.replace(annotation=x.empty)) for x in parameters)})"
 
 
 def _integer(node: ast.expr, text: str) -> int:

@@ -54,7 +54,8 @@ def tiled(
     scale = q.shape[3] ** -0.5 if scale is None else scale
     if query_positions is None:
         last = key_positions[-1] + 1 if isinstance(key_positions, Tensor) else key_positions + keys
-        query_positions = last - queries if isinstance(last, int) else last - queries + torch.arange(queries)
+        offsets = torch.arange(queries, device=q.device) if isinstance(last, Tensor) else 0
+        query_positions = last - queries + offsets
     if bias is not None and bias.table is not None:
         i = _explicit(query_positions, queries, q.device)
         j = _explicit(key_positions, keys, q.device)
@@ -62,6 +63,8 @@ def tiled(
         if key_mask is not None:
             allowed = allowed & key_mask[:, None, None, :]
         return plain(q, k, v, allowed, scale=scale, bias=bias.logits(i, j))
+    if not pattern.anchored and isinstance(query_positions, int) and isinstance(key_positions, int):
+        query_positions, key_positions = query_positions - key_positions, 0  # distances alone: one layout at any offset
     dtype = torch.promote_types(q.dtype, torch.float32)
     curve = query = relative = None
     if bias is not None and bias.curve is not None:
@@ -69,8 +72,8 @@ def tiled(
     if bias is not None and bias.query is not None and bias.relative is not None:
         query = bias.query.to(dtype).expand(*q.shape[:3], -1)
         relative = bias.relative.to(dtype).expand(q.shape[1], -1, -1)
-    given_queries = query_positions if isinstance(query_positions, Tensor) else None
-    given_keys = key_positions if isinstance(key_positions, Tensor) else None
+    given = [x if isinstance(x, Tensor) else None for x in (query_positions, key_positions)]
+    starts = [0 if isinstance(x, Tensor) else x for x in (query_positions, key_positions)]
     values, lse = tiles(
         q.to(dtype),
         k.to(dtype),
@@ -79,10 +82,8 @@ def tiled(
         curve,
         query,
         relative,
-        given_queries,
-        given_keys,
-        0 if isinstance(query_positions, Tensor) else query_positions,
-        0 if isinstance(key_positions, Tensor) else key_positions,
+        *given,
+        *starts,
         pattern.text,
         scale,
         0 if bias is None else bias.high,

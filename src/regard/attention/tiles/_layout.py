@@ -5,6 +5,7 @@ squares of 16 x 16 tiles and then inside those that are not empty, so the work f
 tiles that see the same arrangement of masks form a group, which one batched product serves.
 """
 
+import hashlib
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -24,8 +25,10 @@ BUDGET = 1 << 18
 PAIRS = 1 << 16
 """Pairs whose exact mask is computed at once."""
 COARSE = 16
-CACHED = 64
-"""Layouts kept; the least recently used goes first."""
+CACHED, CACHED_BYTES = 64, 1 << 28
+"""Layouts kept, and bytes of their masks; the least recently used goes first."""
+FEW_MASKS = 256
+"""Up to this many distinct masks are kept as numbers to add, which is faster; more as booleans, which is smaller."""
 
 
 class Step(NamedTuple):
@@ -56,8 +59,8 @@ class Group:
     """Query tiles that see the same arrangement: `slots` key tiles each, with the same masks in the same slots."""
 
     slots: int
-    masks: tuple[tuple[int, Float[Tensor, "tile tile"]], ...]
-    """(slot, 0 or -inf to add) of the slots that are not full"""
+    masks: tuple[tuple[int, Float[Tensor, "tile tile"] | Bool[Tensor, "tile tile"]], ...]
+    """(slot, 0 or -inf to add, or True where -inf goes) of the slots that are not full"""
     steps: tuple[Step, ...]
     again: bool
     """an earlier group has covered other keys of these query tiles"""
@@ -77,6 +80,8 @@ class Layout:
     """one tile holds everything"""
     covered: bool = False
     """every query tile has a key tile"""
+    nbytes: int = 0
+    """of the masks"""
 
     @property
     def computed(self) -> int:
@@ -93,7 +98,10 @@ class Places(NamedTuple):
     explicit: Tensor | None = None
 
     def key(self) -> tuple[int, int] | bytes:
-        return (self.start, self.length) if self.explicit is None else self.explicit.numpy(force=True).tobytes()
+        """Equal for equal positions."""
+        if self.explicit is None:
+            return self.start, self.length
+        return hashlib.sha256(self.positions().numpy().tobytes()).digest()
 
     def positions(self) -> Tensor:
         if self.explicit is None:
@@ -127,7 +135,9 @@ def find_layout(
     found = make_layout(resolve(rule), queries.positions(), keys.positions(), sizes, biased, device, dtype)
     with _lock:
         _cache[known] = found
-        while len(_cache) > CACHED:
+        while len(_cache) > 1 and (
+            len(_cache) > CACHED or sum(layout.nbytes for layout in _cache.values()) > CACHED_BYTES
+        ):
             _cache.popitem(last=False)
     return found
 
@@ -149,7 +159,9 @@ def make_layout(
     row, column, full = _touched(pattern, _spans(q), _spans(k))
     row, column, kind, masks = _masks(pattern, q, k, row, column, full, (len(queries), len(keys)))
     groups = _group(q, k, row, column, kind, biased)
-    added = [torch.zeros(m.shape, dtype=dtype).masked_fill_(~m, float("-inf")).to(device) for m in masks]
+    hidden = [(~mask).to(device) for mask in masks]
+    if len(hidden) <= FEW_MASKS:
+        hidden = [torch.zeros(x.shape, dtype=dtype, device=device).masked_fill_(x, float("-inf")) for x in hidden]
     made = []
     for (piece, kinds, *_), rows in sorted(groups.items(), key=lambda item: item[0][0]):
         tiles = torch.stack([column[start : start + len(kinds)] for _, start in rows])
@@ -158,15 +170,21 @@ def make_layout(
         made.append(
             Group(
                 slots=len(kinds),
-                masks=tuple((slot, added[x - 1]) for slot, x in enumerate(kinds) if x),
+                masks=tuple((slot, hidden[x - 1]) for slot, x in enumerate(kinds) if x),
                 steps=_steps(at, tiles, query_tile * key_tile, device),
                 again=piece > 0,
                 runs=runs,
                 distances=None if distances is None else distances.to(device),
             )
         )
-    covered = len(row.unique()) == len(q)
-    return Layout(query_tile, key_tile, tuple(made), whole=len(q) == len(k) == 1, covered=covered)
+    return Layout(
+        query_tile,
+        key_tile,
+        tuple(made),
+        whole=len(q) == len(k) == 1,
+        covered=len(row.unique()) == len(q),
+        nbytes=sum(x.nbytes for x in hidden),
+    )
 
 
 def _tiled(positions: Tensor, size: int) -> Int[Tensor, "tiles size"]:

@@ -55,7 +55,11 @@ class Scores:
         if self.query is not None:
             self._add_relative(scores, group, step)
         for slot, mask in group.masks:
-            scores.narrow(2, slot * size, size).add_(mask)
+            lane = scores.narrow(2, slot * size, size)
+            if mask.dtype == torch.bool:
+                lane.masked_fill_(mask, -math.inf)
+            else:
+                lane.add_(mask)
         if self.hidden is not None:
             scores += lanes(self.hidden, step, group.slots).mT
         return scores
