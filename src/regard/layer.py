@@ -298,7 +298,7 @@ class AttentionLayer(nn.Module):
     @staticmethod
     def _split(x: Tensor, heads: int) -> Tensor:
         batch, length, width = x.shape
-        return x.view(batch, length, heads, width // heads).transpose(1, 2)
+        return x.reshape(batch, length, heads, width // heads).transpose(1, 2)
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, cross={self.cross}"
