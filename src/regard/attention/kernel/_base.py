@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 
 from regard.attention.kernel._engine import kernel_average
+from regard.attention.kernel._forms import FORMS, average_by
 from regard.attention.kernel._passes import accumulator, has_log_scale
 from regard.attention.kernel._step import Averaged
 from regard.core import Attended, Attention, ScoreBias, State, Summary
 from regard.feature_maps import FeatureMap
 
-__all__ = ["Kernel"]
+__all__ = ["Kernel", "ratio", "visible"]
 
 
 class Kernel(Attention):
@@ -28,6 +29,7 @@ class Kernel(Attention):
     scale: float = 1.0
     """multiplies q and k before the feature maps"""
     normalise: bool = True
+    impl: str = "auto"
     weighted: ClassVar[bool] = False
     """whether calls pass log weights of their own (decay, gates)"""
 
@@ -47,6 +49,8 @@ class Kernel(Attention):
         state: State | None,
     ) -> Attended:
         del bias, marks
+        if self.impl == "reference":
+            return Attended(self.reference(q, k, v, key_mask=key_mask), None, {})
         past = self.past(state, q)
         result = self.average(q, k, v, past["sum"], past.content.get("top"), key_mask=key_mask)
         return Attended(result.values, None if state is None else self.after(past, result, k.shape[2]), {})
@@ -64,7 +68,12 @@ class Kernel(Attention):
         rotation: Tensor | None = None,
         normalise: bool | None = None,
     ) -> Averaged:
-        """The kernel operator with this mechanism's maps."""
+        """The average under this mechanism's maps: by the kernel operator, or in the form that `impl` names."""
+        normalise = self.normalise if normalise is None else normalise
+        if self.impl in FORMS:
+            assert top is None, "these forms have no log weights"
+            maps, causal = (self.query_map, self.key_map), self.heads.causal
+            return average_by(self.impl, q, k, v, sum, maps, key_mask, rotation, causal, normalise)
         return kernel_average(
             q,
             k,
@@ -74,7 +83,7 @@ class Kernel(Attention):
             query_map=self.query_map.name,
             key_map=self.key_map.name,
             causal=self.heads.causal,
-            normalise=self.normalise if normalise is None else normalise,
+            normalise=normalise,
             scale=self.scale,
             projection=self.projection_now(),
             log_weight=log_weight,
@@ -120,3 +129,16 @@ class Kernel(Attention):
         heads = self.heads
         numbers = self.features * (heads.value_width + 1) + (self.weighted or has_log_scale(self.key_map))
         return batch * heads.kv_heads * numbers * accumulator(dtype).itemsize
+
+
+def visible(q: Tensor, k: Tensor, causal: bool, key_mask: Tensor | None) -> Tensor:
+    """For definitions: which keys each query sees, broadcasting to (batch, heads, queries, keys)."""
+    seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device)
+    if causal:
+        seen = seen.tril(k.shape[2] - q.shape[2])
+    return seen if key_mask is None else seen & key_mask[:, None, None, :]
+
+
+def ratio(numerator: Tensor, total: Tensor) -> Tensor:
+    """For definitions: numerator / total, and 0 where the weights of a row sum to 0."""
+    return torch.where(total == 0, 0, numerator / torch.where(total == 0, 1, total))

@@ -93,8 +93,7 @@ class Call:
         return x if self.scale == 1 else x * self.scale
 
     def query_features(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        projection = self.projection
-        return self.query_map.scaled(x, projection)
+        return self.query_map.scaled(x, self.projection)
 
     def keys(self, a: int, b: int) -> Tensor:
         x = self.k[:, a:b].to(self.dtype)
@@ -386,17 +385,15 @@ def backward_full(
         b = min(a + CHUNK, keys)
         plain, log = x.key_features(a, b)
         v = x.columns(a, b)
-        of_v = torch.bmm(x.turn(plain, a, b), carried)
-        of_fk = None
+        of_v, scaled = torch.bmm(x.turn(plain, a, b), carried), v
         if log is not None:
             key = (log - out.top[:, None].clamp_min(LOWEST)).to(x.dtype).exp()[..., None]
             of_v.mul_(key)
-            of_fk = torch.bmm(v * key, carried.mT)
+            scaled = v * key
         if into.log_weight.numel():
             into.log_weight[:, a:b] = (v * of_v).sum(-1)
         into.v[:, a:b] = x.shown(of_v[..., :-1], a, b)
-        of_fk = torch.bmm(v, carried.mT) if of_fk is None else of_fk
-        into.k[:, a:b] = x.pull_keys(of_fk, plain, x.keys(a, b), a, b)
+        into.k[:, a:b] = x.pull_keys(torch.bmm(scaled, carried.mT), plain, x.keys(a, b), a, b)
     if x.weighted:
         carried.mul_((out.kept_top[0] - out.top.clamp_min(LOWEST)).to(x.dtype).exp()[:, None, None])
     into.sum.copy_(carried)

@@ -7,10 +7,9 @@ from typing import ClassVar, Literal, final
 import torch
 from torch import Tensor
 
-from regard.attention.kernel._base import Kernel
-from regard.attention.kernel._forms import FORMS, average_by
+from regard.attention.kernel._base import Kernel, ratio, visible
+from regard.attention.kernel._forms import FORMS
 from regard.attention.kernel._passes import accumulator, divisor
-from regard.attention.kernel._step import Averaged
 from regard.core import Attended, ScoreBias, State, Summary
 from regard.errors import ConfigError
 from regard.feature_maps import FEATURE_MAPS, FeatureMap
@@ -155,9 +154,8 @@ class Linear(Kernel):
         marks: Tensor | None,
         state: State | None,
     ) -> Attended:
-        del bias, marks
         if self.impl == "reference":
-            return Attended(self.reference(q, k, v, key_mask=key_mask), None, {})
+            return super().attend(q, k, v, key_mask=key_mask, bias=bias, marks=marks, state=state)
         past = self.past(state, q)
         rotation = self._rotation(past.length, k) if self.rotary else None
         if self.post == "softmax":  # must see what was accumulated, not its rounding
@@ -172,36 +170,6 @@ class Linear(Kernel):
         if self.post == "softmax":
             values = values.softmax(-1).masked_fill((total == 0)[..., None], 0)  # a row without keys stays 0
         return Attended(values, None if state is None else Summary(content, past.length + k.shape[2]), {})
-
-    def average(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        sum: Tensor,
-        top: Tensor | None = None,
-        *,
-        key_mask: Tensor | None,
-        log_weight: Tensor | None = None,
-        rotation: Tensor | None = None,
-        normalise: bool | None = None,
-    ) -> Averaged:
-        """The sums in the form that `impl` names."""
-        if self.impl in ("auto", "torch"):
-            return super().average(
-                q,
-                k,
-                v,
-                sum,
-                top,
-                key_mask=key_mask,
-                log_weight=log_weight,
-                rotation=rotation,
-                normalise=normalise,
-            )
-        maps = self.query_map, self.key_map
-        divide = self.normalise if normalise is None else normalise
-        return average_by(self.impl, q, k, v, sum, maps, key_mask, rotation, self.heads.causal, divide)
 
     def _rotation(self, past: int, k: Tensor) -> Tensor:
         """Cosines and sines of slot x theta_c, theta_c = 10000^(-2 c / features), for the slots of `k`."""
@@ -238,11 +206,7 @@ class Linear(Kernel):
         group, queries, keys = self.heads.group, q.shape[2], k.shape[2]
         fq = _definition(self.query_map.name, q)
         fk = _definition(self.key_map.name, k).repeat_interleave(group, 1)
-        seen = torch.ones(queries, keys, dtype=torch.bool, device=q.device)
-        if self.heads.causal:
-            seen = seen.tril(keys - queries)
-        if key_mask is not None:
-            seen = seen & key_mask[:, None, None, :]
+        seen = visible(q, k, self.heads.causal, key_mask)
         weights = (fq @ fk.mT).masked_fill(~seen, 0)
         total = weights.sum(-1, keepdim=True)
         if self.rotary:
@@ -254,7 +218,7 @@ class Linear(Kernel):
             weights = paired.real.to(q.dtype).masked_fill(~seen, 0)
         values = weights @ v.repeat_interleave(group, 1)
         if self.normalise:
-            values = torch.where(total == 0, 0, values / torch.where(total == 0, 1, total))
+            values = ratio(values, total)
         if self.post == "softmax":
             values = values.softmax(-1) * seen.any(-1, keepdim=True)
         return values

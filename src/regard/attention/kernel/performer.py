@@ -8,9 +8,10 @@ from typing import ClassVar, Literal, final
 import torch
 from torch import Tensor
 
-from regard.attention.kernel._base import Kernel
+from regard.attention.kernel._base import Kernel, ratio, visible
 from regard.attention.kernel._engine import kernel_average
-from regard.attention.kernel._passes import LOWEST, accumulator
+from regard.attention.kernel._passes import LOWEST
+from regard.attention.kernel._published import PAPER_EPSILON, published_features
 from regard.attention.kernel._redraw import draw, scheduled_projection
 from regard.core import Attended, ScoreBias, State
 from regard.errors import ConfigError, nearest
@@ -23,8 +24,6 @@ MAPS = {
     "trigonometric": "trigonometric",
     "relu": "relu_random",
 }
-PAPER_EPSILON = 1e-4
-"""added to every feature by the published code"""
 
 
 @final
@@ -189,38 +188,18 @@ class Performer(Kernel):
         marks: Tensor | None,
         state: State | None,
     ) -> Attended:
-        if self.impl == "reference":
-            return Attended(self.reference(q, k, v, key_mask=key_mask), None, {})
-        if self.form == "paper":
+        if self.form == "paper" and self.impl != "reference":
             return Attended(self._paper(q, k, v, key_mask), None, {})
         return super().attend(q, k, v, key_mask=key_mask, bias=bias, marks=marks, state=state)
 
     def _paper(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
         """Linear attention on features stabilised by the largest key of the call, future ones included."""
-        dtype, rows = accumulator(q.dtype), self.projection_now()
-        with torch.autocast(q.device.type, enabled=False):
-            grouped = q.unflatten(1, (k.shape[1], -1)).to(dtype) * self.scale
-            keys = k.to(dtype) * self.scale
-            of_q, of_k = (x @ w.to(dtype).mT for x, w in ((grouped, rows[:, None]), (keys, rows)))
-            half_q, half_k = (x.square().sum(-1, keepdim=True) / 2 for x in (grouped, keys))
-            if key_mask is not None:
-                of_k = of_k.masked_fill(~key_mask[:, None, :, None], float("-inf"))
-            # The published code takes its maxima before |x|^2 / 2; with an epsilon that changes the result.
-            fq = (of_q - half_q - of_q.amax(-1, keepdim=True)).exp() + PAPER_EPSILON
-            largest = of_k.flatten(2).amax(-1) if k.shape[2] else of_k.new_zeros(k.shape[:2])
-            fk = (of_k - half_k - largest.clamp_min(LOWEST)[..., None, None]).exp() + PAPER_EPSILON
-            start = torch.zeros(*k.shape[:2], self.features, v.shape[3] + 1, dtype=dtype, device=q.device)
-            averaged = kernel_average(
-                fq.flatten(1, 2),
-                fk,
-                v.to(dtype),
-                start,
-                query_map="identity",
-                key_map="identity",
-                causal=self.heads.causal,
-                key_mask=key_mask,
-            )
-        return averaged.values.to(q.dtype)
+        fq, fk = published_features(q, k, self.projection_now(), self.scale, key_mask)
+        start = torch.zeros(*k.shape[:2], self.features, v.shape[3] + 1, dtype=fk.dtype, device=k.device)
+        plain = {"query_map": "identity", "key_map": "identity"}
+        return kernel_average(
+            fq, fk, v.to(fk.dtype), start, **plain, causal=self.heads.causal, key_mask=key_mask
+        ).values
 
     def reference(
         self,
@@ -234,13 +213,8 @@ class Performer(Kernel):
     ) -> Tensor:
         """Every weight from every feature (queries x keys x features numbers), divided by its row's sum."""
         del bias, marks
-        group, queries, keys = self.heads.group, q.shape[2], k.shape[2]
-        k, v, w = (x.repeat_interleave(group, -3) for x in (k, v, self.projection.to(q.dtype)))
-        seen = torch.ones(queries, keys, dtype=torch.bool, device=q.device)
-        if self.heads.causal:
-            seen = seen.tril(keys - queries)
-        if key_mask is not None:
-            seen = seen & key_mask[:, None, None, :]
+        seen = visible(q, k, self.heads.causal, key_mask)
+        k, v, w = (x.repeat_interleave(self.heads.group, -3) for x in (k, v, self.projection.to(q.dtype)))
         q, k = q / q.shape[-1] ** 0.25, k / k.shape[-1] ** 0.25
         a, b = torch.einsum("bhid,hrd->bhir", q, w)[..., None, :], torch.einsum("bhjd,hrd->bhjr", k, w)[..., None, :, :]
         half = (k * k).sum(-1)[..., None, :] / 2
@@ -257,8 +231,7 @@ class Performer(Kernel):
             logs = (torch.logsumexp(logs, -1) - half).masked_fill(~seen, float("-inf"))
             weights = torch.exp(logs - logs.amax(-1, keepdim=True).clamp_min(LOWEST))
         weights = weights.masked_fill(~seen, 0)
-        total = weights.sum(-1, keepdim=True)
-        return torch.where(total == 0, 0, weights @ v / torch.where(total == 0, 1, total))
+        return ratio(weights @ v, weights.sum(-1, keepdim=True))
 
     @staticmethod
     def _paper_weights(of_q: Tensor, of_k: Tensor, norm_q: Tensor, norm_k: Tensor, key_mask: Tensor | None) -> Tensor:
