@@ -1,7 +1,5 @@
 """What routed mechanisms share: the choice that a token makes, and sums in a fixed order."""
 
-from contextlib import AbstractContextManager
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -23,7 +21,7 @@ def wide(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
-def exact(x: Tensor) -> AbstractContextManager[None]:
+def exact(x: Tensor) -> torch.autocast:
     """No autocast: inside an operator it would round products to bfloat16."""
     return torch.autocast(x.device.type, enabled=False)
 
@@ -46,30 +44,28 @@ def nearest(x: Tensor, points: Tensor, offsets: Tensor) -> Tensor:
     heads, rows, _ = x.shape
     sets, choices = points.shape[1:3]
     chosen = x.new_zeros((heads, rows, sets), dtype=torch.int32)
-    step = max(1, room(x) // choices)
+    step = max(1, room(x) // max(1, heads * sets * choices))
     with exact(x):
-        for head in range(heads):
-            for at in range(0, rows, step):
-                row = x[head, at : at + step].float()
-                for which in range(sets):
-                    found = _best(row, points[head, which].float(), offsets[head, which].float())
-                    chosen[head, at : at + step, which] = found
+        points, offsets = points.float(), offsets.float()
+        for at in range(0, rows, step):
+            chosen[:, at : at + step] = _best(x[:, at : at + step].float(), points, offsets)
     return chosen
 
 
-def _best(row: Tensor, point: Tensor, offset: Tensor) -> Tensor:
-    scores = torch.addmm(offset, row, point.mT)
+def _best(x: Tensor, points: Tensor, offsets: Tensor) -> Tensor:
+    scores = torch.baddbmm(offsets.flatten(1)[:, None], x, points.flatten(1, 2).mT).unflatten(2, points.shape[1:3])
     below = scores - scores.amax(-1, keepdim=True)
     # The index of the 0 in `below`; argmax takes four times as long on a CPU. A row of NaN chooses 0.
-    label = torch.arange(len(point), dtype=row.dtype, device=row.device)
+    label = torch.arange(points.shape[2], dtype=x.dtype, device=x.device)
     best = torch.add(label, below, alpha=1e30).amax(-1).nan_to_num_(0.0).int()
-    slack = 1e-5 * row.norm(dim=-1, keepdim=True) * point.norm(dim=-1).max()
-    doubt = (below.add_(slack).clamp_(min=0).sum(-1) > slack[:, 0]).nonzero()[:, 0]
-    if len(doubt):
-        row = row[doubt]
-        two = scores[doubt].topk(2, dim=-1).indices.sort(-1).values
-        score = (row[:, None] * point[two]).sum(-1) + offset[two]
-        best[doubt] = two.gather(1, score.argmax(-1, keepdim=True))[:, 0].int()
+    slack = 1e-5 * x.norm(dim=-1, keepdim=True) * points.norm(dim=-1).amax(-1)[:, None]
+    head, row, which = (below.add_(slack[..., None]).clamp_(min=0).sum(-1) > slack).nonzero(as_tuple=True)
+    if len(row):
+        # Ascending, so that a tie goes to the lower index.
+        two = scores[head, row, which].topk(2, dim=-1).indices.sort(-1).values
+        point, offset = points[head[:, None], which[:, None], two], offsets[head[:, None], which[:, None], two]
+        score = (x[head, row][:, None] * point).sum(-1) + offset
+        best[head, row, which] = two.gather(1, score.argmax(-1, keepdim=True))[:, 0].int()
     return best
 
 

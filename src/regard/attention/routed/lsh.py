@@ -1,7 +1,8 @@
 """Attention among tokens that a locality-sensitive hash puts into one bucket."""
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal, NamedTuple, final
+from typing import ClassVar, Literal, NamedTuple, final
 
 import torch
 from jaxtyping import Float, Int
@@ -35,14 +36,15 @@ class Lsh(Attention):
     o_i = sum_j softmax_j(q_i . k_j / sqrt(d)) v_j over j in the union over rounds r of P_i^r,
     P_i^r = {j: h_r(q_i) = h_r(k_j), j <= i if causal}, h_r(x) = argmax([x R_r; -x R_r]), R_r Gaussian (d, buckets / 2).
 
-    With `share` one projection serves as query and key: k_j = q_j / |q_j|, and j = i counts only where the union is
-    empty without it (the paper subtracts 1e5 from that logit, which costs float32 its last digits). The union is one
-    softmax: the paper merges rounds and divides a key's weight by the number of rounds that it was met in, which is the
-    same; `duplicates=True` leaves that division out. A token's bucket depends on that token alone, in float32.
+    With `share` one projection serves as query and key: k_j = q_j / |q_j|, j = i counts only where the union is empty
+    without it (the paper subtracts 1e5 from that logit, which costs float32 its last digits), and a hidden position
+    gives 0. The union is one softmax: the paper merges rounds and divides a key's weight by the number of rounds that
+    it was met in, which is the same; `duplicates=True` leaves that division out. A token's bucket depends on that token
+    alone, in float32.
 
-    Cost: O(rounds keys (log keys + bucket dim + buckets dim)) time with buckets of like size and num_buckets =
-    length / bucket_size; quadratic if every token falls into one bucket. O(length) memory. State: key, value and
-    buckets of every slot. Lost: keys that no round puts beside the query.
+    Cost: O(rounds length (log length + (bucket + num_buckets) dim)) time, where a bucket holds length / num_buckets
+    tokens if they spread evenly; O(rounds length^2 dim) if all fall into one bucket. O(length) memory. State: key,
+    value and buckets of every slot. Lost: keys that no round puts beside the query.
 
     Args:
         heads: what to serve; `max_length` fixes `num_buckets` where that is not given, and then limits the length.
@@ -52,9 +54,9 @@ class Lsh(Attention):
         share: whether one projection serves as query and key; False hashes both, sees its own position like any other,
             permits cross-attention, and gives 0 to a query that meets no key.
         duplicates: a key met in several rounds counts once per round.
-        form: `exact` is strictly causal. `paper` sorts by (bucket, position), cuts the sequence into chunks, and sees a
-            key only from the same chunk or the next one: linear in the worst case, but where chunks begin depends on
-            the buckets of later tokens, so it leaks. (Public code also attends across buckets within these chunks.)
+        form: `exact` is strictly causal. `paper` sorts by (bucket, position), cuts the sequence into chunks, and lets a
+            query see its own chunk and the one before: linear in the worst case, but where chunks begin depends on the
+            buckets of later tokens, so it leaks. (Public code also attends across buckets within these chunks.)
         impl: `torch` walks tiles of equal buckets; `auto` is `torch`; `reference` is the definition.
 
     Raises:
@@ -67,12 +69,12 @@ class Lsh(Attention):
         >>> Lsh(Heads(count=2, key_dim=8, causal=True, max_length=64))(q, q, q).values.shape
         torch.Size([1, 2, 5, 8])
 
-    Source: Kitaev, Kaiser, Levskaya 2020 (Reformer), Eqs. 2-5; hash: Andoni et al. 2015.
+    Source: Kitaev, Kaiser, Levskaya 2020 (Reformer), section 2; hash: Andoni et al. 2015.
     """
 
     info = Info(
         title="Locality-sensitive hashing",
-        source="Kitaev, Kaiser, Levskaya 2020, Eqs. 2-5",
+        source="Kitaev, Kaiser, Levskaya 2020, Reformer, section 2",
         supports=Supports(causal=True, bidirectional=True, key_mask=True, state=True, prefix=True),
         time=2,
         state="length",
@@ -81,11 +83,17 @@ class Lsh(Attention):
         selects=True,
         stochastic=True,
     )
-    samples = (
+    samples: ClassVar[tuple[Mapping[str, object], ...]] = (
         {"rounds": 2, "bucket_size": 8},
         {"num_buckets": 10, "rounds": 2, "share": False, "duplicates": True},
         {"num_buckets": 2, "rounds": 2, "bucket_size": 2, "form": "paper"},
     )
+    reasons: ClassVar[Mapping[str, str]] = {
+        "bias": "a query and a key may be any distance apart",
+        "cross": "one projection serves as query and key; share=False permits it",
+        "prefix": "the chunks of form='paper' depend on the whole sequence",
+        "state": "the chunks of form='paper' depend on the whole sequence",
+    }
     rotations: Tensor
 
     @classmethod
@@ -281,12 +289,6 @@ class Lsh(Attention):
         heads = self.heads
         content = slot_bytes(heads.kv_heads * (heads.key_dim + heads.value_width), length, dtype, batch)
         return content + slot_bytes(heads.kv_heads * self.rounds, length, torch.int32, batch)
-
-    reasons = {  # noqa: RUF012 - as in the base class
-        "state": "the chunks of form='paper' depend on the whole sequence",
-        "prefix": "the chunks of form='paper' depend on the whole sequence",
-        "cross": "one projection serves as query and key; share=False permits it",
-    }
 
 
 def _unit(k: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:

@@ -1,7 +1,8 @@
 """Attention to quantised keys in linear time."""
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal, final
+from typing import ClassVar, Literal, final
 
 import torch
 from jaxtyping import Float, Int
@@ -31,12 +32,12 @@ class VectorQuantized(Attention):
     mean value m_s, and enters the softmax with logit q . C_s + log n_s and value m_s. Keys of the query's own block of
     L positions and of the block before it enter one by one. Not causal: every key enters through its code.
 
-    Gradients are straight-through, k^ = k + sg(C_z - k). As in the paper's code, a key that has left the two recent
-    blocks gets none (its value does, exactly): the gradient of every key for every later query would take quadratic
-    time, or S d^2 numbers. Without causality no key is recent; then it passes through the mean key of each code.
+    Gradients are straight-through, k^ = k + sg(C_z - k). As in the paper's code, a key gets none from queries for which
+    it is no longer recent (its value does, exactly): that gradient would take quadratic time, or S d^2 numbers per
+    query. Without causality no key is recent; then it passes through the mean key of each code.
     The codebook follows its keys by moving averages, in training only: n_s <- g n_s + (1 - g) #{j: z_j = s}, likewise
-    the sums of keys, and C_s is their quotient. Set `recomputing` while a checkpointed block runs again: a block that is
-    computed twice must learn once.
+    the sums of keys, and C_s is their quotient. Set `recomputing` while a checkpointed block runs again: a block that
+    is computed twice must learn once. A masked key is neither counted nor learnt from.
 
     Cost: O(n (S + 2 L) d) time, O(n d S / L) memory, never n x n. State: a window of 2 L - 1 slots, and S (value + 1)
     numbers per head. Lost: what rounding the keys loses.
@@ -57,13 +58,13 @@ class VectorQuantized(Attention):
         >>> VectorQuantized(Heads(count=2, key_dim=8, causal=True))(q, k, v).losses["commitment"].shape
         torch.Size([])
 
-    Source: Lingle 2023 (Transformer-VQ), Theorem 3.7 and section 3.4; initial codes are random points of the sphere
-    that normalised keys lie on.
+    Source: Lingle 2023 (Transformer-VQ), section 3; moving averages and gradients as in its published code. Initial
+    codes are random points of the sphere that normalised keys lie on.
     """
 
     info = Info(
         title="Vector quantization",
-        source="Lingle 2023, Theorem 3.7",
+        source="Lingle 2023, Transformer-VQ, section 3",
         supports=Supports(causal=True, bidirectional=True, key_mask=True, state=True, prefix=True),
         time=1,
         state="constant",
@@ -72,7 +73,15 @@ class VectorQuantized(Attention):
         straight_through=True,
         losses={"commitment": 1e-4},
     )
-    samples = ({"num_codes": 8, "block_size": 5}, {"num_codes": 5, "block_size": 16, "decay": 0.5})
+    samples: ClassVar[tuple[Mapping[str, object], ...]] = (
+        {"num_codes": 8, "block_size": 5},
+        {"num_codes": 5, "block_size": 16, "decay": 0.5},
+    )
+    reasons: ClassVar[Mapping[str, str]] = {
+        "bias": "old keys have no distance: they enter through their codes",
+        "cross": "a source that a state holds would keep no gradient path to its keys",
+        "state": "impl='reference' sees a whole sequence at once",
+    }
     code_sum: Tensor
     code_count: Tensor
     recomputing = False
@@ -248,7 +257,7 @@ class VectorQuantized(Attention):
         return Slots(Tape({"k": k, "v": v, "codes": codes}, window, window), 0, window, 0, {"cache": cache})
 
     def state_nbytes(self, batch: int, length: int, dtype: torch.dtype) -> int:
-        """kv_heads x (2 L - 1 slots of key, value and a code of 4 bytes, and S x (value + 1) numbers), at any length."""
+        """kv_heads x (2 L - 1 slots of key, value and 4 bytes of code, and S x (value + 1) numbers), at any length."""
         if not self.info.supports.state:
             return super().state_nbytes(batch, length, dtype)
         heads, window = self.heads, 2 * self.block_size - 1
@@ -256,11 +265,6 @@ class VectorQuantized(Attention):
         codes = slot_bytes(heads.kv_heads, window, torch.int32, batch)
         cache = torch.promote_types(dtype, torch.float32)
         return slots + codes + slot_bytes(heads.kv_heads * self.num_codes, heads.value_width + 1, cache, batch)
-
-    reasons = {  # noqa: RUF012 - as in the base class
-        "state": "impl='reference' sees a whole sequence at once",
-        "bias": "old keys have no distance: they enter through their codes",
-    }
 
 
 def _scaled(x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
