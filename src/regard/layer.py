@@ -20,7 +20,7 @@ from regard.position import build_position
 from regard.position._base import Position
 from regard.state import State
 
-__all__ = ["AttentionLayer", "HeadMix", "LayerOutput", "Prepared"]
+__all__ = ["AttentionLayer", "HeadMix", "LayerOutput", "Prepared", "linear"]
 
 
 class LayerOutput(NamedTuple):
@@ -137,13 +137,7 @@ class AttentionLayer(nn.Module):
         self.output = self._project("output", heads * wanted.value_width, dim, bias)
 
     def _project(self, name: str, width: int, out: int, bias: bool) -> nn.Linear:
-        """Normal weights of variance 1/width, zero biases."""
-        linear = nn.Linear(width, out, bias=bias, device="meta").to_empty(device="cpu")
-        with torch.no_grad():
-            linear.weight.copy_(torch.randn(out, width, generator=generator(self.heads.seed, name)) * width**-0.5)
-            if bias:
-                linear.bias.zero_()
-        return linear
+        return linear(width, out, bias=bias, draw=generator(self.heads.seed, name))
 
     def _check_position(self) -> None:
         scheme, info = self.position, self.attention.info
@@ -302,3 +296,14 @@ class AttentionLayer(nn.Module):
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, cross={self.cross}"
+
+
+def linear(width: int, out: int, *, bias: bool, draw: torch.Generator, scale: float = 1.0) -> nn.Linear:
+    """A linear layer with normal weights of variance scale^2 / width and zero biases, drawn from `draw`."""
+    # On the meta device its own initial weights cost nothing and leave the global random state alone.
+    layer = nn.Linear(width, out, bias=bias, device="meta").to_empty(device="cpu")
+    with torch.no_grad():
+        layer.weight.normal_(0, scale * width**-0.5, generator=draw)
+        if bias:
+            layer.bias.zero_()
+    return layer

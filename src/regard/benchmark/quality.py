@@ -102,7 +102,7 @@ def _timed_steps(job: Job, model: LanguageModel, task: Task) -> dict[str, Any]:
         batch = collate(examples, [at % len(examples) for at in ids], task.vocab_size)
         output = model(batch.inputs, key_mask=batch.key_mask)
         loss = torch.nn.functional.cross_entropy(output.logits.flatten(0, 1), batch.targets.flatten())
-        (loss + sum(output.losses.values())).backward()
+        (loss + sum(model.loss_weights[name] * extra for name, extra in output.losses.items())).backward()
         optimizer.step()
         optimizer.zero_grad()
         taken.append(time.perf_counter() - began)

@@ -1,25 +1,13 @@
 """The parts of a Transformer block: norm, MLP, short convolution, and the block around an attention layer."""
 
-from typing import cast
-
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from regard.core import generator
-from regard.layer import AttentionLayer, LayerOutput
+from regard.layer import AttentionLayer, LayerOutput, linear
 from regard.models.config import MlpKind, ModelConfig, NormKind, NormPlace
 from regard.state import State
-
-
-def linear(width: int, out: int, *, bias: bool, draw: torch.Generator, scale: float = 1.0) -> nn.Linear:
-    """A linear layer with normal weights of variance scale^2 / width and zero biases, drawn from `draw`."""
-    layer = cast(nn.Linear, nn.utils.skip_init(nn.Linear, width, out, bias=bias))
-    with torch.no_grad():
-        layer.weight.normal_(0, scale * width**-0.5, generator=draw)
-        if bias:
-            layer.bias.zero_()
-    return layer
 
 
 def build_norm(kind: NormKind, dim: int, *, bias: bool) -> nn.LayerNorm | nn.RMSNorm:

@@ -112,7 +112,7 @@ class LanguageModel(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.embedding = cast(nn.Embedding, nn.utils.skip_init(nn.Embedding, config.vocab_size, config.dim))
+        self.embedding = nn.Embedding(config.vocab_size, config.dim, _weight=torch.empty(config.vocab_size, config.dim))
         draw = generator(config.seed, "embedding")
         with torch.no_grad():
             self.embedding.weight.normal_(0, 0.02 * (768 / config.dim) ** 0.5, generator=draw)
