@@ -42,8 +42,8 @@ def check_attention(
         ConfigError: an unknown mechanism, option or check.
 
     Example:
-        >>> [r.status for r in check_attention("softmax", checks=["causality", "key_mask"])]
-        ['passed', 'passed']
+        >>> {result.status for result in check_attention("softmax", checks=["causality", "key_mask"])}
+        {'passed'}
     """
     if isinstance(mechanism, str):
         from regard.catalog import resolve

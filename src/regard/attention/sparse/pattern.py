@@ -32,6 +32,7 @@ class Pattern(Sparse):
         UnsupportedError: an `impl` that this mechanism does not have.
 
     Example:
+        >>> import torch
         >>> from regard import Heads
         >>> q = torch.randn(1, 2, 300, 8)
         >>> Pattern(Heads(count=2, key_dim=8), rule="block(32) | first(4)")(q, q, q).values.shape

@@ -1,0 +1,31 @@
+"""Every example in a docstring runs and gives what it says."""
+
+import doctest
+import importlib
+import pkgutil
+
+import pytest
+
+import regard
+
+MODULES = sorted(
+    module.name
+    for module in pkgutil.walk_packages(regard.__path__, "regard.")
+    if not module.name.startswith("regard.cli.") or module.name == "regard.cli.bench"
+)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples(name):
+    found = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
+    assert found.failed == 0
+
+
+def test_most_modules_with_a_public_surface_have_examples():
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    count = sum(
+        bool(test.examples)
+        for name in MODULES
+        for test in finder.find(importlib.import_module(name), name.split(".")[-1])
+    )
+    assert count >= 30
