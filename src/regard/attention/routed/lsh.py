@@ -86,7 +86,7 @@ class Lsh(Attention):
     samples: ClassVar[tuple[Mapping[str, object], ...]] = (
         {"rounds": 2, "bucket_size": 8},
         {"num_buckets": 10, "rounds": 2, "share": False, "duplicates": True},
-        {"num_buckets": 2, "rounds": 2, "bucket_size": 2, "form": "paper"},
+        {"num_buckets": 2, "rounds": 1, "bucket_size": 2, "form": "paper"},
     )
     reasons: ClassVar[Mapping[str, str]] = {
         "bias": "a query and a key may be any distance apart",
