@@ -11,7 +11,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from regard.bias import ScoreBias
-from regard.core import Attention, Heads
+from regard.core import Attention, Heads, State
 from regard.errors import ConfigError, LimitError, UnsupportedError
 from regard.testing.compare import assert_close, assert_identical
 from regard.testing.inputs import LENGTH, Inputs, Subject, changed, exact_copy, randn, run
@@ -134,7 +134,9 @@ def evaluation(subject: Subject) -> None:
         for name, kept in _weights(mechanism).items():
             assert_identical(kept, before[name], what=f"{name} after a call in evaluation mode")
         mechanism.train()
-        mechanism(*x)
+        trained = mechanism(*x).values.detach()
+        if not any(True for _ in mechanism.buffers()):
+            assert_close(trained, first, tolerance=1e-5, what="without dropout or buffers, training")
         names = set(dict(mechanism.named_parameters()))
         for name, kept in _weights(mechanism).items():
             require(name not in names or torch.equal(kept, before[name]), f"forward in training changed {name}")
@@ -199,7 +201,7 @@ def refusals(subject: Subject) -> None:
                 _refuses(lambda: run(mechanism, x, state=_any_state(subject, mechanism)), "state with causal=False")
 
 
-def _any_state(subject: Subject, mechanism: Attention) -> object:
+def _any_state(subject: Subject, mechanism: Attention) -> State:
     owner = subject.fresh(True) if subject.info.supports.causal else mechanism
     return owner.initial_state(2, dtype=torch.float32)
 
@@ -276,6 +278,57 @@ def odd_sizes(subject: Subject) -> None:
                 expected = mechanism.reference(*x)
             what = f"{queries} queries, {keys} keys, {causal=}"
             assert_close(run(mechanism, x).values, expected, tolerance=1e-10, what=what)
+
+
+@check()
+def head_shapes(subject: Subject) -> None:
+    """Any number of heads, and values wider or narrower than keys, agree with the definition."""
+    for causal in subject.modes:
+        for count, key_dim, value_dim in ((3, 4, 9), (1, 16, 1), (5, 2, None)):
+            mechanism = subject.build(causal, dtype=torch.float64, count=count, key_dim=key_dim, value_dim=value_dim)
+            x = subject.inputs(mechanism, dtype=torch.float64)
+            with torch.no_grad():
+                expected = mechanism.reference(*x)
+            what = f"{count} heads, keys of width {key_dim}, values of width {value_dim}, {causal=}"
+            assert_close(run(mechanism, x).values, expected, tolerance=1e-10, what=what)
+
+
+@check(("not supports.marks", "refusals"))
+def marks(subject: Subject) -> None:
+    """Marks of 0 change nothing, others act as in the definition."""
+    for causal in subject.modes:
+        mechanism = subject.build(causal, dtype=torch.float64)
+        x = subject.inputs(mechanism, dtype=torch.float64)
+        none, some = torch.zeros(2, LENGTH, dtype=torch.long), (torch.arange(LENGTH) % 5 == 1).long().repeat(2, 1)
+        some[1, 2] = 1
+        plain = run(mechanism, x).values
+        assert_close(run(mechanism, x, marks=none).values, plain, tolerance=1e-12, what="marks of 0")
+        for keep in (None, torch.arange(LENGTH).expand(2, -1) != 6):
+            if keep is None or subject.info.supports.key_mask:
+                out = run(mechanism, x, key_mask=keep, marks=some).values
+                with torch.no_grad():
+                    expected = mechanism.reference(*x, key_mask=keep, marks=some)
+                assert_close(out, expected, tolerance=1e-10, what=f"marked, {causal=}, masked={keep is not None}")
+        require((run(mechanism, x, marks=some).values - plain).abs().max().item() > 1e-3, "marks changed nothing")
+
+
+@check(("not stochastic", "determinism"))
+def redraw(subject: Subject) -> None:
+    """Drawing again uses the given generator only, and the definition follows."""
+    for causal in subject.modes:
+        outputs = []
+        for global_seed in (1, 2):
+            mechanism = subject.fresh(causal).double()
+            x = subject.inputs(mechanism, dtype=torch.float64)
+            torch.manual_seed(global_seed)
+            before = _generators()
+            mechanism.redraw(torch.Generator().manual_seed(5))
+            require(_generators() == before, "redraw moved a global random generator")
+            with torch.no_grad():
+                expected = mechanism.reference(*x)
+            outputs.append(run(mechanism, x).values)
+            assert_close(outputs[-1], expected, tolerance=1e-10, what=f"after redraw, {causal=}")
+        assert_identical(outputs[1], outputs[0], what="drawn again from the same generator")
 
 
 @check()

@@ -26,6 +26,9 @@ def _cases(subject: Subject, dtype: torch.dtype) -> Iterator[tuple[str, Attentio
         mechanism = subject.build(causal, dtype=dtype, max_length=LONG)
         x = subject.inputs(mechanism, queries=LONG, batch=1, dtype=dtype)
         yield f"{LONG} positions, {causal=}", mechanism, x
+        if subject.cls.compares_widths:
+            mechanism = subject.build(causal, dtype=dtype, query_dim=5)
+            yield f"queries of width 5, {causal=}", mechanism, subject.inputs(mechanism, dtype=dtype)
 
 
 @check()

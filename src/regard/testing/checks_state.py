@@ -132,6 +132,23 @@ def state_immutability(subject: Subject) -> None:
 
 
 @check(_STATELESS, _NOT_CAUSAL)
+def state_inference(subject: Subject) -> None:
+    """A state from inference mode continues outside of it, and the reverse."""
+    mechanism = subject.build(True, dtype=torch.float64)
+    x = subject.inputs(mechanism, dtype=torch.float64)
+    whole = run(mechanism, x).values
+    for early in (True, False):
+        with torch.inference_mode(early):
+            state = run(mechanism, x.slots(0, 5), state=start(mechanism, 2)).state
+        with torch.inference_mode(not early):
+            middle = run(mechanism, x.slots(5, 6), state=state)
+            last = run(mechanism, x.slots(6, LENGTH), state=middle.state)
+            out = torch.cat([middle.values, last.values], 2)
+        what = f"inference mode {'before' if early else 'after'} position 5"
+        assert_close(out.clone(), whole[:, :, 5:], tolerance=1e-10, what=what)
+
+
+@check(_STATELESS, _NOT_CAUSAL)
 def state_select(subject: Subject) -> None:
     """`state.select(rows)` is the state of those rows, in that order, repeats allowed; `detach` cuts the graph."""
     mechanism = subject.build(True, dtype=torch.float64)

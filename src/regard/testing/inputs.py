@@ -162,11 +162,12 @@ def run(
     *,
     key_mask: Tensor | None = None,
     bias: ScoreBias | None = None,
+    marks: Tensor | None = None,
     state: State | None = None,
 ) -> Attended:
     """Call the mechanism without recording gradients."""
     with torch.no_grad():
-        return mechanism(*x, key_mask=key_mask, bias=bias, state=state)
+        return mechanism(*x, key_mask=key_mask, bias=bias, marks=marks, state=state)
 
 
 def changed(x: Inputs, where: Tensor | slice, heads: Heads, info: Info, seed: str, scale: float = 1.0) -> Inputs:

@@ -255,11 +255,11 @@ class AccumulatesInHalf(ToyKernel):
     chunk = 1
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Attended:  # type: ignore[override]
-        self.half = q.dtype == torch.bfloat16
+        self.in_half = q.dtype == torch.bfloat16
         return super().attend(q, k, v, **given)
 
     def running(self, sums: Tensor) -> Tensor:
-        if not self.half:
+        if not self.in_half:
             return super().running(sums)
         total, out = torch.zeros_like(sums[:, :, 0]).bfloat16(), []
         for piece in sums.unbind(2):
@@ -269,7 +269,7 @@ class AccumulatesInHalf(ToyKernel):
 
     def all_keys(self, fq: Tensor, fk: Tensor, v: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
         out, total = super().all_keys(fq, fk, v, past)
-        return (out.bfloat16().to(out.dtype), total) if self.half else (out, total)
+        return (out.bfloat16().to(out.dtype), total) if self.in_half else (out, total)
 
 
 @mutant("autocast")

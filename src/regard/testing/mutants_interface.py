@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from regard.core import Attended, Heads
 from regard.testing.mutants import mutant
-from regard.testing.toys import ToyCodes, ToyDense, ToyFeatures, ToyKernel, ToyTable, ToyWindow, expanded
+from regard.testing.toys import ToyCodes, ToyDense, ToyFeatures, ToyKernel, ToyMarked, ToyTable, ToyWindow, expanded
 
 
 @mutant("options")
@@ -103,6 +103,57 @@ class UnregisteredMemory(ToyDense):
         if self.training:
             self.offset = k.mean().item()
         return super().attend(q + self.offset, k, v, **given)
+
+
+@mutant("evaluation")
+class OtherScaleInTraining(ToyDense):
+    """Softens its weights in training."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q, k) * (0.5 if self.training else 1.0)
+
+
+@mutant("head_shapes")
+class AssumesEvenHeads(ToyDense):
+    """Exchanges the heads in pairs and back, which loses the last of an odd number."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Attended:  # type: ignore[override]
+        values, state, losses = super().attend(q, k, v, **given)
+        pairs = values[:, : values.shape[1] // 2 * 2]
+        return Attended(torch.cat([pairs, 0 * values[:, pairs.shape[1] :]], 1), state, losses)
+
+
+@mutant("head_shapes")
+class AssumesNarrowValues(ToyKernel):
+    """Keeps no more value channels than there are key channels."""
+
+    def divide(self, out: Tensor) -> Tensor:
+        values = super().divide(out)
+        return torch.cat([values[..., : self.heads.key_dim], 0 * values[..., self.heads.key_dim :]], -1)
+
+
+@mutant("marks")
+class IgnoresMarks(ToyMarked):
+    """Drops the marks."""
+
+    def seen(self, pairs: Tensor, marks: Tensor | None) -> Tensor:
+        return super().seen(pairs, None)
+
+
+@mutant("marks")
+class MarksBeatTheMask(ToyMarked):
+    """Shows every key once some are marked."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Attended:  # type: ignore[override]
+        return super().attend(q, k, v, **{**given, "key_mask": given["key_mask"] if given["marks"] is None else None})
+
+
+@mutant("redraw")
+class RedrawsGlobally(ToyFeatures):
+    """Draws again from the global generator."""
+
+    def redraw(self, generator: torch.Generator) -> None:
+        self.omega.copy_(torch.randn(self.omega.shape))
 
 
 @mutant("batch_independence")

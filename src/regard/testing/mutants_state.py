@@ -121,6 +121,17 @@ class OverwritesSharedTape(ToyDense):
         return _SharedTape(Tape(dict(empty.tape.data), 0, 0))
 
 
+@mutant("state_inference")
+class SumsOnTheSpot(ToyKernel):
+    """Adds to its own copy of the sums in place, which a state from inference mode does not allow."""
+
+    def grown(self, state: State, total: Tensor, keys: int) -> State:
+        assert isinstance(state, Summary)
+        if state.length:
+            state["sum"].add_(0)
+        return super().grown(state, total, keys)
+
+
 class _UnorderedSummary(Summary):
     def select(self, rows: Tensor) -> "Summary":
         return super().select(rows.sort().values)
