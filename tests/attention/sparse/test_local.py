@@ -48,7 +48,8 @@ def test_golden_values() -> None:
     e = 2.718281828459045
     causal = build("local(window=1, scale=1.0)", Heads(count=1, key_dim=1, causal=True))
     expected = [10.0, (10 + 20 * e) / (1 + e), (20 + 40 * e) / (1 + e), (40 + 80 * e) / (1 + e)]
-    torch.testing.assert_close(causal(q, k, v).values.flatten(), torch.tensor(expected).double(), rtol=0, atol=1e-5)
+    found = causal(q, k, v).values.flatten()
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-12)
     both = build("local(window=1, scale=1.0)", Heads(count=1, key_dim=1))
     middle = (10 + 20 * e + 40 * e * e) / (1 + e + e * e)
     assert abs(float(both(q, k, v).values[0, 0, 1, 0]) - middle) < 1e-12

@@ -91,10 +91,11 @@ def test_one_query_gathers_few_keys_out_of_many() -> None:
     mechanism = Pattern(heads(), rule="strided(50)")
     q, k, v = draw(2000, batch=1)
     with torch.no_grad():
-        state = mechanism(q[:, :, :-1], k[:, :, :-1], v[:, :, :-1], state=mechanism.initial_state(1)).state
+        state = mechanism.initial_state(1, dtype=torch.float64)
+        state = mechanism(q[:, :, :-1], k[:, :, :-1], v[:, :, :-1], state=state).state
         last = mechanism(q[:, :, -1:], k[:, :, -1:], v[:, :, -1:], state=state).values
     expected = by_loops(lambda i, j: (i - j) % 50 == 0, q[:, :, -1:], k, v, causal=True)
-    torch.testing.assert_close(last, expected, rtol=0, atol=1e-6)  # initial_state without dtype keeps float32
+    torch.testing.assert_close(last, expected, rtol=0, atol=1e-10)
 
 
 def test_rules_as_functions() -> None:
