@@ -50,7 +50,9 @@ class Kernel(Attention):
     ) -> Attended:
         del bias, marks
         if self.impl == "reference":
-            return Attended(self.reference(q, k, v, key_mask=key_mask), None, {})
+            with torch.autocast(q.device.type, enabled=False):
+                summed = (x.to(accumulator(x.dtype)) for x in (q, k, v))
+                return Attended(self.reference(*summed, key_mask=key_mask).to(q.dtype), None, {})
         past = self.past(state, q)
         result = self.average(q, k, v, past["sum"], past.content.get("top"), key_mask=key_mask)
         return Attended(result.values, None if state is None else self.after(past, result, k.shape[2]), {})

@@ -173,8 +173,9 @@ class Linear(Kernel):
 
     def _rotation(self, past: int, k: Tensor) -> Tensor:
         """Cosines and sines of slot x theta_c, theta_c = 10000^(-2 c / features), for the slots of `k`."""
-        slots = torch.arange(past, past + k.shape[2], device=k.device, dtype=torch.float64)
-        pairs = torch.arange(self.features // 2, device=k.device, dtype=torch.float64)
+        precise = torch.float32 if k.device.type == "mps" else torch.float64
+        slots = torch.arange(past, past + k.shape[2], device=k.device, dtype=precise)
+        pairs = torch.arange(self.features // 2, device=k.device, dtype=precise)
         angle = slots[:, None] * BASE ** (-2 * pairs / self.features)
         return torch.stack([angle.cos(), angle.sin()]).to(accumulator(k.dtype))
 
