@@ -1,12 +1,15 @@
 """Every catalog name keeps every promise, with several option sets, in at most 8 seconds of one core."""
 
 import inspect
+import typing
 
 import pytest
 
 from regard import catalog
 from regard.core import Attention
+from regard.errors import ConfigError, UnsupportedError
 from regard.testing import CHECKS, check_attention
+from regard.testing.inputs import Subject
 
 SECONDS = 8
 
@@ -36,3 +39,39 @@ def test_several_option_sets(name):
     if cls.__init__ is not Attention.__init__ and len(inspect.signature(cls.__init__).parameters) > 2:
         assert len(cls.samples) > 1, f"{name} has options, so `samples` should hold at least two option sets"
     assert all(isinstance(options, dict) for options in cls.samples)
+
+
+def unsampled(cls):
+    """One option set for every value of an option with few values that `samples` leaves out."""
+    hints = typing.get_type_hints(cls.__init__)
+    for parameter in list(inspect.signature(cls.__init__).parameters.values())[2:]:
+        hint = hints[parameter.name]
+        values = (
+            (False, True)
+            if hint is bool
+            else typing.get_args(hint)
+            if typing.get_origin(hint) is typing.Literal
+            else ()
+        )
+        sampled = [options.get(parameter.name, parameter.default) for options in cls.samples]
+        yield from ({**cls.samples[0], parameter.name: value} for value in values if value not in sampled)
+
+
+def buildable(cls, options):
+    try:
+        subject = Subject(cls, options)
+        return bool([subject.fresh(causal) for causal in subject.modes])
+    except (ConfigError, UnsupportedError):  # refused by name, or an engine that this machine does not have
+        return False
+
+
+@pytest.mark.parametrize("name", catalog.names())
+def test_every_value_of_an_option(name):
+    cls, _ = catalog.resolve(name)
+    quick = [check for check, law in CHECKS.items() if not law.once and check != "cost"]
+    served = [
+        options for options in unsampled(cls) if cls.__init__ is not Attention.__init__ and buildable(cls, options)
+    ]
+    results = check_attention(cls, options=served, checks=quick)
+    failed = [f"{r.check} {dict(r.options)}: {r.message}" for r in results if r.status == "failed"]
+    assert not failed, "\n\n".join(failed)
