@@ -3,7 +3,7 @@
     python benchmarks/kernel.py                     # fixed allocation, then default allocation
     python benchmarks/kernel.py --lengths 4096 --repeats 9
 
-Forward + backward, float32, (1, 8, n, 64). Each round times every contestant once, so that a busy machine slows all alike.
+Forward + backward, float32, (1, 8, n, 64). Each round times every contestant once, so that a slow moment hits all.
 Under glibc's default allocation, tensors above 32 MiB are faulted in again at every call, whoever makes them; the fixed
 figures keep freed memory, as a training run in steady state does.
 """
@@ -18,7 +18,6 @@ from collections.abc import Callable
 
 FIXED = {"MALLOC_MMAP_THRESHOLD_": "4294967296", "MALLOC_TRIM_THRESHOLD_": "4294967296", "MALLOC_TOP_PAD_": "268435456"}
 HEADS, DIM = 8, 64
-SPECS: dict[str, dict[str, object]] = {"linear": {}, "performer": {"num_features": 256}}
 
 
 def contestants(length: int) -> dict[str, Callable[[], float]]:
