@@ -71,8 +71,10 @@ def step(
 
 
 def _added(log: Tensor | None, given: Tensor | None) -> Tensor:
-    assert log is not None or given is not None
-    return given if log is None else log if given is None else log + given
+    if log is None:
+        assert given is not None, "a state has a top exactly where there are log weights"
+        return given
+    return log if given is None else log + given
 
 
 def _features(

@@ -196,10 +196,17 @@ class Performer(Kernel):
         """Linear attention on features stabilised by the largest key of the call, future ones included."""
         fq, fk = published_features(q, k, self.projection_now(), self.scale, key_mask)
         start = torch.zeros(*k.shape[:2], self.features, v.shape[3] + 1, dtype=fk.dtype, device=k.device)
-        plain = {"query_map": "identity", "key_map": "identity"}
-        return kernel_average(
-            fq, fk, v.to(fk.dtype), start, **plain, causal=self.heads.causal, key_mask=key_mask
-        ).values
+        averaged = kernel_average(
+            fq,
+            fk,
+            v.to(fk.dtype),
+            start,
+            query_map="identity",
+            key_map="identity",
+            causal=self.heads.causal,
+            key_mask=key_mask,
+        )
+        return averaged.values
 
     def reference(
         self,
