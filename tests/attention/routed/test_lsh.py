@@ -281,6 +281,17 @@ def test_no_bit_depends_on_the_future(buckets):
     assert_identical(mechanism(same, same, v).values[:, :, :150], whole[:, :, :150], what="a crowded future")
 
 
+def test_no_bit_of_a_short_call_depends_on_the_future():
+    """Fewer tokens than a tile holds: rows that are not whole cache lines would round by where they lie."""
+    mechanism = make(num_buckets=4, rounds=2, key_dim=8, dtype=torch.float32)
+    for seed in range(4):
+        x, v = randn(2, 2, 13, 8, seed=seed).float(), randn(2, 2, 13, 5, seed=seed + 50).float()
+        whole = mechanism(x, x, v).values
+        for at in range(1, 13):
+            y = torch.cat([x[:, :, :at], randn(2, 2, 13 - at, 8, seed=at + 99).float()], 2)
+            assert_identical(mechanism(y, y, v).values[:, :, :at], whole[:, :, :at], what=f"{at} of 13")
+
+
 def test_everything_in_one_bucket_still_works():
     mechanism = make(num_buckets=40, rounds=2)
     x = randn(1, 2, 1, 6) * torch.linspace(0.5, 2, 200, dtype=torch.float64)[:, None]
@@ -318,11 +329,13 @@ def test_streams_of_any_pieces():
     assert mechanism.state_nbytes(2, 90, torch.float64) == 2 * 90 * 2 * ((6 + 5) * 8 + 2 * 4)
 
 
-def test_hidden_queries_give_zero():
-    mechanism = make(num_buckets=4)
+@pytest.mark.parametrize("content", [float("nan"), 3.0])
+@pytest.mark.parametrize("causal", [True, False])
+def test_hidden_queries_give_zero(causal, content):
+    mechanism = make(causal, num_buckets=2, rounds=2)
     x, v = randn(1, 2, 12, 6), randn(1, 2, 12, 5, seed=1)
     keep = torch.arange(12)[None] < 8
-    x[:, :, 8:] = float("nan")
+    x[:, :, 8:] *= content
     values = mechanism(x, x, v, key_mask=keep).values
     assert not values[:, :, 8:].any()
     assert_close(values[:, :, :8], mechanism(*(y[:, :, :8] for y in (x, x, v))).values, tolerance=1e-12, what="padded")

@@ -246,6 +246,21 @@ def test_choices_ignore_length():
     assert torch.equal(mechanism.decisions(k[:, :, 7:1900], k[:, :, 7:1900]), whole[:, :, 7:1900])
 
 
+def test_close_choices_ignore_length():
+    """Keys on the border of two codes, within rounding: a product of one row rounds otherwise than one of many."""
+    mechanism = make(num_codes=2, key_dim=48, count=1, dtype=torch.float32)
+    mechanism.code_sum[:, 1] = -mechanism.code_sum[:, 0]
+    point = mechanism.codebook[0, 0].double()
+    k = randn(1, 1, 2000, 48)
+    along = 1e-6 * randn(1, 1, 2000, seed=1) - k @ point / point.square().sum()
+    k = (k + along[..., None] * point).float()
+    whole = mechanism.decisions(k, k)
+    assert 0.2 < whole.double().mean() < 0.8
+    alone = torch.cat([mechanism.decisions(y, y) for y in k.split(1, 2)], 2)
+    assert torch.equal(alone, whole)
+    assert torch.equal(mechanism.decisions(k[:, :, 11:900], k[:, :, 11:900]), whole[:, :, 11:900])
+
+
 def test_decisions_replayed():
     mechanism = make(num_codes=5, block_size=4)
     q, k, v = inputs(20)
