@@ -74,8 +74,8 @@ class Span:
     def __mul__(self, factor: int) -> "Span":
         if isinstance(factor, bool) or not isinstance(factor, int) or abs(factor) >= 1 << 20:
             raise TypeError(f"positions are multiplied by integers below 2^20, got {factor!r}")
-        ends = (self.lo * factor, self.hi * factor)
-        return Span(*(ends if factor >= 0 else ends[::-1]), self.step * abs(factor))
+        low, high = (self.lo, self.hi) if factor >= 0 else (self.hi, self.lo)
+        return Span(low * factor, high * factor, self.step * abs(factor))
 
     __rmul__ = __mul__
 

@@ -5,6 +5,8 @@ exponential is the cheaper one), and forgotten; the backward computes them again
 queries x keys exists, and `torch.compile` sees one node whatever the length.
 """
 
+import math
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -51,7 +53,7 @@ def tiled(
         arithmetic (float32 for 16-bit inputs).
     """
     queries, keys = q.shape[2], k.shape[2]
-    scale = q.shape[3] ** -0.5 if scale is None else scale
+    scale = 1 / math.sqrt(q.shape[3]) if scale is None else scale
     if query_positions is None:
         last = key_positions[-1] + 1 if isinstance(key_positions, Tensor) else key_positions + keys
         offsets = torch.arange(queries, device=q.device) if isinstance(last, Tensor) else 0

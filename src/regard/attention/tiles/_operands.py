@@ -1,5 +1,6 @@
 """The operands of a call as tiles: which heads go together, and how a step picks its tiles out of them."""
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -144,6 +145,30 @@ def collect(tiles: Tiles, step: Step, slots: int, weights: Tensor, x: Tensor) ->
         for slot in range(slots):
             run = tiles.narrow(0, step.key + slot, step.count)
             run.baddbmm_(weights.narrow(2, slot * size, size).mT, x)
+
+
+class Scratch:
+    """Memory that every step uses again."""
+
+    def __init__(self, like: Tensor) -> None:
+        self.like = like
+        self.buffers: dict[str, Tensor] = {}
+        self.written: dict[str, tuple[int, ...]] = {}
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """A buffer with whatever it holds."""
+        size = math.prod(shape)
+        if name not in self.buffers or self.buffers[name].numel() < size:
+            self.buffers[name] = self.like.new_empty(size)
+        return self.buffers[name][:size].view(shape)
+
+    def cleared(self, name: str, *shape: int, written: tuple[int, ...]) -> Tensor:
+        """A buffer that is 0 outside of what is `written` at every step: cleared only when that changes."""
+        buffer = self.take(name, *shape)
+        if self.written.get(name) != (*shape, *written):
+            buffer.zero_()
+            self.written[name] = (*shape, *written)
+        return buffer
 
 
 class Gradients(NamedTuple):

@@ -15,6 +15,7 @@ from regard.attention.tiles._operands import (
     LOWEST,
     Gradients,
     Operands,
+    Scratch,
     by_query,
     collect,
     lanes,
@@ -22,7 +23,7 @@ from regard.attention.tiles._operands import (
     put,
     shares,
 )
-from regard.attention.tiles._scores import BiasGradients, Scores
+from regard.attention.tiles._scores import Scores
 
 
 def forward(layout: Layout, operands: Operands) -> tuple[Tensor, Tensor]:
@@ -32,9 +33,9 @@ def forward(layout: Layout, operands: Operands) -> tuple[Tensor, Tensor]:
     if not layout.covered:
         values.zero_()
     lse = x.q.new_full((*x.q.shape[:3], 1), -math.inf)
-    scores = Scores(layout, x)
+    scratch = Scratch(x.q)
     for share in shares(layout, x.q.shape[0], x.q.shape[1], x.k.shape[1]):
-        scores.serve(share)
+        scores = Scores(x, share, scratch)
         v, out, level = share.keys(x.v), share.queries(values), share.queries(lse)
         for group in layout.groups:
             for step in share.steps(group):
@@ -80,31 +81,31 @@ def backward(
         torch.zeros_like(x.query) if x.query is not None and relative_learns else x.q.new_empty(0),
         torch.zeros_like(x.relative) if x.relative is not None and relative_learns else x.q.new_empty(0),
     )
-    scores = Scores(layout, x)
+    scratch = Scratch(x.q)
     for share in shares(layout, x.q.shape[0], x.q.shape[1], x.k.shape[1]):
-        scores.serve(share)
+        scores = Scores(x, share, scratch)
         tops, outs, slopes_lse, outers = (share.queries(y) for y in (level, values, of_lse, of_values))
         v, dq = share.keys(x.v), share.queries(grads.q)
         dk, dv = (share.keys(y) for y in (grads.k, grads.v))
-        biases = BiasGradients(scores, grads, share)
+        scores.learn(grads)
         for group in layout.groups:
             for step in share.steps(group):
                 weights = scores.of(group, step).sub_(pick(tops, step)).exp2_()
                 outer = pick(outers, step)
                 collect(dv, step, group.slots, weights, outer)
-                slope = scores.buffer("slope", *weights.shape)
+                slope = scratch.take("slope", *weights.shape)
                 torch.bmm(outer, lanes(v, step, group.slots).mT, out=slope)
                 # d loss / d logit = p (dO . v - delta): softmax takes away the average of dO . v; lse adds its own.
-                average = scores.buffer("average", *outer.shape)
+                average = scratch.take("average", *outer.shape)
                 delta = torch.mul(outer, pick(outs, step), out=average).sum(-1, keepdim=True)
                 slope.sub_(delta.sub_(pick(slopes_lse, step))).mul_(weights)
                 new = torch.bmm(slope, lanes(scores.k, step, group.slots))
                 put(dq, step, new.add_(pick(dq, step)) if group.again else new)
                 collect(dk, step, group.slots, slope, pick(scores.q, step))
-                biases.add(group, step, slope)
+                scores.gather(slope, group, step)
         share.fold(grads.k, dk)
         share.fold(grads.v, dv)
-        biases.finish()
+        scores.finish(grads)
     grads.q.mul_(operands.scale)
     grads.k.mul_(operands.scale)
     return grads
