@@ -40,6 +40,28 @@ def reference(subject: Subject) -> None:
         assert_close(run(mechanism, x).values, expected, tolerance=1e-10, what=what)
 
 
+@check(("not selects", "reference"))
+def replayed_choices(subject: Subject) -> None:
+    """With the choices of `decisions(q, k)` replayed in the definition, inputs need no margin."""
+    for causal in subject.modes:
+        for dtype, allowed in ((torch.float32, FLOAT32), (torch.bfloat16, BFLOAT16)):
+            mechanism = subject.build(causal, dtype=dtype, max_length=LONG)
+            require(
+                hasattr(mechanism, "decisions"), "a mechanism that selects has decisions(q, k), which reference takes"
+            )
+            for seed in range(2):
+                x = draw(mechanism.heads, subject.info, LONG, LONG, 1, f"close calls {seed}").to(dtype)
+                x = x._replace(v=x.v + 2)
+                with torch.no_grad():
+                    made = mechanism.decisions(x.q, x.k)  # pyright: ignore[reportCallIssue]
+                    replay = {"decisions": made}
+                    expected = exact_copy(mechanism).reference(*x.to(torch.float64), **replay)  # pyright: ignore
+                    own = largest_error(mechanism.reference(*x, **replay), expected)  # pyright: ignore
+                tolerance = max(allowed, 4 * own) if dtype == torch.float32 else allowed
+                what = f"{dtype}, {causal=}, choices replayed"
+                assert_close(run(mechanism, x).values.double(), expected, tolerance=tolerance, what=what)
+
+
 @check()
 def reference_float32(subject: Subject) -> None:
     """In float32 the error is at most 2e-6 of the largest output, or 4 times that of the definition in float32."""

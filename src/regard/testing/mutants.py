@@ -41,7 +41,14 @@ def claiming(info: Info, supports: dict[str, bool] | None = None, **facts: Any) 
 
 def all_mutants() -> list[Mutant]:
     """Every hand-written mutant."""
-    from regard.testing import mutants_algorithm, mutants_facts, mutants_gradient, mutants_interface, mutants_state
+    from regard.testing import (
+        mutants_algorithm,
+        mutants_catalog,
+        mutants_facts,
+        mutants_gradient,
+        mutants_interface,
+        mutants_state,
+    )
 
-    del mutants_algorithm, mutants_facts, mutants_gradient, mutants_interface, mutants_state
+    del mutants_algorithm, mutants_catalog, mutants_facts, mutants_gradient, mutants_interface, mutants_state
     return list(MUTANTS)

@@ -238,6 +238,17 @@ class ComputesInSingle(ToyDense):
         return super().score(q.float(), k.float()).to(q.dtype)
 
 
+@mutant("replayed_choices")
+class ChoosesInHalf(ToyBuckets):
+    """Chooses in bfloat16, and reports what exact numbers would choose."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        near = [x.bfloat16() @ self.plane.bfloat16() > 0 for x in (q.detach(), k.detach())]
+        same = near[0][..., :, None] == near[1][..., None, :]
+        i, j = _positions(q.shape[2], k.shape[2])
+        return ToyDense.score(self, q, k).masked_fill(~(same | (i == j)), float("-inf"))
+
+
 @mutant("reference_float32")
 class ComputesInHalf(ToyDense):
     """Computes the scores of float32 inputs in bfloat16."""

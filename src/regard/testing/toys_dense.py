@@ -218,11 +218,13 @@ class ToyCodes(ToyDense):
         self.register_buffer("codes", drawn)
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))
 
-    def nearest(self, k: Tensor) -> Tensor:
+    def decisions(self, q: Tensor, k: Tensor) -> Tensor:
         exact = k.detach().to(torch.promote_types(k.dtype, torch.float32))
         codes = self.codes.to(exact.dtype)
-        distance = exact.square().sum(-1, keepdim=True) - 2 * exact @ codes.mT + codes.square().sum(-1)
-        return codes[distance.argmin(-1)].to(k.dtype)
+        return (exact.square().sum(-1, keepdim=True) - 2 * exact @ codes.mT + codes.square().sum(-1)).argmin(-1)
+
+    def nearest(self, k: Tensor) -> Tensor:
+        return self.codes[self.decisions(k, k)].to(k.dtype)
 
     def commitment(self, k: Tensor, code: Tensor, key_mask: Tensor | None) -> Tensor:
         error = (k - code).square().mean((1, 3))
@@ -245,8 +247,10 @@ class ToyCodes(ToyDense):
         key_mask: Tensor | None = None,
         bias: ScoreBias | None = None,
         marks: Tensor | None = None,
+        decisions: Tensor | None = None,
     ) -> Tensor:
         closest = (k.detach()[..., None, :] - self.codes.to(k.dtype)).pow(2).sum(-1).argmin(-1)
+        closest = closest if decisions is None else decisions
         quantized = k + (self.codes.to(k.dtype)[closest] - k).detach()
         return super().reference(q, quantized, v, key_mask=key_mask, bias=bias)
 
@@ -275,6 +279,9 @@ class ToyBuckets(ToyDense):
         exact = x.detach().to(torch.promote_types(x.dtype, torch.float32))
         return exact @ self.plane.to(exact.dtype) > 0
 
+    def decisions(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return self.side(q), self.side(k)
+
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         same = self.side(q)[..., :, None] == self.side(k)[..., None, :]
         i, j = torch.arange(q.shape[2])[:, None] + k.shape[2] - q.shape[2], torch.arange(k.shape[2])[None]
@@ -289,9 +296,11 @@ class ToyBuckets(ToyDense):
         key_mask: Tensor | None = None,
         bias: ScoreBias | None = None,
         marks: Tensor | None = None,
+        decisions: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         queries, keys = q.shape[2], k.shape[2]
-        left, right = (torch.einsum("bhid,d->bhi", x.detach(), self.plane.to(x.dtype)) > 0 for x in (q, k))
+        sides = (torch.einsum("bhid,d->bhi", x.detach(), self.plane.to(x.dtype)) > 0 for x in (q, k))
+        left, right = sides if decisions is None else decisions
         seen = ~(left[..., :, None] ^ right[..., None, :]) | torch.eye(keys, dtype=torch.bool)[keys - queries :]
         logits = torch.einsum("bhid,bhjd->bhij", q, k) / q.shape[-1] ** 0.5
         return definition(logits, seen & allowed_pairs(queries, keys, self.heads.causal, key_mask), v)
