@@ -23,6 +23,7 @@ Patterns combine with & | ~ and have a text, which `parse` reads back without `e
 import ast
 import inspect
 import itertools
+import re
 import weakref
 from collections.abc import Callable
 from typing import Any, final
@@ -277,6 +278,11 @@ def parse(text: str) -> Pattern:
 def resolve(text: str) -> Pattern:
     """The living pattern that has this `text`, including patterns made from functions."""
     return _read(text, named=True)
+
+
+def unwritten(text: str) -> list[Pattern]:
+    """The living patterns without text that `text` names; `resolve` finds it as long as somebody holds these."""
+    return [_unwritten[name] for name in re.findall(r"rule_\d+", text)]
 
 
 def _read(text: str, *, named: bool) -> Pattern:

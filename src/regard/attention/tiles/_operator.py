@@ -8,7 +8,7 @@ from torch import Tensor
 from regard.attention.tiles._layout import Layout, Places, find_layout
 from regard.attention.tiles._operands import Operands
 from regard.attention.tiles._passes import backward, forward
-from regard.masks import resolve
+from regard.masks import unwritten
 
 
 @torch.library.custom_op("regard::tiles", mutates_args=())
@@ -96,7 +96,7 @@ def _(grad_values, grad_lse, values, lse, q, k, v, key_mask, curve, query, relat
 def _setup_context(ctx, inputs, output) -> None:
     ctx.save_for_backward(*output, *inputs[:9])
     ctx.rest = inputs[9:]
-    ctx.pattern = resolve(inputs[11])  # a pattern made from a function must live until the backward
+    ctx.patterns = unwritten(inputs[11])  # what is made from a function must live until the backward
 
 
 def _backward(ctx, grad_values, grad_lse):
