@@ -264,7 +264,7 @@ def _exponentials(y: Tensor, half: Tensor) -> tuple[Tensor, Tensor]:
     underflows and a query always has a positive total. In float32 that is 2e-18 of the largest feature.
     """
     top = y.detach().amax(-1)
-    shift = (half - half.detach()) * LOG2E + top  # exactly top, with the derivative of half
+    shift = top if not half.requires_grad else (half - half.detach()) * LOG2E + top  # with the derivative of half
     lowest = 0.46 * math.log2(torch.finfo(y.dtype).tiny)
     features = y.sub_(shift[..., None]).clamp_min_(lowest).exp2_()
     return features, top / LOG2E - half.detach() - math.log(y.shape[-1]) / 2

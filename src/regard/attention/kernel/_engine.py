@@ -144,7 +144,7 @@ def _blank(q: Tensor, k: Tensor, v: Tensor, sum: Tensor, top: Tensor | None, cau
         highest,
         torch.empty_like(sum, memory_format=torch.contiguous_format),
         last,
-        torch.empty(spans, rows, *sum.shape[2:], dtype=sum.dtype, device=q.device),
+        torch.empty(spans, rows, sum.shape[3], sum.shape[2], dtype=sum.dtype, device=q.device),
         kept_top,
     )
 
@@ -192,7 +192,8 @@ def forward(
     run = forward_causal if causal else forward_full
     with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
         for part, some in call.split(features):
-            run(some, views, part, flat[part].clone(), None if first is None else first[part])
+            state = flat[part].mT.clone(memory_format=torch.contiguous_format)
+            run(some, views, part, state, None if first is None else first[part])
     return out
 
 
@@ -246,9 +247,9 @@ def backward(
     run = backward_causal if causal else backward_full
     with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
         for part, some in call.split(sum.shape[2]):
-            carried = torch.zeros_like(results.sum[part])
+            carried = torch.zeros_like(results.sum[part].mT, memory_format=torch.contiguous_format)
             if of_sum is not None:
-                carried += of_sum.reshape(results.sum.shape)[part]
+                carried += of_sum.reshape(results.sum.shape)[part].mT
             run(
                 some,
                 Results(
