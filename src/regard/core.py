@@ -31,6 +31,7 @@ __all__ = [
     "Supports",
     "generator",
     "merge",
+    "recomputing",
     "registered_name",
 ]
 
@@ -335,6 +336,15 @@ def merge(
     safe = torch.where(total == 0, 1.0, total)
     merged = (weight[..., None] * values).sum(0) / safe[..., None]
     return merged, torch.where(total == 0, float("-inf"), torch.log(safe) + highest)
+
+
+def recomputing() -> bool:
+    """Whether this forward pass repeats an earlier one, inside a backward pass: checkpointing and reversible layers do.
+
+    A mechanism that updates buffers in training then leaves them alone. torch keeps the id of the running backward pass
+    per thread, -1 outside one (torch.utils.checkpoint reads it too); a compiled graph does its own bookkeeping.
+    """
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
 def generator(seed: int, *parts: int | str) -> torch.Generator:

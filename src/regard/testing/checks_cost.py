@@ -1,5 +1,6 @@
 """Costs as declared, counted without a clock; and `torch.compile`."""
 
+import copy
 import math
 
 import torch
@@ -56,6 +57,22 @@ def compilation(subject: Subject) -> None:
         require(all(graphs == 1 for graphs, _ in found), f"{[graphs for graphs, _ in found]} graphs, {causal=}")
         nodes = [count for _, count in found]
         require(nodes[0] == nodes[1], f"{nodes[0]} graph nodes at 24 positions, {nodes[1]} at 200, {causal=}")
+    _train_compiled(subject, subject.modes[0])
+
+
+def _train_compiled(subject: Subject, causal: bool) -> None:
+    """One graph in training too, with the gradients of the mechanism as it is."""
+    mechanism = subject.build(causal).train()
+    x = Inputs(*(y.requires_grad_() for y in subject.inputs(mechanism)))
+    twin = copy.deepcopy(mechanism)
+    torch._dynamo.reset()
+    compiled = torch.compile(twin, backend="eager", fullgraph=True, dynamic=False)
+    wanted, got = mechanism(*x), compiled(*x)
+    assert_close(got.values, wanted.values, tolerance=1e-6, what=f"compiled in training, {causal=}")
+    grads = [torch.autograd.grad(y.values.square().sum(), x, allow_unused=True) for y in (got, wanted)]
+    for name, one, other in zip("qkv", *grads, strict=True):
+        if other is not None:
+            assert_close(one, other, tolerance=1e-5, what=f"gradient of {name}, compiled in training, {causal=}")
 
 
 @check(("compiles_whole", "compilation"), once=True)

@@ -1,10 +1,13 @@
 """Gradients, losses and dropout: what training needs."""
 
+from functools import partial
+
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from regard.core import Attention
-from regard.testing.compare import assert_close, largest_error
+from regard.testing.compare import assert_close, assert_identical, largest_error
 from regard.testing.inputs import (
     LENGTH,
     LONG,
@@ -175,6 +178,30 @@ def losses(subject: Subject) -> None:
                 clean = subject.build(causal).train()(*(y.detach() for y in x), key_mask=keep).losses
                 for name, loss in other.items():
                     assert_close(loss.detach(), clean[name].detach(), tolerance=1e-6, what=f"{name}, {content} hidden")
+
+
+@check()
+def recomputation(subject: Subject) -> None:
+    """A block that is computed again in its backward pass updates no buffer again; its gradients are the same."""
+    for causal in subject.modes:
+        results = []
+        for again in (False, True):
+            mechanism = subject.build(causal, dtype=torch.float64).train()
+            before = {name: y.clone() for name, y in mechanism.named_buffers()}
+            x = subject.inputs(mechanism, dtype=torch.float64)
+            leaves = Inputs(*(y.requires_grad_() for y in x))
+            call = partial(checkpoint, mechanism, use_reentrant=False) if again else mechanism
+            values = call(*leaves).values
+            grads = torch.autograd.grad(values.square().sum(), leaves, allow_unused=True)
+            results.append((before, dict(mechanism.named_buffers()), grads))
+        (before, once, grads), (_, twice, same) = results
+        for name, buffer in once.items():
+            if buffer.numel():
+                assert_identical(twice[name], buffer, what=f"buffer {name} after a block that was computed twice")
+        if all(torch.equal(once[name], y) for name, y in before.items()):
+            for name, one, other in zip("qkv", grads, same, strict=True):
+                if one is not None:
+                    assert_close(other, one, tolerance=1e-12, what=f"gradient of {name} with checkpointing")
 
 
 @check(("not supports.dropout", "refusals"))

@@ -46,9 +46,7 @@ def replayed_choices(subject: Subject) -> None:
     for causal in subject.modes:
         for dtype, allowed in ((torch.float32, FLOAT32), (torch.bfloat16, BFLOAT16)):
             mechanism = subject.build(causal, dtype=dtype, max_length=LONG)
-            require(
-                hasattr(mechanism, "decisions"), "a mechanism that selects has decisions(q, k), which reference takes"
-            )
+            require(hasattr(mechanism, "decisions"), "info.selects asks for decisions(q, k), which reference takes")
             for seed in range(2):
                 x = draw(mechanism.heads, subject.info, LONG, LONG, 1, f"close calls {seed}").to(dtype)
                 x = x._replace(v=x.v + 2)

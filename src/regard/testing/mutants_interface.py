@@ -210,6 +210,15 @@ class WeightsOutsideState(ToyFeatures):
         self.register_buffer("omega", self.omega, persistent=False)
 
 
+@mutant("recomputation")
+class CountsRecomputation(ToyCodes):
+    """Counts a step again when a checkpointed block is computed again."""
+
+    def commitment(self, k: Tensor, code: Tensor, key_mask: Tensor | None) -> Tensor:
+        self.steps.add_(1)
+        return super().commitment(k, code, key_mask)
+
+
 @mutant("losses")
 class DroppedLoss(ToyCodes):
     """Declares a loss and returns none."""

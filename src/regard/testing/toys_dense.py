@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.bias import ScoreBias
-from regard.core import Attended, Attention, Heads, Slots, State, generator
+from regard.core import Attended, Attention, Heads, Slots, State, generator, recomputing
 from regard.errors import ConfigError
 from regard.info import Info, Supports
 from regard.state import slot_bytes
@@ -235,7 +235,8 @@ class ToyCodes(ToyDense):
         values, state, _ = super().attend(q, k + (code - k).detach(), v, **given)  # type: ignore[arg-type]
         if not self.training:
             return Attended(values, state, {})
-        self.steps.add_(1)
+        if not recomputing():
+            self.steps.add_(1)
         return Attended(values, state, {"commitment": self.commitment(k, code, given["key_mask"])})  # type: ignore[arg-type]
 
     def reference(

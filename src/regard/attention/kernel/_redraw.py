@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from regard.core import generator
+from regard.core import generator, recomputing
 from regard.feature_maps import draw_projection
 
 
@@ -15,14 +15,6 @@ def draw(seed: int, number: int, heads: int, rows: int, dim: int, orthogonal: bo
             for head in range(heads)
         ]
     )
-
-
-def recomputing() -> bool:
-    """Whether this forward pass runs inside a backward pass: checkpointing and reversible layers repeat a block there.
-
-    torch keeps the id of the running backward pass per thread, -1 outside one (torch.utils.checkpoint reads it too).
-    """
-    return torch._C._current_graph_task_id() != -1
 
 
 @torch.library.custom_op("regard::scheduled_projection", mutates_args=("projection", "calls"))

@@ -11,7 +11,7 @@ from torch import Tensor
 from regard.attention.routed._base import nearest, wide
 from regard.attention.routed._codes import coded_op, gather_codes
 from regard.bias import ScoreBias
-from regard.core import Attended, Attention, generator
+from regard.core import Attended, Attention, generator, recomputing
 from regard.errors import ConfigError
 from regard.info import Heads, Info, Supports
 from regard.state import Slots, State, Tape, slot_bytes
@@ -36,8 +36,8 @@ class VectorQuantized(Attention):
     it is no longer recent (its value does, exactly): that gradient would take quadratic time, or S d^2 numbers per
     query. Without causality no key is recent; then it passes through the mean key of each code.
     The codebook follows its keys by moving averages, in training only: n_s <- g n_s + (1 - g) #{j: z_j = s}, likewise
-    the sums of keys, and C_s is their quotient. Set `recomputing` while a checkpointed block runs again: a block that
-    is computed twice must learn once. A masked key is neither counted nor learnt from.
+    the sums of keys, and C_s is their quotient. A checkpointed block that runs again does not learn again; set
+    `recomputing` where that happens outside a backward pass. A masked key is neither counted nor learnt from.
 
     Cost: O(n (S + 2 L) d) time, O(n d S / L) memory, never n x n. State: a window of 2 L - 1 slots, and S (value + 1)
     numbers per head. Lost: what rounding the keys loses.
@@ -163,7 +163,7 @@ class VectorQuantized(Attention):
         losses = {}
         if self.training:
             losses["commitment"] = _commitment(key, code, key_mask)
-            if not self.recomputing:
+            if not (self.recomputing or recomputing()):
                 self._learn(key.detach(), codes)
         return Attended(values, state, losses)
 
