@@ -56,18 +56,35 @@ def test_every_change_is_one_change_that_parses():
         assert 8 < variant.line < 22
 
 
-def test_the_suite_kills_most_mutants_and_survivors_are_listed(capsys):
+def test_the_suite_kills_most_mutants():
     outcomes = mutation.study("softmax_plus_one", limit=4, jobs=2)
     assert len(outcomes) == 4
     assert sum(outcome.killer is not None for outcome in outcomes) >= 3
-    assert mutation.main(["uniform", "--limit", "1", "--jobs", "1"]) == 0
-    assert "of 1 mutants killed" in capsys.readouterr().out
 
 
-def test_an_unchanged_source_survives_and_a_broken_one_is_killed():
+def test_survivors_are_listed(capsys, monkeypatch):
+    dead, alive = (mutation.Variant(line, "1  ->  2", "") for line in (3, 5))
+    found = [mutation.Outcome(dead, "causality"), mutation.Outcome(alive, None)]
+    monkeypatch.setattr(mutation, "study", lambda name, **options: found)
+    assert mutation.main(["uniform", "softmax"]) == 0
+    out = capsys.readouterr().out
+    assert "uniform: 1 of 2 mutants killed\n  survives, line 5: 1  ->  2\nsoftmax: 1 of 2" in out
+    assert "line 3" not in out
+
+
+def test_survivors_of_the_suite_face_the_tests(tmp_path):
+    failing, passing = tmp_path / "test_failing.py", tmp_path / "test_passing.py"
+    failing.write_text("def test_it():\n    assert False\n")
+    passing.write_text("def test_it():\n    pass\n")
+    source = mutation.Variant(0, "nothing", mutation.catalog.source("uniform"))
+    module = "regard.attention.dense.uniform"
+    assert mutation._judged("uniform", module, source, str(failing)).killer == "tests"
+    assert mutation._judged("uniform", module, source, str(passing)).killer is None
+
+
+def test_a_broken_source_is_killed():
     source = mutation.catalog.source("uniform")
     module = "regard.attention.dense.uniform"
-    assert mutation._judged("uniform", module, mutation.Variant(0, "nothing", source)).killer is None
     broken = mutation.Variant(0, "syntax", "def")
     assert mutation._judged("uniform", module, broken).killer == "import: SyntaxError"
     wrong = source.replace("wide.cumsum(2)", "wide.cumsum(2) * 1.001")

@@ -1,6 +1,7 @@
 """Mutants of mechanisms of the catalog: mistakes that their published implementations have made."""
 
-# pyright: reportGeneralTypeIssues=false - mechanisms are final, and only a mutant may break that
+# Mechanisms are final; only a mutant may break that.
+# pyright: reportGeneralTypeIssues=false
 
 from dataclasses import replace
 from typing import Any

@@ -1,19 +1,22 @@
 """Mechanical mutants: change one operator or constant of a mechanism's file, run the suite, list what survives.
 
     python -m regard.testing.mutation local --jobs 2
-    python -m regard.testing.mutation vector_quantized --file routed/_codes.py
+    python -m regard.testing.mutation vector_quantized --file routed/_codes.py --tests tests/attention/routed
 
 A survivor is a change that no check notices: look at each one. It is an equivalent program, a constant that only costs
-time, or a hole in the suite.
+time, or a hole in the suite. What algorithm and definition share (a default scale, a loss) the suite cannot judge; with
+`--tests`, survivors of the suite must also survive the tests of the mechanism's family, where golden values are.
 """
 
 import argparse
 import ast
+import contextlib
 import copy
 import importlib.abc
 import importlib.machinery
 import importlib.util
 import multiprocessing
+import os
 import random
 import sys
 from collections.abc import Iterator, Sequence
@@ -155,8 +158,8 @@ class _Loader(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         exec(compile(self.source, f"<mutant of {self.module}>", "exec"), module.__dict__)
 
 
-def judge(name: str, module: str, source: str) -> str | None:
-    """Run the suite over a mechanism with one module replaced: the check that fails, or None.
+def judge(name: str, module: str, source: str, tests: str | None = None) -> str | None:
+    """Run the suite, then tests, over a mechanism with one module replaced: the check that fails, or None.
 
     To be called in a process of its own, before that module is imported.
     """
@@ -170,18 +173,25 @@ def judge(name: str, module: str, source: str) -> str | None:
         results = check_attention(name, stop_at_failure=True)
     except Exception as error:  # a mutant may break its own import in any way
         return f"import: {type(error).__name__}"
-    return results[-1].check if results[-1].status == "failed" else None
+    if results[-1].status == "failed":
+        return results[-1].check
+    if tests is None:
+        return None
+    import pytest
+
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+        return "tests" if pytest.main(["-x", "-q", "-p", "no:cacheprovider", tests]) else None
 
 
-def _child(answer: Connection, name: str, module: str, source: str) -> None:
-    answer.send(judge(name, module, source))
+def _child(answer: Connection, name: str, module: str, source: str, tests: str | None) -> None:
+    answer.send(judge(name, module, source, tests))
 
 
-def _judged(name: str, module: str, variant: Variant) -> Outcome:
+def _judged(name: str, module: str, variant: Variant, tests: str | None = None) -> Outcome:
     """Judge in a process of its own, which may hang or die."""
     context = multiprocessing.get_context("forkserver")
     answer, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_child, args=(theirs, name, module, variant.source), daemon=True)
+    process = context.Process(target=_child, args=(theirs, name, module, variant.source, tests), daemon=True)
     process.start()
     theirs.close()
     try:
@@ -193,7 +203,9 @@ def _judged(name: str, module: str, variant: Variant) -> Outcome:
         process.join()
 
 
-def study(name: str, *, file: str | None = None, limit: int | None = None, jobs: int = 1) -> list[Outcome]:
+def study(
+    name: str, *, file: str | None = None, limit: int | None = None, jobs: int = 1, tests: str | None = None
+) -> list[Outcome]:
     """Judge the variants of a mechanism's file.
 
     Args:
@@ -201,6 +213,7 @@ def study(name: str, *, file: str | None = None, limit: int | None = None, jobs:
         file: another file of `regard/attention`, such as `routed/_codes.py`; None: the mechanism's own.
         limit: judge only so many variants, drawn with a fixed seed.
         jobs: processes at a time.
+        tests: a file or folder of tests that survivors of the suite must survive too.
     """
     path = f"{catalog.family(name)}/{name}.py" if file is None else file
     root = Path(__file__).parents[1] / "attention"
@@ -210,7 +223,7 @@ def study(name: str, *, file: str | None = None, limit: int | None = None, jobs:
         chosen = sorted(random.Random(0).sample(chosen, limit), key=lambda v: v.line)
     multiprocessing.set_forkserver_preload(["torch", "torch._dynamo", "torch.utils.flop_counter"])
     with ThreadPool(jobs) as pool:
-        return pool.map(partial(_judged, name, module), chosen, chunksize=1)
+        return pool.map(partial(_judged, name, module, tests=tests), chosen, chunksize=1)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -221,10 +234,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", help="mechanisms of the catalog; none: all")
     parser.add_argument("--file", help="another file of regard/attention, such as routed/_codes.py")
     parser.add_argument("--limit", type=int, help="judge only so many variants of each")
+    parser.add_argument("--tests", help="tests that survivors must survive too; {family} and {name} are filled in")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
     options = parser.parse_args(arguments)
     for name in options.names or catalog.names():
-        outcomes = study(name, file=options.file, limit=options.limit, jobs=options.jobs)
+        tests = options.tests and options.tests.format(family=catalog.family(name), name=name)
+        outcomes = study(name, file=options.file, limit=options.limit, jobs=options.jobs, tests=tests)
         survivors = [outcome.variant for outcome in outcomes if outcome.killer is None]
         print(f"{name}: {len(outcomes) - len(survivors)} of {len(outcomes)} mutants killed", flush=True)
         for variant in survivors:
