@@ -79,6 +79,19 @@ class GateError(RegardError):
     exit_code = 7
 
 
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that memory ran out. torch says so with a RuntimeError, told by its text.
+
+    Example:
+        >>> out_of_memory(MemoryError())
+        True
+    """
+    text = str(error)
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and ("can't allocate memory" in text or "out of memory" in text)
+    )
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """The end of a message about an unknown name: the nearest valid one, or all of them.
 

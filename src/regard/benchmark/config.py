@@ -8,6 +8,8 @@ from regard.errors import ConfigError
 from regard.models.config import MlpKind
 from regard.tasks.config import RecallConfig, TextConfig
 
+FORMAT = 1
+"""of results.json; changes whenever a reader would have to"""
 DEFAULT_SPECS = (
     "softmax",
     "local(window=32)",
@@ -86,6 +88,15 @@ class CompareConfig:
             for name in ("seeds", "text_steps", "recall_steps", "batch_size", "recall_batch_size", "rounds", "threads")
             if getattr(self, name) < 1
         ]
+        problems += [
+            f"{name} must be positive, got {getattr(self, name)}"
+            for name in ("learning_rate", "recall_learning_rate")
+            if not 0 < getattr(self, name) < float("inf")
+        ]
+        if self.evaluate_examples < 0:
+            problems.append(f"evaluate_examples must be at least 0 (all), got {self.evaluate_examples}")
+        if not 1 <= self.ngram <= 7:
+            problems.append(f"ngram must be from 1 to 7, got {self.ngram}")
         if not self.specs:
             problems.append("specs must name at least one mechanism")
         if len(set(self.specs)) != len(self.specs):
@@ -101,6 +112,8 @@ class CompareConfig:
             raise ConfigError("\n".join(problems))
         for spec in self.specs:
             self.layers(spec)
+        if self.budget is not None:
+            seconds(self.budget)
 
     def layers(self, spec: str) -> tuple[str, ...]:
         """The mechanism of every layer: `a / b` starts again when it is used up.

@@ -1,13 +1,13 @@
 """Quality of one specification: trains it on text and on recall, and takes a picture of its attention.
 
-Run as `python -m regard.benchmark.quality` it reads a `Job` as JSON from standard input and writes its results as JSON:
-a process of its own, so that its peak memory is its own.
+Run as `python -m regard.benchmark.quality` it serves `run_apart`: a process of its own, so that its peak memory is its
+own.
 """
 
-import json
-import resource
+import statistics
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -15,20 +15,22 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from regard.benchmark.timing import isolated
+from regard.benchmark.apart import apart, serve
 from regard.core import Attention
-from regard.errors import RegardError
 from regard.functional import weights
 from regard.models import LanguageModel, ModelConfig
 from regard.tasks import RecallConfig, TaskConfig, TextConfig, build_task
-from regard.tasks.base import Task
+from regard.tasks.base import Example, Examples, Task
 from regard.training.config import TrainingConfig
-from regard.training.evaluation import score
-from regard.training.metrics import read
+from regard.training.evaluation import measured, score
+from regard.training.files import writing
+from regard.training.metrics import peak_bytes, read
 from regard.training.trainer import Trainer
 
 PICTURE = 64
 """positions in a picture of the attention matrix"""
+FEW = 8
+"""with fewer documents than this, the bootstrap resamples windows: a few documents cannot say how much they vary"""
 
 
 @dataclass(frozen=True)
@@ -53,10 +55,18 @@ class Job:
     steps_only: int = 0
 
 
-def run_apart(jobs: list[Job], *, threads: int) -> list[dict[str, Any]]:
-    """The results of jobs, one after another in one process of their own, under fixed allocation."""
-    payload = json.dumps([asdict(job) for job in jobs])
-    return json.loads(isolated("regard.benchmark.quality", payload, fixed_allocation=True, threads=threads))
+def run_apart(
+    jobs: list[Job], *, threads: int, each: Callable[[dict[str, Any]], None] = lambda result: None
+) -> list[dict[str, Any]]:
+    """The results of jobs, one after another in one process of their own, under fixed allocation.
+
+    Args:
+        jobs: the peak memory of one includes that of those before it.
+        threads: CPU threads.
+        each: called with every result as soon as it is there.
+    """
+    payload = [asdict(job) for job in jobs]
+    return apart("regard.benchmark.quality", payload, fixed_allocation=True, threads=threads, each=each)
 
 
 def perform(job: Job) -> dict[str, Any]:
@@ -68,25 +78,47 @@ def perform(job: Job) -> dict[str, Any]:
     if job.steps_only:
         return _timed_steps(job, model, task)
     run = Path(job.run)
-    run.mkdir(parents=True, exist_ok=True)
+    with writing(run):
+        run.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()
     trainer = Trainer(model, task, job.training, run)
     trainer.fit()
-    examples = task.examples("valid")
+    examples, unit = units(task.examples("valid"), job.evaluate_examples)
     scores = score(model, examples, task.vocab_size, limit=job.evaluate_examples, batch_size=job.training.batch_size)
     assert scores is not None
     lines = read(run / "metrics.jsonl")
     steps = [line for line in lines if line["kind"] == "train"]
-    seconds = sum(line["timing"]["seconds"] for line in steps)  # type: ignore[index,call-overload,misc]
+    # A median, because the first steps warm up, and a run that was interrupted has lost some of its seconds.
+    speed = statistics.median(line["timing"]["tokens_per_second"] for line in steps)  # type: ignore[index,call-overload,misc]
     return {
         "parameters": model.parameter_count(),
         "seconds": time.perf_counter() - began,
         "documents": scores.table(),
+        "unit": unit,
         "curve": [[line["tokens"], line["loss"]] for line in steps],
-        "tokens_per_second": job.training.steps * job.training.batch_size * task.length / seconds,
-        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "tokens_per_second": speed,
+        "peak_bytes": peak_bytes(torch.device("cpu")),
         "pictures": pictures(model, task) if job.task == "text" else [],
     }
+
+
+@dataclass(frozen=True)
+class _Windows:
+    """Examples of which each is a document of its own."""
+
+    examples: Examples
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, index: int) -> Example:
+        return self.examples[index]._replace(document=index)
+
+
+def units(examples: Examples, limit: int) -> tuple[Examples, Literal["document", "window"]]:
+    """The examples by the unit that a bootstrap resamples: documents, or windows where documents are `FEW`."""
+    documents = {examples[index].document for index in measured(len(examples), limit)}
+    return (_Windows(examples), "window") if len(documents) < FEW else (examples, "document")
 
 
 def _timed_steps(job: Job, model: LanguageModel, task: Task) -> dict[str, Any]:
@@ -106,8 +138,7 @@ def _timed_steps(job: Job, model: LanguageModel, task: Task) -> dict[str, Any]:
         optimizer.step()
         optimizer.zero_grad()
         taken.append(time.perf_counter() - began)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {"seconds": sorted(taken[1:])[len(taken[1:]) // 2], "peak_bytes": peak}
+    return {"seconds": statistics.median(taken[1:]), "peak_bytes": peak_bytes(torch.device("cpu"))}
 
 
 @torch.no_grad()
@@ -148,15 +179,5 @@ def _job(given: dict[str, Any]) -> Job:
     )
 
 
-def main() -> int:
-    """Jobs from standard input, results to standard output."""
-    try:
-        json.dump([perform(_job(given)) for given in json.loads(sys.stdin.read())], sys.stdout)
-    except RegardError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(serve(lambda payload: (perform(_job(given)) for given in payload)))

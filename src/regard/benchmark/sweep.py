@@ -1,11 +1,11 @@
 """Cost over length: forward, forward + backward and decoding of mechanisms, paired with exact attention in one run.
 
-Run as `python -m regard.benchmark.sweep` it reads a `Plan` as JSON from standard input and writes the rows as JSON.
+Run as `python -m regard.benchmark.sweep` it serves `sweep`: a process of its own for every plan.
 """
 
-import json
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,14 +13,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard.benchmark.apart import apart, serve
 from regard.benchmark.cost import counted
-from regard.benchmark.timing import Timing, isolated, paired
+from regard.benchmark.timing import Timing, paired
 from regard.catalog import build, describe
 from regard.core import Attention
+from regard.errors import ConfigError, nearest
 from regard.info import Heads
 
 SDPA = "torch sdpa"
 """the name of the row that times F.scaled_dot_product_attention itself"""
+PASSES = ("forward", "both", "decode")
+TOKENS = 16
+"""tokens per timed decoding call"""
 
 
 @dataclass(frozen=True)
@@ -34,8 +39,11 @@ class Plan:
         causal: causal or bidirectional.
         passes: any of "forward", "both" (forward + backward), "decode" (one token after `length` tokens).
         rounds: timed turns.
-        seconds: stop starting longer lengths after this, for each pass.
+        seconds: start no longer length after this, for each pass; the shortest is always timed.
         threads: CPU threads.
+
+    Raises:
+        ConfigError: nothing to time, an unknown pass, or a number that is too small.
     """
 
     specs: tuple[str, ...]
@@ -43,10 +51,34 @@ class Plan:
     heads: int = 8
     key_dim: int = 64
     causal: bool = True
-    passes: tuple[str, ...] = ("forward", "both", "decode")
+    passes: tuple[str, ...] = PASSES
     rounds: int = 5
     seconds: float = 60.0
     threads: int = 2
+
+    def __post_init__(self) -> None:
+        problems = [f"{name} must not be empty" for name in ("specs", "lengths", "passes") if not getattr(self, name)]
+        problems += [f"no pass {name!r}: {nearest(name, PASSES)}" for name in self.passes if name not in PASSES]
+        problems += [
+            f"{name} must be at least 1, got {getattr(self, name)}"
+            for name in ("heads", "key_dim", "rounds", "threads")
+            if getattr(self, name) < 1
+        ]
+        problems += [f"lengths must be at least 1, got {length}" for length in self.lengths if length < 1]
+        if not self.seconds >= 0:
+            problems.append(f"seconds must be at least 0, got {self.seconds}")
+        if problems:
+            raise ConfigError("\n".join(problems))
+
+    def build(self, spec: str) -> Attention:
+        """The mechanism that is timed.
+
+        Raises:
+            ConfigError: an unknown mechanism or option. UnsupportedError: it cannot be causal.
+        """
+        longest = max(self.lengths) + TOKENS * (self.rounds + 1)
+        heads = Heads(count=self.heads, key_dim=self.key_dim, causal=self.causal, max_length=longest)
+        return build(spec, heads).eval()
 
 
 @dataclass(frozen=True)
@@ -64,10 +96,8 @@ class Row:
 
 def sweep(plan: Plan, *, fixed_allocation: bool = True) -> list[Row]:
     """Measure in a process of its own, under fixed or default allocation."""
-    answer = isolated(
-        "regard.benchmark.sweep", json.dumps(asdict(plan)), fixed_allocation=fixed_allocation, threads=plan.threads
-    )
-    return [Row(**row) for row in json.loads(answer)]
+    rows = apart("regard.benchmark.sweep", asdict(plan), fixed_allocation=fixed_allocation, threads=plan.threads)
+    return [Row(**row) for row in rows]
 
 
 def measure(plan: Plan) -> list[Row]:
@@ -75,14 +105,15 @@ def measure(plan: Plan) -> list[Row]:
     torch.set_num_threads(plan.threads)
     rows: list[Row] = []
     for kind in plan.passes:
-        spent = 0.0
+        until = time.perf_counter() + plan.seconds
         for length in sorted(plan.lengths):
+            if length > min(plan.lengths) and time.perf_counter() > until:
+                break
             calls, sizes = _calls(plan, kind, length)
-            if not calls or spent > plan.seconds:
-                continue
-            timings = paired(calls, rounds=plan.rounds, budget_seconds=max(plan.seconds - spent, 0.0))
-            spent += sum(t.seconds for t in timings.values()) * (plan.rounds + 1)
-            rows += [_row(spec, length, kind, t, sizes.get(spec)) for spec, t in timings.items()]
+            if calls:
+                left = max(until - time.perf_counter(), 0.0)
+                timings = paired(calls, rounds=plan.rounds, budget_seconds=left)
+                rows += [_row(spec, length, kind, t, sizes.get(spec)) for spec, t in timings.items()]
     return rows
 
 
@@ -94,13 +125,12 @@ def _row(spec: str, length: int, kind: str, timing: Timing, state_bytes: int | N
 def _calls(plan: Plan, kind: str, length: int) -> tuple[dict[str, Callable[[], object]], dict[str, int]]:
     draw = torch.Generator().manual_seed(length)
     q, k, v = (torch.randn(1, plan.heads, length, plan.key_dim, generator=draw) for _ in range(3))
-    heads = Heads(count=plan.heads, key_dim=plan.key_dim, causal=plan.causal, max_length=2 * max(plan.lengths))
     calls: dict[str, Callable[[], object]] = {}
     sizes: dict[str, int] = {}
     if kind != "decode":
         calls[SDPA] = _call(kind, lambda *x: F.scaled_dot_product_attention(*x, is_causal=plan.causal), (q, k, v))
     for spec in plan.specs:
-        mechanism = build(spec, heads).eval()
+        mechanism = plan.build(spec)
         keys = q if mechanism.info.shares_query_key else k
         if kind != "decode":
             calls[spec] = _call(kind, lambda *x, m=mechanism: m(*x).values, (q, keys, v))
@@ -151,10 +181,6 @@ def count(plan: Plan) -> dict[tuple[str, int, str], Counted]:
     return found
 
 
-TOKENS = 16
-"""tokens per timed decoding call"""
-
-
 def _decoding(mechanism: Attention, inputs: Sequence[Tensor]) -> tuple[Callable[[], object], int]:
     """Each call decodes `TOKENS` more tokens, going on from where the last call stopped, as a long generation does."""
     with torch.no_grad():
@@ -183,8 +209,10 @@ def crossover(rows: Sequence[Row], spec: str, against: str, kind: str = "both") 
     return found
 
 
-if __name__ == "__main__":
-    given: dict[str, Any] = json.loads(sys.stdin.read())
+def _serve(given: dict[str, Any]) -> Iterator[dict[str, Any]]:
     given |= {name: tuple(given[name]) for name in ("specs", "lengths", "passes")}
-    plan = Plan(**given)
-    json.dump([asdict(row) for row in measure(plan)], sys.stdout)
+    return (asdict(row) for row in measure(Plan(**given)))
+
+
+if __name__ == "__main__":
+    sys.exit(serve(_serve))

@@ -1,9 +1,6 @@
 """Paired timing: every candidate in one process, in turns, under fixed allocation; medians and ratios of medians."""
 
-import os
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -57,26 +54,3 @@ def _summary(seconds: Sequence[float]) -> Timing:
         return Timing(seconds[0], seconds[0], seconds[0])
     low, middle, high = statistics.quantiles(seconds, n=4, method="inclusive")
     return Timing(middle, low, high)
-
-
-def isolated(module: str, payload: str, *, fixed_allocation: bool, threads: int, timeout: float | None = None) -> str:
-    """Run `python -m module` in a process of its own with `payload` on its standard input; its standard output.
-
-    Raises:
-        subprocess.CalledProcessError: the process failed; its standard error went to ours.
-    """
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-    for name in FIXED_ALLOCATION:
-        environment.pop(name, None)
-    if fixed_allocation:
-        environment |= FIXED_ALLOCATION
-    done = subprocess.run(
-        [sys.executable, "-m", module],
-        input=payload,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        timeout=timeout,
-        env=environment,
-    )
-    return done.stdout

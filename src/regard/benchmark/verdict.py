@@ -8,6 +8,10 @@ from jaxtyping import Float
 
 RESAMPLES = 2000
 LEVEL = 0.95
+LEARNED = 0.9
+"""recall that some specification must reach before differences in recall mean much: the positive control"""
+CHEAPER = 0.67
+"""share of the chosen one's cost below which another is worth a sentence about long sequences"""
 
 
 @dataclass(frozen=True)
@@ -103,32 +107,57 @@ class Recommendation:
 
 
 def recommend(
-    standings: Sequence[Standing], quality_ties: Sequence[str], recall_ties: Sequence[str], *, length: int
+    standings: Sequence[Standing],
+    quality_ties: Sequence[str],
+    recall_ties: Sequence[str],
+    *,
+    length: int,
+    floor: tuple[str, float] | None = None,
+    chance: float = 0.0,
 ) -> Recommendation:
     """Among those that tie for the best bits per byte and recall as well as the best, the fastest in training.
 
-    If none of the ties on quality also ties on recall, quality decides and the reason says what is lost.
+    If none of the ties on quality also ties on recall, quality decides and the reason says what is lost. A comparison
+    whose models learned too little to tell says that first.
+
+    Args:
+        standings: every specification.
+        quality_ties, recall_ties: those that cannot be told from the best, as `ties` says.
+        length: tokens that the training speed was measured at.
+        floor: name and bits per byte of a model without attention, which has to be beaten.
+        chance: recall of guessing.
     """
     by_name = {standing.spec: standing for standing in standings}
     good = [name for name in quality_ties if name in recall_ties]
     pool = good or list(quality_ties)
     chosen = max((by_name[name] for name in pool), key=lambda standing: standing.tokens_per_second)
     sentences: list[str] = []
+    lowest = min(standing.bits_per_byte for standing in standings)
+    if floor is not None and lowest >= floor[1]:
+        sentences.append(
+            f"no specification beats the {floor[0]} ({floor[1]:.3f} bits per byte), so they were trained too little to "
+            "choose by quality: give more steps or a larger budget"
+        )
     rest = [name for name in quality_ties if name != chosen.spec]
     sentences.append(
         f"{chosen.bits_per_byte:.3f} bits per byte "
         + (f"ties with the best ({_listed(rest)} cannot be told from it)" if rest else "is the lowest")
     )
-    if good:
+    best = max(standings, key=lambda standing: standing.recall)
+    if best.recall < LEARNED:
+        sentences.append(
+            f"recall says little yet: the best, {best.spec}, reached {best.recall:.0%}, guessing gives {chance:.0%}, "
+            f"and a task that was learned shows at least {LEARNED:.0%} somewhere"
+        )
+    elif good:
         sentences.append(f"its recall of {chosen.recall:.0%} is not below the best")
-    else:
-        best = max(standings, key=lambda standing: standing.recall)
+    if not good:
         sentences.append(f"its recall of {chosen.recall:.0%} is below the {best.recall:.0%} of {best.spec}")
     others = [name for name in pool if name != chosen.spec]
     if others:
         sentences.append(f"of those it trains fastest at {length} tokens ({chosen.tokens_per_second:,.0f} tokens/s)")
     longest = max(chosen.cost, default=0)
-    cheaper = [s for s in standings if longest and s.cost.get(longest, float("inf")) < 0.67 * chosen.cost[longest]]
+    cheaper = [s for s in standings if longest and s.cost.get(longest, float("inf")) < CHEAPER * chosen.cost[longest]]
     if cheaper:
         fastest = min(cheaper, key=lambda standing: standing.cost[longest])
         ratio = chosen.cost[longest] / fastest.cost[longest]
@@ -136,7 +165,8 @@ def recommend(
             f"for sequences of {longest:,} tokens look at {fastest.spec}: its attention is {ratio:.1f} times faster "
             f"there, at {fastest.bits_per_byte:.3f} bits per byte and {fastest.recall:.0%} recall"
         )
-    return Recommendation(chosen.spec, "; ".join(sentences) + ".")
+    reason = "; ".join(sentences)
+    return Recommendation(chosen.spec, f"{reason[0].upper()}{reason[1:]}.")
 
 
 def _listed(names: Sequence[str]) -> str:

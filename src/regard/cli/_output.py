@@ -8,6 +8,13 @@ from typing import Any
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Nobody reads any more. rich would exit with 1, which means a bug here; `main` knows what it is."""
+        raise BrokenPipeError
 
 
 def emit(payload: Any) -> None:
@@ -19,16 +26,16 @@ def emit(payload: Any) -> None:
 def console(*, machine: bool = False) -> Console:
     """Where text goes: stdout, or stderr when stdout carries machine output."""
     if not sys.stdout.isatty():
-        return Console(stderr=machine, width=160, highlight=False, soft_wrap=True)
-    return Console(stderr=machine, highlight=False)
+        return _Console(stderr=machine, width=160, highlight=False, soft_wrap=True)
+    return _Console(stderr=machine, highlight=False)
 
 
 def table(*columns: str, rows: Sequence[Sequence[object]], title: str | None = None) -> Table:
-    """A plain table; numbers are right-aligned."""
+    """A plain table; numbers are right-aligned. Cells are shown as they are: brackets are no markup."""
     built = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
     for at, column in enumerate(columns):
         numeric = all(str(row[at]).replace(".", "").replace("-", "").replace(",", "").isdigit() for row in rows)
         built.add_column(column, justify="right" if rows and numeric else "left", overflow="fold")
     for row in rows:
-        built.add_row(*(str(cell) for cell in row))
+        built.add_row(*(Text(str(cell)) for cell in row))
     return built

@@ -25,13 +25,13 @@ class _Options:
     out: str | None = None
     """directory of the new run; None: runs/ and the first free number"""
     resume: str | None = None
-    """continue this run, with its own configuration"""
+    """continue this run, with its own configuration: takes no other option but --json"""
     config: str | None = None
     """TOML file with the sections model, task and training; flags win over it"""
     preset: str | None = None
     """start from a published shape, see `regard list`"""
-    task: Annotated[Literal["text", "recall", "copy"], tyro.conf.arg(name="task")] = "text"
-    """the task; its own options are --data.*"""
+    kind: Annotated[Literal["text", "recall", "copy"], tyro.conf.arg(name="task")] = "text"
+    """the task; its own options are --task.*"""
     model: ModelConfig = field(default_factory=ModelConfig)
     """the model"""
     training: Annotated[TrainingConfig, tyro.conf.arg(name="")] = field(default_factory=TrainingConfig)
@@ -44,7 +44,7 @@ class _Options:
 class TextOptions(_Options):
     """Train on text."""
 
-    data: TextConfig = field(default_factory=TextConfig)
+    task: TextConfig = field(default_factory=TextConfig)
     """the text"""
 
 
@@ -52,7 +52,7 @@ class TextOptions(_Options):
 class RecallOptions(_Options):
     """Train on associative recall."""
 
-    data: RecallConfig = field(default_factory=RecallConfig)
+    task: RecallConfig = field(default_factory=RecallConfig)
     """the sequences"""
 
 
@@ -60,7 +60,7 @@ class RecallOptions(_Options):
 class CopyOptions(_Options):
     """Train on copying."""
 
-    data: CopyConfig = field(default_factory=CopyConfig)
+    task: CopyConfig = field(default_factory=CopyConfig)
     """the sequences"""
 
 
@@ -72,16 +72,24 @@ def parse(words: Sequence[str]) -> Options:
     """Read the words after `regard train`.
 
     Raises:
-        ConfigError: an unknown preset or task, or a file with problems (all of them are listed).
+        ConfigError: an unknown preset or task, options beside --resume, or a file with problems (all are listed).
         SystemExit: flags that tyro refuses (exit code 2) or --help.
     """
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for name in ("--config", "--preset", "--task"):
+    for name in ("--config", "--preset", "--task", "--resume"):
         early.add_argument(name)
     try:
-        first, _ = early.parse_known_args(list(words))
+        first, rest = early.parse_known_args(list(words))
     except argparse.ArgumentError as error:
         raise ConfigError(str(error)) from error
+    if first.resume is not None:
+        beside = [f"--{name}" for name in ("config", "preset", "task") if getattr(first, name) is not None]
+        beside += [word for word in rest if word not in ("--json", "-h", "--help")]
+        if beside:
+            raise ConfigError(
+                f"--resume continues a run with its own configuration, so {' '.join(beside)} would change nothing: "
+                "leave it out, or start a new run"
+            )
     config = RunConfig()
     if first.preset is not None:
         if first.preset not in presets.names():
@@ -93,7 +101,7 @@ def parse(words: Sequence[str]) -> Options:
     if task not in TASKS:
         raise ConfigError(f"unknown task {task!r}: {nearest(task, TASKS)}")
     data = config.task if config.task.name == task else TASKS[task]()
-    default = KINDS[task](task=task, model=config.model, training=config.training, data=data)
+    default = KINDS[task](kind=task, model=config.model, training=config.training, task=data)
     return tyro.cli(
         KINDS[task],
         default=default,
@@ -105,4 +113,4 @@ def parse(words: Sequence[str]) -> Options:
 
 def run_config(options: Options) -> RunConfig:
     """The configuration that the options describe."""
-    return RunConfig(options.model, options.data, options.training)
+    return RunConfig(options.model, options.task, options.training)

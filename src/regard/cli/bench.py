@@ -24,11 +24,11 @@ class Options:
     bidirectional: bool = False
     """every position sees every other (default: causal)"""
     passes: tuple[Literal["forward", "both", "decode"], ...] = ("forward", "both", "decode")
-    """forward, both (forward + backward), decode (one token after so many)"""
+    """forward, both (forward + backward), decode (one token after so many; causal only)"""
     rounds: int = 5
     """timed turns"""
     seconds: float = 60.0
-    """for each pass, start no longer length after this"""
+    """for each pass, start no longer length after this; the shortest is always timed"""
     threads: int = 2
     """CPU threads"""
     counted: bool = False
@@ -39,11 +39,10 @@ class Options:
 
 def run(options: Options) -> int:
     """Time under fixed allocation, the default figures beside them."""
-    from regard import catalog
     from regard.benchmark import sweep
 
-    for spec in options.specs:
-        catalog.describe(spec)
+    if not options.specs:
+        raise ConfigError("name what to time, such as softmax linear; regard list shows what there is")
     plan = sweep.Plan(
         specs=options.specs,
         lengths=parse_lengths(options.lengths),
@@ -55,6 +54,8 @@ def run(options: Options) -> int:
         seconds=options.seconds,
         threads=options.threads,
     )
+    for spec in plan.specs:
+        plan.build(spec)
     fixed = sweep.sweep(plan, fixed_allocation=True)
     default = {(r.spec, r.length, r.kind): r for r in sweep.sweep(plan, fixed_allocation=False)}
     counted = sweep.count(plan) if options.counted else {}

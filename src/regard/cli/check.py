@@ -3,9 +3,11 @@
 from dataclasses import asdict, dataclass
 
 import tyro
+from rich.markup import escape
 
 from regard import catalog
 from regard.cli._output import console, emit, table
+from regard.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,8 @@ def run(options: Options) -> int:
     """Run the conformance suite."""
     from regard.testing import check
 
+    if not options.names:
+        raise ConfigError("name what to check: names from `regard list`, module:Class, or all")
     names = catalog.names() if options.names == ("all",) else list(options.names)
     screen = console(machine=options.json)
     everything = {}
@@ -34,7 +38,7 @@ def run(options: Options) -> int:
         verdict = "[red]FAILED[/red]" if count["failed"] else "[green]passed[/green]"
         seconds = sum(r.seconds for r in results)
         screen.print(
-            f"{name}: {verdict} ({count['passed']} passed, {count['excused']} excused by a fact, "
+            f"{escape(name)}: {verdict} ({count['passed']} passed, {count['excused']} excused by a fact, "
             f"{count['failed']} failed, {seconds:.1f} s)"
         )
         shown = [r for r in results if options.verbose or r.status == "failed"]

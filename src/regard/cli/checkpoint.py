@@ -27,33 +27,51 @@ class Options:
 
 def run(options: Options) -> int:
     """Do it."""
+    if not (Path(options.run) / "config.toml").exists():
+        raise ConfigError(f"{options.run} is not a run: it has no config.toml. Start one with regard train")
+    if options.action == "export":
+        return _export(options)
+    if options.out is not None:
+        raise ConfigError(f"{options.action} writes nothing: --out is for export")
+    return _shown(options)
+
+
+def _export(options: Options) -> int:
     from regard.training import checkpoint
 
-    folder = Path(options.run) / "checkpoints"
-    if not (Path(options.run) / "config.toml").exists():
-        raise ConfigError(f"{options.run} is not a run: it has no config.toml")
-    if options.action == "export":
-        if options.out is None:
-            raise ConfigError("export needs --out FILE.safetensors")
-        found, _ = checkpoint.newest(folder)
-        if found is None:
-            raise CheckpointError(f"{options.run} has no checkpoint yet")
-        checkpoint.export(found.path, Path(options.out))
-        console(machine=options.json).print(f"{found.path} -> {options.out}", markup=False)
-        return 0
-    rows, damaged = [], 0
-    for path in checkpoint.paths(folder):
-        size = sum(file.stat().st_size for file in path.iterdir())
+    if options.out is None:
+        raise ConfigError("export needs --out FILE.safetensors")
+    found, _ = checkpoint.newest(Path(options.run) / "checkpoints")
+    if found is None:
+        raise CheckpointError(f"{options.run} has no checkpoint yet; continue it with regard train --resume")
+    checkpoint.export(found.path, Path(options.out))
+    if options.json:
+        emit({"checkpoint": str(found.path), "out": options.out})
+    else:
+        console().print(f"{found.path} -> {options.out}", markup=False)
+    return 0
+
+
+def _shown(options: Options) -> int:
+    from regard.training import checkpoint
+
+    rows: list[tuple[str, int, str]] = []
+    damaged = False
+    for path in checkpoint.paths(Path(options.run) / "checkpoints"):
         state = "not verified"
         if options.action == "verify":
             try:
                 checkpoint.load(path)
                 state = "sound"
             except CheckpointError as error:
-                damaged, state = damaged + 1, f"damaged: {error}"
-        rows.append((path.name, f"{size:,}", state))
+                damaged, state = True, f"damaged: {error}"
+        size = sum(file.stat().st_size for file in path.glob("*"))
+        rows.append((path.name, size, state))
     if options.json:
         emit([dict(zip(("checkpoint", "bytes", "state"), row, strict=True)) for row in rows])
+    elif rows:
+        shown = [(name, f"{size:,}", state) for name, size, state in rows]
+        console().print(table("checkpoint", "bytes", "state", rows=shown))
     else:
-        console().print(table("checkpoint", "bytes", "state", rows=rows))
+        console().print(f"{options.run} has no checkpoint yet", markup=False)
     return CheckpointError.exit_code if damaged else 0

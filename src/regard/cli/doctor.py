@@ -12,7 +12,7 @@ from regard import __version__
 from regard.cli._output import console, emit, table
 
 OPTIONAL = {
-    "tensorboard": "train --training.tensorboard",
+    "tensorboard": "regard train --tensorboard",
     "triton": "Triton kernels on a GPU",
     "transformers": "Hugging Face models",
     "faiss": "approximate datastores",

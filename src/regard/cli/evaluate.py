@@ -24,6 +24,8 @@ class Options:
     """as many examples, evenly spaced; 0: all"""
     batch_size: int = 16
     """examples at a time"""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """auto: cuda, else mps, else cpu"""
     json: bool = False
     """machine output on stdout, with the sums of every document"""
 
@@ -32,7 +34,11 @@ def run(options: Options) -> int:
     """Evaluate and print."""
     from regard.training import evaluate, load
 
-    loaded = load(options.run)
+    if options.limit < 0 or options.batch_size < 1:
+        raise ConfigError(
+            f"--limit must be at least 0 (all) and --batch-size at least 1, got {options.limit}, {options.batch_size}"
+        )
+    loaded = load(options.run, device=options.device)
     task = None
     if options.corpus is not None:
         if not isinstance(loaded.config.task, TextConfig):
@@ -45,7 +51,7 @@ def run(options: Options) -> int:
     rows = [
         (key, f"{value:.4f}" if isinstance(value, float) else value)
         for key, value in found.items()
-        if key != "documents"
+        if key != "documents" and value is not None and not (key == "bytes" and not value)
     ]
     console().print(table("what", "value", rows=rows))
     return 0

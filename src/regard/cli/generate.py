@@ -1,7 +1,9 @@
 """Continue a text with a trained run, streaming what is generated."""
 
+import io
 import sys
 from dataclasses import dataclass
+from typing import Literal
 
 import tyro
 
@@ -28,22 +30,24 @@ class Options:
     """of the draws"""
     stop: tuple[str, ...] = ()
     """texts that end the continuation"""
-    device: str = "auto"
-    """auto, cpu, cuda or mps"""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """auto: cuda, else mps, else cpu"""
 
 
 def run(options: Options) -> int:
-    """Write the prompt's continuation to stdout as it comes."""
+    """Write the prompt's continuation to stdout as it comes, in UTF-8 whatever the locale."""
     from regard.models.generate import stream
     from regard.training import load
 
-    prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
+    for text in (sys.stdin, sys.stdout):
+        if isinstance(text, io.TextIOWrapper):
+            text.reconfigure(encoding="utf-8", errors="surrogateescape" if text is sys.stdin else "strict")
     loaded = load(options.run, device=options.device)
     if loaded.tokenizer is None:
-        raise ConfigError(f"{options.run} was trained on {loaded.config.task.name}, which has no text")
+        raise ConfigError(f"{options.run} was trained on {loaded.config.task.name}, which has no text to continue")
     for piece in stream(
         loaded.model,
-        [prompt],
+        [sys.stdin.read() if options.prompt == "-" else options.prompt],
         max_new_tokens=options.max_new_tokens,
         temperature=options.temperature,
         top_k=options.top_k,

@@ -1,14 +1,22 @@
-"""Show the facts, options and equation of one mechanism, position scheme or preset."""
+"""Show the facts, options and equation of one mechanism, position scheme, memory or preset."""
 
 import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import tyro
 
-from regard import catalog, position, specs
+from regard import catalog, memory, position, specs
 from regard.cli._output import console, emit, table
 from regard.errors import ConfigError, nearest
 from regard.models import presets
+
+NAMES: Mapping[str, Callable[[], list[str]]] = {
+    "mechanism": catalog.names,
+    "position": position.names,
+    "memory": memory.names,
+    "preset": presets.names,
+}
 
 
 @dataclass(frozen=True)
@@ -16,7 +24,8 @@ class Options:
     """What to show."""
 
     name: tyro.conf.Positional[str]
-    """a name from `regard list`, `module:Class`, or `kind:name` where a mechanism, position or preset share one"""
+    """a name from `regard list`, a specification such as 'linear(feature_map=relu)', `module:Class`, or `kind:name`
+    where a mechanism, position, memory or preset share one"""
     json: bool = False
     """machine output on stdout"""
 
@@ -24,68 +33,72 @@ class Options:
 def run(options: Options) -> int:
     """Print one entry of the catalog."""
     kind, name = find(options.name)
-    if kind == "mechanism":
-        return _mechanism(name, machine=options.json)
-    if kind == "preset":
-        described = inspect.getdoc(presets.function(name)) or ""
-        facts: dict[str, object] = {"kind": kind, "name": name, "docstring": described}
-    else:
-        cls = position.position_class(name)
-        described = inspect.getdoc(cls) or ""
-        facts = {"kind": kind, "name": name, "docstring": described, "source": cls.source}
+    described, accepted, facts = _mechanism(name) if kind == "mechanism" else _other(kind, name)
     if options.json:
-        emit(facts)
-    else:
-        console().print(f"[bold]{kind} {name}[/bold]\n\n{described}", highlight=False)
+        shown = {key: {**entry, "default": repr(entry["default"])} for key, entry in accepted.items()}
+        emit({"kind": kind, "name": name, **facts, "options": shown, "docstring": described})
+        return 0
+    screen = console()
+    screen.print(f"{kind} {name}\n\n{described}", markup=False)
+    rows = [(key, entry["type"], repr(entry["default"])) for key, entry in accepted.items()]
+    if rows:
+        screen.print(table("option", "type", "default", rows=rows, title="\nOptions"))
+    if facts:
+        lines = [(key, _plain(value)) for key, value in facts.items()]
+        screen.print(table("fact", "value", rows=lines, title="\nFacts"))
     return 0
 
 
 def find(text: str) -> tuple[str, str]:
-    """(kind, name) of a text; a bare name is a mechanism first, then a position, then a preset.
+    """(kind, name) of a text; a bare name is a mechanism first, then a position, a memory, a preset.
 
     Raises:
         ConfigError: no entry of that name.
     """
-    kinds = {"mechanism": catalog.names(), "position": position.names(), "preset": presets.names()}
     kind, _, rest = text.partition(":")
-    if kind in kinds:
-        kinds, text = {kind: kinds[kind]}, rest
-    elif specs.is_path(text):
+    if kind not in NAMES and specs.is_path(text):
         return "mechanism", text
-    for kind, names in kinds.items():
-        if text in names:
-            return kind, text
-    known = [name for names in kinds.values() for name in names]
-    raise ConfigError(f"nothing in the catalog is called {text!r}: {nearest(text, known)}")
+    searched, wanted = ((kind,), rest) if kind in NAMES else (tuple(NAMES), text)
+    for kind in searched:
+        if (wanted.partition("(")[0] if kind == "mechanism" else wanted) in NAMES[kind]():
+            return kind, wanted
+    known = {name for kind in searched for name in NAMES[kind]()}
+    where = searched[0] if len(searched) == 1 else "catalog entry"
+    raise ConfigError(f"there is no {where} {wanted!r}: {nearest(wanted, known)}")
 
 
-def _mechanism(name: str, *, machine: bool) -> int:
-    cls, _ = catalog.resolve(name)
-    info = cls.info
-    accepted = {
+def _mechanism(spec: str) -> tuple[str, dict[str, dict[str, object]], dict[str, object]]:
+    """Docstring, options and facts: those that hold with the options of the specification."""
+    cls, given = catalog.resolve(spec)
+    info = catalog.describe(spec)
+    accepted = _options(cls.__init__)
+    for name, value in given.items():
+        accepted[name]["default"] = value
+    facts: dict[str, object] = {key: value for key, value in vars(info).items() if key not in ("supports", "losses")}
+    facts |= {"supports": list(info.supports.names), "losses": dict(info.losses)}
+    return inspect.getdoc(cls) or "", accepted, facts
+
+
+def _other(kind: str, name: str) -> tuple[str, dict[str, dict[str, object]], dict[str, object]]:
+    if kind == "preset":
+        make = presets.function(name)
+        return inspect.getdoc(make) or "", _options(make), {}
+    package = {"position": position.PACKAGE, "memory": memory.PACKAGE}[kind]
+    cls = specs.load(kind, name, specs.files(package))
+    return inspect.getdoc(cls) or "", _options(cls.__init__), {}
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, list):
+        return " ".join(value)
+    if isinstance(value, dict):
+        return ", ".join(f"{key} (weight {weight:g})" for key, weight in value.items()) or "none"
+    return value
+
+
+def _options(function: Callable[..., object]) -> dict[str, dict[str, object]]:
+    return {
         p.name: {"type": inspect.formatannotation(p.annotation), "default": p.default}
-        for p in inspect.signature(cls.__init__).parameters.values()
+        for p in inspect.signature(function).parameters.values()
         if p.kind is p.KEYWORD_ONLY
     }
-    described = inspect.getdoc(cls) or ""
-    facts = {key: value for key, value in vars(info).items() if key not in ("supports", "losses")}
-    if machine:
-        emit(
-            {
-                "kind": "mechanism",
-                "name": name,
-                **facts,
-                "supports": list(info.supports.names),
-                "losses": dict(info.losses),
-                "options": {key: {**entry, "default": repr(entry["default"])} for key, entry in accepted.items()},
-                "docstring": described,
-            }
-        )
-        return 0
-    screen = console()
-    screen.print(described, markup=False)
-    rows = [(key, entry["type"], repr(entry["default"])) for key, entry in accepted.items()]
-    screen.print(table("option", "type", "default", rows=rows, title="\nOptions"))
-    facts |= {"supports": " ".join(info.supports.names), "losses": dict(info.losses) or "none"}
-    screen.print(table("fact", "value", rows=list(facts.items()), title="Facts"))
-    return 0

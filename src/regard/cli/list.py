@@ -1,7 +1,8 @@
-"""List the mechanisms, position schemes, presets and memories."""
+"""List the mechanisms, position schemes, memories and presets."""
 
+import fnmatch
 from dataclasses import asdict, dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -24,37 +25,37 @@ class Options:
 
 def run(options: Options) -> int:
     """Print the catalog."""
-    names = catalog.names(options.pattern, options.supports)
+    mechanisms = catalog.names(options.pattern, options.supports)
+    others: dict[str, list[str]] = {}
+    if not options.supports:  # only mechanisms have capabilities
+        every = {"positions": position.names(), "memories": memory.names(), "presets": presets.names()}
+        others = {kind: fnmatch.filter(names, options.pattern) for kind, names in every.items()}
     if options.json:
-        emit(
-            {
-                "mechanisms": {name: {"family": catalog.family(name), **_plain(asdict_info(name))} for name in names},
-                "positions": position.names(),
-                "memories": memory.names(),
-                "presets": presets.names(),
-            }
-        )
+        emit({"mechanisms": {name: _facts(name) for name in mechanisms}, **others})
         return 0
-    rows = []
-    for name in names:
-        info = catalog.outline(name)
-        rows.append(
-            (name, catalog.family(name), info.title, f"n^{info.time:g}", info.state, " ".join(info.supports.names))
-        )
     screen = console()
-    screen.print(table("name", "family", "title", "time", "state", "supports", rows=rows))
-    if not options.supports and options.pattern == "*":
-        screen.print("positions:", ", ".join(position.names()))
-        screen.print("memories: ", ", ".join(memory.names()))
-        screen.print("presets:  ", ", ".join(presets.names()))
+    if mechanisms:
+        columns = ("name", "family", "title", "time", "state", "supports")
+        screen.print(table(*columns, rows=[_row(name) for name in mechanisms]))
+    for kind, names in others.items():
+        if names:
+            screen.print(f"{kind + ':':10} {', '.join(names)}", markup=False)
+    if not mechanisms and not any(others.values()):
+        console(machine=True).print("nothing matches; regard list shows everything", markup=False)
     return 0
 
 
-def asdict_info(name: str) -> dict[str, object]:
+def _facts(name: str) -> dict[str, Any]:
     """The facts of a mechanism as plain data."""
     info = catalog.outline(name)
-    return {**{key: value for key, value in vars(info).items() if key != "supports"}, "supports": asdict(info.supports)}
+    return {
+        "family": catalog.family(name),
+        **vars(info),
+        "supports": asdict(info.supports),
+        "losses": dict(info.losses),
+    }
 
 
-def _plain(facts: dict[str, object]) -> dict[str, object]:
-    return {**facts, "losses": dict(facts["losses"])}  # type: ignore[call-overload]
+def _row(name: str) -> tuple[str, ...]:
+    info = catalog.outline(name)
+    return name, catalog.family(name), info.title, f"n^{info.time:g}", info.state, " ".join(info.supports.names)

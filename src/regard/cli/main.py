@@ -5,7 +5,6 @@ gate failed, 130 and 143 signals.
 """
 
 import ast
-import errno
 import importlib
 import os
 import sys
@@ -14,9 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from regard import __version__
-from regard.errors import RegardError, nearest
-
-RESOURCES = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOMEM, errno.EMFILE}
+from regard.errors import ConfigError, RegardError, nearest, out_of_memory
 
 
 def verbs() -> dict[str, str]:
@@ -52,49 +49,54 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the words after `regard`; None: those of this process.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    if not words or words[0] in ("-h", "--help", "help"):
-        print(usage())
-        return 0 if words else 2
-    if words[0] in ("-V", "--version"):
-        print(__version__)
-        return 0
-    known = verbs()
-    if words[0] not in known:
-        print(f"regard: unknown command {words[0]!r}: {nearest(words[0], known)}", file=sys.stderr)
-        return 2
+    name = " ".join(["regard", *(word for word in words[:1] if word in verbs())])
     try:
-        return _run(words[0], words[1:])
+        code = _run(words)
+        sys.stdout.flush()
+        return code
     except RegardError as error:
-        print(f"regard {words[0]}: {error}", file=sys.stderr)
+        print(f"{name}: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads: leave without a second error
         return 0
-    except MemoryError:
-        print(f"regard {words[0]}: out of memory; use a smaller model, batch or length", file=sys.stderr)
-        return 6
     except OSError as error:
-        if error.errno not in RESOURCES:
+        if error.errno is None:
             return _bug()
-        print(f"regard {words[0]}: {error.strerror}: {error.filename or 'output'}", file=sys.stderr)
+        print(f"{name}: {error.strerror}: {error.filename or 'standard output'}", file=sys.stderr)
         return 6
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 2
-    except Exception:
-        return _bug()
+    except Exception as error:
+        if not out_of_memory(error):
+            return _bug()
+        print(f"{name}: out of memory; use a smaller model, batch or length", file=sys.stderr)
+        return 6
 
 
-def _run(verb: str, words: list[str]) -> int:
+def _run(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0 if words else 2
+    if words[0] in ("-V", "--version"):
+        print(__version__)
+        return 0
+    verb, known = words[0], verbs()
+    if verb not in known:
+        raise ConfigError(f"unknown command {verb!r}: {nearest(verb, known)}")
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # last, so that module:Class is found here and nothing installed is hidden
+
     import tyro
 
     module = importlib.import_module(f"regard.cli.{verb}")
     if hasattr(module, "parse"):
-        return module.run(module.parse(words))
+        return module.run(module.parse(words[1:]))
     options = tyro.cli(
         module.Options,
-        args=words,
+        args=words[1:],
         prog=f"regard {verb}",
         description=module.__doc__,
         config=(tyro.conf.FlagCreatePairsOff,),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import tyro
 
+from regard.benchmark.config import FORMAT
 from regard.cli._output import console
 from regard.errors import DataError
 
@@ -22,19 +23,29 @@ class Options:
 
 def run(options: Options) -> int:
     """Render and say where it is."""
+    import jinja2
+
     from regard.report import html
+    from regard.training.files import write_text
 
     path = Path(options.folder)
     path = path / "results.json" if path.is_dir() else path
     try:
         results = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise DataError(f"{path} does not exist; regard compare --out FOLDER makes one") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}; regard compare --out FOLDER makes one") from None
+    except ValueError as error:
         raise DataError(f"{path} holds no results of a comparison: {error}") from error
-    if not isinstance(results, dict) or "recommendation" not in results:
-        raise DataError(f"{path} holds no results of a comparison; regard compare --out FOLDER makes one")
+    if not isinstance(results, dict) or results.get("format") != FORMAT:
+        raise DataError(
+            f"{path} holds no results of a comparison that this version of regard reads; regard compare --out FOLDER "
+            "makes them"
+        )
     target = Path(options.out) if options.out else path.with_name("report.html")
-    html.write(results, target)
+    try:
+        page = html.render(results)
+    except (KeyError, TypeError, IndexError, jinja2.UndefinedError) as error:
+        raise DataError(f"{path} is not whole: {type(error).__name__}: {error}; run the comparison again") from error
+    write_text(target, page)
     console().print(str(target), markup=False)
     return 0

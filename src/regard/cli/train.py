@@ -19,8 +19,6 @@ def run(options: Options) -> int:
         else:
             out = Path(options.out) if options.out else free()
             result = train(run_config(options), out, on_progress=display)
-    for path in result.damaged:
-        console(machine=True).print(f"skipped a damaged checkpoint: {path}", markup=False)
     if options.json:
         emit({"run": str(result.path), "evaluation": result.evaluation})
         return 0

@@ -55,7 +55,8 @@ def quality_against_speed(results: Results) -> Chart:
         rows.append((baseline["name"], "", *_interval(bits, ".4f")))
     columns = ("specification", "tokens/s", "bits per byte", "95 % interval")
     caption = (
-        "Bars are 95 % bootstrap intervals over documents and seeds; dotted lines are baselines without attention."
+        f"Bars are 95 % bootstrap intervals over {results['unit']}s and seeds; dotted lines are baselines without "
+        "attention."
     )
     return Chart("quality", "Quality against speed", caption, figure, columns, rows)
 
@@ -158,7 +159,10 @@ def _colour(at: int) -> str:
     return COLOURS[at % len(COLOURS)]
 
 
-def _interval(estimate: Mapping[str, float], form: str) -> tuple[str, str]:
+def _interval(estimate: Mapping[str, Any], form: str) -> tuple[str, str]:
+    """The value, and its interval if it has one."""
+    if estimate["low"] is None:
+        return format(estimate["middle"], form), ""
     return format(estimate["middle"], form), f"{format(estimate['low'], form)} to {format(estimate['high'], form)}"
 
 
@@ -170,6 +174,7 @@ def table(results: Results) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
         spec, bits, hits = entry["spec"], entry["text"]["bits_per_byte"], entry["recall"]["accuracy"]
         last = entry["decode"][-1] if entry["decode"] else None
         cross = entry["crossover"]["both"]
+        longest = max((row["length"] for row in entry["cost"] if row["kind"] == "both"), default=0)
         rows.append(
             (
                 spec,
@@ -179,7 +184,11 @@ def table(results: Results) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
                 f"{entry['text']['peak_bytes'] / 2**20:,.0f}",
                 f"{last['microseconds']:,.0f}" if last else "no state",
                 f"{last['state_bytes'] / 1024:,.0f}" if last else "no state",
-                "reference" if set(entry["layers"]) == {"softmax"} else f"{cross:,}" if cross else "not measured",
+                "reference"
+                if set(entry["layers"]) == {"softmax"}
+                else f"{cross:,}"
+                if cross
+                else f"not by {longest:,}",
                 f"{entry['parameters']:,}",
             )
         )
@@ -199,9 +208,9 @@ def columns(results: Results) -> tuple[str, ...]:
 
 def tie_note(results: Results) -> str:
     """What the equals sign in the table means, and what one seed is worth."""
-    note = "= cannot be told from the best of its column (95 % bootstrap over documents and seeds)."
-    if results["config"]["seeds"] < 3:
-        note += (
-            f" {results['config']['seeds']} seed(s): trainings differ by chance too; --seeds 3 measures by how much."
-        )
+    note = f"= cannot be told from the best of its column (95 % bootstrap over {results['unit']}s and seeds)."
+    seeds = results["config"]["seeds"]
+    if seeds < 3:
+        count = "One seed" if seeds == 1 else f"{seeds} seeds"
+        note += f" {count}: trainings differ by chance too; --seeds 3 measures by how much."
     return note

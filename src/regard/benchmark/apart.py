@@ -1,0 +1,134 @@
+"""Work in processes of their own: memory and timings are theirs alone, and none outlives the process that asked."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from regard import errors
+from regard.benchmark.timing import FIXED_ALLOCATION
+from regard.errors import RegardError, ResourceError, out_of_memory
+
+GRACE_SECONDS = 5.0
+
+
+def apart(
+    module: str,
+    payload: Any,
+    *,
+    fixed_allocation: bool,
+    threads: int,
+    each: Callable[[Any], None] = lambda result: None,
+) -> list[Any]:
+    """Run `python -m module`, which calls `serve`, on a payload of plain data.
+
+    Args:
+        module: what to run.
+        payload: what its work is given.
+        fixed_allocation: under `FIXED_ALLOCATION`, or under the allocator's defaults.
+        threads: OpenMP threads.
+        each: called with every result as it comes.
+
+    Returns:
+        The results, in order.
+
+    Raises:
+        RegardError: the one that the work raised, with its class and message.
+        ResourceError: a signal ended the process.
+        subprocess.CalledProcessError: it failed otherwise; its traceback went to our standard error.
+    """
+    environment = {name: value for name, value in os.environ.items() if name not in FIXED_ALLOCATION}
+    environment["OMP_NUM_THREADS"] = str(threads)
+    if fixed_allocation:
+        environment |= FIXED_ALLOCATION
+    command = [sys.executable, "-m", module]
+    results: list[Any] = []
+    with _orderly():
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8", env=environment
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(json.dumps(payload) + "\n")
+            process.stdin.flush()
+            for line in process.stdout:
+                answer = json.loads(line)
+                if "error" in answer:
+                    raise getattr(errors, answer["error"])(answer["message"])
+                results.append(answer["result"])
+                each(answer["result"])
+            code = process.wait()
+        finally:
+            process.stdin.close()  # whatever is left there stops: see _end_with_parent
+            process.stdout.close()
+            process.wait()
+    if code < 0:
+        name = signal.Signals(-code).name
+        hint = "; the system does that when memory runs out: use less of it" if name == "SIGKILL" else ""
+        raise ResourceError(f"the process that ran {module} was ended by {name}{hint}")
+    if code:
+        raise subprocess.CalledProcessError(code, command)
+    return results
+
+
+def serve(work: Callable[[Any], Iterable[Any]]) -> int:
+    """The other side of `apart`: give `work` the payload, send each result as it comes; the exit code."""
+    payload = json.loads(sys.stdin.readline())
+    threading.Thread(target=_end_with_parent, args=(signal.getsignal(signal.SIGTERM),), daemon=True).start()
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is no answer
+
+    def say(**answer: Any) -> None:
+        print(json.dumps(answer), file=answers, flush=True)
+
+    try:
+        for result in work(payload):
+            say(result=result)
+    except RegardError as error:
+        say(error=type(error).__name__, message=str(error))
+        return error.exit_code
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        say(error="ResourceError", message=f"out of memory; use a smaller model, batch or length. {error}")
+        return ResourceError.exit_code
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _end_with_parent(usual: object) -> None:
+    """Standard input ends when the parent lets go of it, however it ended: then stop as on SIGTERM.
+
+    A training answers SIGTERM with a checkpoint, once: Ctrl-C reaches parent and child, and a second signal would end
+    the child before that checkpoint is written. So where `usual` answers, a training may be saving: it gets some time.
+    """
+    while os.read(0, 1):
+        pass
+    if signal.getsignal(signal.SIGTERM) == usual:
+        time.sleep(GRACE_SECONDS)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@contextmanager
+def _orderly() -> Iterator[None]:
+    """Inside, SIGTERM leaves through `finally` blocks instead of ending this process on the spot."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    previous = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous or signal.SIG_DFL)
