@@ -68,7 +68,7 @@ KINDS = {"text": TextOptions, "recall": RecallOptions, "copy": CopyOptions}
 Options = TextOptions | RecallOptions | CopyOptions
 
 
-def parse(words: Sequence[str]) -> Options:
+def parse(words: Sequence[str], description: str) -> Options:
     """Read the words after `regard train`.
 
     Raises:
@@ -107,6 +107,7 @@ def parse(words: Sequence[str]) -> Options:
         default=default,
         args=list(words),
         prog="regard train",
+        description=description,
         config=(tyro.conf.FlagCreatePairsOff, tyro.conf.AvoidSubcommands),
     )
 

@@ -34,10 +34,6 @@ def run(options: Options) -> int:
     """Evaluate and print."""
     from regard.training import evaluate, load
 
-    if options.limit < 0 or options.batch_size < 1:
-        raise ConfigError(
-            f"--limit must be at least 0 (all) and --batch-size at least 1, got {options.limit}, {options.batch_size}"
-        )
     loaded = load(options.run, device=options.device)
     task = None
     if options.corpus is not None:

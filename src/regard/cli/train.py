@@ -1,11 +1,16 @@
 """Train a language model with any mechanism; continues a run that was interrupted with --resume."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
+from regard.cli import _run_options
 from regard.cli._output import console, emit
-from regard.cli._run_options import Options, parse, run_config
+from regard.cli._run_options import Options, run_config
 
-__all__ = ["parse", "run"]
+
+def parse(words: Sequence[str]) -> Options:
+    """Read the words after `regard train`: their layers need more than a dataclass says."""
+    return _run_options.parse(words, str(__doc__))
 
 
 def run(options: Options) -> int:

@@ -94,7 +94,7 @@ def open_corpus(config: TextConfig) -> Corpus:
         return Corpus(name, paths, lambda: _text_files(paths, config.separator))
     if not path.exists():
         hint = nearest(name, BUNDLED)
-        raise DataError(f"there is no corpus {name!r}: no such file, and the bundled ones are others; {hint}")
+        raise DataError(f"there is no corpus {name!r}: no such file, and no bundled corpus of that name; {hint}")
     if path.suffix == ".jsonl":
         _refuse(config, separator=config.separator)
         return Corpus(name, (path,), lambda: _json_lines(path, config.field or "text"))

@@ -120,6 +120,7 @@ def train(
         return _finish(out, saved, task, on_progress)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} exists and is not a run; choose another name: nothing is ever overwritten")
+    chosen_device(config.training.device)
     with _fresh(out) as partial:
         task = build_task(config.task, seed=config.training.seed)
         config = fitted(config, task)
@@ -167,7 +168,7 @@ def load(run: Path | str, *, best: bool = False, device: str = "auto") -> Loaded
     model = LanguageModel(config.model)
     checkpoint.restore_model(model, found)
     model = model.to(chosen_device(device)).eval()
-    return Loaded(model, _tokenizer(run), config, run, found.progress.step)
+    return Loaded(model, _tokenizer(run, config), config, run, found.progress.step)
 
 
 def evaluate(
@@ -192,8 +193,10 @@ def evaluate(
         columns document, nats, tokens, correct, bytes, for a bootstrap over documents.
 
     Raises:
-        ConfigError: a model without a task, or a task with another vocabulary.
+        ConfigError: a model without a task, a task with another vocabulary, or a number out of range.
     """
+    if batch_size < 1 or limit < 0:
+        raise ConfigError(f"batch_size must be at least 1 and limit at least 0 (all), got {batch_size} and {limit}")
     if isinstance(run_or_model, Path | str):
         run_or_model = load(run_or_model)
     model = run_or_model.model if isinstance(run_or_model, Loaded) else run_or_model
@@ -236,7 +239,7 @@ def _finish(run: Path, config: RunConfig, task: Task, on_progress: OnProgress | 
 
 def _opened(run: Path) -> tuple[RunConfig, Task]:
     config = _config(run)
-    return config, build_task(config.task, seed=config.training.seed, tokenizer=_tokenizer(run))
+    return config, build_task(config.task, seed=config.training.seed, tokenizer=_tokenizer(run, config))
 
 
 def _config(run: Path) -> RunConfig:
@@ -245,9 +248,14 @@ def _config(run: Path) -> RunConfig:
     return toml.load(run / "config.toml")
 
 
-def _tokenizer(run: Path) -> Tokenizer | None:
+def _tokenizer(run: Path, config: RunConfig) -> Tokenizer | None:
+    """Every run on text has one, others have none."""
     path = run / "tokenizer.json"
-    return load_tokenizer(path) if path.exists() else None
+    if not isinstance(config.task, TextConfig):
+        return None
+    if not path.exists():
+        raise CheckpointError(f"{path} is missing, so the run's tokens cannot be read; restore it, or start a new run")
+    return load_tokenizer(path)
 
 
 def _require_same(config: RunConfig, saved: RunConfig, run: Path) -> None:
