@@ -1,0 +1,230 @@
+"""Bad input gives the named error and its exit code, never a traceback, and nothing is lost."""
+
+import errno
+import json
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from regard.tasks.tokenizer import BpeTokenizer
+from regard.training import files
+
+SPECS = [
+    ("nope", "unknown mechanism 'nope'"),
+    ("linaer", "unknown mechanism 'linaer': did you mean 'linear'?"),
+    ("linear(feature_mp=relu)", "mechanism linear has no option 'feature_mp': did you mean 'feature_map'?"),
+    ("linear(feature_map=3)", "option feature_map=3 is not valid"),
+    ("linear(feature_map=rleu)", "relu"),
+    ("linear(", "cannot read 'linear('"),
+    ("linear(relu)", "options are named"),
+    ("__import__('os').system('true')", "cannot read"),
+    ("linformer", "linformer does not support causal=True"),
+    ("softmax:1 + linear", "must name its heads"),
+    ("softmax:1 + linear:2", "serve 1 + 2 = 3 heads, the layer has 2"),
+]
+
+
+@pytest.mark.parametrize(("spec", "message"), SPECS)
+@pytest.mark.parametrize("verb", ["train", "compare", "bench"])
+def test_mechanisms_that_cannot_be(regard, tmp_path, tiny, text, verb, spec, message):
+    words = {
+        "train": [*tiny, "--task.corpus", text, "--model.attention", spec, "--out", "out"],
+        "compare": ["softmax", spec, "--text.corpus", text, "--shape.heads", 2, "--recall-shape.heads", 2],
+        "bench": ["softmax", spec, "--heads", 2, "--lengths", "64"],
+    }[verb]
+    answer = regard(verb, *words)
+    assert (answer.code, answer.out) == (2, "")
+    assert f"regard {verb}: " in answer.err
+    assert message in answer.err
+    assert list(tmp_path.iterdir()) == []
+
+
+OPTIONS = [
+    (["train", "--model.heads", "3"], "heads must divide dim, got dim=16, heads=3; divisors of 16: 1, 2, 4, 8, 16"),
+    (["train", "--model.kv-heads", "3"], "kv_heads must divide heads, got heads=2, kv_heads=3"),
+    (["train", "--model.heads", "0"], "at least 1"),
+    (["train", "--model.dim", "x"], "--model.dim"),
+    (["train", "--model.attention", "softmax", "softmax"], "one for each of the 1 layers"),
+    (["train", "--model.position", "rotry"], "unknown position 'rotry': did you mean 'rotary'?"),
+    (["train", "--model.attention", "uniform", "--model.position", "alibi"], "regard list --supports bias"),
+    (["train", "--steps", "0"], "steps must be at least 1, got 0"),
+    (["train", "--stps", "3"], "--steps"),
+    (["train", "--preset", "lama"], "unknown preset 'lama': did you mean 'llama'?"),
+    (["train", "--task", "recal"], "unknown task 'recal': did you mean 'recall'?"),
+    (["train", "--task", "recall", "--task.num-pairs", "100"], "num_pairs=100 is not possible"),
+    (["train", "--task.field", "body"], "field='body' is for a .jsonl file"),
+    (["train", "stray"], "stray"),
+    (["compare", "--shape.heads", "3"], "heads must divide dim, got dim=128, heads=3"),
+    (["compare", "--recall-shape.heads", "3"], "heads must divide dim, got dim=64, heads=3"),
+    (["compare", "softmax", "softmax"], "specs must differ from one another"),
+    (["compare", "softmax / linear / uniform"], "names 3 layers, the model has 2"),
+    (["compare", "--budget", "soon"], "cannot read the duration 'soon': write 90s, 5m or 2h"),
+    (["compare", "--budget", "0s"], "cannot read the duration '0s'"),
+    (["compare", "--ngram", "9"], "ngram must be from 1 to 7, got 9"),
+    (["compare", "--seeds", "0"], "seeds must be at least 1, got 0"),
+    (["compare", "--learning-rate", "nan"], "learning_rate must be positive"),
+    (["compare", "--evaluate-examples", "-1"], "evaluate_examples must be at least 0"),
+    (["compare", "--lengths", "8"], "lengths must be at least 32, got [8]"),
+    (["compare", "--shape.layers", "3"], "shape.layers and recall_shape.layers must agree"),
+    (["compare", "--recall.length", "16"], "num_pairs=8 is not possible; it must be from 1 to 4"),
+    (["bench"], "name what to time"),
+    (["bench", "softmax", "--lengths", "many"], "cannot read the lengths 'many'"),
+    (["bench", "softmax", "--lengths", "0"], "no lengths in '0'"),
+    (["bench", "softmax", "--lengths", "64", "--heads", "0"], "heads must be at least 1, got 0"),
+    (["bench", "softmax", "--lengths", "64", "--rounds", "0"], "rounds must be at least 1, got 0"),
+    (["bench", "softmax", "--lengths", "64", "--threads", "0"], "threads must be at least 1, got 0"),
+    (["bench", "softmax", "--lengths", "64", "--passes"], "passes must not be empty"),
+    (["bench", "softmax", "--lengths", "64", "--passes", "backward"], "backward"),
+    (["bench", "softmax", "--lengths", "64", "--seconds", "nan"], "seconds must be at least 0"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), OPTIONS)
+def test_options_that_make_no_sense(regard, tmp_path, tiny, words, message):
+    verb, *rest = words
+    answer = regard(verb, *(tiny if verb == "train" and "recall" not in rest else []), *rest)
+    assert (answer.code, answer.out) == (2, "")
+    assert message in " ".join(answer.err.replace("│", " ").split())
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+CORPORA = {
+    "empty.txt": (b"", "empty.txt is empty: give a file with text in it"),
+    "binary.txt": (b"text\0more", "binary.txt: binary, with a zero byte at position 4"),
+    "latin.txt": ("Señor\n".encode("latin-1") * 99, "latin.txt: no UTF-8: byte 0xf1 at position 2"),
+    "short.txt": (b"short", "is too small for windows of 32 tokens"),
+    "broken.jsonl": (b'{"text": "a"}\n{', "broken.jsonl, line 2: no JSON"),
+    "other.jsonl": (b'{"body": "a"}\n', "no field 'text'; fields: 'body'; choose one with --task.field"),
+    "empty.jsonl": (b"", "empty.jsonl is empty"),
+    "book.pdf": (b"%PDF", "regard reads .txt, .jsonl and folders of .txt files, not .pdf"),
+    "absent.txt": (None, "there is no corpus 'absent.txt': no such file"),
+    "song_cii": (None, "did you mean 'song_ci'?"),
+}
+
+
+@pytest.mark.parametrize("verb", ["train", "compare", "evaluate"])
+@pytest.mark.parametrize("name", CORPORA)
+def test_data_that_cannot_be_read(regard, tmp_path, tiny, trained, verb, name):
+    content, message = CORPORA[name]
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    cache = tmp_path / "cache"
+    words = {
+        "train": [*tiny, "--task.corpus", name, "--task.cache", cache, "--out", "out"],
+        "compare": ["softmax", "--text.corpus", name, "--text.length", 32, "--text.cache", cache, "--out", "out"],
+        "evaluate": [trained, "--corpus", name],
+    }[verb]
+    answer = regard(verb, *words)
+    assert (answer.code, answer.out) == (3, "")
+    assert message.replace("--task.", "--text." if verb == "compare" else "--task.") in answer.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_empty_folder(regard, tmp_path):
+    (tmp_path / "folder").mkdir()
+    answer = regard("train", "--task.corpus", "folder")
+    assert (answer.code, answer.out) == (3, "")
+    assert "the folder folder holds no .txt file" in answer.err
+
+
+def test_token_ids_out_of_range(regard, run):
+    """A run of 256 tokens that was given a tokenizer with more."""
+    BpeTokenizer.train(["is followed by " * 50], 266).save(run / "tokenizer.json")
+    answer = regard("generate", "run", "is followed by")
+    assert (answer.code, answer.out) == (3, "")
+    assert "is out of range: this model has vocab_size=256, ids 0 to 255" in answer.err
+    answer = regard("evaluate", "run")
+    assert answer.code in (2, 4)
+    assert "256" in answer.err
+
+
+@pytest.mark.parametrize("place", ["file", "file/below", "/proc/below", "/dev/null/below", "a" * 300])
+@pytest.mark.parametrize("verb", ["train", "compare", "checkpoint"])
+def test_folders_that_cannot_be_written(regard, tmp_path, tiny, text, run, verb, place):
+    """Permissions do not stop root, who runs many a container; these places do."""
+    (tmp_path / "file").write_text("mine")
+    cache = text.parent / "cache"
+    words = {
+        "train": [*tiny, "--steps", 1, "--task.corpus", text, "--task.cache", cache, "--out", place],
+        "compare": ["softmax", "--text.corpus", text, "--text.cache", cache, "--out", place],
+        "checkpoint": ["export", "run", "--out", place],
+    }[verb]
+    answer = regard(verb, *words)
+    assert answer.out == ""
+    assert answer.code in ((2, 6) if place == "file" else (6,))
+    assert place in answer.err
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def full_disk(monkeypatch, when):
+    """The disk is full half-way through the files that `when` picks."""
+    write = files._write
+
+    def refuse(path, data):
+        if when(path):
+            path.write_bytes(data[: len(data) // 2])
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        write(path, data)
+
+    monkeypatch.setattr(files, "_write", refuse)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "progress.json", "manifest.json"])
+def test_a_full_disk_while_saving_loses_nothing(regard, tmp_path, tiny, text, trained, monkeypatch, name):
+    """The checkpoint before it is whole, nothing is left of the other, and the run goes on to the same end."""
+    words = [*tiny, "--task.corpus", text, "--task.cache", text.parent / "cache", "--steps", 4, "--log-every", 2]
+    words += ["--checkpoint-every", 2, "--out", "run"]
+    with monkeypatch.context() as patch:
+        full_disk(patch, lambda path: path.name == name and "step-00000004" in str(path))
+        answer = regard("train", *words)
+    assert (answer.code, answer.out) == (6, "")
+    assert "cannot write run/checkpoints/step-00000004: No space left on device" in answer.err
+    assert "what was saved before is intact" in answer.err
+    assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == ["step-00000002"]
+    assert regard("checkpoint", "verify", "run").code == 0
+    assert regard("train", "--resume", "run").code == 0
+    saved = "checkpoints/step-00000004/model.safetensors"
+    assert (tmp_path / "run" / saved).read_bytes() == (trained / saved).read_bytes()
+    lines = (json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines())
+    assert [(line["kind"], line["step"]) for line in lines] == [("train", 2), ("train", 4), ("evaluate", 4)]
+
+
+def test_a_full_disk_while_a_run_is_set_up(regard, tmp_path, tiny, text, monkeypatch):
+    from pathlib import Path
+
+    def refuse(path, *arguments, **named):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(Path, "write_text", refuse)
+    answer = regard("train", *tiny, "--task.corpus", text, "--task.cache", text.parent / "cache", "--out", "run")
+    assert (answer.code, answer.out) == (6, "")
+    assert "cannot write run: No space left on device" in answer.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_while_exporting(regard, tmp_path, run, monkeypatch):
+    full_disk(monkeypatch, lambda path: "out.safetensors" in path.name)
+    answer = regard("checkpoint", "export", "run", "--out", "out.safetensors")
+    assert (answer.code, answer.out) == (6, "")
+    assert "cannot write out.safetensors: No space left on device" in answer.err
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_limit_of_the_system_on_the_size_of_files(tmp_path, tiny, text, environment):
+    """The real thing, in a process of its own: the optimizer's file is larger than the system allows."""
+    words = ["--task.corpus", str(text), "--task.cache", str(text.parent / "cache"), "--steps", "1", "--out", "run"]
+    done = subprocess.run(
+        [sys.executable, "-m", "regard.cli.main", "train", *tiny, *words],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000)),
+    )
+    assert done.returncode == 6
+    assert "regard train: cannot write run/checkpoints/step-00000001: File too large" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list((tmp_path / "run/checkpoints").iterdir()) == []

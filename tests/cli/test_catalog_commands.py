@@ -1,0 +1,161 @@
+"""list, info, check and doctor."""
+
+import json
+
+import pytest
+
+from regard import catalog, memory, position
+from regard.models import presets
+
+
+def test_list_shows_everything(regard):
+    answer = regard("list")
+    shown = set(answer.out.replace(",", " ").split())
+    assert answer.code == 0
+    assert {*catalog.names(), *position.names(), *memory.names(), *presets.names()} <= shown
+
+
+def test_list_filters_by_name_and_capability(regard):
+    assert "softmax" not in regard("list", "lin*").out
+    assert "linear_transformer" in regard("list", "lin*").out
+    found = json.loads(regard("list", "--supports", "causal", "state", "--json").out)
+    assert list(found) == ["mechanisms"]
+    assert list(found["mechanisms"]) == catalog.names(supports=["causal", "state"])
+    assert "linformer" not in found["mechanisms"]
+
+
+def test_list_that_matches_nothing_says_so_on_stderr(regard):
+    answer = regard("list", "zz*")
+    assert (answer.code, answer.out) == (0, "")
+    assert "nothing matches" in answer.err
+
+
+def test_list_json_holds_the_facts(regard):
+    found = json.loads(regard("list", "--json").out)
+    assert list(found["mechanisms"]) == catalog.names()
+    for name, facts in found["mechanisms"].items():
+        info = catalog.describe(name)
+        assert facts["supports"] == vars(info.supports)
+        assert facts["losses"] == dict(info.losses)
+        assert (facts["family"], facts["time"]) == (catalog.family(name), info.time)
+
+
+def _every_entry():
+    lists = {"mechanism": catalog.names(), "position": position.names(), "memory": memory.names()}
+    lists["preset"] = presets.names()
+    return [f"{kind}:{name}" for kind, names in lists.items() for name in names]
+
+
+@pytest.mark.parametrize("entry", _every_entry())
+def test_info_of_every_entry(regard, entry):
+    answer = regard("info", entry)
+    assert answer.code == 0
+    assert answer.out.startswith(" ".join(entry.split(":", 1)))
+    found = json.loads(regard("info", entry, "--json").out)
+    assert f"{found['kind']}:{found['name']}" == entry
+    assert found["docstring"].splitlines()[0] in answer.out
+    assert all(option in answer.out for option in found["options"])
+
+
+def test_info_keeps_brackets(regard):
+    """They are code, not markup."""
+    assert "torch.tensor([i])" in regard("info", "rotary").out
+    assert "Literal[" in regard("info", "linear").out
+
+
+def test_info_prefers_mechanisms_and_takes_a_kind(regard):
+    assert regard("info", "performer").out.startswith("mechanism performer")
+    assert regard("info", "preset:performer").out.startswith("preset performer")
+
+
+def test_info_shows_the_facts_that_hold_with_options(regard):
+    assert json.loads(regard("info", "linear", "--json").out)["rows_sum_to_one"] is True
+    found = json.loads(regard("info", "linear(normalise=False)", "--json").out)
+    assert found["rows_sum_to_one"] is False
+    assert found["options"]["normalise"]["default"] == "False"
+
+
+def test_info_of_a_class_by_path(regard):
+    assert json.loads(regard("info", "regard.attention.dense.uniform:Uniform", "--json").out)["title"] == "Uniform"
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("softmaxx", "there is no catalog entry 'softmaxx': did you mean 'softmax'?"),
+        ("position:rotry", "there is no position 'rotry': did you mean 'rotary'?"),
+        ("position:linear", "there is no position 'linear'"),
+        ("foo:bar", "there is no catalog entry 'foo:bar'"),
+        ("linear(fature_map=relu)", "no option 'fature_map': did you mean 'feature_map'?"),
+        ("linear(feature_map=3)", "feature_map=3 is not valid"),
+        ("linear(", "cannot read 'linear('"),
+        ("os:System", "cannot import 'os:System'"),
+        ("nomodule:Klass", "cannot import 'nomodule:Klass'"),
+        ("pathlib:Path", "pathlib:Path is not a subclass of"),
+    ],
+)
+def test_info_of_what_is_not_there(regard, entry, message):
+    answer = regard("info", entry)
+    assert (answer.code, answer.out) == (2, "")
+    assert message in answer.err
+
+
+LEAK = '''
+from typing import final
+import torch
+from regard.core import Attended, Attention
+from regard.info import Info, Supports
+
+@final
+class Leak(Attention):
+    """Every query gets the mean of all values, the future's too."""
+
+    info = Info(title="Leak", source="none", supports=Supports(causal=True, bidirectional=True))
+
+    def attend(self, q, k, v, *, key_mask, bias, marks, state):
+        return Attended(v.mean(2, keepdim=True).expand(*q.shape[:3], v.shape[-1]).clone(), None, {})
+
+    def reference(self, q, k, v, *, key_mask=None, bias=None, marks=None):
+        return v.mean(2, keepdim=True).expand(*q.shape[:3], v.shape[-1]).clone()
+'''
+
+
+def test_check_of_a_third_partys_file_beside_us_finds_the_leak(regard, tmp_path):
+    (tmp_path / "leaky.py").write_text(LEAK)
+    answer = regard("check", "leaky:Leak", "--json")
+    assert answer.code == 7
+    failed = {result["check"] for result in json.loads(answer.out)["leaky:Leak"] if result["status"] == "failed"}
+    assert any("causal" in check or "future" in check for check in failed), failed
+    assert "FAILED" in answer.err
+
+
+def test_check_passes_a_mechanism(regard):
+    answer = regard("check", "uniform")
+    assert answer.code == 0, answer.out
+    assert "uniform: passed" in answer.out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "name what to check"),
+        (["nope"], "unknown mechanism 'nope'"),
+        (["linear(foo=1)"], "mechanism linear has no option 'foo'"),
+        (["pathlib:Path"], "is not a subclass of"),
+    ],
+)
+def test_check_of_what_is_not_there(regard, words, message):
+    answer = regard("check", *words)
+    assert (answer.code, answer.out) == (2, "")
+    assert message in answer.err
+
+
+def test_doctor(regard):
+    import torch
+
+    answer = regard("doctor")
+    assert answer.code == 0
+    assert torch.__version__ in answer.out
+    found = json.loads(regard("doctor", "--json").out)
+    assert found["torch"] == torch.__version__
+    assert {"memory", "free disk here", "cuda", "optional"} <= set(found)

@@ -1,0 +1,203 @@
+"""train: layers of options, files with problems, runs that are never overwritten, and runs that go on."""
+
+import json
+import signal
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+
+def config_of(run):
+    return tomllib.loads((run / "config.toml").read_text())
+
+
+@pytest.fixture
+def short(tiny, text):
+    return [*tiny, "--task.corpus", text, "--task.cache", text.parent / "cache", "--steps", "1"]
+
+
+def test_a_run_holds_what_was_asked_for(regard, tmp_path, short):
+    answer = regard("train", *short, "--model.attention", "linear(feature_map=relu)", "--json")
+    assert answer.code == 0
+    found = json.loads(answer.out)
+    assert found["run"] == "runs/001"
+    assert 0 < found["evaluation"]["bits_per_byte"] < 20
+    run = tmp_path / "runs/001"
+    assert config_of(run)["model"]["attention"] == ["linear(feature_map=relu)"]
+    assert config_of(run)["training"]["steps"] == 1
+    assert {"config.toml", "env.json", "metrics.jsonl", "tokenizer.json", "checkpoints"} <= {
+        path.name for path in run.iterdir()
+    }
+    assert regard("train", *short).out.endswith("Run: runs/002\n")
+
+
+def test_progress_goes_to_stderr_in_plain_lines(regard, short):
+    answer = regard("train", *short)
+    assert "train: step 1  loss " in answer.err
+    assert "tokens/s" in answer.err
+    assert answer.out.startswith("nats_per_token ")
+
+
+FILE = """
+[model]
+dim = 16
+layers = 1
+heads = 2
+[training]
+steps = 3
+batch_size = 4
+warmup = 1
+[task]
+name = "recall"
+vocab_size = 16
+length = 16
+num_pairs = 2
+num_held_out = 4
+"""
+
+
+def test_flags_win_over_the_file_and_the_file_over_the_preset(regard, tmp_path):
+    (tmp_path / "a.toml").write_text(FILE)
+    words = ["--config", "a.toml", "--preset", "llama", "--steps", "1", "--task.num-pairs", "3", "--model.kv-heads", 1]
+    assert regard("train", *words, "--model.mlp-dim", 8, "--model.max-length", 32, "--out", "r").code == 0
+    found = config_of(tmp_path / "r")
+    assert found["training"]["steps"] == 1
+    assert (found["task"]["num_pairs"], found["task"]["length"]) == (3, 16)
+    assert (found["model"]["kv_heads"], found["model"]["dim"]) == (1, 16)
+    assert (found["model"]["mlp"], found["model"]["norm_kind"]) == ("swiglu", "rms")
+
+
+def test_the_file_chooses_the_task_and_a_flag_another_one(regard, tmp_path, text):
+    (tmp_path / "a.toml").write_text(FILE)
+    assert regard("train", "--config", "a.toml", "--out", "r", "--steps", "1").code == 0
+    assert config_of(tmp_path / "r")["task"]["name"] == "recall"
+    assert "--task.alpha" in regard("train", "--config", "a.toml", "--help").out
+    words = ["--task=copy", "--task.length", "16", "--task.num-held-out", "4", "--task.vocab-size", "8"]
+    assert regard("train", "--config", "a.toml", "--out", "s", "--steps", "1", *words).code == 0
+    assert config_of(tmp_path / "s")["task"]["name"] == "copy"
+
+
+def test_every_problem_of_a_file_at_once(regard, tmp_path):
+    (tmp_path / "bad.toml").write_text("""
+[modl]
+x = 1
+[model]
+dimm = 64
+layers = "2"
+[training]
+stps = 3
+learning_rate = "fast"
+compile = 1
+steps = 0
+[task]
+name = "recal"
+""")
+    answer = regard("train", "--config", "bad.toml", "--out", "r")
+    assert (answer.code, answer.out) == (2, "")
+    lines = {line.strip() for line in answer.err.splitlines()}
+    assert {
+        "regard train: bad.toml: 8 problems",
+        "unknown section [modl]; did you mean 'model'?",
+        "model.dimm: unknown key; did you mean 'dim'?",
+        "model.layers: input should be a valid integer, got '2'",
+        "training.stps: unknown key; did you mean 'steps'?",
+        "training.learning_rate: input should be a valid number, got 'fast'",
+        "training.compile: input should be a valid boolean, got 1",
+        "training.steps must be at least 1, got 0",
+        "task.name: unknown task 'recal'; did you mean 'recall'?",
+    } == lines
+    assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"[model", "is not TOML"), (b"\xff\xfe\0", "is not TOML"), (None, "No such file or directory")],
+)
+def test_files_that_are_no_toml(regard, tmp_path, content, message):
+    if content is not None:
+        (tmp_path / "a.toml").write_bytes(content)
+    answer = regard("train", "--config", "a.toml")
+    assert (answer.code, answer.out) == (2, "")
+    assert "a.toml" in answer.err
+    assert message in answer.err
+
+
+def test_nothing_is_overwritten(regard, run, short):
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    answer = regard("train", *short, "--out", "run")
+    assert answer.code == 2
+    assert "continue it with --resume run" in answer.err
+    (run.parent / "full").mkdir()
+    (run.parent / "full" / "thesis.txt").write_text("all of it")
+    answer = regard("train", *short, "--out", "full")
+    assert answer.code == 2
+    assert "nothing is ever overwritten" in answer.err
+    assert [path.name for path in (run.parent / "full").iterdir()] == ["thesis.txt"]
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_resume_takes_nothing_beside_it(regard, run):
+    for words in (["--steps", "9"], ["--task", "recall"], ["--preset", "gpt"], ["--model.dim=8"], ["--config", "a"]):
+        answer = regard("train", "--resume", "run", *words)
+        assert answer.code == 2
+        assert f"so {words[0].partition(' ')[0]}" in answer.err
+        assert "would change nothing" in answer.err
+    assert regard("train", "--resume", "run", "--json").code == 0
+
+
+def test_resume_of_what_is_no_run(regard):
+    answer = regard("train", "--resume", "nowhere")
+    assert answer.code == 2
+    assert "nowhere is not a run" in answer.err
+
+
+def test_sigterm_saves_and_exits_143_and_the_run_goes_on(regard, tmp_path, short, environment):
+    words = [*map(str, short), "--out", "run", "--checkpoint-every", "100000", "--log-every", "1"]
+    words[words.index("--steps") + 1] = "100000"
+    command = [sys.executable, "-m", "regard.cli.main", "train", *words]
+    process = subprocess.Popen(command, env=environment, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    while "step 3 " not in process.stderr.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    shown = process.communicate(timeout=60)[1]
+    assert process.returncode == 143
+    assert "SIGTERM: saved at step" in shown
+    assert "Traceback" not in shown
+    (saved,) = (tmp_path / "run/checkpoints").iterdir()
+    step = int(saved.name.removeprefix("step-"))
+    config = tmp_path / "run/config.toml"
+    config.write_text(config.read_text().replace("steps = 100000", f"steps = {step + 1}"))
+    assert regard("train", "--resume", "run").code == 0
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if line["kind"] == "train"] == [*range(1, step + 2)]
+
+
+def test_another_process_holds_the_run(regard, run, environment):
+    code = "import sys, time; from regard.training.interruption import locked; from pathlib import Path\n"
+    code += "with locked(Path('run')):\n    print('held', flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], env=environment, cwd=run.parent, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout.readline() == b"held\n"
+        answer = regard("train", "--resume", "run")
+    assert answer.code == 6
+    assert "is being trained by another process" in answer.err
+
+
+def test_a_loss_that_is_not_finite_exits_5(regard, short):
+    answer = regard("train", *short[:-1], "20", "--learning-rate", "1e30", "--clip", "0", "--out", "r")
+    assert answer.code == 5
+    assert "is not finite" in answer.err
+    assert "training.learning_rate" in answer.err
+
+
+def test_a_device_that_is_absent_leaves_nothing_behind(regard, tmp_path, short):
+    import torch
+
+    absent = "mps" if torch.cuda.is_available() else "cuda"
+    answer = regard("train", *short, "--device", absent)
+    assert answer.code == 2
+    assert f"device {absent} is not available here" in answer.err
+    assert not (tmp_path / "runs/001").exists()
