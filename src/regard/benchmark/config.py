@@ -49,7 +49,7 @@ class CompareConfig:
     """time for everything, such as 5m, 90s or 2h; it sets the steps. None: the steps below"""
     seeds: int = 1
     """trainings of every specification; 3 or more before a difference is worth believing"""
-    text: TextConfig = field(default_factory=TextConfig)
+    text: TextConfig = field(default_factory=lambda: TextConfig(length=128))
     """the text task"""
     recall: RecallConfig = field(
         default_factory=lambda: RecallConfig(vocab_size=64, length=128, num_pairs=8, filler="zeros", num_held_out=500)
@@ -61,13 +61,13 @@ class CompareConfig:
     """the model for recall; as published, two layers without MLP"""
     text_steps: int = 1000
     """training steps on text, without a budget"""
-    recall_steps: int = 500
+    recall_steps: int = 600
     """training steps on recall, without a budget"""
-    batch_size: int = 16
+    batch_size: int = 4
     """text windows in a step"""
-    recall_batch_size: int = 32
+    recall_batch_size: int = 16
     """recall sequences in a step"""
-    learning_rate: float = 3e-3
+    learning_rate: float = 4e-3
     """peak learning rate on text"""
     recall_learning_rate: float = 3e-3
     """peak learning rate on recall"""
