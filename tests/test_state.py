@@ -1,7 +1,9 @@
 import pytest
 import torch
-from regard.state import Slots, Summary
 from safetensors.torch import load, save
+
+from regard.errors import ShapeError
+from regard.state import Slots, Summary
 
 
 def rows(count, seed, batch=2):
@@ -97,3 +99,12 @@ def test_inference_tensors_do_not_block_a_later_append():
     with torch.no_grad():
         grown = state.append(**rows(1, 1))
     assert grown.kept == 3
+
+
+@torch.no_grad()
+def test_digits_are_never_lost_silently():
+    wide = {name: x.double() if x.is_floating_point() else x for name, x in rows(1, 0).items()}
+    with pytest.raises(ShapeError, match="initial_state"):
+        empty().append(**wide)
+    narrow = {name: x.bfloat16() if x.is_floating_point() else x for name, x in rows(1, 0).items()}
+    assert empty().append(**narrow).view()["k"].dtype == torch.float32

@@ -9,6 +9,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from regard.errors import ShapeError
+
 SLOT_AXIS = {1: 0, 2: 1, 3: 2, 4: 2}
 """Which axis counts slots, by number of axes: (slots,), (batch, slots), (batch, heads, slots), (batch, heads, slots, dim)."""
 
@@ -150,8 +152,17 @@ class Slots(State):
         Args:
             key_mask: (batch, new slots), True = real; None: all real.
             new: the new slots of every name given to `empty`.
+
+        Raises:
+            ShapeError: slots of a wider dtype than the state's, whose digits would be lost.
         """
         old = self.view()
+        for name, x in new.items():
+            if torch.promote_types(x.dtype, old[name].dtype) != old[name].dtype:
+                raise ShapeError(
+                    f"the state keeps {name} as {old[name].dtype}, got {x.dtype}; "
+                    f"begin with initial_state(batch, dtype={x.dtype})"
+                )
         first = next(iter(new.values()))
         count = first.shape[SLOT_AXIS[first.ndim]]
         if key_mask is not None or "key_mask" in old:

@@ -176,7 +176,8 @@ def _plan(config: CompareConfig, out: Path, tell: Tell) -> Expected:
     )
     if config.budget is not None and 60 * expected.minutes > 1.2 * seconds(config.budget):
         tell(
-            f"that is more than the budget of {config.budget}: nothing is trained for fewer than {LEAST_STEPS} steps; "
+            f"that is more than the budget of {config.budget}: nothing is trained for fewer than {LEAST_STEPS} steps "
+            f"on text and {LEAST_RECALL_STEPS} on recall; "
             "name fewer specifications, or choose smaller shapes or lengths"
         )
     return expected
