@@ -1,5 +1,6 @@
 import pytest
 import torch
+
 from regard.bias import ScoreBias
 from regard.errors import ShapeError
 

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 import regard
 from regard import catalog
 from regard.errors import ConfigError

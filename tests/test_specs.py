@@ -1,4 +1,5 @@
 import pytest
+
 from regard.errors import ConfigError
 from regard.specs import camel, check_options, is_path, parse, split
 
@@ -20,7 +21,17 @@ def test_parse_reads_names_and_literal_options(text, name, options):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "local(", "local(128)", "local(**{})", "a.b()", "__import__('os').system('x')", "a(x=f())", "a(x=1, x=2)", "1"],
+    [
+        "",
+        "local(",
+        "local(128)",
+        "local(**{})",
+        "a.b()",
+        "__import__('os').system('x')",
+        "a(x=f())",
+        "a(x=1, x=2)",
+        "1",
+    ],
 )
 def test_parse_refuses_everything_else(text):
     with pytest.raises(ConfigError):
@@ -28,7 +39,7 @@ def test_parse_refuses_everything_else(text):
 
 
 def test_parse_runs_nothing():
-    with pytest.raises(ConfigError, match="literal|number"):
+    with pytest.raises(ConfigError, match=r"literal|number"):
         parse("a(x=[].append(1))")
 
 

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, replace
 
-
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor

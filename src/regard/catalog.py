@@ -4,7 +4,7 @@ import ast
 import fnmatch
 import importlib.util
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +66,7 @@ def _file(name: str) -> str:
     return known[name]
 
 
-@lru_cache(maxsize=None)
+@cache
 def source(name: str) -> str:
     """The source text of a mechanism's file."""
     found = importlib.util.find_spec(f"{FAMILIES}.{family(name)}")
@@ -82,7 +82,7 @@ def outline(name: str) -> Info:
     return _outline(name)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _outline(name: str) -> Info:
     for node in ast.walk(ast.parse(source(name))):
         if isinstance(node, ast.ClassDef) and node.name == specs.camel(name):

@@ -8,7 +8,7 @@ import re
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 from regard.errors import ConfigError, nearest
@@ -89,7 +89,7 @@ def split(text: str, separator: str) -> list[str]:
     return [*parts, text[start:].strip()]
 
 
-@lru_cache(maxsize=None)
+@cache
 def files(package: str) -> Mapping[str, str]:
     """Name -> module of every public file below a package, without importing any of them."""
     folder = Path(__file__).parent.joinpath(*package.split(".")[1:])

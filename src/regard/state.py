@@ -12,7 +12,8 @@ from torch import Tensor
 from regard.errors import ShapeError
 
 SLOT_AXIS = {1: 0, 2: 1, 3: 2, 4: 2}
-"""Which axis counts slots, by number of axes: (slots,), (batch, slots), (batch, heads, slots), (batch, heads, slots, dim)."""
+"""Which axis counts slots, by number of axes: (slots,), (batch, slots), (batch, heads, slots), (batch, heads, slots,
+dim)."""
 
 
 class State(ABC):

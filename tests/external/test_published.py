@@ -1,9 +1,10 @@
 """Published packages agree with ours where they compute the same thing, and do not where they are known to be wrong."""
 
 import pytest
-import regard
 import torch
 import torch.nn.functional as F
+
+import regard
 from regard import Heads
 
 pytestmark = pytest.mark.external
@@ -74,9 +75,7 @@ def test_performer_paper_form_is_performer_pytorchs_with_its_projection():
 def test_linformer_layer_is_linformers_with_its_weights():
     package = pytest.importorskip("linformer", reason="linformer is not installed; `make external`")
     theirs = package.LinformerSelfAttention(32, 24, k=6, heads=4)
-    layer = regard.AttentionLayer(
-        32, "linformer(rank=6, share=head)", heads=4, causal=False, max_length=24, bias=False
-    )
+    layer = regard.AttentionLayer(32, "linformer(rank=6, share=head)", heads=4, causal=False, max_length=24, bias=False)
     with torch.no_grad():
         theirs.to_out.bias.zero_()
         for own, other in (

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+
 from regard.errors import ConfigError, LimitError
 from regard.info import Heads
 from regard.position import build_position, names
