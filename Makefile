@@ -28,7 +28,7 @@ FIXED := MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=4294967296 MAL
 	@touch $@
 
 demo: .venv/.base  ## compare attention mechanisms on real text; the report lands in demo/report.html
-	$(BIN)/regard compare --out demo --budget 5m
+	$(BIN)/regard compare --out demo --budget 4m
 
 test: .venv/.test  ## the whole test suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m 'not external'

@@ -344,7 +344,7 @@ def recomputing() -> bool:
     A mechanism that updates buffers in training then leaves them alone. torch keeps the id of the running backward pass
     per thread, -1 outside one (torch.utils.checkpoint reads it too); a compiled graph does its own bookkeeping.
     """
-    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1  # pyright: ignore[reportPrivateUsage]
 
 
 def generator(seed: int, *parts: int | str) -> torch.Generator:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self, cast, final
+from typing import Literal, Self, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from regard.errors import ConfigError
 from regard.info import Heads, Info, Supports
 from regard.state import State
 
-GROWTH = ("none", "constant", "window", "length")
+GROWTH: tuple[Literal["none", "constant", "window", "length"], ...] = ("none", "constant", "window", "length")
 
 
 def mixed_info(infos: Sequence[Info]) -> Info:
@@ -39,7 +39,7 @@ def mixed_info(infos: Sequence[Info]) -> Info:
         reads="".join(letter for letter in "qkv" if any(letter in info.reads for info in infos)),
         time=max(info.time for info in infos),
         memory=max(info.memory for info in infos),
-        state=max((info.state for info in infos), key=GROWTH.index),
+        state=GROWTH[max(GROWTH.index(info.state) for info in infos)],
         rows_sum_to_one=every("rows_sum_to_one"),
         nonnegative=every("nonnegative"),
         linear_in_value=every("linear_in_value"),
