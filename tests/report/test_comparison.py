@@ -1,0 +1,233 @@
+"""A real comparison from end to end: interrupted, continued, complete; and the folders it refuses."""
+
+import json
+import shlex
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import tyro
+
+import regard
+from regard.benchmark.comparison import compare
+from regard.benchmark.config import CompareConfig, ShapeConfig
+from regard.benchmark.results import Expected, reproduce
+from regard.cli.compare import Options
+from regard.cli.main import main
+from regard.errors import CheckpointError, ConfigError, DataError, ResourceError
+from regard.tasks.config import RecallConfig, TextConfig
+
+
+def parsed(command: str) -> CompareConfig:
+    """The configuration of a `regard compare` command line."""
+    program, verb, *words = shlex.split(command)
+    assert (program, verb) == ("regard", "compare")
+    options = tyro.cli(Options, args=words, config=(tyro.conf.FlagCreatePairsOff,))
+    return CompareConfig(**{name: getattr(options, name) for name in CompareConfig.__dataclass_fields__})
+
+
+def test_it_said_what_to_expect_before_anything_else(compared):
+    first, second, third = compared.killed.splitlines()[:3]
+    assert first == "planning: 3 steps of every specification"
+    assert second.startswith("plan: ")
+    assert third.startswith("expected: 0.")
+    assert "minutes" in third
+    assert "GiB of memory; 2 specifications x 1 seeds, 12 steps on text, 6 on recall each" in third
+
+
+def test_a_killed_comparison_leaves_no_process_behind(compared):
+    assert compared.child_ended
+
+
+def test_finished_jobs_are_not_done_again(compared):
+    assert {"plan.json"} < set(compared.times) < {path.name for path in (compared.folder / "jobs").iterdir()}
+    now = {name: (compared.folder / "jobs" / name).stat().st_mtime_ns for name in compared.times}
+    assert now == compared.times
+    assert not any(line.startswith("softmax, seed 0, text") for line in compared.err.splitlines())
+    assert "planning" not in compared.err
+    assert "linear / softmax, seed 0, text: " in compared.err
+
+
+def test_the_continued_comparison_is_complete(compared):
+    assert compared.code == 0
+    assert "Traceback" not in compared.err
+    assert {"results.json", "report.html", "comparison.json"} <= {path.name for path in compared.folder.iterdir()}
+    assert f"Report: {compared.folder / 'report.html'}" in compared.out.replace("\n", " ").replace("  ", " ")
+    assert "Use " in compared.out
+
+
+def test_the_table_in_the_terminal(compared):
+    lines = compared.out.splitlines()
+    for name in ("softmax", "linear / softmax", "3-gram", "xz"):
+        assert sum(line.startswith(f" {name} ") for line in lines) == 1
+    for heading in ("bits/byte", "recall", "train tok/s", "peak MiB", "us/token at 192", "state KiB at 192"):
+        assert heading in compared.out
+
+
+def test_a_third_call_measures_nothing(compared, capsys):
+    jobs = {path: path.stat().st_mtime_ns for path in (compared.folder / "jobs").iterdir()}
+    assert main([*compared.words, "--json"]) == 0
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    assert {path: path.stat().st_mtime_ns for path in (compared.folder / "jobs").iterdir()} == jobs
+    assert {**found, "created": ""} == {**compared.results, "created": ""}
+    assert captured.err.startswith("expected: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--text-steps", "13"], "text_steps"),
+        (["--shape.mlp", "relu", "--seeds", "2"], "seeds, shape"),
+        (["--budget", "5m"], "budget"),
+    ],
+)
+def test_other_settings_are_refused_in_the_same_folder(compared, capsys, words, named):
+    before = {path: path.stat().st_mtime_ns for path in compared.folder.rglob("*")}
+    assert main([*compared.words, *words]) == 2
+    shown = capsys.readouterr()
+    assert f"holds a comparison with other settings ({named}); choose another --out" in shown.err
+    assert shown.out == ""
+    assert {path: path.stat().st_mtime_ns for path in compared.folder.rglob("*")} == before
+
+
+def small(tmp_path: Path, **changes) -> CompareConfig:
+    (tmp_path / "text.txt").write_text("".join(f"line {n} of the text\n" for n in range(300)))
+    shape = ShapeConfig(dim=8, layers=1, heads=1)
+    text = TextConfig(corpus=str(tmp_path / "text.txt"), cache=str(tmp_path / "cache"), length=16)
+    base = CompareConfig(specs=("uniform",), shape=shape, recall_shape=shape, text=text, lengths=(32,), batch_size=4)
+    return replace(base, **changes)
+
+
+def test_changed_text_is_refused_too(tmp_path, monkeypatch):
+    """The jobs that are done were done on the text as it was."""
+    monkeypatch.setattr("regard.benchmark.comparison._plan", lambda *_: pytest.exit("planned"))
+    out = tmp_path / "out"
+    with pytest.raises(BaseException, match="planned"):
+        compare(small(tmp_path), out)
+    config = small(tmp_path)
+    with (tmp_path / "text.txt").open("a") as file:
+        file.write("one more line\n")
+    with pytest.raises(ConfigError, match=r"other settings \(data\)"):
+        compare(config, out)
+
+
+def test_data_that_is_too_small_is_explained_and_nothing_is_written(tmp_path):
+    short = replace(small(tmp_path).text, length=4000)
+    with pytest.raises(DataError, match=r"too small for windows of 4000 tokens.*set --text.length to"):
+        compare(small(tmp_path, text=short), tmp_path / "out")
+    with pytest.raises(DataError, match=r"has \d+ training windows of 16 tokens, fewer than one batch of 5000"):
+        compare(small(tmp_path, batch_size=5000), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_folders_that_hold_something_else(tmp_path):
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "text.tex").write_text("mine")
+    with pytest.raises(ConfigError, match="is not empty and holds no comparison; choose another --out"):
+        compare(small(tmp_path), tmp_path / "thesis")
+    with pytest.raises(ResourceError, match="cannot write"):
+        compare(small(tmp_path), tmp_path / "thesis" / "text.tex")
+    assert [path.name for path in (tmp_path / "thesis").iterdir()] == ["text.tex"]
+
+
+@pytest.mark.parametrize("name", ["comparison.json", "jobs/plan.json"])
+def test_damaged_files_are_named(tmp_path, name):
+    out = tmp_path / "out"
+    (out / "jobs").mkdir(parents=True)
+    config = small(tmp_path)
+    from regard.benchmark.comparison import _claim, _enough
+
+    for path in (out / "jobs").parent.glob("*"):
+        path.rmdir()
+    _claim(config, out, _enough(config))
+    (out / "jobs").mkdir()
+    (out / name).write_text('{"text_st')
+    with pytest.raises(CheckpointError, match=rf"{name} is damaged: .*; remove it"):
+        compare(config, out)
+
+
+def test_a_mechanism_that_only_this_process_knows(tmp_path):
+    from typing import final
+
+    from regard import catalog
+    from regard.attention.dense.uniform import Uniform
+
+    @final
+    class OnlyHere(Uniform):
+        """Uniform under another name."""
+
+    OnlyHere.__module__ = "__main__"
+    catalog.register(OnlyHere)
+    try:
+        with pytest.raises(ConfigError, match=r"'only_here' is registered in this process only.*module:Class"):
+            compare(small(tmp_path, specs=("only_here",)), tmp_path / "out")
+    finally:
+        catalog.unregister("only_here")
+
+
+def test_a_training_that_fails_says_whose_it_was(tmp_path, monkeypatch):
+    """A learning rate that blows up: the error is the trainer's, with the specification in front."""
+    from regard.benchmark import comparison
+    from regard.errors import NumericsError
+
+    def fail(jobs, *, threads, each=None):
+        raise NumericsError("the loss is not finite")
+
+    monkeypatch.setattr(comparison, "_plan", lambda *_: Expected(1, 1, 0.0, 0))
+    monkeypatch.setattr(comparison, "run_apart", fail)
+    with pytest.raises(NumericsError, match=r"^uniform, seed 0, text: the loss is not finite$"):
+        compare(small(tmp_path), tmp_path / "out")
+
+
+def test_a_budget_sets_the_steps(tmp_path, monkeypatch):
+    from regard.benchmark import comparison
+
+    def probes(jobs, *, threads, each=None):
+        return [{"seconds": 0.01 if job.task == "text" else 0.005, "peak_bytes": 2**30} for job in jobs]
+
+    monkeypatch.setattr(comparison, "run_apart", probes)
+    said: list[str] = []
+    config = small(tmp_path, specs=("uniform", "softmax"), budget="100s", seeds=2)
+    found = comparison._plan(config, tmp_path / "a", said.append)
+    steps = comparison.TEXT_SHARE * 100 / (4 * 0.01), comparison.RECALL_SHARE * 100 / (4 * 0.005)
+    assert (found.text_steps, found.recall_steps) == pytest.approx(steps, abs=1)
+    assert found.minutes == pytest.approx(100 / 60, rel=0.01)
+    assert said[-1].startswith("expected: 1.7 minutes, 1.0 GiB of memory")
+    found = comparison._plan(replace(config, budget="2s"), tmp_path / "b", said.append)
+    assert (found.text_steps, found.recall_steps) == (comparison.LEAST_STEPS, comparison.LEAST_RECALL_STEPS)
+    assert "more than the budget of 2s" in said[-1]
+
+
+def test_the_command_to_reproduce_gives_the_same_configuration(compared):
+    config = parsed(compared.results["reproduce"])
+    assert json.loads(json.dumps(asdict(config))) == compared.results["config"]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        CompareConfig(),
+        CompareConfig(budget="5m", seeds=3),
+        CompareConfig(specs=("local(window=8)", "a:2 + b:2".replace("a", "linear").replace("b", "softmax"))),
+        CompareConfig(text=TextConfig(corpus="it's here/my text.txt", separator="--\n$x `y`", holdout=0.2)),
+        CompareConfig(text=TextConfig(tokenizer="bpe", vocab_size=300, field="body")),
+        CompareConfig(recall=RecallConfig(filler="random"), lengths=(32, 64), learning_rate=1e-4, evaluate_examples=0),
+        CompareConfig(shape=ShapeConfig(mlp="none", dim=64), recall_shape=ShapeConfig(short_convolution=0)),
+    ],
+)
+def test_any_configuration_survives_the_command_line(config):
+    found = parsed(reproduce(config, Expected(text_steps=77, recall_steps=5, minutes=1.0, peak_bytes=1)))
+    # A default is written nowhere; numbers and spaces, quotes, leading dashes and line breaks come back as they were.
+    assert found == replace(config, budget=None, text_steps=77, recall_steps=5)
+
+
+def test_from_python(compared):
+    """The same function without a command: finished, so it only reads."""
+    said: list[str] = []
+    config = parsed(compared.results["reproduce"])
+    found = regard.compare(config=config, out=compared.folder, tell=said.append)
+    assert found["recommendation"] == compared.results["recommendation"]
+    assert said[0].startswith("expected: ")
+    with pytest.raises(ConfigError, match="other settings"):
+        regard.compare(["softmax", "linear"], config=config, out=compared.folder)
