@@ -49,9 +49,10 @@ def quality_against_speed(results: Results) -> Chart:
             x=[speed], y=[bits["middle"]], error_y=error, name=entry["spec"], marker=marker, mode="markers"
         )
         rows.append((entry["spec"], f"{speed:,.0f}", *_interval(bits, ".4f")))
-    for baseline in results["baselines"]:
+    for at, baseline in enumerate(results["baselines"]):
         bits = baseline["bits_per_byte"]
-        figure.add_hline(y=bits["middle"], line_dash="dot", annotation_text=baseline["name"])
+        side = ("top right", "top left")[at % 2]  # so that two that are nearly equal can be read
+        figure.add_hline(y=bits["middle"], line_dash="dot", annotation_text=baseline["name"], annotation_position=side)
         rows.append((baseline["name"], "", *_interval(bits, ".4f")))
     columns = ("specification", "tokens/s", "bits per byte", "95 % interval")
     caption = (

@@ -29,14 +29,13 @@ def render(results: Mapping[str, Any]) -> str:
             "caption": chart.caption,
             "columns": chart.columns,
             "rows": chart.rows,
-            "json": str(chart.figure.to_json()).replace("</", "<\\/"),
+            "json": str(chart.figure.to_json()).replace("<", "\\u003c"),  # nothing in it can end the script
         }
         for chart in charts(results)
     ]
     pictures = [
         {
-            "spec": entry["spec"],
-            "layer": picture["layer"],
+            "name": _named(entry, picture["layer"]),
             "uri": attention_map.data_uri(picture["matrix"]),
             **attention_map.describe(picture["matrix"]),
         }
@@ -52,6 +51,12 @@ def render(results: Mapping[str, Any]) -> str:
         pictures=pictures,
         plotly=plotly.offline.get_plotlyjs(),
     )
+
+
+def _named(entry: Mapping[str, Any], layer: int) -> str:
+    """A layer, and its mechanism where layers differ."""
+    own = entry["layers"][layer]
+    return f"{entry['spec']}, layer {layer}" + ("" if own == entry["spec"] else f" ({own})")
 
 
 def write(results: Mapping[str, Any], path: Path) -> None:

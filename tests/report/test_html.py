@@ -1,0 +1,279 @@
+"""The page as text: a table under every chart, every number in it, nothing from outside, nothing executed from data."""
+
+import json
+import re
+import struct
+import zlib
+from html.parser import HTMLParser
+
+import pytest
+
+from regard.cli.main import main
+from regard.report import attention_map, html
+from regard.report.charts import charts, table, tie_note
+
+
+class Page(HTMLParser):
+    """Sections with their charts and tables; every address that an element loads from."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.sections: list[dict] = []
+        self.addresses: list[str] = []
+        self.text: list[str] = []
+        self._cell = False
+        self._plain = True
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        named = dict(attributes)
+        self.addresses += [str(named[key]) for key in ("src", "href", "action", "srcset", "data") if key in named]
+        if tag == "section":
+            self.sections.append({"charts": [], "tables": [], "order": []})
+        inside = self.sections[-1] if self.sections else None
+        if inside is not None and tag == "div" and named.get("class") == "chart":
+            inside["charts"].append(named["id"])
+            inside["order"].append("chart")
+        if inside is not None and tag == "table":
+            inside["tables"].append([])
+            inside["order"].append("table")
+        if inside is not None and tag == "tr" and inside["tables"]:
+            inside["tables"][-1].append([])
+        self._cell = tag in ("td", "th")
+        self._plain = tag not in ("script", "style")
+
+    def handle_endtag(self, tag):
+        self._cell, self._plain = False, True
+
+    def handle_data(self, data):
+        if self._plain:
+            self.text.append(data)
+        if self._cell and self.sections and self.sections[-1]["tables"]:
+            self.sections[-1]["tables"][-1][-1].append(data)
+
+
+@pytest.fixture(scope="module")
+def page(compared) -> Page:
+    return Page(compared.page)
+
+
+def test_every_chart_has_its_table_under_it(page, compared):
+    drawn = [section for section in page.sections if section["charts"]]
+    assert len(drawn) == 7
+    for section, chart in zip(drawn, charts(compared.results), strict=True):
+        assert section["charts"] == [f"chart-{chart.name}"]
+        assert section["order"] == ["chart", "table"]
+        head, *rows = section["tables"][0]
+        assert tuple(head) == chart.columns
+        assert rows == [[cell for cell in row if cell] for row in chart.rows]
+        assert len(rows) > 1
+
+
+def test_every_point_of_a_chart_is_in_its_table(compared):
+    """Each x and y that is drawn can be read, to the digits shown."""
+    for chart in charts(compared.results):
+        cells = {cell.replace(",", "").rstrip("%") for row in chart.rows for cell in row}
+        numbers = sorted(float(cell) for cell in cells if re.fullmatch(r"-?[\d.]+", cell))
+        for trace in chart.figure.data:
+            for value in [*trace.y, *(x for x in trace.x if not isinstance(x, str))]:
+                scaled = 100 * value if chart.name == "recall" else value
+                nearest = min(numbers, key=lambda number, scaled=scaled: abs(number - scaled))
+                assert nearest == pytest.approx(scaled, rel=0.02, abs=0.06 if chart.name == "recall" else 6e-6), (
+                    chart.name,
+                    value,
+                )
+
+
+def test_one_curve_for_every_specification_in_its_own_colour(compared):
+    for chart in charts(compared.results):
+        names = [trace.name for trace in chart.figure.data]
+        assert names == ["softmax", "linear / softmax"]
+        marked = chart.name in ("quality", "recall")
+        assert len({(trace.marker if marked else trace.line).color for trace in chart.figure.data}) == 2
+
+
+def test_nothing_is_loaded_from_outside(page, compared):
+    assert page.addresses
+    assert all(address.startswith("data:") for address in page.addresses)
+    assert "@import" not in compared.page.partition("<script>")[0]
+    assert "default-src 'none'" in compared.page
+
+
+def test_the_page_says_what_to_use_and_how_to_repeat_it(page, compared):
+    text = " ".join(" ".join(page.text).split())
+    advice = compared.results["recommendation"]
+    assert f"Use {advice['spec']} ." in text
+    assert advice["reason"] in text
+    assert compared.results["reproduce"] in text
+    assert tie_note(compared.results) in text
+    assert compared.results["environment"]["torch"] in text
+    columns, rows = table(compared.results)
+    assert all(cell in text for row in (columns, *rows) for cell in row)
+
+
+def test_pictures_are_named_by_layer_and_mechanism(compared):
+    shown = re.findall(r'alt="attention matrix of ([^"]*)"', compared.page)
+    assert shown == [
+        "softmax, layer 0",
+        "softmax, layer 1",
+        "linear / softmax, layer 0 (linear)",
+        "linear / softmax, layer 1 (softmax)",
+    ]
+
+
+def test_words_from_the_data_are_never_executed(changed):
+    hostile = "</script><script>alert(1)</script><!--<img src=x onerror=alert(2)>"
+
+    def edit(results):
+        results["entries"][0]["spec"] = results["recommendation"]["spec"] = hostile
+        results["config"]["text"]["corpus"] = results["reproduce"] = results["baselines"][0]["name"] = hostile
+        results["entries"][0]["layers"] = [hostile, hostile]
+
+    shown = html.render(changed(edit))
+    assert "<script>alert" not in shown
+    assert "<img src=x" not in shown
+    assert shown.count("<script>") == 2
+    assert "&lt;script&gt;alert(1)" in shown
+
+
+def test_tied_and_untied_cells(changed):
+    def edit(results):
+        results["ties"] = {"text": {"best": "softmax", "specs": ["softmax"]}, "recall": {"best": "", "specs": []}}
+
+    _, rows = table(changed(edit))
+    assert rows[0][1].endswith(" =")
+    assert not rows[1][1].endswith("=")
+    assert not rows[0][2].endswith("=")
+
+
+@pytest.mark.parametrize(
+    ("seeds", "note"), [(1, "One seed: trainings differ"), (2, "2 seeds: trainings differ"), (3, "")]
+)
+def test_few_seeds_are_admitted(changed, seeds, note):
+    found = tie_note(changed(lambda results: results["config"].update(seeds=seeds)))
+    assert (note in found) if note else found.endswith("seeds).")
+    found = tie_note(changed(lambda results: results.update(unit="window")))
+    assert "bootstrap over windows and seeds" in found
+
+
+def test_a_mechanism_without_state_crossover_or_picture(changed):
+    def edit(results):
+        entry = results["entries"][1]
+        entry.update(decode=[], pictures=[])
+        entry["crossover"] = {"forward": None, "both": None}
+
+    found = changed(edit)
+    row = table(found)[1][1]
+    assert row[5:8] == ("no state", "no state", "not by 192")
+    assert table(found)[1][0][7] == "reference"
+    assert html.render(found).count('alt="attention matrix of') == 2
+
+
+def test_a_crossover_is_shown(changed):
+    found = changed(lambda results: results["entries"][1]["crossover"].update(both=128))
+    assert table(found)[1][1][7] == "128"
+    rows = next(chart.rows for chart in charts(found) if chart.name == "cost-both")
+    assert {row[-1] for row in rows} == {"", "from 128"}
+
+
+def test_the_report_is_written_again(compared, tmp_path, capsys):
+    assert main(["report", str(compared.folder), "--out", str(tmp_path / "again.html")]) == 0
+    assert (tmp_path / "again.html").read_text(encoding="utf-8") == compared.page
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    (copy / "results.json").write_text(json.dumps(compared.results))
+    assert main(["report", str(copy)]) == 0
+    assert (copy / "report.html").read_text(encoding="utf-8") == compared.page
+    assert capsys.readouterr().out.endswith(f"{copy / 'report.html'}\n")
+
+
+def without(name):
+    def edit(results):
+        del results["entries"][0][name]
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot read"),
+        (b"", "holds no results of a comparison"),
+        (b"\xff\xfe\0", "holds no results of a comparison"),
+        (b"[]", "holds no results of a comparison that this version of regard reads"),
+        (b'{"format": 0}', "holds no results of a comparison that this version of regard reads"),
+        (b'{"format": 1}', "is not whole"),
+        (without("cost"), "is not whole: KeyError: 'cost'"),
+        (without("pictures"), "is not whole"),
+    ],
+)
+def test_what_is_no_result(tmp_path, capsys, changed, content, message):
+    path = tmp_path / "results.json"
+    if callable(content):
+        path.write_text(json.dumps(changed(content)))
+    elif content is not None:
+        path.write_bytes(content)
+    assert main(["report", str(tmp_path)]) == 3
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith(f"regard report: {'cannot read ' if content is None else ''}{path}")
+    assert message in shown.err
+    assert "Traceback" not in shown.err
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_a_report_that_cannot_be_written_leaves_the_old_one(compared, tmp_path, capsys, monkeypatch):
+    from regard.training import files
+
+    old = tmp_path / "report.html"
+    old.write_text("old")
+    (tmp_path / "file").write_text("")
+    assert main(["report", str(compared.folder), "--out", str(tmp_path / "file" / "r.html")]) == 6
+    assert "cannot write" in capsys.readouterr().err
+
+    def full(path, data):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files, "_write", full)
+    assert main(["report", str(compared.folder), "--out", str(old)]) == 6
+    assert "No space left on device" in capsys.readouterr().err
+    assert old.read_text() == "old"
+
+
+def pixels(png: bytes) -> list[list[tuple[int, ...]]]:
+    """A PNG of 8-bit RGB without filters, decoded from the format's definition."""
+    assert png[:8] == b"\x89PNG\r\n\x1a\n"
+    at, parts = 8, {}
+    while at < len(png):
+        (size,) = struct.unpack(">I", png[at : at + 4])
+        kind, data = png[at + 4 : at + 8], png[at + 8 : at + 8 + size]
+        assert struct.unpack(">I", png[at + 8 + size : at + 12 + size]) == (zlib.crc32(kind + data),)
+        parts[kind] = data
+        at += 12 + size
+    width, height = struct.unpack(">II", parts[b"IHDR"][:8])
+    raw = zlib.decompress(parts[b"IDAT"])
+    rows = [raw[at * (3 * width + 1) :][: 3 * width + 1] for at in range(height)]
+    assert all(row[0] == 0 and len(row) == 3 * width + 1 for row in rows)
+    return [[tuple(row[1 + 3 * x : 4 + 3 * x]) for x in range(width)] for row in rows]
+
+
+def test_pictures_show_the_matrix():
+    found = pixels(attention_map.png([[0.5, 0.125], [-1.0, 0.0]], scale=3))
+    assert (len(found), len(found[0])) == (6, 6)
+    assert all(found[y][x] == found[y - y % 3][x - x % 3] for y in range(6) for x in range(6))
+    (largest, quarter), (negative, zero) = ([row[0], row[3]] for row in (found[0], found[3]))
+    assert zero == (255, 255, 255)
+    assert largest[0] == largest[1] == 0
+    assert 120 <= quarter[0] <= 135  # the square root of a quarter
+    assert negative == (255, 0, 0)
+
+
+def test_pictures_in_numbers():
+    even = attention_map.describe([[0.25] * 4] * 4)
+    assert even["effective_keys"] == pytest.approx(4)
+    assert even["distance"] == pytest.approx((1.5 + 1 + 1 + 1.5) / 4)
+    near = attention_map.describe([[float(i == j) for j in range(20)] for i in range(20)])
+    assert near == {"effective_keys": pytest.approx(1), "distance": 0, "nearest_eight": 1}
+    far = attention_map.describe([[1.0] + [0.0] * 19] * 20)
+    assert far["nearest_eight"] == pytest.approx(8 / 20)
+    assert attention_map.describe([[0.0, 0.0]])["effective_keys"] == pytest.approx(1)

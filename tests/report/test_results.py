@@ -1,0 +1,194 @@
+"""results.json of a real comparison holds everything that a reader needs, and the numbers agree with one another."""
+
+import json
+import math
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from regard.benchmark.config import CompareConfig
+from regard.benchmark.results import Expected, assemble
+from regard.benchmark.sweep import Row
+from regard.tasks import build_task, ngram_bits_per_byte, xz_bits_per_byte
+from regard.tasks.config import TextConfig
+from regard.training.data_order import DataOrder
+from regard.training.evaluation import measured
+
+
+def test_what_belongs_to_the_whole(compared):
+    found = compared.results
+    assert set(found) == {
+        "format", "version", "created", "config", "expected", "environment", "entries", "baselines", "ties", "unit",
+        "recall_chance", "recommendation", "reproduce",
+    }  # fmt: skip
+    assert [entry["spec"] for entry in found["entries"]] == ["softmax", "linear / softmax"]
+    assert found["unit"] == "document"
+    assert found["recall_chance"] == 2 / 64
+    assert found["recommendation"]["spec"] in {"softmax", "linear / softmax"}
+    assert found["recommendation"]["reason"].endswith(".")
+    assert {"python", "torch", "platform", "processor", "cores", "threads"} <= set(found["environment"])
+    text = json.dumps(found)
+    assert "NaN" not in text
+    assert "Infinity" not in text
+
+
+def test_quality(compared):
+    for entry in compared.results["entries"]:
+        for value, at_least in ((entry["text"]["bits_per_byte"], 0.5), (entry["recall"]["accuracy"], 0.0)):
+            assert at_least <= value["low"] <= value["middle"] <= value["high"]
+        assert entry["text"]["bits_per_byte"]["low"] < entry["text"]["bits_per_byte"]["high"]
+        assert entry["text"]["seeds"] == [pytest.approx(entry["text"]["bits_per_byte"]["middle"])]
+        assert entry["recall"]["seeds"] == [pytest.approx(entry["recall"]["accuracy"]["middle"])]
+        (curve,) = entry["text"]["curves"]
+        assert 0.8 * 12 * 4 * 32 < curve[-1][0] <= 12 * 4 * 32  # a document's last window may be shorter
+        assert [point[0] for point in curve] == sorted(point[0] for point in curve)
+        assert entry["parameters"] > 1000
+
+
+def test_bits_are_those_of_the_documents(compared):
+    for entry in compared.results["entries"]:
+        slug = entry["spec"].translate({ord(c): "-" for c in " /"})
+        (path,) = (compared.folder / "jobs").glob(f"{slug}-??????-text-0.json")
+        documents = json.loads(path.read_text())["documents"]
+        bits = sum(documents["nats"]) / math.log(2) / sum(documents["bytes"])
+        assert entry["text"]["bits_per_byte"]["middle"] == pytest.approx(bits, rel=1e-12)
+
+
+def test_speed_and_memory(compared):
+    for entry in compared.results["entries"]:
+        assert 10 < entry["text"]["tokens_per_second"] < 1e8
+        assert 50 * 2**20 < entry["text"]["peak_bytes"] < 8 * 2**30
+
+
+def test_cost_over_length_with_default_figures_beside(compared):
+    for entry in compared.results["entries"]:
+        kinds = Counter((row["kind"], row["length"]) for row in entry["cost"])
+        assert kinds == Counter((kind, length) for kind in ("forward", "both") for length in (64, 128, 192))
+        for row in entry["cost"]:
+            assert 0 < row["low"] <= row["seconds"] <= row["high"]
+            assert (row["default_seconds"] is not None) == (row["kind"] == "both")
+        assert set(entry["crossover"]) == {"forward", "both"}
+
+
+def test_decoding_at_several_lengths(compared):
+    softmax, mixed = compared.results["entries"]
+    for entry in (softmax, mixed):
+        assert [row["length"] for row in entry["decode"]] == [64, 128, 192]
+        assert all(row["microseconds"] > 0 for row in entry["decode"])
+    # Two layers, keys and values, 2 heads of 16, 4 bytes: the definition.
+    assert [row["state_bytes"] for row in softmax["decode"]] == [2 * 2 * n * 2 * 16 * 4 for n in (64, 128, 192)]
+    constant = {row["state_bytes"] - row["length"] * 2 * 2 * 16 * 4 for row in mixed["decode"]}
+    assert len(constant) == 1
+
+
+def test_a_hybrid_costs_what_its_layers_cost(compared):
+    """Timed once each, in one run: (linear + softmax) and (softmax + softmax)."""
+    found = json.loads((compared.folder / "jobs" / "cost-fixed.json").read_text())
+    seconds = {(row["spec"], row["length"], row["kind"]): row["seconds"] for row in found}
+    softmax, mixed = compared.results["entries"]
+    for entry, layers in ((softmax, ("softmax", "softmax")), (mixed, ("linear", "softmax"))):
+        for row in entry["cost"]:
+            wanted = sum(seconds[layer, row["length"], row["kind"]] for layer in layers)
+            assert row["seconds"] == pytest.approx(wanted, rel=1e-12)
+
+
+def test_pictures_are_causal_attention_of_every_layer(compared):
+    for entry in compared.results["entries"]:
+        assert [picture["layer"] for picture in entry["pictures"]] == [0, 1]
+        for picture in entry["pictures"]:
+            matrix = picture["matrix"]
+            assert len(matrix) == len(matrix[0]) == 32
+            assert all(x == 0 for i, row in enumerate(matrix) for x in row[i + 1 :])
+            assert all(sum(row) == pytest.approx(1, abs=5e-3) for row in matrix)
+
+
+def test_baselines_code_the_same_windows(compared):
+    """Recomputed here: what seed 0 trained on, and the windows that the models were measured on."""
+    config = compared.results["config"]
+    task = build_task(TextConfig(**{name: value for name, value in config["text"].items() if value is not None}))
+    order = DataOrder(len(task.examples("train")), config["batch_size"], 0)
+    seen = sorted({index for step in range(config["text_steps"]) for index in order.batch(step)})
+    coded = measured(len(task.examples("valid")), config["evaluate_examples"])
+    ngram, xz = compared.results["baselines"]
+    assert (ngram["name"], xz["name"]) == ("3-gram", "xz")
+    wanted = ngram_bits_per_byte(task, order=3, windows=coded, train_windows=seen).bits_per_byte
+    assert ngram["bits_per_byte"]["middle"] == pytest.approx(wanted, rel=1e-12)
+    assert ngram["bits_per_byte"]["low"] < wanted < ngram["bits_per_byte"]["high"]
+    wanted = xz_bits_per_byte(task, windows=coded, train_windows=seen).bits_per_byte
+    assert xz["bits_per_byte"] == {"middle": pytest.approx(wanted, rel=1e-12), "low": None, "high": None}
+
+
+def made(bits: dict[str, float], hits: dict[str, float], *, unit: str = "document", seeds: int = 1):
+    """Results of a comparison that was never run, from what its jobs would have said."""
+    config = CompareConfig(specs=tuple(bits), seeds=seeds, lengths=(64, 128))
+    quality = {}
+    for spec in config.specs:
+        for seed in range(seeds):
+            documents = {"nats": [bits[spec] * math.log(2) * 100 + at for at in range(20)], "bytes": [100] * 20}
+            text = {"documents": documents, "unit": unit, "parameters": 7, "curve": [[1, 5.0]], "pictures": []}
+            quality[spec, seed, "text"] = {**text, "tokens_per_second": 10.0 + seed, "peak_bytes": 100 + seed}
+            answers = {"correct": [round(hits[spec] * 50)] * 20, "tokens": [50] * 20}
+            quality[spec, seed, "recall"] = {"documents": answers, "curve": []}
+    rows = [
+        Row(spec, length, kind, seconds * length, seconds * length, seconds * length, 8 if kind == "decode" else None)
+        for spec, seconds in (("softmax", 1.0), ("linear", 0.5), ("uniform", 2.0))
+        for length in (64, 128)
+        for kind in ("forward", "both", "decode")
+        if (spec, kind) != ("uniform", "decode")
+    ]
+    plain = [vars(row) for row in rows]
+    costs = {"fixed": plain, "default": [row for row in plain if row["kind"] == "both"]}
+    baselines = [{"name": "3-gram", "documents": {"bits": [300.0] * 20, "bytes": [100] * 20}}]
+    return assemble(config, Expected(5, 6, 1.0, 2), quality, costs, baselines)
+
+
+def test_crossovers_and_hybrids():
+    found = made({"softmax": 2.0, "linear": 2.0, "linear / softmax": 2.0, "uniform": 2.0}, dict.fromkeys(
+        ("softmax", "linear", "linear / softmax", "uniform"), 1.0))  # fmt: skip
+    crossovers = {entry["spec"]: entry["crossover"]["both"] for entry in found["entries"]}
+    assert crossovers == {"softmax": None, "linear": 64, "linear / softmax": 64, "uniform": None}
+    costs = {entry["spec"]: entry["cost"][0]["seconds"] for entry in found["entries"]}
+    assert costs == {"softmax": 128.0, "linear": 64.0, "linear / softmax": 96.0, "uniform": 256.0}
+    decode = {entry["spec"]: len(entry["decode"]) for entry in found["entries"]}
+    assert decode == {"softmax": 2, "linear": 2, "linear / softmax": 2, "uniform": 0}
+
+
+def test_ties_and_the_recommendation_come_from_the_samples():
+    found = made({"softmax": 2.0, "linear": 2.5}, {"softmax": 1.0, "linear": 0.5})
+    assert found["ties"] == {
+        "text": {"best": "softmax", "specs": ["softmax"]},
+        "recall": {"best": "softmax", "specs": ["softmax"]},
+    }
+    assert found["recommendation"]["spec"] == "softmax"
+    assert "3-gram" not in found["recommendation"]["reason"]
+    found = made({"softmax": 3.5, "linear": 3.5}, {"softmax": 0.1, "linear": 0.1})
+    assert found["ties"]["text"]["specs"] == ["softmax", "linear"]
+    assert "No specification beats the 3-gram (3.000 bits per byte)" in found["recommendation"]["reason"]
+    assert "guessing gives 3%" in found["recommendation"]["reason"]
+
+
+def test_seeds_are_kept_apart_and_speeds_are_medians():
+    found = made({"softmax": 2.0}, {"softmax": 1.0}, seeds=3)["entries"][0]
+    assert len(found["text"]["seeds"]) == len(found["recall"]["seeds"]) == len(found["text"]["curves"]) == 3
+    assert found["text"]["tokens_per_second"] == 11.0
+    assert found["text"]["peak_bytes"] == 102
+
+
+def test_few_documents_are_resampled_by_window(compared):
+    """With one document, a bootstrap over documents would find every difference real."""
+    from regard.benchmark.quality import FEW, units
+
+    config = compared.results["config"]
+    given = TextConfig(**{name: value for name, value in config["text"].items() if value is not None})
+    many = build_task(given).examples("valid")
+    few = build_task(replace(given, holdout=0.05)).examples("valid")
+    documents = [len({windows[at].document for at in range(len(windows))}) for windows in (many, few)]
+    assert documents[0] >= FEW > documents[1]
+    examples, unit = units(many, 0)
+    assert (unit, examples) == ("document", many)
+    examples, unit = units(few, 0)
+    assert (unit, len(examples)) == ("window", len(few))
+    assert [examples[at].document for at in range(len(few))] == list(range(len(few)))
+    assert (examples[3].inputs == few[3].inputs).all()
+    assert units(many, 2)[1] == "window"
