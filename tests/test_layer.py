@@ -1,100 +1,231 @@
-"""AttentionLayer and HeadMix: projections, streaming, memory, prepared sources, mixes over heads."""
+"""AttentionLayer: projections, positions and memory around any mechanism, in training, streaming and across sources."""
+
+import math
+from typing import ClassVar
 
 import pytest
 import torch
 
 import regard
-from regard import AttentionLayer, Heads, catalog
-from regard.attention.head_mix import HeadMix
+from regard import AttentionLayer, catalog, position
 from regard.errors import ConfigError, ShapeError, UnsupportedError
+from regard.layer import HeadMix, Prepared
+from regard.memory.recent import Recent
+from regard.testing.compare import assert_close, assert_identical
 
-STREAMS = [name for name in catalog.names(supports=["causal", "state"]) if not catalog.outline(name).leaks]
-CROSS = catalog.names(supports=["cross", "bidirectional"])
+LENGTH = 13
 MIX = "local(window=3):2 + linear:2"
 
 
-def draw(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
-def layer(spec, **options):
-    return AttentionLayer(16, spec, heads=4, max_length=64, **options).double().eval()
+def layer(spec: str = "softmax", dim: int = 16, **options) -> AttentionLayer:
+    return AttentionLayer(dim, spec, **{"heads": 4, "max_length": 32, **options}).double().eval()
 
 
-def sampled(name):
-    options = ", ".join(f"{key}={value!r}" for key, value in catalog.resolve(name)[0].samples[0].items())
-    return f"{name}({options})" if options else name
+def heads_of(x: torch.Tensor, count: int) -> torch.Tensor:
+    return x.unflatten(-1, (count, -1)).transpose(1, 2)
 
 
-@pytest.mark.parametrize("name", [*STREAMS, MIX])
-def test_streaming_equals_the_whole(name):
-    built = layer(name if ":" in name else sampled(name))
-    x = draw(2, 13, 16)
-    whole, state, parts = built(x).hidden, built.initial_state(2), []
-    for first, last in ((0, 5), (5, 6), (6, 13)):
-        got = built(x[:, first:last], state=state)
-        state = got.state
-        parts.append(got.hidden)
-    assert (torch.cat(parts, 1) - whole).abs().max() < 1e-9
+def streaming() -> list[str]:
+    return [name for name in catalog.names(supports=["causal", "state"]) if "k" in regard.describe(name).reads]
 
 
-@pytest.mark.parametrize("position", ["rotary", "alibi", "transformer_xl", "sinusoidal", "learned"])
-def test_positions_stream_and_read_a_memory(position):
-    built = layer(
-        "local(window=6)", position=position, memory=None if position in ("sinusoidal", "learned") else "recent"
-    )
-    x = draw(2, 12, 16)
-    whole, state, parts = built(x).hidden, built.initial_state(2), []
-    for first, last in ((0, 4), (4, 8), (8, 12)):
-        got = built(x[:, first:last], state=state)
-        state = got.state
-        parts.append(got.hidden)
-    assert (torch.cat(parts, 1) - whole).abs().max() < 1e-9
-    if built.memory is None:
+def sample(name: str) -> str:
+    """A specification with a small option set of the mechanism's own."""
+    if name == MIX:
+        return name
+    options = catalog.resolve(name)[0].samples[0]
+    return f"{name}({', '.join(f'{key}={value!r}' for key, value in options.items())})"
+
+
+def test_it_is_the_formula_of_the_paper():
+    """head_i = softmax(q_i k_i / sqrt(d)) v_i, out = concat(head) W^o, with the layer's own matrices."""
+    attention = layer(kv_heads=2, bias=True)
+    x = randn(2, LENGTH, 16)
+    q = heads_of(x @ attention.query.weight.T + attention.query.bias, 4)
+    k, v = (heads_of(x @ p.weight.T + p.bias, 2).repeat_interleave(2, 1) for p in (attention.key, attention.value))
+    logits = (q @ k.mT / 2).masked_fill(torch.ones(LENGTH, LENGTH).triu(1).bool(), -math.inf)
+    wanted = (logits.softmax(-1) @ v).transpose(1, 2).flatten(2) @ attention.output.weight.T + attention.output.bias
+    assert_close(attention(x).hidden, wanted, tolerance=1e-12, what="hidden")
+    assert {name for name, _ in attention.named_parameters()} == {
+        f"{part}.{kind}" for part in ("query", "key", "value", "output") for kind in ("weight", "bias")
+    }
+
+
+def test_only_what_the_mechanism_reads_is_projected():
+    assert layer("uniform").query is None
+    assert layer("uniform").key is None
+    lsh = layer(sample("lsh"))
+    assert (lsh.query is not None, lsh.key) == (True, None)
+    assert layer("dense_synthesizer").key is None
+    assert layer("linear").key is not None
+
+
+def test_widths_and_weights_from_the_seed():
+    first, again, other = (AttentionLayer(12, "softmax", heads=2, key_dim=5, value_dim=7, seed=s) for s in (3, 3, 4))
+    assert first.query.weight.shape == (10, 12)
+    assert first.value.weight.shape == (14, 12)
+    assert first.output.weight.shape == (12, 14)
+    assert torch.equal(first.query.weight, again.query.weight)
+    assert not torch.equal(first.query.weight, other.query.weight)
+    assert not torch.equal(first.query.weight, first.key.weight)
+    big = AttentionLayer(512, "softmax", heads=8)
+    assert big.query.weight.std().item() == pytest.approx(512**-0.5, rel=0.02)
+
+
+@pytest.mark.parametrize("name", [name for name in catalog.names() if "causal" in regard.describe(name).supports.names])
+def test_every_mechanism_trains_in_a_layer(name):
+    attention = layer(sample(name)).train()
+    x = randn(2, LENGTH, 16).requires_grad_()
+    found = attention(x)
+    assert found.hidden.shape == x.shape
+    assert (found.state, found.memory) == (None, None)
+    assert set(found.losses) == set(attention.attention.info.losses)
+    (found.hidden.square().sum() + sum(found.losses.values())).backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in attention.parameters())
+    assert x.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("scheme", position.names())
+def test_positions_matter(scheme):
+    x = randn(1, 8, 16)
+    assert (layer(position=scheme)(x).hidden - layer()(x).hidden).abs().max() > 1e-6
+
+
+@pytest.mark.parametrize("scheme", [None, *position.names()])
+@pytest.mark.parametrize("name", [*streaming(), MIX])
+def test_a_stream_is_the_whole(name, scheme):
+    """Pieces with a state give what one call gives, with every position scheme that the mechanism takes."""
+    try:
+        attention = layer(sample(name), position=scheme)
+    except UnsupportedError:
+        assert position.position_class(scheme).biased
+        assert not regard.describe(sample(name)).supports.bias
         return
-    memory, parts = built.memory.initial(2, 16, dtype=torch.float64), []
-    for first, last in ((0, 4), (4, 8), (8, 12)):
-        got = built(x[:, first:last], memory=memory)
-        memory = got.memory
-        parts.append(got.hidden)
-    assert (torch.cat(parts, 1) - whole).abs().max() < 1e-9
+    x = randn(2, LENGTH, 16)
+    with torch.no_grad():
+        whole = attention(x).hidden
+        state, pieces = attention.initial_state(2), []
+        for piece in x.split([5, 1, 1, 6], 1):
+            found = attention(piece, state=state)
+            state, _ = found.state, pieces.append(found.hidden)
+    assert_close(torch.cat(pieces, 1), whole, tolerance=1e-9, what=f"{name} with {scheme}")
+    assert state.length == LENGTH
 
 
-def test_positions_matter():
-    x = draw(1, 8, 16).expand(1, 8, 16)
-    for position in ("rotary", "alibi", "transformer_xl", "sinusoidal", "learned"):
-        with_it, without = layer("softmax", position=position)(x).hidden, layer("softmax")(x).hidden
-        assert (with_it - without).abs().max() > 1e-6
+@pytest.mark.parametrize("scheme", ["alibi", "rotary", "transformer_xl"])
+def test_relative_schemes_see_distances_only(scheme):
+    attention = layer("local(window=3)", position=scheme)
+    x = randn(1, 6, 16)
+    longer = torch.cat([randn(1, 9, 16, seed=5), x], 1)
+    # Position 5 of x sees 4 .. 5 in both; what is further back is outside the window.
+    with torch.no_grad():
+        short, long = attention(x).hidden[:, 5], attention(longer).hidden[:, 14]
+    assert_close(short, long, tolerance=1e-10, what=scheme)
 
 
-@pytest.mark.parametrize("name", CROSS)
-def test_a_prepared_source_equals_the_source(name):
-    built = layer(sampled(name), context_dim=10)
-    x, context = draw(2, 5, 16), draw(2, 9, 10, seed=1)
-    keep = torch.arange(9) < torch.tensor([[9], [6]])
-    whole = built(x, context, key_mask=keep).hidden
-    state = built.prepare(context, key_mask=keep)
-    assert (built(x, state=state).hidden - whole).abs().max() < 1e-9
-    if built.attention.info.sees_content_only:
-        assert (built(x[:, 2:3], state=state).hidden - whole[:, 2:3]).abs().max() < 1e-9
-    assert (built(x, context).hidden - whole).abs().max() > 1e-6
+@pytest.mark.parametrize("scheme", ["learned", "sinusoidal", "rotary"])
+def test_left_padding_with_positions_is_no_padding(scheme):
+    """Absolute and rotary schemes take each row's own positions."""
+    attention = layer(position=scheme)
+    x = randn(1, 7, 16)
+    padded = torch.cat([randn(1, 4, 16, seed=8), x], 1)
+    mask = torch.tensor([[False] * 4 + [True] * 7])
+    where = (torch.arange(11) - 4).clamp_min(0)[None]
+    with torch.no_grad():
+        found = attention(padded, key_mask=mask, positions=where).hidden[:, 4:]
+        assert_close(found, attention(x).hidden, tolerance=1e-10, what=scheme)
+
+
+@pytest.mark.parametrize("name", catalog.names(supports=["cross", "bidirectional"]))
+def test_cross_attention_and_a_source_prepared_once(name):
+    attention = layer(sample(name), context_dim=10)
+    x, source = randn(2, 5, 16), randn(2, 9, 10, seed=1)
+    mask = torch.arange(9) < torch.tensor([[9], [6]])
+    with torch.no_grad():
+        whole = attention(x, source, key_mask=mask).hidden
+        prepared = attention.prepare(source, key_mask=mask)
+        assert_close(attention(x, state=prepared).hidden, whole, tolerance=1e-9, what=name)
+        if attention.attention.info.sees_content_only:
+            pieces = [attention(piece, state=prepared).hidden for piece in x.split([2, 3], 1)]
+            assert_close(torch.cat(pieces, 1), whole, tolerance=1e-9, what=f"{name} in pieces")
+        assert prepared.length == 9
+        assert (attention(x, source).hidden - whole).abs().max() > 1e-6
+
+
+def test_a_prepared_source_of_a_mechanism_without_state():
+    attention = layer("linformer(rank=3)", context_dim=16)
+    x, source = randn(1, 5, 16), randn(1, 8, 16, seed=1)
+    prepared = attention.prepare(source)
+    assert isinstance(prepared, Prepared)
+    with torch.no_grad():
+        assert_close(
+            attention(x, state=prepared).hidden, attention(x, source).hidden, tolerance=1e-12, what="linformer"
+        )
+    loaded = prepared.load(prepared.dump())
+    assert loaded.length == 8
+    assert_identical(loaded.content["k"], prepared.content["k"], what="k")
+
+
+def test_a_memory_is_the_past_as_leading_keys():
+    """Transformer-XL: segment by segment with a memory that holds everything is one long sequence, one layer deep."""
+    attention = layer(memory="recent(length=32)", position="transformer_xl")
+    x = randn(2, LENGTH, 16)
+    with torch.no_grad():
+        whole = attention(x).hidden
+        memory, pieces = attention.memory.initial(2, 16, dtype=torch.float64), []
+        for piece in x.split([4, 5, 4], 1):
+            found = attention(piece, memory=memory)
+            memory, _ = found.memory, pieces.append(found.hidden)
+    assert_close(torch.cat(pieces, 1), whole, tolerance=1e-10, what="memory")
+    assert_identical(memory, x, what="the memory itself")
+
+
+def test_a_short_memory_forgets_and_stops_the_gradient():
+    attention = layer(memory=Recent(length=3))
+    x = randn(1, 5, 16).requires_grad_()
+    memory = attention(x, memory=attention.memory.initial(1, 16, dtype=torch.float64)).memory
+    assert memory.shape == (1, 3, 16)
+    assert_identical(memory, x[:, 2:].detach(), what="the last three")
+    attention(randn(1, 2, 16, seed=3), memory=memory).hidden.sum().backward()
+    assert x.grad is None
+
+
+def test_a_mask_beside_a_memory_is_of_the_new_tokens():
+    attention = layer(memory="recent(length=8)")
+    past, x = randn(1, 4, 16), randn(1, 3, 16, seed=2)
+    mask = torch.tensor([[True, False, True]])
+    with torch.no_grad():
+        found = attention(x, memory=past, key_mask=mask).hidden
+        other = attention(torch.cat([x[:, :1], x[:, 1:2] + 1, x[:, 2:]], 1), memory=past, key_mask=mask).hidden
+    assert_identical(found[:, [0, 2]], other[:, [0, 2]], what="the masked token is not seen")
+
+
+def test_mechanisms_are_shared_by_giving_the_module():
+    shared = regard.build("additive", regard.Heads(count=4, key_dim=4, causal=True, max_length=32))
+    first, second = (AttentionLayer(16, shared, heads=4, max_length=32, seed=s) for s in (0, 1))
+    assert first.attention is second.attention is shared
+    with pytest.raises(ConfigError, match="the shared mechanism serves"):
+        AttentionLayer(16, shared, heads=2, max_length=32)
 
 
 def test_a_mix_gives_each_head_its_own_mechanism():
-    heads = Heads(count=4, key_dim=4, causal=True, kv_count=2)
-    mix = regard.build(MIX, heads).double().eval()
-    q, k, v = draw(2, 4, 9, 4), draw(2, 2, 9, 4, seed=1), draw(2, 2, 9, 4, seed=2)
-    part = Heads(count=2, key_dim=4, causal=True, kv_count=1)
+    mix = regard.build(MIX, regard.Heads(count=4, key_dim=4, causal=True, kv_count=2)).double().eval()
+    q, k, v = randn(2, 4, 9, 4), randn(2, 2, 9, 4, seed=1), randn(2, 2, 9, 4, seed=2)
+    part = regard.Heads(count=2, key_dim=4, causal=True, kv_count=1)
     expected = [
         regard.build(spec, part).double()(q[:, 2 * at : 2 * at + 2], k[:, at : at + 1], v[:, at : at + 1]).values
         for at, spec in enumerate(("local(window=3)", "linear"))
     ]
-    assert torch.equal(mix(q, k, v).values, torch.cat(expected, 1))
-    assert (mix(q, k, v).values - mix.reference(q, k, v)).abs().max() < 1e-10
+    assert_identical(mix(q, k, v).values, torch.cat(expected, 1), what="mix")
+    assert_close(mix(q, k, v).values, mix.reference(q, k, v), tolerance=1e-10, what="reference of the mix")
     state = mix(q, k, v, state=mix.initial_state(2, dtype=torch.float64)).state
     assert state.nbytes == mix.state_nbytes(2, 9, torch.float64)
     assert isinstance(mix, HeadMix)
-    assert catalog.describe(MIX).supports == mix.info.supports
+    assert regard.describe(MIX).supports == mix.info.supports
     assert not mix.info.supports.bias
 
 
@@ -108,29 +239,44 @@ def test_a_mix_gives_each_head_its_own_mechanism():
 )
 def test_mixes_that_do_not_add_up(spec, message):
     with pytest.raises(ConfigError, match=message):
-        regard.build(spec, Heads(count=4, key_dim=4, causal=True, kv_count=2))
+        regard.build(spec, regard.Heads(count=4, key_dim=4, causal=True, kv_count=2))
 
 
-def test_only_what_is_read_is_projected():
-    assert layer("uniform").query is None
-    assert layer("uniform").key is None
-    assert layer("dense_synthesizer").key is None
-    assert layer("lsh(bucket_size=8)").key is None
-    assert layer("lsh(bucket_size=8)").query is not None
+class TestRefusals:
+    CASES: ClassVar = [
+        ({"heads": 3}, ConfigError, "heads must divide dim, got dim=16, heads=3"),
+        ({"heads": 0}, ConfigError, "heads must divide dim"),
+        ({"kv_heads": 3}, ConfigError, "Heads.kv_count must divide count"),
+        ({"spec": "nope"}, ConfigError, "unknown mechanism 'nope'"),
+        ({"position": "rotry"}, ConfigError, "did you mean 'rotary'"),
+        ({"position": "rotary(bse=1)"}, ConfigError, "position rotary has no option 'bse': did you mean 'base'"),
+        ({"memory": "recnt"}, ConfigError, "unknown memory 'recnt': did you mean 'recent'"),
+        ({"spec": "linformer"}, UnsupportedError, "linformer does not support causal=True"),
+        ({"spec": "local", "context_dim": 8}, UnsupportedError, "local does not support"),
+        ({"spec": "uniform", "position": "alibi"}, UnsupportedError, "regard list --supports bias"),
+        ({"spec": "uniform", "position": "rotary"}, UnsupportedError, "Uniform reads only v"),
+        ({"context_dim": 8, "position": "rotary"}, UnsupportedError, "cross-attention has two"),
+        ({"memory": "recent", "causal": False}, UnsupportedError, "does not support a memory"),
+        ({"spec": "lsh", "kv_heads": 2}, ConfigError, "uses queries as keys, so kv_heads must equal heads=4"),
+    ]
 
-
-def test_impossible_layers_are_refused_when_they_are_built():
-    for options, error, message in (
-        ({"spec": "linear", "position": "alibi"}, UnsupportedError, "bias"),
-        ({"spec": "uniform", "position": "rotary"}, UnsupportedError, "queries and keys"),
-        ({"spec": "softmax", "position": "rotary", "context_dim": 8}, UnsupportedError, "two"),
-        ({"spec": "local", "context_dim": 8}, UnsupportedError, "cross"),
-        ({"spec": "linformer"}, UnsupportedError, "mixes all positions"),
-        ({"spec": "lsh(bucket_size=8)", "kv_heads": 2}, ConfigError, "kv_heads"),
-    ):
+    @pytest.mark.parametrize(("options", "error", "message"), CASES)
+    def test_at_build(self, options, error, message):
         with pytest.raises(error, match=message):
             layer(**options)
-    with pytest.raises(ConfigError, match="divide"):
-        AttentionLayer(10, "softmax", heads=4)
-    with pytest.raises(ShapeError, match="context"):
-        layer("softmax")(draw(1, 3, 16), draw(1, 3, 16))
+
+    def test_in_a_call(self):
+        x = randn(1, 4, 16)
+        with pytest.raises(ShapeError, match="a self-attention layer takes no context"):
+            layer()(x, x)
+        with pytest.raises(ShapeError, match="needs a context, or a state from `prepare`"):
+            layer(context_dim=16)(x)
+        with pytest.raises(UnsupportedError, match="a memory needs a layer built with one"):
+            layer()(x, memory=x)
+        with pytest.raises(UnsupportedError, match="prepare is for cross-attention"):
+            layer().prepare(x)
+        with pytest.raises(ShapeError, match="a cross-attention layer has no memory"):
+            layer(context_dim=16)(x, x, memory=x)
+        remembers = layer(memory="recent", position="rotary")
+        with pytest.raises(UnsupportedError, match="a memory has slots only; leave positions out"):
+            remembers(x, memory=x, positions=torch.arange(4))

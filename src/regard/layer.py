@@ -1,7 +1,7 @@
 """AttentionLayer: projections, positions and memory around any mechanism."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -21,6 +21,10 @@ from regard.position._base import Position
 from regard.state import State
 
 __all__ = ["AttentionLayer", "HeadMix", "LayerOutput", "Prepared", "linear"]
+
+
+_SERVED = ("count", "key_dim", "value_width", "query_width", "kv_heads", "causal", "max_length", "dropout")
+"""what a shared mechanism must have been built for; its seed is its own"""
 
 
 class LayerOutput(NamedTuple):
@@ -116,7 +120,7 @@ class AttentionLayer(nn.Module):
             seed=seed,
         )
         self.attention = build(spec, wanted) if isinstance(spec, str) else spec
-        if replace(self.attention.heads, seed=seed) != wanted:
+        if any(getattr(self.attention.heads, fact) != getattr(wanted, fact) for fact in _SERVED):
             raise ConfigError(f"the shared mechanism serves {self.attention.heads}, this layer needs {wanted}")
         self.heads = wanted
         info = self.attention.info

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -64,12 +65,18 @@ def test_the_table_in_the_terminal(compared):
         assert heading in compared.out
 
 
-def test_a_third_call_measures_nothing(compared, capsys):
-    jobs = {path: path.stat().st_mtime_ns for path in (compared.folder / "jobs").iterdir()}
-    assert main([*compared.words, "--json"]) == 0
+@pytest.fixture
+def copied(compared, tmp_path) -> Path:
+    """The folder of the comparison for a test that writes into it: workers share the original."""
+    return shutil.copytree(compared.folder, tmp_path / "copied")
+
+
+def test_a_third_call_measures_nothing(compared, copied, capsys):
+    jobs = {path: path.stat().st_mtime_ns for path in (copied / "jobs").iterdir()}
+    assert main([*compared.words[:-1], str(copied), "--json"]) == 0
     captured = capsys.readouterr()
     found = json.loads(captured.out)
-    assert {path: path.stat().st_mtime_ns for path in (compared.folder / "jobs").iterdir()} == jobs
+    assert {path: path.stat().st_mtime_ns for path in (copied / "jobs").iterdir()} == jobs
     assert {**found, "created": ""} == {**compared.results, "created": ""}
     assert captured.err.startswith("expected: ")
 
@@ -222,12 +229,12 @@ def test_any_configuration_survives_the_command_line(config):
     assert found == replace(config, budget=None, text_steps=77, recall_steps=5)
 
 
-def test_from_python(compared):
+def test_from_python(compared, copied):
     """The same function without a command: finished, so it only reads."""
     said: list[str] = []
     config = parsed(compared.results["reproduce"])
-    found = regard.compare(config=config, out=compared.folder, tell=said.append)
+    found = regard.compare(config=config, out=copied, tell=said.append)
     assert found["recommendation"] == compared.results["recommendation"]
     assert said[0].startswith("expected: ")
     with pytest.raises(ConfigError, match="other settings"):
-        regard.compare(["softmax", "linear"], config=config, out=compared.folder)
+        regard.compare(["softmax", "linear"], config=config, out=copied)

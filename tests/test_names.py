@@ -1,0 +1,139 @@
+"""One name in three places: the file, the class, the catalog. And every name that is promised exists."""
+
+import ast
+import importlib
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import regard
+from regard import catalog, memory, position, specs
+from regard.core import Attention
+from regard.info import Heads
+from regard.models import ModelConfig, presets
+from regard.models.decoder import LanguageModel
+
+SOURCE = Path(regard.__file__).parent
+
+
+@pytest.mark.parametrize("name", catalog.names())
+def test_file_class_and_registered_name(name):
+    cls, options = catalog.resolve(name)
+    assert cls.__name__ == specs.camel(name)
+    assert Path(inspect.getfile(cls)) == SOURCE / "attention" / catalog.family(name) / f"{name}.py"
+    assert issubclass(cls, Attention)
+    assert getattr(cls, "__final__", False), "mechanisms are final"
+    assert options == {}
+    public = [
+        c for c in vars(sys.modules[cls.__module__]).values() if inspect.isclass(c) and c.__module__ == cls.__module__
+    ]
+    assert [c for c in public if issubclass(c, Attention)] == [cls], "one file is one mechanism"
+
+
+@pytest.mark.parametrize("name", catalog.names())
+def test_facts_read_without_importing_are_those_of_the_class(name):
+    cls, _ = catalog.resolve(name)
+    assert catalog.outline(name) == cls.info == catalog.describe(name)
+    assert catalog.docstring(name) == inspect.getdoc(cls)
+
+
+@pytest.mark.parametrize("name", catalog.names())
+def test_every_option_is_keyword_only_with_a_default_and_a_type(name):
+    cls, _ = catalog.resolve(name)
+    parameters = list(inspect.signature(cls.__init__).parameters.values())[2:]
+    for parameter in parameters:
+        assert parameter.kind is parameter.KEYWORD_ONLY or cls.__init__ is Attention.__init__
+        assert parameter.default is not parameter.empty or cls.__init__ is Attention.__init__
+        assert parameter.annotation is not parameter.empty
+    described = inspect.getdoc(cls) or ""
+    if cls.__init__ is not Attention.__init__:
+        assert all(parameter.name in described for parameter in parameters), "every option is described"
+
+
+def test_no_file_of_a_family_is_left_out():
+    files = {
+        path.stem
+        for path in (SOURCE / "attention").glob("*/*.py")
+        if not path.stem.startswith("_") and path.parent.name != "tiles"
+    }
+    assert files == set(catalog.names())
+
+
+@pytest.mark.parametrize("name", position.names())
+def test_every_position_loads(name):
+    cls = position.position_class(name)
+    assert cls.__name__ == specs.camel(name)
+    assert cls.title
+    assert cls.source
+    heads = Heads(count=2, key_dim=8, causal=True, max_length=16)
+    assert isinstance(position.build_position(name, heads, 16), cls)
+
+
+@pytest.mark.parametrize("name", memory.names())
+def test_every_memory_loads(name):
+    assert type(memory.build_memory(name)).__name__ == specs.camel(name)
+
+
+@pytest.mark.parametrize("name", presets.names())
+def test_every_preset_loads_and_its_small_model_runs(name):
+    assert presets.function(name).__name__ == name
+    assert isinstance(presets.build(name), ModelConfig)
+    model = LanguageModel(presets.build(name, dim=16, heads=2, layers=1, vocab_size=11, max_length=8)).eval()
+    assert model(torch.tensor([[1, 2, 3]])).logits.shape == (1, 3, 11)
+
+
+@pytest.mark.parametrize("name", regard.__all__)
+def test_every_public_name_resolves(name):
+    value = getattr(regard, name)
+    assert name == "__version__" or callable(value)
+    assert name in dir(regard)
+
+
+def test_type_checkers_see_the_same_names():
+    """The names under TYPE_CHECKING are those that are imported on first use, from the same homes."""
+    tree = ast.parse(Path(regard.__file__).read_text(encoding="utf-8"))
+    (block,) = (node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    seen = {alias.name: node.module for node in block.body for alias in node.names}
+    assert seen == regard._HOMES
+    assert sorted(["__version__", *seen]) == sorted(regard.__all__)
+
+
+def test_a_name_that_is_not_there():
+    with pytest.raises(AttributeError, match="module 'regard' has no attribute 'softmax'"):
+        regard.softmax
+
+
+def test_importing_regard_imports_nothing_heavy():
+    code = (
+        "import sys, regard; regard.ConfigError; print(sorted({'torch', 'numpy', 'rich', 'tyro'} & set(sys.modules)))"
+    )
+    shown = subprocess.check_output([sys.executable, "-c", code], env={"PYTHONPATH": str(SOURCE.parent)}, text=True)
+    assert shown == "[]\n"
+
+
+def modules() -> list[str]:
+    return sorted(
+        ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts)
+        for path in SOURCE.rglob("*.py")
+        if path.stem != "__init__"
+    )
+
+
+def test_every_module_imports():
+    for module in modules():
+        importlib.import_module(module)
+
+
+@pytest.mark.parametrize("word", ["utils", "common", "helpers", "misc"])
+def test_no_drawer_for_odds_and_ends(word):
+    assert not [module for module in modules() if module.rpartition(".")[2] == word]
+
+
+def test_files_are_short():
+    """What is longer was looked at and has a reason: one list of toys, one of each kind."""
+    lengths = {path.relative_to(SOURCE).as_posix(): len(path.read_text().splitlines()) for path in SOURCE.rglob("*.py")}
+    assert {name for name, length in lengths.items() if length > 400} <= {"testing/toys.py"}
