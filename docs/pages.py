@@ -45,7 +45,7 @@ def mechanism_page(name: str, folder: Path) -> str:
     lines += [f"| {key} | {escaped(str(value))} |" for key, value in facts.items()]
     lines += [f"| losses | {', '.join(f'{k} ({v:g})' for k, v in info.losses.items()) or 'none'} |", ""]
     lines += ["## Options", "", "| option | type | default |", "|---|---|---|"]
-    lines += [f"| `{p.name}` | `{annotation(p)}` | `{p.default!r}` |" for p in options(cls)]
+    lines += [f"| `{p.name}` | `{cell(annotation(p))}` | `{cell(repr(p.default))}` |" for p in options(cls)]
     lines += ["", *quoted(sections.get("Args", "")), ""]
     if "Raises" in sections:
         lines += ["Raises:", "", *quoted(sections["Raises"]), ""]
@@ -81,8 +81,14 @@ def escaped(text: str) -> str:
     return re.sub(r"([\\`*_<>|\[\]$])", r"\\\1", text)
 
 
+def cell(code: str) -> str:
+    """Code inside a table, where only the bar means something."""
+    return code.replace("|", "\\|")
+
+
 def annotation(parameter: inspect.Parameter) -> str:
-    return inspect.formatannotation(parameter.annotation).replace("|", "or")
+    """The type of an option, without the modules of its parts."""
+    return re.sub(r"\b(?:[a-z_]+\.)+(?=[A-Z])", "", inspect.formatannotation(parameter.annotation))
 
 
 def options(cls: type[Attention]) -> list[inspect.Parameter]:

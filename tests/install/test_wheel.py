@@ -1,66 +1,138 @@
-"""The wheel in a clean environment: it holds what it needs, lists the catalog and trains."""
+"""The wheel: what is in it, and that it works in an environment of its own, without the checkout."""
 
+import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
 import venv
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.install
+import regard
+
 ROOT = Path(__file__).parents[2]
-NEEDED = (
-    "regard/py.typed",
-    "regard/report/templates/report.html",
-    "regard/tasks/corpora/state_of_the_union.tsv.xz",
-    "regard/tasks/corpora/song_ci.tsv.xz",
-    "regard/tasks/corpora/NOTICE",
-    "regard/cli/main.py",
-)
+pytestmark = pytest.mark.install
+
+
+@dataclass(frozen=True)
+class Installed:
+    """An environment with the wheel in it, and a folder to work in that is not the checkout."""
+
+    wheel: Path
+    folder: Path
+    scripts: Path
+    environment: dict[str, str]
+
+    def run(self, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        found = subprocess.run(
+            [str(self.scripts / words[0]), *words[1:]],
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+        assert found.returncode == code, found.stdout + found.stderr
+        return found
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("wheel")
-    words = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
-    subprocess.run(words, check=True, capture_output=True)
-    (path,) = folder.glob("regard-*.whl")
-    return path
+def wheel(tmp_path_factory) -> Path:
+    """Built as `pip wheel` does, with the build backend that is installed here."""
+    out = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(ROOT)]
+    subprocess.run(command, check=True, capture_output=True, timeout=240)
+    (built,) = out.glob("*.whl")
+    return built
 
 
 @pytest.fixture(scope="module")
-def installed(wheel, tmp_path_factory):
-    """A clean environment with the wheel; its dependencies are those of this one, the checkout is not in sight."""
-    folder = tmp_path_factory.mktemp("clean") / "venv"
-    venv.create(folder, with_pip=True)
-    python = folder / "bin" / "python"
-    subprocess.run([python, "-m", "pip", "install", "-q", "--no-deps", "--no-index", wheel], check=True)
-    site = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
-    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
-    return folder
+def installed(wheel, tmp_path_factory) -> Installed:
+    """A new environment. Its only other packages are those that this one has: nothing is downloaded, and an editable
+    install of the checkout does not reach it, because a .pth file in a folder that a .pth file adds is not read.
+    """
+    home = tmp_path_factory.mktemp("installed")
+    venv.create(home / "venv", with_pip=False)
+    scripts = home / "venv" / ("Scripts" if os.name == "nt" else "bin")
+    python = scripts / "python"
+    site = subprocess.check_output(
+        [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], text=True
+    ).strip()
+    subprocess.run(
+        [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index",
+         "--no-compile", str(wheel)],
+        check=True, capture_output=True, timeout=240,
+    )  # fmt: skip
+    (Path(site) / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    (home / "work").mkdir()
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "REGARD"))}
+    environment = {**kept, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(home / "cache")}
+    return Installed(wheel, home / "work", scripts, environment)
 
 
-def run(folder, *words):
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
-    environment["XDG_CACHE_HOME"] = str(folder / "cache")
-    return subprocess.run(words, capture_output=True, text=True, cwd=folder, env=environment, check=True).stdout
+def test_what_is_in_the_wheel(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        metadata = archive.read(next(name for name in names if name.endswith(".dist-info/METADATA"))).decode()
+    info = f"regard-{regard.__version__}.dist-info"
+    assert {
+        "regard/py.typed",
+        "regard/report/templates/report.html",
+        "regard/tasks/corpora/state_of_the_union.tsv.xz",
+        "regard/tasks/corpora/song_ci.tsv.xz",
+        "regard/tasks/corpora/NOTICE",
+        f"{info}/licenses/LICENSE",
+        f"{info}/licenses/NOTICE",
+        f"{info}/entry_points.txt",
+    } <= names
+    source = ROOT / "src"
+    modules = {path.relative_to(source).as_posix() for path in source.rglob("*.py")}
+    assert modules == {name for name in names if name.endswith(".py")}
+    outside = {name for name in names if not name.startswith(("regard/", info))}
+    assert not outside
+    assert not {name for name in names if "__pycache__" in name or "/tests/" in name}
+    assert f"Version: {regard.__version__}" in metadata
+    assert "License-Expression: Apache-2.0" in metadata
+    assert re.search(r"^Requires-Dist: torch>=", metadata, re.MULTILINE)
+    assert "which attention" in metadata.lower()
 
 
-def test_the_wheel_holds_what_it_needs(wheel):
-    names = set(zipfile.ZipFile(wheel).namelist())
-    assert [name for name in NEEDED if name not in names] == []
-    assert any(name.endswith("licenses/LICENSE") for name in names)
-    assert any(name.endswith("licenses/NOTICE") for name in names)
+def test_it_is_the_wheel_that_is_imported(installed):
+    code = "import regard, torch, sys; print(regard.__file__); print(sys.prefix)"
+    file, prefix = installed.run("python", "-c", code).stdout.split()
+    assert Path(file).is_relative_to(prefix)
+    assert not Path(file).is_relative_to(ROOT)
+    paths = json.loads(installed.run("python", "-c", "import json, sys; print(json.dumps(sys.path))").stdout)
+    assert not [path for path in paths if Path(path) in (ROOT, ROOT / "src")]
 
 
-def test_it_lists_and_trains_from_the_wheel(installed):
-    home = run(installed, installed / "bin" / "python", "-c", "import regard; print(regard.__file__)").strip()
-    assert Path(home).is_relative_to(installed)
-    regard = installed / "bin" / "regard"
-    assert "softmax" in run(installed, regard, "list")
-    words = ["train", "--out", "one", "--steps", "1", "--batch-size", "2", "--evaluate-examples", "2"]
-    run(installed, regard, *words, "--model.dim", "32", "--task.length", "32")
-    assert (installed / "one" / "checkpoints" / "step-00000001").is_dir()
+def test_version_and_list(installed):
+    assert installed.run("regard", "--version").stdout == f"{regard.__version__}\n"
+    found = json.loads(installed.run("regard", "list", "--json").stdout)
+    assert list(found["mechanisms"]) == regard.names()
+    assert found["presets"]
+    assert "Scaled dot-product" in installed.run("regard", "info", "softmax").stdout
+    assert "unknown command" in installed.run("regard", "lst", code=2).stderr
+
+
+def test_a_step_of_training_on_the_bundled_text_and_a_continuation(installed):
+    words = ["--model.dim", "16", "--model.layers", "1", "--model.heads", "2", "--task.length", "32", "--threads", "1"]
+    words += ["--steps", "1", "--batch-size", "2", "--evaluate-examples", "4", "--out", "run", "--json"]
+    found = json.loads(installed.run("regard", "train", *words).stdout)
+    assert 0 < found["evaluation"]["bits_per_byte"] < 20
+    recorded = json.loads((installed.folder / "run" / "env.json").read_text())
+    assert recorded["versions"]["regard"] == regard.__version__
+    assert recorded["revision"] is None
+    assert installed.run("regard", "generate", "run", "The state", "--max-new-tokens", "5").stdout
+
+
+def test_the_report_finds_its_template(installed):
+    code = (
+        "from regard.report import html; import jinja2; print(jinja2.PackageLoader('regard.report').list_templates())"
+    )
+    assert installed.run("python", "-c", code).stdout == "['report.html']\n"

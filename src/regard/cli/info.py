@@ -1,6 +1,7 @@
 """Show the facts, options and equation of one mechanism, position scheme, memory or preset."""
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -98,7 +99,11 @@ def _plain(value: object) -> object:
 
 def _options(function: Callable[..., object]) -> dict[str, dict[str, object]]:
     return {
-        p.name: {"type": inspect.formatannotation(p.annotation), "default": p.default}
+        p.name: {
+            # without the modules of its parts
+            "type": re.sub(r"\b(?:[a-z_]+\.)+(?=[A-Z])", "", inspect.formatannotation(p.annotation)),
+            "default": p.default,
+        }
         for p in inspect.signature(function).parameters.values()
         if p.kind is p.KEYWORD_ONLY
     }

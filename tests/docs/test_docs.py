@@ -1,0 +1,139 @@
+"""The generated documentation: a page for every name, with picture, options and both pieces of code; the gallery."""
+
+import importlib.util
+import inspect
+import re
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+import regard
+from regard import catalog, position
+from regard.models import presets
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def module(name: str) -> ModuleType:
+    """A script of the documentation, which is no package."""
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    loaded = importlib.util.module_from_spec(spec)
+    sys.modules[name] = loaded
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def pages() -> ModuleType:
+    return module("pages")
+
+
+@pytest.fixture(scope="module")
+def written(pages, tmp_path_factory) -> Path:
+    """All pages, without running the conformance suite, which has its own tests."""
+    folder = tmp_path_factory.mktemp("generated")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REGARD_DOCS_CHECKS", "none")
+        pages.write(folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", catalog.names())
+def test_every_mechanism_has_a_page(pages, written, name):
+    cls, _ = catalog.resolve(name)
+    page = (written / "mechanisms" / f"{name}.md").read_text(encoding="utf-8")
+    assert page.startswith(f"# {name}\n")
+    headings = re.findall(r"^## (.*)$", page, re.MULTILINE)
+    assert headings == [
+        "Facts", "Options", "Example", "What it looks at", "The definition", "The algorithm",
+    ]  # fmt: skip
+    assert (inspect.getdoc(cls) or "").splitlines()[0] in page
+    for option in pages.options(cls):
+        assert f"| `{option.name}` | " in page
+    for capability in cls.info.supports.names:
+        assert capability in page.partition("## Options")[0]
+    for method in ("reference", "attend"):
+        (source,) = re.findall(rf"^`([\w.]+)\.{method}`$", page, re.MULTILINE)
+        assert source.startswith("regard.attention.")
+        assert f"def {method}(" in page
+    shown = re.findall(r"^!\[(\w+) attention matrix of (\w+)\]\((.*)\)$", page, re.MULTILINE)
+    assert {kind for kind, *_ in shown} == {
+        kind for kind, causal in (("causal", True), ("bidirectional", False)) if pages.fits(cls, causal)
+    }
+    assert shown
+    for _, owner, file in shown:
+        assert owner == name
+        assert (written / "mechanisms" / file).read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("name", catalog.names())
+def test_pages_are_well_formed(written, name):
+    """Every code fence is closed; no table row has a stray bar."""
+    page = (written / "mechanisms" / f"{name}.md").read_text(encoding="utf-8")
+    assert page.count("```") % 2 == 0
+    tables = re.sub(r"```.*?```", "", page, flags=re.DOTALL).split("\n\n")
+    for block in (block for block in tables if block.startswith("|")):
+        widths = {len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}
+        assert len(widths) == 1, block
+
+
+def test_the_index_lists_every_page(written):
+    index = (written / "mechanisms.md").read_text(encoding="utf-8")
+    for name in catalog.names():
+        assert f"| [{name}](mechanisms/{name}.md) | {catalog.family(name)} |" in index
+        assert f"\nmechanisms/{name}\n" in index
+
+
+def test_positions_and_presets(written):
+    for names, file in ((position.names(), "positions.md"), (presets.names(), "presets.md")):
+        page = (written / file).read_text(encoding="utf-8")
+        assert re.findall(r"^## (.*)$", page, re.MULTILINE) == names
+        assert page.count("```") % 2 == 0
+
+
+def test_the_contract_is_a_matrix_of_real_results(pages, monkeypatch):
+    monkeypatch.setenv("REGARD_DOCS_CHECKS", "all")
+    page = pages.contract_page(["uniform"])
+    rows = dict(re.findall(r"^\| (\w+) \| (.*) \|$", page, re.MULTILINE))
+    assert set(rows.pop("check").split(" | ")) == {"uniform"}
+    assert len(rows) == len(pages.CHECKS)
+    assert set(rows.values()) <= {"yes", "(fact)", ""}
+    assert list(rows.values()).count("yes") > 30
+
+
+def test_a_contract_that_does_not_hold_is_not_documented(pages, monkeypatch):
+    broken = [SimpleNamespace(check="causal", status="failed", message="it leaks")]
+    monkeypatch.setattr(pages, "check_attention", lambda *_, **__: broken)
+    with pytest.raises(RuntimeError, match="uniform: causal: it leaks"):
+        pages.contract_page(["uniform"])
+
+
+def test_markdown_is_escaped(pages):
+    assert pages.escaped("a|b *c* [d] <e> $f$ `g` h_i") == r"a\|b \*c\* \[d\] \<e\> \$f\$ \`g\` h\_i"
+
+
+def test_the_gallery_shows_every_mechanism():
+    """Drawn by `python docs/picture.py`; run it again when the catalog grows."""
+    drawn = (DOCS / "picture.svg").read_text(encoding="utf-8")
+    assert re.findall(r"<text [^>]*>(\w+)</text>", drawn) == catalog.names()
+    assert drawn.count("data:image/png;base64,") == len(catalog.names())
+
+
+def test_the_documented_commands_exist():
+    """Every `regard VERB --option` in the prose is one that the command has."""
+    from regard.cli.main import verbs
+
+    known = verbs()
+    for path in (*DOCS.glob("*.md"), DOCS.parent / "README.md", DOCS.parent / "README.zh-CN.md"):
+        for verb in re.findall(r"(?:^|`)regard ([a-z]+)", path.read_text(encoding="utf-8"), re.MULTILINE):
+            assert verb in known, (path.name, verb)
+
+
+def test_the_version_is_the_packages():
+    text = (DOCS / "conf.py").read_text(encoding="utf-8")
+    assert "regard.__version__" in text
+    assert regard.__version__.count(".") == 2
