@@ -19,6 +19,8 @@ myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 html_theme = "furo"
 html_title = f"regard {release}"
+html_static_path = ["_static"]
+html_css_files = ["text.css"]
 exclude_patterns = ["_build"]
 nitpicky = True
 
