@@ -129,10 +129,27 @@ def test_check_of_a_third_partys_file_beside_us_finds_the_leak(regard, tmp_path)
     assert "FAILED" in answer.err
 
 
-def test_check_passes_a_mechanism(regard):
-    answer = regard("check", "uniform")
-    assert answer.code == 0, answer.out
-    assert "uniform: passed" in answer.out
+def test_check_says_what_passed_and_what_a_fact_excused(regard, monkeypatch):
+    """The suite itself runs over every name in tests/test_conformance.py."""
+    from regard import testing
+
+    results = [
+        testing.CheckResult(
+            mechanism="uniform", options={"w": 1}, check=f"check_{status}", status=status, reason=f"[{status}]"
+        )
+        for status in ("passed", "excused")
+    ]
+    monkeypatch.setattr(testing, "check", lambda name: results)
+    answer = regard("check", "uniform", "linear(feature_map=relu)")
+    assert answer.code == 0
+    assert "uniform: passed (1 passed, 1 excused by a fact, 0 failed, " in answer.out
+    assert "linear(feature_map=relu): passed" in answer.out
+    assert "check_excused" not in answer.out
+    shown = regard("check", "uniform", "--verbose").out
+    assert "check_excused" in shown
+    assert "[excused]" in shown
+    assert "w=1" in shown
+    assert len(json.loads(regard("check", "all", "--json").out)) == len(catalog.names())
 
 
 @pytest.mark.parametrize(

