@@ -69,6 +69,37 @@ def test_flags_win_over_the_file_and_the_file_over_the_preset(regard, tmp_path):
     assert (found["model"]["mlp"], found["model"]["norm_kind"]) == ("swiglu", "rms")
 
 
+def test_what_a_preset_derives_follows_what_is_asked_for(regard, tmp_path, monkeypatch):
+    """The MLP of llama is 8/3 of the width, rounded up to a multiple of 256: 11,008 of 4,096, 256 of 96."""
+    from regard import training
+
+    seen = []
+    monkeypatch.setattr(training, "train", lambda config, out, on_progress: seen.append(config.model) or exit(9))
+    (tmp_path / "a.toml").write_text("[model]\ndim = 96\nlayers = 1\n[training]\nsteps = 1\n")
+    flags = ["--model.dim=96", "--model.layers", 1, "--model.kv_heads", "None"]
+    for words in (flags, ["--config", "a.toml"], ["--config", "a.toml", "--model.dim", 480]):
+        assert regard("train", "--preset", "llama", *words).code == 9
+    assert [(model.dim, model.mlp_dim, model.mlp) for model in seen] == [
+        (96, 256, "swiglu"),
+        (96, 256, "swiglu"),
+        (480, 1280, "swiglu"),
+    ]
+    assert "model.dimm: unknown key" in regard("train", "--preset", "llama", "--config", bad(tmp_path)).err
+
+
+def bad(folder):
+    (folder / "bad.toml").write_text("[model]\ndimm = 3\nlayers = 'two'\n")
+    return "bad.toml"
+
+
+def test_a_model_that_no_memory_holds_is_refused_before_it_is_built(regard, tmp_path):
+    answer = regard("train", "--preset", "llama", "--model.layers", "32000", "--device", "cpu")
+    assert (answer.code, answer.out) == (6, "")
+    assert "GiB for weights, gradients and optimizer, and this machine has" in answer.err
+    assert "--model.layers (now 32000)" in answer.err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_file_chooses_the_task_and_a_flag_another_one(regard, tmp_path, text):
     (tmp_path / "a.toml").write_text(FILE)
     assert regard("train", "--config", "a.toml", "--out", "r", "--steps", "1").code == 0

@@ -1,7 +1,11 @@
 """Options of a training run: defaults, then a preset, then a TOML file, then flags."""
 
 import argparse
+import ast
+import inspect
+import tomllib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal, get_args
@@ -92,9 +96,7 @@ def parse(words: Sequence[str], description: str) -> Options:
             )
     config = RunConfig()
     if first.preset is not None:
-        if first.preset not in presets.names():
-            raise ConfigError(f"unknown preset {first.preset!r}: {nearest(first.preset, presets.names())}")
-        config = RunConfig(model=presets.build(first.preset))
+        config = RunConfig(model=_preset(first.preset, words, first.config))
     if first.config is not None:
         config = toml.layer(config, Path(first.config))
     task = first.task or config.task.name
@@ -110,6 +112,26 @@ def parse(words: Sequence[str], description: str) -> Options:
         description=description,
         config=(tyro.conf.FlagCreatePairsOff, tyro.conf.AvoidSubcommands),
     )
+
+
+def _preset(name: str, words: Sequence[str], file: str | None) -> ModelConfig:
+    """A preset, with what the file and the flags say of its arguments: what it derives from them (the width of an MLP)
+    follows. What they say wrongly is left to those who read all of it.
+    """
+    arguments = inspect.signature(presets.function(name)).parameters
+    given: dict[str, object] = {}
+    if file is not None:
+        with suppress(OSError, ValueError):
+            given |= tomllib.loads(Path(file).read_text(encoding="utf-8")).get("model", {})
+    flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for argument in arguments:
+        flags.add_argument(f"--model.{argument.replace('_', '-')}", f"--model.{argument}", dest=argument)
+    with suppress(argparse.ArgumentError):
+        for argument, value in vars(flags.parse_known_args(list(words))[0]).items():
+            with suppress(ValueError, SyntaxError):
+                given |= {} if value is None else {argument: ast.literal_eval(value)}
+    numbers = {key: value for key, value in given.items() if key in arguments and isinstance(value, int | float)}
+    return presets.build(name, **numbers)
 
 
 def run_config(options: Options) -> RunConfig:

@@ -1,11 +1,14 @@
 """Train a language model with any mechanism; continues a run that was interrupted with --resume."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from regard.cli import _run_options
 from regard.cli._output import console, emit
 from regard.cli._run_options import Options, run_config
+from regard.errors import ResourceError
+from regard.training.config import RunConfig
 
 
 def parse(words: Sequence[str]) -> Options:
@@ -23,7 +26,9 @@ def run(options: Options) -> int:
             result = resume(options.resume, on_progress=display)
         else:
             out = Path(options.out) if options.out else free()
-            result = train(run_config(options), out, on_progress=display)
+            config = run_config(options)
+            require_memory(config)
+            result = train(config, out, on_progress=display)
     if options.json:
         emit({"run": str(result.path), "evaluation": result.evaluation})
         return 0
@@ -32,6 +37,28 @@ def run(options: Options) -> int:
     screen.print(", ".join(f"{key} {value:.4f}" for key, value in shown.items()), markup=False)
     screen.print(f"Run: {result.path}", markup=False)
     return 0
+
+
+def require_memory(config: RunConfig) -> None:
+    """Refuse a model that this machine's memory cannot hold: a system that runs out of it ends other programs too.
+
+    Raises:
+        ResourceError: weights of the blocks, gradients and the two moments of AdamW, 4 bytes each, are more than there
+            is.
+    """
+    from regard.training.trainer import chosen_device
+
+    model = config.model
+    mlp = (3 if model.mlp == "swiglu" else 2) * model.dim * model.mlp_width
+    keys = model.dim * model.key_dim * (model.kv_heads or model.heads)
+    needed = 4 * 4 * model.layers * (2 * model.dim**2 + 2 * keys + mlp)
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else needed
+    if chosen_device(config.training.device).type == "cpu" and needed > there:
+        raise ResourceError(
+            f"a model of this shape takes {needed / 2**30:.0f} GiB for weights, gradients and optimizer, and this "
+            f"machine has {there / 2**30:.0f} GiB; choose a smaller --model.dim (now {model.dim}) or --model.layers "
+            f"(now {model.layers})"
+        )
 
 
 def free() -> Path:
