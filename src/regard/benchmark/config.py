@@ -33,8 +33,9 @@ class ShapeConfig:
     """heads"""
     position: str = "sinusoidal"
     """position scheme; an absolute one serves every mechanism"""
-    short_convolution: int = 2
-    """width of the causal convolution over the embeddings, which recall needs in shallow models"""
+    short_convolution: int = 4
+    """width of the causal convolution over the embeddings: shallow models need it for recall, and learn text from far
+    fewer tokens with it"""
     mlp: MlpKind = "gelu"
     """the MLP of a block; none to leave it out"""
 
@@ -57,7 +58,7 @@ class CompareConfig:
     """the recall task (MQAR)"""
     shape: ShapeConfig = field(default_factory=ShapeConfig)
     """the model for text"""
-    recall_shape: ShapeConfig = field(default_factory=lambda: ShapeConfig(dim=64, mlp="none"))
+    recall_shape: ShapeConfig = field(default_factory=lambda: ShapeConfig(dim=64, mlp="none", short_convolution=2))
     """the model for recall; as published, two layers without MLP"""
     text_steps: int = 1000
     """training steps on text, without a budget"""
