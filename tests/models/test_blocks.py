@@ -14,7 +14,11 @@ def signed(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize(("kind", "act"), [("gelu", gelu), ("relu", relu)])
+def tanh_gelu(x: torch.Tensor) -> torch.Tensor:
+    return x / 2 * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)))
+
+
+@pytest.mark.parametrize(("kind", "act"), [("gelu", gelu), ("gelu_tanh", tanh_gelu), ("relu", relu)])
 def test_mlp_is_its_formula(kind: str, act) -> None:
     mlp = Mlp(6, 10, kind, bias=True, draw=generator(1)).double()
     torch.nn.init.normal_(mlp.up.bias, generator=generator(2))
@@ -73,7 +77,7 @@ def test_short_convolution_reads_masked_positions_as_the_start() -> None:
 @pytest.mark.parametrize("place", ["pre", "post"])
 @pytest.mark.parametrize("kind", ["layer", "rms"])
 def test_block_is_its_formula(place: str, kind: str) -> None:
-    config = ModelConfig(dim=8, heads=2, norm=place, norm_kind=kind, mlp="relu", bias=True)
+    config = ModelConfig(dim=8, heads=2, norm=place, norm_kind=kind, norm_eps=0.03, mlp="relu", bias=True)
     layer = AttentionLayer(8, "softmax", heads=2, bias=True)
     block = Block(config, layer, seed=3).double().eval()
     draw = generator(9)
@@ -84,8 +88,8 @@ def test_block_is_its_formula(place: str, kind: str) -> None:
 
     def norm(x: torch.Tensor, module: torch.nn.Module) -> torch.Tensor:
         if kind == "rms":
-            return rms_norm(x, (8,), module.weight, 1e-5)
-        return layer_norm(x, (8,), module.weight, module.bias, 1e-5)
+            return rms_norm(x, (8,), module.weight, 0.03)
+        return layer_norm(x, (8,), module.weight, module.bias, 0.03)
 
     if place == "pre":
         y = x + layer(norm(x, block.attention_norm)).hidden

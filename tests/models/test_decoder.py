@@ -157,7 +157,7 @@ def test_state_counts_its_bytes() -> None:
 def counted(config: ModelConfig) -> int:
     """The formula of the docstring, for mechanisms without weights."""
     dim, width, kv = config.dim, config.mlp_width, (config.kv_heads or config.heads) * config.key_dim
-    matrices = {"gelu": 2, "relu": 2, "swiglu": 3, "none": 0}[config.mlp]
+    matrices = {"gelu": 2, "gelu_tanh": 2, "relu": 2, "swiglu": 3, "none": 0}[config.mlp]
     norms = 1 if config.mlp == "none" else 2
     layer = 2 * dim * (dim + kv) + matrices * dim * width + norms * dim
     total = config.vocab_size * dim * (1 if config.tied else 2) + config.layers * layer

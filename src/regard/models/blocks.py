@@ -1,5 +1,8 @@
 """The parts of a Transformer block: norm, MLP, short convolution, and the block around an attention layer."""
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -10,9 +13,17 @@ from regard.models.config import MlpKind, ModelConfig, NormKind, NormPlace
 from regard.state import State
 
 
-def build_norm(kind: NormKind, dim: int, *, bias: bool) -> nn.LayerNorm | nn.RMSNorm:
-    """LayerNorm (Ba et al. 2016) or RMSNorm (Zhang and Sennrich 2019), epsilon 1e-5."""
-    return nn.RMSNorm(dim, eps=1e-5) if kind == "rms" else nn.LayerNorm(dim, eps=1e-5, bias=bias)
+def build_norm(kind: NormKind, dim: int, *, bias: bool, eps: float = 1e-5) -> nn.LayerNorm | nn.RMSNorm:
+    """LayerNorm (Ba et al. 2016) or RMSNorm (Zhang and Sennrich 2019)."""
+    return nn.RMSNorm(dim, eps=eps) if kind == "rms" else nn.LayerNorm(dim, eps=eps, bias=bias)
+
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": nn.functional.gelu,
+    "gelu_tanh": partial(nn.functional.gelu, approximate="tanh"),
+    "relu": nn.functional.relu,
+    "swiglu": nn.functional.silu,
+}
 
 
 class Mlp(nn.Module):
@@ -21,7 +32,7 @@ class Mlp(nn.Module):
     Args:
         dim: width in and out.
         width: hidden width.
-        kind: gelu, relu or swiglu.
+        kind: gelu, gelu_tanh (its approximation by tanh), relu or swiglu.
         bias: whether the linear layers have biases.
         draw: source of the initial weights.
         scale: factor of the initial weights of `down`.
@@ -33,7 +44,7 @@ class Mlp(nn.Module):
         self, dim: int, width: int, kind: MlpKind, *, bias: bool, draw: torch.Generator, scale: float = 1.0
     ) -> None:
         super().__init__()
-        self.act = {"gelu": nn.functional.gelu, "relu": nn.functional.relu, "swiglu": nn.functional.silu}[kind]
+        self.act = _ACTIVATIONS[kind]
         self.gate = linear(dim, width, bias=bias, draw=draw) if kind == "swiglu" else None
         self.up = linear(dim, width, bias=bias, draw=draw)
         self.down = linear(width, dim, bias=bias, draw=draw, scale=scale)
@@ -101,7 +112,7 @@ class Block(nn.Module):
         super().__init__()
         self.place: NormPlace = config.norm
         self.attention = attention
-        self.attention_norm = build_norm(config.norm_kind, config.dim, bias=config.bias)
+        self.attention_norm = build_norm(config.norm_kind, config.dim, bias=config.bias, eps=config.norm_eps)
         self.mlp: Mlp | None = None
         # GPT-2 shrinks what enters the residual stream, so that its variance does not grow with depth.
         scale = (2 * config.layers) ** -0.5 if config.norm == "pre" else 1.0
@@ -110,7 +121,7 @@ class Block(nn.Module):
         if config.mlp != "none":
             draw = generator(seed, "mlp")
             self.mlp = Mlp(config.dim, config.mlp_width, config.mlp, bias=config.bias, draw=draw, scale=scale)
-            self.mlp_norm = build_norm(config.norm_kind, config.dim, bias=config.bias)
+            self.mlp_norm = build_norm(config.norm_kind, config.dim, bias=config.bias, eps=config.norm_eps)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(

@@ -5,7 +5,7 @@ from typing import Literal, get_args
 
 from regard.errors import ConfigError, nearest
 
-MlpKind = Literal["gelu", "relu", "swiglu", "none"]
+MlpKind = Literal["gelu", "gelu_tanh", "relu", "swiglu", "none"]
 NormPlace = Literal["pre", "post"]
 NormKind = Literal["layer", "rms"]
 
@@ -40,13 +40,16 @@ class ModelConfig:
     position: str = "rotary"
     """Position scheme, such as rotary(base=500000.0) or learned; none: no scheme."""
     mlp: MlpKind = "gelu"
-    """The MLP of a block: its activation, swiglu for a gated unit, none to leave it out."""
+    """The MLP of a block: its activation (gelu_tanh: GPT-2's approximation), swiglu for a gated unit, none to leave it
+    out."""
     mlp_dim: int | None = None
     """Hidden width of the MLP; None: 4 dim, or 8/3 dim rounded up to a multiple of 8 for swiglu (as many weights)."""
     norm: NormPlace = "pre"
     """pre: x + f(norm(x)) and a norm at the end; post: norm(x + f(x)), as in the first Transformer."""
     norm_kind: NormKind = "layer"
     """layer: LayerNorm; rms: RMSNorm."""
+    norm_eps: float = 1e-5
+    """What a norm adds to the variance (rms: to the mean square) before the root."""
     max_length: int = 512
     """Longest sequence, for schemes and mechanisms whose weights depend on it; others go beyond it."""
     tied: bool = True
@@ -78,6 +81,8 @@ class ModelConfig:
             value = getattr(self, name)
             if value not in get_args(choices):
                 raise ConfigError(f"ModelConfig.{name}: no choice {value!r}: {nearest(str(value), get_args(choices))}")
+        if not 0 < self.norm_eps < 1:
+            raise ConfigError(f"ModelConfig.norm_eps must be in (0, 1), got {self.norm_eps}")
         for name in ("dropout", "attention_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"ModelConfig.{name} must be in [0, 1), got {getattr(self, name)}")

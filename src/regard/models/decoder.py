@@ -125,7 +125,9 @@ class LanguageModel(nn.Module):
         self.scale = math.sqrt(config.dim) if isinstance(self.position, Sinusoidal) else 1.0
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(self._block(at, spec) for at, spec in enumerate(config.specs))
-        self.norm = build_norm(config.norm_kind, config.dim, bias=config.bias) if config.norm == "pre" else None
+        self.norm: nn.Module | None = None
+        if config.norm == "pre":
+            self.norm = build_norm(config.norm_kind, config.dim, bias=config.bias, eps=config.norm_eps)
         self.output: nn.Linear | None = None
         if not config.tied:
             draw = generator(config.seed, "output")

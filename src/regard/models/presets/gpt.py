@@ -15,8 +15,7 @@ def gpt(
 ) -> ModelConfig:
     """GPT-2 small, 124 million weights: pre-norm blocks, exact softmax attention, learned positions, tied embeddings.
 
-    The other published sizes are (dim, layers, heads) = (1024, 24, 16), (1280, 36, 20), (1600, 48, 25). GPT-2 uses the
-    tanh approximation of GELU; here it is exact.
+    The other published sizes are (dim, layers, heads) = (1024, 24, 16), (1280, 36, 20), (1600, 48, 25).
 
     Args:
         vocab_size, dim, layers, heads, max_length, dropout, seed: as `ModelConfig`; `dropout` also drops attention
@@ -35,7 +34,7 @@ def gpt(
         heads=heads,
         attention=("softmax",),
         position="learned",
-        mlp="gelu",
+        mlp="gelu_tanh",
         norm="pre",
         norm_kind="layer",
         max_length=max_length,
