@@ -51,7 +51,7 @@ bench: .venv/.base  ## recorded, never asserted; see LOG.md
 	for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
 
 mutation: .venv/.test  ## mechanical mutants of every mechanism; lists the survivors
-	$(BIN)/python -m regard.testing.mutation
+	$(BIN)/python -m regard.testing.mutation --tests 'tests/attention/{family}/test_{name}.py'
 
 clean:
 	rm -rf .venv docs/_build docs/generated build dist
