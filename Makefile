@@ -3,8 +3,6 @@ PYTHON ?= python3
 BIN := .venv/bin
 # First and by its exact version: a bare `torch` drags in gigabytes on a machine without a GPU.
 TORCH := torch==2.13.0
-# Fixed allocation, so that timings do not depend on how often large tensors are faulted in again.
-FIXED := MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=4294967296 MALLOC_TOP_PAD_=268435456
 
 .PHONY: demo test quick lint docs bench mutation external clean
 .DELETE_ON_ERROR:
@@ -50,10 +48,10 @@ docs: .venv/.docs  ## docs/_build/html
 	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
 
 bench: .venv/.base  ## recorded, never asserted; see LOG.md
-	for script in benchmarks/*.py; do $(FIXED) $(BIN)/python $$script || exit 1; done
+	for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
 
 mutation: .venv/.test  ## mechanical mutants of every mechanism; lists the survivors
-	$(BIN)/python -m regard.testing.mutation
+	$(BIN)/python -m regard.testing.mutation --tests 'tests/attention/{family}/test_{name}.py'
 
 clean:
 	rm -rf .venv docs/_build docs/generated build dist

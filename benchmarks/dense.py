@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import regard
-from regard.benchmark.timing import FIXED_ALLOCATION, paired
+from regard.benchmark.timing import allocation, paired
 from regard.testing.counting import count
 
 LENGTH, KEYS, TOKENS = 4096, 16384, 16
@@ -113,9 +113,9 @@ def main() -> None:
         widths()
         decoding()
         return
-    for label, extra in (("fixed allocation", FIXED_ALLOCATION), ("default allocation", {})):
+    for label, fixed in (("fixed allocation", True), ("default allocation", False)):
         print(label, flush=True)
-        subprocess.run([sys.executable, __file__, "--child"], check=True, env={**os.environ, **extra})
+        subprocess.run([sys.executable, __file__, "--child"], check=True, env=allocation(os.environ, fixed=fixed))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ import sys
 import time
 from collections.abc import Callable
 
-FIXED = {"MALLOC_MMAP_THRESHOLD_": "4294967296", "MALLOC_TRIM_THRESHOLD_": "4294967296", "MALLOC_TOP_PAD_": "268435456"}
+from regard.benchmark.timing import allocation
+
 HEADS, DIM = 8, 64
 
 
@@ -106,10 +107,10 @@ def main() -> None:
         measure(options.lengths, options.repeats)
         decode([256, 4096, 16384])
         return
-    for label, extra in (("fixed allocation", FIXED), ("default allocation", {})):
+    for label, fixed in (("fixed allocation", True), ("default allocation", False)):
         print(f"{label}, float32, {options.threads} threads, (1, {HEADS}, n, {DIM}), forward + backward", flush=True)
         command = [sys.executable, __file__, "--here", *sys.argv[1:]]
-        subprocess.run(command, env={**os.environ, **extra}, check=True)
+        subprocess.run(command, env=allocation(os.environ, fixed=fixed), check=True)
 
 
 if __name__ == "__main__":

@@ -127,13 +127,13 @@ class _Identity(FeatureMap):
 
 
 class _SoftmaxFeatures(FeatureMap):
-    """softmax over the channels of each vector."""
+    """softmax over the channels of each vector, and nothing below `smallest`: disjoint peaks still have a product."""
 
     name = "softmax_features"
     positive = True
 
     def scaled(self, x: Tensor, projection: Tensor | None) -> tuple[Tensor, None]:
-        return x.softmax(-1), None
+        return x.softmax(-1).clamp_min(smallest(x.dtype)), None
 
     def pull(self, gradient: Tensor, features: Tensor, x: Tensor, projection: Tensor | None) -> Tensor:
         inner = (gradient * features).sum(-1, keepdim=True)
@@ -257,16 +257,24 @@ class _ReluRandom(_Random):
         return (gradient * (features > self.floor)) @ projection
 
 
+def smallest(dtype: torch.dtype) -> float:
+    """A little above the root of the smallest normal number: products of two such features do not underflow.
+
+    Example:
+        >>> f"{smallest(torch.float32):.0e}"
+        '4e-18'
+    """
+    return torch.finfo(dtype).tiny ** 0.46
+
+
 def _exponentials(y: Tensor, half: Tensor) -> tuple[Tensor, Tensor]:
     """count^(-1/2) exp(y / LOG2E - half), divided by the largest of each vector; consumes y, which is in base 2.
 
-    Nothing falls below the square root of the smallest normal number, so that a product of two features never
-    underflows and a query always has a positive total. In float32 that is 2e-18 of the largest feature.
+    Nothing falls below `smallest`, so that a query always has a positive total.
     """
     top = y.detach().amax(-1)
     shift = top if not half.requires_grad else (half - half.detach()) * LOG2E + top  # with the derivative of half
-    lowest = 0.46 * math.log2(torch.finfo(y.dtype).tiny)
-    features = y.sub_(shift[..., None]).clamp_min_(lowest).exp2_()
+    features = y.sub_(shift[..., None]).clamp_min_(math.log2(smallest(y.dtype))).exp2_()
     return features, top / LOG2E - half.detach() - math.log(y.shape[-1]) / 2
 
 

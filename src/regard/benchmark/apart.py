@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from regard import errors
-from regard.benchmark.timing import FIXED_ALLOCATION
+from regard.benchmark.timing import allocation
 from regard.errors import RegardError, ResourceError, out_of_memory
 
 GRACE_SECONDS = 5.0
@@ -43,10 +43,7 @@ def apart(
         ResourceError: a signal ended the process.
         subprocess.CalledProcessError: it failed otherwise; its traceback went to our standard error.
     """
-    environment = {name: value for name, value in os.environ.items() if name not in FIXED_ALLOCATION}
-    environment["OMP_NUM_THREADS"] = str(threads)
-    if fixed_allocation:
-        environment |= FIXED_ALLOCATION
+    environment = allocation(os.environ, fixed=fixed_allocation) | {"OMP_NUM_THREADS": str(threads)}
     command = [sys.executable, "-m", module]
     results: list[Any] = []
     with _orderly():

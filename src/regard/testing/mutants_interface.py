@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.core import Attended, Heads
+from regard.core import Attended, Heads, recomputing
 from regard.testing.mutants import mutant
 from regard.testing.toys import ToyCodes, ToyDense, ToyFeatures, ToyKernel, ToyMarked, ToyTable, ToyWindow, expanded
 
@@ -217,6 +217,18 @@ class CountsRecomputation(ToyCodes):
     def commitment(self, k: Tensor, code: Tensor, key_mask: Tensor | None) -> Tensor:
         self.steps.add_(1)
         return super().commitment(k, code, key_mask)
+
+
+@mutant("recomputation")
+class LearnsBeforeRecomputation(ToyCodes):
+    """Moves its codes at the end of a training call, so that a checkpointed block is computed again with others."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Attended:  # type: ignore[override]
+        answer = super().attend(q, k, v, **given)
+        if self.training and not recomputing():
+            with torch.no_grad():
+                self.codes.mul_(0.9)
+        return answer
 
 
 @mutant("losses")

@@ -84,7 +84,9 @@ class Linear(Kernel):
         self,
         heads: Heads,
         *,
-        feature_map: str = "elu_plus_one",
+        feature_map: Literal[
+            "elu_plus_one", "relu", "sigmoid", "identity", "softmax_features", "taylor"
+        ] = "elu_plus_one",
         key_feature_map: str | None = None,
         normalise: bool = True,
         rotary: bool = False,

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal, final
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.attention.routed._base import nearest, wide
 from regard.attention.routed._codes import coded_op, gather_codes
@@ -84,6 +84,10 @@ class VectorQuantized(Attention):
     }
     code_sum: Tensor
     code_count: Tensor
+    seen: Tensor
+    """(kv_heads, codes, dim + 1): sums and counts of the keys of the last training call"""
+    unlearnt: Tensor
+    """1 after a training call, 0 before the first"""
     recomputing = False
     """whether this call repeats an earlier one, for its backward pass; then the codebook stays"""
 
@@ -118,6 +122,8 @@ class VectorQuantized(Attention):
         points = torch.randn(heads.kv_heads, num_codes, heads.key_dim, generator=drawn)
         self.register_buffer("code_sum", _scaled(points))
         self.register_buffer("code_count", torch.ones(heads.kv_heads, num_codes))
+        self.register_buffer("seen", torch.zeros(heads.kv_heads, num_codes, heads.key_dim + 1))
+        self.register_buffer("unlearnt", torch.zeros(()))
 
     @property
     def codebook(self) -> Float[Tensor, "kv_heads codes dim"]:
@@ -150,6 +156,9 @@ class VectorQuantized(Attention):
     ) -> Attended:
         """Quantise, attend block by block, remember; in training also measure and learn."""
         del bias, marks
+        learns = self.training and not (self.recomputing or recomputing())
+        if learns:
+            self._learn()
         key, codebook = _scaled(k), self.codebook.to(wide(k))
         codes = self._codes(key, codebook)
         book = codebook.expand(len(k), *codebook.shape)
@@ -163,8 +172,8 @@ class VectorQuantized(Attention):
         losses = {}
         if self.training:
             losses["commitment"] = _commitment(key, code, key_mask)
-            if not (self.recomputing or recomputing()):
-                self._learn(key.detach(), codes)
+        if learns:
+            self._note(key.detach(), codes)
         return Attended(values, state, losses)
 
     def _stream(
@@ -193,19 +202,24 @@ class VectorQuantized(Attention):
     @staticmethod
     def _joined(cache: Tensor, codes: Tensor, v: Tensor) -> Tensor:
         """The sums and counts with more keys, differentiable."""
-        sums = torch.nn.functional.pad(cache.flatten(0, 1), (0, 0, 0, 1))
+        sums = nn.functional.pad(cache.flatten(0, 1), (0, 0, 0, 1))
         gather_codes(sums, codes.flatten(0, 1).long(), v.flatten(0, 1).to(cache.dtype))
         return sums[:, :-1].view(cache.shape)
 
     @torch.no_grad()
-    def _learn(self, k: Tensor, codes: Tensor) -> None:
-        """One step of the moving averages; masked keys have a code of their own, which is left out."""
-        kv_heads, choices, dim = self.code_sum.shape
-        sums = self.code_sum.new_zeros(kv_heads, choices + 1, dim + 1)
-        keys = k.transpose(0, 1).flatten(1, 2).to(sums.dtype)
-        gather_codes(sums, codes.transpose(0, 1).flatten(1).long(), keys)
-        self.code_sum.lerp_(sums[:, :-1, :-1], 1 - self.decay)
-        self.code_count.lerp_(sums[:, :-1, -1], 1 - self.decay)
+    def _learn(self) -> None:
+        """One step of the moving averages, towards what the last call saw."""
+        weight = (1 - self.decay) * self.unlearnt
+        self.code_sum.lerp_(self.seen[..., :-1], weight)
+        self.code_count.lerp_(self.seen[..., -1], weight)
+
+    @torch.no_grad()
+    def _note(self, k: Tensor, codes: Tensor) -> None:
+        """Remember what this call saw; masked keys have a code of their own, which is left out."""
+        sums = nn.functional.pad(torch.zeros_like(self.seen), (0, 0, 0, 1))
+        gather_codes(sums, codes.transpose(0, 1).flatten(1).long(), k.transpose(0, 1).flatten(1, 2).to(sums.dtype))
+        self.seen.copy_(sums[:, :-1])
+        self.unlearnt.fill_(1.0)
 
     def reference(
         self,
