@@ -86,13 +86,47 @@ def test_rotary_planes_turn_by_the_published_angles():
         assert abs(got[2 * c + 1] - math.sin(angle)) < 1e-6
 
 
-def test_rotary_layouts_agree_after_one_permutation_of_q_and_k():
+@pytest.mark.parametrize(("fraction", "order"), [(1.0, [0, 2, 4, 6, 1, 3, 5, 7]), (0.5, [0, 2, 1, 3, 4, 5, 6, 7])])
+def test_rotary_layouts_agree_after_one_permutation_of_q_and_k(fraction, order):
+    """The rotated vectors are the same under the permutation, so their products are too."""
     q, k = draw(1, 2, 3, 8), draw(1, 2, 3, 8, seed=1)
     where = torch.tensor([2, 5, 11])
-    order = torch.tensor([0, 2, 4, 6, 1, 3, 5, 7])
-    a, b = build_position("rotary(layout=interleaved)", HEADS, 16).transform(q, k, where, where)
-    c, d = build_position("rotary(layout=halves)", HEADS, 16).transform(q[..., order], k[..., order], where, where)
-    assert (a @ b.mT - c @ d.mT).abs().max() < 1e-6
+    published, halves = (
+        build_position(f"rotary(layout={layout}, fraction={fraction})", HEADS, 16)
+        for layout in ("interleaved", "halves")
+    )
+    turned = published.transform(q, k, where, where)
+    other = halves.transform(q[..., order], k[..., order], where, where)
+    for a, b in zip(turned, other, strict=True):
+        assert (a[..., order] - b).abs().max() < 1e-12
+    assert (turned[0] @ turned[1].mT - other[0] @ other[1].mT).abs().max() < 1e-12
+    assert (halves.transform(q, k, where, where)[0] - turned[0]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("fraction", [0.25, 0.5, 1.0])
+def test_partial_rotary_turns_by_the_angles_of_its_own_width(fraction):
+    """theta_c = 10000^(-2c / width), width = fraction x key_dim, as in GPT-NeoX."""
+    width = round(8 * fraction)
+    scheme = build_position(f"rotary(fraction={fraction})", HEADS, 16)
+    q = torch.ones(1, 2, 1, 8, dtype=torch.float64)
+    got = scheme.transform(q, q, torch.tensor([7]), torch.tensor([7]))[0][0, 0, 0]
+    for c in range(width // 2):
+        angle = 7 * 10000 ** (-2 * c / width)
+        assert abs(got[c] - math.cos(angle) + math.sin(angle)) < 1e-12
+        assert abs(got[c + width // 2] - math.cos(angle) - math.sin(angle)) < 1e-12
+    assert torch.equal(got[width:], q[0, 0, 0, width:])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_rotary_angles_are_exact_in_half_precision(dtype):
+    """At position 65,001 an angle in bfloat16 would be off by whole turns; here only the result is rounded."""
+    scheme = build_position("rotary", HEADS, 16)
+    q = draw(1, 2, 4, 8).to(dtype)
+    where = torch.tensor([0, 1, 1000, 65_001])
+    got = scheme.transform(q, q, where, where)[0]
+    exact = scheme.transform(q.double(), q.double(), where, where)[0]
+    assert got.dtype == dtype
+    assert (got.double() - exact).abs().max() <= torch.finfo(dtype).eps * exact.abs().max()
 
 
 def test_partial_rotary_leaves_the_rest_alone():
@@ -110,6 +144,18 @@ def test_alibi_slopes_for_any_number_of_heads():
     assert slopes(6) == [0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125]
     want = [*slopes(8), 0.70710678, 0.35355339, 0.17677670, 0.08838835]
     assert max(abs(a - b) for a, b in zip(slopes(12), want, strict=True)) < 1e-8
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 6, 7, 12, 16, 20, 31])
+def test_alibi_slopes_are_distinct_and_in_their_published_order(count):
+    """A geometric run of the power of two below, then every other slope of the next power, each in falling order."""
+    got, power = slopes(count), 2 ** (count.bit_length() - 1)
+    assert len(set(got)) == count
+    assert all(0 < slope < 1 for slope in got)
+    assert got[:power] == sorted(got[:power], reverse=True)
+    assert got[power - 1] == 2.0**-8
+    assert got[power:] == sorted(got[power:], reverse=True)
+    assert set(got[power:]) <= set(slopes(2 * power)[0::2])
 
 
 def test_alibi_curve_is_minus_slope_times_distance():

@@ -1,6 +1,6 @@
 """What a position scheme may do: three hooks, each optional."""
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 from regard.bias import ScoreBias
 from regard.info import Heads
+
+Layout = Literal["interleaved", "halves"]
 
 
 class Position(nn.Module):
@@ -65,3 +67,12 @@ def sinusoids(positions: Tensor, width: int, base: float = 10000.0) -> tuple[Ten
     channel = torch.arange(0, width, 2, device=positions.device, dtype=exact)
     angle = positions[..., None].to(exact) * base ** (-channel / width)
     return angle.sin(), angle.cos()
+
+
+def sinusoidal_code(
+    positions: Int[Tensor, "*positions"], width: int, *, base: float = 10000.0, layout: Layout = "interleaved"
+) -> Float[Tensor, "*positions width"]:
+    """The code of each position: sin and cos in turn, or all sines before all cosines."""
+    sin, cos = sinusoids(positions, width, base)
+    code = torch.cat([sin, cos], -1) if layout == "halves" else torch.stack([sin, cos], -1).flatten(-2)
+    return code[..., :width]

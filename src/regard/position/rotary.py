@@ -1,13 +1,13 @@
 """Rotary positions."""
 
-from typing import Literal, final
+from typing import final
 
 import torch
 from torch import Tensor
 
 from regard.errors import ConfigError
 from regard.info import Heads
-from regard.position._base import Position, sinusoids
+from regard.position._base import Layout, Position, sinusoids
 
 
 @final
@@ -51,11 +51,12 @@ class Rotary(Position):
         dim: int,
         *,
         base: float = 10000.0,
-        layout: Literal["interleaved", "halves"] = "halves",
+        layout: Layout = "halves",
         fraction: float = 1.0,
     ) -> None:
         super().__init__(heads, dim)
-        self.base, self.layout = base, layout
+        self.base = base
+        self.layout: Layout = layout
         self.width = round(heads.key_dim * fraction)
         if self.width < 2 or self.width % 2 or self.width > heads.key_dim:
             raise ConfigError(

@@ -1,12 +1,11 @@
 """Sinusoidal absolute positions."""
 
-from typing import Literal, final
+from typing import final
 
-import torch
 from torch import Tensor
 
 from regard.info import Heads
-from regard.position._base import Position, sinusoids
+from regard.position._base import Layout, Position, sinusoidal_code
 
 
 @final
@@ -35,14 +34,11 @@ class Sinusoidal(Position):
     source = "Vaswani et al. 2017, section 3.5"
     absolute = True
 
-    def __init__(
-        self, heads: Heads, dim: int, *, base: float = 10000.0, layout: Literal["interleaved", "halves"] = "interleaved"
-    ) -> None:
+    def __init__(self, heads: Heads, dim: int, *, base: float = 10000.0, layout: Layout = "interleaved") -> None:
         super().__init__(heads, dim)
-        self.base, self.layout = base, layout
+        self.base = base
+        self.layout: Layout = layout
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """`x` plus the encoding of each row's positions."""
-        sin, cos = sinusoids(positions, self.dim, self.base)
-        code = torch.cat([sin, cos], -1) if self.layout == "halves" else torch.stack([sin, cos], -1).flatten(-2)
-        return x + code[..., : self.dim].to(x.dtype)
+        return x + sinusoidal_code(positions, self.dim, base=self.base, layout=self.layout).to(x.dtype)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from regard.bias import ScoreBias
 from regard.core import generator
 from regard.info import Heads
-from regard.position._base import Position, sinusoids
+from regard.position._base import Position, sinusoidal_code
 
 
 @final
@@ -47,7 +47,6 @@ class TransformerXl(Position):
     def bias(self, q: Tensor, low: int, high: int) -> ScoreBias:
         """(q + v) and W_R r for every distance."""
         distance = torch.arange(high, low - 1, -1, device=q.device)
-        sin, cos = sinusoids(distance, self.dim)
-        r = torch.cat([sin, cos], -1)[:, : self.dim].to(q.dtype)
+        r = sinusoidal_code(distance, self.dim, layout="halves").to(q.dtype)
         query = (q + self.distance[:, None].to(q.dtype)) * self.heads.key_dim**-0.5
         return ScoreBias(high=high, query=query, relative=r @ self.relative.to(q.dtype))

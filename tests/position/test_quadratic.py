@@ -1,0 +1,108 @@
+"""Quadratic positions against the paper's product v . r, and their limit: one slot."""
+
+import math
+
+import pytest
+import torch
+
+from regard import AttentionLayer, Heads
+from regard.position import build_position
+from regard.position.quadratic import quadratic_products
+
+
+def randn(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_weights_are_the_softmax_of_the_papers_product(causal):
+    """v_h = -alpha (1, -2 D), r_delta = (delta^2, delta), delta = j - i; the content logit is 0 (W_q = W_k = 0)."""
+    n = 12
+    layer = AttentionLayer(6, "softmax", heads=3, position="quadratic(alpha=0.3, std=2.0)", causal=causal).double()
+    torch.nn.init.zeros_(layer.query.weight)
+    x = randn(2, n, 6)
+    v = (x @ layer.value.weight.T).unflatten(-1, (3, 2)).transpose(1, 2)
+    logits = torch.full((3, n, n), -math.inf, dtype=torch.float64)
+    for h, (alpha, centre) in enumerate(
+        zip(layer.position.alpha.tolist(), layer.position.centre.tolist(), strict=True)
+    ):
+        for i in range(n):
+            for j in range(i + 1 if causal else n):
+                vector, r = (-alpha, 2 * alpha * centre), ((j - i) ** 2, j - i)
+                logits[h, i, j] = vector[0] * r[0] + vector[1] * r[1]
+    wanted = (logits.softmax(-1) @ v).transpose(1, 2).flatten(2) @ layer.output.weight.T
+    assert (layer(x).hidden - wanted).abs().max() < 1e-10
+
+
+def test_the_logit_is_zero_at_the_centre_and_falls_on_both_sides():
+    scheme = build_position("quadratic", Heads(count=2, key_dim=4), 8).double()
+    with torch.no_grad():
+        scheme.alpha.copy_(torch.tensor([0.5, 3.0]))
+        scheme.centre.copy_(torch.tensor([-2.0, 1.0]))
+    curve = scheme.bias(randn(1, 2, 1, 4), -3, 4)
+    got = curve.logits(torch.tensor([10]), torch.arange(6, 14))[0, :, 0]
+    assert got[0].tolist() == [-0.5 * (d + 2) ** 2 for d in range(-4, 4)]
+    assert got[1].tolist() == [-3.0 * (d - 1) ** 2 for d in range(-4, 4)]
+
+
+def test_a_large_alpha_is_a_shift():
+    """alpha = 60 at centre -2 reads the value two slots back: what is left over is exp(-60)."""
+    layer = AttentionLayer(4, "softmax", heads=1, position="quadratic(alpha=60.0)").double()
+    torch.nn.init.zeros_(layer.query.weight)
+    torch.nn.init.constant_(layer.position.centre, -2.0)
+    x = randn(1, 9, 4)
+    moved = x @ layer.value.weight.T @ layer.output.weight.T
+    assert (layer(x).hidden[:, 2:] - moved[:, :-2]).abs().max() < 1e-12
+
+
+def test_half_precision_loses_nothing_where_the_head_looks():
+    scheme = build_position("quadratic", Heads(count=1, key_dim=4, causal=True), 4)
+    torch.nn.init.constant_(scheme.centre, -300.0)
+    curve = scheme.bias(torch.zeros(1, 1, 1, 4, dtype=torch.bfloat16), 0, 1000).curve
+    assert curve.dtype == torch.bfloat16
+    assert curve[0, 1000 - 300].item() == 0
+    assert curve[0, 1000 - 301].item() == curve[0, 1000 - 299].item() == -1
+
+
+def test_causal_heads_begin_by_looking_back():
+    heads = {causal: Heads(count=64, key_dim=4, causal=causal) for causal in (True, False)}
+    centres = {causal: build_position("quadratic", heads[causal], 4).centre for causal in heads}
+    assert (centres[True] <= 0).all()
+    assert torch.equal(centres[False].abs(), -centres[True])
+    assert (centres[False] > 0).any()
+
+
+def test_products_over_one_axis_are_the_curve_up_to_a_constant_of_the_query():
+    scheme = build_position("quadratic(alpha=0.7, std=3.0)", Heads(count=3, key_dim=4), 8).double()
+    where = torch.arange(15.0, dtype=torch.float64)[:, None]
+    q, k = quadratic_products(scheme.alpha, scheme.centre[:, None], where, where)
+    slots = torch.arange(15)
+    curve = scheme.bias(randn(1, 3, 1, 4), -14, 14).logits(slots, slots)[0]
+    difference = q @ k.mT - curve
+    assert (difference - difference[..., :1]).abs().max() < 1e-10
+
+
+def test_products_over_two_axes_are_the_squared_distance():
+    alpha, centre, i, j = randn(2).abs(), randn(2, 2, seed=1), randn(3, 2, seed=2), randn(4, 2, seed=3)
+    q, k = quadratic_products(alpha, centre, i, j)
+    assert (q.shape, k.shape) == ((2, 3, 3), (4, 3))
+    for h in range(2):
+        for a in range(3):
+            for b in range(4):
+                wanted = (
+                    -alpha[h] * (j[b] - i[a] - centre[h]).square().sum() + alpha[h] * (i[a] + centre[h]).square().sum()
+                )
+                assert abs(q[h, a] @ k[b] - wanted) < 1e-12
+
+
+def test_gradients_reach_alpha_and_centre():
+    scheme = build_position("quadratic", Heads(count=2, key_dim=4, causal=True), 8).double()
+    leaves = tuple(p.detach().requires_grad_() for p in (scheme.alpha, scheme.centre))
+
+    def logits(alpha, centre):
+        return torch.func.functional_call(
+            scheme, {"alpha": alpha, "centre": centre}, (torch.zeros(1, 2, 1, 4).double(), 0, 6)
+        )
+
+    scheme.forward = lambda q, low, high: scheme.bias(q, low, high).curve
+    assert torch.autograd.gradcheck(logits, leaves)
