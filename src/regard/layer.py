@@ -72,6 +72,7 @@ class AttentionLayer(nn.Module):
         max_length: longest sequence, for mechanisms and positions that need to know.
         dropout: of attention weights, in training.
         bias: whether the projections have biases.
+        output_bias: whether the output projection has one; None: as `bias`.
         seed: of every initial weight.
 
     Raises:
@@ -103,6 +104,7 @@ class AttentionLayer(nn.Module):
         max_length: int | None = None,
         dropout: float = 0.0,
         bias: bool = False,
+        output_bias: bool | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -138,7 +140,9 @@ class AttentionLayer(nn.Module):
         self.query = self._project("query", dim, heads * wanted.query_width, bias) if "q" in info.reads else None
         self.key = self._project("key", source, wanted.kv_heads * wanted.key_dim, bias) if reads_key else None
         self.value = self._project("value", source, wanted.kv_heads * wanted.value_width, bias)
-        self.output = self._project("output", heads * wanted.value_width, dim, bias)
+        self.output = self._project(
+            "output", heads * wanted.value_width, dim, bias if output_bias is None else output_bias
+        )
 
     def _project(self, name: str, width: int, out: int, bias: bool) -> nn.Linear:
         return linear(width, out, bias=bias, draw=generator(self.heads.seed, name))
@@ -147,14 +151,25 @@ class AttentionLayer(nn.Module):
         scheme, info = self.position, self.attention.info
         if scheme is None:
             return
+        # A shared module was built for another layer; what its weights and directions depend on must agree.
+        facts = ("count", "key_dim", "causal") if scheme.biased else ("key_dim",) if scheme.transforms else ()
+        if any(getattr(scheme.heads, fact) != getattr(self.heads, fact) for fact in facts) or (
+            scheme.absolute and scheme.dim != self.dim
+        ):
+            raise ConfigError(
+                f"the shared position serves dim={scheme.dim} and {scheme.heads}, this layer needs dim={self.dim} and "
+                f"{self.heads}"
+            )
         if self.cross and (scheme.transforms or scheme.biased):
             raise UnsupportedError(
                 f"position {scheme.title} compares slots of one sequence, and cross-attention has two; "
                 "use an absolute scheme (sinusoidal, learned) on both, or none"
             )
         if scheme.biased and not info.supports.bias:
+            why = self.attention.reasons.get("bias", "")
             raise UnsupportedError(
-                f"position {scheme.title} adds a bias to the logits, which {info.title} does not support. "
+                f"position {scheme.title} adds a bias to the logits, which {info.title} does not support"
+                f"{': ' + why if why else ''}. "
                 "Mechanisms that do: regard list --supports bias"
             )
         if scheme.transforms and not {"q", "k"} <= set(info.reads):

@@ -27,11 +27,12 @@ def test_mlp_is_its_formula(kind: str, act) -> None:
     torch.testing.assert_close(mlp(x), expected, rtol=0, atol=1e-12)
 
 
-def test_swiglu_is_its_formula() -> None:
-    mlp = Mlp(6, 10, "swiglu", bias=False, draw=generator(1)).double()
+@pytest.mark.parametrize(("kind", "act"), [("swiglu", silu), ("geglu", gelu), ("geglu_tanh", tanh_gelu)])
+def test_gated_mlp_is_its_formula(kind: str, act) -> None:
+    mlp = Mlp(6, 10, kind, bias=False, draw=generator(1)).double()
     assert mlp.gate is not None
     x = signed(2, 3, 6)
-    expected = (silu(x @ mlp.gate.weight.T) * (x @ mlp.up.weight.T)) @ mlp.down.weight.T
+    expected = (act(x @ mlp.gate.weight.T) * (x @ mlp.up.weight.T)) @ mlp.down.weight.T
     torch.testing.assert_close(mlp(x), expected, rtol=0, atol=1e-12)
 
 

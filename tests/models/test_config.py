@@ -73,3 +73,16 @@ def test_configurations_and_presets_load_without_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_every_problem_is_told_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        ModelConfig(vocab_size=0, heads=0, mlp="glu", norm_eps=0.0, short_convolution=1)  # type: ignore[arg-type]
+    first = [line.split()[0].rstrip(":") for line in str(caught.value).splitlines()]
+    assert first == ["vocab_size", "heads", "mlp", "norm_eps", "short_convolution"]
+
+
+def test_a_width_of_heads_of_its_own() -> None:
+    config = ModelConfig(dim=100, heads=3, head_dim=16)
+    assert config.key_dim == 16
+    assert ModelConfig(dim=96, mlp="geglu").mlp_width == 256

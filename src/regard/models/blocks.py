@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from regard.core import generator
 from regard.layer import AttentionLayer, LayerOutput, linear
-from regard.models.config import MlpKind, ModelConfig, NormKind, NormPlace
+from regard.models.block_config import GATED, BlockConfig, MlpKind, NormKind, NormPlace
 from regard.state import State
 
 
@@ -23,16 +23,18 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": partial(nn.functional.gelu, approximate="tanh"),
     "relu": nn.functional.relu,
     "swiglu": nn.functional.silu,
+    "geglu": nn.functional.gelu,
+    "geglu_tanh": partial(nn.functional.gelu, approximate="tanh"),
 }
 
 
 class Mlp(nn.Module):
-    """down(act(up(x))), or the gated unit down(silu(gate(x)) * up(x)) for `swiglu`.
+    """down(act(up(x))), or the gated unit down(act(gate(x)) * up(x)): act is silu in `swiglu`, gelu in `geglu`.
 
     Args:
         dim: width in and out.
         width: hidden width.
-        kind: gelu, gelu_tanh (its approximation by tanh), relu or swiglu.
+        kind: gelu, gelu_tanh (its approximation by tanh), relu, swiglu, geglu or geglu_tanh.
         bias: whether the linear layers have biases.
         draw: source of the initial weights.
         scale: factor of the initial weights of `down`.
@@ -45,7 +47,7 @@ class Mlp(nn.Module):
     ) -> None:
         super().__init__()
         self.act = _ACTIVATIONS[kind]
-        self.gate = linear(dim, width, bias=bias, draw=draw) if kind == "swiglu" else None
+        self.gate = linear(dim, width, bias=bias, draw=draw) if kind in GATED else None
         self.up = linear(dim, width, bias=bias, draw=draw)
         self.down = linear(width, dim, bias=bias, draw=draw, scale=scale)
 
@@ -108,7 +110,7 @@ class Block(nn.Module):
     Source: Vaswani et al. 2017, section 3.1; pre-norm: Radford et al. 2019, section 2.3.
     """
 
-    def __init__(self, config: ModelConfig, attention: AttentionLayer, *, seed: int) -> None:
+    def __init__(self, config: BlockConfig, attention: AttentionLayer, *, seed: int) -> None:
         super().__init__()
         self.place: NormPlace = config.norm
         self.attention = attention

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple, Self, cast
+from typing import NamedTuple, Self, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -17,6 +17,8 @@ from regard.info import Heads
 from regard.layer import AttentionLayer
 from regard.models.blocks import Block, ShortConvolution, build_norm, linear
 from regard.models.config import ModelConfig
+from regard.models.losses import add_losses, loss_names, loss_weights
+from regard.models.sharing import save_once
 from regard.position import build_position
 from regard.position._base import Position
 from regard.position.learned import Learned
@@ -88,9 +90,10 @@ class LanguageModel(nn.Module):
 
         V D (2 V D untied) + layers * (2 D^2 (1 + r) + m D M + norms) + final norm (+ max_length D, learned positions)
 
-    where m = 2, or 3 for swiglu. A norm has D weights. With `bias`: D more per LayerNorm, and one per output of every
-    linear layer but the last. The layers' auxiliary losses of one name are added up: each acts on its own layer as it
-    would alone. Absolute positions are added to the embeddings; a relative scheme is one module that all layers share.
+    where m = 2, or 3 for a gated unit; with `head_dim`, heads head_dim stands for one D of D^2. A norm has D weights.
+    With `bias`: D more per LayerNorm, and one per output of every linear layer but the last. The layers' auxiliary
+    losses of one name are added up: each acts on its own layer as it would alone. Absolute positions are added to the
+    embeddings; a relative scheme is one module that all layers share.
 
     Args:
         config: the shape.
@@ -132,10 +135,9 @@ class LanguageModel(nn.Module):
         if not config.tied:
             draw = generator(config.seed, "output")
             self.output = linear(config.dim, config.vocab_size, bias=False, draw=draw)
-        self.loss_names = self._loss_names()
-        self.loss_weights = self._loss_weights()
-        self.register_state_dict_post_hook(_drop_shared)
-        self.register_load_state_dict_pre_hook(_restore_shared)
+        self.loss_names = loss_names(self.mechanisms)
+        self.loss_weights = loss_weights(self.mechanisms)
+        save_once(self)
 
     def _position(self) -> Position | None:
         config = self.config
@@ -159,6 +161,8 @@ class LanguageModel(nn.Module):
             spec,
             heads=config.heads,
             kv_heads=config.kv_heads,
+            key_dim=config.key_dim,
+            value_dim=config.key_dim,
             position=self.relative,
             max_length=config.max_length,
             dropout=config.attention_dropout,
@@ -211,28 +215,6 @@ class LanguageModel(nn.Module):
             except ConfigError:
                 return self.config.max_length
         return None
-
-    def _loss_names(self) -> list[dict[str, str]]:
-        """For every layer, the model's name of each of its losses.
-
-        Layers whose weights for a loss differ cannot be added up, so there the name carries the layer's number.
-        """
-        declared = [mechanism.info.losses for mechanism in self.mechanisms]
-        weights: dict[str, set[float]] = {}
-        for losses in declared:
-            for name, weight in losses.items():
-                weights.setdefault(name, set()).add(weight)
-        return [
-            {name: name if len(weights[name]) == 1 else f"{name}.{at}" for name in losses}
-            for at, losses in enumerate(declared)
-        ]
-
-    def _loss_weights(self) -> dict[str, float]:
-        return {
-            own: mechanism.info.losses[name]
-            for mechanism, names in zip(self.mechanisms, self.loss_names, strict=True)
-            for name, own in names.items()
-        }
 
     def parameter_count(self) -> int:
         """Trained weights, shared ones once."""
@@ -310,9 +292,7 @@ class LanguageModel(nn.Module):
             x, after, _, extra = block(x, key_mask=key_mask, positions=positions, state=before)
             if after is not None:
                 states.append(after)
-            for name, loss in extra.items():
-                own = names[name]
-                losses[own] = losses[own] + loss if own in losses else loss
+            add_losses(losses, extra, names)
         x = x if self.norm is None else self.norm(x)
         return Hidden(x, None if state is None else ModelState(tuple(states), tail), losses)
 
@@ -342,28 +322,3 @@ class LanguageModel(nn.Module):
                 f"token id {low if low < 0 else high} is out of range: this model has "
                 f"vocab_size={self.config.vocab_size}, ids 0 to {self.config.vocab_size - 1}"
             )
-
-
-def _shared_names(model: nn.Module, prefix: str) -> list[tuple[str, str]]:
-    """(name in a layer, name in the model) of every weight of a position scheme that all layers share."""
-    model = cast(LanguageModel, model)
-    if model.relative is None:
-        return []
-    return [
-        (f"{prefix}blocks.{at}.attention.position.{name}", f"{prefix}position.{name}")
-        for at in range(len(model.blocks))
-        for name in model.relative.state_dict()
-    ]
-
-
-def _drop_shared(model: nn.Module, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any]) -> None:
-    """A checkpoint holds each weight once; safetensors refuses two names for one memory."""
-    del local_metadata
-    for inner, _ in _shared_names(model, prefix):
-        del state_dict[inner]
-
-
-def _restore_shared(model: nn.Module, state_dict: dict[str, Any], prefix: str, *_: object) -> None:
-    for inner, own in _shared_names(model, prefix):
-        if own in state_dict:
-            state_dict[inner] = state_dict[own]

@@ -1,0 +1,140 @@
+"""What every stack of Transformer blocks is made of, as data. Imports no torch."""
+
+from dataclasses import dataclass, fields
+from typing import Literal, get_args
+
+from regard.errors import ConfigError, nearest
+
+MlpKind = Literal["gelu", "gelu_tanh", "relu", "swiglu", "geglu", "geglu_tanh", "none"]
+NormPlace = Literal["pre", "post"]
+NormKind = Literal["layer", "rms"]
+
+GATED = frozenset({"swiglu", "geglu", "geglu_tanh"})
+"""MLPs with a third matrix"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockConfig:
+    """Attention, MLP, norms and positions of a stack; a model's configuration adds what goes in and comes out.
+
+    Raises:
+        ConfigError: every problem, one a line: a size out of range, sizes that do not divide, a choice that does not
+            exist, or a number of attention specifications that is neither one nor one per layer.
+    """
+
+    dim: int = 128
+    """Width of the hidden states."""
+    layers: int = 2
+    """Blocks, each of attention and an MLP."""
+    heads: int = 4
+    """Query heads of every attention; must divide dim, unless head_dim is given."""
+    kv_heads: int | None = None
+    """Heads of keys and values, shared by groups of query heads; None: as many as heads."""
+    head_dim: int | None = None
+    """Width of a head; None: dim / heads."""
+    attention: tuple[str, ...] = ("softmax",)
+    """One specification for all layers, such as local(window=128), or one per layer."""
+    position: str = "rotary"
+    """Position scheme, such as rotary(base=500000.0) or learned; none: no scheme."""
+    mlp: MlpKind = "gelu"
+    """The MLP of a block: its activation (gelu_tanh: GPT-2's approximation), swiglu or geglu for a gated unit, none to
+    leave it out."""
+    mlp_dim: int | None = None
+    """Hidden width of the MLP; None: 4 dim, or 8/3 dim rounded up to a multiple of 8 for a gated unit (as many
+    weights)."""
+    norm: NormPlace = "pre"
+    """pre: x + f(norm(x)) and a norm at the end; post: norm(x + f(x)), as in the first Transformer."""
+    norm_kind: NormKind = "layer"
+    """layer: LayerNorm; rms: RMSNorm."""
+    norm_eps: float = 1e-5
+    """What a norm adds to the variance (rms: to the mean square) before the root."""
+    max_length: int = 512
+    """Longest sequence, for schemes and mechanisms whose weights depend on it; others go beyond it."""
+    dropout: float = 0.0
+    """Probability of dropping an element of the embeddings and of every residual branch in training."""
+    attention_dropout: float = 0.0
+    """Probability of dropping an attention weight in training, for mechanisms that support it."""
+    bias: bool = False
+    """Bias terms in linear layers and LayerNorm."""
+    seed: int = 0
+    """Every initial weight, and every random feature, bucket and codebook, is drawn from this."""
+
+    def __post_init__(self) -> None:
+        problems = self.problems()
+        if problems:
+            raise ConfigError("\n".join(problems))
+
+    def problems(self) -> list[str]:
+        """What makes no sense, each a line that begins with the field."""
+        found = self._sizes("dim", "layers", "heads", "kv_heads", "head_dim", "mlp_dim", "max_length")
+        if self.heads > 0 and self.head_dim is None and self.dim % self.heads:
+            found.append(f"heads must divide dim, got dim={self.dim}, heads={self.heads}{divisors(self.dim)}")
+        if self.kv_heads is not None and self.kv_heads > 0 and self.heads % self.kv_heads:
+            found.append(
+                f"kv_heads must divide heads, got heads={self.heads}, kv_heads={self.kv_heads}{divisors(self.heads)}"
+            )
+        found += self._choices(mlp=get_args(MlpKind), norm=get_args(NormPlace), norm_kind=get_args(NormKind))
+        if not 0 < self.norm_eps < 1:
+            found.append(f"norm_eps must be in (0, 1), got {self.norm_eps}")
+        for name in ("dropout", "attention_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                found.append(f"{name} must be in [0, 1), got {getattr(self, name)}")
+        found += self._specs("attention", self.layers)
+        if self.mlp == "none" and self.mlp_dim is not None:
+            found.append(f"mlp_dim={self.mlp_dim} has no use with mlp='none'; leave one of them out")
+        return found
+
+    def _sizes(self, *names: str, least: int = 1) -> list[str]:
+        values = {name: getattr(self, name) for name in names}
+        return [
+            f"{name} must be at least {least}, got {x}" for name, x in values.items() if x is not None and x < least
+        ]
+
+    def _choices(self, **allowed: tuple[str, ...]) -> list[str]:
+        values = {name: getattr(self, name) for name in allowed}
+        return [
+            f"{name}: no choice {x!r}: {nearest(str(x), allowed[name])}"
+            for name, x in values.items()
+            if x not in allowed[name]
+        ]
+
+    def _specs(self, name: str, layers: int) -> list[str]:
+        value = getattr(self, name)
+        if not isinstance(value, str) and len(value) in {1, layers}:
+            return []
+        return [
+            f"{name} must be a tuple of one specification, or of one for each of the {layers} layers, got {value!r}"
+        ]
+
+    @property
+    def specs(self) -> tuple[str, ...]:
+        """The attention specification of every layer."""
+        return per_layer(self.attention, self.layers)
+
+    @property
+    def key_dim(self) -> int:
+        """Width of a head."""
+        return self.dim // self.heads if self.head_dim is None else self.head_dim
+
+    @property
+    def mlp_width(self) -> int:
+        """Hidden width of the MLP; 0 without one."""
+        if self.mlp == "none":
+            return 0
+        if self.mlp_dim is not None:
+            return self.mlp_dim
+        return -(-8 * self.dim // 24) * 8 if self.mlp in GATED else 4 * self.dim
+
+    def blocks(self) -> dict[str, object]:
+        """The fields that every configuration has, to build another one with."""
+        return {field.name: getattr(self, field.name) for field in fields(BlockConfig)}
+
+
+def per_layer(specs: tuple[str, ...], layers: int) -> tuple[str, ...]:
+    """One specification for every layer."""
+    return tuple(specs) * (layers if len(specs) == 1 else 1)
+
+
+def divisors(number: int) -> str:
+    """The end of a message: what would divide."""
+    return f"; divisors of {number}: {', '.join(str(d) for d in range(1, number + 1) if number % d == 0)}"

@@ -1,0 +1,35 @@
+"""A weight that a model holds under several names is saved once."""
+
+from itertools import chain
+from typing import Any
+
+from torch import Tensor, nn
+
+
+def save_once(model: nn.Module) -> None:
+    """From now on the state_dict of `model` has each weight under its first name only, and loading takes it from there.
+
+    Layers share position schemes and embedding tables; safetensors refuses two names for one memory.
+    """
+    model.register_state_dict_post_hook(_drop)
+    model.register_load_state_dict_pre_hook(_restore)
+
+
+def _aliases(model: nn.Module) -> dict[str, str]:
+    """Every later name of a weight -> its first name."""
+    names = chain(model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
+    first: dict[Tensor, str] = {}
+    return {name: first[x] for name, x in names if first.setdefault(x, name) != name}
+
+
+def _drop(model: nn.Module, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any]) -> None:
+    del local_metadata
+    for name in _aliases(model):
+        # A model inside a model: the outer one may have dropped the name, or the inner one before it.
+        state_dict.pop(prefix + name, None)
+
+
+def _restore(model: nn.Module, state_dict: dict[str, Any], prefix: str, *_: object) -> None:
+    for name, first in _aliases(model).items():
+        if prefix + first in state_dict:
+            state_dict[prefix + name] = state_dict[prefix + first]
