@@ -15,10 +15,12 @@ from regard.info import Heads, Supports
 from regard.models import presets
 from regard.report import attention_map
 from regard.testing import CHECKS, check_attention
+from regard.testing.position_pairs import Pair, position_pairs
 
 POSITIONS = 48
 SECTIONS = ("Args", "Returns", "Raises", "Example")
 MARKS = {"passed": "yes", "excused": "(fact)", "failed": "FAILED"}
+LEFT_OUT = "It was left out of this build (`REGARD_DOCS_CHECKS=none`)."
 
 
 def write(folder: Path) -> None:
@@ -29,6 +31,7 @@ def write(folder: Path) -> None:
         (folder / "mechanisms" / f"{name}.md").write_text(mechanism_page(name, folder), encoding="utf-8")
     (folder / "mechanisms.md").write_text(mechanism_index(names), encoding="utf-8")
     (folder / "positions.md").write_text(position_page(), encoding="utf-8")
+    (folder / "pairs.md").write_text(pairs_page(names), encoding="utf-8")
     (folder / "presets.md").write_text(preset_page(), encoding="utf-8")
     (folder / "contract.md").write_text(contract_page(names), encoding="utf-8")
 
@@ -148,6 +151,42 @@ def position_page() -> str:
     return "\n".join(lines)
 
 
+def pairs_page(names: list[str]) -> str:
+    """What every position scheme did with every mechanism when these pages were built."""
+    lines = [
+        "# Which position works with which mechanism",
+        "",
+        "Every pair was built as a layer and tried when these pages were built. T: it trains, with gradients in every",
+        "weight of the scheme, and the scheme changes the output. S: pieces with a state equal the whole. M: segments",
+        "with a memory of hidden states equal the whole. A letter is missing where the mechanism has no such form with",
+        "any scheme. The others cannot be built, and say why.",
+        "",
+    ]
+    if os.environ.get("REGARD_DOCS_CHECKS") == "none":
+        return "\n".join([*lines, LEFT_OUT, ""])
+    schemes = position.names()
+    pairs = {(pair.mechanism, pair.position): pair for pair in position_pairs(names, schemes)}
+    lines += ["| mechanism | " + " | ".join(schemes) + " |", "|---|" + "---|" * len(schemes)]
+    for name in names:
+        lines.append(f"| {name} | " + " | ".join(pair_cell(pairs[name, scheme]) for scheme in schemes) + " |")
+    refused: dict[tuple[str, str], list[str]] = {}
+    for pair in pairs.values():
+        if pair.reason:
+            title = position.position_class(pair.position).title
+            refused.setdefault((pair.mechanism, pair.reason.removeprefix(f"position {title} ")), []).append(
+                pair.position
+            )
+    lines += ["", "## Why not", ""]
+    lines += [f"- {name} with {', '.join(these)}: {escaped(why)}" for (name, why), these in refused.items()]
+    return "\n".join([*lines, ""])
+
+
+def pair_cell(pair: Pair) -> str:
+    """The forms that hold; a dash for a pair that cannot be built."""
+    letters = {"training": "T", "streaming": "S", "segments": "M"}
+    return " ".join(letters[form] for form in pair.forms) or "–"
+
+
 def preset_page() -> str:
     """Every preset with its docstring."""
     lines = ["# Presets", ""]
@@ -168,7 +207,7 @@ def contract_page(names: list[str]) -> str:
         "",
     ]
     if wanted == "none":
-        return "\n".join([*lines, "It was left out of this build (`REGARD_DOCS_CHECKS=none`).", ""])
+        return "\n".join([*lines, LEFT_OUT, ""])
     results = {name: check_attention(name, options=[catalog.resolve(name)[0].samples[0]]) for name in names}
     failed = [f"{name}: {r.check}: {r.message}" for name in names for r in results[name] if r.status == "failed"]
     if failed:

@@ -95,6 +95,24 @@ def test_positions_and_presets(written):
         assert page.count("```") % 2 == 0
 
 
+def test_the_matrix_of_positions_is_what_the_pairs_did(pages, monkeypatch):
+    monkeypatch.setenv("REGARD_DOCS_CHECKS", "all")
+    page = pages.pairs_page(["softmax", "uniform", "linformer"])
+    head, _, *rows = (line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("|"))
+    assert head == ["mechanism", *position.names()]
+    cells = {row[0]: dict(zip(head[1:], row[1:], strict=True)) for row in rows}
+    assert set(cells["softmax"].values()) == {"T S M"}
+    assert (cells["uniform"]["sinusoidal"], cells["uniform"]["alibi"], cells["uniform"]["rotary"]) == (
+        "T S M",
+        "–",
+        "–",
+    )
+    assert cells["linformer"]["rotary"] == "T"
+    (biased,) = (line for line in page.splitlines() if line.startswith("- uniform with alibi"))
+    assert "shaw_keys" in biased
+    assert "adds a bias to the logits, which Uniform does not support: its weights are all equal" in biased
+
+
 def test_the_contract_is_a_matrix_of_real_results(pages, monkeypatch):
     monkeypatch.setenv("REGARD_DOCS_CHECKS", "all")
     page = pages.contract_page(["uniform"])
