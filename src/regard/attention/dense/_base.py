@@ -77,6 +77,8 @@ class Dense(Attention):
         self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
     ) -> State:
         """No slots."""
+        if not self.info.supports.state:
+            self.refuse("state", "state")
         shape = (batch, self.heads.kv_heads, 0)
         return Slots.empty(
             k=torch.empty(*shape, self.key_width, device=device, dtype=dtype),
@@ -85,6 +87,8 @@ class Dense(Attention):
 
     def state_nbytes(self, batch: int, length: int, dtype: torch.dtype) -> int:
         """Length x kv_heads x (projected key + value)."""
+        if not self.info.supports.state:
+            self.refuse("state", "state")
         return slot_bytes(self.heads.kv_heads * (self.key_width + self.heads.value_width), length, dtype, batch)
 
     @abstractmethod
@@ -122,6 +126,23 @@ def visible(
     return allowed if key_mask is None else allowed & key_mask[:, None, None, :]
 
 
+def masked_logits(
+    logits: Float[Tensor, "batch heads queries keys"],
+    *,
+    causal: bool,
+    key_mask: Tensor | None,
+    bias: ScoreBias | None,
+) -> Float[Tensor, "batch heads queries keys"]:
+    """The logits with their bias, -inf where a key may not be seen; for references."""
+    queries, keys = logits.shape[2:]
+    if bias is not None:
+        first = keys - queries if causal else 0
+        i, j = (torch.arange(at, at + n, device=logits.device) for at, n in ((first, queries), (0, keys)))
+        logits = logits + bias.logits(i, j).to(logits.dtype)
+    allowed = visible(queries, keys, causal=causal, key_mask=key_mask, device=logits.device)
+    return logits.masked_fill(~allowed, float("-inf"))
+
+
 def reference_softmax(
     logits: Float[Tensor, "batch heads queries keys"],
     v: Float[Tensor, "batch kv_heads keys value"],
@@ -132,12 +153,8 @@ def reference_softmax(
     nulls: float = 0.0,
 ) -> Float[Tensor, "batch heads queries value"]:
     """sum_j exp(z_ij) v_j / (nulls + sum_j exp(z_ij)) over the allowed keys, 0 without any; for references."""
-    queries, keys = logits.shape[2:]
-    if bias is not None:
-        first = keys - queries if causal else 0
-        i, j = torch.arange(first, first + queries, device=v.device), torch.arange(keys, device=v.device)
-        logits = logits + bias.logits(i, j).to(logits.dtype)
-    allowed = visible(queries, keys, causal=causal, key_mask=key_mask, device=v.device) & (logits > float("-inf"))
+    logits = masked_logits(logits, causal=causal, key_mask=key_mask, bias=bias)
+    allowed = logits > float("-inf")
     null = logits.new_full((*logits.shape[:3], 1), 0.0 if nulls else torch.finfo(logits.dtype).min)
     top = torch.cat([logits.masked_fill(~allowed, torch.finfo(logits.dtype).min), null], -1).amax(-1, keepdim=True)
     odds = torch.where(allowed, torch.exp(torch.where(allowed, logits - top, 0.0)), 0.0)

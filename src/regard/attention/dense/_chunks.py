@@ -51,6 +51,11 @@ def softmax(logits: Float[Tensor, "*rows keys"], nulls: float = 0.0) -> Float[Te
     return weights / total
 
 
+def visible_count(logits: Float[Tensor, "*rows keys"]) -> Float[Tensor, "*rows 1"]:
+    """How many keys each query may see, for a `normalise`; at least 1, so that one may divide by it."""
+    return (logits > float("-inf")).sum(-1, keepdim=True).clamp(min=1).to(logits.dtype)
+
+
 def chunked(
     rule: str,
     q: Float[Tensor, "batch heads queries query_dim"],
