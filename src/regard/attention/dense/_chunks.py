@@ -18,15 +18,20 @@ CHUNK_ELEMENTS = 1 << 18
 
 
 class Rule(NamedTuple):
-    """The two formulas in which dense mechanisms differ, as pure functions of tensors.
+    """The formulas in which dense mechanisms differ, as pure functions of tensors.
 
     score: (queries, keys, *weights) -> logits (batch, heads, queries, keys). normalise: logits, -inf at keys that are
-    not allowed -> weights; a row of -inf gives zeros. depth: numbers that `score` makes per pair.
+    not allowed -> weights; a row of -inf gives zeros. depth: numbers that `score` makes per pair. relative: `score` is
+    called with (queries, keys, distances, *weights), where distances (queries, keys) holds query slot - key slot.
+    average: of a relative rule, (weights of pairs, values, distances, *weights) -> averages (batch, heads, queries,
+    value); None: weights @ values.
     """
 
     score: Callable[..., Tensor]
     normalise: Callable[[Tensor], Tensor]
     depth: int = 1
+    relative: bool = False
+    average: Callable[..., Tensor] | None = None
 
 
 RULES: dict[str, Rule] = {}
@@ -73,7 +78,7 @@ def chunked(
     Args:
         rule: what `publish` returned.
         q, k, v: as the rule's score takes them; k and v have the heads of q.
-        weights: further arguments of the score, which get gradients.
+        weights: further arguments of the score (and of a rule's own average), which get gradients.
         causal: lower-right.
         key_mask: True = keep.
         bias: added to the logits.
@@ -137,9 +142,12 @@ def _chunks(tensors: dict[str, Tensor], call: Call) -> Iterator[tuple[slice, sli
 def _attend(part: dict[str, Tensor], call: Call, rows: slice, seen: slice, past: int) -> Tensor:
     """The output of one chunk, differentiable in `part`."""
     rule = RULES[call.rule]
-    logits = rule.score(part["q"], part["k"], *(part[name] for name in part if name.startswith("weight")))
-    at = torch.arange(rows.start, rows.stop, device=logits.device) + past
-    slots = torch.arange(seen.stop, device=logits.device)
+    at = torch.arange(rows.start, rows.stop, device=part["q"].device) + past
+    slots = torch.arange(seen.stop, device=part["q"].device)
+    further = [part[name] for name in part if name.startswith("weight")]
+    if rule.relative:
+        further.insert(0, at[:, None] - slots)
+    logits = rule.score(part["q"], part["k"], *further)
     parts = {name: part[name] for name in ("curve", "query", "relative", "table") if name in part}
     if parts:
         logits = logits + ScoreBias(high=call.high, **parts).logits(at, slots).to(logits.dtype)
@@ -153,7 +161,7 @@ def _attend(part: dict[str, Tensor], call: Call, rows: slice, seen: slice, past:
         draw = torch.Generator(weights.device).manual_seed(int(call.seed) + rows.start)
         kept = torch.rand(weights.shape, generator=draw, device=weights.device) >= call.dropout
         weights = weights * kept / (1 - call.dropout)
-    return weights @ part["v"]
+    return weights @ part["v"] if rule.average is None else rule.average(weights, part["v"], *further)
 
 
 @torch.library.custom_op("regard::dense", mutates_args=())

@@ -1,0 +1,125 @@
+"""Relative positions in keys and values."""
+
+from collections.abc import Mapping
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor, nn
+
+from regard.attention.dense._base import Dense, reference_softmax
+from regard.attention.dense._chunks import Rule, publish, softmax
+from regard.bias import ScoreBias
+from regard.core import generator
+from regard.errors import ConfigError
+from regard.info import Heads, Info, Supports
+
+
+def _rows(distances: Tensor, table: Tensor) -> Tensor:
+    """The row of the table for each distance i - j: clip(j - i, -c, c) + c."""
+    most = table.shape[0] // 2
+    return (-distances).clamp(-most, most) + most
+
+
+def score(q: Tensor, k: Tensor, distances: Tensor, key_table: Tensor, value_table: Tensor) -> Tensor:
+    """q . (k + a^K), from one logit per query and row of the table: no tensor of queries x keys x dim."""
+    del value_table
+    by_row = q @ key_table.mT
+    rows = _rows(distances, key_table).expand(*q.shape[:2], -1, -1)
+    return (q @ k.mT + by_row.gather(-1, rows)) * q.shape[-1] ** -0.5
+
+
+def average(weights: Tensor, v: Tensor, distances: Tensor, key_table: Tensor, value_table: Tensor) -> Tensor:
+    """Weights times (v + a^V), from the total weight of each row of the table."""
+    del key_table
+    rows = _rows(distances, value_table).expand_as(weights)
+    by_row = weights.new_zeros(*weights.shape[:-1], value_table.shape[0]).scatter_add(-1, rows, weights)
+    return weights @ v + by_row @ value_table
+
+
+RULE = publish("shaw", Rule(score, softmax, relative=True, average=average))
+
+
+@final
+class Shaw(Dense):
+    """Softmax attention whose keys and values know how far away they are.
+
+    z_ij = q_i . (k_j + a^K_ij) / sqrt(d), o_i = sum_j softmax_j(z_ij) (v_j + a^V_ij), a_ij = P[clip(j - i, -c, c) + c]:
+    `key_table` and `value_table` are P^K and P^V, shared by the heads. Whatever is c or more away has one label, so
+    that sequences longer than those trained on bring nothing new. (A survey writes P as a vector of 2 c + 1 numbers;
+    its rows are vectors.) Causal, only the rows of j <= i are read.
+
+    Cost: O(queries keys dim) time, O((2 c + 1) dim) further memory: the tables, and per query of a chunk 2 c + 1 logits
+    and 2 c + 1 total weights. State: every key and value; distances are those of slots.
+
+    Args:
+        heads: what to serve.
+        max_distance: c; 16 as in the paper.
+
+    Raises:
+        ConfigError: a `max_distance` below 1.
+
+    Example:
+        >>> from regard import Heads
+        >>> mechanism = Shaw(Heads(count=2, key_dim=8, value_dim=4, causal=True), max_distance=3)
+        >>> mechanism.key_table.shape, mechanism.value_table.shape
+        (torch.Size([7, 8]), torch.Size([7, 4]))
+
+    Source: Shaw, Uszkoreit, Vaswani 2018, equations 3 to 5. Initial tables are ours: normal, of variance 1 / width.
+    """
+
+    info = Info(
+        title="Relative keys and values",
+        source="Shaw et al. 2018, Eq. 3-5",
+        supports=Supports(causal=True, bidirectional=True, key_mask=True, state=True, prefix=True, dropout=True),
+        state="length",
+        rows_sum_to_one=False,
+        linear_in_value=False,
+    )
+
+    samples: ClassVar[tuple[Mapping[str, object], ...]] = ({"max_distance": 4}, {"max_distance": 1}, {})
+    reasons: ClassVar[Mapping[str, str]] = {
+        "cross": "the positions of two sequences have no distance",
+        "bias": "its own tables say what a distance is worth; the position scheme shaw_keys is a bias",
+    }
+
+    def __init__(self, heads: Heads, *, max_distance: int = 16) -> None:
+        super().__init__(heads, max_distance=max_distance)
+        if max_distance < 1:
+            raise ConfigError(
+                f"shaw needs max_distance of at least 1, got {max_distance}: one label for all knows no distance"
+            )
+        self.max_distance, self.rule = max_distance, RULE
+        draw = generator(heads.seed, "shaw")
+
+        def normal(width: int) -> nn.Parameter:
+            return nn.Parameter(torch.randn(2 * max_distance + 1, width, generator=draw) * width**-0.5)
+
+        self.key_table, self.value_table = normal(heads.key_dim), normal(heads.value_width)
+
+    def weights(self) -> list[Tensor]:
+        """P^K and P^V."""
+        return [self.key_table, self.value_table]
+
+    def reference(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        key_mask: Tensor | None = None,
+        bias: ScoreBias | None = None,
+        marks: Tensor | None = None,
+    ) -> Tensor:
+        """A key and a value for every pair, (queries, keys, dim)."""
+        del bias, marks
+        causal, group, queries, keys = self.heads.causal, self.heads.group, q.shape[2], k.shape[2]
+        slots = torch.arange(keys, device=q.device)
+        most = self.max_distance
+        label = (slots - slots[keys - queries :, None]).clamp(-most, most) + most
+        pair_keys = k.repeat_interleave(group, 1)[:, :, None] + self.key_table[label]
+        logits = torch.einsum("bhid,bhijd->bhij", q, pair_keys) / q.shape[-1] ** 0.5
+        # reference_softmax with the identity as values gives the weights.
+        eye = torch.eye(keys, dtype=v.dtype, device=v.device).expand(v.shape[0], 1, -1, -1)
+        weights = reference_softmax(logits, eye, causal=causal, key_mask=key_mask)
+        pair_values = v.repeat_interleave(group, 1)[:, :, None] + self.value_table[label]
+        return torch.einsum("bhij,bhije->bhie", weights, pair_values)
