@@ -1,0 +1,138 @@
+"""The encoder: every position sees every other."""
+
+from typing import NamedTuple, cast
+
+import torch
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor, nn
+
+from regard.core import Attention, generator
+from regard.errors import ShapeError
+from regard.models.blocks import Block, build_norm
+from regard.models.embeddings import Embeddings, build_attention
+from regard.models.encoder_config import EncoderConfig
+from regard.models.losses import add_losses, loss_names, loss_weights
+from regard.models.sharing import save_once
+
+
+class Encoded(NamedTuple):
+    """hidden: (batch, length, dim). key_mask: of these positions, None if all are real. losses: as `ModelOutput`."""
+
+    hidden: Tensor
+    key_mask: Tensor | None
+    losses: dict[str, Tensor]
+
+
+class Encoder(nn.Module):
+    """norm(block_L(... block_1(embeddings))): blocks of bidirectional attention and an MLP.
+
+    Post-norm blocks end in a norm already, so there is none at the end. A relative position scheme is one module that
+    all layers share. Weights: as `LanguageModel`, with the tables and linear layer that `Embeddings` has.
+
+    Args:
+        config: the shape.
+        table: token embeddings that another part of a model owns; None: its own.
+
+    Raises:
+        ConfigError: an unknown mechanism, position or option.
+        UnsupportedError: a mechanism that is causal only, or cannot take the position scheme or the dropout.
+
+    Example:
+        >>> import torch
+        >>> encoder = Encoder(EncoderConfig(dim=32, attention=("linformer(rank=8)", "softmax")))
+        >>> encoder(torch.tensor([[72, 101, 108]])).hidden.shape
+        torch.Size([1, 3, 32])
+
+    Source: Vaswani et al. 2017, section 3.1 (encoder).
+    """
+
+    def __init__(self, config: EncoderConfig, *, table: nn.Embedding | None = None) -> None:
+        super().__init__()
+        self.config = config
+        self.embeddings = Embeddings(config, causal=False, table=table, seed=config.seed)
+        self.blocks = nn.ModuleList(self._block(at, spec) for at, spec in enumerate(config.specs))
+        self.norm: nn.Module | None = None
+        if config.norm == "pre":
+            self.norm = build_norm(config.norm_kind, config.dim, bias=config.bias, eps=config.norm_eps)
+        self.loss_names = loss_names(self.mechanisms)
+        self.loss_weights = loss_weights(self.mechanisms)
+        save_once(self)
+
+    def _block(self, at: int, spec: str) -> Block:
+        seed = generator(self.config.seed, "encoder layer", at).initial_seed()
+        position = self.embeddings.relative
+        return Block(
+            self.config, build_attention(self.config, spec, causal=False, position=position, seed=seed), seed=seed
+        )
+
+    @property
+    def mechanisms(self) -> list[Attention]:
+        """The attention mechanism of every layer, in order."""
+        return [cast(Block, block).attention.attention for block in self.blocks]
+
+    def parameter_count(self) -> int:
+        """Trained weights, shared ones once."""
+        return sum(x.numel() for x in self.parameters())
+
+    def forward(
+        self,
+        inputs: Shaped[Tensor, "batch given *width"],
+        *,
+        key_mask: Bool[Tensor, "batch given"] | None = None,
+        token_types: Int[Tensor, "batch given"] | None = None,
+        positions: Int[Tensor, "*batch given"] | None = None,
+    ) -> Encoded:
+        """Hidden states of every position, cls in front where the encoder has one.
+
+        Args:
+            inputs: token ids (batch, length), or vectors (batch, length, input_dim).
+            key_mask: True = real; masked inputs influence no other position, whatever they hold.
+            token_types: rows of the table of types; None: row 0.
+            positions: for absolute and rotary schemes, where each token is; None: 0, 1, 2, ...
+
+        Raises:
+            ShapeError, InputError: inputs of the wrong shape or out of range.
+            LimitError: longer than `max_length` where weights depend on it.
+            UnsupportedError: what the position scheme or a mechanism does not support.
+        """
+        if key_mask is not None and (key_mask.dtype != torch.bool or key_mask.shape != inputs.shape[:2]):
+            raise ShapeError(
+                f"key_mask must be bool {tuple(inputs.shape[:2])}, True = real, "
+                f"got {key_mask.dtype} {tuple(key_mask.shape)}"
+            )
+        if key_mask is not None and inputs.is_floating_point():
+            # A NaN in a masked vector would reach the gradient of the weights, as 0 * NaN.
+            inputs = inputs.masked_fill(~key_mask[..., None], 0)
+        x = self.embeddings(inputs, token_types=token_types, positions=positions)
+        if key_mask is not None and self.config.cls_token:
+            key_mask = nn.functional.pad(key_mask, (1, 0), value=True)
+        losses: dict[str, Tensor] = {}
+        for block, names in zip(self.blocks, self.loss_names, strict=True):
+            x, _, _, extra = block(x, key_mask=key_mask, positions=positions)
+            add_losses(losses, extra, names)
+        return Encoded(x if self.norm is None else self.norm(x), key_mask, losses)
+
+
+def patches(images: Float[Tensor, "batch channels height width"], size: int) -> Float[Tensor, "batch patches content"]:
+    """Images cut into squares of `size`, row by row; content is channels size size, channel by channel.
+
+    A linear layer on it is a convolution of stride `size` with the kernel's weights in a row.
+
+    Raises:
+        ShapeError: a height or width that `size` does not divide.
+
+    Example:
+        >>> import torch
+        >>> patches(torch.arange(16.0).view(1, 1, 4, 4), 2)[0, 1]
+        tensor([2., 3., 6., 7.])
+
+    Source: Dosovitskiy et al. 2021, section 3.1.
+    """
+    if images.ndim != 4 or size < 1 or images.shape[2] % size or images.shape[3] % size:
+        raise ShapeError(
+            f"images must be (batch, channels, height, width) with sides that the patch size {size} divides, "
+            f"got {tuple(images.shape)}"
+        )
+    batch, channels, height, width = images.shape
+    cut = images.reshape(batch, channels, height // size, size, width // size, size)
+    return cut.permute(0, 2, 4, 1, 3, 5).reshape(batch, -1, channels * size * size)

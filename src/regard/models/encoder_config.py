@@ -1,0 +1,83 @@
+"""The shape of an encoder, as data. Imports no torch."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from regard.models.block_config import BlockConfig
+
+Pooling = Literal["first", "mean"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputConfig(BlockConfig):
+    """Blocks, and how tokens become what enters them.
+
+    Raises:
+        ConfigError: as `BlockConfig`.
+    """
+
+    vocab_size: int = 256
+    """Number of different tokens; 256 reads bytes."""
+    position: str = "sinusoidal"
+    """Position scheme, such as learned or t5_bias; none: no scheme."""
+    position_offset: int = 0
+    """Rows of the position table before the first token's, which nothing reads: 2 in RoBERTa and BART."""
+    embedding_scale: float | None = None
+    """Factor of the token embeddings; None: sqrt(dim) under sinusoidal positions, as published, else 1."""
+    embedding_norm: bool = False
+    """A norm over the sum of embeddings, before the first block, as in BERT."""
+    bias: bool = True
+    """Bias terms in linear layers and LayerNorm."""
+    projection_bias: bool | None = None
+    """Bias terms in the projections to queries, keys and values; None: as bias."""
+
+    def problems(self) -> list[str]:
+        """What makes no sense."""
+        found = super().problems() + self._sizes("position_offset", least=0)
+        if self.embedding_scale is not None and not 0 < self.embedding_scale < float("inf"):
+            found.append(f"embedding_scale must be positive, got {self.embedding_scale}; leave it out for the default")
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderConfig(InputConfig):
+    """A bidirectional Transformer over tokens, or over vectors such as the patches of an image.
+
+    Raises:
+        ConfigError: as `BlockConfig`; neither vocab_size nor input_dim, or both.
+
+    Example:
+        >>> EncoderConfig(vocab_size=0, input_dim=48, cls_token=True).mlp_width
+        512
+        >>> EncoderConfig(input_dim=48)
+        Traceback (most recent call last):
+        regard.errors.ConfigError: input_dim=48 (vectors) and vocab_size=256 (tokens) exclude each other; set one to 0
+    """
+
+    vocab_size: int = 256
+    """Number of different tokens; 0: the inputs are vectors."""
+    input_dim: int = 0
+    """Width of vectors that come instead of tokens, each through one linear layer; 0: the inputs are tokens."""
+    token_types: int = 0
+    """Rows of a table added to the embeddings by the type of a token (BERT's segments); 0: none."""
+    cls_token: bool = False
+    """A learned vector in front of the inputs, which takes the first position."""
+    pooling: Pooling = "first"
+    """What a head for a whole sequence reads: the first position, or the mean over the real ones."""
+    pooler: bool = False
+    """Such a head begins with tanh(linear(x)), as BERT's does."""
+
+    def problems(self) -> list[str]:
+        """What makes no sense."""
+        found = super().problems() + self._choices(pooling=get_args(Pooling))
+        found += self._sizes("vocab_size", "input_dim", "token_types", least=0)
+        if (self.vocab_size > 0) == (self.input_dim > 0):
+            both = f"input_dim={self.input_dim} (vectors) and vocab_size={self.vocab_size} (tokens)"
+            found.append(
+                f"{both} exclude each other; set one to 0"
+                if self.vocab_size
+                else "vocab_size or input_dim must be given: an encoder reads tokens or vectors"
+            )
+        if self.token_types and not self.vocab_size:
+            found.append(f"token_types={self.token_types} has no use without tokens (vocab_size=0)")
+        return found

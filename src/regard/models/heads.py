@@ -1,0 +1,151 @@
+"""Heads on an encoder: masked tokens, classes, numbers."""
+
+from typing import cast
+
+import torch
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from regard.core import generator
+from regard.errors import ConfigError
+from regard.layer import linear
+from regard.models.blocks import build_norm
+from regard.models.decoder import ModelOutput
+from regard.models.encoder import Encoded, Encoder
+from regard.models.encoder_config import Pooling
+
+
+def pooled(encoded: Encoded, pooling: Pooling) -> Float[Tensor, "batch dim"]:
+    """One vector for a sequence: its first position, or the mean over the real ones (0 where there is none).
+
+    Example:
+        >>> hidden = torch.tensor([[[1.0], [3.0], [9.0]]])
+        >>> pooled(Encoded(hidden, torch.tensor([[True, True, False]]), {}), "mean")
+        tensor([[2.]])
+    """
+    hidden, mask = encoded.hidden, encoded.key_mask
+    if pooling == "first":
+        return hidden[:, 0]
+    if mask is None:
+        return hidden.mean(1)
+    return hidden.masked_fill(~mask[..., None], 0).sum(1) / mask.sum(1, keepdim=True).clamp_min(1)
+
+
+class MaskedLanguageModel(nn.Module):
+    """p(token_i | all the others) = softmax(E norm(gelu(W x_i + b)) + c), E the encoder's embedding table.
+
+    Args:
+        encoder: over tokens.
+
+    Raises:
+        ConfigError: an encoder over vectors.
+
+    Example:
+        >>> from regard.models.encoder_config import EncoderConfig
+        >>> model = MaskedLanguageModel(Encoder(EncoderConfig(dim=32)))
+        >>> model(torch.tensor([[72, 101, 108]])).logits.shape
+        torch.Size([1, 3, 256])
+
+    Source: Devlin et al. 2019, section 3.1; the transform before the output layer is the released code's.
+    """
+
+    def __init__(self, encoder: Encoder) -> None:
+        super().__init__()
+        config = encoder.config
+        if encoder.embeddings.table is None:
+            raise ConfigError("a masked language model needs an encoder over tokens, this one reads vectors")
+        self.encoder = encoder
+        self.loss_weights = encoder.loss_weights
+        draw = generator(config.seed, "masked language model")
+        self.transform = linear(config.dim, config.dim, bias=config.bias, draw=draw)
+        self.norm = build_norm(config.norm_kind, config.dim, bias=config.bias, eps=config.norm_eps)
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size))
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "batch length"],
+        *,
+        key_mask: Bool[Tensor, "batch length"] | None = None,
+        token_types: Int[Tensor, "batch length"] | None = None,
+        positions: Int[Tensor, "*batch length"] | None = None,
+    ) -> ModelOutput:
+        """Logits (batch, length, vocab_size); arguments and errors as `Encoder.forward`."""
+        encoded = self.encoder(tokens, key_mask=key_mask, token_types=token_types, positions=positions)
+        hidden = encoded.hidden[:, 1:] if self.encoder.config.cls_token else encoded.hidden
+        hidden = self.norm(F.gelu(self.transform(hidden)))
+        table = cast(nn.Embedding, self.encoder.embeddings.table)
+        return ModelOutput(F.linear(hidden, table.weight, self.bias), None, encoded.losses)
+
+
+class SequenceHead(nn.Module):
+    """outputs = W dropout(pool(x)) + b, where pool ends in tanh(V x + c) if the encoder's configuration says `pooler`.
+
+    Args:
+        encoder: whose `pooling` and `pooler` say what is read.
+        outputs: numbers per sequence.
+    """
+
+    def __init__(self, encoder: Encoder, *, outputs: int) -> None:
+        super().__init__()
+        if outputs < 1:
+            raise ConfigError(f"{type(self).__name__}: a head has at least 1 output, got {outputs}")
+        config = encoder.config
+        self.encoder = encoder
+        self.loss_weights = encoder.loss_weights
+        draw = generator(config.seed, "head")
+        self.pooler = linear(config.dim, config.dim, bias=True, draw=draw) if config.pooler else None
+        self.dropout = nn.Dropout(config.dropout)
+        self.output = linear(config.dim, outputs, bias=True, draw=draw)
+
+    def forward(
+        self,
+        inputs: Shaped[Tensor, "batch given *width"],
+        *,
+        key_mask: Bool[Tensor, "batch given"] | None = None,
+        token_types: Int[Tensor, "batch given"] | None = None,
+        positions: Int[Tensor, "*batch given"] | None = None,
+    ) -> ModelOutput:
+        """Logits (batch, outputs); arguments and errors as `Encoder.forward`."""
+        encoded = self.encoder(inputs, key_mask=key_mask, token_types=token_types, positions=positions)
+        x = pooled(encoded, self.encoder.config.pooling)
+        x = x if self.pooler is None else torch.tanh(self.pooler(x))
+        return ModelOutput(self.output(self.dropout(x)), None, encoded.losses)
+
+
+class Classifier(SequenceHead):
+    """p(class | sequence) = softmax(logits).
+
+    Args:
+        encoder: as `SequenceHead`.
+        classes: number of classes.
+
+    Example:
+        >>> from regard.models.encoder_config import EncoderConfig
+        >>> config = EncoderConfig(dim=32, vocab_size=0, input_dim=16, cls_token=True)
+        >>> Classifier(Encoder(config), classes=10)(torch.randn(2, 49, 16)).logits.shape
+        torch.Size([2, 10])
+
+    Source: Devlin et al. 2019, section 4.1 (pooler); Dosovitskiy et al. 2021, equation 4 (none).
+    """
+
+    def __init__(self, encoder: Encoder, *, classes: int) -> None:
+        super().__init__(encoder, outputs=classes)
+
+
+class Regressor(SequenceHead):
+    """Numbers for a sequence: the logits themselves, for a squared loss.
+
+    Args:
+        encoder: as `SequenceHead`.
+        targets: how many numbers.
+
+    Example:
+        >>> from regard.models.encoder_config import EncoderConfig
+        >>> model = Regressor(Encoder(EncoderConfig(dim=32, pooling="mean")))
+        >>> model(torch.tensor([[72, 101, 108]])).logits.shape
+        torch.Size([1, 1])
+    """
+
+    def __init__(self, encoder: Encoder, *, targets: int = 1) -> None:
+        super().__init__(encoder, outputs=targets)

@@ -1,0 +1,251 @@
+"""The encoder: padding, positions and types against formulas written out, torch's own layers, weights saved once."""
+
+import copy
+
+import pytest
+import torch
+from safetensors.torch import load, save
+from torch import nn
+from torch.nn.functional import conv2d, gelu, layer_norm, softmax
+
+from regard.core import generator
+from regard.errors import ConfigError, InputError, LimitError, ShapeError, UnsupportedError
+from regard.models.encoder import Encoder, patches
+from regard.models.encoder_config import EncoderConfig
+
+TINY = {"vocab_size": 23, "dim": 16, "heads": 2, "layers": 2, "max_length": 32, "mlp_dim": 24}
+POSITIONS = ["none", "learned", "sinusoidal", "rotary", "alibi", "transformer_xl"]
+
+
+def encoder_of(*, draw: int = 7, **fields: object) -> Encoder:
+    """A tiny float64 encoder whose every weight, biases and norms included, is random."""
+    encoder = Encoder(EncoderConfig(**{**TINY, **fields})).double().eval()
+    noise = generator(draw)
+    with torch.no_grad():
+        for weight in encoder.parameters():
+            weight.add_(0.3 * torch.randn(weight.shape, generator=noise, dtype=torch.float64))
+    return encoder
+
+
+def tokens_of(batch: int, length: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(0, 23, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def signed(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_padding_changes_no_real_output(position: str, norm: str) -> None:
+    encoder = encoder_of(position=position, norm=norm, token_types=2, embedding_norm=True)
+    tokens, mask = tokens_of(3, 12), torch.arange(12) < torch.tensor([12, 7, 1])[:, None]
+    hidden = encoder(tokens, key_mask=mask).hidden
+    for row, length in enumerate((12, 7, 1)):
+        alone = encoder(tokens[row : row + 1, :length]).hidden[0]
+        torch.testing.assert_close(hidden[row, :length], alone, rtol=0, atol=1e-10)
+    assert not torch.allclose(encoder(tokens).hidden[1, :7], hidden[1, :7], atol=1e-3)
+
+
+@pytest.mark.parametrize("spec", ["softmax", "linear", "local(window=3)", "uniform"])
+def test_vectors_under_the_mask_may_hold_anything(spec: str) -> None:
+    encoder = encoder_of(vocab_size=0, input_dim=5, cls_token=True, attention=(spec,), position="learned").train()
+    vectors, mask = signed(2, 9, 5), torch.arange(9) < torch.tensor([9, 4])[:, None]
+    bad = vectors.masked_fill(~mask[..., None], float("nan"))
+    encoded = encoder(bad, key_mask=mask)
+    assert encoded.key_mask is not None
+    assert encoded.key_mask.tolist() == [[True] * 10, [True] * 5 + [False] * 5]
+    torch.testing.assert_close(encoded.hidden[1, :5], encoder(vectors[1:, :4]).hidden[0], rtol=0, atol=1e-10)
+    encoded.hidden[encoded.key_mask].square().sum().backward()
+    for name, weight in encoder.named_parameters():
+        assert weight.grad is None or weight.grad.isfinite().all(), name
+
+
+def test_without_positions_a_permutation_passes_through() -> None:
+    encoder, tokens = encoder_of(position="none"), tokens_of(2, 9)
+    order = torch.randperm(9, generator=torch.Generator().manual_seed(1))
+    hidden = encoder(tokens).hidden
+    torch.testing.assert_close(encoder(tokens[:, order]).hidden, hidden[:, order], rtol=0, atol=1e-12)
+    for position in POSITIONS[1:]:
+        placed = encoder_of(position=position)
+        assert not torch.allclose(placed(tokens[:, order]).hidden, placed(tokens).hidden[:, order], atol=1e-3)
+
+
+def test_a_post_norm_block_adds_each_branch_once() -> None:
+    encoder = encoder_of(layers=1, norm="post", position="none", norm_eps=1e-12)
+    tokens, weights = tokens_of(2, 6), encoder.state_dict()
+    x = weights["embeddings.table.weight"][tokens]
+    at = "blocks.0."
+
+    def through(x: torch.Tensor, name: str) -> torch.Tensor:
+        return x @ weights[f"{at}{name}.weight"].T + weights[f"{at}{name}.bias"]
+
+    def normed(x: torch.Tensor, name: str) -> torch.Tensor:
+        mean, var = x.mean(-1, keepdim=True), x.var(-1, unbiased=False, keepdim=True)
+        return (x - mean) / (var + 1e-12).sqrt() * weights[f"{at}{name}.weight"] + weights[f"{at}{name}.bias"]
+
+    q, k, v = (through(x, f"attention.{name}") for name in ("query", "key", "value"))
+    halves = (slice(0, 8), slice(8, 16))
+    heads = [softmax(q[..., head] @ k[..., head].mT / 8**0.5, -1) @ v[..., head] for head in halves]
+    x = normed(x + through(torch.cat(heads, -1), "attention.output"), "attention_norm")
+    x = normed(x + through(gelu(through(x, "mlp.up")), "mlp.down"), "mlp_norm")
+    torch.testing.assert_close(encoder(tokens).hidden, x, rtol=0, atol=1e-10)
+
+
+def copied(layer: nn.Module, block: nn.Module) -> None:
+    """torch's encoder layer takes the weights of one of our blocks."""
+    layer.self_attn.in_proj_weight.data = torch.cat(
+        [getattr(block.attention, n).weight for n in ("query", "key", "value")]
+    )
+    layer.self_attn.in_proj_bias.data = torch.cat([getattr(block.attention, n).bias for n in ("query", "key", "value")])
+    pairs = {"self_attn.out_proj": block.attention.output, "linear1": block.mlp.up, "linear2": block.mlp.down}
+    pairs |= {"norm1": block.attention_norm, "norm2": block.mlp_norm}
+    for name, ours in pairs.items():
+        layer.get_submodule(name).load_state_dict(ours.state_dict())
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("act", ["relu", "gelu"])
+def test_equals_the_encoder_of_torch(norm: str, act: str) -> None:
+    encoder = encoder_of(norm=norm, mlp=act, position="none")
+    layer = nn.TransformerEncoderLayer(
+        16, 2, 24, 0.0, act, 1e-5, batch_first=True, norm_first=norm == "pre", dtype=torch.float64
+    )
+    final = nn.LayerNorm(16, dtype=torch.float64) if norm == "pre" else None
+    theirs = nn.TransformerEncoder(layer, 2, norm=final, enable_nested_tensor=False).eval()
+    for layer, block in zip(theirs.layers, encoder.blocks, strict=True):
+        copied(layer, block)
+    if final is not None:
+        theirs.norm.load_state_dict(encoder.norm.state_dict())
+    tokens, mask = tokens_of(3, 10), torch.arange(10) < torch.tensor([10, 6, 3])[:, None]
+    x = encoder.embeddings.table(tokens)
+    expected = theirs(x, src_key_padding_mask=~mask)[mask]
+    torch.testing.assert_close(encoder(tokens, key_mask=mask).hidden[mask], expected, rtol=0, atol=1e-10)
+
+
+def test_embeddings_are_their_sum() -> None:
+    encoder = encoder_of(
+        position="learned", position_offset=2, token_types=3, embedding_norm=True, embedding_scale=1.5, norm_eps=1e-12
+    )
+    tokens, types, weights = tokens_of(2, 7), tokens_of(2, 7, seed=1) % 3, encoder.state_dict()
+    assert weights["embeddings.position.table"].shape == (34, 16)
+    for given in (types, None):
+        x = 1.5 * weights["embeddings.table.weight"][tokens] + weights["embeddings.position.table"][2:9]
+        x = x + weights["embeddings.types.weight"][torch.zeros_like(types) if given is None else given]
+        x = layer_norm(x, (16,), weights["embeddings.norm.weight"], weights["embeddings.norm.bias"], 1e-12)
+        torch.testing.assert_close(encoder.embeddings(tokens, token_types=given), x, rtol=0, atol=1e-12)
+
+
+def test_sinusoids_have_scaled_tokens_and_cls_is_in_front() -> None:
+    encoder = encoder_of(position="sinusoidal", cls_token=True)
+    tokens, at = tokens_of(1, 5), torch.arange(6)
+    angle = at[:, None] * 10000.0 ** (-torch.arange(0, 16, 2, dtype=torch.float64) / 16)
+    code = torch.stack([angle.sin(), angle.cos()], -1).flatten(1)
+    x = torch.cat([encoder.embeddings.cls[None], 4 * encoder.embeddings.table.weight[tokens[0]]]) + code
+    torch.testing.assert_close(encoder.embeddings(tokens)[0], x, rtol=0, atol=1e-12)
+    assert encoder(tokens).hidden.shape == (1, 6, 16)
+
+
+def test_positions_of_the_caller() -> None:
+    for position in ("learned", "rotary", "sinusoidal"):
+        encoder, tokens = encoder_of(position=position), tokens_of(2, 6)
+        slots = torch.arange(6)
+        torch.testing.assert_close(encoder(tokens, positions=slots).hidden, encoder(tokens).hidden, rtol=0, atol=1e-12)
+        spread = encoder(tokens, positions=torch.stack([slots, 3 * slots])).hidden
+        torch.testing.assert_close(spread[0], encoder(tokens).hidden[0], rtol=0, atol=1e-12)
+        assert not torch.allclose(spread[1], encoder(tokens).hidden[1], atol=1e-3)
+
+
+def test_a_linear_layer_on_patches_is_a_convolution() -> None:
+    images, kernel = signed(2, 3, 8, 12), signed(5, 3, 4, 4, seed=1)
+    expected = conv2d(images, kernel, stride=4).flatten(2).mT
+    torch.testing.assert_close(patches(images, 4) @ kernel.flatten(1).T, expected, rtol=0, atol=1e-12)
+    with pytest.raises(ShapeError, match="patch size 5 divides"):
+        patches(images, 5)
+
+
+def test_initial_logits_do_not_depend_on_the_scale() -> None:
+    scaled, plain = (Encoder(EncoderConfig(**TINY, attention=(s,))) for s in ("softmax", "softmax(scale=1.0)"))
+    tokens = tokens_of(1, 6)
+    torch.testing.assert_close(scaled(tokens).hidden, plain(tokens).hidden, rtol=0, atol=2e-6)
+
+
+def test_a_shared_position_is_saved_once_and_copies_agree() -> None:
+    encoder, tokens = encoder_of(position="transformer_xl", layers=3), tokens_of(2, 8)
+    names = [name for name in encoder.state_dict() if "position" in name]
+    assert names == [f"embeddings.position.{name}" for name in ("content", "distance", "relative")]
+    expected = encoder(tokens).hidden
+    other = encoder_of(position="transformer_xl", layers=3, draw=8)
+    assert not torch.equal(other(tokens).hidden, expected)
+    other.load_state_dict(load(save(encoder.state_dict())))
+    for same in (other, copy.deepcopy(encoder)):
+        assert torch.equal(same(tokens).hidden, expected)
+
+
+def test_biases_of_projections_and_heads_of_their_own_width() -> None:
+    encoder = encoder_of(projection_bias=False, head_dim=5, kv_heads=1)
+    layer = encoder.blocks[0].attention
+    assert layer.query.bias is None
+    assert layer.output.bias is not None
+    assert (layer.query.weight.shape, layer.value.weight.shape) == ((10, 16), (5, 16))
+    assert encoder(tokens_of(1, 4)).hidden.shape == (1, 4, 16)
+
+
+def test_seed_decides_everything_and_the_global_generator_nothing() -> None:
+    before, tokens = torch.get_rng_state(), tokens_of(1, 5)
+    fields = {"token_types": 2, "cls_token": True, "position": "learned", "attention": ("performer",)}
+    one, same, other = (Encoder(EncoderConfig(**TINY, **fields, seed=s)).eval() for s in (5, 5, 6))
+    assert torch.equal(one(tokens).hidden, same(tokens).hidden)
+    assert not torch.equal(one(tokens).hidden, other(tokens).hidden)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_losses_of_layers_add_up() -> None:
+    encoder, seen = encoder_of(attention=("vector_quantized(block_size=4, num_codes=8)",)).train(), []
+    for block in encoder.blocks:
+        block.attention.register_forward_hook(lambda module, args, output: seen.append(output.losses))
+    got = encoder(tokens_of(2, 12)).losses
+    assert set(got) == set(encoder.loss_weights) == set(seen[0])
+    for name, loss in got.items():
+        assert loss.item() == pytest.approx(sum(layer[name].item() for layer in seen), rel=1e-12)
+        assert loss.item() > 0
+    assert encoder.eval()(tokens_of(2, 12)).losses == {}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"vocab_size": 0}, "vocab_size or input_dim must be given"),
+        ({"input_dim": 8}, "exclude each other"),
+        ({"vocab_size": 0, "input_dim": 8, "token_types": 2}, "token_types=2 has no use"),
+        ({"embedding_scale": 0.0}, "embedding_scale must be positive"),
+        ({"position_offset": -1}, "position_offset must be at least 0"),
+        ({"pooling": "last"}, "pooling: no choice 'last'"),
+        ({"heads": 3}, "heads must divide dim"),
+    ],
+)
+def test_nonsense_is_refused(fields: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        EncoderConfig(**{**TINY, **fields})
+
+
+def test_misuse_is_refused() -> None:
+    encoder, tokens = encoder_of(position="learned"), tokens_of(2, 6)
+    with pytest.raises(ShapeError, match="tokens must be integers"):
+        encoder(tokens.double())
+    with pytest.raises(InputError, match="id 23 is out of range"):
+        encoder(tokens + 23 - tokens.max())
+    with pytest.raises(ShapeError, match="key_mask must be bool"):
+        encoder(tokens, key_mask=torch.ones(2, 5, dtype=torch.bool))
+    with pytest.raises(UnsupportedError, match="no token types"):
+        encoder(tokens, token_types=tokens)
+    with pytest.raises(InputError, match="token_types: id"):
+        encoder_of(token_types=2)(tokens, token_types=tokens)
+    with pytest.raises(LimitError, match="max_length=32, got 33"):
+        encoder(tokens_of(1, 33))
+    with pytest.raises(UnsupportedError, match="slots only"):
+        encoder_of(position="alibi")(tokens, positions=torch.arange(6))
+    with pytest.raises(ConfigError, match="position_offset=2"):
+        encoder_of(position="alibi", position_offset=2)
+    with pytest.raises(ShapeError, match="input_dim=5"):
+        encoder_of(vocab_size=0, input_dim=5)(signed(2, 3, 4))
