@@ -1,6 +1,6 @@
 """Text from a language model: prompts of any lengths in one batch, token by token."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal, NamedTuple, Protocol
 
@@ -68,6 +68,7 @@ def generate(
     top_p: float | None = None,
     seed: int = 0,
     stop: tuple[str, ...] = (),
+    stop_tokens: Collection[int] = (),
     tokenizer: Tokenizer | None = None,
     use_state: bool = True,
 ) -> list[Generated]:
@@ -84,6 +85,7 @@ def generate(
         temperature, top_k, top_p: as `Sampling`; temperature 0 is greedy, equal to the arg max of the full forward.
         seed: of the draws.
         stop: texts that end a row; the row's text is cut before the first of them.
+        stop_tokens: ids that end a row; they are in `tokens`, and not in the text.
         tokenizer: turns texts into ids and ids into text.
         use_state: stream with the mechanisms' states where all layers have one; else each token recomputes the whole
             sequence.
@@ -111,6 +113,7 @@ def generate(
         top_p=top_p,
         seed=seed,
         stop=stop,
+        stop_tokens=stop_tokens,
         tokenizer=tokenizer,
         use_state=use_state,
     ):
@@ -135,6 +138,7 @@ def stream(
     top_p: float | None = None,
     seed: int = 0,
     stop: tuple[str, ...] = (),
+    stop_tokens: Collection[int] = (),
     tokenizer: Tokenizer | None = None,
     use_state: bool = True,
 ) -> Iterator[Piece]:
@@ -159,7 +163,7 @@ def stream(
             "the model with a larger max_length"
         )
     rows = [
-        _Row(at, x, max_new_tokens, stop, None if tokenizer is None else tokenizer.stream(), seed)
+        _Row(at, x, max_new_tokens, stop, stop_tokens, None if tokenizer is None else tokenizer.stream(), seed)
         for at, x in enumerate(ids)
     ]
     return _pieces(model, rows if max_new_tokens else [], sampling, use_state)
@@ -187,9 +191,17 @@ class _Row:
     """One row while it is generated: its draws, its decoder, and text that may yet turn out to begin a stop text."""
 
     def __init__(
-        self, at: int, prompt: Tensor, new_tokens: int, stop: tuple[str, ...], decoder: TextStream | None, seed: int
+        self,
+        at: int,
+        prompt: Tensor,
+        new_tokens: int,
+        stop: tuple[str, ...],
+        stop_tokens: Collection[int],
+        decoder: TextStream | None,
+        seed: int,
     ) -> None:
-        self.at, self.prompt, self.left, self.stop, self.decoder = at, prompt, new_tokens, stop, decoder
+        self.at, self.prompt, self.left, self.decoder = at, prompt, new_tokens, decoder
+        self.stop, self.stop_tokens = stop, stop_tokens
         self.draw = generator(seed, "generate", at)
         self.held = ""
 
@@ -199,16 +211,16 @@ class _Row:
     def accept(self, token: int) -> Piece:
         """The piece for a new token."""
         self.left -= 1
-        last = self.left == 0
+        ended: Reason | None = "stop" if token in self.stop_tokens else "length" if self.left == 0 else None
         if self.decoder is None:
-            return Piece(self.at, token, "", "length" if last else None)
-        self.held += self.decoder.feed([token]) + (self.decoder.finish() if last else "")
+            return Piece(self.at, token, "", ended)
+        self.held += self.decoder.feed([] if ended == "stop" else [token]) + (self.decoder.finish() if ended else "")
         found = [at for text in self.stop if (at := self.held.find(text)) >= 0]
         if found:
             return Piece(self.at, token, self.held[: min(found)], "stop")
-        keep = 0 if last else max((_begun(self.held, text) for text in self.stop), default=0)
+        keep = 0 if ended else max((_begun(self.held, text) for text in self.stop), default=0)
         shown, self.held = self.held[: len(self.held) - keep], self.held[len(self.held) - keep :]
-        return Piece(self.at, token, shown, "length" if last else None)
+        return Piece(self.at, token, shown, ended)
 
 
 def _begun(text: str, stop: str) -> int:

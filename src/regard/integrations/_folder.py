@@ -1,0 +1,125 @@
+"""Hugging Face folders: a configuration, safetensors in one file or several, a tokenizer. Nothing outside is read."""
+
+import json
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import safetensors
+from safetensors import SafetensorError
+from torch import Tensor
+
+from regard.errors import CheckpointError, UnsafeFileError
+from regard.integrations._architectures import Architecture
+from regard.integrations._weights import Stored, listed
+
+CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer.json"
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+def inside(folder: Path, names: list[str]) -> list[Path]:
+    """The files of these names in a folder.
+
+    Raises:
+        UnsafeFileError: names with a path in them, links that lead out of the folder, and what is no plain file; all
+            of them are listed.
+        CheckpointError: files that are missing.
+    """
+    root = folder.resolve()
+    unsafe: list[str] = []
+    missing: list[str] = []
+    for name in names:
+        path = folder / name
+        if name != Path(name).name or "\\" in name or "\0" in name or name in ("", ".", ".."):
+            unsafe.append(f"{name!r} is no plain file name")
+        elif not path.exists():
+            missing.append(name)
+        elif path.resolve().parent != root:
+            unsafe.append(f"{name} is a link to {path.resolve()}")
+        elif not stat.S_ISREG(path.stat().st_mode):
+            unsafe.append(f"{name} is no regular file")
+    if unsafe:
+        raise UnsafeFileError(f"{folder} points outside itself; if you trust it, copy it with cp -rL:{listed(unsafe)}")
+    if missing:
+        raise CheckpointError(f"{folder} is incomplete:{listed(f'{name} is missing' for name in missing)}")
+    return [folder / name for name in names]
+
+
+def read_json(folder: Path, name: str) -> dict[str, object]:
+    """An object in a JSON file of a folder.
+
+    Raises:
+        CheckpointError: missing, damaged or another kind of value. UnsafeFileError: as `inside`.
+    """
+    (path,) = inside(folder, [name])
+    try:
+        values = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"cannot read {path}: {error}") from error
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{path} holds {type(values).__name__}, not an object of settings")
+    return values
+
+
+def read_tensors(folder: Path) -> dict[str, Stored]:
+    """Every tensor of the folder's safetensors files, read when asked for.
+
+    Raises:
+        CheckpointError: no safetensors, a file that is truncated or damaged, or a weight map that says what the files
+            do not; all problems are listed. UnsafeFileError: as `inside`, or weights as pickle only.
+    """
+    if not (folder / INDEX).exists():
+        pickles = sorted(path.name for path in folder.glob("*.bin"))
+        if pickles and not (folder / WHOLE).exists():
+            raise UnsafeFileError(
+                f"{folder} has its weights as pickle ({', '.join(pickles)}), which can run code; convert to {WHOLE}"
+            )
+        return _tensors_of(*inside(folder, [WHOLE]))
+    weight_map = read_json(folder, INDEX).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise CheckpointError(f"{folder / INDEX} has no weight_map from tensors to file names")
+    files = {path.name: _tensors_of(path) for path in inside(folder, sorted(set(weight_map.values())))}
+    problems = [
+        f"{tensor} is not in {name}, where the weight map says it is"
+        for tensor, name in weight_map.items()
+        if tensor not in files[name]
+    ]
+    problems += [
+        f"{tensor} is in {name}, which the weight map does not say"
+        for name, tensors in files.items()
+        for tensor in tensors
+        if weight_map.get(tensor) != name
+    ]
+    if problems:
+        raise CheckpointError(f"{folder / INDEX} does not describe its files:{listed(problems)}")
+    return {tensor: files[name][tensor] for tensor, name in weight_map.items()}
+
+
+def _tensors_of(path: Path) -> dict[str, Stored]:
+    try:
+        file = safetensors.safe_open(path, framework="pt")
+        return {name: Stored(tuple(file.get_slice(name).get_shape()), _reader(file, name)) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path} is truncated or damaged: {error}; fetch it again") from error
+
+
+def _reader(file: safetensors.safe_open, name: str) -> Callable[[], Tensor]:
+    return lambda: file.get_tensor(name)
+
+
+def renamed(stored: dict[str, Stored], architecture: Architecture, *, tied: bool, where: Path) -> dict[str, Stored]:
+    """The tensors under the names of the whole model: base models leave a prefix out, and some files repeat weights.
+
+    Raises:
+        CheckpointError: a copy that differs from its original.
+    """
+    prefix, copies = architecture.prefix, architecture.copies
+    if prefix and not any(name.startswith(prefix) for name in stored):
+        stored = {name if name in copies else prefix + name: tensor for name, tensor in stored.items()}
+    kept = {name: tensor for name, tensor in stored.items() if not name.endswith(architecture.ignored)}
+    for copy, original in copies.items():
+        if tied and copy in kept and original in kept:
+            if not kept[copy].read().equal(kept[original].read()):
+                raise CheckpointError(f"{where}: {copy} differs from {original}, which the configuration says it is")
+            del kept[copy]
+    return kept

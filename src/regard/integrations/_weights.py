@@ -1,0 +1,188 @@
+"""Tensors of a published checkpoint and weights of our models: which is which, as data for both directions."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from regard.errors import CheckpointError
+
+
+class Stored(NamedTuple):
+    """A tensor in a file: its shape, and how to read it."""
+
+    shape: tuple[int, ...]
+    read: Callable[[], Tensor]
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One of our weights and where a published checkpoint keeps it; `{layer}` stands for the number of a block.
+
+    transposed: theirs is (in, out), as GPT-2's. part: (which, of how many) equal rows of theirs, where several of our
+    weights are one of theirs. heads: rows are stored for rotary planes of neighbouring channels, and ours for halves:
+    the number of heads whose rows are to be put in order (0: none).
+    """
+
+    ours: str
+    theirs: str
+    transposed: bool = False
+    part: tuple[int, int] = (0, 1)
+    heads: int = 0
+
+    def at(self, layer: int) -> "Weight":
+        """The same weight of one block."""
+        ours, theirs = (name.replace("{layer}", str(layer)) for name in (self.ours, self.theirs))
+        return Weight(ours, theirs, self.transposed, self.part, self.heads)
+
+    def shape(self, own: Sequence[int]) -> tuple[int, ...]:
+        """The shape of their tensor, from the shape of ours."""
+        whole = (own[0] * self.part[1], *own[1:])
+        return whole[::-1] if self.transposed else whole
+
+    def read(self, stored: Tensor) -> Tensor:
+        """Ours from theirs."""
+        rows = stored.T if self.transposed else stored
+        which, of = self.part
+        rows = rows.chunk(of)[which]
+        if not self.heads:
+            return rows
+        return rows.unflatten(0, (self.heads, -1, 2)).transpose(1, 2).reshape(rows.shape)
+
+
+def each(weights: Iterable[Weight], layers: int) -> list[Weight]:
+    """Every weight of a model, those of blocks once for each."""
+    return [
+        one
+        for weight in weights
+        for one in ([weight.at(layer) for layer in range(layers)] if "{layer}" in weight.ours else [weight])
+    ]
+
+
+def fill(model: nn.Module, weights: Iterable[Weight], stored: Mapping[str, Stored], where: str) -> None:
+    """Put stored tensors into a model, one after the other, in the model's dtype.
+
+    Args:
+        model: takes the weights.
+        weights: one for each of the model's.
+        stored: what the file has, all of which must be used.
+        where: the file, for messages.
+
+    Raises:
+        CheckpointError: missing tensors, tensors without use, wrong shapes; all of them are listed.
+    """
+    own, weights = model.state_dict(), list(weights)
+    assert {weight.ours for weight in weights} == set(own), {weight.ours for weight in weights} ^ set(own)
+    problems: list[str] = []
+    wanted: dict[str, tuple[int, ...]] = {}
+    for weight in weights:
+        wanted[weight.theirs] = weight.shape(own[weight.ours].shape)
+    for name, shape in wanted.items():
+        if name not in stored:
+            problems.append(f"{name} {shape} is missing")
+        elif tuple(stored[name].shape) != shape:
+            problems.append(f"{name} has shape {tuple(stored[name].shape)}, and the configuration says {shape}")
+    problems += [f"{name} {tuple(stored[name].shape)} has no use here" for name in stored if name not in wanted]
+    if problems:
+        raise CheckpointError(f"{where}: the tensors are not those of its configuration:{listed(problems)}")
+    read: tuple[str, Tensor] | None = None
+    with torch.no_grad():
+        for weight in weights:
+            if read is None or read[0] != weight.theirs:
+                read = weight.theirs, stored[weight.theirs].read()
+            own[weight.ours].copy_(weight.read(read[1]))
+
+
+def collect(model: nn.Module, weights: Iterable[Weight]) -> dict[str, Tensor]:
+    """The model's weights under their published names: the inverse of `fill`, for weights stored in halves."""
+    own = model.state_dict()
+    parts: dict[str, list[Tensor]] = {}
+    transposed: set[str] = set()
+    for weight in weights:
+        assert not weight.heads
+        parts.setdefault(weight.theirs, []).append(own[weight.ours])
+        transposed |= {weight.theirs} if weight.transposed else set()
+    whole = {name: torch.cat(rows) for name, rows in parts.items()}
+    return {name: (x.T if name in transposed else x).contiguous() for name, x in whole.items()}
+
+
+@contextmanager
+def undrawn() -> Iterator[None]:
+    """Models built inside have no initial weights, because `fill` replaces them: normal draws are left out."""
+
+    class Undrawn(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        ) -> Any:
+            del types
+            return args[0] if func is Tensor.normal_ else func(*args, **(kwargs or {}))
+
+    with Undrawn():
+        yield
+
+
+class Settings:
+    """A published configuration, read with every problem kept, so that all of them can be said at once.
+
+    Args:
+        values: by name.
+        where: the file, for messages.
+    """
+
+    def __init__(self, values: Mapping[str, object], where: str) -> None:
+        self.values, self.where = values, where
+        self.problems: list[str] = []
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A number; 1 stands in for one that is missing or wrong, until `check` raises."""
+        value = self.values.get(name)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            self.problems.append(f"{name} must be a number, got {value!r}" if value is not None else f"no {name}")
+            return 1
+        return value
+
+    def size(self, name: str, default: int | None = None) -> int:
+        """A positive integer, as `number`."""
+        value = self.number(name, default)
+        if value != int(value) or value < 1:
+            self.problems.append(f"{name} must be a positive integer, got {value!r}")
+            return 1
+        return int(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        """true or false."""
+        value = self.values.get(name)
+        if value is not None and not isinstance(value, bool):
+            self.problems.append(f"{name} must be true or false, got {value!r}")
+        return value if isinstance(value, bool) else default
+
+    def choice(self, name: str, allowed: Sequence[object], default: object) -> object:
+        """One of the values that our model has; others are problems."""
+        value = self.values.get(name, default)
+        if value not in allowed:
+            self.problems.append(f"{name}={value!r}: regard's model has {', '.join(map(repr, allowed))}")
+        return value
+
+    def divides(self, part: str, small: int, whole: str, large: int) -> None:
+        """Note it if one size does not divide another."""
+        if large % small:
+            self.problems.append(f"{part}={small} does not divide {whole}={large}")
+
+    def check(self) -> None:
+        """Say every problem.
+
+        Raises:
+            CheckpointError: there are some.
+        """
+        if self.problems:
+            raise CheckpointError(f"{self.where}: the configuration is not one that can be run:{listed(self.problems)}")
+
+
+def listed(problems: Iterable[str]) -> str:
+    """The end of a message: one problem a line."""
+    return "".join(f"\n  {problem}" for problem in problems)

