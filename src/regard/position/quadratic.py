@@ -36,7 +36,7 @@ class Quadratic(Position):
     def __init__(self, heads: Heads, dim: int, *, alpha: float = 1.0, std: float = 1.0) -> None:
         super().__init__(heads, dim)
         centre = std * torch.randn(heads.count, generator=generator(heads.seed, "quadratic position"))
-        self.alpha = nn.Parameter(torch.full((heads.count,), alpha))
+        self.alpha = nn.Parameter(torch.full((heads.count,), float(alpha)))
         self.centre = nn.Parameter(-centre.abs() if heads.causal else centre)
 
     def bias(self, q: Tensor, low: int, high: int) -> ScoreBias:
