@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from regard.core import Attention
-from regard.testing.compare import assert_close, assert_identical
+from regard.testing.compare import assert_close, assert_identical, largest_error
 from regard.testing.inputs import LENGTH, LONG, Inputs, Subject, as_queries, changed, run
 from regard.testing.registry import check, require
 
@@ -56,7 +56,7 @@ def causality_of_gradients(subject: Subject) -> None:
 
 @check(("not leaks", "causality"))
 def leak(subject: Subject) -> None:
-    """A form that is declared to leak does: some future token changes an earlier output."""
+    """A form that is declared to leak does: the content or the number of future tokens changes an earlier output."""
     mechanism = subject.build(True)
     for seed in range(10):
         x = subject.inputs(mechanism, seed=seed)
@@ -64,6 +64,9 @@ def leak(subject: Subject) -> None:
         for at in range(2, LENGTH):
             other = changed(x, slice(at, None), mechanism.heads, subject.info, f"leak {at}")
             if not torch.equal(run(mechanism, other).values[:, :, :at], whole[:, :, :at]):
+                return
+            # A shorter call may round otherwise.
+            if largest_error(run(mechanism, x.slots(0, at)).values, whole[:, :, :at]) > 1e-3:
                 return
     require(False, "info.leaks, but no change of a future token reached an earlier output")
 

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.attention.dense._chunks import chunked
@@ -115,6 +115,13 @@ def remember(
     grown = state.append(key_mask, k=k, v=v) if k.shape[2] else state
     kept = grown.view()
     return kept["k"], kept["v"], kept.get("key_mask"), grown
+
+
+def real_keys(k: Tensor, key_mask: Tensor | None) -> Int[Tensor, "batch 1 1 1"]:
+    """The keys of a whole call that are not hidden, at least 1: what published forms divide by, future included."""
+    if key_mask is None:
+        return torch.full((1, 1, 1, 1), max(k.shape[2], 1), device=k.device)
+    return key_mask.sum(1).clamp(min=1)[:, None, None, None]
 
 
 def visible(

@@ -1,0 +1,187 @@
+"""Nadaraya-Watson regression: attention whose score is a kernel of the distance."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import ClassVar, Literal, final
+
+import torch
+from torch import Tensor, nn
+
+from regard.attention.dense._base import Dense, reference_softmax
+from regard.attention.dense._chunks import Rule, publish, softmax
+from regard.bias import ScoreBias
+from regard.errors import ConfigError
+from regard.info import Heads, Info, Supports
+
+KERNELS = ("gaussian", "box", "epanechnikov")
+BANDWIDTHS = ("fixed", "scalar", "matrix")
+
+
+def square_distance(q: Tensor, k: Tensor) -> Tensor:
+    """|q - k|^2 of every pair.
+
+    In float64: |q|^2 - 2 q.k + |k|^2 cancels where points are far from the origin, and float32 has no digits to spare.
+    """
+    q, k, dtype = q.double(), k.double(), q.dtype
+    squares = q.square().sum(-1)[..., :, None] + k.square().sum(-1)[..., None, :]
+    return (squares - 2 * (q @ k.mT)).clamp(min=0).to(dtype)
+
+
+def log_kernel(kernel: str, square: Tensor) -> Tensor:
+    """log K(u) from u^2; -inf outside the window of a compact kernel."""
+    if kernel == "gaussian":
+        return -0.5 * square
+    inside = square <= 1 if kernel == "box" else square < 1
+    height = torch.zeros_like(square) if kernel == "box" else torch.log1p(-torch.where(inside, square, 0.0))
+    return height.masked_fill(~inside, float("-inf"))
+
+
+@final
+class Gaussian(Dense):
+    """Nadaraya-Watson regression: o_i = sum_j K(u_ij) v_j / sum_j K(u_ij), u_ij = |w (q_i - k_j)|.
+
+    The queries are the points x, the keys the x_j and the values the y_j of the sample. Kernels: gaussian exp(-u^2/2),
+    box 1[u <= 1], Epanechnikov max(0, 1 - u^2). With a compact kernel an empty window returns exactly 0. The gaussian
+    is softmax(w^2 (q.k - |k|^2/2)): scaled dot products with a penalty on the norms of the keys. A bias b multiplies
+    K by exp(b).
+
+    Cost: O(queries keys dim) time, with inner products in float64; memory of one chunk of queries x keys. State: every
+    key (times w, where that is a matrix) and every value.
+
+    Args:
+        heads: what to serve.
+        kernel: K. `box` is flat, so that queries and keys get no gradient and no bandwidth can be learned.
+        bandwidth: `fixed`, or learned: `scalar` is one w per query head (`weight`), `matrix` one per head of keys, with
+            u_ij = |W (q_i - k_j)|. It starts from `inverse_bandwidth`.
+        inverse_bandwidth: w. Small averages everything, large picks the nearest key.
+        leave_one_out: the queries are the sample itself, and none sees its own value: what a bandwidth is trained with.
+            Load the weights into a mechanism without it to predict.
+
+    Raises:
+        ConfigError: an unknown kernel or bandwidth, a learned bandwidth of a box, an `inverse_bandwidth` that is not
+            positive.
+
+    Example:
+        >>> from regard import Heads
+        >>> x, y = torch.tensor([[[[0.0], [1.0], [4.0]]]]), torch.tensor([[[[1.0], [3.0], [9.0]]]])
+        >>> Gaussian(Heads(count=1, key_dim=1), kernel="box")(x, x, y).values.flatten()
+        tensor([2., 2., 9.])
+
+    Source: Nadaraya 1964, Watson 1964.
+    """
+
+    info = Info(
+        title="Nadaraya-Watson",
+        source="Nadaraya 1964, Watson 1964",
+        supports=Supports(
+            causal=True,
+            bidirectional=True,
+            cross=True,
+            key_mask=True,
+            bias=True,
+            state=True,
+            prefix=True,
+            dropout=True,
+        ),
+        state="length",
+        sees_content_only=True,
+    )
+
+    samples: ClassVar[tuple[Mapping[str, object], ...]] = (
+        {},
+        {"bandwidth": "scalar", "inverse_bandwidth": 0.4},
+        {"bandwidth": "matrix", "inverse_bandwidth": 0.4},
+        {"kernel": "epanechnikov", "inverse_bandwidth": 0.25},
+        {"leave_one_out": True, "bandwidth": "scalar", "inverse_bandwidth": 0.5},
+    )
+    reasons: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("causal", "cross", "state", "prefix"), "leave_one_out=True predicts each point from all others of one sample"
+    )
+
+    @classmethod
+    def facts(cls, **options: object) -> Info:
+        """Compact kernels have empty windows; leaving one out is for one sample on itself."""
+        info = replace(cls.info, rows_sum_to_one=options.get("kernel", "gaussian") == "gaussian")
+        if not options.get("leave_one_out", False):
+            return info
+        supports = replace(info.supports, causal=False, cross=False, state=False, prefix=False)
+        return replace(info, supports=supports, state="none", shares_query_key=True)
+
+    def __init__(
+        self,
+        heads: Heads,
+        *,
+        kernel: Literal["gaussian", "box", "epanechnikov"] = "gaussian",
+        bandwidth: Literal["fixed", "scalar", "matrix"] = "fixed",
+        inverse_bandwidth: float = 1.0,
+        leave_one_out: bool = False,
+    ) -> None:
+        super().__init__(heads, kernel=kernel, leave_one_out=leave_one_out)
+        if kernel not in KERNELS or bandwidth not in BANDWIDTHS:
+            raise ConfigError(
+                f"gaussian has kernels {', '.join(KERNELS)} and bandwidths {', '.join(BANDWIDTHS)}, "
+                f"got {kernel=}, {bandwidth=}"
+            )
+        if kernel == "box" and bandwidth != "fixed":
+            raise ConfigError(f"gaussian: a box is flat, so {bandwidth=} gets no gradient; use bandwidth='fixed'")
+        if inverse_bandwidth <= 0:
+            raise ConfigError(f"gaussian needs a positive inverse_bandwidth, got {inverse_bandwidth}")
+        self.kernel, self.bandwidth, self.leave_one_out = kernel, bandwidth, leave_one_out
+        self.inverse_bandwidth = inverse_bandwidth
+        if bandwidth == "scalar":
+            self.weight = nn.Parameter(torch.full((heads.count,), inverse_bandwidth))
+        elif bandwidth == "matrix":
+            metric = inverse_bandwidth * torch.eye(heads.key_dim)
+            self.weight = nn.Parameter(metric.repeat(heads.kv_heads, 1, 1))
+        times = inverse_bandwidth**2 if bandwidth == "fixed" else 1.0
+
+        def score(q: Tensor, k: Tensor, distances: Tensor, *weight: Tensor) -> Tensor:
+            square = square_distance(q, k) * (weight[0].square()[:, None, None] if weight else times)
+            logits = log_kernel(kernel, square)
+            return logits.masked_fill(distances == 0, float("-inf")) if leave_one_out else logits
+
+        self.rule = publish(f"gaussian({kernel}, {times!r}, {leave_one_out})", Rule(score, softmax, relative=True))
+
+    def project(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """W q and W k, where W is a matrix."""
+        if self.bandwidth != "matrix":
+            return q, k
+        return q @ self.weight.repeat_interleave(self.heads.group, 0).mT, k @ self.weight.mT
+
+    def weights(self) -> list[Tensor]:
+        """w, where it is a learned number."""
+        return [self.weight] if self.bandwidth == "scalar" else []
+
+    def reference(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        key_mask: Tensor | None = None,
+        bias: ScoreBias | None = None,
+        marks: Tensor | None = None,
+    ) -> Tensor:
+        """Every difference, then the kernel of its length, over the sum of each row."""
+        del marks
+        group = self.heads.group
+        difference = q[:, :, :, None] - k.repeat_interleave(group, 1)[:, :, None]
+        match self.bandwidth:
+            case "matrix":
+                difference = torch.einsum("hed,bhijd->bhije", self.weight.repeat_interleave(group, 0), difference)
+            case "scalar":
+                difference = difference * self.weight[:, None, None, None]
+            case _:
+                difference = difference * self.inverse_bandwidth
+        square = (difference * difference).sum(-1)
+        if self.leave_one_out:
+            square = square.masked_fill(torch.eye(q.shape[2], dtype=torch.bool, device=q.device), float("inf"))
+        match self.kernel:
+            case "gaussian":
+                logits = -square / 2
+            case "box":
+                logits = torch.where(square <= 1, 0.0, float("-inf")).to(square.dtype)
+            case _:
+                height = torch.log(1 - torch.where(square < 1, square, 0.0))
+                logits = torch.where(square < 1, height, float("-inf"))
+        return reference_softmax(logits, v, causal=self.heads.causal, key_mask=key_mask, bias=bias)
