@@ -1,20 +1,44 @@
-"""Language models: a configuration, the blocks, the decoder, and text from it. Names are imported on first use."""
+"""Models: configurations, blocks, decoder, encoder, encoder-decoder, heads, text from them. Imported on first use."""
 
 import importlib
 from typing import TYPE_CHECKING
 
 _HOMES = {
-    "ModelConfig": "regard.models.config",
+    "Classifier": "regard.models.heads",
+    "Encoder": "regard.models.encoder",
+    "EncoderConfig": "regard.models.encoder_config",
+    "EncoderDecoder": "regard.models.encoder_decoder",
+    "EncoderDecoderConfig": "regard.models.encoder_decoder_config",
     "LanguageModel": "regard.models.decoder",
+    "MaskedLanguageModel": "regard.models.heads",
+    "ModelConfig": "regard.models.config",
     "ModelOutput": "regard.models.decoder",
     "ModelState": "regard.models.decoder",
+    "Regressor": "regard.models.heads",
 }
 
-__all__ = ["LanguageModel", "ModelConfig", "ModelOutput", "ModelState"]
+__all__ = [
+    "Classifier",
+    "Encoder",
+    "EncoderConfig",
+    "EncoderDecoder",
+    "EncoderDecoderConfig",
+    "LanguageModel",
+    "MaskedLanguageModel",
+    "ModelConfig",
+    "ModelOutput",
+    "ModelState",
+    "Regressor",
+]
 
 if TYPE_CHECKING:
     from regard.models.config import ModelConfig
     from regard.models.decoder import LanguageModel, ModelOutput, ModelState
+    from regard.models.encoder import Encoder
+    from regard.models.encoder_config import EncoderConfig
+    from regard.models.encoder_decoder import EncoderDecoder
+    from regard.models.encoder_decoder_config import EncoderDecoderConfig
+    from regard.models.heads import Classifier, MaskedLanguageModel, Regressor
 
 
 def __getattr__(name: str) -> object:

@@ -1,6 +1,6 @@
 """What every stack of Transformer blocks is made of, as data. Imports no torch."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 from regard.errors import ConfigError, nearest
@@ -124,10 +124,6 @@ class BlockConfig:
         if self.mlp_dim is not None:
             return self.mlp_dim
         return -(-8 * self.dim // 24) * 8 if self.mlp in GATED else 4 * self.dim
-
-    def blocks(self) -> dict[str, object]:
-        """The fields that every configuration has, to build another one with."""
-        return {field.name: getattr(self, field.name) for field in fields(BlockConfig)}
 
 
 def per_layer(specs: tuple[str, ...], layers: int) -> tuple[str, ...]:

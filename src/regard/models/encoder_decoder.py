@@ -1,0 +1,312 @@
+"""The encoder-decoder: a causal decoder whose every block also reads an encoded source."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Self, cast
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from regard.core import Attention, generator
+from regard.errors import ShapeError
+from regard.layer import AttentionLayer, linear
+from regard.models.blocks import Mlp, build_norm
+from regard.models.embeddings import Embeddings, build_attention, token_table
+from regard.models.encoder import Encoded, Encoder
+from regard.models.encoder_decoder_config import EncoderDecoderConfig
+from regard.models.losses import add_losses, loss_names, loss_weights
+from regard.models.sharing import save_once
+from regard.state import State
+
+
+@dataclass(frozen=True)
+class EncoderDecoderState(State):
+    """The decoder's past, layer by layer, and the prepared source of every layer, which stays as it is."""
+
+    layers: tuple[State, ...]
+    sources: tuple[State, ...]
+
+    @property
+    def length(self) -> int:  # type: ignore[override]
+        return self.layers[0].length
+
+    def _parts(self) -> dict[str, State]:
+        named = {f"layers.{at}.": part for at, part in enumerate(self.layers)}
+        return named | {f"sources.{at}.": part for at, part in enumerate(self.sources)}
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {prefix + name: x for prefix, part in self._parts().items() for name, x in part.tensors().items()}
+
+    def shared(self) -> frozenset[str]:
+        return frozenset(prefix + name for prefix, part in self._parts().items() for name in part.shared())
+
+    def dump(self) -> dict[str, Tensor]:
+        return {prefix + name: x for prefix, part in self._parts().items() for name, x in part.dump().items()}
+
+    def with_tensors(self, tensors: Mapping[str, Tensor]) -> Self:
+        below = self._below(tensors)
+        return self._rebuilt([part.with_tensors(own) for part, own in zip(self._parts().values(), below, strict=True)])
+
+    def load(self, tensors: Mapping[str, Tensor]) -> Self:
+        below = self._below(tensors)
+        return self._rebuilt([part.load(own) for part, own in zip(self._parts().values(), below, strict=True)])
+
+    def _below(self, tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+        return [
+            {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
+            for prefix in self._parts()
+        ]
+
+    def _rebuilt(self, parts: list[State]) -> Self:
+        count = len(self.layers)
+        return type(self)(tuple(parts[:count]), tuple(parts[count:]))
+
+
+class EncoderDecoderOutput(NamedTuple):
+    """logits: (batch, length, vocab_size). state: from `decode`. losses: in training only, unweighted."""
+
+    logits: Tensor
+    state: EncoderDecoderState | None
+    losses: dict[str, Tensor]
+
+
+class Crossed(NamedTuple):
+    """hidden: (batch, length, dim). state: of the attention to itself. losses and cross_losses: of each attention."""
+
+    hidden: Tensor
+    state: State | None
+    losses: dict[str, Tensor]
+    cross_losses: dict[str, Tensor]
+
+
+class CrossBlock(nn.Module):
+    """One layer of the decoder: attention to itself, attention to the source, an MLP.
+
+    Each has a residual connection and a norm, pre-norm x + f(norm(x)) or post-norm norm(x + f(x)).
+
+    Args:
+        config: shape of the model.
+        attention: to itself, causal.
+        cross: to the source.
+        seed: of the MLP's initial weights.
+
+    Source: Vaswani et al. 2017, section 3.1.
+    """
+
+    def __init__(
+        self, config: EncoderDecoderConfig, attention: AttentionLayer, cross: AttentionLayer, *, seed: int
+    ) -> None:
+        super().__init__()
+        self.pre = config.norm == "pre"
+        self.attention, self.cross = attention, cross
+        self.attention_norm, self.cross_norm = self._norm(config), self._norm(config)
+        # As in `Block`: the variance of the residual stream does not grow with the 3 branches of each layer.
+        scale = (3 * config.layers) ** -0.5 if self.pre else 1.0
+        with torch.no_grad():
+            attention.output.weight.mul_(scale)
+            cross.output.weight.mul_(scale)
+        self.mlp: Mlp | None = None
+        if config.mlp != "none":
+            draw = generator(seed, "mlp")
+            self.mlp = Mlp(config.dim, config.mlp_width, config.mlp, bias=config.bias, draw=draw, scale=scale)
+            self.mlp_norm = self._norm(config)
+        self.dropout = nn.Dropout(config.dropout)
+
+    @staticmethod
+    def _norm(config: EncoderDecoderConfig) -> nn.Module:
+        return build_norm(config.norm_kind, config.dim, bias=config.bias, eps=config.norm_eps)
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch length dim"],
+        source: Float[Tensor, "batch keys dim"] | None = None,
+        *,
+        source_mask: Bool[Tensor, "batch keys"] | None = None,
+        prepared: State | None = None,
+        key_mask: Bool[Tensor, "batch length"] | None = None,
+        positions: Int[Tensor, "*batch length"] | None = None,
+        state: State | None = None,
+    ) -> Crossed:
+        """The hidden states after this block, from a source or from a prepared one."""
+        got = self.attention(
+            self._entering(x, self.attention_norm), key_mask=key_mask, positions=positions, state=state
+        )
+        x = self._joined(x, got.hidden, self.attention_norm)
+        read = self.cross(self._entering(x, self.cross_norm), source, key_mask=source_mask, state=prepared)
+        x = self._joined(x, read.hidden, self.cross_norm)
+        if self.mlp is not None:
+            x = self._joined(x, self.mlp(self._entering(x, self.mlp_norm)), self.mlp_norm)
+        return Crossed(x, got.state, got.losses, read.losses)
+
+    def _entering(self, x: Tensor, norm: nn.Module) -> Tensor:
+        return norm(x) if self.pre else x
+
+    def _joined(self, x: Tensor, branch: Tensor, norm: nn.Module) -> Tensor:
+        x = x + self.dropout(branch)
+        return x if self.pre else norm(x)
+
+
+class EncoderDecoder(nn.Module):
+    """p(y_t | y_1 ... y_{t-1}, source) = softmax(E (scale decoder(y; encoder(source))) + b).
+
+    Each layer's keys and values of the source are computed once (`prepare`), and `decode` then streams. The encoder
+    and the decoder have position schemes of their own; relative ones are shared by their layers, and attention to the
+    source has none. Losses of the three kinds of attention are named encoder.*, decoder.* and cross.*.
+
+    Args:
+        config: the shape.
+
+    Raises:
+        ConfigError: an unknown mechanism, position or option.
+        UnsupportedError: a mechanism that cannot be causal, or read a source, or take the position scheme.
+
+    Example:
+        >>> import torch
+        >>> model = EncoderDecoder(EncoderDecoderConfig(dim=32))
+        >>> source, tokens = torch.tensor([[72, 101, 108, 108]]), torch.tensor([[0, 5]])
+        >>> model(source, tokens).logits.shape
+        torch.Size([1, 2, 256])
+
+    Source: Vaswani et al. 2017, section 3.
+    """
+
+    def __init__(self, config: EncoderDecoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        # Tied to a scaled output layer (T5), embeddings are larger, so that the first logits are not.
+        scale = 1 / config.logit_scale if config.tied else 1.0
+        table = token_table(config.vocab_size, config.dim, seed=config.seed, scale=scale)
+        seed = generator(config.seed, "decoder").initial_seed()
+        self.embeddings = Embeddings(config, causal=True, table=table, seed=seed)
+        self.encoder = Encoder(config.encoder, table=table if config.source_vocab_size is None else None)
+        specs = zip(config.specs, config.cross_specs, strict=True)
+        self.blocks = nn.ModuleList(self._block(at, *spec) for at, spec in enumerate(specs))
+        self.norm: nn.Module | None = None
+        if config.norm == "pre":
+            self.norm = build_norm(config.norm_kind, config.dim, bias=config.bias, eps=config.norm_eps)
+        self.output: nn.Linear | None = None
+        if not config.tied:
+            draw = generator(config.seed, "output")
+            self.output = linear(config.dim, config.vocab_size, bias=False, draw=draw)
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size)) if config.output_bias else None
+        self.loss_names, self.cross_loss_names = loss_names(self.mechanisms), loss_names(self.cross_mechanisms)
+        kinds = {"encoder": self.encoder.loss_weights}
+        kinds |= {"decoder": loss_weights(self.mechanisms), "cross": loss_weights(self.cross_mechanisms)}
+        self.loss_weights = {f"{kind}.{name}": x for kind, own in kinds.items() for name, x in own.items()}
+        save_once(self)
+
+    def _block(self, at: int, spec: str, cross_spec: str) -> CrossBlock:
+        config = self.config
+        seed, cross_seed = (generator(config.seed, f"{kind} layer", at).initial_seed() for kind in ("decoder", "cross"))
+        attention = build_attention(config, spec, causal=True, position=self.embeddings.relative, seed=seed)
+        cross = build_attention(config, cross_spec, causal=False, context_dim=config.dim, seed=cross_seed)
+        return CrossBlock(config, attention, cross, seed=seed)
+
+    @property
+    def mechanisms(self) -> list[Attention]:
+        """The decoder's attention to itself, layer by layer."""
+        return [cast(CrossBlock, block).attention.attention for block in self.blocks]
+
+    @property
+    def cross_mechanisms(self) -> list[Attention]:
+        """The decoder's attention to the source, layer by layer."""
+        return [cast(CrossBlock, block).cross.attention for block in self.blocks]
+
+    @property
+    def pads(self) -> bool:
+        """Whether sources of unequal length may share a batch by right padding."""
+        return all(m.info.supports.key_mask for m in (*self.encoder.mechanisms, *self.cross_mechanisms))
+
+    def parameter_count(self) -> int:
+        """Trained weights, shared ones once."""
+        return sum(x.numel() for x in self.parameters())
+
+    def shift(self, targets: Int[Tensor, "batch length"]) -> Int[Tensor, "batch length"]:
+        """What the decoder reads to predict `targets`: the start token, then all but the last.
+
+        Negative targets, which do not count, are read as the start token.
+        """
+        start = targets.new_full((len(targets), 1), self.config.start_token)
+        before = targets[:, :-1]
+        return torch.cat([start, before.masked_fill(before < 0, self.config.start_token)], 1)
+
+    def prepare(
+        self, source: Int[Tensor, "batch keys"], *, key_mask: Bool[Tensor, "batch keys"] | None = None
+    ) -> EncoderDecoderState:
+        """Encode a source and compute every layer's keys and values of it: the state before the first token.
+
+        Raises:
+            UnsupportedError: a mechanism of the decoder keeps no state.
+        """
+        encoded = self.encoder(source, key_mask=key_mask)
+        blocks = [cast(CrossBlock, block) for block in self.blocks]
+        batch, device, dtype = len(source), encoded.hidden.device, encoded.hidden.dtype
+        return EncoderDecoderState(
+            tuple(block.attention.initial_state(batch, device=device, dtype=dtype) for block in blocks),
+            tuple(block.cross.prepare(encoded.hidden, key_mask=encoded.key_mask) for block in blocks),
+        )
+
+    def decode(self, tokens: Int[Tensor, "batch length"], state: EncoderDecoderState) -> EncoderDecoderOutput:
+        """Logits after each of these tokens, which follow those that the state has read; any split gives the same."""
+        return self._decoded(tokens, None, None, state)
+
+    def forward(
+        self,
+        source: Int[Tensor, "batch keys"],
+        tokens: Int[Tensor, "batch length"],
+        *,
+        source_mask: Bool[Tensor, "batch keys"] | None = None,
+        key_mask: Bool[Tensor, "batch length"] | None = None,
+    ) -> EncoderDecoderOutput:
+        """Logits of the next token at every position of `tokens`, all at once.
+
+        Args:
+            source: ids that the encoder reads.
+            tokens: ids that the decoder reads, from the start token on (see `shift`).
+            source_mask: True = real; masked ones influence nothing.
+            key_mask: the same for `tokens`.
+
+        Raises:
+            ShapeError, InputError: ids of the wrong shape or out of range.
+            LimitError: longer than `max_length` where weights depend on it.
+            UnsupportedError: what a mechanism does not support.
+        """
+        encoded = self.encoder(source, key_mask=source_mask)
+        got = self._decoded(tokens, encoded, key_mask, None)
+        return got._replace(losses={**{f"encoder.{name}": x for name, x in encoded.losses.items()}, **got.losses})
+
+    def _decoded(
+        self, tokens: Tensor, encoded: Encoded | None, key_mask: Tensor | None, state: EncoderDecoderState | None
+    ) -> EncoderDecoderOutput:
+        if key_mask is not None and (key_mask.dtype != torch.bool or key_mask.shape != tokens.shape):
+            raise ShapeError(
+                f"key_mask must be bool {tuple(tokens.shape)}, True = real token, "
+                f"got {key_mask.dtype} {tuple(key_mask.shape)}"
+            )
+        x = self.embeddings(tokens, past=0 if state is None else state.length)
+        states: list[State] = []
+        losses: dict[str, dict[str, Tensor]] = {"decoder": {}, "cross": {}}
+        for at, block in enumerate(self.blocks):
+            got = block(
+                x,
+                None if encoded is None else encoded.hidden,
+                source_mask=None if encoded is None else encoded.key_mask,
+                prepared=None if state is None else state.sources[at],
+                key_mask=key_mask,
+                state=None if state is None else state.layers[at],
+            )
+            x = got.hidden
+            if got.state is not None:
+                states.append(got.state)
+            add_losses(losses["decoder"], got.losses, self.loss_names[at])
+            add_losses(losses["cross"], got.cross_losses, self.cross_loss_names[at])
+        x = x if self.norm is None else self.norm(x)
+        named = {f"{kind}.{name}": loss for kind, own in losses.items() for name, loss in own.items()}
+        after = None if state is None else EncoderDecoderState(tuple(states), state.sources)
+        return EncoderDecoderOutput(self.logits(x), after, named)
+
+    def logits(self, hidden: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows vocab"]:
+        """The output layer alone."""
+        table = cast(nn.Embedding, self.embeddings.table).weight if self.output is None else self.output.weight
+        return nn.functional.linear(hidden * self.config.logit_scale, table, self.bias)

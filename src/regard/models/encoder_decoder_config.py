@@ -1,0 +1,71 @@
+"""The shape of an encoder-decoder, as data. Imports no torch."""
+
+from dataclasses import dataclass, fields
+
+from regard.models.block_config import per_layer
+from regard.models.encoder_config import EncoderConfig, InputConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderDecoderConfig(InputConfig):
+    """An encoder, and a decoder that reads it. What is not said of the encoder apart is true of both.
+
+    Raises:
+        ConfigError: as `BlockConfig`.
+
+    Example:
+        >>> config = EncoderDecoderConfig(layers=6, encoder_layers=12)
+        >>> config.encoder.layers, len(config.specs), len(config.cross_specs)
+        (12, 6, 6)
+    """
+
+    layers: int = 2
+    """Blocks of the decoder, each of attention to itself, attention to the encoder, and an MLP."""
+    encoder_layers: int | None = None
+    """Blocks of the encoder; None: as many as the decoder's."""
+    attention: tuple[str, ...] = ("softmax",)
+    """The decoder's attention to itself: one specification for all layers, or one per layer."""
+    encoder_attention: tuple[str, ...] = ("softmax",)
+    """The encoder's attention: one specification for all its layers, or one per layer."""
+    cross_attention: tuple[str, ...] = ("softmax",)
+    """The decoder's attention to the encoder: one specification for all layers, or one per layer."""
+    source_vocab_size: int | None = None
+    """Number of different source tokens, which then have an embedding table of their own; None: both sides share."""
+    tied: bool = True
+    """The output layer is the embedding table of the decoder."""
+    logit_scale: float = 1.0
+    """Factor of the hidden states before the output layer: dim^-0.5 in T5 where the output is tied."""
+    output_bias: bool = False
+    """A bias for every token in the output layer, as in BART."""
+    start_token: int = 0
+    """What the decoder reads first."""
+    end_token: int = 1
+    """What ends a sequence."""
+
+    def problems(self) -> list[str]:
+        """What makes no sense."""
+        found = self._sizes("vocab_size", "source_vocab_size", "encoder_layers") + super().problems()
+        found += self._specs("encoder_attention", self.layers if self.encoder_layers is None else self.encoder_layers)
+        found += self._specs("cross_attention", self.layers)
+        for name in ("start_token", "end_token"):
+            if not 0 <= getattr(self, name) < max(self.vocab_size, 1):
+                found.append(f"{name} must be a token below vocab_size={self.vocab_size}, got {getattr(self, name)}")
+        if not 0 < self.logit_scale < float("inf"):
+            found.append(f"logit_scale must be positive, got {self.logit_scale}")
+        return found
+
+    @property
+    def cross_specs(self) -> tuple[str, ...]:
+        """The specification of every layer's attention to the encoder."""
+        return per_layer(self.cross_attention, self.layers)
+
+    @property
+    def encoder(self) -> EncoderConfig:
+        """The encoder's own configuration."""
+        shared = {field.name: getattr(self, field.name) for field in fields(InputConfig)}
+        own = {
+            "layers": self.layers if self.encoder_layers is None else self.encoder_layers,
+            "attention": self.encoder_attention,
+            "vocab_size": self.vocab_size if self.source_vocab_size is None else self.source_vocab_size,
+        }
+        return EncoderConfig(**{**shared, **own})
