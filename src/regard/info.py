@@ -119,8 +119,10 @@ class Info:
     """one projection serves as query and key"""
     selects: bool = False
     """makes discrete choices (buckets, codes, top-k) from its inputs"""
-    straight_through: bool = False
-    """gradients pass a discrete choice as if it were the identity"""
+    rounding: bool = False
+    """so many of these choices round a number that no input keeps clear of every step: they are replayed instead"""
+    straight_through: str = ""
+    """which of q, k, v act through a discrete choice that their gradients pass as if it were the identity"""
     anchored: bool = False
     """the pattern depends on absolute slots, so left padding is refused"""
     grouped: Literal["native", "expanded"] = "native"

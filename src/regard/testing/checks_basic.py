@@ -29,6 +29,8 @@ def facts(subject: Subject) -> None:
         info.reads != "" and info.reads == "".join(c for c in "qkv" if c in info.reads),
         f"reads must be some of 'qkv' in this order, got {info.reads!r}",
     )
+    require(info.selects or not info.rounding, "rounding is a way of selecting")
+    require(set(info.straight_through) <= set(info.reads), f"straight_through={info.straight_through!r} beyond reads")
     require(info.supports.state is (info.state != "none"), f"supports.state with state={info.state!r}")
     require((info.approximates is None) is (info.knob is None), "approximates and knob come together")
     require(info.knob is None or hasattr(subject.fresh(subject.modes[0]), info.knob), f"no option {info.knob!r}")

@@ -22,13 +22,21 @@ from regard.testing.inputs import (
 from regard.testing.registry import check, require
 
 
-def _call(mechanism: Attention, leaves: dict[str, Tensor], x: Inputs, keep: Tensor | None, definition: bool) -> Tensor:
+def _call(
+    mechanism: Attention,
+    leaves: dict[str, Tensor],
+    x: Inputs,
+    keep: Tensor | None,
+    definition: bool,
+    decisions: object = None,
+) -> Tensor:
     """Values with the inputs and parameters replaced by `leaves`; q follows k where one projection serves as both."""
+    replay = {} if decisions is None else {"decisions": decisions}
     k, v = leaves.get("k", x.k), leaves.get("v", x.v)
     shared = mechanism.info.shares_query_key
     q = as_queries(k, mechanism.heads, x.q.shape[2]) if shared else leaves.get("q", x.q)
     if definition:
-        return mechanism.reference(q, k, v, key_mask=keep)
+        return mechanism.reference(q, k, v, key_mask=keep, **replay)  # pyright: ignore[reportArgumentType]
     return mechanism(q, k, v, key_mask=keep).values
 
 
@@ -74,10 +82,11 @@ def float32_gradients(subject: Subject) -> None:
         x = subject.inputs(mechanism, queries=LONG, batch=1)
         oracle, exact = exact_copy(mechanism), x.to(torch.float64)
         way = randn(1, 2, LONG, 6, seed="way")
+        made = mechanism.decisions(x.q, x.k) if subject.info.rounding else None  # pyright: ignore[reportCallIssue]
         leaves, true_leaves = _leaves(mechanism, x), _leaves(oracle, exact)
         got = _gradients((_call(mechanism, leaves, x, None, False) * way).sum(), leaves)
-        own = _gradients((_call(mechanism, leaves, x, None, True) * way).sum(), leaves)
-        wanted = _gradients((_call(oracle, true_leaves, exact, None, True) * way.double()).sum(), true_leaves)
+        own = _gradients((_call(mechanism, leaves, x, None, True, made) * way).sum(), leaves)
+        wanted = _gradients((_call(oracle, true_leaves, exact, None, True, made) * way.double()).sum(), true_leaves)
         allowed = max(1e-5, 4 * max(largest_error(own[name], grad) for name, grad in wanted.items()))
         for name, grad in wanted.items():
             what = f"gradient of {name} in float32, {causal=}"
@@ -86,7 +95,7 @@ def float32_gradients(subject: Subject) -> None:
 
 @check()
 def finite_differences(subject: Subject) -> None:
-    """In float64 the gradients of q, v and every parameter are the slopes of the values."""
+    """In float64 the gradients of q, v and every parameter are the slopes, those of straight-through ones are not."""
     _slopes(subject, keys=False)
 
 
@@ -121,8 +130,12 @@ def _slopes(subject: Subject, *, keys: bool) -> None:
                 claimed = (grads[name] * along).sum()
                 scale = max(slope.abs().item(), (grads[name].norm() * along.norm()).item() / 30, 1e-3)
                 off = (slope - claimed).abs().item() / scale
+                straight = name in subject.info.straight_through
                 require(
-                    off < 1e-6,
+                    not straight or off > 1e-6, f"info.straight_through names {name}, but its gradient is the slope"
+                )
+                require(
+                    straight or off < 1e-6,
                     f"slope along a random change of {name} is {slope.item():.9g}, its gradient says "
                     f"{claimed.item():.9g}, {causal=}",
                 )

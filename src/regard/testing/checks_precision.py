@@ -60,7 +60,7 @@ def replayed_choices(subject: Subject) -> None:
                 assert_close(run(mechanism, x).values.double(), expected, tolerance=tolerance, what=what)
 
 
-@check()
+@check(("rounding", "replayed_choices"))
 def reference_float32(subject: Subject) -> None:
     """In float32 the error is at most 2e-6 of the largest output, or 4 times that of the definition in float32."""
     for what, mechanism, x in _cases(subject, torch.float32):
@@ -70,7 +70,7 @@ def reference_float32(subject: Subject) -> None:
         assert_close(run(mechanism, x).values.double(), expected, tolerance=max(FLOAT32, 4 * own), what=what)
 
 
-@check()
+@check(("rounding", "replayed_choices"))
 def bfloat16(subject: Subject) -> None:
     """In bfloat16 the result is the definition's on the same rounded inputs, accumulated in float32 at least."""
     for what, mechanism, x in _cases(subject, torch.bfloat16):

@@ -46,6 +46,13 @@ class OverclaimsCausal(ToyProjection):
     info = claiming(ToyProjection.info, {"causal": True})
 
 
+@mutant("finite_differences")
+class DeniesItsGradient(ToyDense):
+    """Has the gradient of its queries, and is declared straight-through, so that no slope would be compared."""
+
+    info = claiming(ToyDense.info, straight_through="q")
+
+
 @mutant("leak")
 class DeniesTheLeak(ToyDense):
     """Is causal, and is declared to leak, so that no causality check would run."""

@@ -204,7 +204,7 @@ class ToyCodes(ToyDense):
         memory=2,
         state="length",
         selects=True,
-        straight_through=True,
+        straight_through="k",
         sees_content_only=True,
         losses={"commitment": 0.1},
     )

@@ -70,7 +70,7 @@ class VectorQuantized(Attention):
         state="constant",
         sees_content_only=True,
         selects=True,
-        straight_through=True,
+        straight_through="k",
         losses={"commitment": 1e-4},
     )
     samples: ClassVar[tuple[Mapping[str, object], ...]] = (
