@@ -1,4 +1,4 @@
-"""Evaluate a trained run: nats per token, bits per byte, accuracy."""
+"""Evaluate a trained run or published weights: nats per token, bits per byte, accuracy."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -15,15 +15,19 @@ class Options:
     """What to evaluate, and on what."""
 
     run: tyro.conf.Positional[str]
-    """directory of a run"""
-    split: Literal["train", "valid", "test"] = "valid"
-    """which part of the data"""
+    """directory of a run; or published weights: a .gguf file, a Hugging Face folder, or package:NAME"""
+    split: Literal["train", "valid", "test"] | None = None
+    """which part of the data; None: valid for a run, all of it for published weights"""
     corpus: str | None = None
     """other text than the run's: a bundled corpus, a .txt or .jsonl file, or a folder of .txt files"""
+    document: str | None = None
+    """published weights: only this document of the corpus, a year of state_of_the_union"""
+    length: int | None = None
+    """published weights: tokens in a window; None: 1024, or as many as the network has positions for"""
     limit: int = 0
     """as many examples, evenly spaced; 0: all"""
-    batch_size: int = 16
-    """examples at a time"""
+    batch_size: int | None = None
+    """examples at a time; None: 16 for a run, 1 for published weights"""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """auto: cuda, else mps, else cpu"""
     json: bool = False
@@ -32,15 +36,9 @@ class Options:
 
 def run(options: Options) -> int:
     """Evaluate and print."""
-    from regard.training import evaluate, load
+    from regard.integrations import pretrained
 
-    loaded = load(options.run, device=options.device)
-    task = None
-    if options.corpus is not None:
-        if not isinstance(loaded.config.task, TextConfig):
-            raise ConfigError(f"{options.run} was trained on {loaded.config.task.name}, which takes no --corpus")
-        task = replace(loaded.config.task, corpus=options.corpus)
-    found = evaluate(loaded, task, options.split, batch_size=options.batch_size, limit=options.limit)
+    found = _published(options) if pretrained.recognised(options.run) else _run(options)
     if options.json:
         emit(found)
         return 0
@@ -51,3 +49,37 @@ def run(options: Options) -> int:
     ]
     console().print(table("what", "value", rows=rows))
     return 0
+
+
+def _run(options: Options) -> dict[str, object]:
+    from regard.training import evaluate, load
+
+    for name in ("document", "length"):
+        if getattr(options, name) is not None:
+            raise ConfigError(
+                f"{options.run} is a run, whose task says what is read: --{name} is for published weights"
+            )
+    loaded = load(options.run, device=options.device)
+    task = None
+    if options.corpus is not None:
+        if not isinstance(loaded.config.task, TextConfig):
+            raise ConfigError(f"{options.run} was trained on {loaded.config.task.name}, which takes no --corpus")
+        task = replace(loaded.config.task, corpus=options.corpus)
+    size = 16 if options.batch_size is None else options.batch_size
+    return evaluate(loaded, task, options.split or "valid", batch_size=size, limit=options.limit)
+
+
+def _published(options: Options) -> dict[str, object]:
+    from regard.integrations import pretrained
+
+    loaded = pretrained.load(options.run, device=options.device)
+    length = min(1024, loaded.config.max_length) if options.length is None else options.length
+    task = TextConfig(length=length) if options.corpus is None else TextConfig(corpus=options.corpus, length=length)
+    return pretrained.evaluate(
+        loaded,
+        task,
+        document=options.document,
+        split=options.split,
+        batch_size=1 if options.batch_size is None else options.batch_size,
+        limit=options.limit,
+    )

@@ -45,19 +45,31 @@ def inside(folder: Path, names: list[str]) -> list[Path]:
     return [folder / name for name in names]
 
 
+def read_text(folder: Path, name: str) -> str:
+    """A text file of a folder.
+
+    Raises:
+        CheckpointError: missing, or no UTF-8. UnsafeFileError: as `inside`.
+    """
+    (path,) = inside(folder, [name])
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"cannot read {path}: {error}") from error
+
+
 def read_json(folder: Path, name: str) -> dict[str, object]:
     """An object in a JSON file of a folder.
 
     Raises:
         CheckpointError: missing, damaged or another kind of value. UnsafeFileError: as `inside`.
     """
-    (path,) = inside(folder, [name])
     try:
-        values = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"cannot read {path}: {error}") from error
+        values = json.loads(read_text(folder, name))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"cannot read {folder / name}: {error}") from error
     if not isinstance(values, dict):
-        raise CheckpointError(f"{path} holds {type(values).__name__}, not an object of settings")
+        raise CheckpointError(f"{folder / name} holds {type(values).__name__}, not an object of settings")
     return values
 
 

@@ -161,7 +161,7 @@ class PretrainedStream:
         return self._tokenizer.decode(self._ids)[len(before) :]
 
 
-def tokenizer_from_json(text: str, vocab_size: int, where: str) -> PretrainedTokenizer:
+def tokenizer_from_json(text: str, vocab_size: int) -> PretrainedTokenizer:
     """The tokenizer that a `tokenizer.json` describes.
 
     Raises:
@@ -170,11 +170,11 @@ def tokenizer_from_json(text: str, vocab_size: int, where: str) -> PretrainedTok
     try:
         model = Model.from_str(text)
     except Exception as error:  # the library raises bare Exception
-        raise CheckpointError(f"{where} is no tokenizer that the tokenizers library reads: {error}") from error
+        raise CheckpointError(f"the tokenizer is none that the tokenizers library reads: {error}") from error
     return PretrainedTokenizer(model, vocab_size)
 
 
-def tokenizer_from_gguf(metadata: Mapping[str, object], vocab_size: int, where: str) -> PretrainedTokenizer:
+def tokenizer_from_gguf(metadata: Mapping[str, object], vocab_size: int) -> PretrainedTokenizer:
     """The byte-level BPE that a GGUF file's metadata describes.
 
     Raises:
@@ -183,7 +183,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, object], vocab_size: int, where: 
     """
     kind, split = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre")
     if kind != "gpt2":
-        raise UnsupportedError(f"{where}: a tokenizer of kind {kind!r}; regard reads gpt2 (byte-level BPE) from GGUF")
+        raise UnsupportedError(f"the tokenizer is of kind {kind!r}; regard reads gpt2 (byte-level BPE) from GGUF")
     before = {
         "smollm": [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)],
         "gpt-2": [pre_tokenizers.ByteLevel(add_prefix_space=False)],
@@ -193,10 +193,10 @@ def tokenizer_from_gguf(metadata: Mapping[str, object], vocab_size: int, where: 
         ],
     }
     if split not in before:
-        raise UnsupportedError(f"{where}: a tokenizer that splits words as {split!r}; regard has {', '.join(before)}")
+        raise UnsupportedError(f"the tokenizer splits words as {split!r}; regard has {', '.join(before)}")
     tokens, kinds, merges = (metadata.get(f"tokenizer.ggml.{name}", []) for name in ("tokens", "token_type", "merges"))
     if not (isinstance(tokens, list) and isinstance(kinds, list) and isinstance(merges, list)):
-        raise CheckpointError(f"{where}: tokens, token_type and merges of the tokenizer must be lists")
+        raise CheckpointError("tokens, token_type and merges of the tokenizer must be lists")
     problems = [f"token {at} is {token!r}, no text" for at, token in enumerate(tokens) if not isinstance(token, str)]
     vocabulary = {token: at for at, token in enumerate(tokens) if isinstance(token, str)}
     if len(vocabulary) != len(tokens) or len(kinds) != len(tokens):
@@ -215,7 +215,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, object], vocab_size: int, where: 
         elif at is not None or metadata.get(f"tokenizer.ggml.add_{mark}_token"):
             problems.append(f"{mark}_token_id is {at!r}, which is none of the {len(tokens)} tokens")
     if problems:
-        raise CheckpointError(f"{where}: the tokenizer's metadata is damaged:{listed(problems)}")
+        raise CheckpointError(f"the tokenizer's metadata is damaged:{listed(problems)}")
     model = Model(models.BPE(vocab=vocabulary, merges=pairs))  # type: ignore[arg-type]
     model.pre_tokenizer = pre_tokenizers.Sequence(before[split])  # type: ignore[assignment]
     model.decoder = decoders.ByteLevel()  # type: ignore[assignment]

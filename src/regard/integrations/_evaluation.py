@@ -1,0 +1,100 @@
+"""How well a published network predicts text: perplexity and bits per byte, with its own tokenizer."""
+
+import math
+from collections.abc import Sequence
+
+from regard.errors import ConfigError, DataError, LimitError, nearest
+from regard.integrations._tokenizer import Encoded, PretrainedTokenizer
+from regard.models import LanguageModel
+from regard.tasks.base import Example, Split
+from regard.tasks.config import TextConfig
+from regard.tasks.corpus import open_corpus
+from regard.training.evaluation import score
+
+
+class Windows:
+    """Documents cut into windows of `length` targets that never cross from one document to the next.
+
+    A document is what the tokenizer makes of its text by default. Window k predicts its tokens k length + 1 ...
+    (k + 1) length, each from the ones before it in the window, so the first token of a text is not predicted unless the
+    tokenizer puts another one before it.
+
+    Args:
+        documents: encoded texts.
+        length: targets in a window; the last one of a document has what is left.
+
+    Raises:
+        DataError: no document of two tokens.
+    """
+
+    def __init__(self, documents: Sequence[Encoded], length: int) -> None:
+        self._documents, self._length = documents, length
+        self._starts = [(at, start) for at, one in enumerate(documents) for start in range(0, len(one.ids) - 1, length)]
+        if not self._starts:
+            raise DataError("no document has two tokens, so there is nothing to predict")
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def __getitem__(self, index: int) -> Example:
+        document, start = self._starts[index]
+        ids, nbytes = (x[start : start + self._length + 1] for x in self._documents[document])
+        return Example(ids[:-1], ids[1:], document, int(nbytes[1:].sum()))
+
+
+def evaluate(
+    model: LanguageModel,
+    tokenizer: PretrainedTokenizer,
+    text: TextConfig,
+    *,
+    document: str | None = None,
+    split: Split | None = None,
+    batch_size: int = 1,
+    limit: int = 0,
+) -> dict[str, object]:
+    """How well the network predicts a corpus.
+
+    Args:
+        model: the network.
+        tokenizer: its own.
+        text: corpus and length of a window.
+        document: only the documents of this group: for state_of_the_union, a year.
+        split: train, valid or test, as runs split the corpus; None: all of it, because the network was trained on other
+            text.
+        batch_size: windows at a time.
+        limit: as many windows, evenly spaced (one: the first); 0: all.
+
+    Returns:
+        As `regard.training.evaluate`, and `perplexity`, e to the nats per token.
+
+    Raises:
+        ConfigError: a document that the corpus has not. DataError, InputError: as the corpus and the tokenizer.
+        LimitError: windows longer than the network's positions.
+    """
+    if batch_size < 1 or limit < 0:
+        raise ConfigError(f"batch_size must be at least 1 and limit at least 0 (all), got {batch_size} and {limit}")
+    if model.limit is not None and text.length > model.limit:
+        raise LimitError(f"windows of {text.length} tokens are longer than the network's {model.limit} positions")
+    corpus = open_corpus(text)
+    found = list(corpus.parse())
+    if split is not None:
+        split_of = corpus.splits(text.holdout)
+        found = [one for one in found if split_of[one.group] == split]
+    if document is not None:
+        groups = {one.group for one in found}
+        found = [one for one in found if one.group == document]
+        if not found:
+            raise ConfigError(f"{text.corpus} has no document {document!r}: {nearest(document, groups)}")
+    examples = Windows([tokenizer.measured(one.text) for one in found], text.length)
+    device = next(model.parameters()).device
+    scores = score(model, examples, model.config.vocab_size, batch_size=batch_size, device=device, limit=limit)
+    assert scores is not None
+    summary = scores.summary()
+    perplexity = math.exp(scores.total.nats / scores.total.tokens)
+    return {
+        "split": split or "all",
+        "task": "text",
+        "perplexity": perplexity,
+        **summary,
+        "documents": scores.table(),
+    }
