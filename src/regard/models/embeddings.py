@@ -116,7 +116,7 @@ class Embeddings(nn.Module):
         if self.cls is not None:
             x = torch.cat([self.cls.expand(len(x), 1, -1).to(x.dtype), x], 1)
         if self.position is not None and self.position.absolute:
-            self._require_room(past + x.shape[1])
+            self.require_room(past + x.shape[1])
             slots = torch.arange(past, past + x.shape[1], device=x.device) if positions is None else positions
             x = self.position.embed(x, slots + self.config.position_offset)
         return self.dropout(x if self.norm is None else self.norm(x))
@@ -126,7 +126,12 @@ class Embeddings(nn.Module):
             return self.project(inputs) * self.scale
         return cast(nn.Embedding, self.table)(inputs) * self.scale
 
-    def _require_room(self, length: int) -> None:
+    def require_room(self, length: int) -> None:
+        """Refuse more positions than the table has.
+
+        Raises:
+            LimitError: as said.
+        """
         if isinstance(self.position, Learned) and length > self.config.max_length:
             raise LimitError(
                 f"this model was built for max_length={self.config.max_length}, got {length} positions; build it with "

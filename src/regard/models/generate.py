@@ -153,7 +153,7 @@ def stream(
         raise ConfigError(f"stop must be a tuple of texts that are not empty, got {stop!r}")
     if stop and tokenizer is None:
         raise ConfigError("stop texts need a tokenizer to find them in; pass tokenizer=")
-    ids = _prompts(prompts, tokenizer)
+    ids = prompt_ids(prompts, tokenizer)
     longest = max((len(x) for x in ids), default=0)
     limit = model.limit
     if limit is not None and longest + max_new_tokens - 1 > limit:
@@ -169,7 +169,12 @@ def stream(
     return _pieces(model, rows if max_new_tokens else [], sampling, use_state)
 
 
-def _prompts(prompts: Prompts, tokenizer: Tokenizer | None) -> list[Tensor]:
+def prompt_ids(prompts: Prompts, tokenizer: Tokenizer | None) -> list[Tensor]:
+    """Token ids of every prompt, on the CPU.
+
+    Raises:
+        ConfigError, InputError, ShapeError: as `generate`.
+    """
     if isinstance(prompts, str):
         raise ConfigError("prompts is a list; write [text] for one text")
     found: list[Tensor] = []
@@ -269,13 +274,13 @@ def _next(
     padded = bool(start.any())
     mask = slots >= start[:, None] if padded and past == 0 else None
     positions = (slots - start[:, None]).clamp_min(0) if padded and model.placed else None
-    with _evaluation(model), torch.no_grad():
+    with evaluation(model), torch.no_grad():
         got = model.hidden(tokens, key_mask=mask, positions=positions, state=state)
         return model.logits(got.hidden[:, -1]), got.state
 
 
 @contextmanager
-def _evaluation(model: LanguageModel) -> Iterator[None]:
+def evaluation(model: torch.nn.Module) -> Iterator[None]:
     """Evaluation mode inside, every submodule's own mode afterwards."""
     training = [module for module in model.modules() if module.training]
     if training:
