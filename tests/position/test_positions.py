@@ -182,6 +182,26 @@ def test_transformer_xl_equals_the_four_published_terms():
                 assert abs(got[0, h, i, j] - want / math.sqrt(8)) < 1e-10
 
 
+@pytest.mark.parametrize(
+    ("scheme", "weights"),
+    [
+        ("learned", ["table"]), ("t5_bias", ["table"]), ("shaw_keys", ["table"]), ("quadratic", ["centre"]),
+        ("transformer_xl", ["content", "distance"]),
+    ],
+)  # fmt: skip
+def test_initial_weights_have_the_given_size_and_come_from_the_seed(scheme, weights):
+    def build(seed):
+        heads = Heads(count=64, key_dim=64, max_length=64, seed=seed)
+        return build_position(f"{scheme}(std=3.0)", heads, 64)
+
+    first, again, other = build(0), build(0), build(1)
+    for name in weights:
+        weight = first.get_parameter(name)
+        assert torch.equal(weight, again.get_parameter(name))
+        assert not torch.equal(weight, other.get_parameter(name))
+        assert abs(weight.std().item() / 3 - 1) < 5 / (2 * weight.numel()) ** 0.5, "five standard errors"
+
+
 def test_names_and_unknown_options():
     assert {"alibi", "learned", "rotary", "sinusoidal", "transformer_xl"} <= set(names())
     with pytest.raises(ConfigError, match="did you mean 'rotary'"):

@@ -139,9 +139,7 @@ class ConvolutionAttention(nn.Module):
         return f"in_channels={self.in_channels}, border={self.border}"
 
 
-def _grid(
-    height: int, width: int, origin: tuple[float, float], device: torch.device
-) -> Float[Tensor, "height*width 2"]:
+def _grid(height: int, width: int, origin: tuple[float, float], device: torch.device) -> Float[Tensor, "pixels 2"]:
     """(row, column) of every pixel, row by row, from an origin."""
     rows = torch.arange(height, device=device, dtype=torch.float32) - origin[0]
     columns = torch.arange(width, device=device, dtype=torch.float32) - origin[1]
