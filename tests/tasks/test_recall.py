@@ -81,7 +81,7 @@ def test_the_rule_solves_the_task_and_a_constant_does_not(config: RecallConfig |
     task = build_task(config, seed=3)
     examples, right, constant, counted = task.examples("valid"), 0, 0, 0
     for index in range(300):
-        _, targets, document, nbytes = examples[index]
+        _, targets, document, nbytes, *_ = examples[index]
         keep = targets != IGNORE
         right += (task.solve(examples[index].inputs) == targets)[keep].sum()
         constant += (targets[keep] == task.vocab_size - 1).sum()
@@ -97,7 +97,7 @@ def test_copy_layout() -> None:
     examples = build_task(CopyConfig(length=8, vocab_size=6)).examples("train")
     copied = set()
     for index in range(100):
-        inputs, targets, _, _ = examples[index]
+        inputs, targets, *_ = examples[index]
         first = list(inputs[:4])
         assert list(inputs) == [*first, 0, *first[:3]]
         assert list(targets) == [IGNORE] * 4 + first

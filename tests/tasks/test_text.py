@@ -52,7 +52,7 @@ def test_windows_cover_every_document_exactly_once(sizes: list[int], length: int
     windows = Windows(Tokens(np.concatenate(rows).astype(np.uint8), starts), ByteTokenizer(), length)
     covered: dict[int, list[int]] = {}
     for index in range(len(windows)):
-        inputs, targets, document, nbytes = windows[index]
+        inputs, targets, document, nbytes, *_ = windows[index]
         assert inputs.shape == targets.shape == (length,)
         assert inputs.dtype == targets.dtype == np.int64
         count = int((targets != IGNORE).sum())

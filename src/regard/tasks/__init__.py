@@ -7,12 +7,26 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from regard.errors import ConfigError
-from regard.tasks.config import CopyConfig, RecallConfig, TaskConfig, TextConfig
+from regard.tasks.config import (
+    TEXT_CLASSES,
+    ClassificationConfig,
+    CopyConfig,
+    MaskedConfig,
+    RecallConfig,
+    TaskConfig,
+    TextConfig,
+    TranslationConfig,
+)
 
 _HOMES = {
     "IGNORE": "base",
     "Example": "base",
     "Examples": "base",
+    "ImageClassificationTask": "classification",
+    "MaskedTask": "masked",
+    "TextClassificationTask": "classification",
+    "TranslationTask": "translation",
+    "Redrawn": "base",
     "Split": "base",
     "Task": "base",
     "CopyTask": "copy",
@@ -27,19 +41,28 @@ _HOMES = {
 
 __all__ = [
     "IGNORE",
+    "ClassificationConfig",
     "CopyConfig",
     "CopyTask",
     "Example",
     "Examples",
+    "ImageClassificationTask",
+    "MaskedConfig",
+    "MaskedTask",
     "RecallConfig",
     "RecallTask",
+    "Redrawn",
     "Split",
     "Task",
     "TaskConfig",
+    "TextClassificationTask",
     "TextConfig",
     "TextTask",
     "Tokenizer",
+    "TranslationConfig",
+    "TranslationTask",
     "build_task",
+    "has_text",
     "load_tokenizer",
     "minimal_length",
     "ngram_bits_per_byte",
@@ -47,12 +70,15 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from regard.tasks.base import IGNORE, Example, Examples, Split, Task
+    from regard.tasks.base import IGNORE, Example, Examples, Redrawn, Split, Task
     from regard.tasks.baselines import ngram_bits_per_byte, xz_bits_per_byte
+    from regard.tasks.classification import ImageClassificationTask, TextClassificationTask
     from regard.tasks.copy import CopyTask
+    from regard.tasks.masked import MaskedTask
     from regard.tasks.recall import RecallTask, minimal_length
     from regard.tasks.text import TextTask
     from regard.tasks.tokenizer import Tokenizer, load_tokenizer
+    from regard.tasks.translation import TranslationTask
 
 
 def build_task(config: TaskConfig, *, seed: int = 0, tokenizer: "Tokenizer | None" = None) -> "Task":
@@ -60,12 +86,13 @@ def build_task(config: TaskConfig, *, seed: int = 0, tokenizer: "Tokenizer | Non
 
     Args:
         config: which task, and its options.
-        seed: of the sequences of recall and copy. Text does not depend on it: its splits are the same for every run.
-        tokenizer: text only: an earlier run's, instead of the one that the configuration describes.
+        seed: of the sequences of recall and copy, and of the masks that masked trains on. Nothing else depends on it:
+            splits are the same for every run.
+        tokenizer: of tasks on text: an earlier run's, instead of the one that the configuration describes.
 
     Raises:
         ConfigError: options that do not go together.
-        DataError: text that is missing, malformed or too small.
+        DataError: text or images that are missing, malformed or too small.
         ResourceError: token files that cannot be written.
 
     Example:
@@ -73,12 +100,24 @@ def build_task(config: TaskConfig, *, seed: int = 0, tokenizer: "Tokenizer | Non
         >>> task.examples("train")[7].inputs.shape
         (32,)
     """
+    if isinstance(config, MaskedConfig):
+        from regard.tasks.masked import MaskedTask
+
+        return MaskedTask(config, seed=seed, tokenizer=tokenizer)
     if isinstance(config, TextConfig):
         from regard.tasks.text import TextTask
 
         return TextTask(config, tokenizer=tokenizer)
-    if tokenizer is not None:
+    if isinstance(config, TranslationConfig):
+        from regard.tasks.translation import TranslationTask
+
+        return TranslationTask(config, tokenizer=tokenizer)
+    if tokenizer is not None and not has_text(config):
         raise ConfigError(f"task {config.name} has no text: a tokenizer makes no sense for it; leave it out")
+    if isinstance(config, ClassificationConfig):
+        from regard.tasks.classification import classification_task
+
+        return classification_task(config, tokenizer=tokenizer)
     if isinstance(config, RecallConfig):
         from regard.tasks.recall import RecallTask
 
@@ -86,6 +125,13 @@ def build_task(config: TaskConfig, *, seed: int = 0, tokenizer: "Tokenizer | Non
     from regard.tasks.copy import CopyTask
 
     return CopyTask(config, seed=seed)
+
+
+def has_text(config: TaskConfig) -> bool:
+    """Whether a task reads text, so that it has a tokenizer."""
+    if isinstance(config, ClassificationConfig):
+        return config.data in TEXT_CLASSES
+    return isinstance(config, TextConfig | TranslationConfig)
 
 
 def __getattr__(name: str) -> Any:

@@ -18,16 +18,19 @@ SPLITS: tuple[Split, ...] = ("train", "valid", "test")
 class Example(NamedTuple):
     """One sequence.
 
-    inputs: int64 (length,). targets: int64 (length,), what each position should predict, IGNORE where nothing counts.
+    inputs: token ids, int64 (length,); or vectors, float32 (length, width). targets: int64, what each position should
+    predict, IGNORE where nothing counts; a single one, (1,), is the class of the whole sequence.
     document: which document it came from, the unit of a bootstrap; the index itself in synthetic tasks.
-    nbytes: UTF-8 bytes that the counted targets stand for, so that bits per byte = nats / ln 2 / nbytes; 0 in synthetic
-    tasks.
+    nbytes: UTF-8 bytes that the counted targets stand for, so that bits per byte = nats / ln 2 / nbytes; 0 where they
+    stand for none. source: token ids, int64 (source length,), of the other sequence that an encoder-decoder reads; None
+    for models of one sequence.
     """
 
     inputs: np.ndarray
     targets: np.ndarray
     document: int
     nbytes: int
+    source: np.ndarray | None = None
 
 
 @runtime_checkable
@@ -38,19 +41,35 @@ class Examples(Protocol):
     def __getitem__(self, index: int) -> Example: ...
 
 
+@runtime_checkable
+class Redrawn(Examples, Protocol):
+    """Examples whose noise is drawn anew in every epoch of a training; `[index]` is that of epoch 0."""
+
+    def redrawn(self, index: int, epoch: int) -> Example: ...
+
+
 class Task(ABC):
     """Data with a known answer and the metric that goes with it.
 
-    vocab_size: token ids are 0 .. vocab_size - 1. length: positions in every example. tokenizer: of tasks on text.
-    fingerprint: changes whenever any example could; what a resumed run compares to know that its data is the same.
+    vocab_size: token ids are 0 .. vocab_size - 1; 0 where inputs are vectors. input_dim: width of vectors, else 0.
+    classes: names of what targets count, for tasks that ask for the class of a sequence; empty where targets are token
+    ids. length: most positions in an example. tokenizer: of tasks on text. fingerprint: changes whenever any example
+    could; what a resumed run compares to know that its data is the same.
     """
 
     name: ClassVar[str]
     metric: ClassVar[Literal["bits_per_byte", "accuracy"]]
     vocab_size: int
+    input_dim: int = 0
+    classes: tuple[str, ...] = ()
     length: int
     tokenizer: "Tokenizer | None" = None
     fingerprint: str
+
+    @property
+    def num_targets(self) -> int:
+        """Targets are 0 .. num_targets - 1."""
+        return len(self.classes) or self.vocab_size
 
     @abstractmethod
     def examples(self, split: Split) -> Examples:

@@ -5,6 +5,9 @@ from typing import ClassVar, Literal
 
 from regard.errors import ConfigError
 
+TEXT_CLASSES = ("song_ci", "state_of_the_union")
+"""the bundled corpora that classification knows classes of"""
+
 
 @dataclass(frozen=True)
 class TextConfig:
@@ -32,13 +35,7 @@ class TextConfig:
     def __post_init__(self) -> None:
         _require(self.length >= 2, self, "length", "at least 2")
         _require(0 < self.holdout < 0.5, self, "holdout", "more than 0 and less than 0.5")
-        _require(self.tokenizer in ("bytes", "bpe"), self, "tokenizer", "bytes or bpe")
-        if self.tokenizer == "bytes":
-            _require(
-                self.vocab_size in (None, 256), self, "vocab_size", "256 with tokenizer=bytes; choose tokenizer=bpe"
-            )
-        else:
-            _require(self.vocab_size is None or self.vocab_size >= 256, self, "vocab_size", "at least 256: every byte")
+        _require_tokenizer(self)
         _require(self.separator is None or self.separator != "", self, "separator", "a non-empty string")
 
 
@@ -94,7 +91,91 @@ class CopyConfig:
         _require_sizes(self)
 
 
-TaskConfig = TextConfig | RecallConfig | CopyConfig
+@dataclass(frozen=True)
+class MaskedConfig(TextConfig):
+    """Masked language modelling: tokens of a text are hidden and predicted from both sides."""
+
+    name: ClassVar[str] = "masked"
+
+    rate: float = 0.15
+    """Share of the tokens of a window that are predicted."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require(0 < self.rate < 1, self, "rate", "more than 0 and less than 1")
+
+
+@dataclass(frozen=True)
+class TranslationConfig:
+    """Translation of sentences, measured by how well the references are predicted, and by chrF and BLEU."""
+
+    name: ClassVar[str] = "translation"
+
+    corpus: str = "new_testament.en-es"
+    """The bundled English-Spanish verses (new_testament.en-es), or a .tsv file with lines `source TAB target`, and
+    optionally `TAB document`."""
+    tokenizer: Literal["bytes", "bpe"] = "bpe"
+    """bpe: byte-level byte-pair encoding, trained on both sides of the training split; bytes: the UTF-8 bytes."""
+    vocab_size: int | None = None
+    """Tokens of the bpe tokenizer, for both languages; None: 4096."""
+    length: int = 128
+    """Most tokens on each side, the end included; longer pairs are left out and counted."""
+    holdout: float | None = None
+    """Share of a file's documents (of its lines, where it names none) that validation gets, and again as much for the
+    test; None: 0.05. The bundled verses always hold out the same books."""
+
+    def __post_init__(self) -> None:
+        _require(self.length >= 2, self, "length", "at least 2")
+        _require(self.holdout is None or 0 < self.holdout < 0.5, self, "holdout", "more than 0 and less than 0.5")
+        _require_tokenizer(self)
+
+
+@dataclass(frozen=True)
+class ClassificationConfig:
+    """The class of a text or an image."""
+
+    name: ClassVar[str] = "classification"
+
+    data: str = "state_of_the_union"
+    """state_of_the_union: the era of an address; song_ci: the tune that a poem was written to; or a local file of
+    images: an .npz with train_images, train_labels, test_images and test_labels, or one of the four -ubyte.gz files of
+    MNIST's kind, beside which the others lie."""
+    tokenizer: Literal["bytes", "bpe"] = "bytes"
+    """Of texts. bytes: the UTF-8 bytes themselves; bpe: byte-pair encoding, trained on the training split only."""
+    vocab_size: int | None = None
+    """Tokens of the bpe tokenizer; None: 4096 for bpe. The bytes tokenizer always has 256."""
+    length: int = 256
+    """Tokens in an example of a text; a longer document is several examples."""
+    num_classes: int = 10
+    """Tunes of song_ci to tell apart, the most frequent ones."""
+    patch: int = 4
+    """Side of the squares that images are cut into; it divides the sides of the image."""
+    holdout: float = 0.1
+    """Share of the authors (images: of the training images) that validation gets, and again as much for the test
+    (images have a test set). 0, for images only: train on all of them; validation is then the test set, so nothing may
+    be chosen by it."""
+
+    def __post_init__(self) -> None:
+        _require(self.length >= 2, self, "length", "at least 2")
+        _require(self.num_classes >= 2, self, "num_classes", "at least 2")
+        _require(self.patch >= 1, self, "patch", "at least 1")
+        _require(0 <= self.holdout < 0.5, self, "holdout", "from 0 to less than 0.5")
+        _require_tokenizer(self)
+
+
+TaskConfig = TextConfig | RecallConfig | CopyConfig | MaskedConfig | TranslationConfig | ClassificationConfig
+
+
+def _require_tokenizer(config: TextConfig | TranslationConfig | ClassificationConfig) -> None:
+    _require(config.tokenizer in ("bytes", "bpe"), config, "tokenizer", "bytes or bpe")
+    if config.tokenizer == "bytes":
+        _require(
+            config.vocab_size in (None, 256), config, "vocab_size", "256 with tokenizer=bytes; choose tokenizer=bpe"
+        )
+    else:
+        _require(
+            config.vocab_size is None or config.vocab_size >= 256, config, "vocab_size", "at least 256: every byte"
+        )
 
 
 def _require(valid: bool, config: TaskConfig, field: str, allowed: str) -> None:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import lzma
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -50,26 +50,37 @@ class Corpus:
     def splits(self, holdout: float) -> dict[str, Split]:
         """The split of every group: the same for the same set of groups, whatever their order.
 
-        Groups are ranked by hash; the first `holdout` of them are the test, the next the validation split.
-
         Raises:
             DataError: fewer than three groups.
         """
         groups = {document.group for document in self.parse()}
         if self.continuous:
             return {split: split for split in SPLITS}
-        ranked = sorted(groups, key=lambda group: hashlib.sha256(group.encode("utf-8", "surrogatepass")).digest())
-        if len(ranked) < 3:
+        split_of = held_out(groups, holdout)
+        if split_of is None:
             raise DataError(
-                f"{self.name} has {len(ranked)} distinct document(s), but train, valid and test need one each: "
+                f"{self.name} has {len(groups)} distinct document(s), but train, valid and test need one each: "
                 f"add some, say what separates them (--task.separator), or give one .txt file, which is cut in three"
             )
-        held_out = max(1, round(holdout * len(ranked)))
-        held_out = min(held_out, (len(ranked) - 1) // 2)
-        split_of: dict[str, Split] = dict.fromkeys(ranked, "train")
-        split_of.update(dict.fromkeys(ranked[:held_out], "test"))
-        split_of.update(dict.fromkeys(ranked[held_out : 2 * held_out], "valid"))
         return split_of
+
+
+def held_out(groups: Collection[str], holdout: float) -> dict[str, Split] | None:
+    """The split of every group; None for fewer than three of them.
+
+    Groups are ranked by hash; the first `holdout` of them are the test, the next the validation split.
+
+    Example:
+        >>> held_out({"1790", "1791", "1792"}, 0.05)
+        {'1792': 'test', '1791': 'valid', '1790': 'train'}
+    """
+    ranked = sorted(groups, key=lambda group: hashlib.sha256(group.encode("utf-8", "surrogatepass")).digest())
+    if len(ranked) < 3:
+        return None
+    count = min(max(1, round(holdout * len(ranked))), (len(ranked) - 1) // 2)
+    split_of: dict[str, Split] = dict.fromkeys(ranked[:count], "test")
+    split_of.update(dict.fromkeys(ranked[count : 2 * count], "valid"))
+    return {**split_of, **dict.fromkeys(ranked[2 * count :], "train")}
 
 
 def open_corpus(config: TextConfig) -> Corpus:
@@ -82,8 +93,7 @@ def open_corpus(config: TextConfig) -> Corpus:
     name, path = config.corpus, Path(config.corpus).expanduser()
     if name in BUNDLED:
         _refuse(config, field=config.field, separator=config.separator)
-        path = Path(__file__).with_name("corpora") / f"{name}.tsv.xz"
-        return Corpus(name, (path,), lambda: _bundled(name, path))
+        return Corpus(name, (bundled_path(name),), lambda: _bundled(name))
     if path.is_dir():
         _refuse(config, field=config.field)
         paths = tuple(sorted(path.glob("**/*.txt")))
@@ -118,19 +128,29 @@ def _refuse(config: TextConfig, **options: str | None) -> None:
             )
 
 
-def _bundled(name: str, path: Path) -> Iterator[Document]:
-    with lzma.open(path, "rt", encoding="utf-8", newline="\n") as file:
+def bundled_path(name: str) -> Path:
+    """The file of a bundled corpus."""
+    return Path(__file__).with_name("corpora") / f"{name}.tsv.xz"
+
+
+def bundled_rows(name: str) -> Iterator[list[str]]:
+    """The lines of a bundled corpus, cut into columns."""
+    with lzma.open(bundled_path(name), "rt", encoding="utf-8", newline="\n") as file:
         for line in file:
-            first, second, text = line.rstrip("\n").split("\t")
-            if name == "state_of_the_union":
-                yield Document(text, first)  # by year: 1953 and 1961 have two addresses each
-            else:
-                yield Document(f"{first}\n{second}\n{text}", _digest(text))  # some poems go under two authors
+            yield line.rstrip("\n").split("\t")
+
+
+def _bundled(name: str) -> Iterator[Document]:
+    for first, second, text in bundled_rows(name):
+        if name == "state_of_the_union":
+            yield Document(text, first)  # by year: 1953 and 1961 have two addresses each
+        else:
+            yield Document(f"{first}\n{second}\n{text}", _digest(text))  # some poems go under two authors
 
 
 def _text_files(paths: Sequence[Path], separator: str | None) -> Iterator[Document]:
     for path in paths:
-        text = _read(path)
+        text = read_text(path)
         for document in [text] if separator is None else text.split(separator):
             if document:
                 yield Document(document, _digest(document))
@@ -138,7 +158,7 @@ def _text_files(paths: Sequence[Path], separator: str | None) -> Iterator[Docume
 
 def _continuous(path: Path, holdout: float) -> Iterator[Document]:
     """One text in three consecutive parts, cut after a line where there is one: neighbours leak least this way."""
-    text = _read(path)
+    text = read_text(path)
     cuts = [0]
     for share in (1 - 2 * holdout, 1 - holdout):
         at = int(share * len(text))
@@ -191,7 +211,12 @@ def _field(line: str, field: str, where: str) -> str:
     return text
 
 
-def _read(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """A file of UTF-8 text.
+
+    Raises:
+        DataError: it is missing, empty, binary or in another encoding.
+    """
     try:
         raw = path.read_bytes()
     except OSError as error:

@@ -13,12 +13,11 @@ from regard.tasks.base import IGNORE, SPLITS, Example, Split, Task, checked_inde
 from regard.tasks.config import TextConfig
 from regard.tasks.corpus import Corpus, open_corpus
 from regard.tasks.token_files import Tokens, cache_folder, token_files
-from regard.tasks.tokenizer import BpeTokenizer, ByteTokenizer, Tokenizer
+from regard.tasks.tokenizer import DEFAULT_VOCAB_SIZE, Tokenizer, build_tokenizer
 
 _FORMAT = 1
 """Part of the key of token files: raise it when the same corpus would give other tokens or other splits."""
 
-_BPE_VOCAB_SIZE = 4096
 _BLOCKS = 20
 
 
@@ -149,15 +148,14 @@ def _hash(*parts: object) -> str:
 def _made_by(config: TextConfig, tokenizer: Tokenizer | None) -> str:
     if tokenizer is not None:
         return tokenizer.to_json()
-    return f"bpe {config.vocab_size or _BPE_VOCAB_SIZE}" if config.tokenizer == "bpe" else "bytes"
+    return f"bpe {config.vocab_size or DEFAULT_VOCAB_SIZE}" if config.tokenizer == "bpe" else "bytes"
 
 
 def _read(
     config: TextConfig, corpus: Corpus, tokenizer: Tokenizer | None
 ) -> tuple[Tokenizer, Iterable[tuple[Split, str]]]:
     split_of = corpus.splits(config.holdout)
-    if tokenizer is None and config.tokenizer == "bpe":
-        training = (document.text for document in corpus.parse() if split_of[document.group] == "train")
-        tokenizer = BpeTokenizer.train(training, config.vocab_size or _BPE_VOCAB_SIZE)
+    training = (document.text for document in corpus.parse() if split_of[document.group] == "train")
+    tokenizer = tokenizer or build_tokenizer(config.tokenizer, config.vocab_size, training)
     documents: Iterator[tuple[Split, str]] = ((split_of[group], text) for text, group in corpus.parse())
-    return tokenizer or ByteTokenizer(), documents
+    return tokenizer, documents

@@ -7,7 +7,7 @@ import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from jaxtyping import Int64, Integer
@@ -17,6 +17,8 @@ from regard.errors import CheckpointError, ConfigError, DataError, InputError, R
 if TYPE_CHECKING:
     import tokenizers
 
+DEFAULT_VOCAB_SIZE = 4096
+"""tokens of bpe, where nothing else is said"""
 _PIECE = 1 << 16
 """Characters encoded at once by BPE: bounds its memory on long documents, and lets it use every core."""
 
@@ -238,6 +240,20 @@ class TextStream:
         rest = self._decoder.decode(b"", final=True)
         self._decoder.reset()
         return rest
+
+
+def build_tokenizer(kind: Literal["bytes", "bpe"], vocab_size: int | None, texts: Iterable[str]) -> Tokenizer:
+    """A tokenizer for texts: the bytes, or merges learned from them.
+
+    Args:
+        kind: bytes or bpe.
+        vocab_size: tokens of bpe; None: 4096.
+        texts: training text only; not read for bytes.
+
+    Raises:
+        DataError: texts too small for so many tokens.
+    """
+    return BpeTokenizer.train(texts, vocab_size or DEFAULT_VOCAB_SIZE) if kind == "bpe" else ByteTokenizer()
 
 
 def tokenizer_from_json(text: str) -> Tokenizer:

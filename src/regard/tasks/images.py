@@ -1,0 +1,93 @@
+"""Labelled images from local files: .npz, or the IDX files of MNIST and its kin."""
+
+import gzip
+import lzma
+import zipfile
+import zlib
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int64, UInt8
+
+from regard.errors import DataError
+
+ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
+_IDX = {
+    "train_images": "train-images-idx3-ubyte.gz",
+    "train_labels": "train-labels-idx1-ubyte.gz",
+    "test_images": "t10k-images-idx3-ubyte.gz",
+    "test_labels": "t10k-labels-idx1-ubyte.gz",
+}
+
+
+class Images(NamedTuple):
+    """images: bytes (count, height, width), or (count, height, width, channels). labels: their classes, from 0."""
+
+    images: UInt8[np.ndarray, "count height width *channels"]
+    labels: Int64[np.ndarray, "count"]
+
+
+def read_images(path: Path) -> tuple[Images, Images]:
+    """The training and the test images in a file.
+
+    Args:
+        path: an .npz that holds the four `ARRAYS`, or one of the four IDX files of MNIST's names.
+
+    Raises:
+        DataError: a file that is missing, damaged or of another kind, or images and labels that do not fit together.
+    """
+    if path.suffix not in (".npz", ".gz"):
+        raise DataError(f"{path}: regard reads images from .npz and -ubyte.gz files, not {path.suffix or 'this'}")
+    try:
+        found = _npz(path) if path.suffix == ".npz" else _idx(path)
+    except FileNotFoundError as error:
+        raise DataError(f"there is no file {error.filename}; give a local file of images with --task.data") from error
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error, lzma.LZMAError) as error:
+        raise DataError(f"{path} is damaged, or no file of images: {error}") from error
+    train = _checked(path, "train", found["train_images"], found["train_labels"])
+    test = _checked(path, "test", found["test_images"], found["test_labels"])
+    if train.images.shape[1:] != test.images.shape[1:]:
+        raise DataError(f"{path}: training images are {train.images.shape[1:]}, test images {test.images.shape[1:]}")
+    if test.labels.max() > train.labels.max():
+        raise DataError(f"{path}: the test images have class {test.labels.max()}, which the training images do not")
+    return train, test
+
+
+def _npz(path: Path) -> dict[str, np.ndarray]:
+    with np.load(path, allow_pickle=False) as file:
+        missing = [name for name in ARRAYS if name not in file]
+        if missing:
+            raise DataError(f"{path} has no {', '.join(missing)}; it holds {', '.join(file.files) or 'nothing'}")
+        return {name: file[name] for name in ARRAYS}
+
+
+def _idx(path: Path) -> dict[str, np.ndarray]:
+    if path.name not in _IDX.values():
+        raise DataError(f"{path}: expected one of {', '.join(_IDX.values())}, with the others beside it")
+    return {name: _idx_array(path.with_name(file)) for name, file in _IDX.items()}
+
+
+def _idx_array(path: Path) -> np.ndarray:
+    """Two zero bytes, 8 for unsigned bytes, the number of axes, their sizes as big-endian 32 bits, the data (LeCun)."""
+    data = gzip.decompress(path.read_bytes())
+    if len(data) < 4 or data[:3] != b"\0\0\x08":
+        raise DataError(f"{path} is no IDX file of bytes: it begins with {data[:4].hex(' ') or 'nothing'}")
+    shape = np.frombuffer(data, ">u4", data[3], 4)
+    content = np.frombuffer(data, np.uint8, offset=4 + 4 * data[3])
+    if content.size != np.prod(shape, dtype=np.int64):
+        raise DataError(f"{path} says that it holds {tuple(shape.tolist())} bytes and holds {content.size}")
+    return content.reshape(shape)
+
+
+def _checked(path: Path, split: str, images: np.ndarray, labels: np.ndarray) -> Images:
+    if images.dtype != np.uint8 or images.ndim not in (3, 4) or not images.size:
+        raise DataError(
+            f"{path}: {split}_images must be bytes (count, height, width) or (count, height, width, channels), got "
+            f"{images.dtype} {images.shape}"
+        )
+    if labels.ndim != 1 or len(labels) != len(images) or labels.dtype.kind not in "iu" or labels.min() < 0:
+        raise DataError(
+            f"{path}: {split}_labels must be {len(images)} classes from 0 on, got {labels.dtype} {labels.shape}"
+        )
+    return Images(images, labels.astype(np.int64))

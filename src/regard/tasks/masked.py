@@ -1,0 +1,100 @@
+"""Masked language modelling: guess hidden tokens of a text from both sides."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from regard.tasks.base import IGNORE, Example, Split, Task
+from regard.tasks.config import MaskedConfig
+from regard.tasks.text import TextTask, Windows
+from regard.tasks.tokenizer import Tokenizer
+
+
+class MaskedTask(Task):
+    """Masked language modelling on text.
+
+    A window is `length` tokens of a document, its end included; every token is in one window. Of its n tokens that are
+    text, max(1, round(rate n)) are chosen, all sets of that size being equally likely. A chosen token becomes the mask
+    with probability 0.8, a random token with 0.1, and stays with 0.1; the model predicts what it was. Everything is
+    drawn from hash(seed, epoch, index) in training, and from hash(split, index) elsewhere: runs of any seed are
+    evaluated on the same masks.
+
+    The mask is one more token, `mask`, after those of the tokenizer. Random tokens are any but the separator and the
+    mask. `Example.nbytes` counts the bytes of the chosen tokens, so bits per byte does not depend on the tokenizer's
+    numbering, but, unlike that of text, does depend on its tokens: longer ones hide more at once.
+
+    Args:
+        config: corpus, tokenizer, length, rate.
+        seed: of the training masks.
+        tokenizer: an earlier run's, instead of the one that the configuration describes.
+
+    Raises:
+        DataError, ConfigError, ResourceError: as `TextTask`.
+
+    Example:
+        >>> task = MaskedTask(MaskedConfig(corpus="song_ci", length=128))  # doctest: +SKIP
+        >>> (task.examples("valid")[0].targets != IGNORE).mean()  # doctest: +SKIP
+        0.15
+
+    Source: Devlin et al. 2019, section 3.1, task 1 and appendix A.1; drawn anew in every epoch as in RoBERTa (Liu et
+    al. 2019, section 4.1).
+    """
+
+    name: ClassVar[str] = "masked"
+    metric: ClassVar = "bits_per_byte"
+
+    def __init__(self, config: MaskedConfig, *, seed: int = 0, tokenizer: Tokenizer | None = None):
+        self.config, self.seed = config, seed
+        self.text = TextTask(config, tokenizer=tokenizer)
+        self.tokenizer: Tokenizer = self.text.tokenizer
+        self.length = config.length
+        self.mask = self.tokenizer.vocab_size
+        self.vocab_size = self.mask + 1
+        described = f"{self.text.fingerprint} rate={config.rate} seed={seed}"
+        self.fingerprint = hashlib.sha256(described.encode()).hexdigest()[:32]
+
+    def examples(self, split: Split) -> "MaskedWindows":
+        return MaskedWindows(self, split, self.text.examples(split))
+
+
+@dataclass(frozen=True)
+class MaskedWindows:
+    """The windows of a split, with tokens hidden."""
+
+    task: MaskedTask
+    split: Split
+    windows: Windows
+
+    def __len__(self) -> int:
+        return len(self.windows)
+
+    def __getitem__(self, index: int) -> Example:
+        return self.redrawn(index, 0)
+
+    def __iter__(self) -> Iterator[Example]:
+        return (self[index] for index in range(len(self)))
+
+    def redrawn(self, index: int, epoch: int) -> Example:
+        """The window with the masks of an epoch; validation and test have the same ones in every epoch."""
+        task, whole = self.task, self.windows[index]
+        tokens = whole.targets[whole.targets != IGNORE]  # what a window of text predicts is its tokens, each once
+        name = f"{task.seed}/{epoch}/{index}" if self.split == "train" else f"{self.split}/{index}"
+        draw = np.random.default_rng(_key(name))
+        places = np.flatnonzero(tokens != task.tokenizer.separator)
+        if places.size == 0:  # nothing but the end of a document, in a window of its own
+            places = np.arange(tokens.size)
+        chosen = draw.choice(places, max(1, round(task.config.rate * places.size)), replace=False)
+        random = draw.integers(task.mask - 1, size=chosen.size)
+        random += random >= task.tokenizer.separator
+        kind = draw.random(chosen.size)
+        inputs, targets = tokens.copy(), np.full_like(tokens, IGNORE)
+        targets[chosen] = tokens[chosen]
+        inputs[chosen] = np.where(kind < 0.8, task.mask, np.where(kind < 0.9, random, tokens[chosen]))
+        return Example(inputs, targets, whole.document, int(task.tokenizer.sizes[tokens[chosen]].sum()))
+
+
+def _key(name: str) -> int:
+    return int.from_bytes(hashlib.blake2b(f"masked/{name}".encode(), digest_size=16).digest(), "little")
