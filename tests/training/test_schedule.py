@@ -3,6 +3,8 @@ import math
 
 import pytest
 
+from regard.errors import ConfigError
+from regard.training.config import TrainingConfig
 from regard.training.schedule import learning_rate
 
 
@@ -40,3 +42,23 @@ def test_never_above_the_peak_nor_below_the_floor_and_never_rising_after_the_war
 
 def test_a_run_shorter_than_its_warm_up_has_a_rate():
     assert learning_rate(0, peak=1.0, steps=1, warmup=9) == pytest.approx(0.1)
+
+
+def test_the_published_warm_up():
+    """By hand, D = 64, w = 4: factor / 8 times s / 8 up to s = 4, then 1 / sqrt(s)."""
+    rates = [learning_rate(s - 1, peak=2.0, steps=99, warmup=4, schedule="noam", dim=64) for s in (1, 2, 4, 16, 64)]
+    assert rates == pytest.approx([0.25 / 8, 0.5 / 8, 0.25 / 2, 0.25 / 4, 0.25 / 8], rel=1e-12)
+
+
+@pytest.mark.parametrize(("dim", "warmup"), [(None, 10), (64, 0)])
+def test_the_published_warm_up_needs_a_width_and_a_warm_up(dim, warmup):
+    with pytest.raises(ConfigError, match=f"dim={dim} and warmup={warmup}"):
+        learning_rate(0, peak=1.0, steps=9, warmup=warmup, schedule="noam", dim=dim)
+
+
+def test_the_published_factor_is_not_a_rate():
+    assert TrainingConfig(schedule="noam", learning_rate=1.0).warmup == 100
+    with pytest.raises(ConfigError, match="learning_rate is a factor under schedule noam"):
+        TrainingConfig(schedule="noam")
+    with pytest.raises(ConfigError, match="warmup must be at least 1 under schedule noam"):
+        TrainingConfig(schedule="noam", learning_rate=1.0, warmup=0)

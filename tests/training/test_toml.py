@@ -69,7 +69,7 @@ schedule = "cosin"
         "training.learning_rate: input should be a valid number, got 'fast'",
         "training.betas.1: is missing",
         "training.compile: input should be a valid boolean, got 1",
-        "training.schedule: input should be 'cosine', 'linear', 'constant' or 'inverse_sqrt', got 'cosin'",
+        "training.schedule: input should be 'cosine', 'linear', 'constant', 'inverse_sqrt' or 'noam', got 'cosin'",
         "training.steps must be at least 1, got 0",
         "training.accumulation must divide batch_size=16, got 3",
     ]

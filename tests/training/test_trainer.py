@@ -11,7 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.errors import CheckpointError, NumericsError, ResourceError, UnsupportedError
+from regard.errors import CheckpointError, ConfigError, NumericsError, ResourceError, UnsupportedError
+from regard.models import LanguageModel, ModelConfig
+from regard.tasks import CopyConfig, build_task
 from regard.tasks.base import IGNORE
 from regard.training import Trainer, TrainingConfig
 from regard.training.checkpoint import load, newest, paths
@@ -314,3 +316,36 @@ def test_the_definition_above_is_torchs_cross_entropy(lookup, pairs):
     logits = model(torch.from_numpy(example.inputs)[None]).logits[0]
     expected = F.cross_entropy(logits, torch.from_numpy(np.array(example.targets)), ignore_index=IGNORE)
     torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.6])
+def test_smoothed_targets_follow_their_definition(lookup, pairs, tmp_path, share):
+    """-sum_v q_v log p_v with q = (1 - e) one-hot + e / V, and its gradient, in float64; the log has the plain loss."""
+    task = pairs(lengths=(4, 9, 2))
+    config = replace(QUIET, steps=1, accumulation=2, clip=0.0, label_smoothing=share)
+    model, expected = lookup(task.vocab_size), lookup(task.vocab_size).double()
+    (line,) = fit(model, task, config, tmp_path)
+    ids = DataOrder(len(task.examples("train")), 6, config.seed).batch(0)
+    objective, nats = whole_batch(expected, task, ids)
+    spread, targets = torch.zeros((), dtype=torch.float64), 0
+    for example in (task.examples("train")[index] for index in ids):
+        kept = torch.from_numpy(example.targets) != IGNORE
+        logits = expected.output(expected.norm(expected.embedding(torch.from_numpy(example.inputs))))
+        spread = spread - logits.log_softmax(-1)[kept].sum() / task.vocab_size
+        targets += int(kept.sum())
+    objective = objective - share * nats + share * spread / targets
+    objective.backward()
+    norm = math.sqrt(sum(float(x.grad.square().sum()) for x in expected.parameters()))
+    assert line["loss"] == pytest.approx(nats.item(), rel=2e-6)
+    assert line["objective"] == pytest.approx(objective.item(), rel=2e-6)
+    assert line["gradient_norm"] == pytest.approx(norm, rel=2e-6)
+    with pytest.raises(ConfigError, match=r"label_smoothing must be in \[0, 1\), got 1.0"):
+        replace(config, label_smoothing=1.0)
+
+
+def test_the_published_warm_up_takes_the_width_of_the_model(tmp_path):
+    config = replace(QUIET, schedule="noam", learning_rate=0.5, warmup=2)
+    task = build_task(CopyConfig(vocab_size=11, length=8, num_examples=20, num_held_out=6), seed=0)
+    lines = fit(LanguageModel(ModelConfig(vocab_size=11, dim=16, heads=2)), task, config, tmp_path)
+    rates = [0.5 / 4 * min(s**-0.5, s * 2**-1.5) for s in (1, 2, 3)]
+    assert [line["learning_rate"] for line in lines] == pytest.approx(rates, rel=1e-12)

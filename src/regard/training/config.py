@@ -39,7 +39,7 @@ class TrainingConfig:
     accumulation: int = 1
     """parts in which a batch is computed; changes the memory, not the result"""
     learning_rate: float = 1e-3
-    """the peak, reached after the warm-up"""
+    """the peak, reached after the warm-up; under the schedule noam a factor of the formula, 1 as published"""
     betas: tuple[float, float] = (0.9, 0.95)
     """AdamW's decay of the running means of the gradient and of its square"""
     epsilon: float = 1e-8
@@ -51,11 +51,13 @@ class TrainingConfig:
     warmup: int = 100
     """steps before the learning rate is at its peak"""
     schedule: Schedule = "cosine"
-    """the learning rate after the warm-up"""
+    """the learning rate after the warm-up; noam: all of it as in the first Transformer"""
     minimum_ratio: float = 0.1
     """the lowest learning rate, as a share of the peak"""
     clip: float = 1.0
     """largest norm of the gradient; 0: no clipping"""
+    label_smoothing: float = 0.0
+    """share e of a target's weight spread over all tokens, (1 - e) one-hot + e / vocabulary; in training only"""
     log_every: int = 10
     """steps per line of metrics.jsonl"""
     evaluate_every: int = 250
@@ -94,6 +96,15 @@ class TrainingConfig:
             problems.append(f"betas must be in [0, 1), got {self.betas}")
         if not 0 <= self.minimum_ratio <= 1:
             problems.append(f"minimum_ratio must be in [0, 1], got {self.minimum_ratio}")
+        if not 0 <= self.label_smoothing < 1:
+            problems.append(f"label_smoothing must be in [0, 1), got {self.label_smoothing}")
+        if self.schedule == "noam" and self.warmup < 1:
+            problems.append(f"warmup must be at least 1 under schedule noam, got {self.warmup}")
+        if self.schedule == "noam" and self.learning_rate < 0.01:
+            problems.append(
+                f"learning_rate is a factor under schedule noam (1 as published), got {self.learning_rate}; set it to "
+                "0.01 or more"
+            )
         if self.accumulation >= 1 and self.batch_size % self.accumulation:
             problems.append(f"accumulation must divide batch_size={self.batch_size}, got {self.accumulation}")
         if problems:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from regard.errors import CheckpointError, NumericsError, ResourceError, UnsupportedError
 from regard.tasks.base import IGNORE, Task
@@ -30,7 +30,8 @@ OnProgress = Callable[[Record], None]
 class Trainer:
     """Trains a model on a task inside a run directory.
 
-    The objective is the mean loss per target plus sum(weight . loss) over the model's own losses. A step is computed in
+    The objective is the mean loss per target (of smoothed targets, if the configuration says so) plus sum(weight .
+    loss) over the model's own losses; the loss that is logged is that of the targets themselves. A step is computed in
     `accumulation` parts: the targets of a part count as in one big batch, its own losses by its share of the input
     tokens. Everything that the loop needs to go on is in the newest checkpoint, so a run that was killed at any moment
     gives the same bits as one that was not.
@@ -57,6 +58,7 @@ class Trainer:
         self.dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
         self.model = model.to(self.device)
         self.weights: dict[str, float] = model.loss_weights  # type: ignore[assignment]
+        self.dim: int | None = getattr(getattr(model, "config", None), "dim", None)
         self.vocab_size = task.vocab_size
         self.train_examples, self.validation = task.examples("train"), task.examples("valid")
         self.order = DataOrder(len(self.train_examples), config.batch_size, config.seed)
@@ -127,6 +129,7 @@ class Trainer:
             warmup=config.warmup,
             schedule=config.schedule,
             minimum_ratio=config.minimum_ratio,
+            dim=self.dim,
         )
         ids = self.order.batch(progress.step)
         size = config.batch_size // config.accumulation
@@ -170,7 +173,7 @@ class Trainer:
                 output = self.forward(batch.inputs, key_mask=batch.key_mask)
             logits, targets = output.logits.float().flatten(0, 1), batch.targets.flatten()
             nats = F.cross_entropy(logits, targets, ignore_index=IGNORE, reduction="sum")
-            objective = nats / max(tokens, 1)
+            objective = self._smoothed(logits, targets, nats) / max(tokens, 1)
             for name, loss in output.losses.items():
                 objective = objective + self.weights[name] * share * loss.float()
             value = objective.item()
@@ -183,6 +186,16 @@ class Trainer:
             for name, loss in output.losses.items():
                 sums[f"losses.{name}"] = sums.get(f"losses.{name}", 0.0) + share * loss.item()
         return sums
+
+    def _smoothed(self, logits: Tensor, targets: Tensor, nats: Tensor) -> Tensor:
+        """The loss that is trained on: -sum_v q_v log p_v with q = (1 - e) one-hot + e / vocabulary.
+
+        Source: Szegedy et al. 2016, section 7; Vaswani et al. 2017, section 5.4.
+        """
+        share = self.config.label_smoothing
+        if not share:
+            return nats
+        return F.cross_entropy(logits, targets, ignore_index=IGNORE, reduction="sum", label_smoothing=share)
 
     def _clip(self, ids: list[int]) -> float:
         """Scale the gradient to norm `clip` at most; its norm before."""
