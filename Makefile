@@ -48,7 +48,7 @@ docs: .venv/.docs  ## docs/_build/html
 	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
 
 bench: .venv/.base  ## recorded, never asserted; see LOG.md
-	for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
+	for script in benchmarks/[a-z]*.py; do $(BIN)/python $$script || exit 1; done
 
 mutation: .venv/.test  ## mechanical mutants of every mechanism; lists the survivors
 	$(BIN)/python -m regard.testing.mutation --tests 'tests/attention/{family}/test_{name}.py'

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from regard.attention.kernel import _engine, _passes
+from regard.attention.kernel import _causal, _engine
 from regard.attention.kernel._engine import kernel_average
 from regard.attention.kernel._step import Averaged
 from regard.core import merge
@@ -216,14 +216,23 @@ def test_no_later_token_changes_an_earlier_bit(maps: tuple[str, str], weighted: 
         assert first_change(c, at, factor) is None
 
 
-def test_a_maximum_over_a_chunk_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    exact = _passes._scales
-
-    def by_chunk(log: Tensor, top: Tensor, dtype: torch.dtype) -> object:
-        return exact(log, torch.maximum(top, log.amax(1)), dtype)._replace(carry=exact(log, top, dtype).carry)
-
-    monkeypatch.setattr(_passes, "_scales", by_chunk)
+def test_a_maximum_over_a_span_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     c = case(MAPS[5], queries=150, keys=150, dtype=torch.float32)
+    exact = _causal._scales
+
+    def by_span(log: Tensor, top: Tensor, dtype: torch.dtype) -> _causal._Scales:
+        """The same sums in real numbers, but relative to a maximum that later keys may raise."""
+        highest = torch.maximum(top, log.amax((0, 2)))
+        scales = exact(log, highest, dtype)
+        before = (top - highest).exp().to(dtype)
+        row, carry = scales.row.clone(), scales.carry.clone()
+        row[: len(before)] *= before[:, None, None]
+        carry[0] *= before[:, None, None]
+        return scales._replace(row=row, carry=carry)
+
+    whole = run(c).values
+    monkeypatch.setattr(_causal, "_scales", by_span)
+    torch.testing.assert_close(run(c).values, whole, rtol=1e-4, atol=1e-4)
     assert any(first_change(c, at, 30.0) is not None for at in (33, 100))
 
 

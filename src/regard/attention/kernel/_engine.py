@@ -8,16 +8,15 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from regard.attention.kernel._causal import backward_causal, forward_causal
 from regard.attention.kernel._passes import (
     CHUNK,
-    SPAN,
     Call,
     Gradients,
     Results,
     accumulator,
-    backward_causal,
     backward_full,
-    forward_causal,
+    count_spans,
     forward_full,
 )
 from regard.attention.kernel._step import Averaged, step
@@ -107,6 +106,7 @@ def _call(
     key_map: str,
     scale: float,
     normalise: bool,
+    causal: bool,
 ) -> Call:
     batch, kv_heads = k.shape[:2]
     rows = batch * kv_heads
@@ -122,6 +122,7 @@ def _call(
         key_map=FEATURE_MAPS[key_map],
         scale=scale,
         normalise=normalise,
+        causal=causal,
     )
 
 
@@ -130,7 +131,7 @@ def _blank(q: Tensor, k: Tensor, v: Tensor, sum: Tensor, top: Tensor | None, cau
     batch, heads, queries = q.shape[:3]
     kv_heads, keys = k.shape[1:3]
     past = keys - queries
-    spans = -(-(-(-past // CHUNK) - (-queries // CHUNK)) // SPAN) if causal and keep else 0
+    spans = count_spans(past) + count_spans(queries) if causal and keep else 0
     rows = batch * kv_heads
     scales = [(0,), (0,), (0, rows)]
     if top is not None:
@@ -180,7 +181,7 @@ def forward(
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The operator's body; nothing in it is seen by autograd or autocast."""
-    call = _call(q, k, v, projection, log_weight, key_mask, rotation, query_map, key_map, scale, normalise)
+    call = _call(q, k, v, projection, log_weight, key_mask, rotation, query_map, key_map, scale, normalise, causal)
     assert call.weighted == (top is not None), "a state has a top exactly where there are log weights"
     out = _blank(q, k, v, sum, top, causal, keep)
     rows, features = call.k.shape[0], sum.shape[2]
@@ -231,7 +232,7 @@ def backward(
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of q, k, v, log_weight (empty without) and sum, from those of values, total and sum."""
-    call = _call(q, k, v, projection, log_weight, key_mask, rotation, query_map, key_map, scale, normalise)
+    call = _call(q, k, v, projection, log_weight, key_mask, rotation, query_map, key_map, scale, normalise, causal)
     rows, group = call.k.shape[0], call.group
     results = _by_rows(Results(values, total, top.new_empty(0), sum, top, kept_sum, kept_top), rows, group)
     into = _gradients(q, k, v, log_weight, sum)

@@ -1,12 +1,9 @@
-"""The passes over chunks behind the kernel operator (`_engine`), forward and backward.
+"""What the passes of the kernel operator (`_engine`) share, and those without an order; the causal ones: `_causal`.
 
-Causal form, chunk by chunk (SPEC 0.5), with v' = [v, 1] so that the normaliser is one more value column:
+With v' = [v, 1], so that the normaliser is one more value column, and w_j the log weight of a key (the scale that its
+feature map took out, decay, gates, -inf for padding), relative to the largest one m (SPEC 0.5):
 
-    y_i = sum_{j <= i, same chunk} (phi_q(q_i) . phi_k(k_j)) exp(w_j - m_i) v'_j  +  exp(m - m_i) phi_q(q_i) S
-    S  <- exp(m - m_end) S + sum_j exp(w_j - m_end) phi_k(k_j) v'_j^T
-
-w_j is the log weight of a key: the scale that its feature map took out, decay, gates, -inf for padding. m_i is its
-running maximum over j <= i: a maximum over a whole chunk would let a later key change the rounding of an earlier row.
+    S = sum_j exp(w_j - m) phi_k(k_j) v'_j^T,        y_i = phi_q(q_i) S
 """
 
 from collections.abc import Iterator
@@ -16,14 +13,45 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.feature_maps import LOG2E, FeatureMap
+from regard.feature_maps import FeatureMap
 
 CHUNK = 64
 SPAN = 8
-"""chunks between the states that the forward pass keeps for the backward pass"""
-BUFFER_BYTES = 1 << 20
+"""chunks that are worked on at once; the forward pass keeps one state per span for the backward pass"""
+BUFFER_BYTES = 1 << 22
+"""of the features of one span on a CPU, which stay in its cache"""
+DEVICE_BUFFER_BYTES = 1 << 28
 LOWEST = -1e30
 """stands for a running maximum of -inf (no key yet), whose differences would be NaN"""
+
+
+class Span(NamedTuple):
+    """Slots `first` to `end`, in chunks of one width."""
+
+    first: int
+    end: int
+    width: int
+
+    @property
+    def chunks(self) -> int:
+        return (self.end - self.first) // self.width
+
+    def __sub__(self, slots: int) -> "Span":
+        return Span(self.first - slots, self.end - slots, self.width)
+
+    def of(self, x: Tensor, axis: int = 1) -> Tensor:
+        """A view of these slots of an axis: (rows, ..., length, ...) as (chunks, rows, ..., width, ...)."""
+        return x.narrow(axis, self.first, self.end - self.first).unflatten(axis, (-1, self.width)).movedim(axis, 0)
+
+
+class Features(NamedTuple):
+    x: Tensor
+    """(chunks * rows, any, dim)"""
+    plain: Tensor
+    """(chunks * rows, any, features): before the rotation"""
+    turned: Tensor
+    log: Tensor | None
+    """(chunks * rows, any): what the map took out"""
 
 
 @dataclass(frozen=True)
@@ -36,7 +64,7 @@ class Call:
     """(rows, keys, dim)"""
     v: Tensor
     projection: Tensor | None
-    """(kv_heads, features or half, dim)"""
+    """(kv_heads, features or half, dim); of some rows: theirs, once for each chunk of a span"""
     log_weight: Tensor | None
     """(rows, keys)"""
     real: Tensor | None
@@ -47,6 +75,7 @@ class Call:
     key_map: FeatureMap
     scale: float
     normalise: bool
+    causal: bool
 
     @property
     def dtype(self) -> torch.dtype:
@@ -61,13 +90,12 @@ class Call:
         return self.q.shape[1]
 
     def split(self, features: int) -> Iterator[tuple[slice, "Call"]]:
-        """The rows in parts whose features of one chunk fill a buffer that stays in the cache."""
+        """The rows in parts whose features of one span fill a buffer."""
         rows = self.k.shape[0]
-        if self.q.is_cuda:
-            count = 1
-        else:
-            bytes_per_row = CHUNK * features * (1 + self.group) * self.dtype.itemsize
-            count = min(rows, -(-rows * bytes_per_row // BUFFER_BYTES))
+        span = min(SPAN * CHUNK, self.k.shape[1])
+        bytes_per_row = span * features * (1 + self.group) * self.dtype.itemsize
+        buffer = BUFFER_BYTES if self.q.device.type == "cpu" else DEVICE_BUFFER_BYTES
+        count = min(rows, -(-rows * bytes_per_row // buffer))
         size = -(-rows // max(count, 1))
         for start in range(0, rows, max(size, 1)):
             part = slice(start, min(start + size, rows))
@@ -77,7 +105,8 @@ class Call:
         projection = self.projection
         if projection is not None:
             heads = torch.arange(part.start, part.stop, device=projection.device) % projection.shape[0]
-            projection = projection[heads].to(self.dtype)
+            chunks = min(SPAN, -(-self.k.shape[1] // CHUNK)) if self.causal else 1
+            projection = projection[heads.repeat(chunks)].to(self.dtype)
         return replace(
             self,
             q=self.q[part],
@@ -88,59 +117,80 @@ class Call:
             real=None if self.real is None else self.real[part],
         )
 
-    def queries(self, a: int, b: int) -> Tensor:
-        x = self.q[:, :, a:b].to(self.dtype).flatten(1, 2)
-        return x if self.scale == 1 else x * self.scale
+    def spans(self) -> list[Span]:
+        """Spans of the keys; those before the first query apart."""
+        keys = self.k.shape[1]
+        past = keys - self.q.shape[2]
+        return [*spans(0, past), *spans(past, keys)]
 
-    def keys(self, a: int, b: int) -> Tensor:
-        x = self.k[:, a:b].to(self.dtype)
-        return x if self.scale == 1 else x * self.scale
+    def queries(self, span: Span, at: Span) -> Features:
+        """Features of a span of queries, which are `at` these slots of the keys."""
+        return self._features(self.query_map, span.of(self.q, 2), at)
 
-    def key_features(self, a: int, b: int) -> tuple[Tensor, Tensor | None]:
-        """Features of a chunk of keys, and their log weights."""
-        features, log = self.key_map.scaled(self.keys(a, b), self.projection)
-        if not self.weighted:
-            return features, None
-        if self.log_weight is not None:
-            given = self.log_weight[:, a:b]
-            log = given if log is None else log + given
-        assert log is not None
-        if self.real is not None:
-            log = log.masked_fill(~self.real[:, a:b], float("-inf"))
-        return features, log
+    def keys(self, span: Span) -> Features:
+        return self._features(self.key_map, span.of(self.k), span)
 
-    def columns(self, a: int, b: int) -> Tensor:
-        """Values of a chunk and the column of the normaliser, which is 0 at padding: exact removal."""
-        v = self.v[:, a:b]
-        columns = torch.empty(*v.shape[:2], v.shape[2] + 1, dtype=self.dtype, device=v.device)
-        columns[..., :-1] = v
-        columns[..., -1] = 1 if self.real is None else self.real[:, a:b]
-        return columns
+    def _features(self, map_: FeatureMap, x: Tensor, at: Span) -> Features:
+        x = x.reshape(x.shape[0] * x.shape[1], -1, x.shape[-1]).to(self.dtype)
+        x = x if self.scale == 1 else x * self.scale
+        plain, log = map_.scaled(x, self._projection(x))
+        return Features(x, plain, self._turn(plain, at), log)
 
-    def shown(self, of_values: Tensor, a: int, b: int) -> Tensor:
-        """The gradient of a chunk of values, 0 at padding."""
-        return of_values if self.real is None else of_values * self.real[:, a:b, None]
+    def _projection(self, x: Tensor) -> Tensor | None:
+        return None if self.projection is None else self.projection[: x.shape[0]]
 
-    def turn(self, features: Tensor, a: int, b: int, direction: int = 1) -> Tensor:
+    def _turn(self, features: Tensor, at: Span, direction: int = 1) -> Tensor:
         """Rotate features by the angles of their slots (back: `direction` -1)."""
         if self.rotation is None:
             return features
-        return turned(features.unflatten(1, (-1, b - a)), self.rotation[:, a:b], direction).view_as(features)
+        rotation = self.rotation[:, at.first : at.end].unflatten(1, (-1, 1, at.width))
+        split = features.unflatten(1, (-1, at.width)).unflatten(0, (rotation.shape[1], -1))
+        return turned(split, rotation[:, :, None], direction).view_as(features)
 
-    def pull_queries(self, gradient: Tensor, features: Tensor, x: Tensor, a: int, b: int) -> Tensor:
-        gradient = self.query_map.pull(self.turn(gradient, a, b, -1), features, x, self.projection)
-        return gradient if self.scale == 1 else gradient * self.scale
+    def pull(self, map_: FeatureMap, gradient: Tensor, f: Features, at: Span, into: Tensor) -> None:
+        """Store the gradient of a span of queries or keys; that of their features may be overwritten."""
+        gradient = map_.pull(self._turn(gradient, at, -1), f.plain, f.x, self._projection(f.x))
+        into.copy_((gradient if self.scale == 1 else gradient * self.scale).view(into.shape))
 
-    def pull_keys(self, gradient: Tensor, features: Tensor, x: Tensor, a: int, b: int) -> Tensor:
-        gradient = self.key_map.pull(self.turn(gradient, a, b, -1), features, x, self.projection)
-        return gradient if self.scale == 1 else gradient * self.scale
+    def log_weights(self, keys: Features, span: Span) -> Tensor | None:
+        """(chunks, rows, width)"""
+        if not self.weighted:
+            return None
+        log = None if keys.log is None else keys.log.view(-1, self.k.shape[0], span.width)
+        if self.log_weight is not None:
+            given = span.of(self.log_weight)
+            log = given if log is None else log + given
+        assert log is not None
+        return log if self.real is None else log.masked_fill(~span.of(self.real), float("-inf"))
 
-    def chunks(self) -> list[tuple[int, int, bool]]:
-        """(first, end, has queries) of the chunks of keys, those before the first query apart."""
-        keys = self.k.shape[1]
-        past = keys - self.q.shape[2]
-        before = [(a, min(a + CHUNK, past), False) for a in range(0, past, CHUNK)]
-        return before + [(a, min(a + CHUNK, keys), True) for a in range(past, keys, CHUNK)]
+    def columns(self, span: Span) -> Tensor:
+        """Values of a span and the column of the normaliser, which is 0 at padding: exact removal."""
+        v = span.of(self.v)
+        columns = torch.empty(*v.shape[:3], v.shape[3] + 1, dtype=self.dtype, device=v.device)
+        columns[..., :-1] = v
+        columns[..., -1] = 1 if self.real is None else span.of(self.real)
+        return columns.flatten(0, 1)
+
+    def store_values(self, of_v: Tensor, v: Tensor, into: "Gradients", span: Span) -> None:
+        """Store the gradients of a span's values, 0 at padding, and of its log weights."""
+        if into.log_weight.numel():
+            place = span.of(into.log_weight)
+            place.copy_((v * of_v).sum(-1).view(place.shape))
+        place = span.of(into.v)
+        of_v = of_v[..., :-1].unflatten(0, place.shape[:2])
+        place.copy_(of_v if self.real is None else of_v * span.of(self.real)[..., None])
+
+
+def spans(first: int, end: int) -> list[Span]:
+    """Whole chunks, at most SPAN at a time; what remains is a span of one chunk."""
+    whole = end - (end - first) % CHUNK
+    found = [Span(a, min(a + SPAN * CHUNK, whole), CHUNK) for a in range(first, whole, SPAN * CHUNK)]
+    return [*found, Span(whole, end, end - whole)] if whole < end else found
+
+
+def count_spans(length: int) -> int:
+    """len(spans(0, length)), for lengths that a compiler has not fixed."""
+    return -(-(length // CHUNK) // SPAN) - (-(length % CHUNK) // CHUNK)
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
@@ -163,36 +213,7 @@ def turned(features: Tensor, rotation: Tensor | None, direction: int = 1) -> Ten
     return torch.stack([even * cos - odd * sin, even * sin + odd * cos], -1).flatten(-2)
 
 
-class _Scales(NamedTuple):
-    """Log weights of a chunk as factors of at most 1."""
-
-    pair: Tensor
-    """(rows, c, c): exp(w_j - m_i) where j <= i, else 0"""
-    row: Tensor
-    """(rows, c, 1): exp(m - m_i), for what came before the chunk"""
-    key: Tensor
-    """(rows, c, 1): exp(w_j - m_end)"""
-    carry: Tensor
-    """(rows, 1, 1): exp(m - m_end)"""
-    running: Tensor
-    """(rows, c): m_i"""
-
-
-def _scales(log: Tensor, top: Tensor, dtype: torch.dtype) -> _Scales:
-    running = torch.maximum(log.cummax(1).values, top[:, None])
-    safe = running.clamp_min(LOWEST)
-    end, start = safe[:, -1:], top[:, None]
-    pair = (log[:, None, :] - safe[..., None]).to(dtype).mul_(LOG2E).clamp_max_(0).exp2_().tril_()
-    return _Scales(
-        pair,
-        (start - safe).to(dtype).exp()[..., None],
-        (log - end).to(dtype).exp()[..., None],
-        (start - end).to(dtype).exp()[..., None],
-        running,
-    )
-
-
-def _grouped(x: Tensor, group: int) -> Tensor:
+def grouped(x: Tensor, group: int) -> Tensor:
     """(rows, group * c, any) seen as (rows, group, c, any)."""
     return x.unflatten(1, (group, -1))
 
@@ -218,74 +239,47 @@ class Results(NamedTuple):
     kept_top: Tensor
 
 
-def _write(x: Call, out: Results, part: slice, y: Tensor, log: Tensor | None, top: Tensor | None, a: int) -> None:
-    """Normalise a chunk of rows and store it, its totals and their scales."""
-    y = _grouped(y, x.group)
-    b = a + y.shape[2]
-    values, total, place = y[..., :-1], y[..., -1], out.values[part, :, a:b]
+def write(x: Call, out: Results, part: slice, y: Tensor, log: Tensor | None, top: Tensor | None, span: Span) -> None:
+    """Normalise a span of rows and store it, its totals and their scales; `top` (chunks, rows, 1, any)."""
+    place, total = span.of(out.values[part], 2), span.of(out.total[part], 2)
+    y = y.view(*place.shape[:-1], -1)
+    values = y[..., :-1]
+    total.copy_(y[..., -1])
     if not x.normalise:
         place.copy_(values)
     elif place.dtype == x.dtype:
-        torch.div(values, divisor(total)[..., None], out=place)
+        torch.div(values, divisor(y[..., -1:]), out=place)
     else:
-        place.copy_(values / divisor(total)[..., None])
-    out.total[part, :, a:b] = total
+        place.copy_(values / divisor(y[..., -1:]))
     if top is not None:
-        out.highest[part, :, a:b] = top if log is None else top + _grouped(log, x.group)
-
-
-def forward_causal(x: Call, out: Results, part: slice, state: Tensor, top: Tensor | None) -> None:
-    past = x.k.shape[1] - x.q.shape[2]
-    for index, (a, b, queries) in enumerate(x.chunks()):
-        if out.kept_sum.numel() and index % SPAN == 0:
-            out.kept_sum[index // SPAN, part] = state
-            if top is not None:
-                out.kept_top[index // SPAN, part] = top
-        fk, log = x.key_features(a, b)
-        fk = x.turn(fk, a, b)
-        v = x.columns(a, b)
-        s = None if log is None or top is None else _scales(log, top, x.dtype)
-        if queries:
-            fq, query_log = x.query_map.scaled(x.queries(a - past, b - past), x.projection)
-            fq = x.turn(fq, a, b)
-            pair, y = torch.bmm(fq, fk.mT), torch.bmm(fq, state.mT)
-            if s is None:
-                _grouped(pair, x.group).tril_()
-            else:
-                _grouped(pair, x.group).mul_(s.pair[:, None])
-                _grouped(y, x.group).mul_(s.row[:, None])
-            running = None if s is None else s.running[:, None]
-            _write(x, out, part, y.baddbmm_(pair, v), query_log, running, a - past)
-        if s is not None:
-            v.mul_(s.key)
-            state.mul_(s.carry)
-            top = s.running[:, -1]
-        state.baddbmm_(v.mT, fk)
-    out.sum[part] = state.mT
-    if top is not None:
-        out.top[part] = top
+        span.of(out.highest[part], 2).copy_(top if log is None else top + log.view(total.shape))
 
 
 def forward_full(x: Call, out: Results, part: slice, state: Tensor, top: Tensor | None) -> None:
-    for a in range(0, x.k.shape[1], CHUNK):
-        b = min(a + CHUNK, x.k.shape[1])
-        fk, log = x.key_features(a, b)
-        fk, v = x.turn(fk, a, b), x.columns(a, b)
+    for span in pieces(x.k.shape[1]):
+        keys, v = x.keys(span), x.columns(span)
+        log = x.log_weights(keys, span)
         if log is not None and top is not None:
-            new = torch.maximum(top, log.amax(1))
+            new = torch.maximum(top, log[0].amax(1))
             safe = new.clamp_min(LOWEST)
             state.mul_((top - safe).to(x.dtype).exp()[:, None, None])
-            v.mul_((log - safe[:, None]).to(x.dtype).exp()[..., None])
+            v.mul_((log[0] - safe[:, None]).to(x.dtype).exp()[..., None])
             top = new
-        state.baddbmm_(v.mT, fk)
+        state.baddbmm_(v.mT, keys.turned)
     out.sum[part] = state.mT
     if top is not None:
         out.top[part] = top
-    for a in range(0, x.q.shape[2], CHUNK):
-        b = min(a + CHUNK, x.q.shape[2])
-        fq, query_log = x.query_map.scaled(x.queries(a, b), x.projection)
-        y = torch.bmm(x.turn(fq, a, b), state.mT)
-        _write(x, out, part, y, query_log, None if top is None else top[:, None, None], a)
+    for span in pieces(x.q.shape[2]):
+        queries = x.queries(span, span)
+        y = torch.bmm(queries.turned, state.mT)
+        write(x, out, part, y, queries.log, None if top is None else top[None, :, None, None], span)
+
+
+def pieces(length: int) -> list[Span]:
+    """Spans of one chunk each, for sums without an order."""
+    return [
+        Span(a, min(a + SPAN * CHUNK, length), min(SPAN * CHUNK, length - a)) for a in range(0, length, SPAN * CHUNK)
+    ]
 
 
 class Gradients(NamedTuple):
@@ -299,99 +293,42 @@ class Gradients(NamedTuple):
     sum: Tensor
 
 
-def _row_gradient(x: Call, out: Results, of_values: Tensor, of_total: Tensor | None, a: int, b: int) -> Tensor:
+def row_gradient(x: Call, out: Results, of_values: Tensor, of_total: Tensor | None, span: Span) -> Tensor:
     """The gradient of the unnormalised rows y = [numerator, total] of one part."""
-    given = of_values[:, :, a:b].to(x.dtype)
-    total = out.total[:, :, a:b]
-    g = torch.empty(*given.shape[:3], given.shape[3] + 1, dtype=x.dtype, device=given.device)
+    given = span.of(of_values, 2)
+    g = torch.empty(*given.shape[:-1], given.shape[-1] + 1, dtype=x.dtype, device=given.device)
+    of_numerator, last = g[..., :-1], g[..., -1]
     if x.normalise:
-        torch.div(given, divisor(total)[..., None], out=g[..., :-1])
-        g[..., -1] = -(g[..., :-1] * out.values[:, :, a:b]).sum(-1)
+        torch.div(given.to(x.dtype), divisor(span.of(out.total, 2))[..., None], out=of_numerator)
+        torch.sum(of_numerator * span.of(out.values, 2), -1, out=last).neg_()
     else:
-        g[..., :-1] = given
-        g[..., -1] = 0
+        of_numerator.copy_(given)
+        last.zero_()
     if of_total is not None:
-        g[..., -1] += of_total[:, :, a:b]
-    return g.flatten(1, 2)
-
-
-def backward_causal(
-    x: Call, out: Results, into: Gradients, of_values: Tensor, of_total: Tensor | None, carried: Tensor
-) -> None:
-    """`out` and `into` are views of this part's rows; `carried`, the gradient of the state, is consumed."""
-    chunks, past = x.chunks(), x.k.shape[1] - x.q.shape[2]
-    states = torch.empty(SPAN, *carried.shape, dtype=x.dtype, device=carried.device)
-    for span in reversed(range(-(-len(chunks) // SPAN))):
-        inside = chunks[span * SPAN : (span + 1) * SPAN]
-        todo = []
-        top = out.kept_top[span] if x.weighted else None
-        states[0] = out.kept_sum[span]
-        for index, (a, b, _) in enumerate(inside):
-            plain, log = x.key_features(a, b)
-            fk, v = x.turn(plain, a, b), x.columns(a, b)
-            s, scaled = None, v
-            if log is not None and top is not None:
-                s = _scales(log, top, x.dtype)
-                scaled, top = v * s.key, s.running[:, -1]
-            if index + 1 < len(inside):
-                before = states[index] if s is None else states[index] * s.carry
-                torch.baddbmm(before, scaled.mT, fk, out=states[index + 1])
-            todo.append((plain, fk, v, scaled, s))
-        for index in reversed(range(len(inside))):
-            a, b, queries = inside[index]
-            plain, fk, v, scaled, s = todo.pop()
-            of_fk = torch.bmm(scaled, carried)
-            of_v = torch.bmm(fk, carried.mT)
-            if s is not None:
-                of_v.mul_(s.key)
-                carried.mul_(s.carry)
-            if queries:
-                xq = x.queries(a - past, b - past)
-                plain_q, _ = x.query_map.scaled(xq, x.projection)
-                fq = x.turn(plain_q, a, b)
-                g = _row_gradient(x, out, of_values, of_total, a - past, b - past)
-                pair, of_pair = torch.bmm(fq, fk.mT), torch.bmm(g, v.mT)
-                for matrix in (_grouped(pair, x.group), _grouped(of_pair, x.group)):
-                    matrix.tril_() if s is None else matrix.mul_(s.pair[:, None])
-                of_v.baddbmm_(pair.mT, g)
-                of_fk.baddbmm_(of_pair.mT, fq)
-                if s is not None:
-                    _grouped(g, x.group).mul_(s.row[:, None])
-                of_fq = torch.bmm(g, states[index]).baddbmm_(of_pair, fk)
-                carried.baddbmm_(g.mT, fq)
-                into.q[:, :, a - past : b - past] = _grouped(x.pull_queries(of_fq, plain_q, xq, a, b), x.group)
-            if into.log_weight.numel():
-                into.log_weight[:, a:b] = (v * of_v).sum(-1)
-            into.v[:, a:b] = x.shown(of_v[..., :-1], a, b)
-            into.k[:, a:b] = x.pull_keys(of_fk, plain, x.keys(a, b), a, b)
-    into.sum.copy_(carried.mT)
+        last += span.of(of_total, 2)
+    return g.flatten(2, 3).flatten(0, 1)
 
 
 def backward_full(
     x: Call, out: Results, into: Gradients, of_values: Tensor, of_total: Tensor | None, carried: Tensor
 ) -> None:
-    queries, keys = x.q.shape[2], x.k.shape[1]
-    for a in range(0, queries, CHUNK):
-        b = min(a + CHUNK, queries)
-        xq = x.queries(a, b)
-        plain, _ = x.query_map.scaled(xq, x.projection)
-        g = _row_gradient(x, out, of_values, of_total, a, b)
+    """`out` and `into` are views of this part's rows; `carried`, the gradient of the state, is consumed."""
+    for span in pieces(x.q.shape[2]):
+        queries = x.queries(span, span)
+        g = row_gradient(x, out, of_values, of_total, span)
         of_fq = torch.bmm(g, out.sum.mT)
-        carried.baddbmm_(g.mT, x.turn(plain, a, b))
-        into.q[:, :, a:b] = _grouped(x.pull_queries(of_fq, plain, xq, a, b), x.group)
-    for a in range(0, keys, CHUNK):
-        b = min(a + CHUNK, keys)
-        plain, log = x.key_features(a, b)
-        v = x.columns(a, b)
-        of_v, scaled = torch.bmm(x.turn(plain, a, b), carried.mT), v
+        carried.baddbmm_(g.mT, queries.turned)
+        x.pull(x.query_map, of_fq, queries, span, span.of(into.q, 2))
+    for span in pieces(x.k.shape[1]):
+        keys, v = x.keys(span), x.columns(span)
+        log, scaled = x.log_weights(keys, span), v
+        of_v = torch.bmm(keys.turned, carried.mT)
         if log is not None:
-            key = (log - out.top[:, None].clamp_min(LOWEST)).to(x.dtype).exp()[..., None]
+            key = (log[0] - out.top[:, None].clamp_min(LOWEST)).to(x.dtype).exp()[..., None]
             of_v.mul_(key)
             scaled = v * key
-        if into.log_weight.numel():
-            into.log_weight[:, a:b] = (v * of_v).sum(-1)
-        into.v[:, a:b] = x.shown(of_v[..., :-1], a, b)
-        into.k[:, a:b] = x.pull_keys(torch.bmm(scaled, carried), plain, x.keys(a, b), a, b)
+        x.store_values(of_v, v, into, span)
+        x.pull(x.key_map, torch.bmm(scaled, carried), keys, span, span.of(into.k))
     if x.weighted:
         carried.mul_((out.kept_top[0] - out.top.clamp_min(LOWEST)).to(x.dtype).exp()[:, None, None])
     into.sum.copy_(carried.mT)
