@@ -1,0 +1,139 @@
+"""Measure claims of the literature: each with a control, at least 3 seeds and a verdict that can go either way.
+
+Without names: lists them. A claim leaves NAME.json in --out, and claims.html there shows all that the folder holds.
+Exits 0 whatever the verdicts are, and 7 if a control missed its known answer.
+"""
+
+import json
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from regard.benchmark import claims
+from regard.cli._output import console, emit, table
+from regard.errors import ConfigError, DataError
+
+LEAST_SEEDS = 3
+
+
+@dataclass(frozen=True)
+class Options:
+    """Which claims, and how often."""
+
+    names: tyro.conf.Positional[tuple[str, ...]] = ()
+    """claims, or patterns such as 'dot*'; `all` for every one; none: lists them"""
+    seeds: int = LEAST_SEEDS
+    """measurements of each, at least 3"""
+    out: str = "claims"
+    """folder for NAME.json and claims.html"""
+    quick: bool = False
+    """the small form of each: checks that the controls are reached, and is no evidence"""
+    threads: int = 1
+    """CPU threads"""
+    json: bool = False
+    """machine output on stdout"""
+
+
+def run(options: Options) -> int:
+    """List, or measure and write."""
+    if not options.names:
+        return listed(machine=options.json)
+    if options.seeds < LEAST_SEEDS or options.threads < 1:
+        raise ConfigError(
+            f"claims need at least {LEAST_SEEDS} seeds and one thread, got --seeds {options.seeds} "
+            f"--threads {options.threads}"
+        )
+    chosen = [name for pattern in options.names for name in matching(pattern)]
+    import torch
+
+    from regard.benchmark.claims._run import run as measure
+    from regard.report import claims as page
+    from regard.training.files import write_json
+
+    folder, screen = Path(options.out), console(machine=options.json)
+    results: dict[str, dict[str, Any]] = {}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(options.threads)
+    try:
+        for name in dict.fromkeys(chosen):
+            console(machine=True).print(f"{name}: measuring {options.seeds} seeds", markup=False)
+            found = measure(claims.build(name, tiny=options.quick), range(options.seeds), tiny=options.quick)
+            write_json(folder / f"{name}.json", found)
+            results[name] = found
+            show(found, screen)
+    finally:
+        torch.set_num_threads(threads)
+    page.write(recorded(folder), folder / "claims.html")
+    if len(results) > 1:
+        lines = [(found["name"], found["verdict"], f"{found['seconds']:.0f} s") for found in results.values()]
+        screen.print(table("claim", "verdict", "took", rows=lines))
+    screen.print(f"Plots and every number: {folder / 'claims.html'}", markup=False)
+    if options.json:
+        emit(results)
+    return 7 if any(not one["reached"] for found in results.values() for one in found["controls"]) else 0
+
+
+def matching(pattern: str) -> list[str]:
+    """The claims that a word on the command line means.
+
+    Raises:
+        ConfigError: none.
+    """
+    found = claims.names("*" if pattern == "all" else pattern)
+    if not found:
+        claims.outline(pattern)  # says which name is nearest
+    return found
+
+
+def listed(*, machine: bool) -> int:
+    """Every claim: what the literature says, and who."""
+    outlines = {name: claims.outline(name) for name in claims.names()}
+    if machine:
+        emit({name: vars(about) for name, about in outlines.items()})
+        return 0
+    screen = console()
+    rows = [(name, about.title, about.source) for name, about in outlines.items()]
+    screen.print(table("claim", "title", "source", rows=rows))
+    screen.print("Measure: regard claims NAME..., or regard claims all", markup=False)
+    return 0
+
+
+def show(results: Mapping[str, Any], screen: Any) -> None:
+    """One claim: words, controls, findings, verdict."""
+    from regard.report.claims import COLUMNS, rows
+
+    screen.print(f"\n{results['title']}", markup=False, style="bold")
+    for label, key in (("literature", "says"), ("source", "source"), ("control", "control"), ("measured", "measures")):
+        text = textwrap.fill(results[key], 140, initial_indent=f"  {label:10}  ", subsequent_indent=" " * 14)
+        screen.print(text, markup=False)
+    screen.print(table(*COLUMNS, rows=rows(results)))
+    small = " (small form: no evidence)" if results["tiny"] else ""
+    screen.print(f"  {results['verdict'].upper()}{small}: {results['reason']}", markup=False)
+
+
+def recorded(folder: Path) -> list[dict[str, Any]]:
+    """The results of every claim that a folder holds.
+
+    Raises:
+        DataError: a file of a claim's name that holds something else.
+    """
+    from regard.benchmark.claims._run import FORMAT
+
+    found = []
+    for path in (folder / f"{name}.json" for name in claims.names()):
+        if not path.exists():
+            continue
+        try:
+            results = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise DataError(
+                f"{path} holds no results of a claim: {error}; remove it or choose another --out"
+            ) from error
+        if not isinstance(results, dict) or results.get("format") != FORMAT:
+            raise DataError(f"{path} holds no results of a claim that this version reads; remove it, or another --out")
+        found.append(results)
+    return found

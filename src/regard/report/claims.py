@@ -1,0 +1,143 @@
+"""Measured claims as text, and as one self-contained HTML file that opens offline."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import plotly.graph_objects as go
+import plotly.offline
+
+from regard.report.charts import COLOURS
+from regard.training.files import write_text
+
+Results = Mapping[str, Any]
+COLUMNS = ("", "the claim says", "mean", "over seeds", "95 % interval", "smallest effect", "verdict")
+
+
+def number(value: float | None) -> str:
+    """Four digits; what was not finite says so."""
+    return "not finite" if value is None else f"{value:.4g}"
+
+
+def span(values: Sequence[float | None]) -> str:
+    """From the least to the most."""
+    found = [value for value in values if value is not None]
+    if len(found) < len(values):
+        return "not finite"
+    return number(found[0]) if len(set(found)) == 1 else f"{number(min(found))} to {number(max(found))}"
+
+
+def bounds(at_least: float | None, at_most: float | None) -> str:
+    """What a finding says, in words."""
+    if at_least is not None and at_most is not None:
+        return f"{number(at_least)} to {number(at_most)}"
+    return f"at least {number(at_least)}" if at_least is not None else f"at most {number(at_most)}"
+
+
+def rows(results: Results) -> list[tuple[str, ...]]:
+    """The controls of a claim, then its findings, under `COLUMNS`."""
+    controls = [
+        (
+            f"control: {one['title']}",
+            f"{number(one['expected'])} ± {number(one['tolerance'])}",
+            "",
+            span(one["values"]),
+            "",
+            "",
+            "reached" if one["reached"] else "MISSED",
+        )
+        for one in results["controls"]
+    ]
+    findings = [
+        (
+            one["title"],
+            bounds(one["at_least"], one["at_most"]),
+            number(one["mean"]),
+            span(one["values"]),
+            span([one["low"], one["high"]]),
+            number(one["smallest_effect"]),
+            one["verdict"],
+        )
+        for one in results["findings"]
+    ]
+    return controls + findings
+
+
+def figures(results: Results) -> list[dict[str, str]]:
+    """Every plot of a claim: mean over seeds as a line with a band from least to most, or as bars with such whiskers."""
+    drawn = []
+    for plot in results["plots"]:
+        labels = dict.fromkeys(
+            label for one in results["observations"] for label in one["curves"].get(plot["name"], {})
+        )
+        figure = go.Figure()
+        for at, label in enumerate(labels):
+            colour = COLOURS[at % len(COLOURS)]
+            curves = [one["curves"][plot["name"]][label] for one in results["observations"]]
+            x, ys = curves[0][0], [curve[1] for curve in curves]
+            columns = [[y for y in column if y is not None] or [math.nan] for column in zip(*ys, strict=True)]
+            middle = [sum(column) / len(column) for column in columns]
+            low, high = [min(column) for column in columns], [max(column) for column in columns]
+            if x and isinstance(x[0], str):
+                spread = {
+                    "type": "data",
+                    "array": [a - b for a, b in zip(high, middle, strict=True)],
+                    "arrayminus": [a - b for a, b in zip(middle, low, strict=True)],
+                }
+                figure.add_bar(x=x, y=middle, error_y=spread, name=label, marker_color=colour)
+                continue
+            group = {"legendgroup": label, "hoverinfo": "skip", "showlegend": False, "mode": "lines"}
+            edge = {"width": 0, "color": colour}
+            figure.add_scatter(x=x, y=high, line=edge, **group)
+            figure.add_scatter(x=x, y=low, line=edge, fill="tonexty", fillcolor=_faint(colour), **group)
+            line = {"color": colour}
+            figure.add_scatter(x=x, y=middle, name=label, legendgroup=label, line=line, mode="lines+markers")
+        figure.update_layout(
+            template="plotly_white",
+            margin={"l": 70, "r": 20, "t": 20, "b": 55},
+            height=380,
+            barmode="group",
+            xaxis={"title": {"text": plot["x"]}, **({"type": "log"} if plot["log_x"] else {})},
+            yaxis={"title": {"text": plot["y"]}, "type": "log" if plot["log_y"] else "linear"},
+            legend={"orientation": "h", "y": -0.22},
+            showlegend=True,
+        )
+        drawn.append(
+            {
+                "name": f"{results['name']}-{plot['name']}".replace(" ", "-"),
+                "title": plot["title"],
+                "json": str(figure.to_json()).replace("<", "\\u003c"),  # nothing in it can end the script
+            }
+        )
+    return drawn
+
+
+def _faint(colour: str) -> str:
+    red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
+    return f"rgba({red}, {green}, {blue}, 0.15)"
+
+
+def render(claims: Sequence[Results]) -> str:
+    """The page: one summary line for each claim, then each with its numbers and plots."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("regard.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    shown = [{**one, "rows": rows(one), "figures": figures(one)} for one in claims]
+    return environment.get_template("claims.html").render(
+        claims=shown, columns=COLUMNS, plotly=plotly.offline.get_plotlyjs()
+    )
+
+
+def write(claims: Sequence[Results], path: Path) -> None:
+    """Write the page.
+
+    Raises:
+        ResourceError: it cannot be written.
+    """
+    write_text(path, render(claims))
