@@ -8,16 +8,26 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import tyro
 
 from regard.errors import ConfigError, nearest
 from regard.models import presets
 from regard.models.config import ModelConfig
-from regard.tasks.config import CopyConfig, RecallConfig, TaskConfig, TextConfig
+from regard.models.encoder_config import EncoderConfig
+from regard.models.encoder_decoder_config import EncoderDecoderConfig
+from regard.tasks.config import (
+    ClassificationConfig,
+    CopyConfig,
+    MaskedConfig,
+    RecallConfig,
+    TaskConfig,
+    TextConfig,
+    TranslationConfig,
+)
 from regard.training import toml
-from regard.training.config import RunConfig, TrainingConfig
+from regard.training.config import SHAPES, AnyModelConfig, RunConfig, TrainingConfig
 
 TASKS: dict[str, type] = {kind.name: kind for kind in get_args(TaskConfig)}
 
@@ -34,10 +44,10 @@ class _Options:
     """TOML file with the sections model, task and training; flags win over it"""
     preset: str | None = None
     """start from a published shape, see `regard list`"""
-    kind: Annotated[Literal["text", "recall", "copy"], tyro.conf.arg(name="task")] = "text"
-    """the task; its own options are --task.*"""
-    model: ModelConfig = field(default_factory=ModelConfig)
-    """the model"""
+    kind: Annotated[
+        Literal["text", "recall", "copy", "masked", "classification", "translation"], tyro.conf.arg(name="task")
+    ] = "text"
+    """the task, which decides the kind of model; its own options are --task.*"""
     training: Annotated[TrainingConfig, tyro.conf.arg(name="")] = field(default_factory=TrainingConfig)
     """how it is trained"""
     json: bool = False
@@ -45,7 +55,23 @@ class _Options:
 
 
 @dataclass(frozen=True)
-class TextOptions(_Options):
+class _DecoderOptions(_Options):
+    """For tasks that a causal decoder does."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    """the model"""
+
+
+@dataclass(frozen=True)
+class _EncoderOptions(_Options):
+    """For tasks that an encoder does."""
+
+    model: EncoderConfig = field(default_factory=EncoderConfig)
+    """the model"""
+
+
+@dataclass(frozen=True)
+class TextOptions(_DecoderOptions):
     """Train on text."""
 
     task: TextConfig = field(default_factory=TextConfig)
@@ -53,7 +79,7 @@ class TextOptions(_Options):
 
 
 @dataclass(frozen=True)
-class RecallOptions(_Options):
+class RecallOptions(_DecoderOptions):
     """Train on associative recall."""
 
     task: RecallConfig = field(default_factory=RecallConfig)
@@ -61,15 +87,48 @@ class RecallOptions(_Options):
 
 
 @dataclass(frozen=True)
-class CopyOptions(_Options):
+class CopyOptions(_DecoderOptions):
     """Train on copying."""
 
     task: CopyConfig = field(default_factory=CopyConfig)
     """the sequences"""
 
 
-KINDS = {"text": TextOptions, "recall": RecallOptions, "copy": CopyOptions}
-Options = TextOptions | RecallOptions | CopyOptions
+@dataclass(frozen=True)
+class MaskedOptions(_EncoderOptions):
+    """Train on hidden tokens of text."""
+
+    task: MaskedConfig = field(default_factory=MaskedConfig)
+    """the text"""
+
+
+@dataclass(frozen=True)
+class ClassificationOptions(_EncoderOptions):
+    """Train on classes of texts or images."""
+
+    task: ClassificationConfig = field(default_factory=ClassificationConfig)
+    """the texts or images"""
+
+
+@dataclass(frozen=True)
+class TranslationOptions(_Options):
+    """Train on sentences and their translations."""
+
+    model: EncoderDecoderConfig = field(default_factory=EncoderDecoderConfig)
+    """the model"""
+    task: TranslationConfig = field(default_factory=TranslationConfig)
+    """the sentences"""
+
+
+Options = TextOptions | RecallOptions | CopyOptions | MaskedOptions | ClassificationOptions | TranslationOptions
+KINDS: dict[str, type[Options]] = {
+    "text": TextOptions,
+    "recall": RecallOptions,
+    "copy": CopyOptions,
+    "masked": MaskedOptions,
+    "classification": ClassificationOptions,
+    "translation": TranslationOptions,
+}
 
 
 def parse(words: Sequence[str], description: str) -> Options:
@@ -82,28 +141,25 @@ def parse(words: Sequence[str], description: str) -> Options:
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name in ("--config", "--preset", "--task", "--resume"):
         early.add_argument(name)
+    early.add_argument("--task.data", dest="data")
     try:
         first, rest = early.parse_known_args(list(words))
     except argparse.ArgumentError as error:
         raise ConfigError(str(error)) from error
     if first.resume is not None:
         beside = [f"--{name}" for name in ("config", "preset", "task") if getattr(first, name) is not None]
+        beside += [] if first.data is None else ["--task.data"]
         beside += [word for word in rest if word not in ("--json", "-h", "--help")]
         if beside:
             raise ConfigError(
                 f"--resume continues a run with its own configuration, so {' '.join(beside)} would change nothing: "
                 "leave it out, or start a new run"
             )
-    config = RunConfig()
-    if first.preset is not None:
-        config = RunConfig(model=_preset(first.preset, words, first.config))
-    if first.config is not None:
-        config = toml.layer(config, Path(first.config))
-    task = first.task or config.task.name
-    if task not in TASKS:
-        raise ConfigError(f"unknown task {task!r}: {nearest(task, TASKS)}")
-    data = config.task if config.task.name == task else TASKS[task]()
-    default = KINDS[task](kind=task, model=config.model, training=config.training, task=data)
+    if first.task is not None and first.task not in TASKS:
+        raise ConfigError(f"unknown task {first.task!r}: {nearest(first.task, TASKS)}")
+    config = _layered(first, words)
+    task = config.task.name
+    default: Any = KINDS[task](kind=task, model=config.model, training=config.training, task=config.task)  # type: ignore[call-arg]
     return tyro.cli(
         KINDS[task],
         default=default,
@@ -114,7 +170,29 @@ def parse(words: Sequence[str], description: str) -> Options:
     )
 
 
-def _preset(name: str, words: Sequence[str], file: str | None) -> ModelConfig:
+def _layered(first: argparse.Namespace, words: Sequence[str]) -> RunConfig:
+    """What holds before the flags: defaults, the preset, the file. Of the flags, what decides the kind of model."""
+    config, able = RunConfig(), list(SHAPES)
+    file = None if first.config is None else Path(first.config)
+    if first.preset is not None:
+        model = _preset(first.preset, words, first.config)
+        able = [name for name, kind in SHAPES.items() if kind is type(model)]
+        if isinstance(model, EncoderConfig) and model.input_dim:
+            able = [ClassificationConfig.name]  # the others read tokens
+        config = RunConfig(model=model, task=TASKS[able[0]]())
+    flags = {"task.name": first.task}
+    layered = toml.layer(config, file, {key: value for key, value in flags.items() if value is not None})
+    if layered.task.name == ClassificationConfig.name and first.data is not None:
+        layered = toml.layer(config, file, {"task.name": layered.task.name, "task.data": first.data})
+    if first.preset is not None and layered.task.name not in able:
+        raise ConfigError(
+            f"preset {first.preset} is a model for the tasks {', '.join(able)}, not for {layered.task.name}; choose "
+            "one with --task, or another preset"
+        )
+    return layered
+
+
+def _preset(name: str, words: Sequence[str], file: str | None) -> AnyModelConfig:
     """A preset, with what the file and the flags say of its arguments: what it derives from them (the width of an MLP)
     follows. What they say wrongly is left to those who read all of it.
     """

@@ -1,4 +1,4 @@
-"""Train a language model with any mechanism; continues a run that was interrupted with --resume."""
+"""Train a model with any mechanism on any task; continues a run that was interrupted with --resume."""
 
 import os
 from collections.abc import Sequence
@@ -8,6 +8,8 @@ from regard.cli import _run_options
 from regard.cli._output import console, emit
 from regard.cli._run_options import Options, run_config
 from regard.errors import ResourceError
+from regard.models.block_config import GATED
+from regard.models.encoder_decoder_config import EncoderDecoderConfig
 from regard.training.config import RunConfig
 
 
@@ -49,9 +51,13 @@ def require_memory(config: RunConfig) -> None:
     from regard.training.trainer import chosen_device
 
     model = config.model
-    mlp = (3 if model.mlp == "swiglu" else 2) * model.dim * model.mlp_width
+    mlp = (3 if model.mlp in GATED else 2) * model.dim * model.mlp_width
     keys = model.dim * model.key_dim * (model.kv_heads or model.heads)
-    needed = 4 * 4 * model.layers * (2 * model.dim**2 + 2 * keys + mlp)
+    attention = 2 * model.dim * model.key_dim * model.heads + 2 * keys
+    blocks = model.layers * (attention + mlp)
+    if isinstance(model, EncoderDecoderConfig):  # whose decoder also has attention to the source
+        blocks += model.layers * attention + model.encoder.layers * (attention + mlp)
+    needed = 4 * 4 * blocks
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else needed
     if chosen_device(config.training.device).type == "cpu" and needed > there:
         raise ResourceError(

@@ -72,7 +72,7 @@ def held_out(groups: Collection[str], holdout: float) -> dict[str, Split] | None
 
     Example:
         >>> held_out({"1790", "1791", "1792"}, 0.05)
-        {'1792': 'test', '1791': 'valid', '1790': 'train'}
+        {'1790': 'test', '1792': 'valid', '1791': 'train'}
     """
     ranked = sorted(groups, key=lambda group: hashlib.sha256(group.encode("utf-8", "surrogatepass")).digest())
     if len(ranked) < 3:

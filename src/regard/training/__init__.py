@@ -8,7 +8,7 @@ _HOMES = {
     "TrainingConfig": "config",
     "Trainer": "trainer",
     "Interrupted": "interruption",
-    "Loaded": "run",
+    "Loaded": "loaded",
     "RunResult": "run",
     "evaluate": "run",
     "load": "run",
@@ -32,7 +32,8 @@ __all__ = [
 if TYPE_CHECKING:
     from regard.training.config import RunConfig, TrainingConfig
     from regard.training.interruption import Interrupted
-    from regard.training.run import Loaded, RunResult, evaluate, load, resume, train
+    from regard.training.loaded import Loaded
+    from regard.training.run import RunResult, evaluate, load, resume, train
     from regard.training.trainer import Trainer
 
 

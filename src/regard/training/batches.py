@@ -1,68 +1,122 @@
 """From examples to tensors."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 from regard.errors import InputError
-from regard.tasks.base import IGNORE, Examples
+from regard.tasks.base import IGNORE, Example, Examples, Redrawn
 
 
 @dataclass(frozen=True)
 class Batch:
     """Examples side by side; shorter ones are padded on the right.
 
-    ids: of the examples, in their split. key_mask: True = real token; None if none is padded.
+    ids: of the examples, in their split. inputs: token ids (batch, length) or vectors (batch, length, width).
+    targets: one for each position, or one for each example. key_mask: True = real; None if none is padded.
+    source, source_mask: of the sequences that an encoder-decoder reads; None without them.
     """
 
     ids: list[int]
-    inputs: Int[Tensor, "batch length"]
-    targets: Int[Tensor, "batch length"]
+    inputs: Shaped[Tensor, "batch length *width"]
+    targets: Int[Tensor, "batch targets"]
     key_mask: Bool[Tensor, "batch length"] | None
     documents: list[int]
     nbytes: list[int]
+    source: Int[Tensor, "batch keys"] | None = None
+    source_mask: Bool[Tensor, "batch keys"] | None = None
 
     @property
     def tokens(self) -> int:
-        """Positions with a target."""
+        """Targets that count."""
         return int((self.targets != IGNORE).sum())
 
     @property
     def positions(self) -> int:
-        """Real input tokens."""
-        return self.inputs.numel() if self.key_mask is None else int(self.key_mask.sum())
+        """Real input positions, the source's included."""
+        sides = ((self.inputs, self.key_mask), (self.source, self.source_mask))
+        return sum(x.shape[0] * x.shape[1] if mask is None else int(mask.sum()) for x, mask in sides if x is not None)
+
+    def through(self, model: Callable[..., Any]) -> Any:
+        """What a model makes of the batch: an encoder-decoder reads the source too."""
+        if self.source is None:
+            return model(self.inputs, key_mask=self.key_mask)
+        return model(self.source, self.inputs, source_mask=self.source_mask, key_mask=self.key_mask)
 
     def to(self, device: torch.device) -> "Batch":
         """The same batch on a device."""
-        mask = None if self.key_mask is None else self.key_mask.to(device)
-        return replace(self, inputs=self.inputs.to(device), targets=self.targets.to(device), key_mask=mask)
+        named = {name: getattr(self, name) for name in ("inputs", "targets", "key_mask", "source", "source_mask")}
+        return replace(self, **{name: None if x is None else x.to(device) for name, x in named.items()})
 
 
-def collate(examples: Examples, ids: Sequence[int], vocab_size: int) -> Batch:
+def collate(
+    examples: Examples,
+    ids: Sequence[int],
+    vocab_size: int,
+    *,
+    num_targets: int | None = None,
+    epochs: Sequence[int] | None = None,
+) -> Batch:
     """The batch of these examples.
 
+    Args:
+        examples: of a split.
+        ids: which.
+        vocab_size: token ids are below.
+        num_targets: targets are below; None: they are token ids.
+        epochs: of each example, for those whose noise is drawn anew in every epoch; None: as in the first.
+
     Raises:
-        InputError: a token id outside the vocabulary.
+        InputError: a token id outside the vocabulary, a target that is none, or a vector with a value that is not
+            finite.
     """
-    chosen = [examples[index] for index in ids]
-    lengths = np.array([len(example.inputs) for example in chosen])
+    if epochs is not None and isinstance(examples, Redrawn):
+        chosen: list[Example] = [examples.redrawn(index, epoch) for index, epoch in zip(ids, epochs, strict=True)]
+    else:
+        chosen = [examples[index] for index in ids]
+    inputs, key_mask = _padded([example.inputs for example in chosen], 0)
+    targets, _ = _padded([example.targets for example in chosen], IGNORE)
+    _check(ids, "input", inputs, vocab_size)
+    _check(ids, "target", targets, vocab_size if num_targets is None else num_targets, ignored=True)
+    source = source_mask = None
+    sources = [example.source for example in chosen if example.source is not None]
+    if sources:
+        source, source_mask = _padded(sources, 0)
+        _check(ids, "source", source, vocab_size)
+    return Batch(
+        list(ids),
+        torch.from_numpy(inputs),
+        torch.from_numpy(targets),
+        key_mask,
+        [example.document for example in chosen],
+        [example.nbytes for example in chosen],
+        None if source is None else torch.from_numpy(source),
+        source_mask,
+    )
+
+
+def _padded(rows: Sequence[np.ndarray], filler: int) -> tuple[np.ndarray, Tensor | None]:
+    """The rows as one array, and where it is real; None if all of it is."""
+    lengths = np.array([len(row) for row in rows])
     longest = int(lengths.max())
-    inputs = np.zeros((len(chosen), longest), np.int64)
-    targets = np.full((len(chosen), longest), IGNORE, np.int64)
-    for row, example in enumerate(chosen):
-        inputs[row, : len(example.inputs)] = example.inputs
-        targets[row, : len(example.targets)] = example.targets
-    wrong = (inputs < 0) | (inputs >= vocab_size) | ((targets != IGNORE) & ((targets < 0) | (targets >= vocab_size)))
+    whole = np.full((len(rows), longest, *rows[0].shape[1:]), filler, rows[0].dtype)
+    for at, row in enumerate(rows):
+        whole[at, : len(row)] = row
+    return whole, None if (lengths == longest).all() else torch.from_numpy(np.arange(longest) < lengths[:, None])
+
+
+def _check(ids: Sequence[int], what: str, values: np.ndarray, count: int, *, ignored: bool = False) -> None:
+    """Refuse what would be an error of the device, or a loss that is not a number."""
+    if np.issubdtype(values.dtype, np.floating):
+        wrong, allowed = ~np.isfinite(values).all(-1), "finite numbers"
+    else:
+        wrong = ((values < 0) | (values >= count)) & ~(ignored & (values == IGNORE))
+        allowed = f"from 0 to {count - 1}" + (f", or {IGNORE} where nothing is predicted" if ignored else "")
     if wrong.any():
         row, place = (int(x) for x in np.argwhere(wrong)[0])
-        raise InputError(
-            f"example {ids[row]}, position {place}: input {inputs[row, place]} and target {targets[row, place]} must "
-            f"be token ids from 0 to {vocab_size - 1} (target {IGNORE}: not predicted)"
-        )
-    key_mask = None if (lengths == longest).all() else torch.from_numpy(np.arange(longest) < lengths[:, None])
-    documents, nbytes = [example.document for example in chosen], [example.nbytes for example in chosen]
-    return Batch(list(ids), torch.from_numpy(inputs), torch.from_numpy(targets), key_mask, documents, nbytes)
+        raise InputError(f"example {ids[row]}, position {place}: {what} {values[row, place]} must be {allowed}")

@@ -5,7 +5,9 @@ from typing import Literal
 
 from regard.errors import ConfigError
 from regard.models.config import ModelConfig
-from regard.tasks.config import TaskConfig, TextConfig
+from regard.models.encoder_config import EncoderConfig
+from regard.models.encoder_decoder_config import EncoderDecoderConfig
+from regard.tasks.config import TEXT_CLASSES, ClassificationConfig, TaskConfig, TextConfig
 from regard.training.schedule import Schedule
 
 _LEAST = {
@@ -111,14 +113,62 @@ class TrainingConfig:
             raise ConfigError("\n".join(problems))
 
 
+AnyModelConfig = ModelConfig | EncoderConfig | EncoderDecoderConfig
+
+SHAPES: dict[str, type[AnyModelConfig]] = {
+    "text": ModelConfig,
+    "recall": ModelConfig,
+    "copy": ModelConfig,
+    "masked": EncoderConfig,
+    "classification": EncoderConfig,
+    "translation": EncoderDecoderConfig,
+}
+"""task -> the kind of model that is trained on it: a causal decoder, an encoder with a head, or an encoder-decoder"""
+
+
+def default_model(task: TaskConfig) -> AnyModelConfig:
+    """The model that a task is trained on where nothing is said; of images, one with a vector in front that is read and
+    with learned positions.
+
+    Example:
+        >>> type(default_model(TextConfig())).__name__
+        'ModelConfig'
+
+    Source: of images: Dosovitskiy et al. 2021, section 3.1.
+    """
+    if isinstance(task, ClassificationConfig) and task.data not in TEXT_CLASSES:
+        return EncoderConfig(cls_token=True, position="learned")
+    return SHAPES[task.name]()
+
+
 @dataclass(frozen=True)
 class RunConfig:
-    """A training run, complete: model, task, training.
+    """A training run, complete: model, task, training. Without a model it is `default_model` of the task.
 
-    The vocabulary belongs to the task: `model.vocab_size` becomes the task's, and `model.max_length` at least the
-    task's length, when the run starts (`regard.training.run.fitted`); config.toml says what they became.
+    What goes in and out belongs to the task: when the run starts, the model's vocabulary, width of vectors and tokens
+    that begin and end a sequence become the task's, and `model.max_length` at least the task's length
+    (`regard.training.network.fitted`); config.toml says what they became.
+
+    Raises:
+        ConfigError: a model of a kind that cannot do the task.
+
+    Example:
+        >>> from regard.tasks import MaskedConfig
+        >>> type(RunConfig(task=MaskedConfig()).model).__name__
+        'EncoderConfig'
     """
 
-    model: ModelConfig = field(default_factory=ModelConfig)
+    model: AnyModelConfig = None  # type: ignore[assignment]  # until the task is known
     task: TaskConfig = field(default_factory=TextConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
+
+    def __post_init__(self) -> None:
+        if self.model is None:
+            object.__setattr__(self, "model", default_model(self.task))
+        wanted = SHAPES[self.task.name]
+        if type(self.model) is not wanted:
+            raise ConfigError(
+                f"task {self.task.name} trains a model of kind {wanted.__name__}, got {type(self.model).__name__}; "
+                f"give a {wanted.__name__}, or a task for this one: "
+                f"{', '.join(name for name, kind in SHAPES.items() if kind is type(self.model)) or 'none'}"
+            )

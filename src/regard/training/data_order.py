@@ -59,6 +59,11 @@ class DataOrder:
         first = step * self.batch_size
         return [self._example(place) for place in range(first, first + self.batch_size)]
 
+    def epochs(self, step: int) -> list[int]:
+        """The epoch of each of them, from 0."""
+        first = step * self.batch_size
+        return [place // self.count for place in range(first, first + self.batch_size)]
+
     def _example(self, place: int) -> int:
         epoch, index = divmod(place, self.count)
         if epoch != self._epoch:

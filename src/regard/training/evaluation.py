@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from regard.errors import DataError
 from regard.tasks.base import IGNORE, Examples
-from regard.training.batches import collate
+from regard.training.batches import Batch, collate
 
 
 @dataclass
@@ -74,19 +74,24 @@ def score(
     device: torch.device | None = None,
     dtype: torch.dtype = torch.float32,
     limit: int = 0,
+    num_targets: int | None = None,
     stopped: Callable[[], bool] = lambda: False,
+    each: Callable[[Batch, Tensor], None] = lambda batch, logits: None,
 ) -> Scores | None:
     """Evaluate a model, in evaluation mode and without gradient; its mode is put back afterwards.
 
     Args:
-        model: tokens -> output with `logits` (batch, length, vocab).
+        model: what `Batch.through` calls -> output with `logits` (batch, length, targets), or (batch, targets) where an
+            example has one target.
         examples: a split.
         vocab_size: token ids are below.
         batch_size: examples at a time.
         device: of the model; None: the CPU.
         dtype: bfloat16 uses autocast; logits become float32 before the loss.
         limit: as many examples, evenly spaced; 0: all.
+        num_targets: targets are below; None: they are token ids.
         stopped: asked between batches; once it says so, evaluation gives up.
+        each: called with every batch and its logits, for what sums do not say.
 
     Returns:
         The scores, or None if stopped.
@@ -102,10 +107,12 @@ def score(
         for first in range(0, len(chosen), batch_size):
             if stopped():
                 return None
-            batch = collate(examples, chosen[first : first + batch_size], vocab_size).to(device)
+            ids = chosen[first : first + batch_size]
+            batch = collate(examples, ids, vocab_size, num_targets=num_targets).to(device)
             with autocast(device, dtype):
-                logits = model(batch.inputs, key_mask=batch.key_mask).logits
+                logits = batch.through(model).logits
             nats, correct = measure(logits, batch.targets)
+            each(batch, logits)
             kept = (batch.targets != IGNORE).sum(1)
             rows = zip(nats.tolist(), kept.tolist(), correct.tolist(), batch.nbytes, strict=True)
             for document, row in zip(batch.documents, rows, strict=True):
@@ -122,11 +129,11 @@ def measured(count: int, limit: int) -> list[int]:
 
 
 def measure(
-    logits: Float[Tensor, "batch length vocab"], targets: Int[Tensor, "batch length"]
+    logits: Float[Tensor, "batch *length vocab"], targets: Int[Tensor, "batch length"]
 ) -> tuple[Float[Tensor, " batch"], Int[Tensor, " batch"]]:
     """Nats (summed in float64) and right answers (the largest logit) of each row."""
-    nats = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="none")
-    correct = (logits.argmax(-1) == targets) & (targets != IGNORE)
+    nats = F.cross_entropy(logits.float().flatten(0, -2), targets.flatten(), ignore_index=IGNORE, reduction="none")
+    correct = (logits.argmax(-1).view_as(targets) == targets) & (targets != IGNORE)
     return nats.view_as(targets).cpu().double().sum(1), correct.sum(1)
 
 

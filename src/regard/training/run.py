@@ -9,19 +9,29 @@ from pathlib import Path
 from torch import nn
 
 from regard.errors import CheckpointError, ConfigError
-from regard.models import LanguageModel
-from regard.models.generate import generate
-from regard.tasks import TaskConfig, TextConfig, build_task
+from regard.tasks import (
+    TEXT_CLASSES,
+    ClassificationConfig,
+    TaskConfig,
+    TextConfig,
+    TranslationConfig,
+    build_task,
+    has_text,
+)
 from regard.tasks.base import Split, Task
 from regard.tasks.corpus import BUNDLED
 from regard.tasks.tokenizer import Tokenizer, load_tokenizer
-from regard.training import checkpoint, environment, metrics, toml
+from regard.tasks.translation import BUNDLED as BUNDLED_PAIRS
+from regard.training import checkpoint, environment, metrics, network, toml
 from regard.training.config import RunConfig
 from regard.training.evaluation import score
 from regard.training.files import writing
+from regard.training.loaded import Loaded
 from regard.training.trainer import OnProgress, Trainer, chosen_device
 
 Report = dict[str, object]
+
+LABELS = "labels.json"
 
 
 @dataclass(frozen=True)
@@ -43,58 +53,15 @@ class RunResult:
         return metrics.read(self.path / "metrics.jsonl")
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """A trained model with what it needs to read and write text. tokenizer: None for tasks without text."""
-
-    model: LanguageModel
-    tokenizer: Tokenizer | None
-    config: RunConfig
-    path: Path
-    step: int
-
-    def generate(
-        self,
-        prompt: str,
-        *,
-        max_new_tokens: int = 200,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        seed: int = 0,
-        stop: tuple[str, ...] = (),
-    ) -> str:
-        """Continue a text; the continuation alone. Options as `regard.models.generate`.
-
-        Raises:
-            ConfigError: the run's task has no text.
-        """
-        if self.tokenizer is None:
-            raise ConfigError(
-                f"{self.path} was trained on {self.config.task.name}, which has no text; use `.model` with token ids"
-            )
-        rows = generate(
-            self.model,
-            [prompt],
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            seed=seed,
-            stop=stop,
-            tokenizer=self.tokenizer,
-        )
-        return rows[0].text
-
-
 def train(
     config: RunConfig, out: Path | str, *, resume: bool = False, on_progress: OnProgress | None = None
 ) -> RunResult:
-    """Train a model.
+    """Train the kind of model that the task needs.
 
     Args:
         config: what to train, on what, and how.
-        out: directory of the run: config.toml, env.json, metrics.jsonl, checkpoints, tokenizer.json.
+        out: directory of the run: config.toml, env.json, metrics.jsonl, checkpoints; tokenizer.json of a task on text,
+            labels.json of one with classes.
         resume: go on with the run in `out` if there is one; it must have this configuration. A killed run gives the
             same bits as one that was not.
         on_progress: called with every event, such as `regard.training.progress.Display`.
@@ -124,11 +91,14 @@ def train(
     with _fresh(out) as partial:
         task = build_task(config.task, seed=config.training.seed)
         config = fitted(config, task)
-        LanguageModel(config.model)
+        network.build(config.model, len(task.classes))
         with writing(out):
             toml.save(config, partial / "config.toml")
             if task.tokenizer is not None:
                 task.tokenizer.save(partial / "tokenizer.json")
+            labels = network.labels(task)
+            if labels is not None:
+                labels.save(partial / LABELS)
     return _finish(out, config, task, on_progress)
 
 
@@ -165,10 +135,11 @@ def load(run: Path | str, *, best: bool = False, device: str = "auto") -> Loaded
     found = checkpoint.newest(folder)[0] if chosen is None else checkpoint.load(chosen)
     if found is None:
         raise CheckpointError(f"{run} has no checkpoint yet; continue it with regard train --resume {run}")
-    model = LanguageModel(config.model)
+    labels = network.Labels.load(run / LABELS) if isinstance(config.task, ClassificationConfig) else None
+    model = network.build(config.model, 0 if labels is None else len(labels.classes))
     checkpoint.restore_model(model, found)
     model = model.to(chosen_device(device)).eval()
-    return Loaded(model, _tokenizer(run, config), config, run, found.progress.step)
+    return Loaded(model, _tokenizer(run, config), config, run, found.progress.step, labels)
 
 
 def evaluate(
@@ -208,30 +179,51 @@ def evaluate(
         task = build_task(wanted, seed=config.training.seed, tokenizer=tokenizer if keeps else None)
     if task is None:
         raise ConfigError("evaluate needs a task for a model that does not come from a run")
-    vocab_size = getattr(getattr(model, "config", None), "vocab_size", task.vocab_size)
-    if task.vocab_size != vocab_size:
-        raise ConfigError(f"the task has {task.vocab_size} tokens, the model {vocab_size}; they must be the same")
+    if isinstance(model, network.Network):
+        _require_fit(task, *network.sizes(model))
     device = next(model.parameters()).device
-    scores = score(model, task.examples(split), task.vocab_size, batch_size=batch_size, device=device, limit=limit)
+    scores = score(
+        model,
+        task.examples(split),
+        task.vocab_size,
+        batch_size=batch_size,
+        device=device,
+        limit=limit,
+        num_targets=task.num_targets,
+    )
     assert scores is not None
     return {"split": split, "task": task.name, **scores.summary(), "documents": scores.table()}
 
 
+def _require_fit(task: Task, vocab_size: int, targets: int) -> None:
+    if task.vocab_size != vocab_size:
+        raise ConfigError(f"the task has {task.vocab_size} tokens, the model {vocab_size}; they must be the same")
+    if task.num_targets != targets:
+        raise ConfigError(f"the task has {task.num_targets} classes, the model {targets}; they must be the same")
+
+
 def fitted(config: RunConfig, task: Task) -> RunConfig:
-    """The configuration with the task's vocabulary, room for its length, and paths that hold from any folder."""
-    length = max(config.model.max_length, task.length)
-    model = replace(config.model, vocab_size=task.vocab_size, max_length=length)
+    """The configuration with what the task decides of the model, and paths that hold from any folder."""
     wanted = config.task
     if isinstance(wanted, TextConfig):
-        corpus = wanted.corpus if wanted.corpus in BUNDLED else str(Path(wanted.corpus).expanduser().resolve())
-        cache = None if wanted.cache is None else str(Path(wanted.cache).expanduser().resolve())
+        cache = None if wanted.cache is None else _absolute(wanted.cache)
+        corpus = wanted.corpus if wanted.corpus in BUNDLED else _absolute(wanted.corpus)
         wanted = replace(wanted, corpus=corpus, cache=cache)
-    return replace(config, model=model, task=wanted)
+    elif isinstance(wanted, TranslationConfig) and wanted.corpus != BUNDLED_PAIRS:
+        wanted = replace(wanted, corpus=_absolute(wanted.corpus))
+    elif isinstance(wanted, ClassificationConfig) and wanted.data not in TEXT_CLASSES:
+        wanted = replace(wanted, data=_absolute(wanted.data))
+    return replace(config, model=network.fitted(config.model, task), task=wanted)
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().resolve())
 
 
 def _finish(run: Path, config: RunConfig, task: Task, on_progress: OnProgress | None) -> RunResult:
     environment.record(run / "env.json", chosen_device(config.training.device), config.training.threads)
-    trainer = Trainer(LanguageModel(config.model), task, config.training, run, on_progress=on_progress)
+    model = network.build(config.model, len(task.classes))
+    trainer = Trainer(model, task, config.training, run, on_progress=on_progress)
     trainer.fit()
     lines = [line for line in metrics.read(run / "metrics.jsonl") if line["kind"] == "evaluate"]
     return RunResult(run, config, lines[-1], tuple(trainer.damaged))
@@ -251,7 +243,7 @@ def _config(run: Path) -> RunConfig:
 def _tokenizer(run: Path, config: RunConfig) -> Tokenizer | None:
     """Every run on text has one, others have none."""
     path = run / "tokenizer.json"
-    if not isinstance(config.task, TextConfig):
+    if not has_text(config.task):
         return None
     if not path.exists():
         raise CheckpointError(f"{path} is missing, so the run's tokens cannot be read; restore it, or start a new run")
@@ -261,7 +253,7 @@ def _tokenizer(run: Path, config: RunConfig) -> Tokenizer | None:
 def _require_same(config: RunConfig, saved: RunConfig, run: Path) -> None:
     wanted, found = asdict(config), asdict(saved)
     if config.task.name != saved.task.name:
-        wanted["task"], found["task"] = {"name": config.task.name}, {"name": saved.task.name}
+        wanted, found = {"task": {"name": config.task.name}}, {"task": {"name": saved.task.name}}
     differences = [
         f"{section}.{name}: {found[section][name]!r} there, {value!r} asked for"
         for section, values in wanted.items()

@@ -1,21 +1,24 @@
 """Run configurations as TOML: read, validated with all problems at once, layered, and written.
 
-The sections are those of `RunConfig`. `task.name` chooses the task: text, recall or copy. A key that is absent has its
-default; TOML has no null, and every field that may be None has None as its default.
+The sections are those of `RunConfig`. `task.name` chooses the task, and with it the kind of model. A key that is absent
+has its default; TOML has no null, and every field that may be None has None as its default.
 """
 
+import difflib
 import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, asdict, fields
 from pathlib import Path
 from types import GenericAlias
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from regard.errors import ConfigError, nearest
-from regard.models.config import ModelConfig
 from regard.tasks.config import TaskConfig
-from regard.training.config import RunConfig, TrainingConfig
+from regard.training.config import SHAPES, RunConfig, TrainingConfig, default_model
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 Table = dict[str, Any]
 
@@ -34,7 +37,8 @@ def load(path: Path) -> RunConfig:
 def layer(defaults: RunConfig, path: Path | None = None, overrides: Mapping[str, object] | None = None) -> RunConfig:
     """Defaults, then a file, then single values: the later wins.
 
-    A file that names another task than the defaults starts from that task's own defaults.
+    Another task than that of the defaults starts from its own defaults, and so does the model where nothing was said of
+    it or where the task trains another kind.
 
     Args:
         defaults: what holds where nothing else is said.
@@ -50,15 +54,21 @@ def layer(defaults: RunConfig, path: Path | None = None, overrides: Mapping[str,
     for key, value in (overrides or {}).items():
         section, _, name = key.partition(".")
         flags.setdefault(section, {})[name] = value
+    source = "configuration" if path is None else str(path)
+    if not all(isinstance(values, dict) for values in given.values()):
+        return from_table(given, source=source)  # which says what is wrong
+    if defaults.model == default_model(defaults.task):
+        table["model"] = {}
     for update in (given, flags):
+        before = table["task"]["name"]
+        named = update.get("task", {}).get("name", before)
+        if named != before:
+            table["task"] = {"name": named}
+            if _shape(table) is not type(defaults.model):
+                table["model"] = given.get("model", {})
         for section, values in update.items():
-            if not isinstance(values, dict):
-                table[section] = values
-                continue
-            if section == "task" and values.get("name", table["task"]["name"]) != table["task"]["name"]:
-                table["task"] = {}
             table[section] = {**table.get(section, {}), **values}
-    return from_table(table, source="configuration" if path is None else str(path))
+    return from_table(table, source=source)
 
 
 def save(config: RunConfig, path: Path) -> None:
@@ -86,9 +96,13 @@ def to_table(config: RunConfig) -> Table:
         part = getattr(config, section.name)
         nothing = [f.name for f in fields(part) if getattr(part, f.name) is None and _default(f) is not None]
         assert not nothing, f"{section.name}: {nothing} are None, which is not their default and cannot be written"
-        values = {name: value for name, value in asdict(part).items() if value is not None}
+        values = _plain(part)
         table[section.name] = {"name": part.name, **values} if section.name == "task" else values
     return table
+
+
+def _plain(part: "DataclassInstance") -> Table:
+    return {name: value for name, value in asdict(part).items() if value is not None}
 
 
 def from_table(table: Mapping[str, Any], *, source: str = "configuration") -> RunConfig:
@@ -101,13 +115,15 @@ def from_table(table: Mapping[str, Any], *, source: str = "configuration") -> Ru
     parts: dict[str, Any] = {}
     known = {section.name for section in fields(RunConfig)}
     problems += [f"unknown section [{name}]; {nearest(name, known)}" for name in table if name not in known]
-    for section in sorted(known):
+    for section in ("task", "training", "model"):  # the task first: it decides what the model may be
         values = table.get(section, {})
         if not isinstance(values, Mapping):
             problems.append(f"{section} must be a section of keys and values, got {values!r}")
             continue
         values = {name: value for name, value in values.items() if value is not None}
-        cls = _section_class(section, values, problems)
+        cls = _section_class(section, values, table, problems)
+        if section == "model" and parts.get("task") is not None:
+            values = {**_plain(default_model(parts["task"])), **values}
         if cls is not None:
             parts[section] = _validated(cls, section, values, problems)
     if problems:
@@ -116,13 +132,22 @@ def from_table(table: Mapping[str, Any], *, source: str = "configuration") -> Ru
     return RunConfig(**parts)
 
 
-def _section_class(section: str, values: Table, problems: list[str]) -> type | None:
-    if section != "task":
-        return {"model": ModelConfig, "training": TrainingConfig}[section]
+def _section_class(section: str, values: Table, table: Mapping[str, Any], problems: list[str]) -> type | None:
+    if section == "training":
+        return TrainingConfig
+    if section == "model":
+        return _shape(table)
     name = values.pop("name", "text")
     if name not in _TASKS:
         problems.append(f"task.name: unknown task {name!r}; {nearest(str(name), _TASKS)}")
     return _TASKS.get(name)
+
+
+def _shape(table: Mapping[str, Any]) -> type:
+    """The kind of model that the task trains; of a task that there is not, what the nearest one does."""
+    task = table.get("task", {})
+    name = task.get("name", "text") if isinstance(task, Mapping) else "text"
+    return SHAPES[(difflib.get_close_matches(str(name), SHAPES, n=1) or ["text"])[0]]
 
 
 def _validated(cls: type, section: str, values: Table, problems: list[str]) -> object:

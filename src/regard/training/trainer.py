@@ -37,7 +37,7 @@ class Trainer:
     gives the same bits as one that was not.
 
     Args:
-        model: tokens -> output with `logits` and `losses`; `loss_weights` says the weight of each loss.
+        model: what `Batch.through` calls -> output with `logits` and `losses`; `loss_weights` says the weight of each.
         task: the data.
         config: how.
         run: directory of `metrics.jsonl` and `checkpoints`; continued if it holds a checkpoint.
@@ -58,8 +58,9 @@ class Trainer:
         self.dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
         self.model = model.to(self.device)
         self.weights: dict[str, float] = model.loss_weights  # type: ignore[assignment]
-        self.dim: int | None = getattr(getattr(model, "config", None), "dim", None)
-        self.vocab_size = task.vocab_size
+        shape = getattr(getattr(model, "encoder", model), "config", None)  # a head on an encoder has its shape
+        self.dim: int | None = getattr(shape, "dim", None)
+        self.vocab_size, self.num_targets = task.vocab_size, task.num_targets
         self.train_examples, self.validation = task.examples("train"), task.examples("valid")
         self.order = DataOrder(len(self.train_examples), config.batch_size, config.seed)
         self.optimizer = adamw(
@@ -131,10 +132,16 @@ class Trainer:
             minimum_ratio=config.minimum_ratio,
             dim=self.dim,
         )
-        ids = self.order.batch(progress.step)
+        ids, epochs = self.order.batch(progress.step), self.order.epochs(progress.step)
         size = config.batch_size // config.accumulation
         parts = [
-            collate(self.train_examples, ids[first : first + size], self.vocab_size)
+            collate(
+                self.train_examples,
+                ids[first : first + size],
+                self.vocab_size,
+                num_targets=self.num_targets,
+                epochs=epochs[first : first + size],
+            )
             for first in range(0, config.batch_size, size)
         ]
         self.model.train()
@@ -170,8 +177,8 @@ class Trainer:
             share = part.positions / positions
             batch = part.to(self.device)
             with autocast(self.device, self.dtype):
-                output = self.forward(batch.inputs, key_mask=batch.key_mask)
-            logits, targets = output.logits.float().flatten(0, 1), batch.targets.flatten()
+                output = batch.through(self.forward)
+            logits, targets = output.logits.float().flatten(0, -2), batch.targets.flatten()
             nats = F.cross_entropy(logits, targets, ignore_index=IGNORE, reduction="sum")
             objective = self._smoothed(logits, targets, nats) / max(tokens, 1)
             for name, loss in output.losses.items():
@@ -226,6 +233,7 @@ class Trainer:
             device=self.device,
             dtype=self.dtype,
             limit=config.evaluate_examples,
+            num_targets=self.num_targets,
             stopped=lambda: self.signals.received is not None,
         )
         if scores is None:

@@ -1,0 +1,215 @@
+"""A trained model, ready for use: what it does with a text or an image follows from what it was trained on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+import torch
+from jaxtyping import Int64, UInt8
+from torch import Tensor
+
+from regard.errors import ConfigError, InputError, LimitError, ShapeError
+from regard.models import Classifier, EncoderDecoder, LanguageModel, MaskedLanguageModel
+from regard.models.beam import beam_search
+from regard.models.generate import evaluation, generate
+from regard.tasks.base import Example
+from regard.tasks.classification import Patches, Texts
+from regard.tasks.tokenizer import Tokenizer
+from regard.training.batches import collate
+from regard.training.config import RunConfig
+from regard.training.network import Labels, Network
+
+MASK = "[MASK]"
+"""What stands for a hidden token in the text that `Loaded.fill` takes."""
+_DOES = {"text": "generate", "masked": "fill", "classification": "classify", "translation": "translate"}
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A trained model with what it needs to read and write. tokenizer: None for tasks without text. labels: of classes.
+
+    Which method works is the task's: `generate` after text, `translate` after translation, `classify` after
+    classification, `fill` after masked.
+    """
+
+    model: Network
+    tokenizer: Tokenizer | None
+    config: RunConfig
+    path: Path
+    step: int
+    labels: Labels | None = None
+
+    def generate(
+        self,
+        prompt: str,
+        *,
+        max_new_tokens: int = 200,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int = 0,
+        stop: tuple[str, ...] = (),
+    ) -> str:
+        """Continue a text; the continuation alone. Options as `regard.models.generate`.
+
+        Raises:
+            ConfigError: the run's task does not continue text.
+        """
+        if not isinstance(self.model, LanguageModel) or self.tokenizer is None:
+            self._refuse("continue text")
+        rows = generate(
+            self.model,
+            [prompt],
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+            stop=stop,
+            tokenizer=self.tokenizer,
+        )
+        return rows[0].text
+
+    def translate(
+        self,
+        sentences: Sequence[str],
+        *,
+        beams: int = 4,
+        length_penalty: float = 0.6,
+        max_new_tokens: int | None = None,
+        batch_size: int = 16,
+    ) -> list[str]:
+        """The best translation that beam search finds of each sentence.
+
+        Args:
+            sentences: in the source language; sentences of like length share a batch.
+            beams: as `beam_search`; 1: greedy.
+            length_penalty: its `alpha`.
+            max_new_tokens: longest translation; None: as long as those that the run was trained on.
+            batch_size: sentences at a time.
+
+        Raises:
+            ConfigError: the run's task is not translation, or an option is out of range.
+            InputError: an empty sentence. LimitError: one longer than those that the run was trained on.
+        """
+        if not isinstance(self.model, EncoderDecoder) or self.tokenizer is None:
+            self._refuse("translate")
+        if isinstance(sentences, str):
+            raise ConfigError("translate takes a list of sentences; put the one in brackets")
+        if batch_size < 1:
+            raise ConfigError(f"batch_size must be at least 1, got {batch_size}")
+        ids = [self._ids(f"sentence {at}", text, room=1) for at, text in enumerate(sentences)]
+        found: dict[int, str] = {}
+        order = sorted(range(len(ids)), key=lambda at: len(ids[at]))
+        for first in range(0, len(order), batch_size):
+            rows = order[first : first + batch_size]
+            best = beam_search(
+                self.model,
+                [np.append(ids[row], self.tokenizer.separator) for row in rows],
+                max_new_tokens=self.config.task.length if max_new_tokens is None else max_new_tokens,
+                beams=beams,
+                alpha=length_penalty,
+            )
+            for row, hypotheses in zip(rows, best, strict=True):
+                tokens = hypotheses[0].tokens.numpy()
+                found[row] = self.tokenizer.decode(tokens[: -1 if hypotheses[0].ended == "stop" else None])
+        return [found[row] for row in range(len(ids))]
+
+    def classify(self, given: str | UInt8[np.ndarray, "height width *channels"]) -> dict[str, float]:
+        """The probability of every class of a text or an image, the most probable one first.
+
+        A text longer than the run's examples is read in pieces, whose probabilities are averaged.
+
+        Raises:
+            ConfigError: the run's task is not classification, or not of what is given.
+            InputError: an empty text. ShapeError: an image unlike those that the run was trained on.
+        """
+        if not isinstance(self.model, Classifier) or self.labels is None:
+            self._refuse("classify")
+        if isinstance(given, str) != (self.tokenizer is not None):
+            reads = "text" if self.tokenizer is not None else "images, as arrays of bytes"
+            raise ConfigError(f"{self.path} was trained on {reads}; give it one of these")
+        if isinstance(given, str):
+            assert self.tokenizer is not None
+            ids = self._ids("the text", given)
+            examples = Texts.cut([ids], [0], self.config.task.length, self.tokenizer.separator)
+        else:
+            examples = self._patches(given, self.labels)
+        config, total = self.model.encoder.config, torch.zeros(len(self.labels.classes), dtype=torch.float64)
+        with evaluation(self.model), torch.no_grad():
+            for at in range(len(examples)):
+                batch = collate(examples, [at], config.vocab_size, num_targets=len(total)).to(self._device)
+                total += batch.through(self.model).logits[0].double().softmax(-1).cpu()
+        named = zip(self.labels.classes, (total / len(examples)).tolist(), strict=True)
+        return dict(sorted(named, key=lambda one: -one[1]))
+
+    def fill(self, text: str) -> str:
+        """A text with every `[MASK]` replaced by one token, the likeliest first, each given those before.
+
+        Under the tokenizer of bytes a token is one byte.
+
+        Raises:
+            ConfigError: the run's task is not masked.
+            InputError: a text without a mask. LimitError: one longer than those that the run was trained on.
+        """
+        if not isinstance(self.model, MaskedLanguageModel) or self.tokenizer is None:
+            self._refuse("fill in masks")
+        parts = text.split(MASK)
+        if len(parts) == 1:
+            raise InputError(
+                f"the text has no {MASK}, so there is nothing to fill in; write one for every hidden token"
+            )
+        hidden = self.tokenizer.vocab_size  # as `MaskedTask.mask`
+        ids = [self.tokenizer.encode(part) for part in parts]
+        tokens = torch.tensor([token for part in ids for token in (hidden, *part)][1:], device=self._device)
+        self._require_room("the text", len(tokens))
+        with evaluation(self.model), torch.no_grad():
+            while (places := (tokens == hidden).nonzero()[:, 0]).numel():
+                logits = self.model(tokens[None]).logits[0, places].double()
+                logits[:, [hidden, self.tokenizer.separator]] = -torch.inf
+                best: Tensor = logits.log_softmax(-1).amax(-1).argmax()
+                tokens[places[best]] = logits[best].argmax()
+        return self.tokenizer.decode(tokens.cpu().numpy())
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def _ids(self, who: str, text: str, *, room: int = 0) -> Int64[np.ndarray, "length"]:
+        """The tokens of a text that is not empty; with `room`, one that is as long as training was, so many left."""
+        assert self.tokenizer is not None
+        if not text.strip():
+            raise InputError(f"{who} is empty: give some text")
+        ids = self.tokenizer.encode(text)
+        if room:
+            self._require_room(who, len(ids) + room)
+        return ids
+
+    def _require_room(self, who: str, length: int) -> None:
+        if length > self.config.task.length:
+            raise LimitError(
+                f"{who} takes {length} tokens, and {self.path} was trained on at most {self.config.task.length}; "
+                "cut it, or train with a larger --task.length"
+            )
+
+    def _patches(self, image: np.ndarray, labels: Labels) -> Patches:
+        images = np.asarray(image)[None]
+        size = labels.patch
+        right = images.dtype == np.uint8 and images.ndim in (3, 4) and not any(x % size for x in images.shape[1:3])
+        if right:
+            patches = Patches(images, np.zeros(1, np.int64), size, labels.mean, labels.deviation)
+            first: Example = patches[0]
+            if first.inputs.shape == (labels.patches, self.model.encoder.config.input_dim):  # type: ignore[union-attr]
+                return patches
+        raise ShapeError(
+            f"{self.path} reads images of {labels.patches} patches of {size} x {size}, bytes (height, width) or "
+            f"(height, width, channels), got {images.dtype} {images.shape[1:]}"
+        )
+
+    def _refuse(self, what: str) -> NoReturn:
+        task = self.config.task.name
+        if task not in _DOES:
+            raise ConfigError(f"{self.path} was trained on {task}, which has no text; use `.model` with token ids")
+        raise ConfigError(f"{self.path} was trained on {task}, so it cannot {what}; use `.{_DOES[task]}`")

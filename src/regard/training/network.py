@@ -1,0 +1,110 @@
+"""The network of a run, and what belongs to it beside its weights."""
+
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from regard.errors import CheckpointError
+from regard.models import LanguageModel
+from regard.models.config import ModelConfig
+from regard.models.encoder import Encoder
+from regard.models.encoder_config import EncoderConfig
+from regard.models.encoder_decoder import EncoderDecoder
+from regard.models.encoder_decoder_config import EncoderDecoderConfig
+from regard.models.heads import Classifier, MaskedLanguageModel
+from regard.tasks.base import Task
+from regard.training.config import AnyModelConfig
+from regard.training.files import write_json
+
+Network = LanguageModel | MaskedLanguageModel | Classifier | EncoderDecoder
+
+
+@dataclass(frozen=True)
+class Labels:
+    """What a classifier tells apart. The rest is how it reads images, as `Patches` does; patch 0: it reads text."""
+
+    classes: tuple[str, ...]
+    patch: int = 0
+    patches: int = 0
+    mean: float = 0.0
+    deviation: float = 1.0
+
+    def save(self, path: Path) -> None:
+        """Write them as JSON."""
+        write_json(path, asdict(self))
+
+    @classmethod
+    def load(cls, path: Path) -> "Labels":
+        """Read what `save` wrote.
+
+        Raises:
+            CheckpointError: it is missing or damaged.
+        """
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            return cls(**{**found, "classes": tuple(found["classes"])})
+        except OSError as error:
+            raise CheckpointError(f"cannot read {path}: {error.strerror}; restore it, or start a new run") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(f"{path} is damaged: {error!r}; restore it, or start a new run") from error
+
+
+def labels(task: Task) -> Labels | None:
+    """What a run on this task writes beside its weights; None where targets are tokens."""
+    if not task.classes:
+        return None
+    if not task.input_dim:
+        return Labels(task.classes)
+    images: Any = task.examples("train")
+    return Labels(task.classes, images.patch, task.length, images.mean, images.deviation)
+
+
+def build(config: AnyModelConfig, classes: int = 0) -> Network:
+    """The network of a configuration, with new weights.
+
+    Args:
+        config: its shape.
+        classes: what an encoder tells apart; 0: it predicts masked tokens.
+
+    Raises:
+        ConfigError, UnsupportedError: as the models.
+
+    Example:
+        >>> type(build(EncoderConfig(dim=32), classes=3)).__name__
+        'Classifier'
+    """
+    if isinstance(config, ModelConfig):
+        return LanguageModel(config)
+    if isinstance(config, EncoderDecoderConfig):
+        return EncoderDecoder(config)
+    encoder = Encoder(config)
+    return Classifier(encoder, classes=classes) if classes else MaskedLanguageModel(encoder)
+
+
+def fitted(config: AnyModelConfig, task: Task) -> AnyModelConfig:
+    """The configuration with what the task decides: vocabulary, width of vectors, ends of a sequence, room."""
+    longest = max(config.max_length, task.length)
+    if isinstance(config, EncoderDecoderConfig):
+        assert task.tokenizer is not None
+        end = task.tokenizer.separator
+        return replace(
+            config,
+            vocab_size=task.vocab_size,
+            source_vocab_size=None,
+            start_token=end,
+            end_token=end,
+            max_length=longest,
+        )
+    if isinstance(config, EncoderConfig):
+        longest = max(config.max_length, task.length + config.cls_token)
+        return replace(config, vocab_size=task.vocab_size, input_dim=task.input_dim, max_length=longest)
+    return replace(config, vocab_size=task.vocab_size, max_length=longest)
+
+
+def sizes(model: Network) -> tuple[int, int]:
+    """Token ids that a network reads (0: it reads vectors), and targets that it tells apart."""
+    if isinstance(model, Classifier):
+        return model.encoder.config.vocab_size, model.output.out_features
+    config = model.encoder.config if isinstance(model, MaskedLanguageModel) else model.config
+    return config.vocab_size, config.vocab_size
