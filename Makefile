@@ -49,6 +49,7 @@ docs: .venv/.docs  ## docs/_build/html
 
 bench: .venv/.base  ## recorded, never asserted; see LOG.md
 	for script in benchmarks/[a-z]*.py; do $(BIN)/python $$script || exit 1; done
+	$(BIN)/regard claims all --out runs/claims
 
 mutation: .venv/.test  ## mechanical mutants of every mechanism; lists the survivors
 	$(BIN)/python -m regard.testing.mutation --tests 'tests/attention/{family}/test_{name}.py'

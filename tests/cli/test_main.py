@@ -12,7 +12,20 @@ import regard as package
 from regard import errors
 from regard.cli import main as command
 
-VERBS = {"bench", "check", "checkpoint", "compare", "doctor", "evaluate", "generate", "info", "list", "report", "train"}
+VERBS = {
+    "bench",
+    "check",
+    "checkpoint",
+    "claims",
+    "compare",
+    "doctor",
+    "evaluate",
+    "generate",
+    "info",
+    "list",
+    "report",
+    "train",
+}
 PROGRAM = [sys.executable, "-m", "regard.cli.main"]
 
 

@@ -88,9 +88,7 @@ def conclude(
         return Conclusion("does not hold", f"outside what the claim says: {named('does not hold')}", checked, judged)
     if named("inconclusive"):
         return Conclusion("inconclusive", f"cannot be told from the bound: {named('inconclusive')}", checked, judged)
-    return Conclusion(
-        "holds", "the controls reached their answers and all of it is what the claim says", checked, judged
-    )
+    return Conclusion("holds", "the controls reached their answers, and all is as the claim says", checked, judged)
 
 
 def judge(finding: Finding, values: Sequence[float]) -> Judged:

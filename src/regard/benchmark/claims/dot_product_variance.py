@@ -18,13 +18,13 @@ class DotProductVariance(Claim):
 
     about = About(
         title="Dot products are divided by sqrt(dim)",
-        says="The dot product of two vectors of independent components of variance 1 has variance dim. Such logits push "
-        "the softmax to where its gradient vanishes; divided by sqrt(dim) they have variance 1 at any width.",
+        says="The dot product of two vectors of independent components of variance 1 has variance dim. Such logits "
+        "push the softmax to where its gradient vanishes; divided by sqrt(dim) they have variance 1 at any width.",
         source="Vaswani et al. 2017, section 3.2.1 and its footnote 4",
-        control="Queries along one axis: the unscaled logits are that component of the keys, whose variance is 1. Equal "
-        "keys: the Jacobian of the softmax is known, its absolute entries sum to 2 (1 - 1/keys).",
-        measures="Random normal queries and keys in float64; logits read back from the weights that the mechanism gives; "
-        "their variance and the absolute Jacobian of the softmax, over dim.",
+        control="Queries along one axis: the unscaled logits are that component of the keys, whose variance is 1. "
+        "Equal keys: the Jacobian of the softmax is known, its absolute entries sum to 2 (1 - 1/keys).",
+        measures="Random normal queries and keys in float64; logits read back from the weights that the mechanism "
+        "gives; their variance and the absolute Jacobian of the softmax, over dim.",
     )
     controls = (
         Control(value="axis variance", title="variance of logits along one axis", expected=1.0, tolerance=0.1),
