@@ -31,7 +31,7 @@ class Judged:
 
     Attributes:
         low, high: the 95 % interval of the mean over seeds (Student's t).
-        smallest_effect: a mean that lies this far beyond a bound is told from it four times in five.
+        smallest_effect: a mean that lies this far beyond a bound is told from it about four times in five.
     """
 
     title: str
