@@ -20,8 +20,9 @@ myst_heading_anchors = 3
 html_theme = "furo"
 html_title = f"regard {release}"
 html_static_path = ["_static"]
+html_extra_path = ["generated/extra"]
 html_css_files = ["text.css"]
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "recorded", "generated/extra"]
 nitpicky = True
 
 

@@ -1,23 +1,29 @@
 """Writes one page per mechanism, the tables of the catalog and the matrix of the contract, all from the code itself."""
 
 import inspect
+import json
 import os
 import re
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from regard import catalog, position
+from regard.benchmark import claims
 from regard.core import Attention
 from regard.functional import weights
 from regard.info import Heads, Supports
 from regard.models import presets
 from regard.report import attention_map
+from regard.report import claims as claims_report
 from regard.testing import CHECKS, check_attention
 from regard.testing.position_pairs import Pair, position_pairs
 
 POSITIONS = 48
+RECORDED = Path(__file__).parent / "recorded" / "claims"
+"""written by `regard claims all --out docs/recorded/claims`"""
 SECTIONS = ("Args", "Returns", "Raises", "Example")
 MARKS = {"passed": "yes", "excused": "(fact)", "failed": "FAILED"}
 LEFT_OUT = "It was left out of this build (`REGARD_DOCS_CHECKS=none`)."
@@ -34,6 +40,9 @@ def write(folder: Path) -> None:
     (folder / "pairs.md").write_text(pairs_page(names), encoding="utf-8")
     (folder / "presets.md").write_text(preset_page(), encoding="utf-8")
     (folder / "contract.md").write_text(contract_page(names), encoding="utf-8")
+    (folder / "claims.md").write_text(claims_page(), encoding="utf-8")
+    recorded = [found for found in map(recorded_claim, claims.names()) if found]
+    claims_report.write(recorded, folder / "extra" / "measured_claims.html")
 
 
 def mechanism_page(name: str, folder: Path) -> str:
@@ -216,3 +225,39 @@ def contract_page(names: list[str]) -> str:
     lines += ["| check | " + " | ".join(names) + " |", "|---|" + "---|" * len(names)]
     lines += [f"| {check} | " + " | ".join(by_name[name].get(check, "") for name in names) + " |" for check in CHECKS]
     return "\n".join([*lines, ""])
+
+
+def claims_page() -> str:
+    """Every claim, and what came out when it was last recorded."""
+    lines = [
+        "# Claims: what came out",
+        "",
+        "[How a claim is judged](../claims.md). The numbers were recorded by `regard claims all`; the mean over seeds is",
+        "followed by its 95 % interval. Plots, every number and every setting:",
+        '<a href="../measured_claims.html">measured claims</a>.',
+        "",
+        "| claim | source | verdict |",
+        "|---|---|---|",
+    ]
+    found = {name: recorded_claim(name) for name in claims.names()}
+    for name, results in found.items():
+        about, verdict = claims.outline(name), results["verdict"] if results else "not recorded"
+        lines.append(f"| [{escaped(about.title)}](#{name.replace('_', '-')}) | {escaped(about.source)} | {verdict} |")
+    for name, results in found.items():
+        about = claims.outline(name)
+        lines += ["", f"## {name}", "", f"**{escaped(about.title)}.** {escaped(about.says)}", ""]
+        lines += [f"Source: {escaped(about.source)}.", "", f"Control: {escaped(about.control)}", ""]
+        lines += [f"Measured: {escaped(about.measures)}", ""]
+        if results:
+            lines += [f"**{results['verdict'][0].upper()}{results['verdict'][1:]}**: {escaped(results['reason'])}.", ""]
+            lines += ["| " + " | ".join(claims_report.COLUMNS) + " |", "|---" * len(claims_report.COLUMNS) + "|"]
+            lines += ["| " + " | ".join(map(escaped, row)) + " |" for row in claims_report.rows(results)]
+            lines += ["", f"{len(results['seeds'])} seeds, {results['seconds']:.0f} s, regard {results['version']}, "]
+            lines[-1] += f"torch {results['environment']['torch']}, {results['created'][:10]}."
+    return "\n".join([*lines, ""])
+
+
+def recorded_claim(name: str) -> dict[str, Any] | None:
+    """The results of a claim, if there are any."""
+    path = RECORDED / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None

@@ -55,6 +55,7 @@ def run(options: Options) -> int:
     from regard.training.files import write_json
 
     folder, screen = Path(options.out), console(machine=options.json)
+    recorded(folder)  # what cannot be shown beside the new results is refused before they are measured
     results: dict[str, dict[str, Any]] = {}
     threads = torch.get_num_threads()
     torch.set_num_threads(options.threads)
