@@ -8,14 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 import regard
 from regard import catalog, memory, position, specs
 from regard.core import Attention
 from regard.info import Heads
-from regard.models import ModelConfig, presets
-from regard.models.decoder import LanguageModel
+from regard.models import presets
 
 SOURCE = Path(regard.__file__).parent
 
@@ -79,11 +77,9 @@ def test_every_memory_loads(name):
 
 
 @pytest.mark.parametrize("name", presets.names())
-def test_every_preset_loads_and_its_small_model_runs(name):
+def test_every_preset_loads(name):
     assert presets.function(name).__name__ == name
-    assert isinstance(presets.build(name), ModelConfig)
-    model = LanguageModel(presets.build(name, dim=16, heads=2, layers=1, vocab_size=11, max_length=8)).eval()
-    assert model(torch.tensor([[1, 2, 3]])).logits.shape == (1, 3, 11)
+    assert isinstance(presets.build(name), presets.kind(name))
 
 
 @pytest.mark.parametrize("name", regard.__all__)

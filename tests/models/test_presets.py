@@ -1,52 +1,125 @@
-"""Every preset trains a step, evaluates, saves and loads, and streams to the parallel form."""
+"""Every preset trains a step, evaluates, saves and loads; decoders stream to the parallel form and generate."""
+
+from collections.abc import Callable
 
 import pytest
 import torch
 from safetensors.torch import load, save
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from regard.errors import ConfigError
-from regard.models import LanguageModel, presets
+from regard.integrations._weights import undrawn
+from regard.models import (
+    Classifier,
+    Encoder,
+    EncoderConfig,
+    EncoderDecoder,
+    EncoderDecoderConfig,
+    LanguageModel,
+    MaskedLanguageModel,
+    ModelConfig,
+    presets,
+)
+from regard.models.beam import beam_search
+from regard.models.encoder import patches
 from regard.models.generate import generate
 
-NAMES = presets.names()
-TINY = {"vocab_size": 31, "dim": 32, "layers": 2, "heads": 4, "max_length": 40, "mlp_dim": 48, "seed": 3}
+TINY = {"dim": 32, "layers": 2, "heads": 4, "head_dim": 8, "max_length": 40, "mlp_dim": 48, "seed": 3}
+TOKENS, WIDTH, CLASSES = 31, 12, 5
 
 
-def tokens_of(batch: int, length: int) -> torch.Tensor:
-    return torch.randint(0, 31, (batch, length), generator=torch.Generator().manual_seed(1))
+def of(kind: type) -> list[str]:
+    return [name for name in presets.names() if presets.kind(name) is kind]
 
 
-@pytest.mark.parametrize("name", NAMES)
+DECODERS, ENCODERS, ENCODER_DECODERS = (of(kind) for kind in (ModelConfig, EncoderConfig, EncoderDecoderConfig))
+
+
+def tokens_of(batch: int, length: int) -> Tensor:
+    return torch.randint(0, TOKENS, (batch, length), generator=torch.Generator().manual_seed(1))
+
+
+def small(name: str, **changes: object) -> nn.Module:
+    """A small model of the preset, with the head that its inputs call for."""
+    reads = {"input_dim": WIDTH} if presets.build(name).vocab_size == 0 else {"vocab_size": TOKENS}
+    config = presets.build(name, **{**TINY, **reads, **changes})
+    if isinstance(config, ModelConfig):
+        return LanguageModel(config)
+    if isinstance(config, EncoderDecoderConfig):
+        return EncoderDecoder(config)
+    if config.input_dim or config.pooling == "mean":
+        return Classifier(Encoder(config), classes=CLASSES)
+    return MaskedLanguageModel(Encoder(config))
+
+
+def task(model: nn.Module) -> tuple[Callable[[], Tensor], Tensor]:
+    """The logits of a small batch, and their targets."""
+    if isinstance(model, LanguageModel):
+        tokens = tokens_of(4, 17)
+        return lambda: model(tokens[:, :-1]).logits, tokens[:, 1:]
+    if isinstance(model, EncoderDecoder):
+        source, targets = tokens_of(4, 9), tokens_of(4, 7)
+        return lambda: model(source, model.shift(targets)).logits, targets
+    if isinstance(model, MaskedLanguageModel):
+        tokens = tokens_of(4, 17)
+        return lambda: model(tokens.clone().index_fill_(1, torch.tensor([3, 8]), 0)).logits, tokens
+    assert isinstance(model, Classifier)
+    draw = torch.Generator().manual_seed(1)
+    vectors = model.encoder.config.input_dim > 0
+    inputs = torch.randn(4, 9, WIDTH, generator=draw) if vectors else tokens_of(4, 9)
+    return lambda: model(inputs).logits, torch.tensor([0, 4, 2, 0])
+
+
+@pytest.mark.parametrize("name", presets.names())
 def test_published_shape_is_a_function_without_arguments(name: str) -> None:
     assert presets.function(name)() == presets.build(name)
+    assert isinstance(presets.build(name), presets.kind(name))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*DECODERS, *ENCODERS, *ENCODER_DECODERS])
 def test_trains_evaluates_saves_and_loads(name: str) -> None:
-    model = LanguageModel(presets.build(name, **TINY, dropout=0.0)).train()
-    tokens = tokens_of(4, 17)
+    model = small(name, dropout=0.0, attention_dropout=0.0).train()
+    logits, targets = task(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
-    def loss() -> torch.Tensor:
-        return cross_entropy(model(tokens[:, :-1]).logits.flatten(0, 1), tokens[:, 1:].flatten())
+    def loss() -> Tensor:
+        return cross_entropy(logits().flatten(0, -2), targets.flatten())
 
     before = loss()
     before.backward()
+    assert all(weight.grad is not None for weight in model.parameters())
     optimizer.step()
     assert loss().item() < before.item()
     model.eval()
-    logits = model(tokens).logits
-    assert torch.equal(logits, model(tokens).logits)
-    fresh = LanguageModel(presets.build(name, **{**TINY, "seed": 4})).eval()
-    assert not torch.equal(fresh(tokens).logits, logits)
+    trained = logits()
+    assert torch.equal(trained, logits())
+    fresh = small(name, seed=4).eval()
+    assert not torch.equal(task(fresh)[0](), trained)
     fresh.load_state_dict(load(save(model.state_dict())))
-    assert torch.equal(fresh(tokens).logits, logits)
+    assert torch.equal(task(fresh)[0](), trained)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_streams_to_the_parallel_form_and_generates(name: str) -> None:
-    model = LanguageModel(presets.build(name, **TINY)).double().eval()
+@pytest.mark.parametrize("name", [*ENCODERS, *ENCODER_DECODERS])
+def test_what_is_padded_has_no_influence(name: str) -> None:
+    model = small(name).double().eval()
+    mask = torch.arange(9) < torch.tensor([[9], [6]])
+    if isinstance(model, EncoderDecoder):
+        source, tokens = tokens_of(2, 9), tokens_of(2, 5)
+        padded = model(source, tokens, source_mask=mask).logits[1:]
+        alone = model(source[1:, :6], tokens[1:]).logits
+    else:
+        draw = torch.Generator().manual_seed(1)
+        vectors = model.encoder.config.input_dim > 0
+        inputs = torch.randn(2, 9, WIDTH, generator=draw).double() if vectors else tokens_of(2, 9)
+        padded, alone = model(inputs, key_mask=mask).logits[1:], model(inputs[1:, :6]).logits
+        padded = padded[:, :6] if isinstance(model, MaskedLanguageModel) else padded
+    torch.testing.assert_close(padded, alone, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_decoder_streams_to_the_parallel_form_and_generates(name: str) -> None:
+    model = small(name).double().eval()
     tokens = tokens_of(2, 24)
     state, parts = model.initial_state(2), []
     for piece in tokens.split([10, 1, 1, 12], 1):
@@ -61,11 +134,58 @@ def test_streams_to_the_parallel_form_and_generates(name: str) -> None:
     assert [row.tokens.tolist() for row in streamed] == [row.tokens.tolist() for row in full]
 
 
+@pytest.mark.parametrize("name", ENCODER_DECODERS)
+def test_encoder_decoder_streams_to_the_parallel_form_and_generates(name: str) -> None:
+    model = small(name).double().eval()
+    source, tokens = tokens_of(2, 9), tokens_of(2, 24)
+    mask = torch.arange(9) < torch.tensor([[9], [6]])
+    state, parts = model.prepare(source, key_mask=mask), []
+    for piece in tokens.split([10, 1, 1, 12], 1):
+        logits, state, _ = model.decode(piece, state)
+        parts.append(logits)
+    whole = model(source, tokens, source_mask=mask).logits
+    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=0, atol=1e-10)
+    ((found,),) = beam_search(model, source[:1], max_new_tokens=8, beams=1)
+    read = model.shift(found.tokens[None])
+    assert model(source[:1], read).logits.argmax(-1)[0].tolist() == found.tokens.tolist()
+
+
+def test_vit_reads_the_patches_of_images() -> None:
+    config = presets.build("vit", dim=32, heads=4, layers=1, input_dim=3 * 4 * 4, max_length=10)
+    images = torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(0))
+    encoded = Encoder(config).eval()(patches(images, 4))
+    assert encoded.hidden.shape == (2, 1 + 9, 32)
+    assert config.input_dim * 9 + 1 != presets.build("vit").max_length
+    assert presets.build("vit").max_length == 1 + (224 // 16) ** 2
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "published"),
+    [
+        ("bert", Encoder, 109_482_240 - 590_592),
+        ("t5", EncoderDecoder, 222_903_552),
+        ("bart", EncoderDecoder, 406_291_456),
+    ],
+)
+def test_published_models_have_the_published_numbers_of_weights(
+    name: str, model: type[Encoder | EncoderDecoder], published: int
+) -> None:
+    """As transformers counts them; an encoder without a head has no pooler (590,592)."""
+    with undrawn():
+        built = model(presets.build(name))
+    extra = presets.build(name).vocab_size if name == "bart" else 0  # there the bias of the logits is no parameter
+    assert built.parameter_count() == published + extra
+
+
 def test_overrides_reach_derived_fields_and_any_other_field() -> None:
     assert presets.build("llama", dim=768, heads=12).mlp_width == 2048
     assert presets.build("llama", dim=768, heads=12, mlp_dim=100).mlp_width == 100
+    assert presets.build("t5", dim=256).logit_scale == 1 / 16
+    assert presets.build("t5", tied=False).logit_scale == 1
+    assert presets.build("shaw", max_distance=3).encoder_attention == ("shaw(max_distance=3)",)
     config = presets.build("gpt", attention=("linear",), attention_dropout=0.0, short_convolution=2)
     assert (config.attention, config.short_convolution, config.dim) == (("linear",), 2, 768)
+    assert presets.build("bert", pooling="mean").pooling == "mean"
 
 
 def test_unknown_presets_and_fields_are_named() -> None:
@@ -73,5 +193,7 @@ def test_unknown_presets_and_fields_are_named() -> None:
         presets.build("gtp")
     with pytest.raises(ConfigError, match="no field 'layer': did you mean 'layers'"):
         presets.build("gpt", layer=2)
+    with pytest.raises(ConfigError, match="no field 'short_convolution'"):
+        presets.build("bert", short_convolution=2)
     with pytest.raises(ConfigError, match="heads must divide dim"):
         presets.build("gpt", heads=7)

@@ -3,11 +3,12 @@
 import dataclasses
 import importlib
 import inspect
+import typing
 from collections.abc import Callable
+from typing import Any
 
 from regard import specs
 from regard.errors import ConfigError, nearest
-from regard.models.config import ModelConfig
 
 PACKAGE = "regard.models.presets"
 
@@ -22,8 +23,8 @@ def names() -> list[str]:
     return sorted(specs.files(PACKAGE))
 
 
-def function(name: str) -> Callable[..., ModelConfig]:
-    """The preset's function: keyword arguments in, `ModelConfig` out.
+def function(name: str) -> Callable[..., Any]:
+    """The preset's function: keyword arguments in, a configuration of the `kind` out.
 
     Raises:
         ConfigError: an unknown name.
@@ -34,13 +35,26 @@ def function(name: str) -> Callable[..., ModelConfig]:
     return getattr(importlib.import_module(known[name]), name)
 
 
-def build(name: str, **overrides: object) -> ModelConfig:
+def kind(name: str) -> type[Any]:
+    """The kind of configuration that a preset is, which says what model is built from it.
+
+    Raises:
+        ConfigError: an unknown name.
+
+    Example:
+        >>> kind("gpt").__name__, kind("bert").__name__, kind("t5").__name__
+        ('ModelConfig', 'EncoderConfig', 'EncoderDecoderConfig')
+    """
+    return typing.get_type_hints(function(name))["return"]
+
+
+def build(name: str, **overrides: object) -> Any:
     """The configuration of a preset.
 
     Args:
         name: a preset.
-        overrides: any field of `ModelConfig`; those that the preset takes as arguments reach it first, so that fields
-            it derives from them (the MLP width of llama) follow.
+        overrides: any argument of the preset and any field of its `kind`; arguments reach the preset, so that fields it
+            derives from them (the MLP width of llama) follow.
 
     Raises:
         ConfigError: an unknown name, an unknown field, or values that do not fit together.
@@ -50,10 +64,10 @@ def build(name: str, **overrides: object) -> ModelConfig:
         256
     """
     make = function(name)
-    known = [field.name for field in dataclasses.fields(ModelConfig)]
+    arguments = inspect.signature(make).parameters
+    known = [*arguments, *(field.name for field in dataclasses.fields(kind(name)))]
     for field in overrides:
         if field not in known:
             raise ConfigError(f"preset {name} has no field {field!r}: {nearest(field, known)}")
-    arguments = inspect.signature(make).parameters
     config = make(**{field: value for field, value in overrides.items() if field in arguments})
     return dataclasses.replace(config, **{f: value for f, value in overrides.items() if f not in arguments})

@@ -1,0 +1,50 @@
+"""RoBERTa."""
+
+from regard.models.encoder_config import EncoderConfig
+
+
+def roberta(
+    *,
+    vocab_size: int = 50265,
+    dim: int = 768,
+    layers: int = 12,
+    heads: int = 12,
+    max_length: int = 512,
+    dropout: float = 0.1,
+    seed: int = 0,
+) -> EncoderConfig:
+    """RoBERTa base, 125 million weights: BERT without the second type of tokens, over byte pairs.
+
+    Its position table has two rows before the first token's, one of them for padding; nothing reads them here. The
+    large model is (dim, layers, heads) = (1024, 24, 16).
+
+    Args:
+        vocab_size, dim, layers, heads, max_length, dropout, seed: as `EncoderConfig`; `dropout` also drops attention
+            weights.
+
+    Example:
+        >>> roberta().position_offset
+        2
+
+    Source: Liu et al. 2019, section 3; the rows of the position table as in the released code.
+    """
+    return EncoderConfig(
+        vocab_size=vocab_size,
+        dim=dim,
+        layers=layers,
+        heads=heads,
+        position="learned",
+        position_offset=2,
+        token_types=1,
+        embedding_norm=True,
+        mlp="gelu",
+        norm="post",
+        norm_kind="layer",
+        norm_eps=1e-5,
+        max_length=max_length,
+        pooler=True,
+        dropout=dropout,
+        attention_dropout=dropout,
+        bias=True,
+        seed=seed,
+    )
