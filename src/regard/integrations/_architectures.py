@@ -2,43 +2,92 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import nn
 
 from regard import specs
 from regard.errors import UnsupportedError
 from regard.integrations._weights import Settings, Weight, listed
-from regard.models import LanguageModel
+from regard.models.block_config import MlpKind
 from regard.models.config import ModelConfig
+from regard.models.encoder_config import EncoderConfig
+from regard.models.encoder_decoder_config import EncoderDecoderConfig
+
+Config = ModelConfig | EncoderConfig | EncoderDecoderConfig
+
+ACTIVATIONS: dict[str, MlpKind] = {
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu": "gelu",
+    "relu": "relu",
+}
+"""Their name of an activation -> ours; the first name of several is the one that is written."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """One network of an architecture: bare, or with a head.
+
+    titles: what `architectures` of a configuration calls it; the first is written. model: our class. build: it, from
+    our configuration and theirs. weights: which tensor is which of our weights, for our configuration. bare: written
+    without the architecture's prefix. ignored: endings of names of tensors that follow from the configuration or belong
+    to a head that is not here. copies: tensors that some files repeat, and of which. settings: what theirs says of a
+    head.
+    """
+
+    titles: tuple[str, ...]
+    model: type[nn.Module]
+    build: Callable[[Any, Settings], nn.Module]
+    weights: Callable[[Any], list[Weight]]
+    bare: bool = False
+    ignored: tuple[str, ...] = ()
+    copies: Mapping[str, str] = field(default_factory=dict)
+    settings: Callable[[Any], dict[str, object]] = lambda model: {}
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """How a published architecture maps to one of our models and back.
+    """How a published architecture maps to our models and back.
 
-    name: `model_type` of its configuration. title: `architectures` of its configuration. config: our configuration from
-    theirs; raises if there are problems. settings: theirs from ours. weights: which tensor is which of our weights, for
-    a configuration. prefix: of their names, which a file of the base model leaves out. ignored: endings of names of
-    tensors that follow from the configuration. copies: tensors that some files repeat, and of which.
+    name: `model_type` of its configuration. config: our configuration from theirs; raises if there are problems.
+    settings: theirs from ours; raises if ours is none of this architecture. forms: its networks, the first for a
+    configuration that names none. prefix: of its tensors' names, which a file of a bare network leaves out. renamed:
+    endings that old files have -> those of today.
     """
 
     name: str
-    title: str
-    config: Callable[[Settings], ModelConfig]
-    settings: Callable[[ModelConfig], dict[str, object]]
-    weights: Callable[[ModelConfig], list[Weight]]
-    build: Callable[[ModelConfig], nn.Module] = LanguageModel
+    config: Callable[[Settings], Any]
+    settings: Callable[[Any], dict[str, object]]
+    forms: tuple[Form, ...]
     prefix: str = ""
-    ignored: tuple[str, ...] = ()
-    copies: Mapping[str, str] = field(default_factory=dict)
+    renamed: Mapping[str, str] = field(default_factory=dict)
+
+    def form(self, settings: Settings) -> Form:
+        """The network that a configuration names.
+
+        Raises:
+            UnsupportedError: one with a head that no model of ours has.
+        """
+        named = settings.values.get("architectures")
+        if not isinstance(named, list) or not named:
+            return self.forms[0]
+        for form in self.forms:
+            if named[0] in form.titles:
+                return form
+        titles = ", ".join(title for form in self.forms for title in form.titles)
+        raise UnsupportedError(f"{settings.where} holds the network {named[0]!r}; of {self.name} regard loads {titles}")
 
 
 def known() -> dict[str, Architecture]:
     """Every architecture by name."""
+    from regard.integrations._bart import BART
+    from regard.integrations._bert import BERT, ROBERTA
     from regard.integrations._gpt2 import GPT2
     from regard.integrations._llama import LLAMA
+    from regard.integrations._t5 import T5
 
-    return {one.name: one for one in (LLAMA, GPT2)}
+    return {one.name: one for one in (LLAMA, GPT2, BERT, ROBERTA, T5, BART)}
 
 
 def by_name(name: object, where: str) -> Architecture:
@@ -53,16 +102,44 @@ def by_name(name: object, where: str) -> Architecture:
     return found[name]
 
 
-def require(config: ModelConfig, name: str, **wanted: object) -> None:
+def require(config: Config, name: str, *, attention: str = "softmax", position: str, **wanted: object) -> None:
     """Refuse to write a model as an architecture that it is not.
+
+    Args:
+        config: of the model.
+        name: of the architecture.
+        attention: the specification of every layer.
+        position: name of the scheme.
+        wanted: values of further fields; a tuple: any of them.
 
     Raises:
         UnsupportedError: with every setting that differs.
     """
-    attention = sorted({str(specs.parse(spec)) for spec in config.specs})
-    found = {field: getattr(config, field) for field in wanted}
-    differing = [f"{field}={found[field]!r}, not {value!r}" for field, value in wanted.items() if found[field] != value]
-    if attention != ["softmax"]:
-        differing.append(f"attention={', '.join(attention)}, not softmax")
+    stacks = {"attention": config.attention}
+    if isinstance(config, EncoderDecoderConfig):
+        stacks |= {"encoder_attention": config.encoder_attention, "cross_attention": config.cross_attention}
+    differing = []
+    for label, value in wanted.items():
+        allowed = value if isinstance(value, tuple) else (value,)
+        if getattr(config, label) not in allowed:
+            said = " or ".join(map(repr, allowed))
+            differing.append(f"{label}={getattr(config, label)!r}, not {said}")
+    for label, own in stacks.items():
+        used = sorted({str(specs.parse(spec)) for spec in own})
+        if used != [attention]:
+            differing.append(f"{label}={', '.join(used)}, not {attention}")
+    if specs.parse(config.position).name != position:
+        differing.append(f"position={config.position!r}, not {position}")
     if differing:
         raise UnsupportedError(f"this model cannot be written as {name}:{listed(differing)}")
+
+
+def activation(config: Config) -> str:
+    """Their name of the MLP's activation."""
+    return next(theirs for theirs, ours in ACTIVATIONS.items() if ours == config.mlp)
+
+
+def pairs(modules: list[tuple[str, str]], *, bias: bool) -> list[Weight]:
+    """The weight, and the bias where there is one, of each (our module, their module)."""
+    kinds = ("weight", "bias") if bias else ("weight",)
+    return [Weight(f"{ours}.{kind}", f"{theirs}.{kind}") for ours, theirs in modules for kind in kinds]

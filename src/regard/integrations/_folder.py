@@ -2,7 +2,7 @@
 
 import json
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import safetensors
@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from regard.errors import CheckpointError, UnsafeFileError
-from regard.integrations._architectures import Architecture
+from regard.integrations._architectures import Architecture, Config, Form
 from regard.integrations._weights import Stored, listed
 
 CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer.json"
@@ -119,19 +119,29 @@ def _reader(file: safetensors.safe_open, name: str) -> Callable[[], Tensor]:
     return lambda: file.get_tensor(name)
 
 
-def renamed(stored: dict[str, Stored], architecture: Architecture, *, tied: bool, where: Path) -> dict[str, Stored]:
-    """The tensors under the names of the whole model: base models leave a prefix out, and some files repeat weights.
+def renamed(stored: Mapping[str, Stored], architecture: Architecture, form: Form, config: Config) -> dict[str, Stored]:
+    """The tensors under the names of the whole model of today.
+
+    Bare networks leave a prefix out, old files call some tensors otherwise, and some files repeat weights or keep what
+    follows from the configuration.
 
     Raises:
-        CheckpointError: a copy that differs from its original.
+        CheckpointError: copies that differ from their originals; all are listed.
     """
-    prefix, copies = architecture.prefix, architecture.copies
-    if prefix and not any(name.startswith(prefix) for name in stored):
-        stored = {name if name in copies else prefix + name: tensor for name, tensor in stored.items()}
-    kept = {name: tensor for name, tensor in stored.items() if not name.endswith(architecture.ignored)}
-    for copy, original in copies.items():
-        if tied and copy in kept and original in kept:
-            if not kept[copy].read().equal(kept[original].read()):
-                raise CheckpointError(f"{where}: {copy} differs from {original}, which the configuration says it is")
-            del kept[copy]
-    return kept
+    prefix, copies = architecture.prefix, form.copies
+    kept = dict(stored)
+    for old, new in architecture.renamed.items():
+        kept = {name.removesuffix(old) + new if name.endswith(old) else name: tensor for name, tensor in kept.items()}
+    if prefix and not any(name.startswith(prefix) for name in kept):
+        kept = {name if name in copies else prefix + name: tensor for name, tensor in kept.items()}
+    kept = {name: tensor for name, tensor in kept.items() if not name.endswith(form.ignored)}
+    own = {weight.theirs for weight in form.weights(config)}
+    repeated = {copy: copies[copy] for copy in copies if copy in kept and copy not in own and copies[copy] in kept}
+    differing = [
+        f"{copy} differs from {original}, which the configuration says it is"
+        for copy, original in repeated.items()
+        if not kept[copy].read().equal(kept[original].read())
+    ]
+    if differing:
+        raise CheckpointError(f"copies of tensors are none:{listed(differing)}")
+    return {name: tensor for name, tensor in kept.items() if name not in repeated}

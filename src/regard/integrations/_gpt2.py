@@ -1,23 +1,15 @@
 """GPT-2: names and configuration. Its linear layers are stored (in, out), and one tensor holds q, k and v."""
 
-from regard import specs
-from regard.errors import UnsupportedError
-from regard.integrations._architectures import Architecture, require
+from regard.integrations._architectures import ACTIVATIONS, Architecture, Form, activation, require
 from regard.integrations._weights import Settings, Weight, each
-from regard.models.config import MlpKind, ModelConfig
-
-_ACTIVATIONS: dict[str, MlpKind] = {
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu": "gelu",
-    "relu": "relu",
-}
+from regard.models import LanguageModel
+from regard.models.config import ModelConfig
 
 
 def _config(settings: Settings) -> ModelConfig:
     dim, heads = settings.size("n_embd", 768), settings.size("n_head", 12)
     settings.divides("n_head", heads, "n_embd", dim)
-    activation = settings.choice("activation_function", list(_ACTIVATIONS), "gelu_new")
+    act = settings.choice("activation_function", list(ACTIVATIONS), "gelu_new")
     settings.choice("scale_attn_weights", [True], True)
     settings.choice("scale_attn_by_inverse_layer_idx", [False], False)
     settings.choice("add_cross_attention", [False], False)
@@ -40,7 +32,7 @@ def _config(settings: Settings) -> ModelConfig:
         dim=dim,
         heads=heads,
         position="learned",
-        mlp=_ACTIVATIONS[str(activation)],
+        mlp=ACTIVATIONS[str(act)],
         norm_kind="layer",
         tied=tied,
         bias=True,
@@ -48,22 +40,25 @@ def _config(settings: Settings) -> ModelConfig:
 
 
 def _settings(config: ModelConfig) -> dict[str, object]:
-    require(config, "gpt2", norm="pre", norm_kind="layer", bias=True, short_convolution=0)
-    if specs.parse(config.position).name != "learned" or config.kv_heads not in (None, config.heads):
-        raise UnsupportedError(
-            f"this model cannot be written as gpt2: position={config.position!r} and kv_heads={config.kv_heads}, "
-            "not learned and None"
-        )
-    named = {ours: theirs for theirs, ours in reversed(_ACTIVATIONS.items())}
-    if config.mlp not in named:
-        raise UnsupportedError(f"this model cannot be written as gpt2: mlp={config.mlp!r}, not {', '.join(named)}")
+    require(
+        config,
+        "gpt2",
+        position="learned",
+        norm="pre",
+        norm_kind="layer",
+        bias=True,
+        short_convolution=0,
+        kv_heads=(None, config.heads),
+        key_dim=config.dim // config.heads,
+        mlp=tuple(dict.fromkeys(ACTIVATIONS.values())),
+    )
     return {
         "n_embd": config.dim,
         "n_head": config.heads,
         "n_layer": config.layers,
         "n_inner": config.mlp_width,
         "n_positions": config.max_length,
-        "activation_function": named[config.mlp],
+        "activation_function": activation(config),
         "layer_norm_epsilon": config.norm_eps,
         "attn_pdrop": config.attention_dropout,
         "embd_pdrop": config.dropout,
@@ -95,11 +90,17 @@ def _weights(config: ModelConfig) -> list[Weight]:
 
 GPT2 = Architecture(
     name="gpt2",
-    title="GPT2LMHeadModel",
     config=_config,
     settings=_settings,
-    weights=_weights,
+    forms=(
+        Form(
+            titles=("GPT2LMHeadModel", "GPT2Model"),
+            model=LanguageModel,
+            build=lambda config, settings: LanguageModel(config),
+            weights=_weights,
+            ignored=(".attn.bias", ".attn.masked_bias"),
+            copies={"lm_head.weight": "transformer.wte.weight"},
+        ),
+    ),
     prefix="transformer.",
-    ignored=(".attn.bias", ".attn.masked_bias"),
-    copies={"lm_head.weight": "transformer.wte.weight"},
 )

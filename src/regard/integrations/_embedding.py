@@ -1,0 +1,52 @@
+"""Vectors of texts: the mean of an encoder's hidden states over the tokens of each."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import normalize
+from torch.nn.utils.rnn import pad_sequence
+
+from regard.errors import ConfigError, InputError, LimitError
+from regard.integrations._tokenizer import PretrainedTokenizer
+from regard.integrations._weights import listed
+from regard.models.encoder import Encoder
+from regard.models.generate import evaluation
+from regard.models.heads import pooled
+from regard.position.learned import Learned
+
+
+def embed(
+    encoder: Encoder, tokenizer: PretrainedTokenizer, texts: Sequence[str], *, batch_size: int, unit: bool
+) -> Float[Tensor, "texts dim"]:
+    """The mean hidden state over the tokens of each text, the special ones included, padding not.
+
+    Raises:
+        ConfigError: one text where a sequence of them belongs, or a batch size below 1.
+        InputError: a text of no token.
+        LimitError: texts longer than the encoder's positions; all are listed.
+
+    Source: Reimers and Gurevych 2019, section 3 (mean strategy).
+    """
+    if isinstance(texts, str) or batch_size < 1:
+        raise ConfigError(f"texts is a list, and batch_size at least 1; got {type(texts).__name__} and {batch_size}")
+    rows = [torch.from_numpy(tokenizer.encode(text)) for text in texts]
+    limit = encoder.config.max_length
+    long = [f"text {at} has {len(row)}" for at, row in enumerate(rows) if len(row) > limit]
+    if long and isinstance(encoder.embeddings.position, Learned):
+        raise LimitError(f"this network has {limit} positions, so a text has at most as many tokens:{listed(long)}")
+    empty = [f"text {at}: {texts[at]!r}" for at, row in enumerate(rows) if not len(row)]
+    if empty:
+        raise InputError(f"texts without a token have no mean:{listed(empty)}")
+    device = next(encoder.parameters()).device
+    found = [torch.empty(0, encoder.config.dim, device=device)]
+    with evaluation(encoder), torch.inference_mode():
+        for start in range(0, len(rows), batch_size):
+            some = rows[start : start + batch_size]
+            lengths = torch.tensor([len(row) for row in some], device=device)
+            tokens = pad_sequence(some, batch_first=True).to(device)
+            mask = torch.arange(tokens.shape[1], device=device) < lengths[:, None]
+            found.append(pooled(encoder(tokens, key_mask=mask), "mean"))
+    vectors = torch.cat(found)
+    return normalize(vectors) if unit else vectors

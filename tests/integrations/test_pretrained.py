@@ -1,0 +1,405 @@
+"""Folders and GGUF files of published networks: there and back, and every problem of a bad one said at once.
+
+Parity with transformers is in tests/external.
+"""
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import Tensor, nn
+
+from regard.errors import (
+    CheckpointError,
+    ConfigError,
+    InputError,
+    LimitError,
+    UnsafeFileError,
+    UnsupportedError,
+)
+from regard.integrations import pretrained
+from regard.integrations.pretrained import PretrainedTokenizer
+from regard.models import (
+    Classifier,
+    Encoder,
+    EncoderDecoder,
+    LanguageModel,
+    MaskedLanguageModel,
+    presets,
+)
+
+TINY = {"vocab_size": 29, "dim": 12, "layers": 2, "heads": 2, "max_length": 20, "dropout": 0.0}
+WIDE = {**TINY, "mlp_dim": 20}
+WORDS = ["[unk]", "[end]", "to", "be", "or", "not", "that", "is", "the", "question"]
+
+
+def encoder(name: str) -> Encoder:
+    return Encoder(presets.build(name, **WIDE))
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "GPT2LMHeadModel": lambda: LanguageModel(presets.build("gpt", **WIDE)),
+    "LlamaForCausalLM": lambda: LanguageModel(presets.build("llama", **{**WIDE, "kv_heads": 1})),
+    "BertModel": lambda: encoder("bert"),
+    "BertForMaskedLM": lambda: MaskedLanguageModel(encoder("bert")),
+    "BertForSequenceClassification": lambda: Classifier(encoder("bert"), classes=3),
+    "RobertaModel": lambda: encoder("roberta"),
+    "RobertaForMaskedLM": lambda: MaskedLanguageModel(encoder("roberta")),
+    "RobertaForSequenceClassification": lambda: Classifier(encoder("roberta"), classes=3),
+    "T5ForConditionalGeneration": lambda: EncoderDecoder(presets.build("t5", **{**WIDE, "head_dim": 8})),
+    "BartForConditionalGeneration": lambda: EncoderDecoder(presets.build("bart", **WIDE)),
+}
+
+
+def network(title: str) -> nn.Module:
+    """With random numbers everywhere, where biases and norms begin as 0 and 1."""
+    model = NETWORKS[title]().eval()
+    draw = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.2 * torch.randn(weight.shape, generator=draw))
+    return model
+
+
+def logits(model: nn.Module) -> Tensor:
+    tokens = torch.tensor([[3, 7, 28, 1], [4, 4, 0, 9]])
+    with torch.no_grad():
+        if isinstance(model, Encoder):
+            return model(tokens, token_types=tokens * 0).hidden
+        return model(tokens, tokens[:, :3]).logits if isinstance(model, EncoderDecoder) else model(tokens).logits
+
+
+def words() -> PretrainedTokenizer:
+    tokenizer = Tokenizer(models.WordLevel({word: at for at, word in enumerate(WORDS)}, "[unk]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[assignment]
+    return PretrainedTokenizer(tokenizer)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A BERT without a head."""
+    pretrained.export(network("BertModel"), tmp_path / "bert", tokenizer=words())
+    return tmp_path / "bert"
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, Tensor]], None]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def configure(folder: Path, **changes: object) -> None:
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**values, **changes}))
+
+
+@pytest.mark.parametrize("title", NETWORKS)
+def test_what_is_written_is_read_as_the_same_network(title: str, tmp_path: Path) -> None:
+    model = network(title)
+    pretrained.export(model, tmp_path / "it", tokenizer=words())
+    assert json.loads((tmp_path / "it" / "config.json").read_text())["architectures"] == [title]
+    loaded = pretrained.load(tmp_path / "it")
+    assert type(loaded.model) is type(model)
+    assert not loaded.model.training
+    assert torch.equal(logits(loaded.model), logits(model))
+    assert loaded.reader.decode(loaded.reader.encode("to be or not to be")) == "to be or not to be"
+
+
+def test_names_are_those_that_are_published(tmp_path: Path) -> None:
+    pretrained.export(network("BertForMaskedLM"), tmp_path / "bert")
+    names = set(load_file(tmp_path / "bert" / "model.safetensors"))
+    layer = "bert.encoder.layer.1."
+    inside = ["attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense"]
+    inside += ["attention.output.LayerNorm", "intermediate.dense", "output.dense", "output.LayerNorm"]
+    assert {name for name in names if name.startswith(layer)} == {
+        f"{layer}{part}.{kind}" for part in inside for kind in ("weight", "bias")
+    }
+    head = {"transform.dense.weight", "transform.dense.bias", "transform.LayerNorm.weight", "transform.LayerNorm.bias"}
+    assert {name for name in names if not name.startswith("bert.")} == {f"cls.predictions.{x}" for x in head | {"bias"}}
+
+
+def test_t5_with_an_output_layer_of_its_own(tmp_path: Path) -> None:
+    config = presets.build("t5", **{**WIDE, "head_dim": None, "mlp": "geglu_tanh", "tied": False})
+    model = EncoderDecoder(config).eval()
+    pretrained.export(model, tmp_path / "it")
+    loaded = pretrained.load(tmp_path / "it")
+    assert loaded.config.logit_scale == 1  # type: ignore[union-attr]
+    assert torch.equal(logits(loaded.model), logits(model))
+
+
+def test_old_names_copies_and_what_follows_from_the_configuration(tmp_path: Path) -> None:
+    """As the first BERT was published: gamma and beta, a repeated output layer, the head for pairs of sentences."""
+    model = network("BertForMaskedLM")
+    pretrained.export(model, tmp_path / "it")
+
+    def age(tensors: dict[str, Tensor]) -> None:
+        for name in [name for name in tensors if name.endswith(("LayerNorm.weight", "LayerNorm.bias"))]:
+            kind = "gamma" if name.endswith("weight") else "beta"
+            tensors[name.rpartition(".")[0] + "." + kind] = tensors.pop(name)
+        tensors["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"].clone()
+        tensors["cls.seq_relationship.weight"], tensors["cls.seq_relationship.bias"] = torch.ones(2, 12), torch.ones(2)
+        tensors["bert.pooler.dense.weight"], tensors["bert.pooler.dense.bias"] = torch.ones(12, 12), torch.ones(12)
+        tensors["bert.embeddings.position_ids"] = torch.arange(20)[None]
+
+    rewrite(tmp_path / "it", age)
+    assert torch.equal(logits(pretrained.load(tmp_path / "it").model), logits(model))
+
+    def spoil(tensors: dict[str, Tensor]) -> None:
+        tensors["cls.predictions.decoder.weight"][0, 0] += 1
+
+    rewrite(tmp_path / "it", spoil)
+    with pytest.raises(CheckpointError, match=r"cls\.predictions\.decoder\.weight differs from bert\.embeddings"):
+        pretrained.load(tmp_path / "it")
+
+
+def test_every_problem_with_tensors_is_told_at_once(folder: Path) -> None:
+    def spoil(tensors: dict[str, Tensor]) -> None:
+        del tensors["embeddings.LayerNorm.weight"]
+        tensors["encoder.layer.0.output.dense.bias"] = torch.zeros(13)
+        tensors["encoder.layer.7.output.dense.bias"] = torch.zeros(12)
+
+    rewrite(folder, spoil)
+    configure(folder, eos_token_id=77)
+    with pytest.raises(CheckpointError) as caught:
+        pretrained.load(folder)
+    text = str(caught.value)
+    assert "bert.embeddings.LayerNorm.weight (12,) is missing" in text
+    assert "bert.encoder.layer.0.output.dense.bias has shape (13,), and the configuration says (12,)" in text
+    assert "bert.encoder.layer.7.output.dense.bias (12,) has no use here" in text
+    assert "77 is no token id" in text
+
+
+def test_every_problem_with_a_configuration_is_told_at_once(folder: Path) -> None:
+    configure(folder, hidden_act="mish", num_attention_heads=5, is_decoder=True, layer_norm_eps="small")
+    with pytest.raises(CheckpointError) as caught:
+        pretrained.load(folder)
+    for problem in ("num_attention_heads=5", "hidden_act='mish'", "is_decoder=True", "layer_norm_eps must be a number"):
+        assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "mamba"}, "holds the architecture 'mamba'; regard loads bart, bert, gpt2, llama, roberta, t5"),
+        ({"architectures": ["BertForQuestionAnswering"]}, "holds the network 'BertForQuestionAnswering'; of bert"),
+    ],
+)
+def test_another_architecture_is_refused(folder: Path, changes: dict[str, object], message: str) -> None:
+    configure(folder, **changes)
+    with pytest.raises(UnsupportedError, match=message):
+        pretrained.load(folder)
+
+
+def test_a_truncated_file_is_refused(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is truncated or damaged"):
+        pretrained.load(folder)
+
+
+@pytest.mark.parametrize("outside", ["../other.safetensors", "/etc/passwd", "a/b.safetensors", "..", "a\\b"])
+def test_a_weight_map_that_leads_out_of_the_folder_is_refused(folder: Path, outside: str) -> None:
+    (folder / "model.safetensors").rename(folder.parent / "other.safetensors")
+    index = {"weight_map": {"embeddings.LayerNorm.weight": outside, "embeddings.LayerNorm.bias": "../second"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(UnsafeFileError) as caught:
+        pretrained.load(folder)
+    assert repr(outside) in str(caught.value)
+    assert "'../second'" in str(caught.value)
+
+
+def test_a_link_that_leads_out_of_the_folder_is_refused(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder.parent / "other.safetensors")
+    (folder / "model.safetensors").symlink_to("../other.safetensors")
+    with pytest.raises(UnsafeFileError, match="is a link to"):
+        pretrained.load(folder)
+
+
+def test_pickled_weights_are_refused(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(UnsafeFileError, match="as pickle"):
+        pretrained.load(folder)
+
+
+def test_weights_in_several_files(folder: Path) -> None:
+    expected = logits(pretrained.load(folder).model)
+    tensors = load_file(folder / "model.safetensors")
+    half = len(tensors) // 2
+    names = sorted(tensors)
+    files = {"a.safetensors": names[:half], "b.safetensors": names[half:]}
+    for file, own in files.items():
+        save_file({name: tensors[name] for name in own}, folder / file)
+    (folder / "model.safetensors").unlink()
+    weight_map = {name: file for file, own in files.items() for name in own}
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": weight_map}))
+    assert torch.equal(logits(pretrained.load(folder).model), expected)
+    index.write_text(json.dumps({"weight_map": {**weight_map, names[0]: "b.safetensors", names[-1]: "a.safetensors"}}))
+    with pytest.raises(CheckpointError) as caught:
+        pretrained.load(folder)
+    assert f"{names[0]} is not in b.safetensors" in str(caught.value)
+    assert f"{names[-1]} is in b.safetensors, which the weight map does not say" in str(caught.value)
+
+
+def test_a_model_that_is_none_of_them_is_not_written(tmp_path: Path) -> None:
+    model = Encoder(presets.build("rope", **WIDE))
+    with pytest.raises(UnsupportedError) as caught:
+        pretrained.export(model, tmp_path / "it")
+    assert "cannot be written as bert" in str(caught.value)
+    assert "position='rotary(layout=interleaved)', not learned" in str(caught.value)
+    linear = EncoderDecoder(presets.build("bart", **WIDE, encoder_attention=("linear",)))
+    with pytest.raises(UnsupportedError, match="encoder_attention=linear, not softmax"):
+        pretrained.export(linear, tmp_path / "it")
+    with pytest.raises(UnsupportedError, match="Linear is no model of regard"):
+        pretrained.export(nn.Linear(2, 2), tmp_path / "it")
+    assert not (tmp_path / "it").exists()
+
+
+def test_nothing_is_overwritten(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="exists; choose another name"):
+        pretrained.export(network("BertModel"), folder)
+
+
+def test_embeddings_are_means_over_tokens_whatever_the_padding(folder: Path) -> None:
+    loaded = pretrained.load(folder)
+    texts = ["to be or not to be that is the question", "question", "be not the question"]
+    alone = [loaded.embed([text], unit=False) for text in texts]
+    together = loaded.embed(texts, unit=False)
+    torch.testing.assert_close(together, torch.cat(alone), rtol=0, atol=2e-6 * together.abs().max().item())
+    hidden = loaded.model(torch.tensor([[9, 2]])).hidden[0]
+    torch.testing.assert_close(loaded.embed(["question to"], unit=False)[0], (hidden[0] + hidden[1]) / 2)
+    torch.testing.assert_close(loaded.embed(texts, batch_size=2).norm(dim=1), torch.ones(3))
+    assert loaded.embed([]).shape == (0, 12)
+    with pytest.raises(LimitError) as caught:
+        loaded.embed(["be", "be " * 21, "be " * 30])
+    assert str(caught.value).splitlines()[1:] == ["  text 1 has 21", "  text 2 has 30"]
+    with pytest.raises(InputError, match="text 1: ''"):
+        loaded.embed(["be", ""])
+    with pytest.raises(ConfigError, match="texts is a list"):
+        loaded.embed("be")
+
+
+def test_texts_in_and_texts_out(folder: Path, tmp_path: Path) -> None:
+    config = presets.build("t5", **{**TINY, "vocab_size": len(WORDS), "mlp_dim": 20, "head_dim": None})
+    pretrained.export(EncoderDecoder(config), tmp_path / "t5", tokenizer=words())
+    loaded = pretrained.load(tmp_path / "t5")
+    assert set(loaded.answer("to be or not", max_new_tokens=4).split()) <= set(WORDS)
+    with pytest.raises(UnsupportedError, match="does not continue texts"):
+        loaded.generate("to be")
+    with pytest.raises(UnsupportedError, match="reads no source"):
+        pretrained.load(folder).answer("to be")
+    with pytest.raises(InputError, match="unknown token ids"):
+        loaded.reader.decode([3, 99, -1])
+    pretrained.export(network("BartForConditionalGeneration"), tmp_path / "bart")
+    with pytest.raises(ConfigError, match=r"has no tokenizer\.json"):
+        pretrained.load(tmp_path / "bart").answer("to be")
+
+
+@pytest.mark.parametrize(
+    ("path", "error", "message"),
+    [
+        ("nothing-there", ConfigError, "there is no nothing-there"),
+        ("package:requests", ConfigError, "no package 'requests' is known to carry weights"),
+    ],
+)
+def test_what_is_not_there(path: str, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        pretrained.load(path)
+
+
+def gguf(tensors: dict[str, Tensor], metadata: dict[str, object]) -> bytes:
+    """A GGUF file of version 3 with float32 tensors, written from the specification."""
+
+    def text(value: str) -> bytes:
+        return struct.pack("<Q", len(value.encode())) + value.encode()
+
+    def value(x: object) -> bytes:
+        if isinstance(x, str):
+            return struct.pack("<I", 8) + text(x)
+        if isinstance(x, bool):
+            return struct.pack("<I?", 7, x)
+        if isinstance(x, int):
+            return struct.pack("<II", 4, x)
+        if isinstance(x, float):
+            return struct.pack("<If", 6, x)
+        assert isinstance(x, list)
+        if x and isinstance(x[0], int):
+            return struct.pack("<IIQ", 9, 5, len(x)) + b"".join(struct.pack("<i", one) for one in x)
+        return struct.pack("<IIQ", 9, 8, len(x)) + b"".join(text(one) for one in x)
+
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata))
+    head += b"".join(text(key) + value(x) for key, x in metadata.items())
+    body, offset = b"", 0
+    for name, x in tensors.items():
+        head += text(name) + struct.pack(f"<I{x.ndim}QIQ", x.ndim, *reversed(x.shape), 0, offset)
+        raw = x.contiguous().numpy().tobytes()
+        raw += bytes(-len(raw) % 32)
+        body, offset = body + raw, offset + len(raw)
+    return head + bytes(-len(head) % 32) + body
+
+
+def llama_file(path: Path) -> LanguageModel:
+    """A tiny Llama as llama.cpp stores it: rows of q and k in the order of neighbouring planes."""
+    config = presets.build("llama", **{**WIDE, "vocab_size": 6, "kv_heads": 1, "max_length": 20})
+    model = LanguageModel(config).eval()
+
+    def planes(weight: Tensor, heads: int) -> Tensor:
+        return weight.unflatten(0, (heads, 2, -1)).transpose(1, 2).reshape(weight.shape)
+
+    tensors = {"token_embd.weight": model.embedding.weight, "output_norm.weight": model.norm.weight}  # type: ignore[union-attr]
+    tensors["output.weight"] = model.output.weight  # type: ignore[union-attr]
+    for at, block in enumerate(model.blocks):
+        attention, mlp = block.attention, block.mlp
+        own = {"attn_norm": block.attention_norm.weight, "ffn_norm": block.mlp_norm.weight}
+        own |= {"attn_q": planes(attention.query.weight, 2), "attn_k": planes(attention.key.weight, 1)}
+        own |= {"attn_v": attention.value.weight, "attn_output": attention.output.weight}
+        own |= {"ffn_gate": mlp.gate.weight, "ffn_up": mlp.up.weight, "ffn_down": mlp.down.weight}
+        tensors |= {f"blk.{at}.{name}.weight": x for name, x in own.items()}
+    metadata: dict[str, object] = {
+        "general.architecture": "llama",
+        "llama.embedding_length": 12,
+        "llama.feed_forward_length": 20,
+        "llama.block_count": 2,
+        "llama.attention.head_count": 2,
+        "llama.attention.head_count_kv": 1,
+        "llama.context_length": 20,
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+        "llama.rope.freq_base": 10000.0,
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": ["a", "b", "ab", "c", "Ġ", "<end>"],
+        "tokenizer.ggml.token_type": [1, 1, 1, 1, 1, 3],
+        "tokenizer.ggml.merges": ["a b"],
+        "tokenizer.ggml.eos_token_id": 5,
+    }
+    path.write_bytes(gguf({name: x.detach() for name, x in tensors.items()}, metadata))
+    return model
+
+
+def test_a_gguf_file_is_the_network_that_was_stored(tmp_path: Path) -> None:
+    model = llama_file(tmp_path / "it.gguf")
+    loaded = pretrained.load(tmp_path / "it.gguf")
+    tokens = torch.tensor([[3, 2, 4, 1, 1]])
+    assert torch.equal(loaded.decoder(tokens).logits, model(tokens).logits)
+    assert loaded.reader.encode("ab c").tolist() == [2, 4, 3]
+    assert loaded.stop_tokens == (5,)
+    with pytest.raises(InputError, match="0x64 of U\\+0064"):
+        loaded.reader.encode("abd")
+
+
+@pytest.mark.parametrize("left", [0, 3, 40, 300, 900, 1500])
+def test_a_truncated_gguf_file_is_refused(tmp_path: Path, left: int) -> None:
+    path = tmp_path / "it.gguf"
+    llama_file(path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:left])
+    with pytest.raises(CheckpointError, match=r"truncated or damaged|cannot read"):
+        pretrained.load(path)
+    path.write_bytes(whole[:-40])
+    with pytest.raises(CheckpointError, match="are outside the file"):
+        pretrained.load(path)
