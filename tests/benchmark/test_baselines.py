@@ -76,7 +76,7 @@ def test_padding_changes_nothing(kind):
     torch.testing.assert_close(other, padded, rtol=0, atol=0)
     for row, length in enumerate((17, 9, 1)):
         alone = model(TOKENS[row : row + 1, :length]).logits
-        torch.testing.assert_close(padded[row : row + 1], alone, rtol=0, atol=2e-6 * float(padded.abs().max()))
+        torch.testing.assert_close(padded[row : row + 1], alone, rtol=0, atol=2e-6 * padded.abs().max().item())
     assert torch.isfinite(model(TOKENS, key_mask=torch.zeros_like(mask)).logits).all()
 
 

@@ -12,6 +12,7 @@ import tyro
 import regard
 from regard.benchmark.comparison import compare
 from regard.benchmark.config import CompareConfig, ShapeConfig
+from regard.benchmark.measures import RECALL, TASKS, TEXT
 from regard.benchmark.results import Expected, reproduce
 from regard.cli.compare import Options
 from regard.cli.main import main
@@ -147,7 +148,7 @@ def test_damaged_files_are_named(tmp_path, name):
 
     for path in (out / "jobs").parent.glob("*"):
         path.rmdir()
-    _claim(config, out, _enough(config))
+    _claim(config, out, "lm", _enough(config, TEXT))
     (out / "jobs").mkdir()
     (out / name).write_text('{"text_st')
     with pytest.raises(CheckpointError, match=rf"{name} is damaged: .*; remove it"):
@@ -181,7 +182,7 @@ def test_a_training_that_fails_says_whose_it_was(tmp_path, monkeypatch):
     def fail(jobs, *, threads, each=None):
         raise NumericsError("the loss is not finite")
 
-    monkeypatch.setattr(comparison, "_plan", lambda *_: Expected(1, 1, 0.0, 0))
+    monkeypatch.setattr(comparison, "_plan", lambda *_: Expected({"text": 1, "recall": 1}, 0.0, 0))
     monkeypatch.setattr(comparison, "run_apart", fail)
     with pytest.raises(NumericsError, match=r"^uniform, seed 0, text: the loss is not finite$"):
         compare(small(tmp_path), tmp_path / "out")
@@ -196,13 +197,13 @@ def test_a_budget_sets_the_steps(tmp_path, monkeypatch):
     monkeypatch.setattr(comparison, "run_apart", probes)
     said: list[str] = []
     config = small(tmp_path, specs=("uniform", "softmax"), budget="100s", seeds=2)
-    found = comparison._plan(config, tmp_path / "a", said.append)
-    steps = comparison.TEXT_SHARE * 100 / (4 * 0.01), comparison.RECALL_SHARE * 100 / (4 * 0.005)
-    assert (found.text_steps, found.recall_steps) == pytest.approx(steps, abs=1)
+    found = comparison._plan(config, tmp_path / "a", TASKS["lm"], said.append)
+    steps = {"text": TEXT.share * 100 / (4 * 0.01), "recall": RECALL.share * 100 / (4 * 0.005)}
+    assert found.steps == pytest.approx(steps, abs=1)
     assert found.minutes == pytest.approx(100 / 60, rel=0.01)
     assert said[-1].startswith("expected: 1.7 minutes, 1.0 GiB of memory")
-    found = comparison._plan(replace(config, budget="2s"), tmp_path / "b", said.append)
-    assert (found.text_steps, found.recall_steps) == (comparison.LEAST_STEPS, comparison.LEAST_RECALL_STEPS)
+    found = comparison._plan(replace(config, budget="2s"), tmp_path / "b", TASKS["lm"], said.append)
+    assert found.steps == {"text": TEXT.least_steps, "recall": RECALL.least_steps}
     assert "more than the budget of 2s" in said[-1]
 
 
@@ -224,7 +225,7 @@ def test_the_command_to_reproduce_gives_the_same_configuration(compared):
     ],
 )
 def test_any_configuration_survives_the_command_line(config):
-    found = parsed(reproduce(config, Expected(text_steps=77, recall_steps=5, minutes=1.0, peak_bytes=1)))
+    found = parsed(reproduce(config, Expected(steps={"text": 77, "recall": 5}, minutes=1.0, peak_bytes=1)))
     # A default is written nowhere; numbers and spaces, quotes, leading dashes and line breaks come back as they were.
     assert found == replace(config, budget=None, text_steps=77, recall_steps=5)
 

@@ -10,7 +10,8 @@ import pytest
 
 from regard.cli.main import main
 from regard.report import attention_map, html
-from regard.report.charts import charts, table, tie_note
+from regard.report.charts import charts
+from regard.report.summary import table, tie_note
 
 
 class Page(HTMLParser):
@@ -202,7 +203,7 @@ def without(name):
         (b"\xff\xfe\0", "holds no results of a comparison"),
         (b"[]", "holds no results of a comparison that this version of regard reads"),
         (b'{"format": 0}', "holds no results of a comparison that this version of regard reads"),
-        (b'{"format": 1}', "is not whole"),
+        (b'{"format": 2}', "is not whole"),
         (without("cost"), "is not whole: KeyError: 'cost'"),
         (without("pictures"), "is not whole"),
     ],

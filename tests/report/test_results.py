@@ -20,7 +20,7 @@ def test_what_belongs_to_the_whole(compared):
     found = compared.results
     assert set(found) == {
         "format", "version", "created", "config", "expected", "environment", "entries", "baselines", "ties", "unit",
-        "recall_chance", "recommendation", "reproduce",
+        "recall_chance", "recommendation", "reproduce", "task",
     }  # fmt: skip
     assert [entry["spec"] for entry in found["entries"]] == ["softmax", "linear / softmax"]
     assert found["unit"] == "document"
@@ -127,7 +127,10 @@ def made(bits: dict[str, float], hits: dict[str, float], *, unit: str = "documen
         for seed in range(seeds):
             documents = {"nats": [bits[spec] * math.log(2) * 100 + at for at in range(20)], "bytes": [100] * 20}
             text = {"documents": documents, "unit": unit, "parameters": 7, "curve": [[1, 5.0]], "pictures": []}
-            quality[spec, seed, "text"] = {**text, "tokens_per_second": 10.0 + seed, "peak_bytes": 100 + seed}
+            quality[spec, seed, "text"] = {
+                **{**text, "tokens_per_second": 10.0 + seed, "peak_bytes": 100 + seed},
+                **{"step_seconds": 0.1, "steps": 5, "length": 128},
+            }
             answers = {"correct": [round(hits[spec] * 50)] * 20, "tokens": [50] * 20}
             quality[spec, seed, "recall"] = {"documents": answers, "curve": []}
     rows = [
@@ -139,8 +142,8 @@ def made(bits: dict[str, float], hits: dict[str, float], *, unit: str = "documen
     ]
     plain = [vars(row) for row in rows]
     costs = {"fixed": plain, "default": [row for row in plain if row["kind"] == "both"]}
-    baselines = [{"name": "3-gram", "documents": {"bits": [300.0] * 20, "bytes": [100] * 20}}]
-    return assemble(config, Expected(5, 6, 1.0, 2), quality, costs, baselines)
+    baselines = [{"name": "3-gram", "tables": [{"nats": [300 * math.log(2)] * 20, "bytes": [100] * 20}]}]
+    return assemble(config, "lm", Expected({"text": 5, "recall": 6}, 1.0, 2), quality, costs, baselines)
 
 
 def test_crossovers_and_hybrids():

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -12,11 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from regard.benchmark.config import BaselineKind
 from regard.errors import ConfigError, ShapeError, UnsupportedError, nearest
 from regard.models.decoder import ModelOutput
 from regard.tasks.base import Task
-
-Kind = Literal["linear", "mlp", "lstm", "convolution"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +26,7 @@ class BaselineConfig:
         ConfigError: every problem, one a line.
     """
 
-    kind: Kind = "lstm"
+    kind: BaselineKind = "lstm"
     """lstm, convolution: of sequences; mlp, linear: of all values of an image, or of the counts of a text's tokens"""
     dim: int = 128
     """width of the hidden states"""
@@ -39,12 +38,10 @@ class BaselineConfig:
     """of the initial weights"""
 
     def __post_init__(self) -> None:
-        sizes = [field.name for field in fields(self) if field.name not in ("kind", "seed")]
-        problems = [
-            f"{name} must be at least 1, got {getattr(self, name)}" for name in sizes if getattr(self, name) < 1
-        ]
-        if self.kind not in get_args(Kind):
-            problems.append(f"kind: no choice {self.kind!r}: {nearest(self.kind, get_args(Kind))}")
+        sizes = {name: getattr(self, name) for name in ("dim", "layers", "width")}
+        problems = [f"{name} must be at least 1, got {size}" for name, size in sizes.items() if size < 1]
+        if self.kind not in get_args(BaselineKind):
+            problems.append(f"kind: no choice {self.kind!r}: {nearest(self.kind, get_args(BaselineKind))}")
         if self.kind == "lstm" and self.dim % 2:
             problems.append(f"dim must be even, half of it for each direction of an lstm, got {self.dim}")
         if problems:
@@ -215,7 +212,7 @@ Baseline = LanguageBaseline | SequenceClassifier | FlatClassifier
 
 
 def language_model(
-    kind: Kind, *, vocab_size: int, dim: int = 128, layers: int = 2, width: int = 3, seed: int = 0
+    kind: BaselineKind, *, vocab_size: int, dim: int = 128, layers: int = 2, width: int = 3, seed: int = 0
 ) -> LanguageBaseline:
     """A causal model of tokens, with torch's own initial weights drawn from `seed`.
 

@@ -2,13 +2,14 @@
 
 import re
 from dataclasses import dataclass, field
+from typing import Literal
 
 from regard import specs
 from regard.errors import ConfigError
 from regard.models.config import MlpKind
-from regard.tasks.config import RecallConfig, TextConfig
+from regard.tasks.config import ClassificationConfig, RecallConfig, TextConfig
 
-FORMAT = 1
+FORMAT = 2
 """of results.json; changes whenever a reader would have to"""
 DEFAULT_SPECS = (
     "softmax",
@@ -19,6 +20,8 @@ DEFAULT_SPECS = (
     "vector_quantized(num_codes=64, block_size=32)",
 )
 """exact attention, a window, two linear ones, a hybrid by layer, and one whose cache is used at the lengths compared"""
+TaskName = Literal["lm", "mlm", "classify", "recall"]
+BaselineKind = Literal["linear", "mlp", "lstm", "convolution"]
 
 
 @dataclass(frozen=True)
@@ -34,8 +37,8 @@ class ShapeConfig:
     position: str = "sinusoidal"
     """position scheme; an absolute one serves every mechanism"""
     short_convolution: int = 4
-    """width of the causal convolution over the embeddings: shallow models need it for recall, and learn text from far
-    fewer tokens with it"""
+    """width of the causal convolution over the embeddings of lm and recall: shallow models need it for recall, and
+    learn text from far fewer tokens with it"""
     mlp: MlpKind = "gelu"
     """the MLP of a block; none to leave it out"""
 
@@ -46,34 +49,58 @@ class CompareConfig:
 
     specs: tuple[str, ...] = DEFAULT_SPECS
     """mechanisms; `a / b` alternates by layer, `a:2 + b:2` mixes by head"""
+    task: TaskName | None = None
+    """lm: text and recall, with causal models; mlm: hidden tokens of text, and classify: classes of texts or images,
+    with models that look both ways; recall: exact recall alone. None: lm if every specification can be causal, else mlm
+    """
     budget: str | None = None
     """time for everything, such as 5m, 90s or 2h; it sets the steps. None: the steps below"""
     seeds: int = 1
     """trainings of every specification; 3 or more before a difference is worth believing"""
     text: TextConfig = field(default_factory=lambda: TextConfig(length=128))
-    """the text task"""
+    """the text of lm and mlm"""
+    masked_rate: float = 0.15
+    """share of the tokens that mlm hides and asks for"""
+    classification: ClassificationConfig = field(default_factory=lambda: ClassificationConfig(length=128))
+    """the texts or images of classify"""
     recall: RecallConfig = field(
         default_factory=lambda: RecallConfig(vocab_size=64, length=128, num_pairs=8, filler="zeros", num_held_out=500)
     )
     """the recall task (MQAR)"""
     shape: ShapeConfig = field(default_factory=ShapeConfig)
-    """the model for text"""
+    """the model, but for recall"""
     recall_shape: ShapeConfig = field(default_factory=lambda: ShapeConfig(dim=64, mlp="none", short_convolution=2))
     """the model for recall; as published, two layers without MLP"""
     text_steps: int = 1000
     """training steps on text, without a budget"""
     recall_steps: int = 600
     """training steps on recall, without a budget"""
+    masked_steps: int = 1000
+    """training steps of mlm, without a budget"""
+    classification_steps: int = 1000
+    """training steps of classify, without a budget"""
     batch_size: int = 4
     """text windows in a step"""
     recall_batch_size: int = 16
     """recall sequences in a step"""
+    masked_batch_size: int = 16
+    """text windows in a step of mlm"""
+    classification_batch_size: int = 32
+    """texts or images in a step"""
     learning_rate: float = 4e-3
     """peak learning rate on text"""
     recall_learning_rate: float = 3e-3
     """peak learning rate on recall"""
+    masked_learning_rate: float = 2e-3
+    """peak learning rate of mlm"""
+    classification_learning_rate: float = 1e-3
+    """peak learning rate of classify, for specifications and baselines"""
     evaluate_examples: int = 400
-    """validation windows, evenly spaced; 0: all"""
+    """validation windows or sequences, evenly spaced; 0: all"""
+    classification_evaluate_examples: int = 2000
+    """validation texts or images, evenly spaced; 0: all"""
+    baselines: tuple[BaselineKind, ...] = ("linear", "mlp", "lstm", "convolution")
+    """models without attention that classify trains for as many seconds as a specification; they share its width"""
     ngram: int = 3
     """bytes in the n-grams of the baseline, which is trained on the same windows"""
     lengths: tuple[int, ...] = (256, 512, 1024, 2048, 4096, 8192)
@@ -84,18 +111,28 @@ class CompareConfig:
     """CPU threads"""
 
     def __post_init__(self) -> None:
+        kinds = ("text", "recall", "masked", "classification")
+        sizes = [f"{kind}_steps" for kind in kinds] + ["batch_size", *(f"{kind}_batch_size" for kind in kinds[1:])]
+        rates = ["learning_rate", *(f"{kind}_learning_rate" for kind in kinds[1:])]
         problems = [
             f"{name} must be at least 1, got {getattr(self, name)}"
-            for name in ("seeds", "text_steps", "recall_steps", "batch_size", "recall_batch_size", "rounds", "threads")
+            for name in ("seeds", *sizes, "rounds", "threads")
             if getattr(self, name) < 1
         ]
         problems += [
             f"{name} must be positive, got {getattr(self, name)}"
-            for name in ("learning_rate", "recall_learning_rate")
+            for name in rates
             if not 0 < getattr(self, name) < float("inf")
         ]
-        if self.evaluate_examples < 0:
-            problems.append(f"evaluate_examples must be at least 0 (all), got {self.evaluate_examples}")
+        problems += [
+            f"{name} must be at least 0 (all), got {getattr(self, name)}"
+            for name in ("evaluate_examples", "classification_evaluate_examples")
+            if getattr(self, name) < 0
+        ]
+        if not 0 < self.masked_rate < 1:
+            problems.append(f"masked_rate must be more than 0 and less than 1, got {self.masked_rate}")
+        if len(set(self.baselines)) != len(self.baselines):
+            problems.append(f"baselines must differ from one another, got {list(self.baselines)}")
         if not 1 <= self.ngram <= 7:
             problems.append(f"ngram must be from 1 to 7, got {self.ngram}")
         if not self.specs:

@@ -1,4 +1,4 @@
-"""Quality of one specification: trains it on text and on recall, and takes a picture of its attention.
+"""Quality of one specification or baseline: trains it on a task, measures it, and takes a picture of its attention.
 
 Run as `python -m regard.benchmark.quality` it serves `run_apart`: a process of its own, so that its peak memory is its
 own.
@@ -8,23 +8,28 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
+from regard.benchmark import baselines
 from regard.benchmark.apart import apart, serve
+from regard.benchmark.baselines import BaselineConfig
 from regard.core import Attention
 from regard.functional import weights
-from regard.models import LanguageModel, ModelConfig
-from regard.tasks import RecallConfig, TaskConfig, TextConfig, build_task
+from regard.tasks import TaskConfig, build_task
 from regard.tasks.base import Example, Examples, Task
-from regard.training.config import TrainingConfig
+from regard.training import network
+from regard.training.batches import Batch, collate
+from regard.training.config import SHAPES, AnyModelConfig, TrainingConfig
 from regard.training.evaluation import measured, score
 from regard.training.files import writing
 from regard.training.metrics import peak_bytes, read
+from regard.training.network import Network
 from regard.training.trainer import Trainer
 
 PICTURE = 64
@@ -38,21 +43,27 @@ class Job:
     """One training.
 
     Args:
-        model: its shape, mechanisms included.
-        task: "text" or "recall", with its configuration in `task_config`.
+        model: its shape, mechanisms included; or a baseline.
+        task_config: the data.
         training: how.
         run: run directory; continued if it exists.
         evaluate_examples: validation examples, evenly spaced; 0: all.
+        pictured: take pictures of its attention.
         steps_only: time this many steps in a scratch model instead of training; 0: train.
     """
 
-    model: ModelConfig
-    task: Literal["text", "recall"]
+    model: AnyModelConfig | BaselineConfig
     task_config: TaskConfig
     training: TrainingConfig
     run: str
     evaluate_examples: int = 0
+    pictured: bool = False
     steps_only: int = 0
+
+    @property
+    def task(self) -> str:
+        """Name of the data."""
+        return self.task_config.name
 
 
 def run_apart(
@@ -65,7 +76,7 @@ def run_apart(
         threads: CPU threads.
         each: called with every result as soon as it is there.
     """
-    payload = [asdict(job) for job in jobs]
+    payload = [{**asdict(job), "task": job.task} for job in jobs]
     return apart("regard.benchmark.quality", payload, fixed_allocation=True, threads=threads, each=each)
 
 
@@ -73,8 +84,10 @@ def perform(job: Job) -> dict[str, Any]:
     """The results of a job in this process."""
     torch.set_num_threads(job.training.threads)
     task = build_task(job.task_config, seed=job.training.seed)
-    config = replace(job.model, vocab_size=task.vocab_size, max_length=max(task.length, job.model.max_length))
-    model = LanguageModel(config)
+    if isinstance(job.model, BaselineConfig):
+        model = baselines.build(job.model, task)
+    else:
+        model = network.build(network.fitted(job.model, task), len(task.classes))
     if job.steps_only:
         return _timed_steps(job, model, task)
     run = Path(job.run)
@@ -84,22 +97,64 @@ def perform(job: Job) -> dict[str, Any]:
     trainer = Trainer(model, task, job.training, run)
     trainer.fit()
     examples, unit = units(task.examples("valid"), job.evaluate_examples)
-    scores = score(model, examples, task.vocab_size, limit=job.evaluate_examples, batch_size=job.training.batch_size)
+    answers = Answers()
+    scores = score(
+        model,
+        examples,
+        task.vocab_size,
+        limit=job.evaluate_examples,
+        batch_size=job.training.batch_size,
+        num_targets=task.num_targets,
+        each=answers.add if task.classes else lambda batch, logits: None,
+    )
     assert scores is not None
     lines = read(run / "metrics.jsonl")
     steps = [line for line in lines if line["kind"] == "train"]
     # A median, because the first steps warm up, and a run that was interrupted has lost some of its seconds.
     speed = statistics.median(line["timing"]["tokens_per_second"] for line in steps)  # type: ignore[index,call-overload,misc]
     return {
-        "parameters": model.parameter_count(),
+        "parameters": sum(x.numel() for x in model.parameters()),
+        "length": task.length,
         "seconds": time.perf_counter() - began,
+        "steps": job.training.steps,
+        "step_seconds": _step_seconds(steps),
         "documents": scores.table(),
-        "unit": unit,
+        "macro_f1": answers.macro_f1() if task.classes else None,
+        "unit": "image" if task.input_dim else unit,
         "curve": [[line["tokens"], line["loss"]] for line in steps],
         "tokens_per_second": speed,
         "peak_bytes": peak_bytes(torch.device("cpu")),
-        "pictures": pictures(model, task) if job.task == "text" else [],
+        "pictures": pictures(cast(Network, model), task) if job.pictured else [],
     }
+
+
+def _step_seconds(lines: list[dict[str, Any]]) -> float:
+    """Median seconds of a step, over the lines of metrics.jsonl."""
+    before = [0, *(line["step"] for line in lines)]
+    return statistics.median(
+        line["timing"]["seconds"] / (line["step"] - first) for first, line in zip(before, lines, strict=False)
+    )
+
+
+@dataclass
+class Answers:
+    """The class of every example, and the one that a model says."""
+
+    targets: list[int] = field(default_factory=list)
+    predicted: list[int] = field(default_factory=list)
+
+    def add(self, batch: Batch, logits: Tensor) -> None:
+        """Remember a batch."""
+        self.targets += batch.targets[:, 0].tolist()
+        self.predicted += logits.argmax(-1).tolist()
+
+    def macro_f1(self) -> float | None:
+        """The mean over classes of 2 / (1 / precision + 1 / recall); None where scikit-learn is not installed."""
+        try:
+            from sklearn.metrics import f1_score
+        except ImportError:
+            return None
+        return float(f1_score(self.targets, self.predicted, average="macro", zero_division=0))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -121,20 +176,19 @@ def units(examples: Examples, limit: int) -> tuple[Examples, Literal["document",
     return (_Windows(examples), "window") if len(documents) < FEW else (examples, "document")
 
 
-def _timed_steps(job: Job, model: LanguageModel, task: Task) -> dict[str, Any]:
+def _timed_steps(job: Job, model: nn.Module, task: Task) -> dict[str, Any]:
     """Median seconds of a training step, one warm-up step left out."""
-    from regard.training.batches import collate
-
     examples = task.examples("train")
     optimizer = torch.optim.AdamW(model.parameters())
+    weight = cast(dict[str, float], model.loss_weights)
     taken: list[float] = []
     for step in range(job.steps_only + 1):
         began = time.perf_counter()
         ids = range(step * job.training.batch_size, (step + 1) * job.training.batch_size)
-        batch = collate(examples, [at % len(examples) for at in ids], task.vocab_size)
-        output = model(batch.inputs, key_mask=batch.key_mask)
-        loss = torch.nn.functional.cross_entropy(output.logits.flatten(0, 1), batch.targets.flatten())
-        (loss + sum(model.loss_weights[name] * extra for name, extra in output.losses.items())).backward()
+        batch = collate(examples, [at % len(examples) for at in ids], task.vocab_size, num_targets=task.num_targets)
+        output = batch.through(model)
+        loss = F.cross_entropy(output.logits.flatten(0, -2), batch.targets.flatten())
+        (loss + sum(weight[name] * extra for name, extra in output.losses.items())).backward()
         optimizer.step()
         optimizer.zero_grad()
         taken.append(time.perf_counter() - began)
@@ -142,17 +196,18 @@ def _timed_steps(job: Job, model: LanguageModel, task: Task) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def pictures(model: LanguageModel, task: Task) -> list[dict[str, Any]]:
+def pictures(model: Network, task: Task) -> list[dict[str, Any]]:
     """The effective attention matrix of every layer (head 0) on the start of the first validation example."""
     model.eval()
-    tokens = torch.from_numpy(task.examples("valid")[0].inputs[:PICTURE])[None]
+    inputs = torch.from_numpy(task.examples("valid")[0].inputs[:PICTURE])[None]
+    mechanisms = cast(list[Attention], getattr(model, "encoder", model).mechanisms)
     calls: list[tuple[Attention, Tensor, Tensor, Any]] = []
 
     def remember(module: torch.nn.Module, given: tuple[Tensor, ...], named: dict[str, Any]) -> None:
         calls.append((cast(Attention, module), given[0], given[1], named.get("bias")))
 
-    hooks = [m.register_forward_pre_hook(remember, with_kwargs=True) for m in model.mechanisms]
-    model(tokens)
+    hooks = [m.register_forward_pre_hook(remember, with_kwargs=True) for m in mechanisms]
+    model(inputs)
     for hook in hooks:
         hook.remove()
     return [
@@ -164,7 +219,8 @@ def pictures(model: LanguageModel, task: Task) -> list[dict[str, Any]]:
 
 def _job(given: dict[str, Any]) -> Job:
     """A job from JSON."""
-    kind = {"text": TextConfig, "recall": RecallConfig}[given["task"]]
+    name = given.pop("task")
+    tasks = {kind.name: kind for kind in get_args(TaskConfig)}
 
     def restored(cls: type, values: dict[str, Any]) -> Any:
         return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
@@ -172,8 +228,8 @@ def _job(given: dict[str, Any]) -> Job:
     return Job(
         **{
             **given,
-            "model": restored(ModelConfig, given["model"]),
-            "task_config": restored(kind, given["task_config"]),
+            "model": restored(BaselineConfig if "kind" in given["model"] else SHAPES[name], given["model"]),
+            "task_config": restored(tasks[name], given["task_config"]),
             "training": restored(TrainingConfig, given["training"]),
         }
     )

@@ -5,7 +5,7 @@ import os
 import platform
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -15,54 +15,79 @@ import torch
 from regard import __version__
 from regard.benchmark import sweep
 from regard.benchmark.config import FORMAT, CompareConfig
+from regard.benchmark.measures import TASKS, Measure, Metric
 from regard.benchmark.quality import FEW
-from regard.benchmark.verdict import Estimate, Sample, Standing, estimates, recommend, ties
+from regard.benchmark.verdict import Estimate, Rival, Sample, Standing, estimates, recommend, ties
+
+Quality = Mapping[tuple[str, int, str], dict[str, Any]]
+"""(specification, seed, name of a measure) -> what its training found"""
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What a comparison will take, measured on a few steps of every specification."""
+    """What a comparison will take, measured on a few steps of every specification. steps: by the name of a measure."""
 
-    text_steps: int
-    recall_steps: int
+    steps: dict[str, int]
     minutes: float
     peak_bytes: int
 
 
 def assemble(
     config: CompareConfig,
+    task: str,
     expected: Expected,
-    quality: dict[tuple[str, int, str], dict[str, Any]],
+    quality: Quality,
     costs: dict[str, list[dict[str, Any]]],
-    baselines: Sequence[dict[str, Any]],
+    references: Sequence[dict[str, Any]],
 ) -> dict[str, Any]:
     """Everything measured and everything concluded, as plain data."""
-    text = {spec: _sample([quality[spec, s, "text"] for s in range(config.seeds)], "bits") for spec in config.specs}
-    recall = {spec: _sample([quality[spec, s, "recall"] for s in range(config.seeds)], "hits") for spec in config.specs}
-    bits, hits = estimates(text), estimates(recall)
-    best_text, text_ties = ties(text, larger_is_better=False)
-    best_recall, recall_ties = ties(recall, larger_is_better=True)
+    measures = TASKS[task]
+    first = measures[0]
+    samples = {measure.name: _samples(config, quality, measure.name, measure.metric) for measure in measures}
+    tied = {
+        measure.name: ties(samples[measure.name], larger_is_better=measure.larger_is_better) for measure in measures
+    }
+    values = {measure.name: estimates(samples[measure.name]) for measure in measures}
+    measured = {spec: _measured(config, spec, measures, quality, values) for spec in config.specs}
     rows = [sweep.Row(**row) for row in costs["fixed"]]
-    entries = [_entry(config, spec, quality, bits[spec], hits[spec], rows, costs["default"]) for spec in config.specs]
+    entries = [
+        {
+            **_cost(config, spec, rows, costs["default"]),
+            **measured[spec],
+            "pictures": quality[spec, 0, first.name]["pictures"],
+        }
+        for spec in config.specs
+    ]
+    recalled = "recall" in tied and first.name != "recall"
     standings = [
         Standing(
             entry["spec"],
-            entry["text"]["bits_per_byte"]["middle"],
-            entry["recall"]["accuracy"]["middle"],
-            entry["text"]["tokens_per_second"],
+            entry[first.name][first.metric]["middle"],
+            entry["recall"]["accuracy"]["middle"] if recalled else None,
+            entry[first.name]["tokens_per_second"],
             entry["decode"][-1]["state_bytes"] if entry["decode"] else None,
             {row["length"]: row["seconds"] for row in entry["cost"] if row["kind"] == "both"},
         )
         for entry in entries
     ]
-    without = [_baseline(baseline) for baseline in baselines]
-    chance = 2 / config.recall.vocab_size
-    floor = (without[0]["name"], without[0]["bits_per_byte"]["middle"])
-    advice = recommend(standings, text_ties, recall_ties, length=config.text.length, floor=floor, chance=chance)
+    beside = [_reference(reference, first) for reference in references]
+    chance = 2 / config.recall.vocab_size if "recall" in tied else None
+    counting = next((row for row in beside if row["train_seconds"] is None), None)
+    advice = recommend(
+        standings,
+        tied[first.name][1],
+        tied["recall"][1] if recalled else None,
+        measure=first,
+        length=quality[config.specs[0], 0, first.name]["length"],
+        floor=None if counting is None else (counting["name"], counting[first.metric]["middle"]),
+        chance=chance or 0.0,
+        rivals=_rivals(references, samples[first.name][tied[first.name][0]], first),
+    )
     return {
         "format": FORMAT,
         "version": __version__,
         "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "task": task,
         "config": json.loads(json.dumps(asdict(config))),
         "expected": asdict(expected),
         "environment": {
@@ -74,12 +99,9 @@ def assemble(
             "threads": config.threads,
         },
         "entries": entries,
-        "baselines": without,
-        "ties": {
-            "text": {"best": best_text, "specs": text_ties},
-            "recall": {"best": best_recall, "specs": recall_ties},
-        },
-        "unit": quality[config.specs[0], 0, "text"]["unit"],
+        "baselines": beside,
+        "ties": {name: {"best": best, "specs": names} for name, (best, names) in tied.items()},
+        "unit": quality[config.specs[0], 0, first.name]["unit"],
         "recall_chance": chance,
         "recommendation": asdict(advice),
         "reproduce": reproduce(config, expected),
@@ -88,7 +110,8 @@ def assemble(
 
 def reproduce(config: CompareConfig, expected: Expected) -> str:
     """The command that repeats a comparison: what differs from the defaults, with steps instead of a budget."""
-    fixed = replace(config, budget=None, text_steps=expected.text_steps, recall_steps=expected.recall_steps)
+    steps: dict[str, Any] = {f"{name}_steps": count for name, count in expected.steps.items()}
+    fixed = replace(config, budget=None, **steps)
     words = ["regard", "compare", *([] if config.specs == CompareConfig().specs else map(shlex.quote, config.specs))]
     words += _flags("--", asdict(fixed), asdict(CompareConfig()))
     return " ".join(words)
@@ -109,9 +132,9 @@ def _flags(prefix: str, values: dict[str, Any], defaults: dict[str, Any]) -> lis
     return words
 
 
-def _sample(jobs: Sequence[dict[str, Any]], kind: str) -> Sample:
-    tables = [job["documents"] for job in jobs]
-    if kind == "bits":
+def _sample(tables: Sequence[Mapping[str, Any]], metric: Metric) -> Sample:
+    """One table for each seed."""
+    if metric == "bits_per_byte":
         top = np.array([table["nats"] for table in tables]) / np.log(2)
         return Sample(top, np.array([table["bytes"] for table in tables], dtype=float))
     return Sample(
@@ -120,17 +143,64 @@ def _sample(jobs: Sequence[dict[str, Any]], kind: str) -> Sample:
     )
 
 
-def _entry(
+def _samples(config: CompareConfig, quality: Quality, name: str, metric: Metric) -> dict[str, Sample]:
+    return {
+        spec: _sample([quality[spec, seed, name]["documents"] for seed in range(config.seeds)], metric)
+        for spec in config.specs
+    }
+
+
+def _measured(
     config: CompareConfig,
     spec: str,
-    quality: dict[tuple[str, int, str], dict[str, Any]],
-    bits: Estimate,
-    hits: Estimate,
-    rows: Sequence[sweep.Row],
-    default: Sequence[dict[str, Any]],
+    measures: Sequence[Measure],
+    quality: Quality,
+    values: Mapping[str, Mapping[str, Estimate]],
 ) -> dict[str, Any]:
-    text = [quality[spec, seed, "text"] for seed in range(config.seeds)]
-    recall = [quality[spec, seed, "recall"] for seed in range(config.seeds)]
+    """What the trainings of a specification found: for each measure the value with its interval, and that of each
+    seed; for the first one also speed and memory, and what its task shows besides.
+    """
+    found: dict[str, Any] = {}
+    for measure in measures:
+        trainings = [quality[spec, seed, measure.name] for seed in range(config.seeds)]
+        found[measure.name] = {
+            measure.metric: asdict(values[measure.name][spec]),
+            "seeds": [_sample([one["documents"]], measure.metric).value for one in trainings],
+            "curves": [one["curve"] for one in trainings],
+        }
+        if measure is measures[0]:
+            found[measure.name] |= _training(trainings)
+            found[measure.name] |= _besides([one | one["documents"] for one in trainings], measure)
+            found["parameters"] = trainings[0]["parameters"]
+    return found
+
+
+def _training(trainings: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Speed and memory of the trainings of one model."""
+    lengths = [one["step_seconds"] * one["steps"] for one in trainings]
+    return {
+        "tokens_per_second": float(np.median([one["tokens_per_second"] for one in trainings])),
+        "peak_bytes": max(one["peak_bytes"] for one in trainings),
+        "train_seconds": float(np.median(lengths)),
+    }
+
+
+def _besides(tables: Sequence[Mapping[str, Any]], measure: Measure) -> dict[str, Any]:
+    """What a table of scores says besides the number that specifications are ranked by: of hidden tokens the share that
+    was guessed, of classes the macro F1 (mean over seeds; None without scikit-learn).
+    """
+    if measure.name == "masked":
+        return {"accuracy": _sample(tables, "accuracy").value}
+    if measure.name == "classification":
+        scores = [table["macro_f1"] for table in tables]
+        return {"macro_f1": None if None in scores else float(np.mean(scores))}
+    return {}
+
+
+def _cost(
+    config: CompareConfig, spec: str, rows: Sequence[sweep.Row], default: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    """What the attention of a specification costs, over length."""
     layers = config.layers(spec)
     own = _stacked(spec, layers, rows)
     exact = _stacked("softmax", ("softmax",) * len(layers), rows)
@@ -139,19 +209,6 @@ def _entry(
     return {
         "spec": spec,
         "layers": list(layers),
-        "parameters": text[0]["parameters"],
-        "text": {
-            "bits_per_byte": asdict(bits),
-            "seeds": [_sample([job], "bits").value for job in text],
-            "curves": [job["curve"] for job in text],
-            "tokens_per_second": float(np.median([job["tokens_per_second"] for job in text])),
-            "peak_bytes": max(job["peak_bytes"] for job in text),
-        },
-        "recall": {
-            "accuracy": asdict(hits),
-            "seeds": [_sample([job], "hits").value for job in recall],
-            "curves": [job["curve"] for job in recall],
-        },
         "cost": [
             {
                 **{name: getattr(row, name) for name in ("length", "kind", "seconds", "low", "high")},
@@ -171,7 +228,6 @@ def _entry(
             kind: None if layers == ("softmax",) * len(layers) else sweep.crossover(together, spec, "exact", kind)
             for kind in ("forward", "both")
         },
-        "pictures": text[0]["pictures"],
     }
 
 
@@ -196,11 +252,34 @@ def _stacked(name: str, layers: Sequence[str], rows: Sequence[sweep.Row]) -> lis
     return stacked
 
 
-def _baseline(found: dict[str, Any]) -> dict[str, Any]:
-    """An interval is given only where there are enough documents to resample."""
-    bits, sizes = (np.array([found["documents"][name]], dtype=float) for name in ("bits", "bytes"))
-    if bits.size < FEW:
-        value = {"middle": float(bits.sum() / sizes.sum()), "low": None, "high": None}
+def _reference(found: Mapping[str, Any], measure: Measure) -> dict[str, Any]:
+    """A row beside the specifications. What only counts is not trained; an interval is given only where there are
+    enough documents to resample.
+    """
+    sample = _sample(found["tables"], measure.metric)
+    if sample.top.shape[1] < FEW:
+        value = {"middle": sample.value, "low": None, "high": None}
     else:
-        value = asdict(estimates({"it": Sample(bits, sizes)})["it"])
-    return {"name": found["name"], "bits_per_byte": value}
+        value = asdict(estimates({"it": sample})["it"])
+    trainings = found.get("jobs")
+    row = {
+        "name": found["name"],
+        measure.metric: value,
+        "seeds": [_sample([table], measure.metric).value for table in found["tables"]],
+        "parameters": trainings[0]["parameters"] if trainings else None,
+        **_besides(found["tables"], measure),
+    }
+    untrained = {"tokens_per_second": None, "peak_bytes": None, "train_seconds": None}
+    return row | (_training(trainings) if trainings else untrained)
+
+
+def _rivals(references: Sequence[dict[str, Any]], best: Sample, measure: Measure) -> list[Rival]:
+    """Trained baselines that do as well as the best specification, or better."""
+    found: list[Rival] = []
+    for reference in references:
+        if "jobs" in reference:
+            own = _sample(reference["tables"], measure.metric)
+            _, tied = ties({"best": best, "own": own}, larger_is_better=measure.larger_is_better)
+            if "own" in tied:
+                found.append(Rival(reference["name"], own.value, better="best" not in tied))
+    return found

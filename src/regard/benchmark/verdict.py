@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
+from regard.benchmark.measures import TEXT, Measure
+
 RESAMPLES = 2000
 LEVEL = 0.95
 LEARNED = 0.9
@@ -90,12 +92,23 @@ class Standing:
     """What the recommendation looks at, for one specification."""
 
     spec: str
-    bits_per_byte: float
-    recall: float
+    quality: float
+    """bits per byte, or accuracy"""
+    recall: float | None
+    """None where only the quality counts"""
     tokens_per_second: float
     state_bytes: int | None
     cost: Mapping[int, float]
     """length -> seconds of forward + backward"""
+
+
+@dataclass(frozen=True)
+class Rival:
+    """A model without attention that does as well as the best specification; better: with a real difference."""
+
+    name: str
+    quality: float
+    better: bool
 
 
 @dataclass(frozen=True)
@@ -109,50 +122,57 @@ class Recommendation:
 def recommend(
     standings: Sequence[Standing],
     quality_ties: Sequence[str],
-    recall_ties: Sequence[str],
+    recall_ties: Sequence[str] | None,
     *,
     length: int,
+    measure: Measure = TEXT,
     floor: tuple[str, float] | None = None,
     chance: float = 0.0,
+    rivals: Sequence[Rival] = (),
 ) -> Recommendation:
-    """Among those that tie for the best bits per byte and recall as well as the best, the fastest in training.
+    """Among those that tie for the best quality and, where it counts, recall as well as the best, the fastest in
+    training.
 
     If none of the ties on quality also ties on recall, quality decides and the reason says what is lost. A comparison
     whose models learned too little to tell says that first.
 
     Args:
         standings: every specification.
-        quality_ties, recall_ties: those that cannot be told from the best, as `ties` says.
+        quality_ties, recall_ties: those that cannot be told from the best, as `ties` says; no recall_ties where recall
+            is not measured besides.
         length: tokens that the training speed was measured at.
-        floor: name and bits per byte of a model without attention, which has to be beaten.
+        measure: what quality is.
+        floor: name and quality of a model that only counts, which has to be beaten.
         chance: recall of guessing.
+        rivals: other models that were trained for the same time.
     """
     by_name = {standing.spec: standing for standing in standings}
-    good = [name for name in quality_ties if name in recall_ties]
+    good = [name for name in quality_ties if recall_ties is None or name in recall_ties]
     pool = good or list(quality_ties)
     chosen = max((by_name[name] for name in pool), key=lambda standing: standing.tokens_per_second)
+    sign = 1 if measure.larger_is_better else -1
+    best = max(standings, key=lambda standing: sign * standing.quality)
     sentences: list[str] = []
-    lowest = min(standing.bits_per_byte for standing in standings)
-    if floor is not None and lowest >= floor[1]:
+    if floor is not None and sign * best.quality <= sign * floor[1]:
         sentences.append(
-            f"no specification beats the {floor[0]} ({floor[1]:.3f} bits per byte), so they were trained too little to "
+            f"no specification beats the {floor[0]} ({measure.shown(floor[1])}), so they were trained too little to "
             "choose by quality: give more steps or a larger budget"
         )
     rest = [name for name in quality_ties if name != chosen.spec]
     sentences.append(
-        f"{chosen.bits_per_byte:.3f} bits per byte "
-        + (f"ties with the best ({_listed(rest)} cannot be told from it)" if rest else "is the lowest")
-    )
-    best = max(standings, key=lambda standing: standing.recall)
-    if best.recall < LEARNED:
-        sentences.append(
-            f"recall says little yet: the best, {best.spec}, reached {best.recall:.0%}, guessing gives {chance:.0%}, "
-            f"and a task that was learned shows at least {LEARNED:.0%} somewhere"
+        f"{measure.shown(chosen.quality)} "
+        + (
+            f"ties with the best ({_listed(rest)} cannot be told from it)"
+            if rest
+            else f"is the {'highest' if measure.larger_is_better else 'lowest'}"
         )
-    elif good:
-        sentences.append(f"its recall of {chosen.recall:.0%} is not below the best")
-    if not good:
-        sentences.append(f"its recall of {chosen.recall:.0%} is below the {best.recall:.0%} of {best.spec}")
+    )
+    sentences += [
+        f"without attention and in the same time the {rival.name} reached {measure.shown(rival.quality)}, "
+        + ("which is better" if rival.better else "which cannot be told from the best")
+        for rival in rivals
+    ]
+    sentences += _of_recall(standings, chosen, measure, chance, good=bool(good))
     others = [name for name in pool if name != chosen.spec]
     if others:
         sentences.append(f"of those it trains fastest at {length} tokens ({chosen.tokens_per_second:,.0f} tokens/s)")
@@ -163,10 +183,33 @@ def recommend(
         ratio = chosen.cost[longest] / fastest.cost[longest]
         sentences.append(
             f"for sequences of {longest:,} tokens look at {fastest.spec}: its attention is {ratio:.1f} times faster "
-            f"there, at {fastest.bits_per_byte:.3f} bits per byte and {fastest.recall:.0%} recall"
+            f"there, at {measure.shown(fastest.quality)}"
+            + ("" if fastest.recall is None else f" and {fastest.recall:.0%} recall")
         )
     reason = "; ".join(sentences)
     return Recommendation(chosen.spec, f"{reason[0].upper()}{reason[1:]}.")
+
+
+def _of_recall(
+    standings: Sequence[Standing], chosen: Standing, measure: Measure, chance: float, *, good: bool
+) -> list[str]:
+    """Whether recall was learned, and whether the chosen specification recalls as well as the best."""
+    recalls = {s.spec: s.quality if measure.name == "recall" else s.recall for s in standings}
+    known = {spec: recall for spec, recall in recalls.items() if recall is not None}
+    if not known:
+        return []
+    best = max(known, key=lambda spec: known[spec])
+    sentences: list[str] = []
+    if known[best] < LEARNED:
+        sentences.append(
+            f"recall says little yet: the best, {best}, reached {known[best]:.0%}, guessing gives {chance:.0%}, "
+            f"and a task that was learned shows at least {LEARNED:.0%} somewhere"
+        )
+    elif good and chosen.recall is not None:
+        sentences.append(f"its recall of {chosen.recall:.0%} is not below the best")
+    if not good:
+        sentences.append(f"its recall of {known[chosen.spec]:.0%} is below the {known[best]:.0%} of {best}")
+    return sentences
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -1,16 +1,18 @@
 """Compare attention mechanisms on your text and on exact recall; leaves a report that says which one to use.
 
 Without arguments: exact attention, a window, two linear ones, a hybrid and a vector-quantised one on the bundled State
-of the Union addresses. Started again with the same --out and settings, an interrupted comparison goes on.
+of the Union addresses. Mechanisms that cannot be causal are compared by masked language modelling; --task chooses
+another task, such as classify. Started again with the same --out and settings, an interrupted comparison goes on.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import tyro
 
 from regard.benchmark.config import DEFAULT_SPECS, CompareConfig
 from regard.cli._output import console, emit, table
+from regard.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,8 @@ class Options(CompareConfig):
     """mechanisms; `a / b` alternates by layer, `a:2 + b:2` mixes by head"""
     out: str = "comparison"
     """folder for results.json, report.html and everything that an interrupted comparison needs to go on"""
+    data: str | None = None
+    """compare by classify on these texts or images, see --classification.data"""
     json: bool = False
     """print results.json on stdout"""
 
@@ -29,7 +33,7 @@ def run(options: Options) -> int:
     """Compare, print the table, and say where the report is."""
     from regard.report import compare
 
-    config = CompareConfig(**{field.name: getattr(options, field.name) for field in fields(CompareConfig)})
+    config = configured(options)
     notes = console(machine=True)
     results = compare(config=config, out=options.out, tell=lambda line: notes.print(line, markup=False))
     if options.json:
@@ -39,10 +43,24 @@ def run(options: Options) -> int:
     return 0
 
 
+def configured(options: Options) -> CompareConfig:
+    """The comparison that the options describe.
+
+    Raises:
+        ConfigError: --data for another task than classify.
+    """
+    config = CompareConfig(**{field.name: getattr(options, field.name) for field in fields(CompareConfig)})
+    if options.data is None:
+        return config
+    if config.task not in (None, "classify"):
+        raise ConfigError(f"--data is for --task classify, and --task {config.task} reads none of it; leave one out")
+    return replace(config, task="classify", classification=replace(config.classification, data=options.data))
+
+
 def show(results: dict, out: Path) -> None:
     """The table and the recommendation, on stdout."""
-    from regard.report.charts import table as summary
-    from regard.report.charts import tie_note
+    from regard.report.summary import table as summary
+    from regard.report.summary import tie_note
 
     screen = console()
     columns, rows = summary(results)

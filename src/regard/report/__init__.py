@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from regard.benchmark.config import CompareConfig
+    from regard.benchmark.config import CompareConfig, TaskName
 
 __all__ = ["compare"]
 
@@ -13,6 +13,7 @@ __all__ = ["compare"]
 def compare(
     specs: "Sequence[str] | None" = None,
     *,
+    task: "TaskName | None" = None,
     out: str | Path = "comparison",
     config: "CompareConfig | None" = None,
     budget: str | None = None,
@@ -23,6 +24,7 @@ def compare(
 
     Args:
         specs: mechanisms, `a / b` alternating by layer; None: those of `config`.
+        task: lm, mlm, classify or recall; None: that of `config`, else what all specifications can do.
         out: folder; one that holds the same comparison, unfinished, is continued.
         config: everything else; None: the defaults.
         budget: time for everything, such as "5m"; None: that of `config`.
@@ -34,8 +36,8 @@ def compare(
 
     Raises:
         ConfigError: unknown mechanisms or options, or a folder with another comparison.
-        DataError: a corpus that is missing or too small.
-        UnsupportedError: a mechanism that cannot be causal.
+        DataError: texts or images that are missing or too few.
+        UnsupportedError: a mechanism that cannot do the task; the message says which tasks all of them can do.
     """
     from dataclasses import replace
 
@@ -44,7 +46,7 @@ def compare(
     from regard.report import html
 
     config = config or CompareConfig()
-    given = {"specs": None if specs is None else tuple(specs), "budget": budget, "seeds": seeds}
+    given = {"specs": None if specs is None else tuple(specs), "task": task, "budget": budget, "seeds": seeds}
     config = replace(config, **{name: value for name, value in given.items() if value is not None})
     results = comparison.compare(config, Path(out), tell=tell)
     html.write(results, Path(out) / "report.html")

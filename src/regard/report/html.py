@@ -8,7 +8,8 @@ import jinja2
 import plotly.offline
 
 from regard.report import attention_map
-from regard.report.charts import charts, table, tie_note
+from regard.report.charts import charts
+from regard.report.summary import steps, subject, table, tie_note
 from regard.training.files import write_text
 
 
@@ -47,6 +48,8 @@ def render(results: Mapping[str, Any]) -> str:
         columns=columns,
         rows=rows,
         note=tie_note(results),
+        subject=subject(results),
+        steps=steps(results),
         charts=drawn,
         pictures=pictures,
         plotly=plotly.offline.get_plotlyjs(),

@@ -1,0 +1,118 @@
+"""A comparison as one table, and the sentences around it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from regard.benchmark.measures import TASKS, Measure
+
+Results = Mapping[str, Any]
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: its head, and the cell of a specification and of a baseline."""
+
+    head: str
+    entry: Callable[[Row], str]
+    baseline: Callable[[Row], str] = lambda row: ""
+
+
+def table(results: Results) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """The summary: one row for each specification and baseline."""
+    columns = _columns(results)
+    rows = [tuple(column.entry(entry) for column in columns) for entry in results["entries"]]
+    rows += [tuple(column.baseline(row) for column in columns) for row in results["baselines"]]
+    return tuple(column.head for column in columns), rows
+
+
+def _columns(results: Results) -> list[Column]:
+    measures = TASKS[results["task"]]
+    first = measures[0]
+    found = [Column("specification", lambda entry: entry["spec"], lambda row: row["name"])]
+    found += [_quality(results, measure, own=measure is first) for measure in measures]
+    if first.name == "masked":
+        found.append(_trained(first, "guessed", "accuracy", "{:.1%}"))
+    if first.name == "classification":
+        found.append(_trained(first, "macro F1", "macro_f1", "{:.3f}"))
+        found.append(_trained(first, "train s", "train_seconds", "{:,.0f}"))
+    found.append(_trained(first, "train tok/s", "tokens_per_second", "{:,.0f}"))
+    found.append(_trained(first, "peak MiB", "peak_bytes", "{:,.0f}", unit=2**20))
+    if first.causal:
+        longest = max((row["length"] for entry in results["entries"] for row in entry["decode"]), default=0)
+        found.append(Column(f"us/token at {longest:,}", lambda entry: _decode(entry, "microseconds", 1)))
+        found.append(Column(f"state KiB at {longest:,}", lambda entry: _decode(entry, "state_bytes", 1024)))
+    found.append(Column("faster from", _crossover))
+    found.append(Column("parameters", lambda entry: f"{entry['parameters']:,}", _parameters))
+    return found
+
+
+def _quality(results: Results, measure: Measure, *, own: bool) -> Column:
+    """The number that is compared; baselines have that of the first measure."""
+    form = "{:.1%}" if measure.larger_is_better else "{:.3f}"
+    tied = results["ties"][measure.name]["specs"]
+
+    def entry(entry: Row) -> str:
+        value = form.format(entry[measure.name][measure.metric]["middle"])
+        return f"{value} =" if entry["spec"] in tied else value
+
+    return Column(measure.column, entry, lambda row: form.format(row[measure.metric]["middle"]) if own else "")
+
+
+def _trained(measure: Measure, head: str, key: str, form: str, *, unit: int = 1) -> Column:
+    """What the trainings for a measure found; empty for a baseline that was not trained."""
+
+    def cell(found: Row) -> str:
+        value = found[key]
+        return "" if value is None else form.format(value / unit)
+
+    return Column(head, lambda entry: cell(entry[measure.name]), cell)
+
+
+def _decode(entry: Row, key: str, unit: int) -> str:
+    return f"{entry['decode'][-1][key] / unit:,.0f}" if entry["decode"] else "no state"
+
+
+def _crossover(entry: Row) -> str:
+    if set(entry["layers"]) == {"softmax"}:
+        return "reference"
+    longest = max((row["length"] for row in entry["cost"] if row["kind"] == "both"), default=0)
+    cross = entry["crossover"]["both"]
+    return f"{cross:,}" if cross else f"not by {longest:,}"
+
+
+def _parameters(row: Row) -> str:
+    return "" if row["parameters"] is None else f"{row['parameters']:,}"
+
+
+def tie_note(results: Results) -> str:
+    """What the equals sign in the table means, what one seed is worth, and what could not be measured."""
+    note = f"= cannot be told from the best of its column (95 % bootstrap over {results['unit']}s and seeds)."
+    seeds = results["config"]["seeds"]
+    if seeds < 3:
+        count = "One seed" if seeds == 1 else f"{seeds} seeds"
+        note += f" {count}: trainings differ by chance too; --seeds 3 measures by how much."
+    if results["task"] == "classify" and results["entries"][0]["classification"]["macro_f1"] is None:
+        note += " macro F1 is left out: scikit-learn, which computes it, is not installed."
+    return note
+
+
+def subject(results: Results) -> str:
+    """What the specifications were compared on."""
+    config = results["config"]
+    if results["task"] == "recall":
+        return f"Exact recall of {config['recall']['num_pairs']} pairs in {config['recall']['length']} tokens."
+    if results["task"] == "classify":
+        return f"Classes of {config['classification']['data']}."
+    hidden = f", {config['masked_rate']:.0%} of it hidden" if results["task"] == "mlm" else ""
+    return f"Text: {config['text']['corpus']}{hidden}."
+
+
+def steps(results: Results) -> str:
+    """How long a specification was trained."""
+    taken = results["expected"]["steps"]
+    first, *others = TASKS[results["task"]]
+    return " and ".join(
+        [f"{taken[first.name]} steps on {first.subject}", *(f"{taken[m.name]} on {m.subject}" for m in others)]
+    )
