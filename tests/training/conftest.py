@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from regard.models import EncoderConfig, EncoderDecoderConfig
 from regard.models.config import ModelConfig
-from regard.tasks import RecallConfig
+from regard.tasks import ClassificationConfig, MaskedConfig, RecallConfig, TranslationConfig
 from regard.tasks.base import IGNORE, Example, Split, Task
 from regard.training import RunConfig, TrainingConfig
 
@@ -32,6 +34,40 @@ def small() -> RunConfig:
             threads=1,
         ),
     )
+
+
+def pictures(path: Path, *, count: int = 40) -> Path:
+    """Pictures whose lighter half says the class."""
+    draw = np.random.default_rng(0)
+    labels = np.arange(count) % 2
+    values = draw.integers(0, 90, (count, 8, 8), np.uint8)
+    values[labels == 0, :4] += 120
+    values[labels == 1, 4:] += 120
+    np.savez(path, train_images=values, train_labels=labels, test_images=values[:9], test_labels=labels[:9])
+    return path
+
+
+@pytest.fixture
+def kinds(tmp_path) -> dict[str, RunConfig]:
+    """A tiny run of every task whose model is no causal decoder; 24 examples, some of them seen twice."""
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("".join(f"number {at}\tnúmero {at}\n" for at in range(23)), encoding="utf-8")
+    words = tmp_path / "words.txt"
+    words.write_text("".join(f"{at} is followed by {at + 1}\n" for at in range(15)))
+    data = pictures(tmp_path / "pictures.npz", count=24)
+    tiny = {"dim": 16, "heads": 2, "layers": 1, "dropout": 0.1}
+    training = TrainingConfig(
+        steps=6, batch_size=4, accumulation=2, warmup=1, evaluate_every=3, checkpoint_every=2, threads=1
+    )
+    cache = str(tmp_path / "cache")
+    translation = TranslationConfig(corpus=str(pairs), tokenizer="bytes", length=20, holdout=0.1)
+    masked = MaskedConfig(corpus=str(words), length=16, holdout=0.1, cache=cache)
+    images = ClassificationConfig(data=str(data), patch=4, holdout=0.25)
+    return {
+        "translation": RunConfig(EncoderDecoderConfig(**tiny), translation, training),
+        "masked": RunConfig(EncoderConfig(**tiny), masked, training),
+        "images": RunConfig(EncoderConfig(**tiny), images, training),
+    }
 
 
 class Lookup(nn.Module):

@@ -119,6 +119,37 @@ def test_fresh_processes_stopped_by_sigterm_and_sigkill(small, tmp_path):
     require_equal(run, tmp_path / "whole")
 
 
+@pytest.mark.parametrize("name", ["translation", "masked", "images"])
+def test_every_kind_of_model_continues_with_the_same_bits(kinds, tmp_path, name):
+    """Stopped within an epoch and after one; dropout and the noise of masked are those of a run that was not."""
+    config, run = kinds[name], tmp_path / "run"
+    for step in (3, 5):
+        with pytest.raises(Interrupted):
+            train(config, run, resume=True, on_progress=_at("step", step, lambda: signal.raise_signal(signal.SIGTERM)))
+    train(config, run, resume=True)
+    train(config, tmp_path / "whole")
+    require_equal(run, tmp_path / "whole")
+
+
+def test_a_killed_run_on_hidden_tokens(kinds, tmp_path):
+    training = replace(kinds["masked"].training, steps=60, checkpoint_every=9, evaluate_every=30)
+    toml.save(replace(kinds["masked"], training=training), tmp_path / "config.toml")
+    results = fates(start(tmp_path / "config.toml", tmp_path / "run", "seconds", 0.1, 0.15))
+    assert sum(fate == -signal.SIGKILL for _, fate in results) >= 1
+    require_equal(tmp_path / "run", tmp_path / "run.whole")
+
+
+def test_masks_of_a_later_epoch_are_others(kinds, tmp_path, monkeypatch):
+    """Otherwise the two tests above would not see masks that start from the first epoch again."""
+    from regard.training.data_order import DataOrder
+
+    train(kinds["masked"], tmp_path / "whole")
+    monkeypatch.setattr(DataOrder, "epochs", lambda self, step: [0] * self.batch_size)
+    train(kinds["masked"], tmp_path / "run")
+    with pytest.raises(AssertionError):
+        require_equal(tmp_path / "run", tmp_path / "whole")
+
+
 @pytest.mark.parametrize(("received", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 @pytest.mark.parametrize("moment", [("step", 7), ("step", 12), ("train", 5), ("evaluate", 6), ("checkpoint", 8)])
 def test_a_signal_saves_and_leaves_with_its_code(small, tmp_path, received, code, moment):

@@ -6,7 +6,16 @@ import pytest
 
 from regard.errors import ConfigError
 from regard.models.config import ModelConfig
-from regard.tasks import CopyConfig, RecallConfig, TextConfig
+from regard.models.encoder_config import EncoderConfig
+from regard.models.encoder_decoder_config import EncoderDecoderConfig
+from regard.tasks import (
+    ClassificationConfig,
+    CopyConfig,
+    MaskedConfig,
+    RecallConfig,
+    TextConfig,
+    TranslationConfig,
+)
 from regard.training import RunConfig, TrainingConfig, toml
 
 ODD = 'a "quoted" \\ path\twith \x7f 宋词 and 🙂\n'
@@ -18,6 +27,9 @@ ODD = 'a "quoted" \\ path\twith \x7f 宋词 and 🙂\n'
         RunConfig(),
         RunConfig(task=RecallConfig(num_pairs=3), training=TrainingConfig(learning_rate=1e-7, betas=(0.0, 0.999))),
         RunConfig(task=CopyConfig(), model=ModelConfig(attention=("linear", "local(window=8)"), kv_heads=2)),
+        RunConfig(EncoderDecoderConfig(layers=3, encoder_layers=1, cross_attention=("linear",)), TranslationConfig()),
+        RunConfig(EncoderConfig(cls_token=True, pooling="mean"), MaskedConfig(rate=0.3)),
+        RunConfig(task=ClassificationConfig(data="a.npz")),
         RunConfig(task=TextConfig(corpus=ODD, separator="\n\n"), model=ModelConfig(mlp="swiglu", mlp_dim=7, seed=-3)),
     ],
 )
@@ -107,6 +119,33 @@ def test_another_task_starts_from_its_own_defaults():
     defaults = RunConfig(task=TextConfig(length=99))
     assert toml.layer(defaults, None, {"task.name": "copy"}).task == CopyConfig()
     assert toml.layer(defaults, None, {"task.holdout": 0.1}).task == TextConfig(length=99, holdout=0.1)
+
+
+def test_the_task_decides_the_kind_of_model(tmp_path):
+    path = tmp_path / "a.toml"
+    path.write_text('[task]\nname = "translation"\n[model]\nencoder_layers = 3\n')
+    assert toml.load(path) == RunConfig(EncoderDecoderConfig(encoder_layers=3), TranslationConfig())
+    assert toml.layer(RunConfig(ModelConfig(dim=64)), path).model == EncoderDecoderConfig(encoder_layers=3)
+    with pytest.raises(ConfigError, match=r"model.encoder_layers: unknown key"):
+        toml.layer(RunConfig(), path, {"task.name": "masked"})
+    path.write_text('[model]\ndim = 64\n[task]\nname = "masked"\n')
+    found = toml.layer(RunConfig(), path, {"task.name": "classification", "task.data": "a.npz"}).model
+    assert found == EncoderConfig(dim=64, cls_token=True, position="learned")  # as in default_model
+    with pytest.raises(ConfigError, match=r"1 problem\n  task.name: unknown task 'translatio'"):
+        toml.from_table({"task": {"name": "translatio"}, "model": {"encoder_layers": 3}})
+
+
+def test_a_preset_stays_where_the_kind_does():
+    preset = EncoderConfig(dim=96, norm="post")
+    found = toml.layer(RunConfig(preset, MaskedConfig()), None, {"task.name": "classification", "model.heads": 2})
+    assert found.model == replace(preset, heads=2)
+
+
+def test_sections_that_are_none_are_named(tmp_path):
+    path = tmp_path / "a.toml"
+    path.write_text("task = 3\nmodel = 'x'\n")
+    with pytest.raises(ConfigError, match=r"task must be a section.*\n.*model must be a section"):
+        toml.layer(RunConfig(), path, {"task.name": "copy"})
 
 
 def test_a_bad_flag_is_refused_like_a_bad_file():

@@ -1,4 +1,4 @@
-"""Evaluate a trained run or published weights: nats per token, bits per byte, accuracy."""
+"""Evaluate a trained run or published weights: nats, bits per byte, accuracy, and the metrics of the task."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -7,7 +7,7 @@ import tyro
 
 from regard.cli._output import console, emit, table
 from regard.errors import ConfigError
-from regard.tasks.config import TextConfig
+from regard.tasks.config import TextConfig, TranslationConfig
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,8 @@ class Options:
     split: Literal["train", "valid", "test"] | None = None
     """which part of the data; None: valid for a run, all of it for published weights"""
     corpus: str | None = None
-    """other text than the run's: a bundled corpus, a .txt or .jsonl file, or a folder of .txt files"""
+    """other text than the run's: a bundled corpus, a .txt or .jsonl file, or a folder of .txt files; for a run on
+    translation, a .tsv file"""
     document: str | None = None
     """published weights: only this document of the corpus, a year of state_of_the_union"""
     length: int | None = None
@@ -28,6 +29,10 @@ class Options:
     """as many examples, evenly spaced; 0: all"""
     batch_size: int | None = None
     """examples at a time; None: 16 for a run, 1 for published weights"""
+    beam: int | None = None
+    """translations: partial ones kept at every step; None: 4"""
+    length_penalty: float | None = None
+    """translations: exponent of the length that log-probabilities are divided by; None: 0.6"""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """auto: cuda, else mps, else cpu"""
     json: bool = False
@@ -45,9 +50,15 @@ def run(options: Options) -> int:
     rows = [
         (key, f"{value:.4f}" if isinstance(value, float) else value)
         for key, value in found.items()
-        if key != "documents" and value is not None and not (key == "bytes" and not value)
+        if key not in ("documents", "metrics") and value is not None and not (key == "bytes" and not value)
     ]
-    console().print(table("what", "value", rows=rows))
+    screen = console()
+    screen.print(table("what", "value", rows=rows))
+    metrics = found.get("metrics")
+    if isinstance(metrics, dict):
+        names = next(iter(metrics.values()))
+        shown = [(row, *(f"{values[name]:.4f}" for name in names)) for row, values in metrics.items()]
+        screen.print(table("on the same examples", *names, rows=shown))
     return 0
 
 
@@ -62,16 +73,28 @@ def _run(options: Options) -> dict[str, object]:
     loaded = load(options.run, device=options.device)
     task = None
     if options.corpus is not None:
-        if not isinstance(loaded.config.task, TextConfig):
-            raise ConfigError(f"{options.run} was trained on {loaded.config.task.name}, which takes no --corpus")
-        task = replace(loaded.config.task, corpus=options.corpus)
-    size = 16 if options.batch_size is None else options.batch_size
-    return evaluate(loaded, task, options.split or "valid", batch_size=size, limit=options.limit)
+        own = loaded.config.task
+        if not isinstance(own, TextConfig | TranslationConfig):
+            raise ConfigError(f"{options.run} was trained on {own.name}, which takes no --corpus")
+        task = replace(own, corpus=options.corpus)
+    return evaluate(
+        loaded,
+        task,
+        options.split or "valid",
+        batch_size=16 if options.batch_size is None else options.batch_size,
+        limit=options.limit,
+        beams=options.beam,
+        length_penalty=options.length_penalty,
+    )
 
 
 def _published(options: Options) -> dict[str, object]:
     from regard.integrations import pretrained
 
+    for name in ("beam", "length_penalty"):
+        if getattr(options, name) is not None:
+            flag = name.replace("_", "-")
+            raise ConfigError(f"{options.run} continues text: --{flag} is for a run on translation")
     loaded = pretrained.load(options.run, device=options.device)
     length = min(1024, loaded.config.max_length) if options.length is None else options.length
     task = TextConfig(length=length) if options.corpus is None else TextConfig(corpus=options.corpus, length=length)

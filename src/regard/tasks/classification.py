@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -39,6 +40,9 @@ class ClassificationTask(Task):
 
     name: ClassVar[str] = "classification"
     metric: ClassVar = "accuracy"
+
+    @abstractmethod
+    def examples(self, split: Split) -> "Texts | Patches": ...
 
     def _require_split(self, split: Split) -> None:
         if split not in SPLITS:
@@ -131,6 +135,11 @@ class Texts:
     def __iter__(self) -> Iterator[Example]:
         return (self[index] for index in range(len(self)))
 
+    @property
+    def targets(self) -> Int64[np.ndarray, "examples"]:
+        """The class of every example."""
+        return np.array(self.labels, np.int64)[self.pieces[:, 0]]
+
 
 class ImageClassificationTask(ClassificationTask):
     """The class of an image in a local file, such as Fashion-MNIST's.
@@ -144,7 +153,7 @@ class ImageClassificationTask(ClassificationTask):
         config: file, patch, holdout.
 
     Raises:
-        DataError: as `read_images`.
+        DataError: as `read_images`; images of one class only.
         ConfigError: a patch that does not divide the sides.
 
     Example:
@@ -170,6 +179,8 @@ class ImageClassificationTask(ClassificationTask):
         self.length = (height // config.patch) * (width // config.patch)
         self.input_dim = config.patch**2 * (channels[0] if channels else 1)
         count = int(train.labels.max()) + 1
+        if count < 2:
+            raise DataError(f"{path}: all training images are of one class, so there is nothing to tell apart")
         named = FASHION if path.stem.startswith("fashion") and count == len(FASHION) else map(str, range(count))
         self.classes = tuple(named)
         order = np.argsort([hashlib.sha256(str(at).encode()).digest() for at in range(len(train.labels))])
@@ -216,6 +227,11 @@ class Patches:
 
     def __iter__(self) -> Iterator[Example]:
         return (self[index] for index in range(len(self)))
+
+    @property
+    def targets(self) -> Int64[np.ndarray, "count"]:
+        """The class of every example."""
+        return self.labels
 
     def cut(
         self, images: UInt8[np.ndarray, "batch height width *channels"]

@@ -23,6 +23,9 @@ from regard.training.network import Labels, Network
 
 MASK = "[MASK]"
 """What stands for a hidden token in the text that `Loaded.fill` takes."""
+BEAMS = 4
+LENGTH_PENALTY = 0.6
+"""Of beam search: Vaswani et al. 2017, section 6.1."""
 _DOES = {"text": "generate", "masked": "fill", "classification": "classify", "translation": "translate"}
 
 
@@ -76,8 +79,8 @@ class Loaded:
         self,
         sentences: Sequence[str],
         *,
-        beams: int = 4,
-        length_penalty: float = 0.6,
+        beams: int = BEAMS,
+        length_penalty: float = LENGTH_PENALTY,
         max_new_tokens: int | None = None,
         batch_size: int = 16,
     ) -> list[str]:
@@ -98,24 +101,16 @@ class Loaded:
             self._refuse("translate")
         if isinstance(sentences, str):
             raise ConfigError("translate takes a list of sentences; put the one in brackets")
-        if batch_size < 1:
-            raise ConfigError(f"batch_size must be at least 1, got {batch_size}")
         ids = [self._ids(f"sentence {at}", text, room=1) for at, text in enumerate(sentences)]
-        found: dict[int, str] = {}
-        order = sorted(range(len(ids)), key=lambda at: len(ids[at]))
-        for first in range(0, len(order), batch_size):
-            rows = order[first : first + batch_size]
-            best = beam_search(
-                self.model,
-                [np.append(ids[row], self.tokenizer.separator) for row in rows],
-                max_new_tokens=self.config.task.length if max_new_tokens is None else max_new_tokens,
-                beams=beams,
-                alpha=length_penalty,
-            )
-            for row, hypotheses in zip(rows, best, strict=True):
-                tokens = hypotheses[0].tokens.numpy()
-                found[row] = self.tokenizer.decode(tokens[: -1 if hypotheses[0].ended == "stop" else None])
-        return [found[row] for row in range(len(ids))]
+        return translations(
+            self.model,
+            [np.append(row, self.tokenizer.separator) for row in ids],
+            self.tokenizer,
+            max_new_tokens=self.config.task.length if max_new_tokens is None else max_new_tokens,
+            beams=beams,
+            length_penalty=length_penalty,
+            batch_size=batch_size,
+        )
 
     def classify(self, given: str | UInt8[np.ndarray, "height width *channels"]) -> dict[str, float]:
         """The probability of every class of a text or an image, the most probable one first.
@@ -213,3 +208,35 @@ class Loaded:
         if task not in _DOES:
             raise ConfigError(f"{self.path} was trained on {task}, which has no text; use `.model` with token ids")
         raise ConfigError(f"{self.path} was trained on {task}, so it cannot {what}; use `.{_DOES[task]}`")
+
+
+def translations(
+    model: EncoderDecoder,
+    sources: Sequence[Int64[np.ndarray, "length"]],
+    tokenizer: Tokenizer,
+    *,
+    max_new_tokens: int,
+    beams: int = BEAMS,
+    length_penalty: float = LENGTH_PENALTY,
+    batch_size: int = 16,
+) -> list[str]:
+    """The best translation that beam search finds of each source, which ends in the separator; arguments as
+    `Loaded.translate`. Sources of like length share a batch.
+    """
+    if batch_size < 1:
+        raise ConfigError(f"batch_size must be at least 1, got {batch_size}")
+    found: dict[int, str] = {}
+    order = sorted(range(len(sources)), key=lambda row: len(sources[row]))
+    for first in range(0, len(order), batch_size):
+        rows = order[first : first + batch_size]
+        searched = beam_search(
+            model,
+            [sources[row] for row in rows],
+            max_new_tokens=max_new_tokens,
+            beams=beams,
+            alpha=length_penalty,
+        )
+        for row, (best, *_) in zip(rows, searched, strict=True):
+            tokens = best.tokens.numpy()
+            found[row] = tokenizer.decode(tokens[:-1] if best.ended == "stop" else tokens)
+    return [found[row] for row in range(len(sources))]

@@ -22,11 +22,13 @@ from regard.tasks.base import Split, Task
 from regard.tasks.corpus import BUNDLED
 from regard.tasks.tokenizer import Tokenizer, load_tokenizer
 from regard.tasks.translation import BUNDLED as BUNDLED_PAIRS
+from regard.tasks.translation import TranslationTask
 from regard.training import checkpoint, environment, metrics, network, toml
 from regard.training.config import RunConfig
-from regard.training.evaluation import score
+from regard.training.evaluation import measured, score
 from regard.training.files import writing
-from regard.training.loaded import Loaded
+from regard.training.loaded import BEAMS, LENGTH_PENALTY, Loaded
+from regard.training.measure import Measure
 from regard.training.trainer import OnProgress, Trainer, chosen_device
 
 Report = dict[str, object]
@@ -149,6 +151,8 @@ def evaluate(
     *,
     batch_size: int = 16,
     limit: int = 0,
+    beams: int | None = None,
+    length_penalty: float | None = None,
 ) -> Report:
     """How good a model is on a split of a task.
 
@@ -158,13 +162,16 @@ def evaluate(
         split: train, valid or test.
         batch_size: examples at a time.
         limit: as many examples, evenly spaced; 0: all.
+        beams, length_penalty: of translations, as `Loaded.translate`; None: its defaults.
 
     Returns:
         split, task, nats_per_token, bits_per_byte (None without text), accuracy, tokens, bytes, and `documents`: the
-        columns document, nats, tokens, correct, bytes, for a bootstrap over documents.
+        columns document, nats, tokens, correct, bytes, for a bootstrap over documents. Of translation, classification
+        and masked also `metrics`: rows of the model and of what needs no learning (`regard.tasks.scoring`).
 
     Raises:
         ConfigError: a model without a task, a task with another vocabulary, or a number out of range.
+        UnsupportedError: the library of a metric is not installed.
     """
     if batch_size < 1 or limit < 0:
         raise ConfigError(f"batch_size must be at least 1 and limit at least 0 (all), got {batch_size} and {limit}")
@@ -181,6 +188,9 @@ def evaluate(
         raise ConfigError("evaluate needs a task for a model that does not come from a run")
     if isinstance(model, network.Network):
         _require_fit(task, *network.sizes(model))
+    if not isinstance(task, TranslationTask) and (beams is not None or length_penalty is not None):
+        raise ConfigError(f"task {task.name} is evaluated without beam search; leave its options out")
+    measure = Measure(model, task, split, measured(len(task.examples(split)), limit))
     device = next(model.parameters()).device
     scores = score(
         model,
@@ -190,9 +200,17 @@ def evaluate(
         device=device,
         limit=limit,
         num_targets=task.num_targets,
+        each=measure.add,
     )
     assert scores is not None
-    return {"split": split, "task": task.name, **scores.summary(), "documents": scores.table()}
+    rows = measure.rows(
+        scores,
+        beams=BEAMS if beams is None else beams,
+        length_penalty=LENGTH_PENALTY if length_penalty is None else length_penalty,
+        batch_size=batch_size,
+    )
+    report = {"split": split, "task": task.name, **scores.summary(), "documents": scores.table()}
+    return {**report, "metrics": rows} if rows else report
 
 
 def _require_fit(task: Task, vocab_size: int, targets: int) -> None:

@@ -1,0 +1,69 @@
+"""The metrics of a task: of a model, beside what needs no learning."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from regard.models import EncoderDecoder
+from regard.tasks.base import Split, Task
+from regard.tasks.classification import ClassificationTask
+from regard.tasks.masked import MaskedTask
+from regard.tasks.scoring import Rows, classification_rows, library, masked_rows, translation_rows
+from regard.tasks.translation import TranslationTask
+from regard.training.batches import Batch
+from regard.training.evaluation import Scores
+from regard.training.loaded import translations
+
+
+class Measure:
+    """Collects what a metric needs while a split is scored.
+
+    Args:
+        model: that is scored.
+        task, split: on what.
+        chosen: the examples, in the order of scoring.
+
+    Raises:
+        UnsupportedError: the library of the task's metric is not installed, which is known before the work.
+    """
+
+    def __init__(self, model: nn.Module, task: Task, split: Split, chosen: Sequence[int]) -> None:
+        self.model, self.task, self.chosen = model, task, chosen
+        self.split: Split = split
+        self._predicted: list[Tensor] = []
+        if isinstance(task, TranslationTask):
+            library("sacrebleu", "the quality of translations")
+        if isinstance(task, ClassificationTask):
+            library("sklearn.metrics", "the quality of classification")
+
+    def add(self, batch: Batch, logits: Tensor) -> None:
+        """As `each` of `score`."""
+        del batch
+        if isinstance(self.task, ClassificationTask):
+            self._predicted.append(logits.argmax(-1).cpu())
+
+    def rows(self, scores: Scores, *, beams: int, length_penalty: float, batch_size: int) -> Rows:
+        """The metrics; none for tasks whose scores say it all."""
+        task, chosen = self.task, np.asarray(self.chosen)
+        if isinstance(task, ClassificationTask):
+            return classification_rows(
+                torch.cat(self._predicted).numpy(), task.examples(self.split).targets[chosen], task
+            )
+        if isinstance(task, MaskedTask):
+            total = scores.total
+            return masked_rows(total.correct / total.tokens, total.nats / total.tokens, task, self.split, self.chosen)
+        if not (isinstance(task, TranslationTask) and isinstance(self.model, EncoderDecoder)):
+            return {}
+        examples = task.examples(self.split)
+        written = translations(
+            self.model,
+            [np.append(examples.sources[at], task.tokenizer.separator) for at in chosen],
+            task.tokenizer,
+            max_new_tokens=task.length,
+            beams=beams,
+            length_penalty=length_penalty,
+            batch_size=batch_size,
+        )
+        return translation_rows(written, [examples.pairs[at] for at in chosen], task.examples("train").pairs)

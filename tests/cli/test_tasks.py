@@ -1,0 +1,247 @@
+"""train, evaluate and generate on translation, classification and masked tokens, and what they refuse."""
+
+import json
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from regard.cli.main import main
+
+SHORT = ["--model.dim", "16", "--model.layers", "1", "--model.heads", "2", "--batch-size", "4", "--warmup", "1"]
+SHORT += ["--threads", "1", "--steps", "2"]
+
+
+def images(path: Path, **other: np.ndarray) -> Path:
+    draw = np.random.default_rng(0)
+    pictures = draw.integers(0, 256, (12, 8, 8), np.uint8)
+    arrays = {"train_images": pictures, "train_labels": np.arange(12) % 3}
+    arrays |= {"test_images": pictures[:4], "test_labels": np.arange(4) % 3}
+    np.savez(path, **{**arrays, **other})
+    return path
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory, text) -> dict[str, Path]:
+    """A run of every kind, made by the command. Never to be changed."""
+    folder = tmp_path_factory.mktemp("made")
+    pairs = folder / "pairs.tsv"
+    pairs.write_text("".join(f"number {at}\tnúmero {at}\n" for at in range(60)), encoding="utf-8")
+    words = {
+        "translation": ["--task.corpus", pairs, "--task.tokenizer", "bytes", "--task.length", "24"],
+        "masked": ["--task.corpus", text, "--task.length", "32", "--task.cache", folder / "cache"],
+        "poems": ["--task.data", "song_ci", "--task.num-classes", "2", "--evaluate-examples", "4"],
+        "images": ["--task.data", images(folder / "pictures.npz"), "--task.holdout", "0.3"],
+    }
+    for name, own in words.items():
+        task = name if name in ("translation", "masked") else "classification"
+        assert main(["train", "--task", task, *SHORT, *map(str, own), "--out", str(folder / name)]) == 0
+    return {name: folder / name for name in words}
+
+
+def test_the_file_alone_says_everything(regard, tmp_path):
+    images(tmp_path / "pictures.npz")
+    (tmp_path / "a.toml").write_text("""
+[task]
+name = "classification"
+data = "pictures.npz"
+[model]
+dim = 16
+heads = 2
+layers = 1
+[training]
+steps = 1
+batch_size = 2
+warmup = 0
+""")
+    assert regard("train", "--config", "a.toml", "--out", "run").code == 0
+    found = tomllib.loads((tmp_path / "run/config.toml").read_text())
+    assert found["task"]["data"] == str(tmp_path / "pictures.npz")
+    assert (found["model"]["position"], found["model"]["cls_token"], found["model"]["input_dim"]) == (
+        "learned",
+        True,
+        16,
+    )
+    flags = ["--task", "classification", "--task.data", "pictures.npz", *SHORT, "--model.no-cls-token", "--steps", "1"]
+    assert regard("train", *flags, "--out", "flags").code == 0
+    found = tomllib.loads((tmp_path / "flags/config.toml").read_text())
+    assert (found["model"]["position"], found["model"]["cls_token"]) == ("learned", False)
+
+
+def test_a_preset_of_another_kind(regard):
+    answer = regard("train", "--preset", "gpt", "--task", "masked")
+    assert (answer.code, answer.out) == (2, "")
+    assert "preset gpt is a model for the tasks text, recall, copy, not for masked" in answer.err
+
+
+ROWS = {
+    "translation": ("chrf", "bleu", "the source as it is", "most frequent words"),
+    "masked": ("nats", "frequencies of tokens"),
+    "poems": ("macro_f1", "always 水调歌头"),
+    "images": ("macro_f1", "always 0"),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_evaluate_shows_metrics_beside_baselines(regard, made, name):
+    answer = regard("evaluate", made[name], "--limit", "5")
+    assert answer.code == 0, answer.err
+    assert all(word in answer.out for word in ROWS[name])
+    found = json.loads(regard("evaluate", made[name], "--limit", "5", "--json").out)
+    for row in found["metrics"].values():
+        assert all(f"{value:.4f}" in answer.out for value in row.values())
+
+
+def test_evaluate_searches_as_it_is_told(regard, made, tmp_path):
+    words = ["evaluate", made["translation"], "--limit", "4", "--beam", "1", "--length-penalty", "0"]
+    assert regard(*words).code == 0
+    (tmp_path / "other.tsv").write_text("".join(f"part {at}\tparte {at}\n" for at in range(40)))
+    assert regard(*words, "--corpus", "other.tsv").code == 0
+    answer = regard("evaluate", made["masked"], "--beam", "2")
+    assert (answer.code, answer.out) == (2, "")
+    assert "evaluated without beam search" in answer.err
+    assert "takes no --corpus" in regard("evaluate", made["poems"], "--corpus", "song_ci").err
+
+
+def test_evaluate_without_the_library(regard, made, monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "sacrebleu", None)
+    answer = regard("evaluate", made["translation"])
+    assert (answer.code, answer.out) == (2, "")
+    assert "needs the sacrebleu package: pip install 'regard[metrics]'" in answer.err
+
+
+def test_generate_translates_line_by_line(regard, made):
+    import regard as package
+
+    lines = ["number 3", "number 44", "x"]
+    answer = regard("generate", made["translation"], "-", "--beam", "2", stdin="\n".join(lines).encode())
+    assert answer.code == 0
+    wanted = package.load(made["translation"]).translate(lines, beams=2)
+    assert answer.out == "\n".join(wanted) + "\n"
+    assert regard("generate", made["translation"], "number 3", "--beam", "2").out == wanted[0] + "\n"
+
+
+def test_generate_classifies_and_fills(regard, made):
+    lines = regard("generate", made["poems"], "明月几时有").out.splitlines()
+    assert {line.split("\t")[1] for line in lines} == {"浣溪沙", "水调歌头"}
+    assert sum(float(line.split("\t")[0]) for line in lines) == pytest.approx(1, abs=2e-4)
+    filled = regard("generate", made["masked"], "12 is follow[MASK]d").out
+    assert filled.startswith("12 is follow")
+    assert filled.endswith("d\n")
+    assert regard("generate", made["masked"], "-", stdin=b"12 is follow[MASK]d\n").out == filled
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "code", "message"),
+    [
+        ("translation", [""], 3, "sentence 0 is empty"),
+        ("translation", ["a" * 24], 6, "sentence 0 takes 25 tokens"),
+        ("translation", ["a", "--beam", "0"], 2, "beams must be at least 1, got 24 and 0"),
+        ("translation", ["a", "--length-penalty", "-1"], 2, "alpha must be at least 0"),
+        ("translation", ["a", "--temperature", "1"], 2, "translates: --temperature has no use for it"),
+        ("poems", [" "], 3, "the text is empty"),
+        ("poems", ["a", "--beam", "2"], 2, "classifies: --beam has no use for it"),
+        ("images", ["a"], 2, "which are no text: use regard evaluate, or in Python regard.load("),
+        ("masked", ["a"], 3, "the text has no [MASK]"),
+        ("masked", ["[MASK]" + "a" * 32], 6, "the text takes 33 tokens"),
+        ("masked", ["[MASK]", "--seed", "2"], 2, "fills in masks: --seed has no use for it"),
+    ],
+)
+def test_generate_refuses(regard, made, name, words, code, message):
+    answer = regard("generate", made[name], *words)
+    assert (answer.code, answer.out) == (code, "")
+    assert message in answer.err
+
+
+def test_generate_of_text_takes_no_beam(regard, run):
+    answer = regard("generate", "run", "a", "--beam", "2")
+    assert (answer.code, answer.out) == (2, "")
+    assert "continues text: --beam has no use for it" in answer.err
+
+
+def test_a_run_without_its_labels(regard, made, tmp_path):
+    import shutil
+
+    shutil.copytree(made["poems"], tmp_path / "run")
+    (tmp_path / "run/labels.json").write_text('{"classes": 3}')
+    answer = regard("generate", "run", "a")
+    assert (answer.code, answer.out) == (4, "")
+    assert "labels.json is damaged" in answer.err
+
+
+PAIRS = {
+    "absent.tsv": (None, "there is no corpus 'absent.tsv': no such file"),
+    "empty.tsv": (b"", "empty.tsv is empty: give a file with text in it"),
+    "narrow.tsv": (b"a\tb\nc\n", "narrow.tsv, line 2: expected source TAB target"),
+    "wide.tsv": (b"a\tb\tc\td\n", "wide.tsv, line 1: expected source TAB target TAB document"),
+    "blank.tsv": (b"a\tb\n\tc\n", "blank.tsv, line 2: expected source TAB target, all of them with text in it"),
+    "short.tsv": (b"a\tb\n", "short.tsv has 1 lines, too few"),
+    "latin.tsv": ("a\tSeñor\n".encode("latin-1"), "latin.tsv: no UTF-8: byte 0xf1"),
+    "few.tsv": (b"a\tb\n" * 9, "every training pair is also held out"),
+    "book.csv": (b"a,b\n", "translation reads .tsv files, not .csv"),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_pairs_that_cannot_be_read(regard, tmp_path, name):
+    content, message = PAIRS[name]
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    answer = regard(
+        "train", "--task", "translation", "--task.corpus", name, "--task.tokenizer", "bytes", "--out", "out"
+    )
+    assert (answer.code, answer.out) == (3, "")
+    assert message in answer.err
+    assert not (tmp_path / "out").exists()
+
+
+IMAGES = {
+    "floats": ({"train_images": np.zeros((12, 8, 8), np.float32)}, 3, "must be bytes (count, height, width)"),
+    "flat": ({"test_images": np.zeros((4, 64), np.uint8)}, 3, "test_images must be bytes"),
+    "fewer labels": ({"train_labels": np.arange(3)}, 3, "train_labels must be 12 classes from 0 on"),
+    "one class": ({"train_labels": np.zeros(12, int), "test_labels": np.zeros(4, int)}, 3, "are of one class"),
+    "another class": ({"test_labels": np.full(4, 7)}, 3, "the test images have class 7"),
+    "another size": (
+        {"test_images": np.zeros((4, 8, 4), np.uint8)},
+        3,
+        "training images are (8, 8), test images (8, 4)",
+    ),
+    "odd": (dict.fromkeys(("train_images", "test_images"), np.zeros((12, 9, 8), np.uint8)), 2, "patch=4 must divide"),
+}
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_images_that_cannot_be_read(regard, tmp_path, name):
+    other, code, message = IMAGES[name]
+    if name == "odd":
+        other = {**other, "test_labels": np.arange(12) % 3}
+    images(tmp_path / "pictures.npz", **other)
+    answer = regard("train", "--task", "classification", "--task.data", "pictures.npz", "--out", "out")
+    assert (answer.code, answer.out) == (code, "")
+    assert message in answer.err
+    assert not (tmp_path / "out").exists()
+
+
+OPTIONS = [
+    (["classification", "--task.data", "absent.npz"], 3, "there is no data 'absent.npz': no such file"),
+    (["classification", "--task.data", "song_ci", "--task.num-classes", "1"], 2, "num_classes=1 is not possible"),
+    (["classification", "--task.holdout", "0"], 2, "holdout=0 is for images"),
+    (["translation", "--task.holdout", "0.1"], 2, "holds out the same books"),
+    (["translation", "--model.encoder-layers", "0"], 2, "encoder_layers must be at least 1, got 0"),
+    (["masked", "--task.rate", "0"], 2, "rate=0.0 is not possible"),
+    (["masked", "--task.corpus", "absent.txt"], 3, "there is no corpus 'absent.txt'"),
+    (["translation", "--model.cross-attention", "local"], 2, "local does not support"),
+    (["masked", "--model.attention", "softmax", "linear", "local"], 2, "one for each of the 2 layers"),
+    (["masked", "--model.tied"], 2, "--model.tied"),
+]
+
+
+@pytest.mark.parametrize(("words", "code", "message"), OPTIONS)
+def test_options_that_make_no_sense(regard, tmp_path, words, code, message):
+    answer = regard("train", "--task", *words, "--out", "out")
+    assert (answer.code, answer.out) == (code, "")
+    assert message in " ".join(answer.err.replace("│", " ").split())
+    assert not (tmp_path / "out").exists()
