@@ -9,6 +9,9 @@ _HOMES = {
     "EncoderConfig": "regard.models.encoder_config",
     "EncoderDecoder": "regard.models.encoder_decoder",
     "EncoderDecoderConfig": "regard.models.encoder_decoder_config",
+    "Fusion": "regard.models.fusion",
+    "FusionClassifier": "regard.models.fusion",
+    "FusionConfig": "regard.models.fusion_config",
     "LanguageModel": "regard.models.decoder",
     "MaskedLanguageModel": "regard.models.heads",
     "ModelConfig": "regard.models.config",
@@ -23,6 +26,9 @@ __all__ = [
     "EncoderConfig",
     "EncoderDecoder",
     "EncoderDecoderConfig",
+    "Fusion",
+    "FusionClassifier",
+    "FusionConfig",
     "LanguageModel",
     "MaskedLanguageModel",
     "ModelConfig",
@@ -38,6 +44,8 @@ if TYPE_CHECKING:
     from regard.models.encoder_config import EncoderConfig
     from regard.models.encoder_decoder import EncoderDecoder
     from regard.models.encoder_decoder_config import EncoderDecoderConfig
+    from regard.models.fusion import Fusion, FusionClassifier
+    from regard.models.fusion_config import FusionConfig
     from regard.models.heads import Classifier, MaskedLanguageModel, Regressor
 
 
