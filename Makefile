@@ -21,8 +21,9 @@ TORCH := torch==2.13.0
 	$(BIN)/python -m pip install --quiet --editable '.[docs]'
 	@touch $@
 
-.venv/.external: .venv/.test tests/external/requirements.txt
+.venv/.external: .venv/.test tests/external/requirements.txt tests/external/requirements-complete.txt
 	$(BIN)/python -m pip install --quiet --no-deps --requirement tests/external/requirements.txt
+	$(BIN)/python -m pip install --quiet --requirement tests/external/requirements-complete.txt
 	@touch $@
 
 demo: .venv/.base  ## compare attention mechanisms on real text; the report lands in demo/report.html

