@@ -146,7 +146,9 @@ class Gaussian(Dense):
         """W q and W k, where W is a matrix."""
         if self.bandwidth != "matrix":
             return q, k
-        return q @ self.weight.repeat_interleave(self.heads.group, 0).mT, k @ self.weight.mT
+        weight = self.weight.to(k.dtype)
+        with torch.autocast(k.device.type, enabled=False):  # a rounded point is another point
+            return q @ weight.repeat_interleave(self.heads.group, 0).mT, k @ weight.mT
 
     def weights(self) -> list[Tensor]:
         """w, where it is a learned number."""

@@ -3,7 +3,7 @@
 import copy
 import importlib
 from collections.abc import Callable, Mapping
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor, nn
@@ -118,9 +118,10 @@ class Score(Dense):
         Raises:
             ConfigError: see the class.
         """
-        heads, draw, weights = self.heads, generator(0, "score"), [weight.detach() for weight in self.weights()]
+        heads, draw, weights = self.heads, generator(0, "score"), self.weights()
         device = weights[0].device if weights else torch.get_default_device()
         q, k = (torch.randn(2, heads.count, n, heads.key_dim, generator=draw, device="cpu").to(device) for n in (4, 5))
+        weights = [weight.detach().to(q.dtype) for weight in weights]
         try:
             whole = score(q, k, *weights)
             part = score(q[1:, :, 1:3], k[1:, :, 2:], *weights)
@@ -130,9 +131,12 @@ class Score(Dense):
                 f"{type(error).__name__}: {error}"
             ) from error
         wanted = (2, heads.count, 4, 5)
-        if not isinstance(whole, Tensor) or whole.shape != wanted:
-            got = tuple(whole.shape) if isinstance(whole, Tensor) else type(whole).__name__
-            raise ConfigError(f"score: {self.label} must return (batch, heads, queries, keys) = {wanted}, got {got}")
+        if not isinstance(whole, Tensor) or whole.shape != wanted or whole.dtype != q.dtype:
+            got = f"{tuple(whole.shape)}, {whole.dtype}" if isinstance(whole, Tensor) else type(whole).__name__
+            raise ConfigError(
+                f"score: {self.label} must return (batch, heads, queries, keys) = {wanted} in the dtype of its inputs, "
+                f"{q.dtype}; got {got}"
+            )
         if whole.requires_grad:
             raise ConfigError(
                 f"score: {self.label} uses tensors that need gradients and would get none; make it a torch.nn.Module "
@@ -192,7 +196,7 @@ def imported(path: str) -> Callable[[Tensor, Tensor], Tensor]:
     """
     module, _, name = path.partition(":")
     try:
-        found = getattr(importlib.import_module(module), name)
+        found: Any = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"score cannot import {path!r}, which should be module:name: {error}") from error
     if not callable(found) or isinstance(found, type | nn.Module):
