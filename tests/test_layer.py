@@ -204,6 +204,109 @@ def test_a_mask_beside_a_memory_is_of_the_new_tokens():
     assert_identical(found[:, [0, 2]], other[:, [0, 2]], what="the masked token is not seen")
 
 
+@pytest.mark.parametrize("causal", [True, False])
+def test_self_attention_without_projections(causal):
+    """Queries, keys and values are the hidden states of each head, and nothing follows."""
+    attention = AttentionLayer(16, "softmax", heads=4, projections="none", causal=causal).double().eval()
+    assert list(attention.parameters()) == []
+    x = randn(2, LENGTH, 16)
+    each = heads_of(x, 4)
+    logits = each @ each.mT / 2
+    if causal:
+        logits = logits.masked_fill(torch.ones(LENGTH, LENGTH).triu(1).bool(), -math.inf)
+    wanted = (logits.softmax(-1) @ each).transpose(1, 2).flatten(2)
+    assert_close(attention(x).hidden, wanted, tolerance=1e-12, what="hidden")
+
+
+@pytest.mark.parametrize("name", [name for name in catalog.names() if "causal" in regard.describe(name).supports.names])
+def test_every_mechanism_works_without_projections(name):
+    """What the layer gives is what the mechanism gives on the split hidden states."""
+    attention = layer(sample(name), projections="none")
+    assert {part.split(".")[0] for part, _ in attention.named_parameters()} <= {"attention"}
+    x = randn(2, LENGTH, 16)
+    with torch.no_grad():
+        each = heads_of(x, 4)
+        wanted = attention.attention(each, each, each).values.transpose(1, 2).flatten(2)
+        assert_close(attention(x).hidden, wanted, tolerance=1e-12, what=name)
+        if not attention.attention.info.supports.state:
+            return
+        state, pieces = attention.initial_state(2, dtype=torch.float64), []
+        for piece in x.split([5, 1, 7], 1):
+            found = attention(piece, state=state)
+            state, _ = found.state, pieces.append(found.hidden)
+    assert_close(torch.cat(pieces, 1), wanted, tolerance=1e-9, what=f"{name} in pieces")
+
+
+def test_cross_attention_and_positions_without_projections():
+    x, source = randn(2, 5, 16), randn(2, 9, 16, seed=1)
+    attention = layer(projections="none", context_dim=16)
+    q, k = heads_of(x, 4), heads_of(source, 4)
+    wanted = ((q @ k.mT / 2).softmax(-1) @ k).transpose(1, 2).flatten(2)
+    assert_close(attention(x, source).hidden, wanted, tolerance=1e-12, what="cross")
+    prepared = attention.prepare(source)
+    assert_close(attention(x, state=prepared).hidden, wanted, tolerance=1e-12, what="prepared")
+    turned = layer(projections="none", position="rotary")(x).hidden
+    assert (turned - layer(projections="none")(x).hidden).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"context_dim": 10}, "context_dim=10, not dim=16"),
+        ({"kv_heads": 2}, "kv_heads=2, not heads=4"),
+        ({"key_dim": 5}, "key_dim=5, not dim / heads = 4"),
+        ({"value_dim": 5}, "value_dim=5, not dim / heads = 4"),
+        ({"bias": True}, "a bias, which belongs to a projection"),
+        ({"output_bias": True}, "a bias, which belongs to a projection"),
+        ({"heads": 3, "key_dim": 5, "value_dim": 5}, "heads=3, which does not divide dim=16"),
+    ],
+)
+def test_what_needs_a_projection_is_refused_without(options, message):
+    layer(**options)
+    with pytest.raises(ConfigError, match=message):
+        layer(projections="none", **options)
+
+
+def test_every_reason_at_once_and_the_choices():
+    with pytest.raises(ConfigError, match=r"query_dim=6.*key_dim=5.*kv_heads=2.*a bias"):
+        layer("additive", projections="none", query_dim=6, key_dim=5, kv_heads=2, bias=True)
+    with pytest.raises(ConfigError, match="projections='some'; it has all, none"):
+        layer(projections="some")
+
+
+@pytest.mark.parametrize("name", [name for name in catalog.names() if catalog.resolve(name)[0].compares_widths])
+def test_queries_and_keys_of_different_widths(name):
+    """The layer asks the mechanism for them, in self-attention, in cross-attention and in streams."""
+    attention = layer(name, query_dim=6, key_dim=3)
+    assert attention.attention.heads.query_width == 6
+    assert attention.query.weight.shape == (24, 16)
+    assert attention.key.weight.shape == (12, 16)
+    x = randn(2, LENGTH, 16)
+    q, k = heads_of(x @ attention.query.weight.T, 4), heads_of(x @ attention.key.weight.T, 4)
+    v = heads_of(x @ attention.value.weight.T, 4)
+    wanted = attention.attention.reference(q, k, v).transpose(1, 2).flatten(2) @ attention.output.weight.T
+    assert_close(attention(x).hidden, wanted, tolerance=1e-10, what=name)
+    with torch.no_grad():
+        state, pieces = attention.initial_state(2), []
+        for piece in x.split([5, 1, 7], 1):
+            found = attention(piece, state=state)
+            state, _ = found.state, pieces.append(found.hidden)
+    assert_close(torch.cat(pieces, 1), wanted.detach(), tolerance=1e-9, what=f"{name} in pieces")
+    crossed, source = layer(name, query_dim=6, key_dim=3, context_dim=10), randn(2, 9, 10, seed=1)
+    whole = crossed(x, source).hidden
+    assert_close(crossed(x, state=crossed.prepare(source)).hidden, whole, tolerance=1e-10, what=f"{name} prepared")
+
+
+def test_different_widths_are_refused_where_they_cannot_be_compared():
+    with pytest.raises(UnsupportedError, match="Mechanisms that compare different widths: additive, bilinear"):
+        layer(query_dim=6)
+    with pytest.raises(UnsupportedError, match="queries and keys of one width, got query_dim=6, key_dim=4"):
+        layer("additive", query_dim=6, position="rotary")
+    for scheme in ("alibi", "t5_bias", "shaw_keys"):
+        found = layer("additive", query_dim=6, position=scheme)(randn(1, 7, 16)).hidden
+        assert (found - layer("additive", query_dim=6)(randn(1, 7, 16)).hidden).abs().max() > 1e-6
+
+
 def test_mechanisms_are_shared_by_giving_the_module():
     shared = regard.build("additive", regard.Heads(count=4, key_dim=4, causal=True, max_length=32))
     first, second = (AttentionLayer(16, shared, heads=4, max_length=32, seed=s) for s in (0, 1))

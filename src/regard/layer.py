@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -25,6 +25,9 @@ __all__ = ["AttentionLayer", "HeadMix", "LayerOutput", "Prepared", "linear"]
 
 _SERVED = ("count", "key_dim", "value_width", "query_width", "kv_heads", "causal", "max_length", "dropout")
 """what a shared mechanism must have been built for; its seed is its own"""
+
+
+PROJECTIONS = ("all", "none")
 
 
 class LayerOutput(NamedTuple):
@@ -65,18 +68,21 @@ class AttentionLayer(nn.Module):
         heads: query heads.
         kv_heads: heads of keys and values; None: `heads`.
         key_dim, value_dim: width of a head; None: dim / heads.
+        query_dim: width of a query head; None: that of a key. Others: for scores that compare different widths.
         position: a scheme such as `rotary`, or a module to share between layers; None: no positions.
         memory: such as `recent(length=128)`, or a `Memory`; None: none.
         context_dim: width of the source of a cross-attention layer; None: self-attention.
         causal: each position sees itself and earlier ones only. Cross-attention layers are not causal.
         max_length: longest sequence, for mechanisms and positions that need to know.
         dropout: of attention weights, in training.
+        projections: `none`: queries, keys and values are the hidden states themselves, split into heads, and their
+            averages are the output. What weights remain are the mechanism's and the position scheme's.
         bias: whether the projections have biases.
         output_bias: whether the output projection has one; None: as `bias`.
         seed: of every initial weight.
 
     Raises:
-        ConfigError: sizes that do not divide, unknown names or options.
+        ConfigError: sizes that do not divide, unknown names or options, without projections anything that needs one.
         UnsupportedError: the mechanism cannot be causal, take the position scheme or read a memory.
 
     Example:
@@ -97,12 +103,14 @@ class AttentionLayer(nn.Module):
         kv_heads: int | None = None,
         key_dim: int | None = None,
         value_dim: int | None = None,
+        query_dim: int | None = None,
         position: str | Position | None = None,
         memory: str | Memory | None = None,
         context_dim: int | None = None,
         causal: bool = True,
         max_length: int | None = None,
         dropout: float = 0.0,
+        projections: str = "all",
         bias: bool = False,
         output_bias: bool | None = None,
         seed: int = 0,
@@ -115,6 +123,7 @@ class AttentionLayer(nn.Module):
             count=heads,
             key_dim=key_dim or dim // heads,
             value_dim=value_dim or dim // heads,
+            query_dim=query_dim,
             kv_count=kv_heads,
             causal=causal and not self.cross,
             max_length=max_length,
@@ -124,7 +133,7 @@ class AttentionLayer(nn.Module):
         self.attention = build(spec, wanted) if isinstance(spec, str) else spec
         if any(getattr(self.attention.heads, fact) != getattr(wanted, fact) for fact in _SERVED):
             raise ConfigError(f"the shared mechanism serves {self.attention.heads}, this layer needs {wanted}")
-        self.heads = wanted
+        self.heads, self.projections = wanted, projections
         info = self.attention.info
         if self.cross and not info.supports.cross:
             self.attention.refuse("cross-attention (context_dim)", "cross")
@@ -136,15 +145,43 @@ class AttentionLayer(nn.Module):
         if self.memory is not None and not (info.supports.prefix and wanted.causal):
             self.attention.refuse("a memory (leading keys of the past)", "prefix")
         source = dim if context_dim is None else context_dim
+        output_bias = bias if output_bias is None else output_bias
+        self._check_projections(source, bias or output_bias)
         reads_key = "k" in info.reads and not info.shares_query_key
-        self.query = self._project("query", dim, heads * wanted.query_width, bias) if "q" in info.reads else None
-        self.key = self._project("key", source, wanted.kv_heads * wanted.key_dim, bias) if reads_key else None
-        self.value = self._project("value", source, wanted.kv_heads * wanted.value_width, bias)
-        self.output = self._project(
-            "output", heads * wanted.value_width, dim, bias if output_bias is None else output_bias
-        )
+        # Who reads the weights of a projection has asked for projections.
+        query = self._project("query", dim, heads * wanted.query_width, bias) if "q" in info.reads else None
+        key = self._project("key", source, wanted.kv_heads * wanted.key_dim, bias) if reads_key else None
+        self.query, self.key = cast("nn.Linear | None", query), cast("nn.Linear | None", key)
+        self.value = cast(nn.Linear, self._project("value", source, wanted.kv_heads * wanted.value_width, bias))
+        self.output = cast(nn.Linear, self._project("output", heads * wanted.value_width, dim, output_bias))
 
-    def _project(self, name: str, width: int, out: int, bias: bool) -> nn.Linear:
+    def _check_projections(self, source: int, bias: bool) -> None:
+        if self.projections not in PROJECTIONS:
+            raise ConfigError(
+                f"AttentionLayer has no projections={self.projections!r}; it has {', '.join(PROJECTIONS)}"
+            )
+        if self.projections == "all":
+            return
+        heads, each = self.heads, self.dim // self.heads.count
+        widths = {"query_dim": heads.query_width, "key_dim": heads.key_dim, "value_dim": heads.value_width}
+        wrong = [f"{name}={width}, not dim / heads = {each}" for name, width in widths.items() if width != each]
+        if heads.count * each != self.dim:
+            wrong.append(f"heads={heads.count}, which does not divide dim={self.dim}")
+        if heads.kv_heads != heads.count:
+            wrong.append(f"kv_heads={heads.kv_heads}, not heads={heads.count}")
+        if source != self.dim:
+            wrong.append(f"context_dim={source}, not dim={self.dim}")
+        if bias:
+            wrong.append("a bias, which belongs to a projection")
+        if wrong:
+            raise ConfigError(
+                f"projections='none' splits the hidden states into heads as they are; got {'; '.join(wrong)}. "
+                "Leave it out, or use projections='all'"
+            )
+
+    def _project(self, name: str, width: int, out: int, bias: bool) -> nn.Module:
+        if self.projections == "none":
+            return nn.Identity()
         return linear(width, out, bias=bias, draw=generator(self.heads.seed, name))
 
     def _check_position(self) -> None:
@@ -159,6 +196,11 @@ class AttentionLayer(nn.Module):
             raise ConfigError(
                 f"the shared position serves dim={scheme.dim} and {scheme.heads}, this layer needs dim={self.dim} and "
                 f"{self.heads}"
+            )
+        if scheme.transforms and self.heads.query_width != self.heads.key_dim:
+            raise UnsupportedError(
+                f"position {scheme.title} changes queries and keys of one width, got query_dim="
+                f"{self.heads.query_width}, key_dim={self.heads.key_dim}; use an absolute scheme or a bias by distance"
             )
         if self.cross and (scheme.transforms or scheme.biased):
             raise UnsupportedError(
@@ -186,7 +228,7 @@ class AttentionLayer(nn.Module):
         Raises:
             UnsupportedError: the mechanism keeps no state.
         """
-        weight = self.value.weight
+        weight = next(self.parameters(), torch.empty(0))
         return self.attention.initial_state(batch, device=device or weight.device, dtype=dtype or weight.dtype)
 
     def prepare(
@@ -262,7 +304,8 @@ class AttentionLayer(nn.Module):
                 if keys != length:
                     raise UnsupportedError("a memory has slots only; leave positions out")
                 query_at = key_at = positions if positions.ndim == 1 else positions[:, None]
-            q, k = scheme.transform(q, k, query_at, key_at)
+            if scheme.transforms:
+                q, k = scheme.transform(q, k, query_at, key_at)
         got = self.attention(q, k, v, key_mask=key_mask, bias=bias, marks=marks, state=state)
         hidden = self.output(got.values.transpose(1, 2).flatten(2))
         return LayerOutput(hidden, got.state, remembered, got.losses)
@@ -314,7 +357,7 @@ class AttentionLayer(nn.Module):
         return x.reshape(batch, length, heads, width // heads).transpose(1, 2)
 
     def extra_repr(self) -> str:
-        return f"dim={self.dim}, cross={self.cross}"
+        return f"dim={self.dim}, cross={self.cross}, projections={self.projections}"
 
 
 def linear(width: int, out: int, *, bias: bool, draw: torch.Generator, scale: float = 1.0) -> nn.Linear:
