@@ -1,0 +1,334 @@
+"""Hugging Face models with any mechanism in the place of their softmax.
+
+transformers looks up an attention function by the name in a model's configuration, and a mask function by the same
+name. Both are registered here as `regard`. Without a mask function of its own, a registered attention function is given
+no mask at all: a causal model then sees the future, and padding counts. Ours keeps padding as one row per sample, and
+causality a fact of the place, so that nothing of queries x keys is made.
+"""
+
+# transformers is no dependency: whoever has such a model has it.
+# pyright: reportMissingImports=false
+
+import fnmatch
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import (
+    AttentionMaskInterface,
+    bidirectional_mask_function,
+    causal_mask_function,
+    sdpa_mask,
+)
+from transformers.modeling_utils import AttentionInterface
+from transformers.utils.output_capturing import _active_collector
+
+from regard.bias import ScoreBias
+from regard.catalog import build
+from regard.core import Attention, generator
+from regard.errors import ConfigError, UnsupportedError
+from regard.info import Heads
+from regard.integrations._multihead import effective_weights
+from regard.integrations.torch import Plan
+
+NAME = "regard"
+TYPES = ("bart", "bert", "gpt2", "llama", "roberta", "t5")
+STATIC = (
+    "a cache with empty slots after the last position, or one that forgets, is not served: queries must be the last "
+    "positions; use the default dynamic cache"
+)
+
+
+class Widths(NamedTuple):
+    """Query heads, heads of keys and values, width of a head."""
+
+    count: int
+    kv_count: int
+    key_dim: int
+
+
+def _bert(part: Any) -> Widths:
+    return Widths(part.num_attention_heads, part.num_attention_heads, part.attention_head_size)
+
+
+def _bart(part: Any) -> Widths:
+    return Widths(part.num_heads, part.num_heads, part.head_dim)
+
+
+PLACES: dict[str, Callable[[Any], Widths]] = {
+    "BartAttention": _bart,
+    "BertCrossAttention": _bert,
+    "BertSelfAttention": _bert,
+    "GPT2Attention": _bart,
+    "LlamaAttention": lambda part: Widths(
+        part.config.num_attention_heads, part.config.num_key_value_heads, part.head_dim
+    ),
+    "RobertaCrossAttention": _bert,
+    "RobertaSelfAttention": _bert,
+    "T5Attention": lambda part: Widths(part.n_heads, part.n_heads, part.key_value_proj_dim),
+}
+"""The attention modules of these types, by the name of their class, and what each says of its heads."""
+
+
+class Place(nn.Module):
+    """The mechanism of one attention module, which holds it under the name `regard`.
+
+    Args:
+        mechanism: built for the module's heads.
+        cross: it reads another sequence.
+    """
+
+    losses: dict[str, Tensor]
+    """auxiliary losses of the last call in training; see `regard.integrations.torch.losses`"""
+
+    def __init__(self, mechanism: Attention, *, cross: bool) -> None:
+        super().__init__()
+        self.mechanism, self.cross = mechanism, cross
+        self.losses = {}
+
+
+def plan(
+    module: nn.Module,
+    spec: str,
+    *,
+    causal: bool | None,
+    pattern: str,
+    dropout: float | None,
+    max_length: int | None,
+    seed: int,
+) -> Plan:
+    """The mechanisms for the attention modules of every Hugging Face model in `module`.
+
+    Arguments as `regard.integrations.torch.replace_attention`. Places that `pattern` leaves out keep their softmax,
+    computed by torch's `scaled_dot_product_attention`.
+
+    Raises:
+        UnsupportedError: a model of another type, or a place that the mechanism cannot serve.
+        ConfigError: `causal` says something else than the model.
+    """
+    found: list[tuple[PreTrainedModel, str, nn.Module, Place]] = []
+    roots: list[str] = []
+    for path, model in module.named_modules():
+        if not isinstance(model, PreTrainedModel) or any(path == root or path.startswith(root) for root in roots):
+            continue
+        roots.append(f"{path}." if path else "")
+        parts = _parts(model, path, pattern)
+        if parts and (model.config.model_type not in TYPES or not type(model)._can_set_attn_implementation()):
+            raise UnsupportedError(
+                f"{path or type(model).__name__}: models of type {model.config.model_type} are not served; these are: "
+                f"{', '.join(TYPES)}"
+            )
+        for name, part in parts:
+            place = _place(part, name, spec, causal=causal, dropout=dropout, max_length=max_length, seed=seed)
+            found.append((model, name, part, place))
+
+    def carry_out() -> None:
+        for model in {id(model): model for model, *_ in found}.values():
+            model.set_attn_implementation(NAME)
+        for _, _, part, place in found:
+            setattr(part, NAME, place.train(part.training))
+
+    return Plan(tuple(name for _, name, _, _ in found), carry_out)
+
+
+def _parts(model: PreTrainedModel, path: str, pattern: str) -> list[tuple[str, nn.Module]]:
+    """The attention modules of a model under a pattern, with their names in the whole."""
+    named = [(f"{path}.{name}" if path else name, part) for name, part in model.named_modules()]
+    return [
+        (name, part)
+        for name, part in named
+        if fnmatch.fnmatchcase(name, pattern) and type(part).__name__.endswith("Attention") and hasattr(part, "scaling")
+    ]
+
+
+def _place(
+    part: Any,
+    name: str,
+    spec: str,
+    *,
+    causal: bool | None,
+    dropout: float | None,
+    max_length: int | None,
+    seed: int,
+) -> Place:
+    if type(part).__name__ not in PLACES:
+        raise UnsupportedError(f"{name}: {type(part).__name__} is not served; these are: {', '.join(PLACES)}")
+    widths = PLACES[type(part).__name__](part)
+    cross = _is_cross(part)
+    is_causal = bool(part.is_causal and getattr(part.config, "is_causal", True))
+    if causal is not None and not cross and causal != is_causal:
+        raise ConfigError(
+            f"{name}: the model is {'' if is_causal else 'not '}causal here, got {causal=}: leave it None, or choose "
+            "places with pattern"
+        )
+    heads = Heads(
+        count=widths.count,
+        kv_count=None if widths.kv_count == widths.count else widths.kv_count,
+        key_dim=widths.key_dim,
+        causal=is_causal,
+        max_length=max_length,
+        dropout=_own_dropout(part) if dropout is None else dropout,
+        seed=generator(seed, name).initial_seed(),
+    )
+    try:
+        mechanism = build(spec, heads)
+        if mechanism.info.shares_query_key:
+            mechanism.refuse("keys of a projection of their own, which caches keep", "state")
+        if cross and not mechanism.info.supports.cross:
+            mechanism.refuse("cross-attention; leave it out with pattern", "cross")
+        if type(part).__name__ == "T5Attention" and not cross and not mechanism.info.supports.bias:
+            mechanism.refuse("a bias on the logits, which is how T5 knows positions", "bias")
+    except UnsupportedError as error:
+        hint = f" (dropout={heads.dropout} is the model's own; dropout=0.0 does without)" if heads.dropout else ""
+        raise UnsupportedError(f"{name}: {error}{hint}") from error
+    weight = next(part.parameters())
+    return Place(mechanism.to(device=weight.device, dtype=weight.dtype), cross=cross)
+
+
+def _is_cross(part: Any) -> bool:
+    if "Cross" in type(part).__name__ or getattr(part, "is_cross_attention", False):
+        return True
+    return type(part).__name__ in ("BartAttention", "T5Attention") and part.is_decoder and not part.is_causal
+
+
+def _own_dropout(part: Any) -> float:
+    """The probability of dropping an attention weight: a number or a module, under one of three names."""
+    named = (getattr(part, name, None) for name in ("attention_dropout", "attn_dropout", "dropout"))
+    own: Any = next(x for x in named if x is not None)
+    return float(own.p if isinstance(own, nn.Dropout) else own)
+
+
+def _collects_weights() -> bool:
+    """Whether this call of a model returns attention weights: models keep `output_attentions` to themselves."""
+    return any("attentions" in kind for kind in _active_collector.get() or ())
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    position_bias: Tensor | None = None,
+    **further: object,
+) -> tuple[Tensor, Tensor | None]:
+    """The attention function that transformers calls: (batch, heads, length, dim) in, (batch, length, heads, dim) out.
+
+    Queries arrive with the model's own scale (1 in T5), which is kept: they are multiplied so that a mechanism's
+    1/sqrt(dim) gives it.
+
+    Raises:
+        UnsupportedError: what the mechanism does not support, or an argument that would change the result.
+    """
+    place = getattr(module, NAME, None)
+    if place is None:
+        given = {"dropout": dropout, "scaling": scaling, "is_causal": is_causal, "position_bias": position_bias}
+        return _softmax(module, query, key, value, attention_mask, given)
+    place, form = cast(Place, place), cast(Attention, place.mechanism)
+    for name in ("softcap", "sliding_window", "s_aux", "cache"):
+        if further.get(name) is not None:
+            raise UnsupportedError(f"{form.info.title} in a Hugging Face model does not support {name}")
+    if is_causal is not None and is_causal != form.heads.causal:
+        raise UnsupportedError(f"this place was built with causal={form.heads.causal}, and this call has {is_causal=}")
+    dim = query.shape[-1]
+    if scaling is not None and scaling != dim**-0.5:
+        query = query * (scaling * dim**0.5)
+    key_mask, table = _masks(attention_mask, query, key, causal=form.heads.causal)
+    if position_bias is not None and not place.cross:  # where T5 reads another sequence its bias is zeros
+        own = position_bias.to(query.dtype)
+        if table is not None and table.dtype == torch.bool:
+            table = torch.zeros(table.shape, dtype=own.dtype, device=own.device).masked_fill(~table, float("-inf"))
+        table = own if table is None else own + table
+    bias = None if table is None else ScoreBias(table=table)
+    seen = None
+    if _collects_weights():
+        seen = effective_weights(form, query, key, key_mask, bias, "output_attentions=False")
+    got = form(query, key, value, key_mask=key_mask, bias=bias)
+    place.losses = got.losses
+    return got.values.transpose(1, 2).contiguous(), seen
+
+
+def mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int = 0,
+    kv_offset: int = 0,
+    mask_function: Callable[..., Any] = causal_mask_function,
+    attention_mask: Tensor | None = None,
+    use_vmap: bool = False,
+    device: torch.device | str = "cpu",
+    **further: object,
+) -> Tensor | None:
+    """The mask function that transformers calls: (batch, 1, 1, keys) of padding, True = keep; None without padding.
+
+    Causality is not in it: the place knows. Other patterns (packed sequences, a user's own functions) are (batch, 1,
+    queries, keys).
+
+    Raises:
+        UnsupportedError: a cache whose last slot is not the last position.
+    """
+    del further
+    ends = q_offset + q_length
+    if isinstance(ends, Tensor) or kv_offset or (mask_function is causal_mask_function and kv_length != ends):
+        raise UnsupportedError(STATIC)
+    padding = attention_mask
+    if padding is not None and padding.shape[1] < kv_length:
+        padding = nn.functional.pad(padding, (0, kv_length - padding.shape[1]))  # as transformers: what is not said
+    if mask_function in (causal_mask_function, bidirectional_mask_function):
+        if padding is None or bool(padding.all()):
+            return None
+        return padding[:, None, None, :kv_length].to(torch.bool)
+    return sdpa_mask(
+        batch_size,
+        q_length,
+        kv_length,
+        q_offset,
+        kv_offset,
+        mask_function,
+        padding,
+        allow_is_causal_skip=False,
+        use_vmap=use_vmap,
+        device=device,
+    )
+
+
+def _masks(given: Tensor | None, query: Tensor, key: Tensor, *, causal: bool) -> tuple[Tensor | None, Tensor | None]:
+    """The mask of keys and the table of a bias that mean the same as a mask of transformers."""
+    if given is None:
+        return None, None
+    batch, queries, keys = query.shape[0], query.shape[2], key.shape[2]
+    if given.dtype != torch.bool:
+        # transformers writes the lowest number for -inf
+        given = given.masked_fill(given <= torch.finfo(given.dtype).min, float("-inf"))
+    if given.shape[1:3] == (1, 1) and given.dtype == torch.bool:
+        return given[:, 0, 0].expand(batch, -1), None
+    given = given.expand(-1, -1, queries, -1)
+    if causal:
+        future = torch.ones(queries, keys, dtype=torch.bool, device=given.device).triu(keys - queries + 1)
+        hidden = ~given if given.dtype == torch.bool else given == float("-inf")
+        if not bool((hidden | ~future).all()):
+            raise UnsupportedError("this place is causal, and attention_mask lets a query see a later key")
+    return None, given
+
+
+def _softmax(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, given: Tensor | None, further: dict[str, Any]
+) -> tuple[Tensor, Tensor | None]:
+    """The softmax of a place that was left as it is."""
+    queries, keys = query.shape[2], key.shape[2]
+    padding = given is not None and given.shape[2] == 1
+    if bool(getattr(module, "is_causal", False)) and queries > 1 and (padding or (given is None and keys != queries)):
+        seen = torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril(keys - queries)[None, None]
+        given = seen if given is None else given & seen
+    return sdpa_attention_forward(module, query, key, value, given, **further)
+
+
+AttentionInterface.register(NAME, attend)
+AttentionMaskInterface.register(NAME, mask)

@@ -1,0 +1,336 @@
+"""Tiny random models of Hugging Face with our attention inside: what they were, and what they should be."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import regard
+from regard.integrations.torch import losses, replace_attention
+
+pytestmark = pytest.mark.external
+transformers = pytest.importorskip("transformers", reason="transformers is not installed; `make external`")
+
+LENGTH, VOCABULARY, DIM = 11, 40, 16
+
+
+def build(kind, **changes):
+    """A model of two layers, four heads and no dropout, in evaluation, the same for every call."""
+    torch.manual_seed(0)
+    # The names differ by type.
+    sizes = {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, **changes}
+    bert = {
+        "hidden_size": DIM, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24,
+        "max_position_embeddings": 64, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
+    }  # fmt: skip
+    match kind:
+        case "llama":
+            shape = {
+                "hidden_size": DIM, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+                "intermediate_size": 24, "max_position_embeddings": 64,
+            }  # fmt: skip
+            model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**shape, **sizes}))
+        case "gpt2":
+            shape = {"n_embd": DIM, "n_layer": 2, "n_head": 4, "n_positions": 64}
+            shape |= {"embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0}
+            model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**{**shape, **sizes}))
+        case "bert":
+            model = transformers.BertForMaskedLM(transformers.BertConfig(**{**bert, **sizes}))
+        case "roberta":
+            model = transformers.RobertaForMaskedLM(transformers.RobertaConfig(**{**bert, **sizes}))
+        case "t5":
+            shape = {"d_model": DIM, "d_kv": 4, "d_ff": 24, "num_layers": 2, "num_heads": 4, "dropout_rate": 0.0}
+            sizes["decoder_start_token_id"] = 0
+            model = transformers.T5ForConditionalGeneration(transformers.T5Config(**{**shape, **sizes}))
+        case _:
+            shape = {"d_model": DIM, "max_position_embeddings": 64, "dropout": 0.0, "attention_dropout": 0.0}
+            for side in ("encoder", "decoder"):
+                shape |= {f"{side}_layers": 2, f"{side}_attention_heads": 4, f"{side}_ffn_dim": 24}
+            model = transformers.BartForConditionalGeneration(transformers.BartConfig(**{**shape, **sizes}))
+    with torch.no_grad():
+        for weight in model.parameters():  # the initial ones are so small that attention is nearly uniform
+            weight.copy_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(weight.numel())) * 0.3)
+    return model.eval()
+
+
+DECODERS, ENCODERS, BOTH = ("llama", "gpt2"), ("bert", "roberta"), ("t5", "bart")
+KINDS = DECODERS + ENCODERS + BOTH
+
+
+def tokens(batch=2, length=LENGTH, seed=0):
+    return torch.randint(3, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def padded(left):
+    """The second row has four tokens of padding."""
+    keep = torch.ones(2, LENGTH, dtype=torch.long)
+    keep[1, slice(0, 4) if left else slice(-4, None)] = 0
+    return keep
+
+
+def call(model, ids, keep=None, **further):
+    if model.config.is_encoder_decoder:
+        further.setdefault("decoder_input_ids", tokens(len(ids), 6, seed=9))
+    return model(ids, attention_mask=keep, **further)
+
+
+def inside(model, spec):
+    """The mechanism in every place that it serves: a window knows no distance to another sequence."""
+    self_only = model.config.is_encoder_decoder and "local" in spec
+    return replace_attention(model, spec, pattern="*[sS]elf*" if self_only else "*")
+
+
+def close(a, b, tolerance=2e-5):
+    assert a.shape == b.shape
+    assert (a - b).abs().max() <= tolerance * b.abs().max()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("former", ["eager", "sdpa"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_softmax_inside_changes_nothing(kind, former):
+    model = build(kind, attn_implementation=former)
+    cases = [(None, slice(None)), *((padded(left), padded(left).bool()) for left in (False, True))]
+    before = [call(model, tokens(), keep).logits for keep, _ in cases]
+    weights = {name: weight for name, weight in model.named_parameters()}
+    replaced = replace_attention(model, "softmax")
+    assert replaced.count == {"t5": 6, "bart": 6}.get(kind, 2)
+    assert {name: id(weight) for name, weight in model.named_parameters()} == {n: id(w) for n, w in weights.items()}
+    for (keep, real), expected in zip(cases, before, strict=True):
+        got = call(model, tokens(), keep).logits
+        assert got.isfinite().all()
+        # what stands at padded positions differs, as it does between eager and sdpa
+        real = slice(None) if model.config.is_encoder_decoder else real
+        close(got[real], expected[real])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", DECODERS + BOTH)
+def test_no_output_changes_with_the_future(kind):
+    model = build(kind)
+    for spec in ("softmax", "local(window=3)"):
+        inside(model, spec)
+        ids = tokens()
+        later = ids.clone()
+        later[:, 5:] = 3
+        if model.config.is_encoder_decoder:
+            one, two = (call(model, tokens(), decoder_input_ids=x).logits for x in (ids, later))
+        else:
+            one, two = (model(x).logits for x in (ids, later))
+        assert torch.equal(one[:, :5], two[:, :5])
+        assert not torch.equal(one[:, 5:], two[:, 5:])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ENCODERS)
+def test_encoders_look_ahead(kind):
+    model = build(kind)
+    replace_attention(model, "local(window=3)")
+    ids = tokens()
+    later = ids.clone()
+    later[:, 5] = 3
+    moved = (model(ids).logits - model(later).logits).abs().amax((0, 2)) > 0
+    assert moved[4]
+    assert moved[2]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_window_is_the_masked_softmax(kind):
+    """Against transformers' own sdpa with a four-dimensional mask of the same window."""
+    if kind in BOTH:
+        pytest.skip("an encoder-decoder has three masks; its two kinds of self-attention are tested apart")
+    model = build(kind)
+    at = torch.arange(LENGTH)
+    near = (at[:, None] - at).abs() <= 2
+    allowed = near.tril() if kind in DECODERS else near
+    expected = model(tokens(), attention_mask=allowed.expand(2, 1, -1, -1)).logits
+    replace_attention(model, "local(window=2)")
+    close(model(tokens()).logits, expected)
+    # a mask of the user's own is a bias: the wide window with the mask is the window
+    replace_attention(model, "local(window=20)")
+    close(model(tokens(), attention_mask=allowed.expand(2, 1, -1, -1)).logits, expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("spec", ["softmax", "local(window=3)", "linear"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sample_that_is_all_padding_gives_no_nan(kind, spec):
+    if kind == "t5" and spec == "linear":
+        pytest.skip("T5 needs a bias")
+    model = build(kind)
+    inside(model, spec)
+    keep = torch.ones(2, LENGTH, dtype=torch.long)
+    keep[1] = 0
+    seen = []
+    place = next(part for part in model.modules() if hasattr(part, "regard"))
+    place.regard.mechanism.register_forward_hook(lambda module, args, out: seen.append(out.values))
+    got = call(model, tokens(), keep).logits
+    assert got.isfinite().all()
+    assert not seen[0][1].any()
+    close(got[:1], call(model, tokens()[:1], keep[:1]).logits)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_padding_has_no_influence(kind, left):
+    model = build(kind)
+    inside(model, "local(window=3)")
+    keep, ids = padded(left), tokens()
+    other = ids.masked_fill(keep == 0, 7)
+    real = slice(None) if model.config.is_encoder_decoder else keep.bool()
+    assert torch.equal(call(model, ids, keep).logits[real], call(model, other, keep).logits[real])
+    if left or kind not in DECODERS:  # without the mask they have, unless they are the future
+        assert not torch.equal(call(model, ids).logits[real], call(model, other).logits[real])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", DECODERS + BOTH)
+def test_generation_equals_the_original_and_the_call_without_a_cache(kind):
+    model = build(kind)
+    ids, keep = tokens(), padded(left=True)
+    options = {"attention_mask": keep, "max_new_tokens": 8, "do_sample": False, "eos_token_id": None}
+    before = model.generate(ids, **options)
+    replace_attention(model, "softmax")
+    assert torch.equal(model.generate(ids, **options), before)
+    inside(model, "local(window=3)")
+    cached = model.generate(ids, **options)
+    assert torch.equal(cached, model.generate(ids, **options, use_cache=False))
+    beams = [model.generate(ids, **options, num_beams=2, use_cache=cache) for cache in (True, False)]
+    assert torch.equal(*beams)
+
+
+@torch.no_grad()
+def test_a_static_cache_is_refused():
+    model = build("llama")
+    replace_attention(model, "softmax")
+    with pytest.raises(regard.UnsupportedError, match="dynamic cache"):
+        model.generate(tokens(), max_new_tokens=4, cache_implementation="static", disable_compile=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_are_those_of_the_original(kind):
+    one = build(kind)
+    two = copy.deepcopy(one)
+    replace_attention(two, "softmax")
+    for model in (one, two):
+        call(model.train(), tokens(), padded(left=False)).logits.float().square().mean().backward()
+    expected = {name: weight.grad for name, weight in one.named_parameters() if weight.grad is not None}
+    for name, weight in two.named_parameters():
+        if name in expected:
+            assert (weight.grad - expected[name]).abs().max() <= 1e-4 * max(1e-3, expected[name].abs().max().item()), (
+                name
+            )
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", KINDS)
+def test_attention_weights_are_returned_where_asked(kind):
+    eager = build(kind, attn_implementation="eager")
+    ours = build(kind)
+    replace_attention(ours, "softmax")
+    fields = ("encoder_attentions", "decoder_attentions", "cross_attentions") if kind in BOTH else ("attentions",)
+    expected, got = (call(model, tokens(), output_attentions=True) for model in (eager, ours))
+    for field in fields:
+        assert len(got[field]) == 2
+        for one, other in zip(got[field], expected[field], strict=True):
+            close(one, other)
+    plain = call(ours, tokens())
+    assert not any(plain.get(field) for field in fields)
+
+
+def test_mechanisms_with_weights_and_losses():
+    model = build("llama")
+    replace_attention(model, "vector_quantized(num_codes=8)", seed=3)
+    names = [name for name in model.state_dict() if ".regard." in name]
+    assert names
+    model.train()(tokens())
+    assert losses(model).keys() == regard.describe("vector_quantized").losses.keys()
+    first, second = (model.model.layers[at].self_attn.regard.mechanism.state_dict() for at in (0, 1))
+    assert any(not torch.equal(first[name], second[name]) for name in first)
+    replace_attention(model, "softmax")
+    assert not [name for name in model.state_dict() if ".regard." in name]
+
+
+@torch.no_grad()
+def test_some_places_under_a_pattern():
+    model = build("llama")
+    before, at = model(tokens()).logits, torch.arange(LENGTH)
+    assert replace_attention(model, "softmax", pattern="*layers.1.self_attn").names == ("model.layers.1.self_attn",)
+    close(model(tokens()).logits, before)
+    close(model(tokens(), attention_mask=padded(left=True)).logits[padded(True).bool()],
+          build("llama")(tokens(), attention_mask=padded(left=True)).logits[padded(True).bool()])  # fmt: skip
+    ids = torch.cat([tokens(), tokens(seed=1)], 1)
+    cache = model(ids[:, :7]).past_key_values
+    close(model(ids[:, 7:], past_key_values=cache).logits, model(ids).logits[:, 7:])
+    assert at.numel() == LENGTH
+
+
+@torch.no_grad()
+def test_a_model_inside_a_model():
+    class Classifier(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.head = build("bert").bert, nn.Linear(DIM, 3)
+
+        def forward(self, ids):
+            return self.head(self.body(ids).last_hidden_state[:, 0])
+
+    model = Classifier().eval()
+    before = model(tokens())
+    assert replace_attention(model, "softmax").names == tuple(
+        f"body.encoder.layer.{at}.attention.self" for at in (0, 1)
+    )
+    close(model(tokens()), before)
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "options", "error", "message"),
+    [
+        ("llama", "linformer(rank=4)", {}, regard.UnsupportedError, "model.layers.0.self_attn: linformer .*causal"),
+        ("t5", "linear", {}, regard.UnsupportedError, "a bias on the logits, which is how T5 knows"),
+        ("bart", "local(window=3)", {"pattern": "*.encoder_attn"}, regard.UnsupportedError, "cross-attention"),
+        ("llama", "softmax", {"causal": False}, regard.ConfigError, "the model is causal here"),
+        ("bert", "softmax", {"causal": True}, regard.ConfigError, "the model is not causal here"),
+        ("gpt2", "lsh(num_buckets=4)", {}, regard.UnsupportedError, "keys of a projection of their own"),
+        ("gpt2", "softmax", {"pattern": "*.mlp"}, regard.ConfigError, "no attention that can be replaced"),
+        ("gpt2", "softmacs", {}, regard.ConfigError, "softmacs"),
+    ],
+)
+def test_refusals_change_nothing(kind, spec, options, error, message):
+    model = build(kind)
+    before = model.config._attn_implementation
+    with pytest.raises(error, match=message):
+        replace_attention(model, spec, **options)
+    assert model.config._attn_implementation == before
+    assert not any(hasattr(part, "regard") for part in model.modules())
+
+
+def test_another_type_is_refused():
+    shape = {"hidden_size": DIM, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 24}
+    model = transformers.MistralForCausalLM(transformers.MistralConfig(vocab_size=VOCABULARY, **shape))
+    with pytest.raises(regard.UnsupportedError, match="mistral.*these are: bart, bert"):
+        replace_attention(model, "softmax")
+
+
+def test_the_models_own_dropout_is_kept_or_named():
+    model = build("llama", attention_dropout=0.5)
+    replace_attention(model, "softmax")
+    assert model.model.layers[0].self_attn.regard.mechanism.heads.dropout == 0.5
+    lossy = next(name for name in regard.names() if not regard.describe(name).supports.dropout
+                 and regard.describe(name).supports.causal and not regard.describe(name).shares_query_key)  # fmt: skip
+    with pytest.raises(regard.UnsupportedError, match=r"dropout=0.0 does without"):
+        replace_attention(model, lossy)
+
+
+@torch.no_grad()
+def test_what_would_change_the_result_is_refused_in_the_call():
+    model = build("llama")
+    replace_attention(model, "softmax")
+    full = torch.ones(2, 1, LENGTH, LENGTH, dtype=torch.bool)
+    with pytest.raises(regard.UnsupportedError, match="lets a query see a later key"):
+        model(tokens(), attention_mask=full)
+    with pytest.raises(regard.UnsupportedError, match="is_causal=False"):
+        model(tokens(), is_causal=False)
