@@ -54,6 +54,18 @@ def causality_of_gradients(subject: Subject) -> None:
             require(late == 0, f"d output[{at}] / d {name}[later] is {late:.2e}")
 
 
+@check(("not supports.causal", "refusals"), ("leaks", "leak"))
+def causality_of_length(subject: Subject) -> None:
+    """How many tokens follow changes no output: nothing is derived from the length of the call."""
+    mechanism = subject.build(True, dtype=torch.float64)
+    x = subject.inputs(mechanism, dtype=torch.float64, margin=True)
+    whole = run(mechanism, x).values
+    for at in (1, 2, LENGTH // 2, LENGTH - 1):
+        # A shorter call may add in another order, so not to the bit.
+        short = run(mechanism, x.slots(0, at)).values
+        assert_close(short, whole[:, :, :at], tolerance=1e-9, what=f"the first {at} of {LENGTH} positions, alone")
+
+
 @check(("not leaks", "causality"))
 def leak(subject: Subject) -> None:
     """A form that is declared to leak does: the content or the number of future tokens changes an earlier output."""

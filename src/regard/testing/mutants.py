@@ -44,11 +44,20 @@ def all_mutants() -> list[Mutant]:
     from regard.testing import (
         mutants_algorithm,
         mutants_catalog,
+        mutants_dense,
         mutants_facts,
         mutants_gradient,
         mutants_interface,
         mutants_state,
     )
 
-    del mutants_algorithm, mutants_catalog, mutants_facts, mutants_gradient, mutants_interface, mutants_state
+    del (
+        mutants_algorithm,
+        mutants_catalog,
+        mutants_dense,
+        mutants_facts,
+        mutants_gradient,
+        mutants_interface,
+        mutants_state,
+    )
     return list(MUTANTS)

@@ -139,7 +139,7 @@ def test_leaving_one_out_is_the_sample_without_each_point(name: str) -> None:
 
 @pytest.mark.parametrize("curve", ["from zero", "wide"])
 def test_leaving_one_out_with_a_bias_by_distance(curve: str) -> None:
-    x, y = draw(1, 1, 9, 2), draw(1, 1, 9, 2, seed=1)
+    x = draw(1, 1, 9, 2)
     mechanism = regard.build("gaussian(leave_one_out=True)", regard.Heads(count=1, key_dim=2))
     bias = (
         ScoreBias(high=0, curve=draw(1, 9, seed=2))

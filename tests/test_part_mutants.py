@@ -1,0 +1,59 @@
+"""Every broken part of a model is caught, by the check named for it; the part that it breaks passes that check."""
+
+import pytest
+
+from regard import position
+from regard.errors import ConfigError
+from regard.layer import AttentionLayer
+from regard.models.blocks import Block
+from regard.models.encoder_decoder import CrossBlock, EncoderDecoder
+from regard.position._base import Position
+from regard.tasks.text import Windows
+from regard.testing import check_part
+from regard.testing.mutants_parts import PART_MUTANTS
+from regard.testing.parts import PART_CHECKS
+
+SOUND = [*(position.position_class(name) for name in position.names())]
+SOUND += [AttentionLayer, Block, CrossBlock, EncoderDecoder, Windows]
+
+
+@pytest.mark.parametrize("part", SOUND, ids=lambda part: part.__name__)
+def test_ours_keep_every_law_of_their_kind(part):
+    results = check_part(part)
+    assert [result.message for result in results if result.status != "passed"] == []
+
+
+@pytest.mark.parametrize("mutant", PART_MUTANTS, ids=lambda mutant: mutant.name)
+def test_caught_by_its_check(mutant):
+    (broken,) = check_part(mutant.cls, checks=[mutant.caught_by])
+    assert broken.status == "failed", f"{mutant.name} passes {mutant.caught_by}"
+    assert "Error:" not in broken.message, f"{mutant.name} crashes: {broken.message}"
+    (sound,) = check_part(mutant.parent, checks=[mutant.caught_by])
+    assert sound.status == "passed", sound.message
+
+
+def test_every_check_has_a_mutant():
+    check_part(Block)
+    assert {mutant.caught_by for mutant in PART_MUTANTS} == set(PART_CHECKS)
+    assert all(mutant.cls.__doc__ for mutant in PART_MUTANTS)
+    assert len({mutant.name for mutant in PART_MUTANTS}) == len(PART_MUTANTS)
+
+
+def test_a_scheme_of_ones_own_needs_a_definition():
+    """Positions without a published formula to compare with are not waved through."""
+
+    class Mine(Position):
+        title, source, biased = "Mine", "nowhere", True
+
+    (result,) = check_part(Mine, checks=["published_logits"])
+    assert result.status == "failed"
+    assert "no definition of mine" in result.message
+
+
+def test_what_cannot_be_checked_is_refused():
+    with pytest.raises(ConfigError, match="unknown check"):
+        check_part(Block, checks=["residual_onse"])
+    with pytest.raises(ConfigError, match="is none of AttentionLayer, Block"):
+        check_part(int)
+    with pytest.raises(ConfigError, match="is none of"):
+        check_part(Block, checks=["targets_are_next"])
