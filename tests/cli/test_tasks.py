@@ -1,6 +1,8 @@
 """train, evaluate and generate on translation, classification and masked tokens, and what they refuse."""
 
 import json
+import re
+import shlex
 import tomllib
 from pathlib import Path
 
@@ -73,6 +75,19 @@ def test_a_preset_of_another_kind(regard):
     answer = regard("train", "--preset", "gpt", "--task", "masked")
     assert (answer.code, answer.out) == (2, "")
     assert "preset gpt is a model for the tasks text, recall, copy, not for masked" in answer.err
+    answer = regard("train", "--preset", "fusion")
+    assert (answer.code, answer.out) == (2, "")
+    assert "preset fusion is a model for Python" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("preset", "task"), [("vit", "classification"), ("bert", "masked"), ("transformer", "translation"), ("gpt", "text")]
+)
+def test_a_preset_chooses_the_first_task_that_it_can_do(preset, task):
+    from regard.cli._run_options import parse, run_config
+
+    config = run_config(parse(["--preset", preset, "--model.dim", "48", "--model.layers", "1"], "train"))
+    assert (config.task.name, config.model.dim, config.model.heads) == (task, 48, 12 if task != "translation" else 8)
 
 
 ROWS = {
@@ -170,6 +185,39 @@ def test_a_run_without_its_labels(regard, made, tmp_path):
     answer = regard("generate", "run", "a")
     assert (answer.code, answer.out) == (4, "")
     assert "labels.json is damaged" in answer.err
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "tasks.md"
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+def test_the_commands_of_the_page_are_commands():
+    import tyro
+
+    from regard.cli import evaluate, generate
+    from regard.cli._run_options import KINDS, parse, run_config
+
+    lines = [line for block in blocks("bash") for line in block.splitlines() if line.startswith("regard ")]
+    trained = set()
+    for line in lines:
+        verb, *words = shlex.split(line.partition(" < ")[0])[1:]
+        if verb == "train":
+            trained.add(run_config(parse(words, "train")).task.name)
+        else:
+            tyro.cli({"evaluate": evaluate, "generate": generate}[verb].Options, args=words)
+    assert trained == set(KINDS)
+    table = PAGE.read_text(encoding="utf-8").partition("| task |")[2]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(KINDS)
+
+
+def test_the_file_of_the_page_is_a_configuration():
+    from regard.training import toml
+
+    (content,) = blocks("toml")
+    assert toml.from_table(tomllib.loads(content)).task.name == "translation"
 
 
 PAIRS = {

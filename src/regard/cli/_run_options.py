@@ -177,6 +177,11 @@ def _layered(first: argparse.Namespace, words: Sequence[str]) -> RunConfig:
     if first.preset is not None:
         model = _preset(first.preset, words, first.config)
         able = [name for name, kind in SHAPES.items() if kind is type(model)]
+        if not able:
+            raise ConfigError(
+                f"preset {first.preset} is a model for Python: no task of regard train has data for it; choose another "
+                "one, see regard list"
+            )
         if isinstance(model, EncoderConfig) and model.input_dim:
             able = [ClassificationConfig.name]  # the others read tokens
         config = RunConfig(model=model, task=TASKS[able[0]]())
