@@ -1,10 +1,11 @@
-"""Sphinx configuration. The pages below generated/ are written from the catalog at every build."""
+"""Sphinx configuration. The pages below generated/ are written, and the notebook runs, at every build."""
 
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import errata
 import pages
 
 import regard
@@ -14,9 +15,12 @@ author = "The regard authors"
 copyright = f"2026, {author}"
 version = release = regard.__version__
 
-extensions = ["myst_parser"]
+extensions = ["myst_nb"]
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
+nb_execution_mode = "force"
+nb_execution_timeout = 180
+nb_execution_raise_on_error = True
 html_theme = "furo"
 html_title = f"regard {release}"
 html_static_path = ["_static"]
@@ -29,4 +33,6 @@ nitpicky = True
 def setup(app: object) -> None:
     """Write the generated pages before Sphinx looks for documents."""
     del app
-    pages.write(Path(__file__).parent / "generated")
+    generated = Path(__file__).parent / "generated"
+    pages.write(generated)
+    errata.write(generated)

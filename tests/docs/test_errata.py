@@ -1,0 +1,127 @@
+"""The page of errata: what goes wrong does so, and ours does not, by more than rounding."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def load():
+    spec = importlib.util.spec_from_file_location("errata", DOCS / "errata.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["errata"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+errata = load()
+ROWS = {each.run.__name__: each.run() for each in errata.ERRATA}
+
+
+def measured(name):
+    """What the literal formula and ours give, row by row."""
+    return [(row.literal, row.ours) for row in ROWS[name]]
+
+
+def test_rows_that_do_not_sum_to_one():
+    assert measured("root_outside")[0] == (pytest.approx(1 / 8, abs=1e-12), pytest.approx(1, abs=1e-12))
+    (fusion, ours), (smallest, _) = measured("fusion_numerator")
+    assert ours == pytest.approx(1, abs=1e-12)
+    assert abs(fusion - 1) > 0.1
+    assert smallest < 0
+
+
+def test_logits_of_the_wrong_size():
+    (literal, ours), (average, keys) = measured("by_the_dimension")
+    # 128 x 128 products of vectors of 256: relative deviations of a few percent
+    assert literal == pytest.approx(1 / 256, rel=0.1)
+    assert ours == pytest.approx(1, rel=0.1)
+    assert average > 127
+    assert keys < 90
+    ((literal, ours),) = measured("whole_width")
+    assert literal == pytest.approx(8**-0.5, rel=0.1)
+    assert ours == pytest.approx(1, rel=0.1)
+
+
+def test_what_nobody_should_see():
+    ((literal, ours),) = measured("finite_fill")
+    assert literal > 0.1
+    assert ours == 0
+
+
+def test_a_kernel_that_is_a_softmax():
+    (far, _), (near, _), (_, exact) = measured("rbf_kernel")
+    assert far > 0.1
+    assert near < 1e-13
+    assert exact < 1e-13
+
+
+def test_equivariance():
+    (invariant, _), (_, equivariant), (_, masked) = measured("invariance")
+    assert invariant > 0.1
+    assert equivariant < 1e-13
+    assert masked > 0.1
+
+
+def test_widths():
+    assert measured("different_widths") == [("shapes do not fit", "refused when built"), ("", "(1, 1, 3, 4)")]
+
+
+def test_positions():
+    (spread, ours), (longest, real) = measured("channels_from_one")
+    assert spread > 0.5
+    assert ours < 1e-12
+    assert longest > 3 * real
+    assert measured("tables_of_numbers") == [("1", "8")]
+    ((literal, ours),) = measured("fourth_term")
+    assert literal > 0.1
+    assert ours == 0
+    ((literal, ours),) = measured("rotated_values")
+    assert literal > 0.1
+    assert ours < 1e-13
+    ((literal, ours),) = measured("missing_transpose")
+    assert literal > 0.1
+    assert ours < 1e-12
+
+
+def test_biases_by_distance():
+    (oldest, ours), (newest, own) = measured("alibi_order")
+    assert min(oldest, own) > 0.3  # (1 - e^(-1/2)) / (1 - e^(-5)) = 0.396
+    assert max(newest, ours) < 0.01
+    assert measured("alibi_fixed")[0] == ("", "0")
+    values, gradient, count = measured("bounded_distance")
+    assert values[1] == "1.4621, 1.9999, 2.0000"
+    assert gradient == ("NaN", "finite")
+    assert count[1] == "16"
+
+
+def test_a_convolution_needs_its_border():
+    border, inside, heads = measured("convolution")
+    assert border[0] > 0.1
+    assert max(border[1], *inside) < 1e-13
+    assert heads[1] == "9"
+
+
+def test_every_entry_is_on_the_page_and_has_a_test():
+    text = errata.page()
+    for each in errata.ERRATA:
+        assert f"## {each.title}\n" in text
+        assert f"def {each.run.__name__}()" in text
+        assert each.run.__doc__.split("\n")[0] in text
+        assert f'measured("{each.run.__name__}")' in Path(__file__).read_text(encoding="utf-8")
+    assert text.count("```") % 2 == 0
+    assert len(errata.ERRATA) >= 15
+
+
+def test_the_notebook_holds_no_output():
+    """It runs when the documentation is built; what was pasted could be old."""
+    cells = json.loads((DOCS / "quickstart.ipynb").read_text(encoding="utf-8"))["cells"]
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert len(code) > 5
+    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)
+    for cell in code:
+        compile(cell["source"], cell["id"], "exec")
