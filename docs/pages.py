@@ -232,8 +232,8 @@ def claims_page() -> str:
     lines = [
         "# Claims: what came out",
         "",
-        "[How a claim is judged](../claims.md). The numbers were recorded by `regard claims all`; the mean over seeds is",
-        "followed by its 95 % interval. Plots, every number and every setting:",
+        "[How a claim is judged](../claims.md). The numbers were recorded by `regard claims all`. Plots, every number and",
+        "every setting:",
         '<a href="../measured_claims.html">measured claims</a>.',
         "",
         "| claim | source | verdict |",

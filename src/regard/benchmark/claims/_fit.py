@@ -35,7 +35,7 @@ def fit(
         value = loss()
         value.backward()
         optimizer.step()
-        total += float(value)
+        total += float(value.detach())
         if step % every == 0:
             at.append(float(step))
             means.append(total / every)

@@ -22,7 +22,8 @@ class DiverseHeads(Claim):
         says="Several heads attend to different positions jointly; with a single head, averaging inhibits this.",
         source="Vaswani et al. 2017, section 3.2.2",
         control="One earlier token is a lookup by position, which one head can do without error. Two tokens in one "
-        "average cannot be told apart by a linear output: of independent contents at least half the variance is lost.",
+        "average cannot be told apart by a linear output: where places alone decide who looks at what, half the variance "
+        "of independent contents is lost; half of that is asked for, as queries may read contents too.",
         measures="Error (share of the variance) of one layer of equal width that has to give the contents one and two "
         "positions back, and the total variation between what the two heads look at.",
     )
@@ -30,7 +31,7 @@ class DiverseHeads(Claim):
         Control(value="one for one", title="error of one head, one token wanted", expected=0.0, tolerance=0.05),
     )
     findings = (
-        Finding(value="one for two", title="error of one head, two tokens wanted", at_least=0.4),
+        Finding(value="inhibited", title="error of one head - error of two, two tokens wanted", at_least=0.25),
         Finding(value="two for two", title="error of two heads, two tokens wanted", at_most=0.1),
         Finding(value="difference", title="total variation between the two heads", at_least=0.8, at_most=1.0 + 1e-6),
     )
@@ -39,7 +40,7 @@ class DiverseHeads(Claim):
         Plot(name="loss", title="Training", x="step", y="share of the variance"),
         Plot(name="heads", title="What the heads of two look at, for the last query", x="position", y="weight"),
     )
-    tiny: ClassVar[Mapping[str, object]] = {"length": 6, "steps": 300, "batch": 32}
+    tiny: ClassVar[Mapping[str, object]] = {"length": 6, "steps": 600, "batch": 32}
 
     length: int = 12
     content: int = 8
@@ -64,7 +65,8 @@ class DiverseHeads(Claim):
             losses[label] = fit(model.parameters(), loss, steps=self.steps, rate=self.rate)
             test = torch.randn(512, self.length, self.content, generator=generator(seed, "test"))
             values[label] = float(model.loss(test).detach())
-            if heads == 2:
+            if label == "two for two":
+                values["inhibited"] = values["one for two"] - values[label]
                 looked = model.looks(test[:64])
                 values["difference"] = float((looked[:, 0, 2:] - looked[:, 1, 2:]).abs().sum(-1).mean() / 2)
                 places = [float(at) for at in range(self.length)]

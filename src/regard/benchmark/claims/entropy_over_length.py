@@ -52,7 +52,7 @@ class EntropyOverLength(Claim):
     rows: int = 64
     steps: int = 400
     trained_length: int = 64
-    noise: float = 0.5
+    noise: float = 0.3
     """of a query about its key, per unit of the key"""
     plain: str = "softmax"
     scaled: str = "entropy_scaled"

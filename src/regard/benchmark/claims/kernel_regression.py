@@ -47,7 +47,7 @@ class KernelRegression(Claim):
     points: int = 50
     datasets: int = 100
     noise: float = 0.5
-    steps: int = 100
+    steps: int = 300
     rate: float = 0.1
     kernel: str = "gaussian"
     mean: str = "uniform"

@@ -68,13 +68,15 @@ class StaticGraphAttention(Claim):
             def loss(lookup: Lookup = lookup, draw: torch.Generator = draw) -> Tensor:
                 return lookup.loss(permutations(self.batch, self.keys, draw))
 
-            if any(weight.requires_grad for weight in lookup.parameters()):
+            if loss().requires_grad:  # a mean has nothing to learn
                 losses[spec] = fit(lookup.parameters(), loss, steps=self.steps, rate=self.rate)
             test = permutations(self.dictionaries, self.keys, generator(seed, "test"))
-            heaviest = lookup(test).detach().argmax(-1)
+            with torch.no_grad():
+                looked = lookup.double()(test)
+            heaviest = looked.argmax(-1)
             values[f"{label} accuracy"] = float((heaviest == torch.arange(self.keys)).double().mean())
             values[f"{label} excess"] = values[f"{label} accuracy"] - 1 / self.keys
-            values[f"{label} agreement"] = float((heaviest == heaviest.mode(-1, keepdim=True).values).double().mean())
+            values[f"{label} agreement"] = agreement(looked)
         bars = {spec: ([f"{self.keys} keys"], [values[f"{label} accuracy"]]) for label, spec in named.items()}
         return Observation(values, {"accuracy": bars, "loss": losses})
 
@@ -91,13 +93,23 @@ class Lookup(nn.Module):
 
     def forward(self, entries: Tensor) -> Tensor:
         """The weights (batch, queries, keys) of entries whose values are `entries` (batch, keys)."""
-        own = torch.eye(self.keys).expand(entries.shape[0], -1, -1)
+        own = torch.eye(self.keys, dtype=self.query.weight.dtype).expand(entries.shape[0], -1, -1)
         k = self.key(torch.cat([own, nn.functional.one_hot(entries, self.keys).to(own.dtype)], -1))
         return self.attention(self.query(own)[:, None], k[:, None], own[:, None]).values[:, 0]
 
     def loss(self, entries: Tensor) -> Tensor:
         """-log of the weight on each query's own entry, which carries its value."""
         return -self(entries).diagonal(dim1=1, dim2=2).clamp(min=1e-9).log().mean()
+
+
+def agreement(looked: Tensor) -> float:
+    """The share of queries whose heaviest key is that of the dictionary, ties included.
+
+    The key with the most weight in all is the heaviest of every query if they all rank alike, however flat they are.
+    """
+    common = looked.sum(1).argmax(-1)
+    weight = looked.gather(2, common[:, None, None].expand(-1, looked.shape[1], 1))[..., 0]
+    return float((weight >= looked.amax(-1) * (1 - 1e-9)).double().mean())
 
 
 def permutations(batch: int, keys: int, draw: torch.Generator) -> Tensor:
