@@ -8,16 +8,22 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
+import regard
+from regard.benchmark import quality, sweep
+from regard.benchmark.config import CompareConfig, ShapeConfig
 from regard.cli.main import main
+from regard.tasks.config import ClassificationConfig, RecallConfig, TextConfig
 
 SOURCE = Path(__file__).parents[2] / "src"
 SPECS = ["softmax", "linear / softmax"]
@@ -108,3 +114,89 @@ def changed(compared) -> Callable[..., dict[str, Any]]:
         return copy
 
     return change
+
+
+@dataclass(frozen=True)
+class Done:
+    """A comparison made in this process. config, said: what it was asked for, and what it told."""
+
+    config: CompareConfig
+    folder: Path
+    said: list[str]
+
+    @cached_property
+    def results(self) -> dict[str, Any]:
+        return json.loads((self.folder / "results.json").read_text(encoding="utf-8"))
+
+    @cached_property
+    def page(self) -> str:
+        return (self.folder / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="session")
+def of_task(tmp_path_factory) -> Callable[[str], Done]:
+    """A tiny comparison of a task, with two seeds, made on first use."""
+    folder = tmp_path_factory.mktemp("tasks")
+
+    @cache
+    def made(task: str) -> Done:
+        config, said = tiny(task, folder), list[str]()
+        with inside():
+            regard.compare(config=config, out=folder / task, tell=said.append)
+        return Done(config, folder / task, said)
+
+    return made
+
+
+def tiny(task: str, folder: Path) -> CompareConfig:
+    """Linformer cannot be causal, so that of all tasks only recall has to be asked for."""
+    (folder / "words.txt").write_text("".join(f"{n} and {n + 1} make {2 * n + 1}.\n" for n in range(900)))
+    draw = np.random.default_rng(0)
+    labels = draw.integers(0, 3, 160)
+    images = (draw.integers(0, 120, (160, 8, 8)) + 60 * (labels[:, None, None] == np.arange(8) // 3)).astype(np.uint8)
+    parts = {"train_images": images[:120], "test_images": images[120:]}
+    np.savez(folder / "bars.npz", **parts, train_labels=labels[:120], test_labels=labels[120:])
+    shape = ShapeConfig(dim=8, layers=2, heads=1)
+    sizes = {f"{kind}_steps": 6 for kind in ("text", "recall", "masked")} | {"classification_steps": 40}
+    return CompareConfig(
+        specs=("softmax", "uniform" if task == "recall" else "linformer(rank=4) / uniform"),
+        task="recall" if task == "recall" else "classify" if task == "classify" else None,
+        seeds=2,
+        text=TextConfig(corpus=str(folder / "words.txt"), cache=str(folder / "cache"), length=32, holdout=0.2),
+        classification=ClassificationConfig(data=str(folder / "bars.npz"), patch=2, holdout=0.2),
+        recall=RecallConfig(vocab_size=16, length=16, num_pairs=2, num_held_out=20),
+        shape=shape,
+        recall_shape=shape,
+        **sizes,
+        masked_batch_size=4,
+        classification_learning_rate=1e-2,
+        baselines=("linear", "lstm"),
+        evaluate_examples=24,
+        lengths=(32, 64),
+        rounds=1,
+        threads=1,
+    )
+
+
+@contextmanager
+def inside() -> Iterator[None]:
+    """What a comparison runs in processes of its own runs in this one, and is still sent as JSON."""
+
+    def answer(work: Callable[[Any], Any]) -> Callable[..., list[Any]]:
+        def apart(module, payload, *, fixed_allocation, threads, each=lambda result: None):
+            results = []
+            for result in work(json.loads(json.dumps(payload))):
+                results.append(json.loads(json.dumps(result)))
+                each(results[-1])
+            return results
+
+        return apart
+
+    threads = torch.get_num_threads()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quality, "apart", answer(lambda jobs: (quality.perform(quality._job(job)) for job in jobs)))
+        patch.setattr(sweep, "apart", answer(sweep._serve))
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from regard.report.charts import charts
+
 REQUIRED = os.environ.get("REGARD_REQUIRE_CHROMIUM") == "1"
 FLAGS = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
 FLAGS += "--disable-component-update --disable-sync --disable-extensions --disable-default-apps "
@@ -153,6 +155,18 @@ def test_tables_and_pictures_are_readable(opened, compared):
     pictures = sum(len(entry["pictures"]) for entry in compared.results["entries"])
     assert len(probe["images"]) == pictures == 4
     assert all(complete and width == height == 4 * 32 for complete, width, height, _ in probe["images"])
+
+
+@pytest.mark.parametrize("task", ["mlm", "classify", "recall"])
+def test_the_page_of_every_task_opens(of_task, task, tmp_path):
+    done = of_task(task)
+    page = tmp_path / "report.html"
+    page.write_text(done.page, encoding="utf-8")
+    found = visit(page, tmp_path)
+    assert (found.console, found.requests) == ([], [])
+    drawn = Charts(found.dom).drawn
+    assert list(drawn) == [f"chart-{chart.name}" for chart in charts(done.results)]
+    assert all(count > 0 for count in drawn.values()), drawn
 
 
 def test_nothing_can_be_sent_away(opened):
