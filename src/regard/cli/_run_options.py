@@ -6,7 +6,7 @@ import inspect
 import tomllib
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -173,28 +173,40 @@ def parse(words: Sequence[str], description: str) -> Options:
 def _layered(first: argparse.Namespace, words: Sequence[str]) -> RunConfig:
     """What holds before the flags: defaults, the preset, the file. Of the flags, what decides the kind of model."""
     config, able = RunConfig(), list(SHAPES)
-    file = None if first.config is None else Path(first.config)
     if first.preset is not None:
         model = _preset(first.preset, words, first.config)
-        able = [name for name, kind in SHAPES.items() if kind is type(model)]
+        able = _able(model)
         if not able:
             raise ConfigError(
                 f"preset {first.preset} is a model for Python: no task of regard train has data for it; choose another "
                 "one, see regard list"
             )
-        if isinstance(model, EncoderConfig) and model.input_dim:
-            able = [ClassificationConfig.name]  # the others read tokens
         config = RunConfig(model=model, task=TASKS[able[0]]())
-    flags = {"task.name": first.task}
-    layered = toml.layer(config, file, {key: value for key, value in flags.items() if value is not None})
-    if layered.task.name == ClassificationConfig.name and first.data is not None:
-        layered = toml.layer(config, file, {"task.name": layered.task.name, "task.data": first.data})
-    if first.preset is not None and layered.task.name not in able:
+    if first.config is not None:
+        named = {} if first.task is None else {"task.name": first.task}
+        layered = toml.layer(config, Path(first.config), named)
+        if first.data is not None and layered.task.name == ClassificationConfig.name:
+            layered = toml.layer(config, Path(first.config), {**named, "task.data": first.data})
+    else:  # without TOML's checks, which take a while to import
+        task = TASKS[first.task or config.task.name]()
+        if first.data is not None and isinstance(task, ClassificationConfig):
+            task = replace(task, data=first.data)
+        if first.preset is None:
+            return RunConfig(task=task)
+        layered = replace(config, task=task) if task.name in able else RunConfig(task=task)
+    if layered.task.name not in able:
         raise ConfigError(
             f"preset {first.preset} is a model for the tasks {', '.join(able)}, not for {layered.task.name}; choose "
             "one with --task, or another preset"
         )
     return layered
+
+
+def _able(model: AnyModelConfig) -> list[str]:
+    """The tasks that a model can do."""
+    if isinstance(model, EncoderConfig) and model.input_dim:
+        return [ClassificationConfig.name]  # the others read tokens
+    return [name for name, kind in SHAPES.items() if kind is type(model)]
 
 
 def _preset(name: str, words: Sequence[str], file: str | None) -> AnyModelConfig:
