@@ -109,21 +109,22 @@ def plan(
         UnsupportedError: a model of another type, or a place that the mechanism cannot serve.
         ConfigError: `causal` says something else than the model.
     """
-    found: list[tuple[PreTrainedModel, str, nn.Module, Place]] = []
+    found: list[tuple[Any, str, nn.Module, Place]] = []
     roots: list[str] = []
-    for path, model in module.named_modules():
-        if not isinstance(model, PreTrainedModel) or any(path == root or path.startswith(root) for root in roots):
+    for path, part in module.named_modules():
+        if not isinstance(part, PreTrainedModel) or any(path.startswith(root) for root in roots):
             continue
         roots.append(f"{path}." if path else "")
+        model = cast(Any, part)
         parts = _parts(model, path, pattern)
         if parts and (model.config.model_type not in TYPES or not type(model)._can_set_attn_implementation()):
             raise UnsupportedError(
                 f"{path or type(model).__name__}: models of type {model.config.model_type} are not served; these are: "
                 f"{', '.join(TYPES)}"
             )
-        for name, part in parts:
-            place = _place(part, name, spec, causal=causal, dropout=dropout, max_length=max_length, seed=seed)
-            found.append((model, name, part, place))
+        for name, inner in parts:
+            place = _place(inner, name, spec, causal=causal, dropout=dropout, max_length=max_length, seed=seed)
+            found.append((model, name, inner, place))
 
     def carry_out() -> None:
         for model in {id(model): model for model, *_ in found}.values():
@@ -134,7 +135,7 @@ def plan(
     return Plan(tuple(name for _, name, _, _ in found), carry_out)
 
 
-def _parts(model: PreTrainedModel, path: str, pattern: str) -> list[tuple[str, nn.Module]]:
+def _parts(model: nn.Module, path: str, pattern: str) -> list[tuple[str, nn.Module]]:
     """The attention modules of a model under a pattern, with their names in the whole."""
     named = [(f"{path}.{name}" if path else name, part) for name, part in model.named_modules()]
     return [

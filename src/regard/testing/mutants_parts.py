@@ -131,9 +131,9 @@ class TurnsOneWay(Rotary):
 class MixesLayouts(Rotary):
     """Turns neighbouring channels by the angles of the layout in halves."""
 
-    def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
-        pairs = torch.cat([x[..., 0::2], x[..., 1::2]], -1)
-        return super()._rotate(pairs, positions)
+    def transform(self, q: Tensor, k: Tensor, query_positions: Tensor, key_positions: Tensor) -> tuple[Tensor, Tensor]:
+        q, k = (torch.cat([x[..., 0::2], x[..., 1::2]], -1) for x in (q, k))
+        return super().transform(q, k, query_positions, key_positions)
 
 
 @part_mutant("columns_are_distances")
@@ -153,7 +153,8 @@ class _Turned(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         v = self.inner(x).unflatten(-1, (self.count, -1)).transpose(1, 2)
-        return self.rotary._rotate(v, torch.arange(x.shape[1])).transpose(1, 2).flatten(2)
+        slots = torch.arange(x.shape[1])
+        return self.rotary.transform(v, v, slots, slots)[0].transpose(1, 2).flatten(2)
 
 
 @part_mutant("values_know_no_position")
@@ -167,7 +168,7 @@ class RotatesValues(AttentionLayer):
 
 class _QueriesOnly(Rotary):
     def transform(self, q: Tensor, k: Tensor, query_positions: Tensor, key_positions: Tensor) -> tuple[Tensor, Tensor]:
-        return self._rotate(q, query_positions), k
+        return super().transform(q, k, query_positions, key_positions)[0], k
 
 
 @part_mutant("keys_move_with_queries")

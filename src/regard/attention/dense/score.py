@@ -3,7 +3,7 @@
 import copy
 import importlib
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, final
+from typing import ClassVar, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -196,7 +196,7 @@ def imported(path: str) -> Callable[[Tensor, Tensor], Tensor]:
     """
     module, _, name = path.partition(":")
     try:
-        found: Any = getattr(importlib.import_module(module), name)
+        found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"score cannot import {path!r}, which should be module:name: {error}") from error
     if not callable(found) or isinstance(found, type | nn.Module):
@@ -204,4 +204,4 @@ def imported(path: str) -> Callable[[Tensor, Tensor], Tensor]:
             f"score: {path!r} is a {type(found).__name__}, not a function of queries and keys; "
             "a torch.nn.Module is passed itself"
         )
-    return found
+    return cast(Callable[[Tensor, Tensor], Tensor], found)
