@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from regard.benchmark.verdict import LEARNED, Sample, Standing, estimates, recommend, ties
+from regard.benchmark.measures import CLASSIFICATION, RECALL
+from regard.benchmark.verdict import LEARNED, Recommendation, Rival, Sample, Standing, estimates, recommend, ties
 
 
 def coins(share: float, *, seeds: int = 1, units: int = 60, questions: int = 40, draw: int = 0) -> Sample:
@@ -147,3 +148,29 @@ def test_a_comparison_that_learned_says_nothing_of_the_floor():
     found = recommend([SOFTMAX], ["softmax"], ["softmax"], length=64, floor=("3-gram", 2.1), chance=0.03)
     assert "3-gram" not in found.reason
     assert "guessing" not in found.reason
+
+
+def test_accuracy_is_better_when_higher_and_rivals_are_named():
+    standings = [Standing("a", 0.8, None, 100.0, None, {}), Standing("b", 0.9, None, 50.0, None, {})]
+    found = recommend(standings, ["b"], None, length=49, measure=CLASSIFICATION, floor=("majority", 0.1))
+    assert found == Recommendation("b", "90.0% accuracy is the highest.")
+    rivals = [Rival("mlp", 0.95, better=True), Rival("lstm", 0.9, better=False)]
+    found = recommend(standings, ["a", "b"], None, length=49, measure=CLASSIFICATION, rivals=rivals)
+    assert found == Recommendation(
+        "a",
+        "80.0% accuracy ties with the best (b cannot be told from it); without attention mlp reached 95.0% accuracy in "
+        "the same time, which is better; without attention lstm reached 90.0% accuracy in the same time, which cannot "
+        "be told from the best; of those it trains fastest at 49 tokens (100 tokens/s).",
+    )
+    found = recommend(standings, ["b"], None, length=49, measure=CLASSIFICATION, rivals=rivals[:1])
+    assert found.reason.startswith("90.0% accuracy is the highest of the specifications; without attention mlp")
+    found = recommend(standings, ["b"], None, length=49, measure=CLASSIFICATION, floor=("majority", 0.9))
+    assert found.reason.startswith("No specification beats the majority (90.0% accuracy), so they were trained too li")
+
+
+def test_recall_alone_is_the_quality():
+    learned = [Standing("a", 0.95, None, 100.0, None, {}), Standing("b", 0.5, None, 50.0, None, {})]
+    found = recommend(learned, ["a"], None, length=64, measure=RECALL, chance=0.03)
+    assert found == Recommendation("a", "95.0% recall is the highest.")
+    found = recommend(learned[1:], ["b"], None, length=64, measure=RECALL, chance=0.03)
+    assert "recall says little yet: the best, b, reached 50%, guessing gives 3%" in found.reason

@@ -194,7 +194,7 @@ def inside() -> Iterator[None]:
 
     threads = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(quality, "apart", answer(lambda jobs: (quality.perform(quality._job(job)) for job in jobs)))
+        patch.setattr(quality, "apart", answer(quality._serve))
         patch.setattr(sweep, "apart", answer(sweep._serve))
         try:
             yield

@@ -59,7 +59,7 @@ def compare(config: CompareConfig, out: Path, *, tell: Tell = lambda line: None)
         )
         for name, fixed in (("fixed", True), ("default", False))
     }
-    rows = _references(config, out, measures[0], expected, quality, tell)
+    rows = _references(config, out, measures[0], expected, tell)
     results = assemble(config, task, expected, quality, costs, rows)
     write_json(out / "results.json", results)
     return results
@@ -248,7 +248,7 @@ def _train(
 
 
 def _references(
-    config: CompareConfig, out: Path, measure: Measure, expected: Expected, quality: Found, tell: Tell
+    config: CompareConfig, out: Path, measure: Measure, expected: Expected, tell: Tell
 ) -> list[dict[str, Any]]:
     """What stands beside the specifications."""
     steps, counting = expected.steps[measure.name], references.COUNTING[measure.name]
@@ -257,12 +257,11 @@ def _references(
     rows = _kept(out, "baselines", lambda: references.counted(config, measure, steps), tell, f"{counting} baselines")
     if not _beside(config, measure):
         return rows
-    taken = [found["step_seconds"] * steps for found in quality.values()]
 
     def kept(name: str, make: Callable[[], Any], label: str) -> Any:
         return _kept(out, name, make, tell, label)
 
-    return rows + references.trained(config, out, sum(taken) / len(taken), kept)
+    return rows + references.trained(config, out, steps, kept)
 
 
 def _cost(config: CompareConfig, measure: Measure, *, fixed: bool) -> list[dict[str, Any]]:

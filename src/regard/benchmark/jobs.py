@@ -36,16 +36,14 @@ def job(
     )
 
 
-def baseline(
-    config: CompareConfig, out: Path, kind: BaselineKind, seed: int, steps: int, *, probe: bool = False
-) -> Job:
-    """The training of a classifier without attention; a probe has a folder of its own."""
+def baseline(config: CompareConfig, out: Path, kind: BaselineKind, seed: int, steps: int) -> Job:
+    """The training of a classifier without attention."""
     return Job(
         model=BaselineConfig(kind=kind, dim=config.shape.dim, layers=config.shape.layers, seed=seed),
         task_config=config.classification,
         training=_training(config, CLASSIFICATION, seed, steps),
-        run=str(out / "runs" / f"baseline-{kind}-{'probe' if probe else seed}"),
-        evaluate_examples=1 if probe else CLASSIFICATION.evaluated(config),
+        run=str(out / "runs" / f"baseline-{kind}-{seed}"),
+        evaluate_examples=CLASSIFICATION.evaluated(config),
     )
 
 

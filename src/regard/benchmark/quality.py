@@ -7,8 +7,9 @@ own.
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
@@ -18,7 +19,8 @@ from torch.nn import functional as F
 
 from regard.benchmark import baselines
 from regard.benchmark.apart import apart, serve
-from regard.benchmark.baselines import BaselineConfig
+from regard.benchmark.baselines import Baseline, BaselineConfig
+from regard.benchmark.timing import paired
 from regard.core import Attention
 from regard.functional import weights
 from regard.tasks import TaskConfig, build_task
@@ -34,6 +36,8 @@ from regard.training.trainer import Trainer
 
 PICTURE = 64
 """positions in a picture of the attention matrix"""
+TURNS, TURNS_SECONDS = 21, 30.0
+"""of steps that are timed in turns"""
 FEW = 8
 """with fewer documents than this, the bootstrap resamples windows: a few documents cannot say how much they vary"""
 
@@ -80,14 +84,19 @@ def run_apart(
     return apart("regard.benchmark.quality", payload, fixed_allocation=True, threads=threads, each=each)
 
 
+def step_seconds(jobs: list[Job], *, threads: int) -> list[float]:
+    """Median seconds of a training step of each job, taken in turns in one process of their own: a slow moment of a
+    shared machine hits all of them, so that their ratios hold.
+    """
+    payload = {"turns": [{**asdict(job), "task": job.task} for job in jobs]}
+    return apart("regard.benchmark.quality", payload, fixed_allocation=True, threads=threads)
+
+
 def perform(job: Job) -> dict[str, Any]:
     """The results of a job in this process."""
     torch.set_num_threads(job.training.threads)
     task = build_task(job.task_config, seed=job.training.seed)
-    if isinstance(job.model, BaselineConfig):
-        model = baselines.build(job.model, task)
-    else:
-        model = network.build(network.fitted(job.model, task), len(task.classes))
+    model = _model(job, task)
     if job.steps_only:
         return _timed_steps(job, model, task)
     run = Path(job.run)
@@ -126,6 +135,12 @@ def perform(job: Job) -> dict[str, Any]:
         "peak_bytes": peak_bytes(torch.device("cpu")),
         "pictures": pictures(cast(Network, model), task) if job.pictured else [],
     }
+
+
+def _model(job: Job, task: Task) -> Network | Baseline:
+    if isinstance(job.model, BaselineConfig):
+        return baselines.build(job.model, task)
+    return network.build(network.fitted(job.model, task), len(task.classes))
 
 
 def _step_seconds(lines: list[dict[str, Any]]) -> float:
@@ -178,21 +193,42 @@ def units(examples: Examples, limit: int) -> tuple[Examples, Literal["document",
 
 def _timed_steps(job: Job, model: nn.Module, task: Task) -> dict[str, Any]:
     """Median seconds of a training step, one warm-up step left out."""
+    step = _stepping(job, model, task)
+    taken: list[float] = []
+    for _ in range(job.steps_only + 1):
+        began = time.perf_counter()
+        step()
+        taken.append(time.perf_counter() - began)
+    return {"seconds": statistics.median(taken[1:]), "peak_bytes": peak_bytes(torch.device("cpu"))}
+
+
+def _stepping(job: Job, model: nn.Module, task: Task) -> Callable[[], None]:
+    """A call trains one more step, on the examples in their order."""
     examples = task.examples("train")
     optimizer = torch.optim.AdamW(model.parameters())
     weight = cast(dict[str, float], model.loss_weights)
-    taken: list[float] = []
-    for step in range(job.steps_only + 1):
-        began = time.perf_counter()
-        ids = range(step * job.training.batch_size, (step + 1) * job.training.batch_size)
-        batch = collate(examples, [at % len(examples) for at in ids], task.vocab_size, num_targets=task.num_targets)
+    first = count(0, job.training.batch_size)
+
+    def step() -> None:
+        at = next(first)
+        ids = [index % len(examples) for index in range(at, at + job.training.batch_size)]
+        batch = collate(examples, ids, task.vocab_size, num_targets=task.num_targets)
         output = batch.through(model)
         loss = F.cross_entropy(output.logits.flatten(0, -2), batch.targets.flatten())
         (loss + sum(weight[name] * extra for name, extra in output.losses.items())).backward()
         optimizer.step()
         optimizer.zero_grad()
-        taken.append(time.perf_counter() - began)
-    return {"seconds": statistics.median(taken[1:]), "peak_bytes": peak_bytes(torch.device("cpu"))}
+
+    return step
+
+
+def _turns(jobs: list[Job]) -> list[float]:
+    """See `step_seconds`. All jobs have the same data."""
+    torch.set_num_threads(jobs[0].training.threads)
+    task = build_task(jobs[0].task_config, seed=jobs[0].training.seed)
+    calls = {str(at): _stepping(job, _model(job, task), task) for at, job in enumerate(jobs)}
+    taken = paired(calls, rounds=TURNS, budget_seconds=TURNS_SECONDS)
+    return [taken[name].seconds for name in calls]
 
 
 @torch.no_grad()
@@ -235,5 +271,11 @@ def _job(given: dict[str, Any]) -> Job:
     )
 
 
+def _serve(payload: Any) -> Iterator[Any]:
+    if isinstance(payload, dict):
+        return iter(_turns([_job(given) for given in payload["turns"]]))
+    return (perform(_job(given)) for given in payload)
+
+
 if __name__ == "__main__":
-    sys.exit(serve(lambda payload: (perform(_job(given)) for given in payload)))
+    sys.exit(serve(_serve))

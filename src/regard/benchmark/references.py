@@ -10,16 +10,14 @@ from jaxtyping import Int64
 
 from regard.benchmark import jobs
 from regard.benchmark.config import CompareConfig
-from regard.benchmark.measures import Measure
-from regard.benchmark.quality import Answers, run_apart, units
+from regard.benchmark.measures import CLASSIFICATION, Measure
+from regard.benchmark.quality import Answers, run_apart, step_seconds, units
 from regard.tasks import build_task, ngram_bits_per_byte, xz_bits_per_byte
 from regard.tasks.base import IGNORE, Examples, Task
 from regard.tasks.baselines import Coded
 from regard.training.data_order import DataOrder
 from regard.training.evaluation import Scores, Sums, measured
 
-PROBE_STEPS = 40
-"""of a baseline, to see how many fit into the seconds that it gets"""
 COUNTING = {"text": "n-gram and xz", "masked": "unigram", "classification": "majority", "recall": ""}
 """what counts for each measure; of recall a key says nothing about its value, and what guessing gives is known"""
 Kept = Callable[[str, Callable[[], Any], str], Any]
@@ -75,40 +73,43 @@ def _answers(examples: Examples, index: int) -> Int64[np.ndarray, "targets"]:
     return targets[targets != IGNORE]
 
 
-def trained(config: CompareConfig, out: Path, seconds: float, kept: Kept) -> list[dict[str, Any]]:
-    """The classifiers that `config.baselines` names, each trained for so many seconds, with every seed.
+def trained(config: CompareConfig, out: Path, steps: int, kept: Kept) -> list[dict[str, Any]]:
+    """The classifiers that `config.baselines` names, each trained for as long as a specification, with every seed.
+
+    As long means as many steps as fit into the time of a specification's (of their mean, where there are several). The
+    times of steps are taken in turns: on a machine whose speed changes, those of trainings could not be compared.
 
     Args:
         config: of the comparison.
         out: its folder.
-        seconds: that a specification trained for, on average.
+        steps: of a specification.
         kept: (name, make, label) -> what make gives, or what it gave before the comparison was interrupted.
 
     Returns:
         name, `tables` as `counted` (one for each seed), and `jobs`: what each training found.
     """
 
-    def apart(*described: jobs.Job) -> list[dict[str, Any]]:
-        return run_apart(list(described), threads=config.threads)
+    def planned() -> dict[str, int]:
+        described = [jobs.job(config, out, CLASSIFICATION, spec, 0, 1) for spec in config.specs]
+        described += [jobs.baseline(config, out, kind, 0, 1) for kind in config.baselines]
+        seconds = step_seconds(described, threads=config.threads)
+        own, others = seconds[: len(config.specs)], seconds[len(config.specs) :]
+        total = steps * sum(own) / len(own)
+        return {kind: max(round(total / one), 1) for kind, one in zip(config.baselines, others, strict=True)}
 
-    def steps() -> dict[str, int]:
-        probes = [jobs.baseline(config, out, kind, 0, PROBE_STEPS, probe=True) for kind in config.baselines]
-        taken = [found["step_seconds"] for found in apart(*probes)]
-        return {kind: max(round(seconds / one), 1) for kind, one in zip(config.baselines, taken, strict=True)}
-
-    if not config.baselines:
-        return []
-    planned = kept("baseline-steps", steps, f"how many steps of a baseline take {seconds:.0f} s")
+    taken = kept("baseline-steps", planned, "steps of every baseline, timed in turns with those of the specifications")
     rows = []
     for kind in config.baselines:
         found = [
             kept(
                 f"baseline-{kind}-{seed}",
-                lambda kind=kind, seed=seed: apart(jobs.baseline(config, out, kind, seed, planned[kind]))[0],
-                f"{kind}, seed {seed}, {planned[kind]} steps",
+                lambda kind=kind, seed=seed: run_apart(
+                    [jobs.baseline(config, out, kind, seed, taken[kind])], threads=config.threads
+                )[0],
+                f"{kind}, seed {seed}, {taken[kind]} steps",
             )
             for seed in range(config.seeds)
         ]
         tables = [{**one["documents"], "macro_f1": one["macro_f1"]} for one in found]
-        rows.append({"name": kind, "tables": tables, "jobs": found, "steps": planned[kind]})
+        rows.append({"name": kind, "tables": tables, "jobs": found})
     return rows

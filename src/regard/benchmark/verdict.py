@@ -165,10 +165,11 @@ def recommend(
             f"ties with the best ({_listed(rest)} cannot be told from it)"
             if rest
             else f"is the {'highest' if measure.larger_is_better else 'lowest'}"
+            + (" of the specifications" if rivals else "")
         )
     )
     sentences += [
-        f"without attention and in the same time the {rival.name} reached {measure.shown(rival.quality)}, "
+        f"without attention {rival.name} reached {measure.shown(rival.quality)} in the same time, "
         + ("which is better" if rival.better else "which cannot be told from the best")
         for rival in rivals
     ]

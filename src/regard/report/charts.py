@@ -98,7 +98,7 @@ def accuracy(results: Results, measure: Measure) -> Chart:
     if measure.name == "classification":
         caption = (
             "The share of validation examples that were given the right class. The baselines have no attention; those "
-            "that are trained had as many seconds as a specification on average."
+            "that are trained had as many steps as fit into the time of a specification, timed in turns."
         )
         return Chart("classification", "Accuracy", caption, figure, columns, rows)
     figure.add_hline(y=results["recall_chance"], line_dash="dot", annotation_text="guessing a value")
