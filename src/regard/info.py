@@ -123,6 +123,8 @@ class Info:
     """so many of these choices round a number that no input keeps clear of every step: they are replayed instead"""
     straight_through: str = ""
     """which of q, k, v act through a discrete choice that their gradients pass as if it were the identity"""
+    flat: str = ""
+    """which of q, k, v it is a step function of, so that no gradient reaches them"""
     anchored: bool = False
     """the pattern depends on absolute slots, so left padding is refused"""
     grouped: Literal["native", "expanded"] = "native"

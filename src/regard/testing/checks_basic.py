@@ -31,6 +31,7 @@ def facts(subject: Subject) -> None:
     )
     require(info.selects or not info.rounding, "rounding is a way of selecting")
     require(set(info.straight_through) <= set(info.reads), f"straight_through={info.straight_through!r} beyond reads")
+    require(set(info.flat) <= set(info.reads), f"flat={info.flat!r} beyond reads={info.reads!r}")
     require(info.supports.state is (info.state != "none"), f"supports.state with state={info.state!r}")
     require((info.approximates is None) is (info.knob is None), "approximates and knob come together")
     require(info.knob is None or hasattr(subject.fresh(subject.modes[0]), info.knob), f"no option {info.knob!r}")

@@ -53,6 +53,13 @@ class DeniesItsGradient(ToyDense):
     info = claiming(ToyDense.info, straight_through="q")
 
 
+@mutant("parameter_gradients")
+class DeniesItsSlope(ToyDense):
+    """Says that it is a step function of the keys."""
+
+    info = claiming(ToyDense.info, flat="k")
+
+
 @mutant("leak")
 class DeniesTheLeak(ToyDense):
     """Is causal, and is declared to leak, so that no causality check would run."""

@@ -221,12 +221,13 @@ def test_a_matrix_is_not_rounded_under_autocast() -> None:
     assert (out - mechanism(x, x, y).values).abs().max() < 0.02
 
 
-def test_a_box_keeps_every_law_but_that_of_gradients() -> None:
-    """It is flat in queries and keys, which no fact of `Info` says yet."""
-    options = {"kernel": "box", "inverse_bandwidth": 0.25}
-    results = regard.check("gaussian(kernel=box, inverse_bandwidth=0.25)")
-    assert {result.check for result in results if result.status == "failed"} == {"parameter_gradients"}
-    assert all(result.options == options for result in results)
+def test_a_box_is_flat_and_says_so() -> None:
+    q, k, v = (draw(1, 1, 9, 2, seed=s).requires_grad_() for s in range(3))
+    values = regard.attend(q, k, v, "gaussian(kernel=box, inverse_bandwidth=0.5)")
+    grads = torch.autograd.grad(values.square().sum(), (q, k, v), allow_unused=True, materialize_grads=True)
+    assert [bool(grad.any()) for grad in grads] == [False, False, True]
+    assert regard.describe("gaussian(kernel=box)").flat == "qk"
+    assert regard.describe("gaussian(kernel=epanechnikov)").flat == ""
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,7 @@ class Gaussian(Dense):
         {"bandwidth": "scalar", "inverse_bandwidth": 0.4},
         {"bandwidth": "matrix", "inverse_bandwidth": 0.4},
         {"kernel": "epanechnikov", "inverse_bandwidth": 0.25},
+        {"kernel": "box", "inverse_bandwidth": 0.25},
         {"leave_one_out": True, "bandwidth": "scalar", "inverse_bandwidth": 0.5},
     )
     reasons: ClassVar[Mapping[str, str]] = dict.fromkeys(
@@ -100,8 +101,9 @@ class Gaussian(Dense):
 
     @classmethod
     def facts(cls, **options: object) -> Info:
-        """Compact kernels have empty windows; leaving one out is for one sample on itself."""
-        info = replace(cls.info, rows_sum_to_one=options.get("kernel", "gaussian") == "gaussian")
+        """Compact kernels have empty windows, and a box is flat; leaving one out is for one sample on itself."""
+        kernel = options.get("kernel", "gaussian")
+        info = replace(cls.info, rows_sum_to_one=kernel == "gaussian", flat="qk" if kernel == "box" else "")
         if not options.get("leave_one_out", False):
             return info
         supports = replace(info.supports, causal=False, cross=False, state=False, prefix=False)
