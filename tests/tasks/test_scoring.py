@@ -72,10 +72,19 @@ class Classes:
 
 def test_classes():
     targets, predicted = np.array([0, 0, 1, 2, 2, 2]), np.array([0, 1, 1, 2, 2, 0])
-    rows = classification_rows(predicted, targets, Classes())
+    rows = classification_rows(np.eye(3)[predicted], targets, Classes())
     # Of a: precision 1/2, recall 1/2; of b: 1/2, 1; of c: 1, 2/3.
+    assert list(rows) == ["model", "always c"]
     assert rows["model"] == pytest.approx({"accuracy": 4 / 6, "macro_f1": (1 / 2 + 2 / 3 + 4 / 5) / 3}, abs=1e-12)
     assert rows["always c"] == pytest.approx({"accuracy": 3 / 6, "macro_f1": (2 / 3) / 3}, abs=1e-12)
+
+
+def test_texts_in_pieces():
+    """Text 7 is an a by two of three pieces but for one that is sure of b; text 3 is a b."""
+    probabilities = np.array([[0.6, 0.4, 0], [0.1, 0.9, 0], [0, 1, 0], [0.6, 0.4, 0]])
+    rows = classification_rows(probabilities, np.array([1, 1, 1, 1]), Classes(), documents=np.array([7, 7, 3, 7]))
+    assert rows["model"]["accuracy"] == 0.5
+    assert rows["model, whole texts"] == pytest.approx({"accuracy": 1.0, "macro_f1": 1 / 3}, abs=1e-12)
 
 
 def test_hidden_tokens(tmp_path):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Float, Int64
 
 from regard.errors import UnsupportedError
 from regard.tasks.base import IGNORE, Split
@@ -68,10 +68,20 @@ def translation_rows(translations: Sequence[str], pairs: Sequence[Pair], trainin
 
 
 def classification_rows(
-    predicted: Int64[np.ndarray, "examples"], targets: Int64[np.ndarray, "examples"], task: ClassificationTask
+    probabilities: Float[np.ndarray, "examples classes"],
+    targets: Int64[np.ndarray, "examples"],
+    task: ClassificationTask,
+    *,
+    documents: Int64[np.ndarray, "examples"] | None = None,
 ) -> Rows:
     """Accuracy, and F1 averaged over the classes, as scikit-learn defines them; beside them: always the class that most
     training examples have.
+
+    Args:
+        probabilities, targets: of the examples.
+        task: whose classes they are.
+        documents: of which text each example is a piece; texts are then measured too, by the sum of the probabilities
+            of their pieces. None: an example is all there is.
 
     Raises:
         UnsupportedError: scikit-learn is not installed.
@@ -79,13 +89,19 @@ def classification_rows(
     metrics = library("sklearn.metrics", "the quality of classification")
     labels = range(len(task.classes))
     majority = np.bincount(task.examples("train").targets, minlength=len(labels)).argmax()
-    systems = {"model": predicted, f"always {task.classes[majority]}": np.full_like(targets, majority)}
+    systems = {"model": (probabilities.argmax(1), targets)}
+    if documents is not None:
+        _, first, text = np.unique(documents, return_index=True, return_inverse=True)
+        sums = np.zeros((len(first), len(labels)))
+        np.add.at(sums, text, probabilities)
+        systems["model, whole texts"] = (sums.argmax(1), targets[first])
+    systems[f"always {task.classes[majority]}"] = (np.full_like(targets, majority), targets)
     return {
         name: {
-            "accuracy": float(metrics.accuracy_score(targets, system)),
-            "macro_f1": float(metrics.f1_score(targets, system, labels=labels, average="macro", zero_division=0)),
+            "accuracy": float(metrics.accuracy_score(wanted, found)),
+            "macro_f1": float(metrics.f1_score(wanted, found, labels=labels, average="macro", zero_division=0)),
         }
-        for name, system in systems.items()
+        for name, (found, wanted) in systems.items()
     }
 
 

@@ -32,7 +32,8 @@ class Measure:
     def __init__(self, model: nn.Module, task: Task, split: Split, chosen: Sequence[int]) -> None:
         self.model, self.task, self.chosen = model, task, chosen
         self.split: Split = split
-        self._predicted: list[Tensor] = []
+        self._probabilities: list[Tensor] = []
+        self._documents: list[int] = []
         if isinstance(task, TranslationTask):
             library("sacrebleu", "the quality of translations")
         if isinstance(task, ClassificationTask):
@@ -40,16 +41,21 @@ class Measure:
 
     def add(self, batch: Batch, logits: Tensor) -> None:
         """As `each` of `score`."""
-        del batch
         if isinstance(self.task, ClassificationTask):
-            self._predicted.append(logits.argmax(-1).cpu())
+            self._probabilities.append(logits.double().softmax(-1).cpu())
+            self._documents += batch.documents
 
     def rows(self, scores: Scores, *, beams: int, length_penalty: float, batch_size: int) -> Rows:
         """The metrics; none for tasks whose scores say it all."""
         task, chosen = self.task, np.asarray(self.chosen)
         if isinstance(task, ClassificationTask):
+            examples, documents = task.examples(self.split), np.array(self._documents)
+            in_pieces = len(chosen) == len(examples) and len(np.unique(documents)) < len(documents)
             return classification_rows(
-                torch.cat(self._predicted).numpy(), task.examples(self.split).targets[chosen], task
+                torch.cat(self._probabilities).numpy(),
+                examples.targets[chosen],
+                task,
+                documents=documents if in_pieces else None,
             )
         if isinstance(task, MaskedTask):
             total = scores.total
