@@ -6,7 +6,7 @@ no mask at all: a causal model then sees the future, and padding counts. Ours ke
 causality a fact of the place, so that nothing of queries x keys is made.
 """
 
-# transformers is no dependency: whoever has such a model has it.
+# transformers is no dependency and is imported when it is needed: whoever has such a model has it.
 # pyright: reportMissingImports=false
 
 import fnmatch
@@ -15,16 +15,6 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import (
-    AttentionMaskInterface,
-    bidirectional_mask_function,
-    causal_mask_function,
-    sdpa_mask,
-)
-from transformers.modeling_utils import AttentionInterface
-from transformers.utils.output_capturing import _active_collector
 
 from regard.bias import ScoreBias
 from regard.catalog import build
@@ -109,6 +99,8 @@ def plan(
         UnsupportedError: a model of another type, or a place that the mechanism cannot serve.
         ConfigError: `causal` says something else than the model.
     """
+    from transformers import PreTrainedModel
+
     found: list[tuple[Any, str, nn.Module, Place]] = []
     roots: list[str] = []
     for path, part in module.named_modules():
@@ -127,6 +119,7 @@ def plan(
             found.append((model, name, inner, place))
 
     def carry_out() -> None:
+        register()
         for model in {id(model): model for model, *_ in found}.values():
             model.set_attn_implementation(NAME)
         for _, _, part, place in found:
@@ -204,6 +197,8 @@ def _own_dropout(part: Any) -> float:
 
 def _collects_weights() -> bool:
     """Whether this call of a model returns attention weights: models keep `output_attentions` to themselves."""
+    from transformers.utils.output_capturing import _active_collector
+
     return any("attentions" in kind for kind in _active_collector.get() or ())
 
 
@@ -259,9 +254,9 @@ def mask(
     batch_size: int,
     q_length: int,
     kv_length: int,
-    q_offset: int = 0,
-    kv_offset: int = 0,
-    mask_function: Callable[..., Any] = causal_mask_function,
+    q_offset: int,
+    kv_offset: int,
+    mask_function: Callable[..., Any],
     attention_mask: Tensor | None = None,
     use_vmap: bool = False,
     device: torch.device | str = "cpu",
@@ -275,6 +270,8 @@ def mask(
     Raises:
         UnsupportedError: a cache whose last slot is not the last position.
     """
+    from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
+
     del further
     ends = q_offset + q_length
     if isinstance(ends, Tensor) or kv_offset or (mask_function is causal_mask_function and kv_length != ends):
@@ -323,6 +320,8 @@ def _softmax(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, given: Tensor | None, further: dict[str, Any]
 ) -> tuple[Tensor, Tensor | None]:
     """The softmax of a place that was left as it is."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
     queries, keys = query.shape[2], key.shape[2]
     padding = given is not None and given.shape[2] == 1
     if bool(getattr(module, "is_causal", False)) and queries > 1 and (padding or (given is None and keys != queries)):
@@ -331,5 +330,10 @@ def _softmax(
     return sdpa_attention_forward(module, query, key, value, given, **further)
 
 
-AttentionInterface.register(NAME, attend)
-AttentionMaskInterface.register(NAME, mask)
+def register() -> None:
+    """Tell transformers of both functions; a second time changes nothing."""
+    from transformers.masking_utils import AttentionMaskInterface
+    from transformers.modeling_utils import AttentionInterface
+
+    AttentionInterface.register(NAME, attend)
+    AttentionMaskInterface.register(NAME, mask)
