@@ -31,7 +31,7 @@ SPECS = [
 def test_mechanisms_that_cannot_be(regard, tmp_path, tiny, text, verb, spec, message):
     words = {
         "train": [*tiny, "--task.corpus", text, "--model.attention", spec, "--out", "out"],
-        "compare": ["softmax", spec, "--text.corpus", text, "--shape.heads", 2, "--recall-shape.heads", 2],
+        "compare": ["softmax", spec, "--task=lm", "--text.corpus", text, "--shape.heads", 2, "--recall-shape.heads", 2],
         "bench": ["softmax", spec, "--heads", 2, "--lengths", "64"],
     }[verb]
     answer = regard(verb, *words)
