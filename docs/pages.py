@@ -232,9 +232,8 @@ def claims_page() -> str:
     lines = [
         "# Claims: what came out",
         "",
-        "[How a claim is judged](../claims.md). The numbers were recorded by `regard claims all`. Plots, every number and",
-        "every setting:",
-        '<a href="../measured_claims.html">measured claims</a>.',
+        "[How a claim is judged](../claims.md). The numbers were recorded by `regard claims all`. Plots, every number",
+        'and every setting: <a href="../measured_claims.html">measured claims</a>.',
         "",
         "| claim | source | verdict |",
         "|---|---|---|",

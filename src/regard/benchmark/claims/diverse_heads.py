@@ -22,8 +22,8 @@ class DiverseHeads(Claim):
         says="Several heads attend to different positions jointly; with a single head, averaging inhibits this.",
         source="Vaswani et al. 2017, section 3.2.2",
         control="One earlier token is a lookup by position, which one head can do without error. Two tokens in one "
-        "average cannot be told apart by a linear output: where places alone decide who looks at what, half the variance "
-        "of independent contents is lost; half of that is asked for, as queries may read contents too.",
+        "average cannot be told apart by a linear output: where places alone decide who looks at what, half the "
+        "variance of independent contents is lost; half of that is asked for, as queries may read contents too.",
         measures="Error (share of the variance) of one layer of equal width that has to give the contents one and two "
         "positions back, and the total variation between what the two heads look at.",
     )
@@ -40,7 +40,7 @@ class DiverseHeads(Claim):
         Plot(name="loss", title="Training", x="step", y="share of the variance"),
         Plot(name="heads", title="What the heads of two look at, for the last query", x="position", y="weight"),
     )
-    tiny: ClassVar[Mapping[str, object]] = {"length": 6, "steps": 600, "batch": 32}
+    tiny: ClassVar[Mapping[str, object]] = {"length": 5, "content": 4, "steps": 400, "batch": 32, "rate": 0.03}
 
     length: int = 12
     content: int = 8

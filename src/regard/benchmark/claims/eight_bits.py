@@ -1,5 +1,6 @@
 """How coarse attention weights may be."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -81,7 +82,8 @@ class EightBits(Claim):
         values: dict[str, float] = {}
         errors = [self.error(bits, seed) for bits in self.bits]
         curves["error"]["weights"] = (self.bits, errors)
-        values["ratio"] = self.error(8, seed) / self.error(16, seed)
+        coarse, fine = self.error(8, seed), self.error(16, seed)
+        values["ratio"] = coarse / fine if fine else math.nan
         recall = RecallConfig(vocab_size=32, length=32, num_pairs=4, filler="zeros", num_held_out=self.sequences)
         shape = ModelConfig(layers=1, dim=64, heads=1, mlp="none", short_convolution=2, position="none", seed=seed)
         text = TextConfig(length=128)

@@ -42,7 +42,14 @@ class SilentHead(Claim):
         Plot(name="logits", title="Largest logit on the test set", x="", y="|q . k| / sqrt(dim)"),
         Plot(name="loss", title="Training", x="step", y="share of the variance", log_y=True),
     )
-    tiny: ClassVar[Mapping[str, object]] = {"keys": 4, "steps": 600, "batch": 64}
+    tiny: ClassVar[Mapping[str, object]] = {
+        "keys": 4,
+        "content": 4,
+        "width": 8,
+        "steps": 250,
+        "batch": 64,
+        "rate": 0.05,
+    }
 
     keys: int = 8
     content: int = 8
