@@ -204,6 +204,41 @@ def test_a_mask_beside_a_memory_is_of_the_new_tokens():
     assert_identical(found[:, [0, 2]], other[:, [0, 2]], what="the masked token is not seen")
 
 
+def test_the_output_is_a_sum_over_heads():
+    """sum_i head_i W^o_i over the block rows of W^o; heads change places with their rows, and nothing changes."""
+    attention, x = layer(causal=False), randn(2, LENGTH, 16)
+    weight = attention.output.weight.detach()
+    with torch.no_grad():
+        whole, total = attention(x).hidden, torch.zeros(2, LENGTH, 16, dtype=torch.float64)
+        for head in range(4):
+            own = slice(4 * head, 4 * head + 4)
+            q, k, v = (x @ part.weight[own].T for part in (attention.query, attention.key, attention.value))
+            total = total + (q @ k.mT / 2).softmax(-1) @ v @ weight[:, own].T
+        assert_close(whole, total, tolerance=1e-12, what="sum over heads")
+        order = torch.tensor([2, 0, 3, 1])
+        for part in (attention.query, attention.key, attention.value):
+            part.weight.copy_(part.weight.unflatten(0, (4, 4))[order].flatten(0, 1))
+        attention.output.weight.copy_(weight.unflatten(1, (4, 4))[:, order].flatten(1))
+        assert_close(attention(x).hidden, whole, tolerance=1e-12, what="heads in another order")
+
+
+def test_one_head_with_weights_of_one_is_the_mechanism():
+    attention, x = layer(heads=1, causal=False), randn(2, LENGTH, 16)
+    with torch.no_grad():
+        for part in (attention.query, attention.key, attention.value, attention.output):
+            part.weight.copy_(torch.eye(16))
+        wanted = regard.attend(*(x[:, None],) * 3)[:, 0]
+        assert_close(attention(x).hidden, wanted, tolerance=1e-12, what="identity weights")
+
+
+def test_vectors_as_columns_are_the_same_by_transposition():
+    """A = K^T Q / sqrt(d), a softmax over its first axis, the keys, and O = V A', as some texts write it."""
+    q, k, v = randn(7, 4), randn(9, 4, seed=1), randn(9, 5, seed=2)
+    columns = v.T @ (k @ q.T / 2).softmax(0)
+    rows = regard.attend(q[None, None], k[None, None], v[None, None])[0, 0]
+    assert_close(columns.T, rows, tolerance=1e-12, what="columns")
+
+
 @pytest.mark.parametrize("causal", [True, False])
 def test_self_attention_without_projections(causal):
     """Queries, keys and values are the hidden states of each head, and nothing follows."""
