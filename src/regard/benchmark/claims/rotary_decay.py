@@ -33,7 +33,7 @@ class RotaryDecay(Claim):
             value="independent",
             title="mean square score of independent pairs / dim, far away",
             expected=1.0,
-            tolerance=0.15,
+            tolerance=0.25,
         ),
     )
     findings = (
@@ -46,7 +46,7 @@ class RotaryDecay(Claim):
         Plot(name="decay", title="Decay with distance", x="distance", y="of the value at distance 0"),
         Plot(name="pair", title="One pair", x="distance", y="score / (|q| |k|)"),
     )
-    tiny: ClassVar[Mapping[str, object]] = {"pairs": 300}
+    tiny: ClassVar[Mapping[str, object]] = {"pairs": 400, "length": 256}
 
     position: str = "rotary"
     dim: int = 64
@@ -98,9 +98,10 @@ class RotaryDecay(Claim):
 
 
 def bound(q: Tensor, k: Tensor, length: int) -> Tensor:
-    """max_c |h_{c+1} - h_c| sum_j |S_j|, S_j = sum_{c < j} e^{i r theta_c}, h_c = q_c k_c* in complex pairs, h_{d/2} = 0.
+    """max_c |h_{c+1} - h_c| sum_j |S_j|, S_j = sum_{c < j} e^{i r theta_c}, h_c = q_c k_c*, h_{d/2} = 0.
 
-    Pairs are channels c and c + dim/2; Abel's summation by parts gives |q R k| <= |sum_c h_c e^{i r theta_c}| <= it.
+    Channels c and c + dim/2 make the complex q_c; by Abel's summation by parts it
+    bounds |q R k| <= |sum_c h_c e^{i r theta_c}|.
     """
     half = q.shape[1] // 2
     h = torch.complex(q[:, :half], q[:, half:]) * torch.complex(k[:, :half], k[:, half:]).conj()
