@@ -136,7 +136,7 @@ class Loaded:
         with evaluation(self.model), torch.no_grad():
             for at in range(len(examples)):
                 batch = collate(examples, [at], config.vocab_size, num_targets=len(total)).to(self._device)
-                total += batch.through(self.model).logits[0].double().softmax(-1).cpu()
+                total += batch.through(self.model).logits[0].cpu().double().softmax(-1)
         named = zip(self.labels.classes, (total / len(examples)).tolist(), strict=True)
         return dict(sorted(named, key=lambda one: -one[1]))
 
@@ -158,15 +158,15 @@ class Loaded:
             )
         hidden = self.tokenizer.vocab_size  # as `MaskedTask.mask`
         ids = [self.tokenizer.encode(part) for part in parts]
-        tokens = torch.tensor([token for part in ids for token in (hidden, *part)][1:], device=self._device)
+        tokens = torch.tensor([token for part in ids for token in (hidden, *part)][1:])
         self._require_room("the text", len(tokens))
         with evaluation(self.model), torch.no_grad():
             while (places := (tokens == hidden).nonzero()[:, 0]).numel():
-                logits = self.model(tokens[None]).logits[0, places].double()
+                logits = self.model(tokens[None].to(self._device)).logits[0, places.to(self._device)].cpu().double()
                 logits[:, [hidden, self.tokenizer.separator]] = -torch.inf
                 best: Tensor = logits.log_softmax(-1).amax(-1).argmax()
                 tokens[places[best]] = logits[best].argmax()
-        return self.tokenizer.decode(tokens.cpu().numpy())
+        return self.tokenizer.decode(tokens.numpy())
 
     @property
     def _device(self) -> torch.device:

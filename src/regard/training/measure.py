@@ -42,7 +42,7 @@ class Measure:
     def add(self, batch: Batch, logits: Tensor) -> None:
         """As `each` of `score`."""
         if isinstance(self.task, ClassificationTask):
-            self._probabilities.append(logits.double().softmax(-1).cpu())
+            self._probabilities.append(logits.cpu().double().softmax(-1))
             self._documents += batch.documents
 
     def rows(self, scores: Scores, *, beams: int, length_penalty: float, batch_size: int) -> Rows:
