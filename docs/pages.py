@@ -5,6 +5,7 @@ import json
 import os
 import re
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -115,17 +116,22 @@ def code(cls: type, method: str) -> list[str]:
     return [f"`{owner.__module__}.{owner.__name__}.{method}`", "", "```python", *shown.splitlines(), "```", ""]
 
 
+def drawn(cls: type[Attention]) -> Mapping[str, object] | None:
+    """The first sample of options under which the output is affine in the values, so that there is a matrix."""
+    return next((options for options in cls.samples if cls.facts(**options).affine_in_value), None)
+
+
 def fits(cls: type[Attention], causal: bool) -> bool:
     """Whether the mechanism serves this kind and has an attention matrix."""
     supports = cls.info.supports
-    return (supports.causal if causal else supports.bidirectional) and cls.info.affine_in_value
+    return (supports.causal if causal else supports.bidirectional) and drawn(cls) is not None
 
 
 def matrix(cls: type[Attention], causal: bool) -> list[list[float]]:
-    """The effective attention matrix of the first sample on random input."""
+    """The effective attention matrix of that sample on random input."""
     draw = torch.Generator().manual_seed(0)
     heads = Heads(count=1, key_dim=16, causal=causal, max_length=64)
-    mechanism = cls(heads, **cls.samples[0]).eval()
+    mechanism = cls(heads, **(drawn(cls) or {})).eval()
     q, k = 1.5 * torch.randn(2, 1, 1, POSITIONS, 16, generator=draw)
     if cls.info.shares_query_key:
         k = q
