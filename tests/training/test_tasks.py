@@ -88,6 +88,22 @@ def test_translate(kinds, tmp_path):
         loaded.generate("x")
 
 
+def test_numbers_that_were_held_out_are_spelled_out_exactly(tmp_path):
+    """The positive control of the whole way: a file, training, beam search, chrF. 900 numbers train, 50 test."""
+    words = ["cero", "uno", "dos", "tres", "cuatro", "cinco", "seis", "siete", "ocho", "nueve"]
+    order = np.random.default_rng(0).permutation(1000)
+    rows = (f"{number:03}\t{' '.join(words[int(digit)] for digit in f'{number:03}')}\n" for number in order)
+    (tmp_path / "numbers.tsv").write_text("".join(rows))
+    task = TranslationConfig(corpus=str(tmp_path / "numbers.tsv"), tokenizer="bytes", length=24)
+    model = EncoderDecoderConfig(dim=32, heads=4, layers=1)
+    training = TrainingConfig(steps=250, batch_size=32, learning_rate=0.01, warmup=20, threads=1)
+    run = train(RunConfig(model, task, training), tmp_path / "run").path
+    rows = evaluate(run, split="test")["metrics"]
+    assert rows["model"]["chrf"] == 100
+    assert max(values["chrf"] for name, values in rows.items() if name != "model") < 50
+    assert load(run).translate(["907"]) == ["nueve cero siete"]
+
+
 def test_fill(kinds, tmp_path):
     loaded = load(train(kinds["masked"], tmp_path / "run").path)
     tokens = torch.tensor([[*b"12 i", 256, *b" x"]])
