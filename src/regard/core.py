@@ -70,7 +70,7 @@ class Attention(nn.Module, ABC):
         self.heads = heads
         self.info = type(self).facts(**options)
         supports = self.info.supports
-        name = registered_name(type(self))
+        name = self._name
         if options and type(self).__init__ is Attention.__init__:
             raise ConfigError(f"{name} has no options, got {sorted(options)}")
         if heads.causal and not supports.causal:
@@ -145,7 +145,13 @@ class Attention(nn.Module, ABC):
         if self.info.grouped == "expanded" and self.heads.group > 1:
             k, v = (x.repeat_interleave(self.heads.group, 1) for x in (k, v))
         answer = self.attend(q, k, v, key_mask=key_mask, bias=bias, marks=marks, state=state)
+        if answer.values.dtype == q.dtype:
+            return answer
         return answer._replace(values=answer.values.to(q.dtype))  # autocast leaves the dtype of its last product
+
+    @property
+    def _name(self) -> str:
+        return registered_name(type(self))
 
     @abstractmethod
     def attend(
@@ -211,7 +217,7 @@ class Attention(nn.Module, ABC):
         marks: Tensor | None,
         state: State | None,
     ) -> None:
-        heads, supports, name = self.heads, self.info.supports, registered_name(type(self))
+        heads, supports = self.heads, self.info.supports
         wanted = {
             "q": (q, heads.count, heads.query_width),
             "k": (k, heads.kv_heads, heads.key_dim),
@@ -220,20 +226,22 @@ class Attention(nn.Module, ABC):
         for label, (x, count, width) in wanted.items():
             if x.ndim != 4 or x.shape[1] != count or x.shape[3] != width or x.shape[0] != q.shape[0]:
                 raise ShapeError(
-                    f"{name}: {label} must be (batch={q.shape[0]}, heads={count}, length, dim={width}), "
+                    f"{self._name}: {label} must be (batch={q.shape[0]}, heads={count}, length, dim={width}), "
                     f"got {tuple(x.shape)}"
                 )
             if not x.is_floating_point() or x.dtype != q.dtype:
-                raise ShapeError(f"{name}: q, k, v must share one floating dtype, got {q.dtype}, {k.dtype}, {v.dtype}")
+                raise ShapeError(
+                    f"{self._name}: q, k, v must share one floating dtype, got {q.dtype}, {k.dtype}, {v.dtype}"
+                )
         queries, keys = q.shape[2], k.shape[2]
         if v.shape[2] != keys:
-            raise ShapeError(f"{name}: k has {keys} positions, v has {v.shape[2]}; they must agree")
+            raise ShapeError(f"{self._name}: k has {keys} positions, v has {v.shape[2]}; they must agree")
         if key_mask is not None:
             if not supports.key_mask:
                 self.refuse("key_mask", "key_mask")
             if key_mask.dtype != torch.bool or key_mask.shape != (q.shape[0], keys):
                 raise ShapeError(
-                    f"{name}: key_mask must be bool (batch={q.shape[0]}, keys={keys}), True = keep, "
+                    f"{self._name}: key_mask must be bool (batch={q.shape[0]}, keys={keys}), True = keep, "
                     f"got {key_mask.dtype} {tuple(key_mask.shape)}"
                 )
             if self.info.anchored and (state is None or state.length == 0) and not torch.compiler.is_compiling():
@@ -245,7 +253,7 @@ class Attention(nn.Module, ABC):
                 self.refuse("marks", "marks")
             if marks.is_floating_point() or marks.shape != (q.shape[0], keys):
                 raise ShapeError(
-                    f"{name}: marks must be integers (batch={q.shape[0]}, keys={keys}), "
+                    f"{self._name}: marks must be integers (batch={q.shape[0]}, keys={keys}), "
                     f"got {marks.dtype} {tuple(marks.shape)}"
                 )
         if state is not None and not supports.state:
@@ -253,7 +261,7 @@ class Attention(nn.Module, ABC):
         if heads.causal:
             if queries > keys:
                 raise ShapeError(
-                    f"{name}: causal queries are the last positions, so there are at least as many keys; "
+                    f"{self._name}: causal queries are the last positions, so there are at least as many keys; "
                     f"got {queries} queries and {keys} keys"
                 )
             if queries < keys and not supports.prefix:
@@ -264,7 +272,7 @@ class Attention(nn.Module, ABC):
             if queries != keys:
                 self.refuse(f"{queries} queries on {keys} keys", "cross")
         if bias is not None:
-            self._check_bias(bias, q, keys + (0 if state is None else state.length), name)
+            self._check_bias(bias, q, keys + (0 if state is None else state.length), self._name)
 
     def _refuse_left_padding(self, key_mask: Tensor) -> None:
         if bool((~key_mask[:, :1] & key_mask.any(1, keepdim=True)).any()):

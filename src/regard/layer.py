@@ -29,6 +29,8 @@ _SERVED = ("count", "key_dim", "value_width", "query_width", "kv_heads", "causal
 
 PROJECTIONS = ("all", "none")
 
+_SLOTS_ONLY = "a memory has slots only; leave positions out"
+
 
 class LayerOutput(NamedTuple):
     """hidden: (batch, length, dim). state and memory: only if they were passed. losses: as `Attended.losses`."""
@@ -281,7 +283,7 @@ class AttentionLayer(nn.Module):
         """
         past = state.length if state is not None and not self.cross else 0
         length = x.shape[1]
-        scheme = self.position
+        scheme, attention = self.position, self.attention
         if scheme is not None and scheme.absolute:
             where = torch.arange(past, past + length, device=x.device) if positions is None else positions
             x = scheme.embed(x, where)
@@ -290,25 +292,34 @@ class AttentionLayer(nn.Module):
         if source is None:
             k, v, key_mask, state = self._prepared(q, state)
         else:
-            k = q if self.attention.info.shares_query_key and source is x else self._keys(source)
+            k = q if attention.info.shares_query_key and source is x else self._keys(source)
             v = self._split(self.value(source), self.heads.kv_heads)
         bias: ScoreBias | None = None
         if scheme is not None and (scheme.transforms or scheme.biased):
             keys = k.shape[2]
             if scheme.biased:
-                low, high = self.attention.reach(length, keys, state)
+                low, high = attention.reach(length, keys, state)
                 bias = scheme.bias(q, low, high)
-            slots = torch.arange(past, past + keys, device=x.device)
-            query_at, key_at = slots[keys - length :], slots
-            if positions is not None:
-                if keys != length:
-                    raise UnsupportedError("a memory has slots only; leave positions out")
-                query_at = key_at = positions if positions.ndim == 1 else positions[:, None]
             if scheme.transforms:
-                q, k = scheme.transform(q, k, query_at, key_at)
-        got = self.attention(q, k, v, key_mask=key_mask, bias=bias, marks=marks, state=state)
+                q, k = scheme.transform(q, k, *self._places(scheme, past, length, keys, positions, x.device))
+            elif positions is not None and keys != length:
+                raise UnsupportedError(_SLOTS_ONLY)
+        got = attention(q, k, v, key_mask=key_mask, bias=bias, marks=marks, state=state)
         hidden = self.output(got.values.transpose(1, 2).flatten(2))
         return LayerOutput(hidden, got.state, remembered, got.losses)
+
+    @staticmethod
+    def _places(
+        scheme: Position, past: int, queries: int, keys: int, positions: Tensor | None, device: torch.device
+    ) -> tuple[Tensor, Tensor]:
+        """Where the queries and the keys are; one tensor for both where they are the same."""
+        if positions is None:
+            at = scheme.slots(past, past + keys, device)
+            return (at if keys == queries else at[keys - queries :]), at
+        if keys != queries:
+            raise UnsupportedError(_SLOTS_ONLY)
+        at = positions if positions.ndim == 1 else positions[:, None]
+        return at, at
 
     def _source(
         self, x: Tensor, context: Tensor | None, key_mask: Tensor | None, state: State | None, memory: Tensor | None
@@ -339,16 +350,18 @@ class AttentionLayer(nn.Module):
         return k, q.new_zeros(q.shape[0], heads.kv_heads, 0, heads.value_width), None, state
 
     def _queries(self, x: Tensor) -> Tensor:
-        if self.query is not None:
-            return self._split(self.query(x), self.heads.count)
+        query = self.query
+        if query is not None:
+            return self._split(query(x), self.heads.count)
         return x.new_zeros(()).expand(x.shape[0], self.heads.count, x.shape[1], self.heads.query_width)
 
     def _keys(self, source: Tensor) -> Tensor:
         if self.attention.info.shares_query_key:
             assert self.query is not None
             return self._split(self.query(source), self.heads.kv_heads)
-        if self.key is not None:
-            return self._split(self.key(source), self.heads.kv_heads)
+        key = self.key
+        if key is not None:
+            return self._split(key(source), self.heads.kv_heads)
         return source.new_zeros(()).expand(source.shape[0], self.heads.kv_heads, source.shape[1], self.heads.key_dim)
 
     @staticmethod

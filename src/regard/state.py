@@ -157,35 +157,40 @@ class Slots(State):
         Raises:
             ShapeError: slots of a wider dtype than the state's, whose digits would be lost.
         """
-        old = self.view()
+        tape = self.tape
         for name, x in new.items():
-            if torch.promote_types(x.dtype, old[name].dtype) != old[name].dtype:
+            kept = tape.data[name].dtype
+            if x.dtype != kept and torch.promote_types(x.dtype, kept) != kept:
                 raise ShapeError(
-                    f"the state keeps {name} as {old[name].dtype}, got {x.dtype}; "
-                    f"begin with initial_state(batch, dtype={x.dtype})"
+                    f"the state keeps {name} as {kept}, got {x.dtype}; begin with initial_state(batch, dtype={x.dtype})"
                 )
         first = next(iter(new.values()))
         count = first.shape[SLOT_AXIS[first.ndim]]
-        if key_mask is not None or "key_mask" in old:
-            batch = first.shape[0]
-            if "key_mask" not in old:
-                old["key_mask"] = torch.ones(batch, self.kept, dtype=torch.bool, device=first.device)
-            new["key_mask"] = (
-                torch.ones(batch, count, dtype=torch.bool, device=first.device) if key_mask is None else key_mask
-            )
+        masks = key_mask is not None and "key_mask" not in tape.data
+        if key_mask is not None or "key_mask" in tape.data:
+            real = torch.ones(first.shape[0], count, dtype=torch.bool, device=first.device)
+            new["key_mask"] = real if key_mask is None else key_mask
         stop, length = self.kept + count, self.length + count
         if torch.is_grad_enabled():
+            old = self._masked() if masks else self.view()
             data = {name: torch.cat([x, new[name]], SLOT_AXIS[x.ndim]) for name, x in old.items()}
             return type(self)(Tape(data, stop, stop), 0, stop, length, self.steady)
-        tape, start = self.tape, self.start
-        fits = tape.filled == self.stop and self.stop + count <= tape.capacity and old.keys() == tape.data.keys()
+        fits = tape.filled == self.stop and self.stop + count <= tape.capacity and not masks
+        start = self.start
         if not fits or first.is_inference() != next(iter(tape.data.values())).is_inference():
-            tape, start = self._roomy(old, count), 0
+            tape, start = self._roomy(self._masked() if masks else self.view(), count), 0
         end = start + self.kept
         for name, x in tape.data.items():
             x.narrow(SLOT_AXIS[x.ndim], end, count).copy_(new[name])
         tape.filled = end + count
         return type(self)(tape, start, end + count, length, self.steady)
+
+    def _masked(self) -> dict[str, Tensor]:
+        """The kept slots, all of them real."""
+        old = self.view()
+        first = next(iter(old.values()))
+        mask = torch.ones(first.shape[0], self.kept, dtype=torch.bool, device=first.device)
+        return {**old, "key_mask": mask}
 
     def _roomy(self, old: Mapping[str, Tensor], count: int) -> Tape:
         """A new tape that holds the kept slots, with room to double."""

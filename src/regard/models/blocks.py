@@ -53,7 +53,8 @@ class Mlp(nn.Module):
 
     def forward(self, x: Float[Tensor, "batch length dim"]) -> Float[Tensor, "batch length dim"]:
         """Position by position."""
-        inner = self.act(self.up(x)) if self.gate is None else self.act(self.gate(x)) * self.up(x)
+        gate = self.gate
+        inner = self.act(self.up(x)) if gate is None else self.act(gate(x)) * self.up(x)
         return self.down(inner)
 
 
@@ -136,12 +137,16 @@ class Block(nn.Module):
         memory: Tensor | None = None,
     ) -> LayerOutput:
         """The hidden states after this block; state, memory and losses as `AttentionLayer` returns them."""
-        pre = self.place == "pre"
-        inner = self.attention_norm(x) if pre else x
-        got = self.attention(inner, key_mask=key_mask, positions=positions, state=state, memory=memory)
-        x = x + self.dropout(got.hidden)
-        x = x if pre else self.attention_norm(x)
-        if self.mlp is not None:
-            x = x + self.dropout(self.mlp(self.mlp_norm(x) if pre else x))
-            x = x if pre else self.mlp_norm(x)
-        return got._replace(hidden=x)
+        pre, norm, attention, mlp = self.place == "pre", self.attention_norm, self.attention, self.mlp
+        inner = norm(x) if pre else x
+        got = attention(inner, key_mask=key_mask, positions=positions, state=state, memory=memory)
+        x = x + self._dropped(got.hidden)
+        x = x if pre else norm(x)
+        if mlp is not None:
+            norm = self.mlp_norm
+            x = x + self._dropped(mlp(norm(x) if pre else x))
+            x = x if pre else norm(x)
+        return LayerOutput(x, got.state, got.memory, got.losses)
+
+    def _dropped(self, branch: Tensor) -> Tensor:
+        return self.dropout(branch) if self.training else branch

@@ -1,7 +1,7 @@
 """Text from a language model: prompts of any lengths in one batch, token by token."""
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -248,9 +248,13 @@ def _group(model: LanguageModel, rows: list[_Row], sampling: Sampling, use_state
     start = torch.tensor([width - len(row.prompt) for row in rows], device=device)
     tokens = torch.stack([torch.nn.functional.pad(row.prompt, (width - len(row.prompt), 0)) for row in rows])
     tokens = tokens.to(device)
-    state = model.initial_state(len(rows)) if use_state else None
+    modules = list(model.modules())
+    padded = len({len(row.prompt) for row in rows}) > 1
+    with torch.inference_mode():
+        state = model.initial_state(len(rows)) if use_state else None
     while True:
-        logits, state = _next(model, tokens, start, state)
+        with _evaluation(modules), torch.inference_mode():
+            logits, state = _next(model, tokens, start if padded else None, state)
         picked = sampling.pick(logits, torch.stack([row.uniform() for row in rows]))
         pieces = [row.accept(token) for row, token in zip(rows, picked.tolist(), strict=True)]
         yield from pieces
@@ -266,25 +270,29 @@ def _group(model: LanguageModel, rows: list[_Row], sampling: Sampling, use_state
 
 
 def _next(
-    model: LanguageModel, tokens: Tensor, start: Tensor, state: ModelState | None
+    model: LanguageModel, tokens: Tensor, start: Tensor | None, state: ModelState | None
 ) -> tuple[Tensor, ModelState | None]:
-    """Logits after the last token; each row's real tokens begin at slot `start`."""
-    past = 0 if state is None else state.length
-    slots = torch.arange(past, past + tokens.shape[1], device=tokens.device)
-    padded = bool(start.any())
-    mask = slots >= start[:, None] if padded and past == 0 else None
-    positions = (slots - start[:, None]).clamp_min(0) if padded and model.placed else None
-    with evaluation(model), torch.no_grad():
-        got = model.hidden(tokens, key_mask=mask, positions=positions, state=state)
-        return model.logits(got.hidden[:, -1]), got.state
+    """Logits after the last token; each row's real tokens begin at slot `start`, None: all at the first."""
+    mask = positions = None
+    if start is not None:
+        past = 0 if state is None else state.length
+        slots = torch.arange(past, past + tokens.shape[1], device=tokens.device)
+        mask = slots >= start[:, None] if past == 0 else None
+        positions = (slots - start[:, None]).clamp_min(0) if model.placed else None
+    got = model.hidden(tokens, key_mask=mask, positions=positions, state=state)
+    return model.logits(got.hidden[:, -1]), got.state
+
+
+def evaluation(model: torch.nn.Module) -> AbstractContextManager[None]:
+    """Evaluation mode inside, every submodule's own mode afterwards."""
+    return _evaluation(list(model.modules()))
 
 
 @contextmanager
-def evaluation(model: torch.nn.Module) -> Iterator[None]:
-    """Evaluation mode inside, every submodule's own mode afterwards."""
-    training = [module for module in model.modules() if module.training]
-    if training:
-        model.eval()
+def _evaluation(modules: list[torch.nn.Module]) -> Iterator[None]:
+    training = [module for module in modules if module.training]
+    for module in training:
+        module.training = False
     try:
         yield
     finally:

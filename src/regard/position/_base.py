@@ -41,6 +41,10 @@ class Position(nn.Module):
         del positions
         return x
 
+    def slots(self, start: int, stop: int, device: torch.device) -> Int[Tensor, " slots"]:
+        """The slots start, start + 1, ..., stop - 1. Never modified, so that a scheme may give one tensor twice."""
+        return torch.arange(start, stop, device=device)
+
     def transform(
         self,
         q: Float[Tensor, "batch heads queries dim"],

@@ -1,6 +1,6 @@
 """Rotary positions."""
 
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -8,6 +8,14 @@ from torch import Tensor
 from regard.errors import ConfigError
 from regard.info import Heads
 from regard.position._base import Layout, Position, sinusoids
+
+
+class _Placed(NamedTuple):
+    """Slots, and what a rotation at each of them multiplies with, by dtype."""
+
+    key: tuple[int, int, torch.device]
+    slots: Tensor
+    turns: dict[torch.dtype, tuple[Tensor, Tensor]]
 
 
 @final
@@ -63,20 +71,47 @@ class Rotary(Position):
                 f"position rotary turns pairs of channels: key_dim={heads.key_dim} and fraction={fraction} give "
                 f"{self.width} channels, which must be even, at least 2 and at most key_dim"
             )
+        self._last: _Placed | None = None
+
+    def slots(self, start: int, stop: int, device: torch.device) -> Tensor:
+        """As `Position.slots`; the layers that share this scheme get one tensor, whose angles are made once."""
+        if torch.compiler.is_compiling():
+            return super().slots(start, stop, device)
+        key, last = (start, stop, device), self._last
+        if last is None or last.key != key:
+            with torch.inference_mode(False):  # autograd may read later what inference makes now
+                self._last = last = _Placed(key, super().slots(start, stop, device), {})
+        return last.slots
 
     def transform(self, q: Tensor, k: Tensor, query_positions: Tensor, key_positions: Tensor) -> tuple[Tensor, Tensor]:
         """Rotated queries and keys."""
         return self._rotate(q, query_positions), self._rotate(k, key_positions)
 
-    def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
-        sin, cos = (
-            part.to(torch.promote_types(x.dtype, torch.float32)) for part in sinusoids(positions, self.width, self.base)
-        )
-        turned, still = x[..., : self.width], x[..., self.width :]
+    def _turn(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """What each channel is multiplied with, and what its partner in the plane is."""
+        wide = torch.promote_types(dtype, torch.float32)
+        last = None if torch.compiler.is_compiling() else self._last
+        if last is None or positions is not last.slots:
+            return self._made(positions, wide)
+        if wide not in last.turns:
+            with torch.inference_mode(False):
+                last.turns[wide] = self._made(positions, wide)
+        return last.turns[wide]
+
+    def _made(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        sin, cos = (part.to(dtype) for part in sinusoids(positions, self.width, self.base))
         if self.layout == "halves":
-            a, b = turned.chunk(2, -1)
-            rotated = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+            return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
+        return torch.stack([cos, cos], -1).flatten(-2), torch.stack([-sin, sin], -1).flatten(-2)
+
+    def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
+        own, partner = self._turn(positions, x.dtype)
+        whole = self.width == x.shape[-1]
+        turned = (x if whole else x[..., : self.width]).to(own.dtype)
+        if self.layout == "halves":
+            first, second = turned.chunk(2, -1)
+            swapped = torch.cat([second, first], -1)
         else:
-            a, b = turned[..., 0::2], turned[..., 1::2]
-            rotated = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
-        return torch.cat([rotated.to(x.dtype), still], -1)
+            swapped = turned.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+        rotated = torch.addcmul(turned * own, swapped, partner).to(x.dtype)
+        return rotated if whole else torch.cat([rotated, x[..., self.width :]], -1)
