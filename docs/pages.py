@@ -247,7 +247,7 @@ def claims_page() -> str:
     found = {name: recorded_claim(name) for name in claims.names()}
     for name, results in found.items():
         about, verdict = claims.outline(name), results["verdict"] if results else "not recorded"
-        lines.append(f"| [{escaped(about.title)}](#{name.replace('_', '-')}) | {escaped(about.source)} | {verdict} |")
+        lines.append(f"| [{escaped(about.title)}](#{name}) | {escaped(about.source)} | {verdict} |")
     for name, results in found.items():
         about = claims.outline(name)
         lines += ["", f"## {name}", "", f"**{escaped(about.title)}.** {escaped(about.says)}", ""]
