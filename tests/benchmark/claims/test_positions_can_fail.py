@@ -81,7 +81,7 @@ def test_a_fusion_that_weighs_all_alike():
 
 
 def test_distances_that_are_not_clipped():
-    verdict, found, missed = verdicts("shaw_unseen_lengths", clipped="shaw(max_distance=512)")
+    verdict, found, missed = verdicts("shaw_unseen_lengths", clipped="shaw(max_distance=64)")
     assert (verdict, missed) == ("does not hold", [])
     assert found["not clipped - clipped: bits at the longest"] == "does not hold"
 
