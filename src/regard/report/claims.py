@@ -66,7 +66,7 @@ def rows(results: Results) -> list[tuple[str, ...]]:
 
 
 def figures(results: Results) -> list[dict[str, str]]:
-    """Every plot of a claim: mean over seeds as a line with a band from least to most, or as bars with such whiskers."""
+    """Every plot of a claim: the mean over seeds as a line or bars, and from least to most as a band or whiskers."""
     drawn = []
     for plot in results["plots"]:
         labels = dict.fromkeys(
