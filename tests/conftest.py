@@ -4,6 +4,8 @@
 themselves, at run time and with errors that say the way out, and the tests look at those errors.
 """
 
+import signal
+
 import torch
 from jaxtyping import install_import_hook
 
@@ -11,3 +13,5 @@ CHECKED = ["regard.layer", "regard.position", "regard.memory", "regard.feature_m
 CHECKED += ["regard.models.blocks", "regard.models.sampling", "regard.training.evaluation", "regard.training.batches"]
 hook = install_import_hook(CHECKED, "beartype.beartype")
 torch.set_num_threads(1)
+# A shell that runs the tests in the background lets them ignore it, and what they start would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
