@@ -60,7 +60,7 @@ class AttentionAgainstRecurrence(Claim):
             log_y=True,
         ),
     )
-    tiny: ClassVar[Mapping[str, object]] = {"distances": (4, 16), "steps": 250, "questions": 500}
+    tiny: ClassVar[Mapping[str, object]] = {"distances": (4, 16), "steps": 150, "questions": 300}
 
     attention: str = "softmax"
     distances: tuple[int, ...] = (8, 32, 128)
