@@ -39,7 +39,7 @@ class AttentionAgainstConvolution(Claim):
     plots = (Plot(name="accuracy", title="Accuracy over examples", x="examples", y="accuracy", log_x=True),)
     tiny: ClassVar[Mapping[str, object]] = {
         "examples": (32, 1024),
-        "steps": 120,
+        "steps": 100,
         "questions": 500,
         "length": 12,
         "motif": 2,

@@ -57,7 +57,7 @@ class DistanceAware(Claim):
     )
     plots = (Plot(name="accuracy", title="Accuracy", x="question", y="accuracy"),)
     tiny: ClassVar[Mapping[str, object]] = {
-        "steps": 150,
+        "steps": 100,
         "batch": 32,
         "questions": 1000,
         "length": 12,

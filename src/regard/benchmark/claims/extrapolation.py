@@ -66,11 +66,11 @@ class Extrapolation(Claim):
         Plot(name="copies", title="Copies at the longest length", x="distance", y="share that is right"),
     )
     tiny: ClassVar[Mapping[str, object]] = {
-        "steps": 200,
+        "steps": 100,
         "dim": 32,
         "order": 1,
         "lengths": (16, 64),
-        "texts": 64,
+        "texts": 48,
         "positions": ("sinusoidal", "rotary", "t5_bias", "alibi"),
     }
 
