@@ -72,7 +72,7 @@ class DistanceAware(Claim):
     distance: int = 5
     values: int = 8
     dim: int = 32
-    steps: int = 800
+    steps: int = 400
     batch: int = 64
     questions: int = 2000
 

@@ -47,7 +47,7 @@ class Extrapolation(Claim):
         source="Press, Smith, Lewis 2022 (ALiBi), figure 1 and appendix B",
         control="Text of known probabilities, with a value to be copied when asked for: at the length of the training "
         "every scheme must be within 0.1 bits a symbol of the floor, and copy right.",
-        measures="Causal models of two layers on Markov text of order 3. Bits above the true probabilities on the last "
+        measures="Causal models of two layers on Markov text. Bits above the true probabilities on the last "
         "symbols of texts of the longest length, minus the same at the length of the training; and the share of right "
         "copies by distance: no further than the training length, and from more than half of the longest.",
     )
@@ -78,12 +78,12 @@ class Extrapolation(Claim):
     """the last one is that which the claim is about"""
     lengths: tuple[int, ...] = (64, 128, 256, 512)
     """the first one is that of the training"""
-    order: int = 3
+    order: int = 2
     symbols: int = 4
     values: int = 8
     """different values to copy"""
     dim: int = 64
-    steps: int = 500
+    steps: int = 300
     batch: int = 32
     texts: int = 128
     """of each length, to try on"""
