@@ -3,7 +3,7 @@
 import pytest
 
 from regard.benchmark.config import CompareConfig
-from regard.benchmark.measures import TASKS, chosen
+from regard.benchmark.measures import TASKS, check_settings, chosen
 from regard.errors import ConfigError, UnsupportedError
 from regard.info import Info, Supports
 from regard.tasks.config import ClassificationConfig, MaskedConfig, TextConfig
@@ -106,3 +106,39 @@ def test_settings_that_make_no_sense(change, message):
     with pytest.raises(ConfigError) as caught:
         CompareConfig(**change)
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("task", "change", "lines"),
+    [
+        (
+            "lm",
+            {"classification": ClassificationConfig(data="song_ci"), "masked_rate": 0.3},
+            [
+                "masked_rate is read by --task mlm, and this comparison is by lm",
+                "classification is read by --task classify, and this comparison is by lm",
+            ],
+        ),
+        ("mlm", {"ngram": 2}, ["ngram is read by --task lm, and this comparison is by mlm"]),
+        ("classify", {"text_steps": 5}, ["text_steps is read by --task lm, and this comparison is by classify"]),
+        ("recall", {"text": TextConfig()}, ["text is read by --task lm or mlm, and this comparison is by recall"]),
+    ],
+)
+def test_settings_of_another_task_are_refused(task, change, lines):
+    config = CompareConfig(**change)
+    with pytest.raises(ConfigError) as caught:
+        check_settings(config, task)
+    assert str(caught.value).splitlines() == [*lines, "leave it out, or name the task"]
+
+
+@pytest.mark.parametrize(
+    ("task", "change"),
+    [
+        ("lm", {"ngram": 2, "recall_steps": 9, "text_steps": 9, "seeds": 2}),
+        ("mlm", {"text": TextConfig(), "masked_steps": 9}),
+        ("classify", {"classification_steps": 9, "baselines": ()}),
+        ("recall", {"recall_steps": 9, "evaluate_examples": 9, "threads": 1}),
+    ],
+)
+def test_settings_of_the_task_are_read(task, change):
+    check_settings(CompareConfig(**change), task)

@@ -157,25 +157,27 @@ def tiny(task: str, folder: Path) -> CompareConfig:
     parts = {"train_images": images[:120], "test_images": images[120:]}
     np.savez(folder / "bars.npz", **parts, train_labels=labels[:120], test_labels=labels[120:])
     shape = ShapeConfig(dim=8, layers=2, heads=1)
-    sizes = {f"{kind}_steps": 6 for kind in ("text", "recall", "masked")} | {"classification_steps": 40}
-    return CompareConfig(
-        specs=("softmax", "uniform" if task == "recall" else "linformer(rank=4) / uniform"),
-        task="recall" if task == "recall" else "classify" if task == "classify" else None,
-        seeds=2,
-        text=TextConfig(corpus=str(folder / "words.txt"), cache=str(folder / "cache"), length=32, holdout=0.2),
-        classification=ClassificationConfig(data=str(folder / "bars.npz"), patch=2, holdout=0.2),
-        recall=RecallConfig(vocab_size=16, length=16, num_pairs=2, num_held_out=20),
-        shape=shape,
-        recall_shape=shape,
-        **sizes,
-        masked_batch_size=4,
-        classification_learning_rate=1e-2,
-        baselines=("linear", "lstm"),
-        evaluate_examples=24,
-        lengths=(32, 64),
-        rounds=1,
-        threads=1,
-    )
+    text = TextConfig(corpus=str(folder / "words.txt"), cache=str(folder / "cache"), length=32, holdout=0.2)
+    own: dict[str, Any] = {
+        "mlm": {"text": text, "masked_steps": 6, "masked_batch_size": 4, "shape": shape, "evaluate_examples": 24},
+        "recall": {
+            "task": "recall",
+            "recall": RecallConfig(vocab_size=16, length=16, num_pairs=2, num_held_out=20),
+            "recall_steps": 6,
+            "recall_shape": shape,
+            "evaluate_examples": 24,
+        },
+        "classify": {
+            "task": "classify",
+            "classification": ClassificationConfig(data=str(folder / "bars.npz"), patch=2, holdout=0.2),
+            "classification_steps": 40,
+            "classification_learning_rate": 1e-2,
+            "shape": shape,
+            "baselines": ("linear", "lstm"),
+        },
+    }[task]
+    specs = ("softmax", "uniform" if task == "recall" else "linformer(rank=4) / uniform")
+    return CompareConfig(specs=specs, seeds=2, lengths=(32, 64), rounds=1, threads=1, **own)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 from regard import __version__, catalog, specs
 from regard.benchmark import jobs, references, sweep
 from regard.benchmark.config import CompareConfig, seconds
-from regard.benchmark.measures import TASKS, Measure, chosen
+from regard.benchmark.measures import TASKS, Measure, check_settings, chosen
 from regard.benchmark.quality import Job, run_apart
 from regard.benchmark.results import Expected, assemble
 from regard.errors import CheckpointError, ConfigError, DataError, RegardError
@@ -75,6 +75,7 @@ def _possible(config: CompareConfig, out: Path) -> str:
                     "name it by its import path, module:Class"
                 )
     task = chosen(config, {part: catalog.describe(part) for part in config.mechanisms})
+    check_settings(config, task)
     for spec in config.specs:
         for measure in TASKS[task]:
             model = jobs.job(config, out, measure, spec, 0, 1).model

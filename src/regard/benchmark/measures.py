@@ -1,11 +1,11 @@
 """What the tasks of a comparison measure, and which mechanisms can do them. Imports no torch."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from regard.benchmark.config import CompareConfig, ShapeConfig
-from regard.errors import UnsupportedError
+from regard.errors import ConfigError, UnsupportedError
 from regard.info import Info
 from regard.models.config import ModelConfig
 from regard.models.encoder_config import EncoderConfig
@@ -128,6 +128,37 @@ TASKS: dict[str, tuple[Measure, ...]] = {
     "recall": (replace(RECALL, share=0.70),),
 }
 """task of a comparison -> what is measured; the first decides, and its speed and memory are reported"""
+
+
+_READERS = {
+    "text": ("lm", "mlm"),
+    "text_steps": ("lm",),
+    "batch_size": ("lm",),
+    "learning_rate": ("lm",),
+    "ngram": ("lm",),
+    "recall": ("lm", "recall"),
+    "masked": ("mlm",),
+    "classification": ("classify",),
+    "baselines": ("classify",),
+    "shape": ("lm", "mlm", "classify"),
+    "evaluate_examples": ("lm", "mlm", "recall"),
+}
+"""a setting, or the word that its name begins with -> the tasks that read it; all read the others"""
+
+
+def check_settings(config: CompareConfig, task: str) -> None:
+    """Refuse settings that the task of the comparison does not read.
+
+    Raises:
+        ConfigError: settings of another task; the message says which, and whose they are.
+    """
+    default, problems = CompareConfig(), []
+    for field in fields(CompareConfig):
+        readers = _READERS.get(field.name) or _READERS.get(field.name.partition("_")[0])
+        if readers and task not in readers and getattr(config, field.name) != getattr(default, field.name):
+            problems.append(f"{field.name} is read by --task {_listed(readers)}, and this comparison is by {task}")
+    if problems:
+        raise ConfigError("\n".join([*problems, "leave it out, or name the task"]))
 
 
 def lacking(task: str, info: Info, config: CompareConfig) -> list[str]:
