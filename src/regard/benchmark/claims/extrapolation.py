@@ -59,7 +59,7 @@ class Extrapolation(Claim):
         Finding(value="growth alibi", title="alibi: bits gained from trained to longest", at_most=0.05),
         Finding(value="sinusoidal - alibi", title="sinusoidal - alibi: bits at the longest", at_least=0.1),
         Finding(value="rotary - alibi", title="rotary - alibi: bits at the longest", at_least=0.0),
-        Finding(value="forgotten alibi", title="alibi: right copies, near - far", at_least=0.2, resolution=1 / 128),
+        Finding(value="forgotten alibi", title="alibi: right copies, near - far", at_least=0.2, resolution=1 / 96),
     )
     plots = (
         Plot(name="loss", title="Bits above the floor", x="length", y="bits per symbol", log_x=True),
@@ -71,11 +71,10 @@ class Extrapolation(Claim):
         "order": 1,
         "lengths": (16, 64),
         "texts": 48,
-        "positions": ("sinusoidal", "rotary", "t5_bias", "alibi"),
     }
 
-    positions: tuple[str, ...] = ("sinusoidal", "rotary", "t5_bias", "alibi")
-    """the last one is that which the claim is about"""
+    positions: tuple[str, ...] = ("sinusoidal", "rotary", "t5_bias(std=0.125)", "alibi")
+    """the last one is that which the claim is about; T5 draws its table with dim^-0.5, without which it learns late"""
     lengths: tuple[int, ...] = (64, 128, 256, 512)
     """the first one is that of the training"""
     order: int = 2
@@ -83,9 +82,9 @@ class Extrapolation(Claim):
     values: int = 8
     """different values to copy"""
     dim: int = 64
-    steps: int = 300
+    steps: int = 450
     batch: int = 32
-    texts: int = 128
+    texts: int = 96
     """of each length, to try on"""
 
     def observe(self, seed: int) -> Observation:
