@@ -25,6 +25,7 @@ from regard.integrations._weights import Settings, collect, fill, listed, noted,
 from regard.models import Encoder, EncoderDecoder, LanguageModel
 from regard.models.beam import beam_search
 from regard.models.generate import generate
+from regard.models.layout import by_columns
 from regard.tasks.base import Split
 from regard.tasks.config import TextConfig
 from regard.tasks.tokenizer import BpeTokenizer
@@ -184,6 +185,8 @@ def load(path: str | Path, *, device: str = "cpu") -> Loaded:
         raise ConfigError(f"there is no {where}; give a .gguf file, a Hugging Face folder or {_PACKAGE}NAME")
     loaded = _load_folder(where) if where.is_dir() else _load_gguf(where)
     loaded.model.to(chosen)
+    if isinstance(loaded.model, LanguageModel):
+        by_columns(loaded.model)
     return loaded
 
 
