@@ -22,6 +22,8 @@ def embed(
 ) -> Float[Tensor, "texts dim"]:
     """The mean hidden state over the tokens of each text, the special ones included, padding not.
 
+    Texts of like length share a batch, so that little is padded; the vectors come in the order of the texts.
+
     Raises:
         ConfigError: one text where a sequence of them belongs, or a batch size below 1.
         InputError: a text of no token.
@@ -40,13 +42,13 @@ def embed(
     if empty:
         raise InputError(f"texts without a token have no mean:{listed(empty)}")
     device = next(encoder.parameters()).device
-    found = [torch.empty(0, encoder.config.dim, device=device)]
+    vectors = torch.empty(len(rows), encoder.config.dim, device=device)
+    by_length = sorted(range(len(rows)), key=lambda at: len(rows[at]))
     with evaluation(encoder), torch.inference_mode():
         for start in range(0, len(rows), batch_size):
-            some = rows[start : start + batch_size]
-            lengths = torch.tensor([len(row) for row in some], device=device)
-            tokens = pad_sequence(some, batch_first=True).to(device)
+            places = by_length[start : start + batch_size]
+            lengths = torch.tensor([len(rows[at]) for at in places], device=device)
+            tokens = pad_sequence([rows[at] for at in places], batch_first=True).to(device)
             mask = torch.arange(tokens.shape[1], device=device) < lengths[:, None]
-            found.append(pooled(encoder(tokens, key_mask=mask), "mean"))
-    vectors = torch.cat(found)
+            vectors[places] = pooled(encoder(tokens, key_mask=mask), "mean")
     return normalize(vectors) if unit else vectors

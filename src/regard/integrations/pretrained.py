@@ -119,7 +119,7 @@ class Loaded:
 
         Args:
             texts: in any number.
-            batch_size: texts at a time, in the order given.
+            batch_size: texts at a time; those of like length share a batch.
             unit: divide each vector by its length, so that inner products are cosines, as all-MiniLM does.
 
         Raises:
