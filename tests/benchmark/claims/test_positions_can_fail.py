@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.benchmark import claims
-from regard.benchmark.claims._fitting import fit
+from regard.benchmark.claims._fit import train
 from regard.benchmark.claims._run import run
 from regard.benchmark.claims._sequences import MarkovText
 from regard.benchmark.claims.attention_against_recurrence import chain, running_sum
@@ -154,5 +154,5 @@ def test_fitting_finds_the_least_squares():
     x = torch.randn(50, 3, generator=draw)
     wanted = torch.tensor([1.0, -2.0, 0.5])
     weight = nn.Parameter(torch.zeros(3))
-    fit([weight], lambda step: ((x @ weight - x @ wanted) ** 2).mean(), steps=300, learning_rate=0.05)
+    train([weight], lambda step: ((x @ weight - x @ wanted) ** 2).mean(), steps=300, learning_rate=0.05)
     torch.testing.assert_close(weight.detach(), wanted, rtol=0, atol=0.02)

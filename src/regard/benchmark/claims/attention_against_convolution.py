@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from regard.benchmark.baselines import BaselineConfig, SequenceClassifier
 from regard.benchmark.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot
-from regard.benchmark.claims._fitting import fit
+from regard.benchmark.claims._fit import train
 from regard.core import generator
 from regard.models import Classifier, Encoder, EncoderConfig
 
@@ -120,7 +120,7 @@ class AttentionAgainstConvolution(Claim):
             picked = torch.randint(0, len(known[0]), (self.batch,), generator=draw)
             return cross_entropy(model(known[0][picked]).logits, known[1][picked])
 
-        fit(model.train().parameters(), loss, steps=self.steps)
+        train(model.train().parameters(), loss, steps=self.steps)
         model.eval()
         with torch.no_grad():
             return float((model(new[0]).logits.argmax(-1) == new[1]).double().mean())

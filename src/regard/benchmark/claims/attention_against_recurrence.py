@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from regard.benchmark.baselines import language_model
 from regard.benchmark.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot
-from regard.benchmark.claims._fitting import fit
+from regard.benchmark.claims._fit import train
 from regard.core import generator
 from regard.layer import AttentionLayer
 from regard.models import LanguageModel, ModelConfig
@@ -123,7 +123,7 @@ class AttentionAgainstRecurrence(Claim):
             return cross_entropy(model(tokens).logits[:, -1], tokens[:, 0])
 
         rate = self.recurrent_rate if name == "lstm" else 3e-3
-        fit(model.train().parameters(), loss, steps=self.steps, learning_rate=rate)
+        train(model.train().parameters(), loss, steps=self.steps, learning_rate=rate)
         model.eval()
         new = asked(self.questions, generator(seed, "new", distance))
         with torch.no_grad():

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from regard.benchmark.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot
-from regard.benchmark.claims._fitting import fit
+from regard.benchmark.claims._fit import train
 from regard.core import generator
 from regard.models import LanguageModel, ModelConfig
 
@@ -116,7 +116,7 @@ class DistanceAware(Claim):
             asked = self.asked(task, self.batch, draw)
             return cross_entropy(logits(asked), asked.answer)
 
-        fit(model.parameters(), loss, steps=self.steps)
+        train(model.parameters(), loss, steps=self.steps)
         model.eval()
         new = self.asked(task, self.questions, generator(seed, "new", task))
         with torch.no_grad():

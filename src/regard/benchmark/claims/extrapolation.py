@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from regard.benchmark.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot
-from regard.benchmark.claims._fitting import fit
+from regard.benchmark.claims._fit import train
 from regard.benchmark.claims._sequences import MarkovText
 from regard.core import generator
 from regard.models import LanguageModel, ModelConfig
@@ -133,7 +133,7 @@ class Extrapolation(Claim):
             nats = cross_entropy(logits[:, self.order - 1 : -1].mT, batch.symbols[:, self.order :], reduction="none")
             return nats[batch.whole].mean() + cross_entropy(logits[:, -1], batch.answer)
 
-        fit(model.parameters(), loss, steps=self.steps)
+        train(model.parameters(), loss, steps=self.steps)
         return model.eval()
 
     def texts_of(self, text: MarkovText, count: int, length: int, draw: torch.Generator) -> Texts:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from regard.benchmark.claims._base import About, Claim, Control, Finding, Observation, Plot
-from regard.benchmark.claims._fitting import fit
+from regard.benchmark.claims._fit import train
 from regard.core import generator
 from regard.layer import linear
 from regard.models.fusion import Fusion
@@ -73,7 +73,7 @@ class FusionBeatsConcatenation(Claim):
                 batch = self.shown(patterns, self.batch, draw)
                 return cross_entropy(model(batch), batch.labels)
 
-            fit(weights.parameters(), loss, steps=self.steps, learning_rate=1e-2)
+            train(weights.parameters(), loss, steps=self.steps, learning_rate=1e-2)
             with torch.no_grad():
                 found[way] = float((model(new).argmax(-1) == new.labels).double().mean())
         values = {

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from regard.benchmark.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot
-from regard.benchmark.claims._fitting import fit
+from regard.benchmark.claims._fit import train
 from regard.benchmark.claims._sequences import MarkovText
 from regard.core import generator
 from regard.models import LanguageModel, ModelConfig
@@ -77,7 +77,7 @@ class ShawUnseenLengths(Claim):
                 del step
                 return nats(model, text, text.sample(self.batch, self.lengths[0], draw)).mean()
 
-            fit(model.parameters(), loss, steps=self.steps)
+            train(model.parameters(), loss, steps=self.steps)
             model.eval()
             bits = []
             for length in self.lengths:
