@@ -82,6 +82,7 @@ def test_what_is_in_the_wheel(wheel):
     info = f"regard-{regard.__version__}.dist-info"
     assert {
         "regard/py.typed",
+        "regard/report/templates/claims.html",
         "regard/report/templates/report.html",
         "regard/tasks/corpora/state_of_the_union.tsv.xz",
         "regard/tasks/corpora/song_ci.tsv.xz",
@@ -131,8 +132,8 @@ def test_a_step_of_training_on_the_bundled_text_and_a_continuation(installed):
     assert installed.run("regard", "generate", "run", "The state", "--max-new-tokens", "5").stdout
 
 
-def test_the_report_finds_its_template(installed):
+def test_the_reports_find_their_templates(installed):
     code = (
         "from regard.report import html; import jinja2; print(jinja2.PackageLoader('regard.report').list_templates())"
     )
-    assert installed.run("python", "-c", code).stdout == "['report.html']\n"
+    assert installed.run("python", "-c", code).stdout == "['claims.html', 'report.html']\n"
