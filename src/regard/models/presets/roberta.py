@@ -1,6 +1,9 @@
 """RoBERTa."""
 
+from dataclasses import replace
+
 from regard.models.encoder_config import EncoderConfig
+from regard.models.presets.bert import bert
 
 
 def roberta(
@@ -28,23 +31,13 @@ def roberta(
 
     Source: Liu et al. 2019, section 3; the rows of the position table as in the released code.
     """
-    return EncoderConfig(
+    base = bert(
         vocab_size=vocab_size,
         dim=dim,
         layers=layers,
         heads=heads,
-        position="learned",
-        position_offset=2,
-        token_types=1,
-        embedding_norm=True,
-        mlp="gelu",
-        norm="post",
-        norm_kind="layer",
-        norm_eps=1e-5,
         max_length=max_length,
-        pooler=True,
         dropout=dropout,
-        attention_dropout=dropout,
-        bias=True,
         seed=seed,
     )
+    return replace(base, position_offset=2, token_types=1, norm_eps=1e-5)

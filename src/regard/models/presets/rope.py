@@ -1,6 +1,9 @@
 """RoFormer, the encoder that brought rotary positions."""
 
+from dataclasses import replace
+
 from regard.models.encoder_config import EncoderConfig
+from regard.models.presets.bert import bert
 
 
 def rope(
@@ -27,22 +30,13 @@ def rope(
 
     Source: Su et al. 2021, section 4.2.
     """
-    return EncoderConfig(
+    base = bert(
         vocab_size=vocab_size,
         dim=dim,
         layers=layers,
         heads=heads,
-        position="rotary(layout=interleaved)",
-        token_types=2,
-        embedding_norm=True,
-        mlp="gelu",
-        norm="post",
-        norm_kind="layer",
-        norm_eps=1e-12,
         max_length=max_length,
-        pooler=True,
         dropout=dropout,
-        attention_dropout=dropout,
-        bias=True,
         seed=seed,
     )
+    return replace(base, position="rotary(layout=interleaved)")
