@@ -1,4 +1,5 @@
 import errno
+import filecmp
 import json
 import os
 import shutil
@@ -143,7 +144,7 @@ def test_a_full_disk_ends_the_run_and_loses_nothing(small, tmp_path, monkeypatch
     assert result.evaluation == whole.evaluation
     for name in ("model.safetensors", "optimizer.safetensors"):
         ours, theirs = (path / "checkpoints" / "step-00000012" / name for path in (result.path, whole.path))
-        assert ours.read_bytes() == theirs.read_bytes()
+        assert filecmp.cmp(ours, theirs, shallow=False)
 
 
 def test_damaged_checkpoints_are_skipped_reported_and_replaced(small, tmp_path):
@@ -156,9 +157,8 @@ def test_damaged_checkpoints_are_skipped_reported_and_replaced(small, tmp_path):
     assert result.damaged == (newest,)
     assert result.evaluation == whole.evaluation
     assert [path.name for path in checkpoints.paths(newest.parent)] == ["step-00000008", "step-00000012.1"]
-    assert (newest.parent / "step-00000012.1" / "model.safetensors").read_bytes() == (
-        tmp_path / "whole" / "checkpoints" / "step-00000012" / "model.safetensors"
-    ).read_bytes()
+    whole_model = tmp_path / "whole" / "checkpoints" / "step-00000012" / "model.safetensors"
+    assert filecmp.cmp(newest.parent / "step-00000012.1" / "model.safetensors", whole_model, shallow=False)
     for path in checkpoints.paths(newest.parent):
         (path / "manifest.json").write_text("{}")
     for act in (load, resume, evaluate):
