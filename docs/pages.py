@@ -19,12 +19,14 @@ from regard.info import Heads, Supports
 from regard.models import presets
 from regard.report import attention_map
 from regard.report import claims as claims_report
-from regard.testing import CHECKS, check_attention
+from regard.testing import CHECKS, check_attention, record
 from regard.testing.position_pairs import Pair, position_pairs
 
 POSITIONS = 48
 RECORDED = Path(__file__).parent / "recorded" / "claims"
 """written by `regard claims all --out docs/recorded/claims`"""
+TESTED = Path(__file__).parents[1] / "build" / "tested"
+"""written by the tests"""
 SECTIONS = ("Args", "Returns", "Raises", "Example")
 MARKS = {"passed": "yes", "excused": "(fact)", "failed": "FAILED"}
 LEFT_OUT = "It was left out of this build (`REGARD_DOCS_CHECKS=none`)."
@@ -171,7 +173,7 @@ def pairs_page(names: list[str]) -> str:
     lines = [
         "# Which position works with which mechanism",
         "",
-        "Every pair was built as a layer and tried when these pages were built. T: it trains, with gradients in every",
+        "Every pair was built as a layer and tried, in these sources. T: it trains, with gradients in every",
         "weight of the scheme, and the scheme changes the output. S: pieces with a state equal the whole. M: segments",
         "with a memory of hidden states equal the whole. A letter is missing where the mechanism has no such form with",
         "any scheme. The others cannot be built, and say why.",
@@ -180,7 +182,7 @@ def pairs_page(names: list[str]) -> str:
     if os.environ.get("REGARD_DOCS_CHECKS") == "none":
         return "\n".join([*lines, LEFT_OUT, ""])
     schemes = position.names()
-    pairs = {(pair.mechanism, pair.position): pair for pair in position_pairs(names, schemes)}
+    pairs = {(pair.mechanism, pair.position): pair for name in names for pair in pairs_of(name, schemes)}
     lines += ["| mechanism | " + " | ".join(schemes) + " |", "|---|" + "---|" * len(schemes)]
     for name in names:
         lines.append(f"| {name} | " + " | ".join(pair_cell(pairs[name, scheme]) for scheme in schemes) + " |")
@@ -194,6 +196,14 @@ def pairs_page(names: list[str]) -> str:
     lines += ["", "## Why not", ""]
     lines += [f"- {name} with {', '.join(these)}: {escaped(why)}" for (name, why), these in refused.items()]
     return "\n".join([*lines, ""])
+
+
+def pairs_of(name: str, schemes: list[str]) -> list[Pair]:
+    """What the tests of these sources found, else what is found now."""
+    found = [record.kept(TESTED / "pairs", f"{name} {scheme}") for scheme in schemes]
+    if None in found:
+        return position_pairs([name], schemes)
+    return [Pair(name, scheme, tuple(x["forms"]), x["reason"]) for scheme, x in zip(schemes, found, strict=True)]
 
 
 def pair_cell(pair: Pair) -> str:
@@ -217,20 +227,29 @@ def contract_page(names: list[str]) -> str:
         "# The contract",
         "",
         "`regard check NAME` runs this suite; so can you, on your own mechanism. `(fact)`: a fact in the mechanism's",
-        "own `info` excuses the check and names the one that runs instead. The table was made by running the suite",
-        "when these pages were built, over the first option set of every mechanism.",
+        "own `info` excuses the check and names the one that runs instead. The table shows what the suite found in",
+        "these very sources, over the first option set of every mechanism.",
         "",
     ]
     if wanted == "none":
         return "\n".join([*lines, LEFT_OUT, ""])
-    results = {name: check_attention(name, options=[catalog.resolve(name)[0].samples[0]]) for name in names}
-    failed = [f"{name}: {r.check}: {r.message}" for name in names for r in results[name] if r.status == "failed"]
-    if failed:
-        raise RuntimeError("the documented contract does not hold:\n" + "\n".join(failed))
-    by_name = {name: {r.check: MARKS[r.status] for r in results[name]} for name in names}
+    by_name = {name: checks_of(name) for name in names}
     lines += ["| check | " + " | ".join(names) + " |", "|---|" + "---|" * len(names)]
-    lines += [f"| {check} | " + " | ".join(by_name[name].get(check, "") for name in names) + " |" for check in CHECKS]
+    for check in CHECKS:
+        lines.append(f"| {check} | " + " | ".join(MARKS.get(by_name[name].get(check, ""), "") for name in names) + " |")
     return "\n".join([*lines, ""])
+
+
+def checks_of(name: str) -> dict[str, str]:
+    """The status of every check: what the tests of these sources found, else what is found now."""
+    found = record.kept(TESTED / "contract", name)
+    if found is None:
+        results = check_attention(name, options=[catalog.resolve(name)[0].samples[0]])
+        failed = [f"{name}: {r.check}: {r.message}" for r in results if r.status == "failed"]
+        if failed:
+            raise RuntimeError("the documented contract does not hold:\n" + "\n".join(failed))
+        found = {r.check: r.status for r in results}
+    return found
 
 
 def claims_page() -> str:

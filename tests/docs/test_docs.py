@@ -95,8 +95,9 @@ def test_positions_and_presets(written):
         assert page.count("```") % 2 == 0
 
 
-def test_the_matrix_of_positions_is_what_the_pairs_did(pages, monkeypatch):
+def test_the_matrix_of_positions_is_what_the_pairs_did(pages, monkeypatch, tmp_path):
     monkeypatch.setenv("REGARD_DOCS_CHECKS", "all")
+    monkeypatch.setattr(pages, "TESTED", tmp_path)
     page = pages.pairs_page(["softmax", "uniform", "linformer"])
     head, _, *rows = (line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("|"))
     assert head == ["mechanism", *position.names()]
@@ -113,8 +114,9 @@ def test_the_matrix_of_positions_is_what_the_pairs_did(pages, monkeypatch):
     assert "adds a bias to the logits, which Uniform does not support: its weights are all equal" in biased
 
 
-def test_the_contract_is_a_matrix_of_real_results(pages, monkeypatch):
+def test_the_contract_is_a_matrix_of_real_results(pages, monkeypatch, tmp_path):
     monkeypatch.setenv("REGARD_DOCS_CHECKS", "all")
+    monkeypatch.setattr(pages, "TESTED", tmp_path)
     page = pages.contract_page(["uniform"])
     rows = dict(re.findall(r"^\| (\w+) \| (.*) \|$", page, re.MULTILINE))
     assert set(rows.pop("check").split(" | ")) == {"uniform"}
@@ -123,7 +125,19 @@ def test_the_contract_is_a_matrix_of_real_results(pages, monkeypatch):
     assert list(rows.values()).count("yes") > 30
 
 
-def test_a_contract_that_does_not_hold_is_not_documented(pages, monkeypatch):
+def test_what_the_tests_found_is_not_found_again(pages, monkeypatch, tmp_path):
+    monkeypatch.setenv("REGARD_DOCS_CHECKS", "all")
+    monkeypatch.setattr(pages, "TESTED", tmp_path)
+    pages.record.keep(tmp_path / "contract", "uniform", {"key_mask": "excused"})
+    pages.record.keep(tmp_path / "pairs", "uniform alibi", {"forms": [], "reason": "it could not"})
+    assert "| key_mask | (fact) |" in pages.contract_page(["uniform"])
+    assert pages.pairs_of("uniform", ["alibi"]) == [pages.Pair("uniform", "alibi", (), "it could not")]
+    assert len(pages.pairs_of("uniform", ["alibi", "timestep"])) == 2
+
+
+def test_a_contract_that_does_not_hold_is_not_documented(pages, monkeypatch, tmp_path):
+    monkeypatch.setenv("REGARD_DOCS_CHECKS", "all")
+    monkeypatch.setattr(pages, "TESTED", tmp_path)
     broken = [SimpleNamespace(check="causal", status="failed", message="it leaks")]
     monkeypatch.setattr(pages, "check_attention", lambda *_, **__: broken)
     with pytest.raises(RuntimeError, match="uniform: causal: it leaks"):

@@ -1,5 +1,7 @@
 """Every position scheme with every mechanism: it works in every form that the mechanism has, or is refused at build."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -13,10 +15,13 @@ from regard.position.alibi import Alibi
 from regard.position.rotary import Rotary
 from regard.position.sinusoidal import Sinusoidal
 from regard.position.t5_bias import T5Bias
+from regard.testing import record
 from regard.testing.counting import Count
 from regard.testing.position_pairs import position_pair, position_pairs
 
 LONG, WINDOW = 65_536, 64
+TESTED = Path(__file__).parents[2] / "build" / "tested" / "pairs"
+"""read by docs/pages.py"""
 
 
 @pytest.mark.parametrize("scheme", names())
@@ -37,6 +42,7 @@ def test_a_pair_works_in_every_form_or_says_why_not(mechanism, scheme):
         wanted = [("training", True), ("streaming", streams), ("segments", remembers)]
         assert pair.reason == ""
         assert pair.forms == tuple(form for form, has in wanted if has)
+    record.keep(TESTED, f"{mechanism} {scheme}", {"forms": pair.forms, "reason": pair.reason})
 
 
 def test_some_or_all_pairs():

@@ -1,0 +1,44 @@
+"""What a run of the tests found, kept so that the documentation of the same sources need not find it again."""
+
+import hashlib
+import json
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import regard
+
+
+@cache
+def sources() -> str:
+    """A digest of every source file of the package and of torch's version."""
+    root, found = Path(regard.__file__).parent, hashlib.sha256(torch.__version__.encode())
+    for path in sorted(root.rglob("*.py")):
+        found.update(f"{path.relative_to(root).as_posix()}\n".encode() + path.read_bytes())
+    return found.hexdigest()
+
+
+def keep(folder: Path, name: str, found: Any) -> None:
+    """Write what was found, as JSON.
+
+    Args:
+        folder: where; made if it is not there.
+        name: of the file, without its suffix.
+        found: anything that JSON holds.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = folder / f"{name}.{os.getpid()}.partial"
+    partial.write_text(json.dumps({"sources": sources(), "found": found}), encoding="utf-8")
+    partial.replace(folder / f"{name}.json")
+
+
+def kept(folder: Path, name: str) -> Any | None:
+    """What `keep` wrote, if the sources have not changed since; else None."""
+    path = folder / f"{name}.json"
+    if not path.exists():
+        return None
+    record = json.loads(path.read_text(encoding="utf-8"))
+    return record["found"] if record["sources"] == sources() else None
