@@ -8,6 +8,7 @@ from regard.errors import ConfigError, nearest
 MlpKind = Literal["gelu", "gelu_tanh", "relu", "swiglu", "geglu", "geglu_tanh", "none"]
 NormPlace = Literal["pre", "post"]
 NormKind = Literal["layer", "rms"]
+Recomputed = Literal["none", "block", "attention"]
 
 GATED = frozenset({"swiglu", "geglu", "geglu_tanh"})
 """MLPs with a third matrix"""
@@ -56,6 +57,9 @@ class BlockConfig:
     """Probability of dropping an attention weight in training, for mechanisms that support it."""
     bias: bool = False
     """Bias terms in linear layers and LayerNorm."""
+    checkpoint: Recomputed = "none"
+    """What is computed again in the backward pass instead of being kept: nothing, whole blocks (each then keeps one
+    hidden state), or the attention of each (projections included). Changes memory and time, no result."""
     seed: int = 0
     """Every initial weight, and every random feature, bucket and codebook, is drawn from this."""
 
@@ -73,7 +77,12 @@ class BlockConfig:
             found.append(
                 f"kv_heads must divide heads, got heads={self.heads}, kv_heads={self.kv_heads}{divisors(self.heads)}"
             )
-        found += self._choices(mlp=get_args(MlpKind), norm=get_args(NormPlace), norm_kind=get_args(NormKind))
+        found += self._choices(
+            mlp=get_args(MlpKind),
+            norm=get_args(NormPlace),
+            norm_kind=get_args(NormKind),
+            checkpoint=get_args(Recomputed),
+        )
         if not 0 < self.norm_eps < 1:
             found.append(f"norm_eps must be in (0, 1), got {self.norm_eps}")
         for name in ("dropout", "attention_dropout"):

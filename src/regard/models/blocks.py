@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from regard.core import generator
 from regard.layer import AttentionLayer, LayerOutput, linear
-from regard.models.block_config import GATED, BlockConfig, MlpKind, NormKind, NormPlace
+from regard.models.block_config import GATED, BlockConfig, MlpKind, NormKind, NormPlace, Recomputed
+from regard.models.recompute import recomputed
 from regard.state import State
 
 
@@ -114,6 +115,7 @@ class Block(nn.Module):
     def __init__(self, config: BlockConfig, attention: AttentionLayer, *, seed: int) -> None:
         super().__init__()
         self.place: NormPlace = config.norm
+        self.checkpoint: Recomputed = config.checkpoint
         self.attention = attention
         self.attention_norm = build_norm(config.norm_kind, config.dim, bias=config.bias, eps=config.norm_eps)
         self.mlp: Mlp | None = None
@@ -137,9 +139,21 @@ class Block(nn.Module):
         memory: Tensor | None = None,
     ) -> LayerOutput:
         """The hidden states after this block; state, memory and losses as `AttentionLayer` returns them."""
-        pre, norm, attention, mlp = self.place == "pre", self.attention_norm, self.attention, self.mlp
+        return recomputed(self.checkpoint == "block", self._whole, x, key_mask, positions, memory, state=state)
+
+    def _whole(
+        self,
+        x: Tensor,
+        key_mask: Tensor | None,
+        positions: Tensor | None,
+        memory: Tensor | None,
+        state: State | None,
+    ) -> LayerOutput:
+        pre, norm, mlp = self.place == "pre", self.attention_norm, self.mlp
         inner = norm(x) if pre else x
-        got = attention(inner, key_mask=key_mask, positions=positions, state=state, memory=memory)
+        got = recomputed(
+            self.checkpoint == "attention", self._attended, inner, key_mask, positions, memory, state=state
+        )
         x = x + self._dropped(got.hidden)
         x = x if pre else norm(x)
         if mlp is not None:
@@ -147,6 +161,16 @@ class Block(nn.Module):
             x = x + self._dropped(mlp(norm(x) if pre else x))
             x = x if pre else norm(x)
         return LayerOutput(x, got.state, got.memory, got.losses)
+
+    def _attended(
+        self,
+        x: Tensor,
+        key_mask: Tensor | None,
+        positions: Tensor | None,
+        memory: Tensor | None,
+        state: State | None,
+    ) -> LayerOutput:
+        return self.attention(x, key_mask=key_mask, positions=positions, memory=memory, state=state)
 
     def _dropped(self, branch: Tensor) -> Tensor:
         return self.dropout(branch) if self.training else branch

@@ -10,12 +10,14 @@ from torch import Tensor, nn
 
 from regard.core import Attention, generator
 from regard.errors import ShapeError
-from regard.layer import AttentionLayer, linear
+from regard.layer import AttentionLayer, LayerOutput, linear
+from regard.models.block_config import Recomputed
 from regard.models.blocks import Mlp, build_norm
 from regard.models.embeddings import Embeddings, build_attention, token_table
 from regard.models.encoder import Encoded, Encoder
 from regard.models.encoder_decoder_config import EncoderDecoderConfig
 from regard.models.losses import add_losses, loss_names, loss_weights
+from regard.models.recompute import recomputed
 from regard.models.sharing import save_once
 from regard.state import State
 
@@ -99,6 +101,7 @@ class CrossBlock(nn.Module):
     ) -> None:
         super().__init__()
         self.pre = config.norm == "pre"
+        self.checkpoint: Recomputed = config.checkpoint
         self.attention, self.cross = attention, cross
         self.attention_norm, self.cross_norm = self._norm(config), self._norm(config)
         # As in `Block`: the variance of the residual stream does not grow with the 3 branches of each layer.
@@ -129,15 +132,40 @@ class CrossBlock(nn.Module):
         state: State | None = None,
     ) -> Crossed:
         """The hidden states after this block, from a source or from a prepared one."""
-        got = self.attention(
-            self._entering(x, self.attention_norm), key_mask=key_mask, positions=positions, state=state
+        return recomputed(
+            self.checkpoint == "block", self._whole, x, source, source_mask, prepared, key_mask, positions, state=state
         )
+
+    def _whole(
+        self,
+        x: Tensor,
+        source: Tensor | None,
+        source_mask: Tensor | None,
+        prepared: State | None,
+        key_mask: Tensor | None,
+        positions: Tensor | None,
+        state: State | None,
+    ) -> Crossed:
+        again = self.checkpoint == "attention"
+        inner = self._entering(x, self.attention_norm)
+        got = recomputed(again, self._attended, inner, key_mask, positions, state=state)
         x = self._joined(x, got.hidden, self.attention_norm)
-        read = self.cross(self._entering(x, self.cross_norm), source, key_mask=source_mask, state=prepared)
+        inner = self._entering(x, self.cross_norm)
+        read = recomputed(again, self._read, inner, source, source_mask, state=prepared)
         x = self._joined(x, read.hidden, self.cross_norm)
         if self.mlp is not None:
             x = self._joined(x, self.mlp(self._entering(x, self.mlp_norm)), self.mlp_norm)
         return Crossed(x, got.state, got.losses, read.losses)
+
+    def _attended(
+        self, x: Tensor, key_mask: Tensor | None, positions: Tensor | None, state: State | None
+    ) -> LayerOutput:
+        return self.attention(x, key_mask=key_mask, positions=positions, state=state)
+
+    def _read(
+        self, x: Tensor, source: Tensor | None, source_mask: Tensor | None, prepared: State | None
+    ) -> LayerOutput:
+        return self.cross(x, source, key_mask=source_mask, state=prepared)
 
     def _entering(self, x: Tensor, norm: nn.Module) -> Tensor:
         return norm(x) if self.pre else x

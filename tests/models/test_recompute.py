@@ -1,0 +1,139 @@
+"""What is computed again gives the same gradients, learns once, and is not kept."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from regard.errors import ConfigError
+from regard.models import (
+    Encoder,
+    EncoderConfig,
+    EncoderDecoder,
+    EncoderDecoderConfig,
+    LanguageModel,
+    MaskedLanguageModel,
+    ModelConfig,
+)
+from regard.models.block_config import BlockConfig
+
+TINY = {"dim": 32, "heads": 4, "layers": 3, "vocab_size": 19, "max_length": 24, "seed": 5}
+MODELS: dict[str, BlockConfig] = {
+    "decoder": ModelConfig(**TINY),
+    "post-norm": ModelConfig(**TINY, norm="post", mlp="swiglu"),
+    "mixed": ModelConfig(**TINY, attention=("local(window=4):2 + softmax:2", "linear", "performer(num_features=8)")),
+    "dropout": ModelConfig(**TINY, dropout=0.3, attention_dropout=0.2),
+    "relative": ModelConfig(**TINY, position="t5_bias"),
+    "no mlp": ModelConfig(**TINY, mlp="none"),
+    "encoder": EncoderConfig(**TINY, dropout=0.1),
+    "encoder-decoder": EncoderDecoderConfig(**TINY, dropout=0.1),
+    "codebook": ModelConfig(**TINY, position="none", attention=("vector_quantized(num_codes=5, block_size=4)",)),
+    "redrawn": ModelConfig(**TINY, attention=("performer(num_features=8, redraw_interval=1)",)),
+}
+AGAIN = ("block", "attention")
+
+
+def built(config: BlockConfig) -> nn.Module:
+    if isinstance(config, ModelConfig):
+        return LanguageModel(config)
+    if isinstance(config, EncoderDecoderConfig):
+        return EncoderDecoder(config)
+    assert isinstance(config, EncoderConfig)
+    return MaskedLanguageModel(Encoder(config))
+
+
+def tokens(seed: int, *, batch: int = 2, length: int = 20) -> Tensor:
+    return torch.randint(0, 19, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def step(model: nn.Module, seed: int) -> Tensor:
+    """One backward pass, on a source too where the model reads one; the logits."""
+    torch.manual_seed(seed)
+    inputs = tokens(seed)
+    output = model(tokens(seed + 9), inputs) if isinstance(model, EncoderDecoder) else model(inputs)
+    loss = cross_entropy(output.logits.flatten(0, 1), tokens(seed + 1).flatten())
+    (loss + sum(output.losses.values(), loss.new_zeros(()))).backward()
+    return output.logits.detach()
+
+
+@pytest.mark.parametrize("again", AGAIN)
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_are_those_of_an_ordinary_backward_pass(name: str, again: str) -> None:
+    """Three steps, so that what learns in training (codebooks, draws) has learnt; buffers, random state agree too."""
+    config = MODELS[name]
+    plain, other = built(config).double(), built(replace(config, checkpoint=again)).double()
+    for seed in range(3):
+        expected = step(plain, seed)
+        state = torch.get_rng_state()
+        torch.testing.assert_close(step(other, seed), expected, rtol=0, atol=0)
+        assert torch.equal(torch.get_rng_state(), state)
+        for (key, a), b in zip(plain.named_buffers(), other.buffers(), strict=True):
+            assert torch.equal(a, b), key
+    for (key, a), b in zip(plain.named_parameters(), other.parameters(), strict=True):
+        assert (a.grad is None) == (b.grad is None), key
+        if a.grad is not None and b.grad is not None:
+            assert (a.grad - b.grad).abs().max() <= 1e-12 * a.grad.abs().max(), key
+
+
+def test_the_comparison_sees_a_step_that_learns_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regard.attention.routed.vector_quantized.recomputing", lambda: False)
+    with pytest.raises(AssertionError):
+        test_gradients_are_those_of_an_ordinary_backward_pass("codebook", "block")
+
+
+def kept(config: BlockConfig, length: int) -> int:
+    """Bytes that a forward pass keeps for its backward pass, weights apart."""
+    model = built(config)
+    weights = {x.untyped_storage().data_ptr() for x in model.parameters()}
+    found: dict[int, int] = {}
+    alive: list[Tensor] = []
+
+    def pack(x: Tensor) -> Tensor:
+        storage = x.untyped_storage()
+        if storage.data_ptr() not in weights:
+            found[storage.data_ptr()] = storage.nbytes()
+            alive.append(x)  # or the next tensor could have its address
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        model(tokens(0, length=length))
+    return sum(found.values())
+
+
+@pytest.mark.parametrize("spec", ["softmax", "local(window=4)", "linear"])
+def test_every_recomputed_block_keeps_one_hidden_state(spec: str) -> None:
+    config, length = ModelConfig(**TINY, attention=(spec,)), 24
+
+    def growth(again: str) -> float:
+        few, many = (kept(replace(config, checkpoint=again, layers=layers), length) for layers in (2, 7))
+        return (many - few) / 5
+
+    hidden = 2 * length * config.dim * 4
+    assert growth("block") == hidden
+    assert growth("block") < growth("attention") < growth("none")
+
+
+def test_the_whole_model_grows_by_the_inputs_alone() -> None:
+    """The attention is not kept either: with the MLP apart, a block keeps its norm's input and little else."""
+    config = ModelConfig(**TINY, mlp="none", position="none")
+    few, many = (kept(replace(config, checkpoint="attention", layers=layers), 24) for layers in (2, 7))
+    hidden = 2 * 24 * config.dim * 4
+    assert hidden <= (many - few) / 5 <= 3 * hidden
+
+
+@pytest.mark.parametrize("again", AGAIN)
+def test_streaming_is_left_alone(again: str) -> None:
+    model = LanguageModel(ModelConfig(**TINY, checkpoint=again))
+    whole = model(tokens(0)).logits
+    state = model.initial_state(2)
+    first = model(tokens(0)[:, :13], state=state)
+    second = model(tokens(0)[:, 13:], state=first.state)
+    torch.testing.assert_close(torch.cat([first.logits, second.logits], 1), whole, rtol=0, atol=2e-6 * 10)
+    second.logits.sum().backward()
+
+
+def test_an_unknown_choice_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"checkpoint: no choice 'blocks'.*block"):
+        ModelConfig(checkpoint="blocks")  # type: ignore[arg-type]
