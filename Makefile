@@ -37,7 +37,7 @@ quick: .venv/.test  ## the tests without the conformance suite, mutants and inst
 		--ignore tests/test_conformance.py --ignore tests/test_mutants.py
 
 external: .venv/.external  ## published packages agree
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/external -m external
+	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/external -m external
 
 lint: .venv/.test
 	$(BIN)/ruff check .

@@ -16,7 +16,7 @@ from regard.feature_maps import FEATURE_MAPS, FeatureMap
 from regard.feature_maps import feature_map as named
 from regard.info import Heads, Info, Supports
 
-IMPLS = ("auto", "reference", "torch", *FORMS)
+IMPLS = ("auto", "reference", "torch", "triton", *FORMS)
 BASE = 10_000.0
 """of the rotary frequencies (Su et al. 2021)"""
 
@@ -40,12 +40,13 @@ class Linear(Kernel):
         rotary: turn pairs of features by their slots, in the numerator only (the denominator stays positive).
         post: "softmax" takes a softmax over the channels of the output.
         impl: "auto" and "torch" are the chunked operator; "quadratic", "recurrent" and "cumsum" the other forms of the
-            same sum, with O(queries x keys), O(length) sequential and O(length x features x value) memory; "reference"
-            the definition (no state).
+            same sum, with O(queries x keys), O(length) sequential and O(length x features x value) memory; "triton" the
+            chunked form as GPU kernels, causal only; "reference" the definition (no state).
 
     Raises:
         ConfigError: an unknown or random feature map, maps of different sizes, signed features with normalise=True,
             rotary with an odd number of features.
+        UnsupportedError: impl="triton" where triton or a CUDA device is missing.
 
     Example:
         >>> import torch
@@ -75,8 +76,9 @@ class Linear(Kernel):
     )
 
     reasons: ClassVar[Mapping[str, str]] = {
+        "bidirectional": "impl='triton' is causal only",
         "bias": "its weights are products of features, so no term can be added to a logit",
-        "cross": "rotary features need one sequence of slots",
+        "cross": "rotary features need one sequence of slots, and impl='triton' is causal only",
         "state": "impl='reference' has none",
     }
 
@@ -91,7 +93,7 @@ class Linear(Kernel):
         normalise: bool = True,
         rotary: bool = False,
         post: Literal["none", "softmax"] = "none",
-        impl: Literal["auto", "reference", "torch", "quadratic", "recurrent", "cumsum"] = "auto",
+        impl: Literal["auto", "reference", "torch", "triton", "quadratic", "recurrent", "cumsum"] = "auto",
     ) -> None:
         super().__init__(
             heads,
@@ -109,6 +111,10 @@ class Linear(Kernel):
         self.features = self.key_map.count(heads.key_dim)
         if impl not in IMPLS:
             raise ConfigError(f"linear has no impl={impl!r}; it has {', '.join(IMPLS)}")
+        if impl == "triton":
+            from regard.kernels import linear_triton
+
+            linear_triton.require()
         if post not in ("none", "softmax"):
             raise ConfigError(f"linear has no post={post!r}; it has none, softmax")
         if self.query_map.count(heads.key_dim) != self.features:
@@ -133,7 +139,12 @@ class Linear(Kernel):
         explicit = impl in ("reference", "quadratic")
         return replace(
             cls.info,
-            supports=replace(cls.info.supports, cross=not rotary, state=impl != "reference"),
+            supports=replace(
+                cls.info.supports,
+                bidirectional=impl != "triton",
+                cross=not rotary and impl != "triton",
+                state=impl != "reference",
+            ),
             time=2 if explicit else 1,
             memory=2 if explicit else 1,
             state="none" if impl == "reference" else "constant",
