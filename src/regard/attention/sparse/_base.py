@@ -50,6 +50,10 @@ class Sparse(Attention):
             raise UnsupportedError(f"{name} has no impl={impl!r}; it has {', '.join(self.impls)}")
         if impl not in self.impls:
             raise ConfigError(f"{name} has no impl={impl!r}; {nearest(impl, self.impls)}")
+        if pattern.heads not in (None, heads.count):
+            raise ConfigError(
+                f"{name} has {heads.count} heads and patterns for {pattern.heads}; give each head one, or one to all"
+            )
         self.pattern = causal & pattern if heads.causal else pattern
         self.scale, self.impl = scale, impl
         self.factor = heads.key_dim**-0.5 if scale is None else scale
@@ -118,9 +122,9 @@ class Sparse(Attention):
         j = _explicit(places, k)
         allowed = self.pattern.mask(i, j)
         if q.shape[2] == 1 and len(j) > MANY and bias is None and not torch.compiler.is_compiling():
-            seen = allowed[0].nonzero().flatten()
+            seen = allowed.flatten(0, -2).any(0).nonzero().flatten()
             if len(seen) <= len(j) // 2:
-                k, v, allowed = k.index_select(2, seen), v.index_select(2, seen), allowed[:, seen]
+                k, v, allowed = k.index_select(2, seen), v.index_select(2, seen), allowed[..., seen]
                 key_mask = None if key_mask is None else key_mask[:, seen]
         if key_mask is not None:
             allowed = allowed & key_mask[:, None, None, :]
@@ -214,8 +218,11 @@ class Sparse(Attention):
         return low, max(min(high, farthest_key), low)
 
     @abstractmethod
-    def allowed(self, i: Int[Tensor, "queries 1"], j: Int[Tensor, "1 keys"]) -> Bool[Tensor, "queries keys"]:
-        """The definition: whether the query at slot i may see the key at slot j, causality apart."""
+    def allowed(self, i: Int[Tensor, "queries 1"], j: Int[Tensor, "1 keys"]) -> Bool[Tensor, "... queries keys"]:
+        """The definition: whether the query at slot i may see the key at slot j, causality apart.
+
+        Of the same shape for all heads, or (heads, queries, keys).
+        """
 
     def reference(
         self,
@@ -236,7 +243,7 @@ class Sparse(Attention):
         j = torch.arange(keys, device=q.device)
         if bias is not None:
             logits = logits + bias.logits(i, j).to(q.dtype)
-        seen = self.allowed(i[:, None], j[None])[None, None]
+        seen = self.allowed(i[:, None], j[None])
         if self.heads.causal:
             seen = seen & (j[None] <= i[:, None])
         if key_mask is not None:
