@@ -20,9 +20,7 @@ Patterns combine with & | ~ and have a text, which `parse` reads back without `e
     True
 """
 
-import ast
 import functools
-import inspect
 import itertools
 import operator
 import re
@@ -34,7 +32,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from regard.errors import ConfigError, nearest
+from regard.errors import ConfigError
+from regard.pattern_text import Reader
 from regard.spans import FAR, Span, Truth
 
 __all__ = [
@@ -325,10 +324,8 @@ def random_blocks(size: int, table: Int[Tensor, "blocks picks"]) -> Pattern:
 
 
 _VALUES = {"causal": causal, "everything": everything}
-_MAKERS: dict[str, Callable[..., Pattern]] = {
-    maker.__name__: maker for maker in (window, dilated, strided, block, summary, first)
-}
-_NAMES = [*_VALUES, *_MAKERS, "per_head"]
+_MAKERS = {maker.__name__: maker for maker in (window, dilated, strided, block, summary, first)}
+_JOINERS = {joiner.__name__: joiner for joiner in (per_head,)}
 
 
 def parse(text: str) -> Pattern:
@@ -337,71 +334,14 @@ def parse(text: str) -> Pattern:
     Raises:
         ConfigError: anything but the names of this module, integers, & | ~ and parentheses.
     """
-    return _read(text, named=False)
+    return Reader(text, _VALUES, _MAKERS, _JOINERS).read()
 
 
 def resolve(text: str) -> Pattern:
     """The living pattern that has this `text`, including patterns made from functions."""
-    return _read(text, named=True)
+    return Reader(text, {**_VALUES, **_unwritten}, _MAKERS, _JOINERS).read()
 
 
 def unwritten(text: str) -> list[Pattern]:
     """The living patterns without text that `text` names; `resolve` finds it as long as somebody holds these."""
     return [_unwritten[name] for name in re.findall(r"rule_\d+", text)]
-
-
-def _read(text: str, *, named: bool) -> Pattern:
-    try:
-        tree = ast.parse(text.strip(), mode="eval")
-        return _build(tree.body, text, named)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(
-            f'cannot read the pattern {text!r}: {error}. Example: "causal & (window(64) | strided(128))"'
-        ) from error
-
-
-def _build(node: ast.expr, text: str, named: bool) -> Pattern:
-    match node:
-        case ast.BinOp(left=left, op=ast.BitAnd(), right=right):
-            return _build(left, text, named) & _build(right, text, named)
-        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
-            return _build(left, text, named) | _build(right, text, named)
-        case ast.UnaryOp(op=ast.Invert(), operand=operand):
-            return ~_build(operand, text, named)
-        case ast.Name(id=name) if name in _VALUES:
-            return _VALUES[name]
-        case ast.Name(id=name) if named and name in _unwritten:
-            return _unwritten[name]
-        case ast.Call(func=ast.Name(id="per_head"), args=args, keywords=[]):
-            return per_head(*(_build(arg, text, named) for arg in args))
-        case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords) if name in _MAKERS:
-            given = [_integer(arg, text) for arg in args]
-            by_name = {keyword.arg or "**": _integer(keyword.value, text) for keyword in keywords}
-            try:
-                inspect.signature(_MAKERS[name]).bind(*given, **by_name)
-            except TypeError as error:
-                raise ConfigError(f"pattern {text!r}: {_usage(name)}: {error}") from error
-            return _MAKERS[name](*given, **by_name)
-        case ast.Call(func=ast.Name(id=name)) if name in _VALUES:
-            raise ConfigError(f"pattern {text!r}: {name} takes no arguments; write it without parentheses")
-        case ast.Name(id=name) if name in _MAKERS:
-            raise ConfigError(f"pattern {text!r}: write {_usage(name)}")
-        case ast.Name(id=name) | ast.Call(func=ast.Name(id=name)):
-            raise ConfigError(f"pattern {text!r}: unknown name {name!r}; {nearest(name, _NAMES)}")
-    raise ConfigError(
-        f"pattern {text!r}: {ast.unparse(node)!r} is not allowed; a pattern has the names "
-        f"{', '.join(_NAMES)}, integers, & | ~ and parentheses"
-    )
-
-
-def _usage(name: str) -> str:
-    parameters = inspect.signature(_MAKERS[name]).parameters.values()
-    return f"{name}({', '.join(str(x.replace(annotation=x.empty)) for x in parameters)})"
-
-
-def _integer(node: ast.expr, text: str) -> int:
-    if isinstance(node, ast.Constant) and type(node.value) is int:
-        return node.value
-    raise ConfigError(f"pattern {text!r}: {ast.unparse(node)!r} is not an integer")
