@@ -158,9 +158,9 @@ def test_refusals() -> None:
     heads = Heads(count=1, key_dim=4)
     with pytest.raises(ConfigError, match="window >= 0, got -1"):
         build("local_linear(window=-1)", heads)
-    with pytest.raises(ConfigError, match="no feature_map='identity'"):
+    with pytest.raises(ConfigError, match="feature_map='identity'"):
         build("local_linear(feature_map=identity)", heads)
-    with pytest.raises(ConfigError, match="no combine='sum'"):
+    with pytest.raises(ConfigError, match="combine='sum'"):
         build("local_linear(combine=sum)", heads)
     with pytest.raises(UnsupportedError, match="same positions"):
         build("local_linear", heads)(torch.ones(1, 1, 2, 4), torch.ones(1, 1, 3, 4), torch.ones(1, 1, 3, 4))
