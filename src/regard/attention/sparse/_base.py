@@ -20,6 +20,8 @@ FEW = 16
 """Up to this many queries on a state see it through an explicit mask."""
 MANY = 1024
 """A single query gathers what it sees out of more keys than this."""
+TRIES = 1 << 22
+"""Pairs that are looked at to find the outermost distances that a bias needs."""
 
 
 class Sparse(Attention):
@@ -211,11 +213,26 @@ class Sparse(Attention):
         return slot_bytes(elements, min(length, self._horizon), dtype, batch)
 
     def reach(self, queries: int, keys: int, state: State | None = None) -> tuple[int, int]:
-        """The distances of the call that the pattern allows."""
+        """The outermost distances of the call at which the pattern holds, or near them where those are far inside."""
         low, high = super().reach(queries, keys, state)
         nearest_key, farthest_key = self.pattern.distances
         low = max(low, nearest_key)
-        return low, max(min(high, farthest_key), low)
+        high = max(min(high, farthest_key), low)
+        if torch.compiler.is_compiling():
+            return low, high
+        total = keys + (0 if state is None else state.length)
+        i = torch.arange(total - queries, total) if self.heads.causal else torch.arange(queries)
+        tries = min(max(TRIES // max(queries, 1), 1), 1024)
+        low = next((d for d in range(low, min(high, low + tries)) if self._meets(i, d, total)), min(high, low + tries))
+        high = next(
+            (d for d in range(high, max(low, high - tries), -1) if self._meets(i, d, total)), max(low, high - tries)
+        )
+        return low, high
+
+    def _meets(self, i: Tensor, distance: int, total: int) -> bool:
+        """Whether one of the queries `i` sees the key at that distance, out of `total` slots."""
+        i = i[(i >= distance) & (i - distance < total)][:, None]
+        return bool(self.pattern.holds(i, i - distance).any())
 
     @abstractmethod
     def allowed(self, i: Int[Tensor, "queries 1"], j: Int[Tensor, "1 keys"]) -> Bool[Tensor, "... queries keys"]:
