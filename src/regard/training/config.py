@@ -27,6 +27,36 @@ _LEAST = {
 
 
 @dataclass(frozen=True)
+class Stage:
+    """A part of a training. What is not said is the run's own; weights and the optimizer's running means go on.
+
+    Raises:
+        ConfigError: values that make no sense.
+
+    Source: Beltagy et al. 2020, section 4.2 (from stage to stage twice the window and length, half the rate).
+    """
+
+    steps: int
+    """optimizer steps of the stage"""
+    attention: tuple[str, ...] | None = None
+    """specifications, as model.attention"""
+    window: int | None = None
+    """of every mechanism that has one, instead of what its specification says"""
+    length: int | None = None
+    """of the examples, instead of task.length, which stays that of the validation"""
+    rate_factor: float = 1.0
+    """factor of the learning rate that the schedule gives"""
+
+    def __post_init__(self) -> None:
+        for name, least in (("steps", 1), ("window", 0), ("length", 2)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"{name} of a stage must be at least {least}, got {value}")
+        if not 0 < self.rate_factor < float("inf"):
+            raise ConfigError(f"rate_factor of a stage must be positive, got {self.rate_factor}")
+
+
+@dataclass(frozen=True)
 class TrainingConfig:
     """How a model is trained.
 
@@ -82,6 +112,8 @@ class TrainingConfig:
     """torch.compile the model"""
     tensorboard: bool = False
     """write the metrics for TensorBoard too"""
+    stages: tuple[Stage, ...] = ()
+    """parts with other attention, length or rate; their steps add up to all steps. In a file: [[training.stages]]"""
 
     def __post_init__(self) -> None:
         problems = [
@@ -109,6 +141,9 @@ class TrainingConfig:
             )
         if self.accumulation >= 1 and self.batch_size % self.accumulation:
             problems.append(f"accumulation must divide batch_size={self.batch_size}, got {self.accumulation}")
+        together = sum(stage.steps for stage in self.stages)
+        if self.stages and together != self.steps:
+            problems.append(f"steps must be those of the stages together, {together}, got {self.steps}")
         if problems:
             raise ConfigError("\n".join(problems))
 

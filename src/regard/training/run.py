@@ -29,6 +29,7 @@ from regard.training.evaluation import measured, score
 from regard.training.files import writing
 from regard.training.loaded import BEAMS, LENGTH_PENALTY, Loaded
 from regard.training.measure import Measure
+from regard.training.stages import Stages, model_after
 from regard.training.trainer import OnProgress, Trainer, chosen_device
 
 Report = dict[str, object]
@@ -93,7 +94,7 @@ def train(
     with _fresh(out) as partial:
         task = build_task(config.task, seed=config.training.seed)
         config = fitted(config, task)
-        network.build(config.model, len(task.classes))
+        Stages(config, task).require()
         with writing(out):
             toml.save(config, partial / "config.toml")
             if task.tokenizer is not None:
@@ -138,7 +139,8 @@ def load(run: Path | str, *, best: bool = False, device: str = "auto") -> Loaded
     if found is None:
         raise CheckpointError(f"{run} has no checkpoint yet; continue it with regard train --resume {run}")
     labels = network.Labels.load(run / LABELS) if isinstance(config.task, ClassificationConfig) else None
-    model = network.build(config.model, 0 if labels is None else len(labels.classes))
+    shape = model_after(config, found.progress.step)
+    model = network.build(shape, 0 if labels is None else len(labels.classes))
     checkpoint.restore_model(model, found)
     model = model.to(chosen_device(device)).eval()
     return Loaded(model, _tokenizer(run, config), config, run, found.progress.step, labels)
@@ -240,8 +242,8 @@ def _absolute(path: str) -> str:
 
 def _finish(run: Path, config: RunConfig, task: Task, on_progress: OnProgress | None) -> RunResult:
     environment.record(run / "env.json", chosen_device(config.training.device), config.training.threads)
-    model = network.build(config.model, len(task.classes))
-    trainer = Trainer(model, task, config.training, run, on_progress=on_progress)
+    stages = Stages(config, task)
+    trainer = Trainer(stages.network(0), task, config.training, run, on_progress=on_progress, stages=stages)
     trainer.fit()
     lines = [line for line in metrics.read(run / "metrics.jsonl") if line["kind"] == "evaluate"]
     return RunResult(run, config, lines[-1], tuple(trainer.damaged))
