@@ -50,7 +50,7 @@ class Globals(Sparse):
     Args:
         heads: what to serve.
         pattern: what the other tokens see besides global ones.
-        num_global: the first tokens that are global without a mark.
+        leading: how many of the first tokens are global without a mark.
         symmetric: whether global tokens see every key (causal: every earlier one); if not, they see what all see.
         scale, impl, options: as `Sparse`.
 
@@ -63,16 +63,16 @@ class Globals(Sparse):
         heads: Heads,
         pattern: Pattern,
         *,
-        num_global: int,
+        leading: int,
         symmetric: bool,
         scale: float | None,
         impl: str,
         **options: object,
     ) -> None:
-        super().__init__(heads, pattern, scale=scale, impl=impl, num_global=num_global, **options)
-        if num_global < 0:
-            raise ConfigError(f"{registered_name(type(self))} needs num_global >= 0, got {num_global}")
-        self.num_global, self.symmetric = num_global, symmetric
+        super().__init__(heads, pattern, scale=scale, impl=impl, **options)
+        if leading < 0:
+            raise ConfigError(f"{registered_name(type(self))} needs num_global >= 0, got {leading}")
+        self.leading, self.symmetric = leading, symmetric
 
     @staticmethod
     def marked(marks: Tensor) -> Bool[Tensor, "batch keys"]:
@@ -138,7 +138,7 @@ class Globals(Sparse):
     ) -> tuple[Float[Tensor, "batch heads queries value"], Float[Tensor, "batch heads queries"]]:
         """The part of the pattern. Global keys have a part of their own, and nothing may be counted twice."""
         keep = view.key_mask
-        if view.marks is not None or self.num_global:
+        if view.marks is not None or self.leading:
             others = ~self._global(view)
             keep = others if keep is None else keep & others
         whole = view.marks is None  # slots without holes
@@ -162,7 +162,7 @@ class Globals(Sparse):
 
     def _global(self, view: View) -> Bool[Tensor, "batch keys"]:
         """Which keys are global; a hidden one is not."""
-        found = (view.keys < self.num_global).expand(view.batch, -1)
+        found = (view.keys < self.leading).expand(view.batch, -1)
         if view.marks is not None:
             found = found | self.marked(view.marks)
         return found if view.key_mask is None else found & view.key_mask
@@ -171,7 +171,7 @@ class Globals(Sparse):
         """The global tokens among the keys from index `first` on."""
         device = view.keys.device
         if view.marks is None:  # how many there are is known without a look at the data
-            at = torch.arange(first, max(first, min(self.num_global, view.keys.shape[0])), device=device)
+            at = torch.arange(first, max(first, min(self.leading, view.keys.shape[0])), device=device)
             at = at.expand(view.batch, -1)
             real = torch.ones_like(at, dtype=torch.bool) if view.key_mask is None else view.key_mask.gather(1, at)
             return Tokens(at, real)
@@ -255,7 +255,7 @@ class Globals(Sparse):
         """Which unmarked keys a later query may see; a global token that is yet to come may see all."""
         if self.symmetric:
             return torch.ones_like(places, dtype=torch.bool)
-        return self.pattern.alive(places, length) | (places < self.num_global)
+        return self.pattern.alive(places, length) | (places < self.leading)
 
     def initial_state(
         self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
@@ -281,7 +281,7 @@ class Globals(Sparse):
 
     def reach(self, queries: int, keys: int, state: State | None = None) -> tuple[int, int]:
         """Every distance where there are global tokens, else those of the pattern; marks make it every distance."""
-        if self.num_global or state is not None:
+        if self.leading or state is not None:
             return Attention.reach(self, queries, keys, state)
         return super().reach(queries, keys, state)
 
@@ -314,7 +314,7 @@ class Globals(Sparse):
         i, j = torch.arange(first, first + queries, device=q.device), torch.arange(keys, device=q.device)
         if bias is not None:
             logits = logits + bias.logits(i, j).to(q.dtype)
-        spread = (j < self.num_global)[None] if marks is None else (j < self.num_global) | (marks != 0)
+        spread = (j < self.leading)[None] if marks is None else (j < self.leading) | (marks != 0)
         spread = spread if key_mask is None else spread & key_mask
         seen = self.allowed(i[:, None], j[None]) | spread[:, None, None, :]
         if self.symmetric:

@@ -90,8 +90,16 @@ class Longformer(Globals):
         each = [neighbours(window) if step == 1 else dilated(window, step) for step in each_step]
         pattern = each[0] if len(set(each_step)) == 1 else per_head(*each)
         # Causal, a global row would see every earlier token, and the state would keep all of them.
-        super().__init__(heads, pattern, num_global=num_global, symmetric=not heads.causal, scale=scale, impl=impl)
-        self.window, self.dilation, self.steps = window, dilation, each_step
+        super().__init__(
+            heads,
+            pattern,
+            leading=num_global,
+            symmetric=not heads.causal,
+            scale=scale,
+            impl=impl,
+            num_global=num_global,
+        )
+        self.window, self.dilation, self.num_global, self.steps = window, dilation, num_global, each_step
 
     def allowed(self, i: Tensor, j: Tensor) -> Tensor:
         """|i - j| in {0, r, ..., wr}, for the r of every head."""
