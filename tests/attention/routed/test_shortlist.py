@@ -86,9 +86,10 @@ def test_the_choice_is_among_keys_seen() -> None:
 
 def test_float32_choices_survive_any_cut() -> None:
     """Close scores, in float32: prefill, pieces and single tokens list the same keys."""
-    heads = Heads(count=2, key_dim=4, value_dim=3, causal=True)
-    q, k, v = (x.float() for x in draw(60))
-    k = (k * 0.001 + 1).contiguous()  # scores differ in their last digits
+    heads = Heads(count=2, key_dim=67, value_dim=3, causal=True)
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 2, 60, width, generator=generator) for width in (67, 67, 3))
+    k = k * 1e-6 + 1  # scores differ in their last digits
     for score in ("linear", "projection"):
         mechanism = build("shortlist", heads, num_keys=5, score=score)
         whole, state, out = mechanism(q, k, v).values, mechanism.initial_state(2), []
