@@ -53,11 +53,9 @@ class SparseTransformerPatterns(Claim):
         "stride": 6,
         "summaries": 1,
         "back": 2,
-        "dim": 32,
         "steps_images": 100,
         "colours": 4,
         "steps_text": 50,
-        "learning_rate": 1e-2,
         "keys": 2,
         "values": 2,
         "samples": 100,
@@ -70,17 +68,17 @@ class SparseTransformerPatterns(Claim):
     """and width of the images, and block of the fixed pattern"""
     summaries: int = 2
     """columns of each block that all later positions see: as many as make the edges equal"""
-    rows: int = 12
+    rows: int = 8
     back: int = 3
     """rows to the same colour: further than the window, so that the stride has to bring it"""
     colours: int = 8
     keys: int = 4
     values: int = 4
     questions: int = 8
-    dim: int = 48
-    steps_images: int = 200
-    steps_text: int = 350
-    learning_rate: float = 3e-3
+    dim: int = 32
+    steps_images: int = 150
+    steps_text: int = 400
+    learning_rate: float = 1e-2
     batch: int = 16
     samples: int = 250
 
