@@ -7,7 +7,14 @@ from regard.errors import ConfigError
 from regard.models.config import ModelConfig
 from regard.models.encoder_config import EncoderConfig
 from regard.models.encoder_decoder_config import EncoderDecoderConfig
-from regard.tasks.config import TEXT_CLASSES, ClassificationConfig, TaskConfig, TextConfig
+from regard.tasks.config import (
+    TEXT_CLASSES,
+    ClassificationConfig,
+    ImagesConfig,
+    SuperResolutionConfig,
+    TaskConfig,
+    TextConfig,
+)
 from regard.training.schedule import Schedule
 
 _LEAST = {
@@ -157,22 +164,29 @@ SHAPES: dict[str, type[AnyModelConfig]] = {
     "masked": EncoderConfig,
     "classification": EncoderConfig,
     "translation": EncoderDecoderConfig,
+    "images": ModelConfig,
+    "super_resolution": EncoderDecoderConfig,
 }
 """task -> the kind of model that is trained on it: a causal decoder, an encoder with a head, or an encoder-decoder"""
 
 
 def default_model(task: TaskConfig) -> AnyModelConfig:
-    """The model that a task is trained on where nothing is said; of images, one with a vector in front that is read and
-    with learned positions.
+    """The model that a task is trained on where nothing is said.
+
+    Of images with classes, one with a vector in front that is read and with learned positions; of their pixels, one
+    with local attention and learned positions.
 
     Example:
         >>> type(default_model(TextConfig())).__name__
         'ModelConfig'
 
-    Source: of images: Dosovitskiy et al. 2021, section 3.1.
+    Source: of images: Dosovitskiy et al. 2021, section 3.1; of pixels: Parmar et al. 2018, section 3.
     """
     if isinstance(task, ClassificationConfig) and task.data not in TEXT_CLASSES:
         return EncoderConfig(cls_token=True, position="learned")
+    if isinstance(task, ImagesConfig):
+        local = {"position": "learned", "tied": False, "attention": ("image_local_1d",)}
+        return EncoderDecoderConfig(**local) if isinstance(task, SuperResolutionConfig) else ModelConfig(**local)
     return SHAPES[task.name]()
 
 

@@ -59,6 +59,8 @@ class Display:
             case "evaluate":
                 bits, accuracy = event["bits_per_byte"], event["accuracy"]
                 quality = f"accuracy {accuracy:.3f}" if bits is None else f"{bits:.4f} bits per byte"
+                if "bits_per_dimension" in event:
+                    quality = f"{event['bits_per_dimension']:.4f} bits per dimension"
                 scored = f"{event['split']}: {event['nats_per_token']:.4f} nats, {quality}"
                 self._line(f"step {event['step']}{_stage(event)}  {scored}", True)
             case "interrupted":

@@ -68,7 +68,7 @@ class Trainer:
         self.dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
         shape = getattr(getattr(model, "encoder", model), "config", None)  # a head on an encoder has its shape
         self.dim: int | None = getattr(shape, "dim", None)
-        self.vocab_size, self.num_targets = task.vocab_size, task.num_targets
+        self.vocab_size, self.num_targets, self.metric = task.vocab_size, task.num_targets, task.metric
         self.validation = task.examples("valid")
         self._use(model, task if stages is None else stages.data(0))
         self.checkpoints = run / "checkpoints"
@@ -273,7 +273,7 @@ class Trainer:
         )
         if scores is None:
             return
-        summary = scores.summary()
+        summary = scores.summary(self.metric)
         if not math.isfinite(scores.total.nats):
             raise NumericsError(
                 f"evaluation after step {progress.step}: the validation loss is {scores.total.nats}; "
