@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from regard.errors import ConfigError
-from regard.masks import Pattern, block, causal, everything, parse, random_blocks, resolve, window
+from regard.masks import Pattern, block, causal, everything, parse, per_head, random_blocks, resolve, window
 from regard.spans import Span
 
 DEFINITIONS: dict[str, Callable[[int, int], bool]] = {
@@ -22,11 +22,18 @@ DEFINITIONS: dict[str, Callable[[int, int], bool]] = {
     "block(7)": lambda i, j: i // 7 == j // 7,
     "block(4, 1)": lambda i, j: j // 4 in (i // 4, i // 4 - 1),
     "summary(6, 2)": lambda i, j: j % 6 in (4, 5),
+    "summary(7, 2, 3)": lambda i, j: j % 7 in (2, 3),
     "first(9)": lambda i, j: j < 9,
     "causal & (window(2) | strided(5))": lambda i, j: j <= i and (i - j <= 2 or (i - j) % 5 == 0),
     "~(window(2) | strided(4)) & causal": lambda i, j: j <= i and i - j > 2 and (i - j) % 4 != 0,
     "causal & window(3) | first(2)": lambda i, j: (j <= i and i - j <= 3) or j < 2,
 }
+
+DEFINITIONS_OF_HEADS: list[Callable[[int, int], bool]] = [
+    lambda i, j: -3 <= i - j <= 3,
+    lambda i, j: j % 5 == 4,
+    lambda i, j: i // 4 == j // 4,
+]
 
 
 def brute(definition: Callable[[int, int], bool], queries: list[int], keys: list[int]) -> torch.Tensor:
@@ -104,6 +111,51 @@ def test_facts_hold(text: str) -> None:
     assert not mask[(distance < low) | (distance > high)].any()
     shifted = pattern.mask(torch.arange(n) + 5, torch.arange(n) + 5)
     assert torch.equal(mask, shifted) is not pattern.anchored
+
+
+def test_per_head_is_a_mask_for_each_head() -> None:
+    texts = ("window(3)", "summary(5, 1)", "block(4)")
+    pattern, positions = causal & ~~per_head(*map(parse, texts)) | parse("first(1)"), torch.arange(30)
+    assert pattern.heads == 3
+    expected = torch.stack(
+        [
+            brute(lambda i, j, h=h: (j <= i and DEFINITIONS_OF_HEADS[h](i, j)) or j < 1, [*range(30)], [*range(30)])
+            for h in range(3)
+        ]
+    )
+    assert torch.equal(pattern.mask(positions, positions), expected)
+    for head in range(3):
+        assert torch.equal(pattern.of(head).mask(positions, positions), expected[head])
+    assert torch.equal(
+        pattern.mask(positions[None].expand(2, 30), positions[None].expand(2, 30)), expected.expand(2, 3, 30, 30)
+    )
+    assert parse(pattern.text) == pattern
+    assert causal.heads is None
+    assert causal.of(2) is causal
+
+
+def test_per_head_facts_are_those_of_all_heads() -> None:
+    pattern = causal & per_head(window(3), block(4))
+    assert pattern.distances == (0, 3)
+    assert pattern.anchored
+    assert not per_head(window(3), causal).anchored
+    keys = torch.arange(12)
+    assert pattern.alive(keys, 9).tolist() == [j >= 6 for j in range(12)]
+    assert not per_head(window(3), window(9)).over(Span(0, 3), Span(0, 9)).every
+    assert per_head(window(3), window(9)).over(Span(0, 3), Span(5, 9)).some
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: per_head(), "got none"),
+        (lambda: per_head(causal, per_head(causal)), "for head 1"),
+        (lambda: per_head(causal, window(1)) & per_head(causal), "2 and of 1 heads"),
+    ],
+)
+def test_per_head_refusals(make: Callable[[], Pattern], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make()
 
 
 def test_random_blocks() -> None:

@@ -18,9 +18,11 @@ from regard.errors import ConfigError, nearest
 __all__ = [
     "FEATURE_MAPS",
     "FeatureMap",
+    "arc_cosine_random",
     "draw_projection",
     "elu_plus_one",
     "feature_map",
+    "fourier_random",
     "hyperbolic_random",
     "identity",
     "positive_random",
@@ -45,6 +47,8 @@ class FeatureMap(ABC):
     """every feature is at least 0"""
     positive: ClassVar[bool] = False
     """phi(x) . phi(y) > 0 for every x and y, up to underflow"""
+    log_scale: ClassVar[bool] = False
+    """`scaled` takes a factor out of each vector"""
 
     def count(self, dim: int, rows: int = 0) -> int:
         """Features of a vector of `dim` numbers; `rows`: of the projection, where there is one."""
@@ -182,6 +186,7 @@ class _PositiveRandom(_Random):
 
     name = "positive_random"
     positive = True
+    log_scale = True
 
     def scaled(self, x: Tensor, projection: Tensor | None) -> tuple[Tensor, Tensor]:
         return _exponentials(self.projected(x * LOG2E, projection), self.half_square(x))
@@ -197,6 +202,7 @@ class _HyperbolicRandom(_Random):
 
     name = "hyperbolic_random"
     positive = True
+    log_scale = True
 
     def count(self, dim: int, rows: int = 0) -> int:
         return 2 * rows
@@ -220,6 +226,7 @@ class _Trigonometric(_Random):
 
     name = "trigonometric"
     nonnegative = False
+    log_scale = True
 
     def count(self, dim: int, rows: int = 0) -> int:
         return 2 * rows
@@ -257,6 +264,46 @@ class _ReluRandom(_Random):
         return (gradient * (features > self.floor)) @ projection
 
 
+class _FourierRandom(_Random):
+    """rows^(-1/2) [sin W x, cos W x]: E[phi(q) . phi(k)] = exp(-|q - k|^2 / 2) (Rahimi and Recht 2007); signed."""
+
+    name = "fourier_random"
+    nonnegative = False
+
+    def count(self, dim: int, rows: int = 0) -> int:
+        return 2 * rows
+
+    def rows(self, count: int) -> int:
+        return count // 2
+
+    def scaled(self, x: Tensor, projection: Tensor | None) -> tuple[Tensor, None]:
+        y = self.projected(x, projection)
+        return torch.cat([y.sin(), y.cos()], -1) * y.shape[-1] ** -0.5, None
+
+    def pull(self, gradient: Tensor, features: Tensor, x: Tensor, projection: Tensor | None) -> Tensor:
+        assert projection is not None
+        sin, cos = features.chunk(2, -1)
+        of_sin, of_cos = gradient.chunk(2, -1)
+        return (of_sin * cos - of_cos * sin) @ projection
+
+
+class _ArcCosineRandom(_Random):
+    """rows^(-1/2) max(W x, 0): E[phi(q) . phi(k)] = |q| |k| (sin t + (pi - t) cos t) / (2 pi), t the angle.
+
+    Cho and Saul 2009. Random rows may leave a query and a key without a common feature: weight 0.
+    """
+
+    name = "arc_cosine_random"
+
+    def scaled(self, x: Tensor, projection: Tensor | None) -> tuple[Tensor, None]:
+        y = self.projected(x, projection)
+        return y.relu_() * y.shape[-1] ** -0.5, None
+
+    def pull(self, gradient: Tensor, features: Tensor, x: Tensor, projection: Tensor | None) -> Tensor:
+        assert projection is not None
+        return (gradient * (features > 0)) @ projection * projection.shape[-2] ** -0.5
+
+
 def smallest(dtype: torch.dtype) -> float:
     """A little above the root of the smallest normal number: products of two such features do not underflow.
 
@@ -288,6 +335,8 @@ positive_random = _PositiveRandom()
 hyperbolic_random = _HyperbolicRandom()
 trigonometric = _Trigonometric()
 relu_random = _ReluRandom()
+fourier_random = _FourierRandom()
+arc_cosine_random = _ArcCosineRandom()
 
 FEATURE_MAPS: dict[str, FeatureMap] = {
     map_.name: map_
@@ -302,6 +351,8 @@ FEATURE_MAPS: dict[str, FeatureMap] = {
         hyperbolic_random,
         trigonometric,
         relu_random,
+        fourier_random,
+        arc_cosine_random,
     )
 }
 

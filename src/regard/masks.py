@@ -20,9 +20,9 @@ Patterns combine with & | ~ and have a text, which `parse` reads back without `e
     True
 """
 
-import ast
-import inspect
+import functools
 import itertools
+import operator
 import re
 import weakref
 from collections.abc import Callable
@@ -32,7 +32,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from regard.errors import ConfigError, nearest
+from regard.errors import ConfigError
+from regard.pattern_text import Reader
 from regard.spans import FAR, Span, Truth
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "everything",
     "first",
     "parse",
+    "per_head",
     "random_blocks",
     "strided",
     "summary",
@@ -67,9 +69,11 @@ class Pattern:
         text: what `parse` reads back; None: a name that is valid as long as the pattern lives.
         distances: lowest and highest i - j at which the rule may hold.
         anchored: whether the rule depends on positions beyond their difference.
+        sign: what joins `terms`: & | ~, or "heads" (one term per head); None: the rule is not made of others.
+        terms: the patterns that it is made of.
     """
 
-    __slots__ = ("__weakref__", "anchored", "distances", "rule", "text")
+    __slots__ = ("__weakref__", "anchored", "distances", "rule", "sign", "terms", "text")
 
     def __init__(
         self,
@@ -78,21 +82,35 @@ class Pattern:
         *,
         distances: tuple[int, int] = (-FAR, FAR),
         anchored: bool = True,
+        sign: str | None = None,
+        terms: "tuple[Pattern, ...]" = (),
     ) -> None:
         self.rule, self.distances, self.anchored = rule, distances, anchored
+        self.sign, self.terms = sign, terms
         self.text = f"rule_{next(_numbers)}" if text is None else text
         if text is None:
             _unwritten[self.text] = self
 
+    @property
+    def heads(self) -> int | None:
+        """How many heads it has a rule for each; None: one rule for all."""
+        return len(self.terms) if self.sign == "heads" else None
+
+    def of(self, head: int) -> "Pattern":
+        """The pattern of one head."""
+        return self.terms[head] if self.sign == "heads" else self
+
     def mask(
         self, query_positions: Int[Tensor, "*#rows queries"], key_positions: Int[Tensor, "*#rows keys"]
-    ) -> Bool[Tensor, "*rows queries keys"]:
-        """The exact mask, True = keep."""
+    ) -> Bool[Tensor, "... queries keys"]:
+        """The exact mask (rows, queries, keys), True = keep; of a rule per head, (rows, heads, queries, keys)."""
+        if self.sign == "heads":
+            return torch.stack([term.mask(query_positions, key_positions) for term in self.terms], -3)
         i, j = query_positions[..., :, None], key_positions[..., None, :]
         return self.holds(i, j).expand(torch.broadcast_shapes(i.shape, j.shape))
 
     def holds(self, i: Tensor, j: Tensor) -> Tensor:
-        """The rule on integer tensors that broadcast."""
+        """The rule on integer tensors that broadcast; of a rule per head, whether any holds."""
         held = self.rule(i, j)
         if not isinstance(held, Tensor):
             held = torch.as_tensor(held, device=i.device)
@@ -122,15 +140,21 @@ class Pattern:
         if not isinstance(other, Pattern):
             return NotImplemented
         (a, b), (c, d) = self.distances, other.distances
-        return self._with(other, "&", lambda x, y: x & y, (max(a, c), min(b, d)))
+        return self._with(other, "&", operator.and_, (max(a, c), min(b, d)))
 
     def __or__(self, other: "Pattern") -> "Pattern":
         if not isinstance(other, Pattern):
             return NotImplemented
         (a, b), (c, d) = self.distances, other.distances
-        return self._with(other, "|", lambda x, y: x | y, (min(a, c), max(b, d)))
+        return self._with(other, "|", operator.or_, (min(a, c), max(b, d)))
 
     def _with(self, other: "Pattern", sign: str, combine: Rule, distances: tuple[int, int]) -> "Pattern":
+        heads = self.heads or other.heads
+        if heads is not None:
+            if (other.heads or heads) != heads:
+                raise ConfigError(f"patterns of {heads} and of {other.heads} heads do not combine")
+            return per_head(*(combine(self.of(h), other.of(h)) for h in range(heads)))
+
         def rule(i: Any, j: Any) -> Any:
             if isinstance(i, Span):
                 return combine(self.over(i, j), other.over(i, j))
@@ -138,13 +162,16 @@ class Pattern:
 
         text = f"({self.text} {sign} {other.text})"
         anchored = self.anchored or other.anchored
-        return Pattern(rule, text, distances=distances, anchored=anchored)
+        return Pattern(rule, text, distances=distances, anchored=anchored, sign=sign, terms=(self, other))
 
     def __invert__(self) -> "Pattern":
+        if self.sign == "heads":
+            return per_head(*(~term for term in self.terms))
+
         def rule(i: Any, j: Any) -> Any:
             return ~(self.over(i, j) if isinstance(i, Span) else self.holds(i, j))
 
-        return Pattern(rule, f"~{self.text}", anchored=self.anchored)
+        return Pattern(rule, f"~{self.text}", anchored=self.anchored, sign="~", terms=(self,))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Pattern) and self.text == other.text
@@ -222,16 +249,52 @@ def block(size: int, past: int = 0) -> Pattern:
     return Pattern(lambda i, j: (j // size <= i // size) & (i // size - j // size <= past), text, distances=distances)
 
 
-def summary(stride: int, count: int) -> Pattern:
-    """The last `count` keys of every `stride` positions."""
+def summary(stride: int, count: int, offset: int = 0) -> Pattern:
+    """`count` keys of every `stride` positions: the last ones, or those `offset` positions before them."""
     _at_least(1, stride=stride, count=count)
-    return Pattern(lambda i, j: j % stride >= stride - count, f"summary({stride}, {count})")
+    _at_least(0, offset=offset)
+    if count + offset > stride:
+        raise ConfigError(
+            f"summary({stride}, {count}, {offset}) has no {count} keys {offset} before the end of {stride}"
+        )
+    low, text = stride - offset - count, f"summary({stride}, {count}{f', {offset}' if offset else ''})"
+    if offset == 0:
+        return Pattern(lambda i, j: j % stride >= low, text)
+    return Pattern(lambda i, j: (j % stride >= low) & (j % stride < low + count), text)
 
 
 def first(count: int) -> Pattern:
     """The first `count` keys."""
     _at_least(0, count=count)
     return Pattern(lambda i, j: j < count, f"first({count})")
+
+
+def per_head(*patterns: Pattern) -> Pattern:
+    """A pattern for each head, in order. Its `alive`, `distances` and `anchored` are those of all heads together.
+
+    Raises:
+        ConfigError: no pattern, or one that has heads of its own.
+    """
+    for at, pattern in enumerate(patterns):
+        if not isinstance(pattern, Pattern) or pattern.heads is not None:
+            raise ConfigError(f"per_head takes one pattern for each head, got {pattern!r} for head {at}")
+    if not patterns:
+        raise ConfigError("per_head takes one pattern for each head, got none")
+
+    def rule(i: Any, j: Any) -> Any:
+        if isinstance(i, Span):
+            truths = [pattern.over(i, j) for pattern in patterns]
+            return functools.reduce(lambda a, b: Truth(a.some | b.some, a.every & b.every), truths)
+        return functools.reduce(operator.or_, (pattern.holds(i, j) for pattern in patterns))
+
+    return Pattern(
+        rule,
+        f"per_head({', '.join(pattern.text for pattern in patterns)})",
+        distances=(min(x.distances[0] for x in patterns), max(x.distances[1] for x in patterns)),
+        anchored=any(x.anchored for x in patterns),
+        sign="heads",
+        terms=patterns,
+    )
 
 
 def random_blocks(size: int, table: Int[Tensor, "blocks picks"]) -> Pattern:
@@ -261,9 +324,8 @@ def random_blocks(size: int, table: Int[Tensor, "blocks picks"]) -> Pattern:
 
 
 _VALUES = {"causal": causal, "everything": everything}
-_MAKERS: dict[str, Callable[..., Pattern]] = {
-    maker.__name__: maker for maker in (window, dilated, strided, block, summary, first)
-}
+_MAKERS = {maker.__name__: maker for maker in (window, dilated, strided, block, summary, first)}
+_JOINERS = {joiner.__name__: joiner for joiner in (per_head,)}
 
 
 def parse(text: str) -> Pattern:
@@ -272,69 +334,14 @@ def parse(text: str) -> Pattern:
     Raises:
         ConfigError: anything but the names of this module, integers, & | ~ and parentheses.
     """
-    return _read(text, named=False)
+    return Reader(text, _VALUES, _MAKERS, _JOINERS).read()
 
 
 def resolve(text: str) -> Pattern:
     """The living pattern that has this `text`, including patterns made from functions."""
-    return _read(text, named=True)
+    return Reader(text, {**_VALUES, **_unwritten}, _MAKERS, _JOINERS).read()
 
 
 def unwritten(text: str) -> list[Pattern]:
     """The living patterns without text that `text` names; `resolve` finds it as long as somebody holds these."""
     return [_unwritten[name] for name in re.findall(r"rule_\d+", text)]
-
-
-def _read(text: str, *, named: bool) -> Pattern:
-    try:
-        tree = ast.parse(text.strip(), mode="eval")
-        return _build(tree.body, text, named)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(
-            f'cannot read the pattern {text!r}: {error}. Example: "causal & (window(64) | strided(128))"'
-        ) from error
-
-
-def _build(node: ast.expr, text: str, named: bool) -> Pattern:
-    match node:
-        case ast.BinOp(left=left, op=ast.BitAnd(), right=right):
-            return _build(left, text, named) & _build(right, text, named)
-        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
-            return _build(left, text, named) | _build(right, text, named)
-        case ast.UnaryOp(op=ast.Invert(), operand=operand):
-            return ~_build(operand, text, named)
-        case ast.Name(id=name) if name in _VALUES:
-            return _VALUES[name]
-        case ast.Name(id=name) if named and name in _unwritten:
-            return _unwritten[name]
-        case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords) if name in _MAKERS:
-            given = [_integer(arg, text) for arg in args]
-            by_name = {keyword.arg or "**": _integer(keyword.value, text) for keyword in keywords}
-            try:
-                inspect.signature(_MAKERS[name]).bind(*given, **by_name)
-            except TypeError as error:
-                raise ConfigError(f"pattern {text!r}: {_usage(name)}: {error}") from error
-            return _MAKERS[name](*given, **by_name)
-        case ast.Call(func=ast.Name(id=name)) if name in _VALUES:
-            raise ConfigError(f"pattern {text!r}: {name} takes no arguments; write it without parentheses")
-        case ast.Name(id=name) if name in _MAKERS:
-            raise ConfigError(f"pattern {text!r}: write {_usage(name)}")
-        case ast.Name(id=name) | ast.Call(func=ast.Name(id=name)):
-            raise ConfigError(f"pattern {text!r}: unknown name {name!r}; {nearest(name, [*_VALUES, *_MAKERS])}")
-    raise ConfigError(
-        f"pattern {text!r}: {ast.unparse(node)!r} is not allowed; a pattern has the names "
-        f"{', '.join([*_VALUES, *_MAKERS])}, integers, & | ~ and parentheses"
-    )
-
-
-def _usage(name: str) -> str:
-    parameters = inspect.signature(_MAKERS[name]).parameters.values()
-    return f"{name}({', '.join(str(x.replace(annotation=x.empty)) for x in parameters)})"
-
-
-def _integer(node: ast.expr, text: str) -> int:
-    if isinstance(node, ast.Constant) and type(node.value) is int:
-        return node.value
-    raise ConfigError(f"pattern {text!r}: {ast.unparse(node)!r} is not an integer")

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from regard.attention.tiles import _layout, _operands, plain, tiled
 from regard.bias import ScoreBias
-from regard.masks import Pattern, block, causal, dilated, everything, first, random_blocks, strided, window
+from regard.errors import ConfigError
+from regard.masks import Pattern, block, causal, dilated, everything, first, per_head, random_blocks, strided, window
 from regard.testing.counting import count
 
 HOLES = torch.cat([torch.arange(0, 40, 3), torch.arange(50, 186)])
@@ -32,15 +33,17 @@ PATTERNS = [
     causal & Pattern(lambda i, j: (i * j) % 3 == 0),
     random_blocks(16, torch.tensor([[0, 4], [8, 1], [2, 2], [5, -1], [3, 7], [0, 9], [6, 1], [7, 2], [9, 3]])),
     window(3) & ~window(3),
+    causal & per_head(window(20), everything, window(20), block(40)),
+    per_head(window(3) & ~window(3), first(70), causal, window(33)),
 ]
 
 SETTINGS: dict[str, dict] = {
     "tiles": {"whole": 0},
     "one tile": {},
-    "one tile, everything": {"masked": True, "curve": True, "relative": True, "heads": (6, 3), "batch": 3},
+    "one tile, everything": {"masked": True, "curve": True, "relative": True, "heads": (4, 2), "batch": 3},
     "masked, biased": {"whole": 0, "masked": True, "curve": True, "relative": True},
-    "curve": {"whole": 0, "curve": True, "heads": (2, 2)},
-    "relative": {"whole": 0, "relative": True, "heads": (2, 1)},
+    "curve": {"whole": 0, "curve": True, "heads": (4, 4)},
+    "relative": {"whole": 0, "relative": True, "heads": (4, 1)},
     "past keys": {"whole": 0, "queries": 70, "keys": 200, "curve": True, "relative": True},
     "one query": {"whole": 0, "queries": 1, "keys": 90},
     "later start": {"whole": 0, "queries": 64, "keys": 128, "start": 7, "relative": True},
@@ -111,7 +114,7 @@ def compare(
         if relative:
             leaves |= {"query": randn(batch, heads[0], queries, 3), "relative": randn(heads[0], distances, 3)}
         bias = ScoreBias(high=high, **{name: leaves[name] for name in ("curve", "query", "relative") if name in leaves})
-    seen = pattern.mask(i, j)[None, None]
+    seen = pattern.mask(i, j)[None] if pattern.heads else pattern.mask(i, j)[None, None]
     seen = seen if mask is None else seen & mask[:, None, None]
     core = leaves["q"], leaves["k"], leaves["v"]
     values, lse = tiled(*core, pattern, key_positions=start, key_mask=mask, bias=bias, **options)
@@ -259,9 +262,9 @@ def test_layouts_are_forgotten() -> None:
     assert len(_layout._cache) <= _layout.CACHED
 
 
-def find(pattern: Pattern, queries: _layout.Places, keys: _layout.Places) -> _layout.Layout:
+def find(pattern: Pattern, queries: _layout.Places, keys: _layout.Places) -> _layout.Plan:
     options = {"whole": 0, "biased": False, "device": torch.device("cpu"), "dtype": torch.float32}
-    return _layout.find_layout(pattern.text, queries, keys, **options)
+    return _layout.find_plan(pattern.text, queries, keys, **options)
 
 
 def test_a_quarter_of_a_million_positions() -> None:
@@ -269,10 +272,19 @@ def test_a_quarter_of_a_million_positions() -> None:
     n, pattern = 262_144, causal & window(256)
     counted = count(lambda: find(pattern, _layout.Places(0, n), _layout.Places(0, n)))
     assert counted.peak < 40 * n
-    layout = find(pattern, _layout.Places(0, n), _layout.Places(0, n))
+    layout = find(pattern, _layout.Places(0, n), _layout.Places(0, n)).of(0)
     assert layout.computed <= n * (256 + 64)
     assert layout.nbytes < 1 << 20
     assert sum(len(group.steps) for group in layout.groups) < n // 64 // 4
+
+
+def test_heads_with_one_pattern_share_a_layout() -> None:
+    pattern = causal & per_head(window(7), block(30), window(7))
+    plan = find(pattern, _layout.Places(0, 300), _layout.Places(0, 300))
+    assert plan.of(0) is plan.of(2)
+    assert plan.of(0) is not plan.of(1)
+    with pytest.raises(ConfigError, match="3 heads, the queries have 2"):
+        tiled(*torch.ones(3, 1, 2, 5, 4), pattern)
 
 
 def test_a_windowed_layout_is_the_same_at_any_offset() -> None:

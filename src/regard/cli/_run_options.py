@@ -20,8 +20,10 @@ from regard.models.encoder_decoder_config import EncoderDecoderConfig
 from regard.tasks.config import (
     ClassificationConfig,
     CopyConfig,
+    ImagesConfig,
     MaskedConfig,
     RecallConfig,
+    SuperResolutionConfig,
     TaskConfig,
     TextConfig,
     TranslationConfig,
@@ -45,7 +47,8 @@ class _Options:
     preset: str | None = None
     """start from a published shape, see `regard list`"""
     kind: Annotated[
-        Literal["text", "recall", "copy", "masked", "classification", "translation"], tyro.conf.arg(name="task")
+        Literal["text", "recall", "copy", "masked", "classification", "translation", "images", "super_resolution"],
+        tyro.conf.arg(name="task"),
     ] = "text"
     """the task, which decides the kind of model; its own options are --task.*"""
     training: Annotated[TrainingConfig, tyro.conf.arg(name="")] = field(default_factory=TrainingConfig)
@@ -120,7 +123,34 @@ class TranslationOptions(_Options):
     """the sentences"""
 
 
-Options = TextOptions | RecallOptions | CopyOptions | MaskedOptions | ClassificationOptions | TranslationOptions
+@dataclass(frozen=True)
+class ImagesOptions(_DecoderOptions):
+    """Train on the pixels of images."""
+
+    task: ImagesConfig = field(default_factory=ImagesConfig)
+    """the images"""
+
+
+@dataclass(frozen=True)
+class SuperResolutionOptions(_Options):
+    """Train on images given smaller ones."""
+
+    model: EncoderDecoderConfig = field(default_factory=EncoderDecoderConfig)
+    """the model"""
+    task: SuperResolutionConfig = field(default_factory=SuperResolutionConfig)
+    """the images"""
+
+
+Options = (
+    TextOptions
+    | RecallOptions
+    | CopyOptions
+    | MaskedOptions
+    | ClassificationOptions
+    | TranslationOptions
+    | ImagesOptions
+    | SuperResolutionOptions
+)
 KINDS: dict[str, type[Options]] = {
     "text": TextOptions,
     "recall": RecallOptions,
@@ -128,6 +158,8 @@ KINDS: dict[str, type[Options]] = {
     "masked": MaskedOptions,
     "classification": ClassificationOptions,
     "translation": TranslationOptions,
+    "images": ImagesOptions,
+    "super_resolution": SuperResolutionOptions,
 }
 
 
@@ -206,7 +238,11 @@ def _able(model: AnyModelConfig) -> list[str]:
     """The tasks that a model can do."""
     if isinstance(model, EncoderConfig) and model.input_dim:
         return [ClassificationConfig.name]  # the others read tokens
-    return [name for name, kind in SHAPES.items() if kind is type(model)]
+    pixels = {ImagesConfig.name, SuperResolutionConfig.name}
+    able = [name for name, kind in SHAPES.items() if kind is type(model)]
+    # A model whose outputs are not its inputs is one of pixels.
+    other = getattr(model, "targets", None) is not None
+    return [name for name in able if not other or name in pixels]
 
 
 def _preset(name: str, words: Sequence[str], file: str | None) -> AnyModelConfig:

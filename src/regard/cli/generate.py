@@ -1,8 +1,10 @@
-"""Continue a text, streaming; translate, classify or fill in masks, whatever the run was trained on."""
+"""Continue a text, streaming; translate, classify, fill in masks or draw images, whatever the run was trained on."""
 
 import io
+import math
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import tyro
@@ -21,30 +23,38 @@ class Options:
 
     run: tyro.conf.Positional[str]
     """directory of a run; or published weights: a .gguf file, a Hugging Face folder, or package:NAME"""
-    prompt: tyro.conf.Positional[str]
+    prompt: tyro.conf.Positional[str | None] = None
     """the text to continue, classify, or fill in (masked: with [MASK] for every hidden token); the sentences to
-    translate, one a line; - reads standard input"""
+    translate, one a line; - reads standard input; nothing for images"""
     max_new_tokens: int | None = None
     """most new tokens; None: 200, or for translations as many as the run was trained on"""
     temperature: float | None = None
-    """continuing: 0 is always the likeliest token; None: 0.8"""
+    """continuing and drawing: 0 is always the likeliest; None: 0.8, for images 1"""
     top_k: int | None = None
-    """continuing: only the k likeliest tokens"""
+    """continuing and drawing: only the k likeliest"""
     top_p: float | None = None
-    """continuing: only the likeliest tokens that together have this probability"""
+    """continuing and drawing: only the likeliest that together have this probability"""
     seed: int | None = None
-    """continuing: of the draws; None: 0"""
+    """continuing and drawing: of the draws; None: 0"""
     stop: tuple[str, ...] = ()
     """continuing: texts that end it"""
     beam: int | None = None
     """translating: partial translations kept at every step; None: 4"""
     length_penalty: float | None = None
     """translating: exponent of the length that log-probabilities are divided by; None: 0.6"""
+    out: str | None = None
+    """drawing: the .png file to write, which must not exist"""
+    count: int | None = None
+    """drawing: images; None: 16"""
+    complete: bool = False
+    """drawing: the upper half of held-out images is given. The file then has three rows: what is given, what was drawn,
+    the images themselves; so it has after super_resolution"""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """auto: cuda, else mps, else cpu"""
 
 
 _SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "seed", "stop")
+_DRAWING = ("temperature", "top_k", "top_p", "seed", "out", "count", "complete")
 _LINES = 16
 _BEAM = ("max_new_tokens", "beam", "length_penalty")
 
@@ -70,6 +80,8 @@ def run(options: Options) -> int:
         return _classify(options, loaded)
     if task == "masked":
         return _fill(options, loaded)
+    if loaded.grid is not None:
+        return _draw(options, loaded)
     if loaded.tokenizer is None or not isinstance(loaded.model, LanguageModel):
         raise ConfigError(f"{options.run} was trained on {task}, which has no text to continue")
     return _continue(options, loaded.model, loaded.tokenizer, ())
@@ -136,12 +148,66 @@ def _fill(options: Options, loaded: "Loaded") -> int:
     return 0
 
 
+def _draw(options: Options, loaded: "Loaded") -> int:
+    """A PNG file of new images, or of held-out ones drawn from a part of each."""
+    import numpy as np
+
+    from regard.report.png import png, tiled
+    from regard.tasks import ImagesTask, SuperResolutionTask, build_task
+    from regard.tasks.pixels import reduced
+    from regard.training.evaluation import measured
+    from regard.training.files import save_file
+
+    _only(options, *_DRAWING, does="draws images")
+    out, count = options.out, 16 if options.count is None else options.count
+    if options.prompt is not None:
+        raise ConfigError(f"{options.run} draws images and reads no text; leave {options.prompt!r} out")
+    if out is None or not out.endswith(".png"):
+        raise ConfigError(f"{options.run} draws images: say where with --out grid.png")
+    if count < 1:
+        raise ConfigError(f"--count must be at least 1, got {count}")
+    if Path(out).exists():
+        raise ConfigError(f"{out} exists; choose another name: nothing is ever overwritten")
+    task = None
+    if options.complete or loaded.config.task.name == SuperResolutionTask.name:
+        task = build_task(loaded.config.task)
+        assert isinstance(task, ImagesTask)
+    upper = small = own = shown = None
+    if task is not None:
+        examples = task.examples("valid")
+        own = examples.images[measured(len(examples), count)]
+        shown = np.full_like(own, 255)
+        if task.factor > 1:
+            small = reduced(own, task.factor)
+            shown = small.repeat(task.factor, 1).repeat(task.factor, 2)
+        if options.complete:
+            upper = own[:, : task.grid.height // 2]
+            shown[:, : upper.shape[1]] = upper
+    drawn = loaded.draw(
+        count if own is None else len(own),
+        upper=upper,
+        small=small,
+        temperature=1.0 if options.temperature is None else options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        seed=0 if options.seed is None else options.seed,
+    )
+    columns = math.ceil(math.sqrt(len(drawn)))
+    if own is not None and shown is not None:
+        drawn, columns = np.concatenate([shown, drawn, own]), len(drawn)
+    save_file(Path(out), png(tiled(drawn, columns, zoom=max(1, 112 // drawn.shape[1]))))
+    print(out)
+    return 0
+
+
 def _prompt(options: Options) -> str:
+    if options.prompt is None:
+        raise ConfigError(f"{options.run} reads text: give it after the run, or - for standard input")
     return sys.stdin.read() if options.prompt == "-" else options.prompt
 
 
 def _only(options: Options, *allowed: str, does: str) -> None:
     """Refuse options of another task: ignored, they would look like they worked."""
-    for name in dict.fromkeys((*_SAMPLING, *_BEAM)):
-        if name not in allowed and getattr(options, name) not in (None, ()):
+    for name in dict.fromkeys((*_SAMPLING, *_BEAM, *_DRAWING)):
+        if name not in allowed and getattr(options, name) not in (None, (), False):
             raise ConfigError(f"{options.run} {does}: --{name.replace('_', '-')} has no use for it; leave it out")

@@ -140,6 +140,13 @@ def per_layer(specs: tuple[str, ...], layers: int) -> tuple[str, ...]:
     return tuple(specs) * (layers if len(specs) == 1 else 1)
 
 
+def untied(targets: int | None, tied: bool) -> list[str]:
+    """What makes no sense of an output layer with `targets` rows."""
+    if targets is None or not tied:
+        return []
+    return [f"targets={targets} are other outputs than the tokens, so they have no table in common; set tied=False"]
+
+
 def divisors(number: int) -> str:
     """The end of a message: what would divide."""
     return f"; divisors of {number}: {', '.join(str(d) for d in range(1, number + 1) if number % d == 0)}"

@@ -134,7 +134,7 @@ class LanguageModel(nn.Module):
         self.output: nn.Linear | None = None
         if not config.tied:
             draw = generator(config.seed, "output")
-            self.output = linear(config.dim, config.vocab_size, bias=False, draw=draw)
+            self.output = linear(config.dim, config.targets or config.vocab_size, bias=False, draw=draw)
         self.loss_names = loss_names(self.mechanisms)
         self.loss_weights = loss_weights(self.mechanisms)
         save_once(self)

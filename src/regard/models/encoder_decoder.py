@@ -214,10 +214,11 @@ class EncoderDecoder(nn.Module):
         if config.norm == "pre":
             self.norm = build_norm(config.norm_kind, config.dim, bias=config.bias, eps=config.norm_eps)
         self.output: nn.Linear | None = None
+        rows = config.targets or config.vocab_size
         if not config.tied:
             draw = generator(config.seed, "output")
-            self.output = linear(config.dim, config.vocab_size, bias=False, draw=draw)
-        self.bias = nn.Parameter(torch.zeros(config.vocab_size)) if config.output_bias else None
+            self.output = linear(config.dim, rows, bias=False, draw=draw)
+        self.bias = nn.Parameter(torch.zeros(rows)) if config.output_bias else None
         self.loss_names, self.cross_loss_names = loss_names(self.mechanisms), loss_names(self.cross_mechanisms)
         kinds = {"encoder": self.encoder.loss_weights}
         kinds |= {"decoder": loss_weights(self.mechanisms), "cross": loss_weights(self.cross_mechanisms)}
@@ -240,6 +241,11 @@ class EncoderDecoder(nn.Module):
     def cross_mechanisms(self) -> list[Attention]:
         """The decoder's attention to the source, layer by layer."""
         return [cast(CrossBlock, block).cross.attention for block in self.blocks]
+
+    @property
+    def streams(self) -> bool:
+        """Whether every layer of the decoder keeps a state, so that `prepare` works."""
+        return all(mechanism.info.supports.state for mechanism in self.mechanisms)
 
     @property
     def pads(self) -> bool:

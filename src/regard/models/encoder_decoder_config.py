@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 
-from regard.models.block_config import per_layer
+from regard.models.block_config import per_layer, untied
 from regard.models.encoder_config import EncoderConfig, InputConfig
 
 
@@ -33,6 +33,9 @@ class EncoderDecoderConfig(InputConfig):
     """Number of different source tokens, which then have an embedding table of their own; None: both sides share."""
     tied: bool = True
     """The output layer is the embedding table of the decoder."""
+    targets: int | None = None
+    """Number of different outputs, where it is not the number of tokens (the levels of a pixel, whose channels are
+    different tokens); None: vocab_size."""
     logit_scale: float = 1.0
     """Factor of the hidden states before the output layer: dim^-0.5 in T5 where the output is tied."""
     output_bias: bool = False
@@ -44,7 +47,8 @@ class EncoderDecoderConfig(InputConfig):
 
     def problems(self) -> list[str]:
         """What makes no sense."""
-        found = self._sizes("vocab_size", "source_vocab_size", "encoder_layers") + super().problems()
+        found = self._sizes("vocab_size", "source_vocab_size", "encoder_layers", "targets") + super().problems()
+        found += untied(self.targets, self.tied)
         found += self._specs("encoder_attention", self.layers if self.encoder_layers is None else self.encoder_layers)
         found += self._specs("cross_attention", self.layers)
         for name in ("start_token", "end_token"):

@@ -11,8 +11,10 @@ from regard.tasks.config import (
     TEXT_CLASSES,
     ClassificationConfig,
     CopyConfig,
+    ImagesConfig,
     MaskedConfig,
     RecallConfig,
+    SuperResolutionConfig,
     TaskConfig,
     TextConfig,
     TranslationConfig,
@@ -23,6 +25,8 @@ _HOMES = {
     "Example": "base",
     "Examples": "base",
     "ImageClassificationTask": "classification",
+    "ImagesTask": "pixels",
+    "SuperResolutionTask": "pixels",
     "MaskedTask": "masked",
     "TextClassificationTask": "classification",
     "TranslationTask": "translation",
@@ -47,12 +51,16 @@ __all__ = [
     "Example",
     "Examples",
     "ImageClassificationTask",
+    "ImagesConfig",
+    "ImagesTask",
     "MaskedConfig",
     "MaskedTask",
     "RecallConfig",
     "RecallTask",
     "Redrawn",
     "Split",
+    "SuperResolutionConfig",
+    "SuperResolutionTask",
     "Task",
     "TaskConfig",
     "TextClassificationTask",
@@ -75,6 +83,7 @@ if TYPE_CHECKING:
     from regard.tasks.classification import ImageClassificationTask, TextClassificationTask
     from regard.tasks.copy import CopyTask
     from regard.tasks.masked import MaskedTask
+    from regard.tasks.pixels import ImagesTask, SuperResolutionTask
     from regard.tasks.recall import RecallTask, minimal_length
     from regard.tasks.text import TextTask
     from regard.tasks.tokenizer import Tokenizer, load_tokenizer
@@ -118,6 +127,14 @@ def build_task(config: TaskConfig, *, seed: int = 0, tokenizer: "Tokenizer | Non
         from regard.tasks.classification import classification_task
 
         return classification_task(config, tokenizer=tokenizer)
+    if isinstance(config, SuperResolutionConfig):
+        from regard.tasks.pixels import SuperResolutionTask
+
+        return SuperResolutionTask(config)
+    if isinstance(config, ImagesConfig):
+        from regard.tasks.pixels import ImagesTask
+
+        return ImagesTask(config)
     if isinstance(config, RecallConfig):
         from regard.tasks.recall import RecallTask
 

@@ -58,7 +58,7 @@ class Task(ABC):
     """
 
     name: ClassVar[str]
-    metric: ClassVar[Literal["bits_per_byte", "accuracy"]]
+    metric: ClassVar[Literal["bits_per_byte", "bits_per_dimension", "accuracy"]]
     vocab_size: int
     input_dim: int = 0
     classes: tuple[str, ...] = ()

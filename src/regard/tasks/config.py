@@ -163,7 +163,53 @@ class ClassificationConfig:
         _require_tokenizer(self)
 
 
-TaskConfig = TextConfig | RecallConfig | CopyConfig | MaskedConfig | TranslationConfig | ClassificationConfig
+@dataclass(frozen=True)
+class ImagesConfig:
+    """The pixels of images, one after the other, measured in bits per dimension."""
+
+    name: ClassVar[str] = "images"
+
+    data: str = "fashion_mnist.npz"
+    """A local file of images, bytes (count, height, width) or (count, height, width, channels): an .npz with
+    train_images and test_images, or with images alone; or one of the four -ubyte.gz files of MNIST's kind."""
+    levels: int = 256
+    """Different values of a channel that are told apart; below 256, the image is quantised."""
+    query_block: tuple[int, int] | None = None
+    """Rows and columns of the blocks that are generated one after the other, as image_local_2d needs; None: raster
+    order."""
+    holdout: float = 0.05
+    """Share of the images that validation gets; and as much again for the test, where the file has none."""
+
+    def __post_init__(self) -> None:
+        _require(2 <= self.levels <= 256, self, "levels", "from 2 to 256")
+        _require(self.query_block is None or min(self.query_block) >= 1, self, "query_block", "two numbers from 1 on")
+        _require(0 < self.holdout < 0.5, self, "holdout", "more than 0 and less than 0.5")
+
+
+@dataclass(frozen=True)
+class SuperResolutionConfig(ImagesConfig):
+    """The pixels of images, given each image at a lower resolution."""
+
+    name: ClassVar[str] = "super_resolution"
+
+    factor: int = 4
+    """Sides of the given image are so many times smaller, as 7 x 7 to 28 x 28."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require(self.factor >= 2, self, "factor", "at least 2")
+
+
+TaskConfig = (
+    TextConfig
+    | RecallConfig
+    | CopyConfig
+    | MaskedConfig
+    | TranslationConfig
+    | ClassificationConfig
+    | ImagesConfig
+    | SuperResolutionConfig
+)
 
 
 def _require_tokenizer(config: TextConfig | TranslationConfig | ClassificationConfig) -> None:

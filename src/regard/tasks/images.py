@@ -1,9 +1,10 @@
-"""Labelled images from local files: .npz, or the IDX files of MNIST and its kin."""
+"""Images from local files, with labels or without: .npz, or the IDX files of MNIST and its kin."""
 
 import gzip
 import lzma
 import zipfile
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,14 +38,7 @@ def read_images(path: Path) -> tuple[Images, Images]:
     Raises:
         DataError: a file that is missing, damaged or of another kind, or images and labels that do not fit together.
     """
-    if path.suffix not in (".npz", ".gz"):
-        raise DataError(f"{path}: regard reads images from .npz and -ubyte.gz files, not {path.suffix or 'this'}")
-    try:
-        found = _npz(path) if path.suffix == ".npz" else _idx(path)
-    except FileNotFoundError as error:
-        raise DataError(f"there is no file {error.filename}; give a local file of images with --task.data") from error
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error, lzma.LZMAError) as error:
-        raise DataError(f"{path} is damaged, or no file of images: {error}") from error
+    found = _read(path, ARRAYS)
     train = _checked(path, "train", found["train_images"], found["train_labels"])
     test = _checked(path, "test", found["test_images"], found["test_labels"])
     if train.images.shape[1:] != test.images.shape[1:]:
@@ -54,18 +48,63 @@ def read_images(path: Path) -> tuple[Images, Images]:
     return train, test
 
 
-def _npz(path: Path) -> dict[str, np.ndarray]:
+def read_pixels(
+    path: Path,
+) -> tuple[UInt8[np.ndarray, "train height width channels"], UInt8[np.ndarray, "test height width channels"] | None]:
+    """The training and the test images in a file, without labels; None where the file does not tell them apart.
+
+    Args:
+        path: an .npz with train_images and test_images, or with images alone; or one of the four IDX files.
+
+    Raises:
+        DataError: as `read_images`.
+    """
+    found = _read(path, ("train_images", "test_images"), otherwise="images")
+    images = [_pixels(path, name, found[name]) for name in found]
+    if len(images) == 1:
+        if len(images[0]) < 3:
+            raise DataError(f"{path}: {len(images[0])} images cannot be split into training, validation and test")
+        return images[0], None
+    if images[0].shape[1:] != images[1].shape[1:]:
+        raise DataError(f"{path}: training images are {images[0].shape[1:]}, test images {images[1].shape[1:]}")
+    return images[0], images[1]
+
+
+def _pixels(path: Path, name: str, images: np.ndarray) -> np.ndarray:
+    _require_images(path, name, images)
+    return images if images.ndim == 4 else images[..., None]
+
+
+def _read(path: Path, names: Sequence[str], *, otherwise: str | None = None) -> dict[str, np.ndarray]:
+    """The arrays of these names; of the name `otherwise`, where the file has that and not all of them.
+
+    Raises:
+        DataError: a file that is missing, damaged or of another kind.
+    """
+    if path.suffix not in (".npz", ".gz"):
+        raise DataError(f"{path}: regard reads images from .npz and -ubyte.gz files, not {path.suffix or 'this'}")
+    try:
+        return _npz(path, names, otherwise) if path.suffix == ".npz" else _idx(path, names)
+    except FileNotFoundError as error:
+        raise DataError(f"there is no file {error.filename}; give a local file of images with --task.data") from error
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error, lzma.LZMAError) as error:
+        raise DataError(f"{path} is damaged, or no file of images: {error}") from error
+
+
+def _npz(path: Path, names: Sequence[str], otherwise: str | None) -> dict[str, np.ndarray]:
     with np.load(path, allow_pickle=False) as file:
-        missing = [name for name in ARRAYS if name not in file]
+        missing = [name for name in names if name not in file]
+        if missing and otherwise is not None and otherwise in file:
+            return {otherwise: file[otherwise]}
         if missing:
             raise DataError(f"{path} has no {', '.join(missing)}; it holds {', '.join(file.files) or 'nothing'}")
-        return {name: file[name] for name in ARRAYS}
+        return {name: file[name] for name in names}
 
 
-def _idx(path: Path) -> dict[str, np.ndarray]:
+def _idx(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
     if path.name not in _IDX.values():
         raise DataError(f"{path}: expected one of {', '.join(_IDX.values())}, with the others beside it")
-    return {name: _idx_array(path.with_name(file)) for name, file in _IDX.items()}
+    return {name: _idx_array(path.with_name(_IDX[name])) for name in names}
 
 
 def _idx_array(path: Path) -> np.ndarray:
@@ -80,12 +119,16 @@ def _idx_array(path: Path) -> np.ndarray:
     return content.reshape(shape)
 
 
-def _checked(path: Path, split: str, images: np.ndarray, labels: np.ndarray) -> Images:
+def _require_images(path: Path, name: str, images: np.ndarray) -> None:
     if images.dtype != np.uint8 or images.ndim not in (3, 4) or not images.size:
         raise DataError(
-            f"{path}: {split}_images must be bytes (count, height, width) or (count, height, width, channels), got "
+            f"{path}: {name} must be bytes (count, height, width) or (count, height, width, channels), got "
             f"{images.dtype} {images.shape}"
         )
+
+
+def _checked(path: Path, split: str, images: np.ndarray, labels: np.ndarray) -> Images:
+    _require_images(path, f"{split}_images", images)
     if labels.ndim != 1 or len(labels) != len(images) or labels.dtype.kind not in "iu" or labels.min() < 0:
         raise DataError(
             f"{path}: {split}_labels must be {len(images)} classes from 0 on, got {labels.dtype} {labels.shape}"

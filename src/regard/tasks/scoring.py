@@ -4,8 +4,9 @@ They come with the extra `metrics` and are imported on first use.
 """
 
 import importlib
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,11 @@ from regard.errors import UnsupportedError
 from regard.tasks.base import IGNORE, Split
 from regard.tasks.classification import ClassificationTask
 from regard.tasks.masked import MaskedTask
+from regard.tasks.pixels import Grid, ImagesTask
 from regard.tasks.translation import Pair
 
+_IMAGES = 1024
+"""counted at a time: all at once would take eight times their memory and more"""
 Rows = dict[str, dict[str, float]]
 """What was measured -> metric -> value; the first row is the model."""
 
@@ -123,3 +127,55 @@ def masked_rows(accuracy: float, nats: float, task: MaskedTask, split: Split, ch
             "nats": float(code[hidden].mean()),
         },
     }
+
+
+def image_rows(nats: float, task: ImagesTask, split: Split, chosen: Sequence[int]) -> Rows:
+    """Bits per dimension, of a model and of counts over all training images.
+
+    Beside the model: the frequencies of levels in each slot, which is the best that any model without a context can do;
+    and the frequencies of levels after that of the same channel in the pixel before, in raster order. Both with
+    (count + 1/2) / (all + levels / 2).
+
+    Source: the estimate: Krichevsky & Trofimov 1981.
+    """
+    own = task.examples(split).images[np.asarray(chosen)]
+    training = task.examples("train").images
+    rows = {"model": {"bits_per_dimension": nats / math.log(2)}}
+    for name, contexts in (("levels in each place", _places), ("levels after the pixel before", _before)):
+        rows[name] = {"bits_per_dimension": _counted(task.grid, training, own, contexts)}
+    return rows
+
+
+_Contexts = Callable[[Grid, Int64[np.ndarray, "batch height width channels"]], np.ndarray]
+
+
+def _places(grid: Grid, levels: np.ndarray) -> np.ndarray:
+    """The place itself."""
+    return np.broadcast_to(np.arange(grid.length).reshape(levels.shape[1:]), levels.shape)
+
+
+def _before(grid: Grid, levels: np.ndarray) -> np.ndarray:
+    """The channel, and its level in the pixel before; the first pixel has a context of its own."""
+    flat = levels.reshape(len(levels), -1, grid.channels)
+    before = np.concatenate([np.full_like(flat[:, :1], grid.levels), flat[:, :-1]], 1)
+    return (before + np.arange(grid.channels) * (grid.levels + 1)).reshape(levels.shape)
+
+
+def _counted(grid: Grid, training: np.ndarray, own: np.ndarray, contexts: _Contexts) -> float:
+    """Bits per dimension of `own` under counts of (context, level) in `training`."""
+    many = max(grid.length, grid.channels * (grid.levels + 1))
+    counts = np.zeros((many, grid.levels), np.int64)
+    for first in range(0, len(training), _IMAGES):
+        codes = _codes(grid, training[first : first + _IMAGES], contexts)
+        counts += np.bincount(codes, minlength=counts.size).reshape(counts.shape)
+    bits = np.log2(counts.sum(1, keepdims=True) + grid.levels / 2) - np.log2(counts + 0.5)
+    total = sum(
+        bits.ravel()[_codes(grid, own[first : first + _IMAGES], contexts)].sum()
+        for first in range(0, len(own), _IMAGES)
+    )
+    return float(total / own.size)
+
+
+def _codes(grid: Grid, images: np.ndarray, contexts: _Contexts) -> np.ndarray:
+    levels = images.astype(np.int64) * grid.levels // 256
+    return (contexts(grid, levels) * grid.levels + levels).ravel()

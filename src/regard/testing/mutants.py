@@ -48,6 +48,7 @@ def all_mutants() -> list[Mutant]:
         mutants_facts,
         mutants_gradient,
         mutants_interface,
+        mutants_kernel,
         mutants_state,
     )
 
@@ -58,6 +59,7 @@ def all_mutants() -> list[Mutant]:
         mutants_facts,
         mutants_gradient,
         mutants_interface,
+        mutants_kernel,
         mutants_state,
     )
     return list(MUTANTS)

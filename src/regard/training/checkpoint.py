@@ -57,6 +57,19 @@ class Checkpoint:
     rng: dict[str, Tensor]
 
 
+def in_memory(
+    progress: Progress, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
+) -> Checkpoint:
+    """What a checkpoint would hold now; its tensors are the model's and the optimizer's own."""
+    return Checkpoint(
+        Path("the stage before"),
+        progress,
+        own_tensors(model),
+        _optimizer_tensors(model, optimizer),
+        rng_states(device),
+    )
+
+
 def paths(folder: Path) -> list[Path]:
     """Checkpoints in a folder, oldest step first, verified or not."""
     if not folder.is_dir():

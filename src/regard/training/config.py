@@ -7,7 +7,14 @@ from regard.errors import ConfigError
 from regard.models.config import ModelConfig
 from regard.models.encoder_config import EncoderConfig
 from regard.models.encoder_decoder_config import EncoderDecoderConfig
-from regard.tasks.config import TEXT_CLASSES, ClassificationConfig, TaskConfig, TextConfig
+from regard.tasks.config import (
+    TEXT_CLASSES,
+    ClassificationConfig,
+    ImagesConfig,
+    SuperResolutionConfig,
+    TaskConfig,
+    TextConfig,
+)
 from regard.training.schedule import Schedule
 
 _LEAST = {
@@ -24,6 +31,36 @@ _LEAST = {
     "weight_decay": 0,
     "clip": 0,
 }
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of a training. What is not said is the run's own; weights and the optimizer's running means go on.
+
+    Raises:
+        ConfigError: values that make no sense.
+
+    Source: Beltagy et al. 2020, section 4.2 (from stage to stage twice the window and length, half the rate).
+    """
+
+    steps: int
+    """optimizer steps of the stage"""
+    attention: tuple[str, ...] | None = None
+    """specifications, as model.attention"""
+    window: int | None = None
+    """of every mechanism that has one, instead of what its specification says"""
+    length: int | None = None
+    """of the examples, instead of task.length, which stays that of the validation"""
+    rate_factor: float = 1.0
+    """factor of the learning rate that the schedule gives"""
+
+    def __post_init__(self) -> None:
+        for name, least in (("steps", 1), ("window", 0), ("length", 2)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"{name} of a stage must be at least {least}, got {value}")
+        if not 0 < self.rate_factor < float("inf"):
+            raise ConfigError(f"rate_factor of a stage must be positive, got {self.rate_factor}")
 
 
 @dataclass(frozen=True)
@@ -82,6 +119,8 @@ class TrainingConfig:
     """torch.compile the model"""
     tensorboard: bool = False
     """write the metrics for TensorBoard too"""
+    stages: tuple[Stage, ...] = ()
+    """parts with other attention, length or rate; their steps add up to all steps. In a file: [[training.stages]]"""
 
     def __post_init__(self) -> None:
         problems = [
@@ -109,6 +148,9 @@ class TrainingConfig:
             )
         if self.accumulation >= 1 and self.batch_size % self.accumulation:
             problems.append(f"accumulation must divide batch_size={self.batch_size}, got {self.accumulation}")
+        together = sum(stage.steps for stage in self.stages)
+        if self.stages and together != self.steps:
+            problems.append(f"steps must be those of the stages together, {together}, got {self.steps}")
         if problems:
             raise ConfigError("\n".join(problems))
 
@@ -122,22 +164,29 @@ SHAPES: dict[str, type[AnyModelConfig]] = {
     "masked": EncoderConfig,
     "classification": EncoderConfig,
     "translation": EncoderDecoderConfig,
+    "images": ModelConfig,
+    "super_resolution": EncoderDecoderConfig,
 }
 """task -> the kind of model that is trained on it: a causal decoder, an encoder with a head, or an encoder-decoder"""
 
 
 def default_model(task: TaskConfig) -> AnyModelConfig:
-    """The model that a task is trained on where nothing is said; of images, one with a vector in front that is read and
-    with learned positions.
+    """The model that a task is trained on where nothing is said.
+
+    Of images with classes, one with a vector in front that is read and with learned positions; of their pixels, one
+    with local attention and learned positions.
 
     Example:
         >>> type(default_model(TextConfig())).__name__
         'ModelConfig'
 
-    Source: of images: Dosovitskiy et al. 2021, section 3.1.
+    Source: of images: Dosovitskiy et al. 2021, section 3.1; of pixels: Parmar et al. 2018, section 3.
     """
     if isinstance(task, ClassificationConfig) and task.data not in TEXT_CLASSES:
         return EncoderConfig(cls_token=True, position="learned")
+    if isinstance(task, ImagesConfig):
+        local = {"position": "learned", "tied": False, "attention": ("image_local_1d",)}
+        return EncoderDecoderConfig(**local) if isinstance(task, SuperResolutionConfig) else ModelConfig(**local)
     return SHAPES[task.name]()
 
 

@@ -49,9 +49,12 @@ class Scores:
     total: Sums = field(default_factory=Sums)
     documents: dict[int, Sums] = field(default_factory=dict)
 
-    def summary(self) -> dict[str, float | int | None]:
-        """What a line of metrics.jsonl says."""
-        return {**self.total.summary(), "tokens": self.total.tokens, "bytes": self.total.nbytes}
+    def summary(self, metric: str = "accuracy") -> dict[str, float | int | None]:
+        """What a line of metrics.jsonl says; of a task measured by it, bits_per_dimension = nats per target / ln 2."""
+        own = self.total.summary()
+        if metric == "bits_per_dimension":
+            own["bits_per_dimension"] = self.total.nats / self.total.tokens / math.log(2)
+        return {**own, "tokens": self.total.tokens, "bytes": self.total.nbytes}
 
     def table(self) -> dict[str, list[float] | list[int]]:
         """The documents as columns: document, nats, tokens, correct, bytes."""

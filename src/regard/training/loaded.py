@@ -14,8 +14,12 @@ from regard.errors import ConfigError, InputError, LimitError, ShapeError
 from regard.models import Classifier, EncoderDecoder, LanguageModel, MaskedLanguageModel
 from regard.models.beam import beam_search
 from regard.models.generate import evaluation, generate
+from regard.models.pixels import sample
+from regard.models.sampling import Sampling
 from regard.tasks.base import Example
 from regard.tasks.classification import Patches, Texts
+from regard.tasks.config import ImagesConfig, SuperResolutionConfig
+from regard.tasks.pixels import Grid, sources
 from regard.tasks.tokenizer import Tokenizer
 from regard.training.batches import collate
 from regard.training.config import RunConfig
@@ -26,15 +30,23 @@ MASK = "[MASK]"
 BEAMS = 4
 LENGTH_PENALTY = 0.6
 """Of beam search: Vaswani et al. 2017, section 6.1."""
-_DOES = {"text": "generate", "masked": "fill", "classification": "classify", "translation": "translate"}
+_DOES = {
+    "text": "generate",
+    "masked": "fill",
+    "classification": "classify",
+    "translation": "translate",
+    "images": "draw",
+    "super_resolution": "draw",
+}
 
 
 @dataclass(frozen=True)
 class Loaded:
     """A trained model with what it needs to read and write. tokenizer: None for tasks without text. labels: of classes.
+    grid: of images.
 
     Which method works is the task's: `generate` after text, `translate` after translation, `classify` after
-    classification, `fill` after masked.
+    classification, `fill` after masked, `draw` after images and super_resolution.
     """
 
     model: Network
@@ -43,6 +55,7 @@ class Loaded:
     path: Path
     step: int
     labels: Labels | None = None
+    grid: Grid | None = None
 
     def generate(
         self,
@@ -106,7 +119,7 @@ class Loaded:
             self.model,
             [np.append(row, self.tokenizer.separator) for row in ids],
             self.tokenizer,
-            max_new_tokens=self.config.task.length if max_new_tokens is None else max_new_tokens,
+            max_new_tokens=self._length if max_new_tokens is None else max_new_tokens,
             beams=beams,
             length_penalty=length_penalty,
             batch_size=batch_size,
@@ -129,7 +142,7 @@ class Loaded:
         if isinstance(given, str):
             assert self.tokenizer is not None
             ids = self._ids("the text", given)
-            examples = Texts.cut([ids], [0], self.config.task.length, self.tokenizer.separator)
+            examples = Texts.cut([ids], [0], self._length, self.tokenizer.separator)
         else:
             examples = self._patches(given, self.labels)
         config, total = self.model.encoder.config, torch.zeros(len(self.labels.classes), dtype=torch.float64)
@@ -168,9 +181,85 @@ class Loaded:
                 tokens[places[best]] = logits[best].argmax()
         return self.tokenizer.decode(tokens.numpy())
 
+    def draw(
+        self,
+        count: int | None = None,
+        *,
+        upper: UInt8[np.ndarray, "count rows width channels"] | None = None,
+        small: UInt8[np.ndarray, "count rows columns channels"] | None = None,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int = 0,
+        use_state: bool = True,
+    ) -> UInt8[np.ndarray, "count height width channels"]:
+        """New images.
+
+        Args:
+            count: how many; None: one, or as many as are given.
+            upper: the upper rows of each, which are kept and continued; None: nothing is given.
+            small: what each is made from, after super_resolution, as `regard.tasks.pixels.reduced` makes them.
+            temperature, top_k, top_p: as `regard.models.sampling.Sampling`.
+            seed: of the draws; an image depends on it and its number, not on the others.
+            use_state: as `regard.models.pixels.sample`.
+
+        Raises:
+            ConfigError: the run's task is not of pixels, small images where it reads none, or none where it does; upper
+                rows that are not generated before the others.
+            ShapeError: images of another shape than those that the run was trained on, or of unequal number.
+        """
+        if self.grid is None or not isinstance(self.model, LanguageModel | EncoderDecoder):
+            self._refuse("draw images")
+        grid = self.grid
+        if (small is not None) != isinstance(self.model, EncoderDecoder):
+            reads = "none" if small is not None else "them; give small="
+            raise ConfigError(f"{self.path} was trained on {self.config.task.name}, which reads small images: {reads}")
+        numbers = {len(x) for x in (upper, small) if x is not None} | (set() if count is None else {count})
+        if len(numbers) > 1 or min(numbers, default=1) < 1:
+            raise ShapeError(f"as many images must be drawn as are given, and at least 1; got {sorted(numbers)}")
+        rows = min(numbers, default=1)
+        given = source = None
+        if upper is not None:
+            whole = np.zeros((rows, grid.height, *upper.shape[2:]), upper.dtype)
+            known = grid.upper(upper.shape[1])
+            whole[:, : upper.shape[1]] = upper
+            given = torch.from_numpy(grid.sequences(whole)[:, :known])
+        if small is not None:
+            assert isinstance(self.config.task, SuperResolutionConfig)
+            self._require_small(small, self.config.task.factor)
+            source = torch.from_numpy(sources(small, grid.levels))
+        drawn = sample(
+            self.model,
+            rows=rows,
+            start=grid.start,
+            offsets=torch.from_numpy(grid.offsets),
+            given=given,
+            source=source,
+            sampling=Sampling(temperature=temperature, top_k=top_k, top_p=top_p),
+            seed=seed,
+            use_state=use_state,
+        )
+        return grid.images(drawn.numpy())
+
+    def _require_small(self, small: np.ndarray, factor: int) -> None:
+        grid = self.grid
+        assert grid is not None
+        wanted = (grid.height // factor, grid.width // factor, grid.channels)
+        if small.dtype != np.uint8 or small.shape[1:] != wanted:
+            raise ShapeError(
+                f"small images must be bytes (count, {', '.join(map(str, wanted))}), got {small.dtype} {small.shape}"
+            )
+
     @property
     def _device(self) -> torch.device:
         return next(self.model.parameters()).device
+
+    @property
+    def _length(self) -> int:
+        """Most tokens of an example of text."""
+        task = self.config.task
+        assert not isinstance(task, ImagesConfig)
+        return task.length
 
     def _ids(self, who: str, text: str, *, room: int = 0) -> Int64[np.ndarray, "length"]:
         """The tokens of a text that is not empty; with `room`, one that is as long as training was, so many left."""
@@ -183,9 +272,9 @@ class Loaded:
         return ids
 
     def _require_room(self, who: str, length: int) -> None:
-        if length > self.config.task.length:
+        if length > self._length:
             raise LimitError(
-                f"{who} takes {length} tokens, and {self.path} was trained on at most {self.config.task.length}; "
+                f"{who} takes {length} tokens, and {self.path} was trained on at most {self._length}; "
                 "cut it, or train with a larger --task.length"
             )
 

@@ -10,7 +10,8 @@ from regard.models import EncoderDecoder
 from regard.tasks.base import Split, Task
 from regard.tasks.classification import ClassificationTask
 from regard.tasks.masked import MaskedTask
-from regard.tasks.scoring import Rows, classification_rows, library, masked_rows, translation_rows
+from regard.tasks.pixels import ImagesTask
+from regard.tasks.scoring import Rows, classification_rows, image_rows, library, masked_rows, translation_rows
 from regard.tasks.translation import TranslationTask
 from regard.training.batches import Batch
 from regard.training.evaluation import Scores
@@ -57,6 +58,8 @@ class Measure:
                 task,
                 documents=documents if in_pieces else None,
             )
+        if isinstance(task, ImagesTask):
+            return image_rows(scores.total.nats / scores.total.tokens, task, self.split, self.chosen)
         if isinstance(task, MaskedTask):
             total = scores.total
             return masked_rows(total.correct / total.tokens, total.nats / total.tokens, task, self.split, self.chosen)

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from regard.errors import CheckpointError
+from regard.errors import CheckpointError, ConfigError
 from regard.models import LanguageModel
 from regard.models.config import ModelConfig
 from regard.models.encoder import Encoder
@@ -14,6 +14,7 @@ from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.encoder_decoder_config import EncoderDecoderConfig
 from regard.models.heads import Classifier, MaskedLanguageModel
 from regard.tasks.base import Task
+from regard.tasks.pixels import Grid, ImagesTask
 from regard.training.config import AnyModelConfig
 from regard.training.files import write_json
 
@@ -41,12 +42,10 @@ class Labels:
         Raises:
             CheckpointError: it is missing or damaged.
         """
+        found = _json(path)
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
             return cls(**{**found, "classes": tuple(found["classes"])})
-        except OSError as error:
-            raise CheckpointError(f"cannot read {path}: {error.strerror}; restore it, or start a new run") from error
-        except (ValueError, KeyError, TypeError) as error:
+        except (KeyError, TypeError) as error:
             raise CheckpointError(f"{path} is damaged: {error!r}; restore it, or start a new run") from error
 
 
@@ -58,6 +57,34 @@ def labels(task: Task) -> Labels | None:
         return Labels(task.classes)
     images: Any = task.examples("train")
     return Labels(task.classes, images.patch, task.length, images.mean, images.deviation)
+
+
+def save_grid(grid: Grid, path: Path) -> None:
+    """Write the shape and order of the images of a run."""
+    write_json(path, asdict(grid))
+
+
+def load_grid(path: Path) -> Grid:
+    """Read what `save_grid` wrote.
+
+    Raises:
+        CheckpointError: it is missing or damaged.
+    """
+    found = _json(path)
+    try:
+        block = found["query_block"]
+        return Grid(**{**found, "query_block": None if block is None else tuple(block)})
+    except (KeyError, TypeError, ConfigError) as error:
+        raise CheckpointError(f"{path} is damaged: {error!r}; restore it, or start a new run") from error
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}; restore it, or start a new run") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged: {error!r}; restore it, or start a new run") from error
 
 
 def build(config: AnyModelConfig, classes: int = 0) -> Network:
@@ -83,14 +110,26 @@ def build(config: AnyModelConfig, classes: int = 0) -> Network:
 
 
 def fitted(config: AnyModelConfig, task: Task) -> AnyModelConfig:
-    """The configuration with what the task decides: vocabulary, width of vectors, ends of a sequence, room."""
+    """The configuration with what the task decides: vocabulary, targets, ends of a sequence, shape of images, room.
+
+    Raises:
+        ConfigError: a mechanism for images of another shape or order than the task's.
+    """
     longest = max(config.max_length, task.length)
+    if isinstance(task, ImagesTask) and not isinstance(config, EncoderConfig):
+        grid = task.grid
+        seen = {"vocab_size": grid.tokens, "targets": grid.levels, "tied": False, "max_length": longest}
+        seen["attention"] = tuple(grid.placed(spec) for spec in config.attention)
+        if isinstance(config, EncoderDecoderConfig):
+            seen |= {"source_vocab_size": None, "start_token": grid.start, "end_token": grid.start}
+        return replace(config, **seen)
     if isinstance(config, EncoderDecoderConfig):
         assert task.tokenizer is not None
         end = task.tokenizer.separator
         return replace(
             config,
             vocab_size=task.vocab_size,
+            targets=None,
             source_vocab_size=None,
             start_token=end,
             end_token=end,
@@ -99,12 +138,13 @@ def fitted(config: AnyModelConfig, task: Task) -> AnyModelConfig:
     if isinstance(config, EncoderConfig):
         longest = max(config.max_length, task.length + config.cls_token)
         return replace(config, vocab_size=task.vocab_size, input_dim=task.input_dim, max_length=longest)
-    return replace(config, vocab_size=task.vocab_size, max_length=longest)
+    return replace(config, vocab_size=task.vocab_size, targets=None, max_length=longest)
 
 
 def sizes(model: Network) -> tuple[int, int]:
     """Token ids that a network reads (0: it reads vectors), and targets that it tells apart."""
     if isinstance(model, Classifier):
         return model.encoder.config.vocab_size, model.output.out_features
-    config = model.encoder.config if isinstance(model, MaskedLanguageModel) else model.config
-    return config.vocab_size, config.vocab_size
+    if isinstance(model, MaskedLanguageModel):
+        return model.encoder.config.vocab_size, model.encoder.config.vocab_size
+    return model.config.vocab_size, model.config.targets or model.config.vocab_size

@@ -55,13 +55,14 @@ class Display:
                 timing = event["timing"]
                 assert isinstance(timing, dict)
                 self._said = f"loss {event['loss']:.4f} nats  {timing['tokens_per_second']:,.0f} tokens/s"
-                self._line(f"step {event['step']}  {self._said}  {self._left}")
+                self._line(f"step {event['step']}{_stage(event)}  {self._said}  {self._left}")
             case "evaluate":
                 bits, accuracy = event["bits_per_byte"], event["accuracy"]
                 quality = f"accuracy {accuracy:.3f}" if bits is None else f"{bits:.4f} bits per byte"
-                self._line(
-                    f"step {event['step']}  {event['split']}: {event['nats_per_token']:.4f} nats, {quality}", True
-                )
+                if "bits_per_dimension" in event:
+                    quality = f"{event['bits_per_dimension']:.4f} bits per dimension"
+                scored = f"{event['split']}: {event['nats_per_token']:.4f} nats, {quality}"
+                self._line(f"step {event['step']}{_stage(event)}  {scored}", True)
             case "interrupted":
                 self._line(f"{event['signal']}: saved at step {event['step']}; continue with --resume", True)
 
@@ -85,3 +86,7 @@ class Display:
             print(f"{self.label}: {text}", file=self.stream, flush=True)
         elif important:
             self._bar.console.print(f"{self.label}: {text}", highlight=False)
+
+
+def _stage(event: Record) -> str:
+    return f"  stage {event['stage']}" if "stage" in event else ""

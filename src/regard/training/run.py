@@ -12,6 +12,8 @@ from regard.errors import CheckpointError, ConfigError
 from regard.tasks import (
     TEXT_CLASSES,
     ClassificationConfig,
+    ImagesConfig,
+    ImagesTask,
     TaskConfig,
     TextConfig,
     TranslationConfig,
@@ -29,11 +31,13 @@ from regard.training.evaluation import measured, score
 from regard.training.files import writing
 from regard.training.loaded import BEAMS, LENGTH_PENALTY, Loaded
 from regard.training.measure import Measure
+from regard.training.stages import Stages, model_after
 from regard.training.trainer import OnProgress, Trainer, chosen_device
 
 Report = dict[str, object]
 
 LABELS = "labels.json"
+IMAGES = "images.json"
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,7 @@ def train(
     Args:
         config: what to train, on what, and how.
         out: directory of the run: config.toml, env.json, metrics.jsonl, checkpoints; tokenizer.json of a task on text,
-            labels.json of one with classes.
+            labels.json of one with classes, images.json of one on pixels.
         resume: go on with the run in `out` if there is one; it must have this configuration. A killed run gives the
             same bits as one that was not.
         on_progress: called with every event, such as `regard.training.progress.Display`.
@@ -93,7 +97,7 @@ def train(
     with _fresh(out) as partial:
         task = build_task(config.task, seed=config.training.seed)
         config = fitted(config, task)
-        network.build(config.model, len(task.classes))
+        Stages(config, task).require()
         with writing(out):
             toml.save(config, partial / "config.toml")
             if task.tokenizer is not None:
@@ -101,6 +105,8 @@ def train(
             labels = network.labels(task)
             if labels is not None:
                 labels.save(partial / LABELS)
+            if isinstance(task, ImagesTask):
+                network.save_grid(task.grid, partial / IMAGES)
     return _finish(out, config, task, on_progress)
 
 
@@ -138,10 +144,12 @@ def load(run: Path | str, *, best: bool = False, device: str = "auto") -> Loaded
     if found is None:
         raise CheckpointError(f"{run} has no checkpoint yet; continue it with regard train --resume {run}")
     labels = network.Labels.load(run / LABELS) if isinstance(config.task, ClassificationConfig) else None
-    model = network.build(config.model, 0 if labels is None else len(labels.classes))
+    shape = model_after(config, found.progress.step)
+    model = network.build(shape, 0 if labels is None else len(labels.classes))
     checkpoint.restore_model(model, found)
     model = model.to(chosen_device(device)).eval()
-    return Loaded(model, _tokenizer(run, config), config, run, found.progress.step, labels)
+    grid = network.load_grid(run / IMAGES) if isinstance(config.task, ImagesConfig) else None
+    return Loaded(model, _tokenizer(run, config), config, run, found.progress.step, labels, grid)
 
 
 def evaluate(
@@ -166,8 +174,9 @@ def evaluate(
 
     Returns:
         split, task, nats_per_token, bits_per_byte (None without text), accuracy, tokens, bytes, and `documents`: the
-        columns document, nats, tokens, correct, bytes, for a bootstrap over documents. Of translation, classification
-        and masked also `metrics`: rows of the model and of what needs no learning (`regard.tasks.scoring`).
+        columns document, nats, tokens, correct, bytes, for a bootstrap over documents. Of pixels bits_per_dimension. Of
+        translation, classification, masked and pixels also `metrics`: rows of the model and of what needs no learning
+        (`regard.tasks.scoring`).
 
     Raises:
         ConfigError: a model without a task, a task with another vocabulary, or a number out of range.
@@ -209,7 +218,7 @@ def evaluate(
         length_penalty=LENGTH_PENALTY if length_penalty is None else length_penalty,
         batch_size=batch_size,
     )
-    report = {"split": split, "task": task.name, **scores.summary(), "documents": scores.table()}
+    report = {"split": split, "task": task.name, **scores.summary(task.metric), "documents": scores.table()}
     return {**report, "metrics": rows} if rows else report
 
 
@@ -229,7 +238,9 @@ def fitted(config: RunConfig, task: Task) -> RunConfig:
         wanted = replace(wanted, corpus=corpus, cache=cache)
     elif isinstance(wanted, TranslationConfig) and wanted.corpus != BUNDLED_PAIRS:
         wanted = replace(wanted, corpus=_absolute(wanted.corpus))
-    elif isinstance(wanted, ClassificationConfig) and wanted.data not in TEXT_CLASSES:
+    elif isinstance(wanted, ImagesConfig) or (
+        isinstance(wanted, ClassificationConfig) and wanted.data not in TEXT_CLASSES
+    ):
         wanted = replace(wanted, data=_absolute(wanted.data))
     return replace(config, model=network.fitted(config.model, task), task=wanted)
 
@@ -240,8 +251,8 @@ def _absolute(path: str) -> str:
 
 def _finish(run: Path, config: RunConfig, task: Task, on_progress: OnProgress | None) -> RunResult:
     environment.record(run / "env.json", chosen_device(config.training.device), config.training.threads)
-    model = network.build(config.model, len(task.classes))
-    trainer = Trainer(model, task, config.training, run, on_progress=on_progress)
+    stages = Stages(config, task)
+    trainer = Trainer(stages.network(0), task, config.training, run, on_progress=on_progress, stages=stages)
     trainer.fit()
     lines = [line for line in metrics.read(run / "metrics.jsonl") if line["kind"] == "evaluate"]
     return RunResult(run, config, lines[-1], tuple(trainer.damaged))

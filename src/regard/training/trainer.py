@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.errors import CheckpointError, NumericsError, ResourceError, UnsupportedError
+from regard.errors import CheckpointError, ConfigError, NumericsError, ResourceError, UnsupportedError
 from regard.tasks.base import IGNORE, Task
 from regard.training import checkpoint
 from regard.training.batches import Batch, collate
@@ -23,6 +23,7 @@ from regard.training.interruption import Interrupted, Signals, locked
 from regard.training.metrics import Interval, MetricsLog, Record, Stopwatch
 from regard.training.optimizer import adamw, set_rate
 from regard.training.schedule import learning_rate
+from regard.training.stages import Stages, number_at, trained_by
 
 OnProgress = Callable[[Record], None]
 
@@ -42,6 +43,11 @@ class Trainer:
         config: how.
         run: directory of `metrics.jsonl` and `checkpoints`; continued if it holds a checkpoint.
         on_progress: called with every line of metrics.jsonl and with `step`, `checkpoint`, `interrupted` events.
+        stages: the networks and the data of `config.stages`, of which `model` is the first; what is evaluated is always
+            `task`. A stage begins with the weights, buffers and running means that the one before it ended with.
+
+    Raises:
+        ConfigError: stages in the configuration alone.
     """
 
     def __init__(
@@ -52,16 +58,31 @@ class Trainer:
         run: Path,
         *,
         on_progress: OnProgress | None = None,
+        stages: Stages | None = None,
     ) -> None:
+        if config.stages and stages is None:
+            raise ConfigError("training.stages change the network, which only a whole run can: use regard.train")
         self.config, self.run = config, run
+        self.stage, self.stages = 0, stages
         self.device = chosen_device(config.device)
         self.dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
-        self.model = model.to(self.device)
-        self.weights: dict[str, float] = model.loss_weights  # type: ignore[assignment]
         shape = getattr(getattr(model, "encoder", model), "config", None)  # a head on an encoder has its shape
         self.dim: int | None = getattr(shape, "dim", None)
-        self.vocab_size, self.num_targets = task.vocab_size, task.num_targets
-        self.train_examples, self.validation = task.examples("train"), task.examples("valid")
+        self.vocab_size, self.num_targets, self.metric = task.vocab_size, task.num_targets, task.metric
+        self.validation = task.examples("valid")
+        self._use(model, task if stages is None else stages.data(0))
+        self.checkpoints = run / "checkpoints"
+        self.progress = checkpoint.Progress(data=task.fingerprint)
+        self.damaged: list[Path] = []
+        self._saved_step: int | None = None
+        self._tell = on_progress or (lambda record: None)
+
+    def _use(self, model: nn.Module, task: Task) -> None:
+        """Train this network on this data from now on."""
+        config = self.config
+        self.model = model.to(self.device)
+        self.weights: dict[str, float] = model.loss_weights  # type: ignore[assignment]
+        self.train_examples = task.examples("train")
         self.order = DataOrder(len(self.train_examples), config.batch_size, config.seed)
         self.optimizer = adamw(
             self.model,
@@ -71,11 +92,17 @@ class Trainer:
             decay_embeddings=config.decay_embeddings,
         )
         self.forward = torch.compile(self.model) if config.compile else self.model
-        self.checkpoints = run / "checkpoints"
-        self.progress = checkpoint.Progress(data=task.fingerprint)
-        self.damaged: list[Path] = []
-        self._saved_step: int | None = None
-        self._tell = on_progress or (lambda record: None)
+
+    def _enter(self, number: int) -> None:
+        """Go on with the network and the data of a stage, from where the last one stands."""
+        if number == self.stage or self.stages is None:
+            return
+        carried = checkpoint.in_memory(self.progress, self.model, self.optimizer, self.device)
+        self._use(self.stages.network(number), self.stages.data(number))
+        checkpoint.restore_model(self.model, carried)
+        checkpoint.restore_optimizer(self.model, self.optimizer, carried)
+        checkpoint.use_rng_states(carried.rng, self.device)
+        self.stage = number
 
     def fit(self) -> None:
         """Train to the last step.
@@ -114,11 +141,17 @@ class Trainer:
                 self._interrupt(self.signals.received)
             if progress.step == config.steps:
                 return
+            self._enter(number_at(config.stages, progress.step))
             self._step()
 
     def _due(self, every: int) -> bool:
         step = self.progress.step
-        return step > 0 and (step % every == 0 or step == self.config.steps)
+        return step > 0 and (step % every == 0 or self._last(step))
+
+    def _last(self, step: int) -> bool:
+        """Whether the run or a stage of it ends after this many steps."""
+        stages = self.config.stages
+        return step == self.config.steps or number_at(stages, step) != trained_by(stages, step)
 
     def _step(self) -> None:
         config, progress = self.config, self.progress
@@ -132,6 +165,8 @@ class Trainer:
             minimum_ratio=config.minimum_ratio,
             dim=self.dim,
         )
+        if config.stages:
+            rate *= config.stages[self.stage].rate_factor
         ids, epochs = self.order.batch(progress.step), self.order.epochs(progress.step)
         size = config.batch_size // config.accumulation
         parts = [
@@ -164,8 +199,8 @@ class Trainer:
         self.interval.add({"steps": 1.0, "gradient_norm": norm, **sums})
         self.stopwatch.stop(sum(part.positions for part in parts))
         self._tell({"kind": "step", "step": progress.step, "steps": config.steps})
-        if progress.step % config.log_every == 0 or progress.step == config.steps:
-            line = {"kind": "train", "step": progress.step, "tokens": progress.tokens, **self.interval.line()}
+        if progress.step % config.log_every == 0 or self._last(progress.step):
+            line = {"kind": "train", **self._where(), "tokens": progress.tokens, **self.interval.line()}
             self._write({**line, "learning_rate": rate, "timing": self.stopwatch.read()})
             self.interval = Interval()
 
@@ -238,15 +273,19 @@ class Trainer:
         )
         if scores is None:
             return
-        summary = scores.summary()
+        summary = scores.summary(self.metric)
         if not math.isfinite(scores.total.nats):
             raise NumericsError(
                 f"evaluation after step {progress.step}: the validation loss is {scores.total.nats}; "
                 "lower training.learning_rate and start again, or look at the validation data"
             )
-        self._write({"kind": "evaluate", "step": progress.step, "split": "valid", **summary})
+        self._write({"kind": "evaluate", **self._where(), "split": "valid", **summary})
         progress.evaluated_step, progress.score = progress.step, scores.total.nats / scores.total.tokens
         self._saved_step = None
+
+    def _where(self) -> dict[str, int]:
+        """The step, and the stage where there are some, from 1."""
+        return {"step": self.progress.step, **({"stage": self.stage + 1} if self.config.stages else {})}
 
     def _save(self) -> None:
         progress = replace(self.progress, metrics_bytes=self.log.sync(), interval=self.interval.sums)
@@ -277,6 +316,7 @@ class Trainer:
             raise CheckpointError(
                 f"{found.path} was trained on other data than the task gives now; put the data back, or start a new run"
             )
+        self._enter(trained_by(self.config.stages, found.progress.step))
         checkpoint.restore_model(self.model, found)
         checkpoint.restore_optimizer(self.model, self.optimizer, found)
         checkpoint.use_rng_states(found.rng, self.device)

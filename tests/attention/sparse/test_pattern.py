@@ -124,6 +124,31 @@ def test_facts_follow_the_rule() -> None:
     assert describe('pattern(rule="strided(8)")').time == 2
 
 
+def test_a_rule_for_each_head() -> None:
+    texts = ("window(4)", "block(6)", "window(4)", "summary(4, 1) | window(0)")
+    rules: list[Callable[[int, int], bool]] = [
+        lambda i, j: i - j <= 4,
+        lambda i, j: i // 6 == j // 6,
+        lambda i, j: i - j <= 4,
+        lambda i, j: j % 4 == 3 or i == j,
+    ]
+    for impl, n in (("auto", 23), ("torch", 90)):
+        mechanism = build("pattern", heads(), rule=f"per_head({', '.join(texts)})", impl=impl)
+        q, k, v = draw(n)
+        expected = torch.stack([by_loops(rules[h], q, k, v, causal=True)[:, h] for h in range(4)], 1)
+        torch.testing.assert_close(mechanism(q, k, v).values, expected, rtol=0, atol=1e-10)
+        torch.testing.assert_close(mechanism.reference(q, k, v), expected, rtol=0, atol=1e-10)
+        state, found = mechanism.initial_state(2, dtype=torch.float64), []
+        for a, b in ((0, 5), (5, 6), (6, 7), (7, n - 1), (n - 1, n)):
+            values, state, _ = mechanism(q[:, :, a:b], k[:, :, a:b], v[:, :, a:b], state=state)
+            found.append(values)
+        torch.testing.assert_close(torch.cat(found, 2), expected, rtol=0, atol=1e-10)
+        alive = [j for j in range(n) if n - j <= 4 or n // 6 == j // 6 or j % 4 == 3]
+        assert state.tensors()["positions"].tolist() == alive
+    with pytest.raises(ConfigError, match="4 heads and patterns for 2"):
+        Pattern(heads(), rule="per_head(causal, causal)")
+
+
 def test_bad_rules() -> None:
     with pytest.raises(ConfigError, match="did you mean 'window'"):
         build('pattern(rule="windw(3)")', heads())

@@ -1,7 +1,5 @@
 """The kernel family: weights phi(q_i) . phi(k_j), so that keys and values are summed once instead of once per query."""
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
@@ -30,7 +28,7 @@ class Kernel(Attention):
     """multiplies q and k before the feature maps"""
     normalise: bool = True
     impl: str = "auto"
-    weighted: ClassVar[bool] = False
+    weighted: bool = False
     """whether calls pass log weights of their own (decay, gates)"""
 
     def projection_now(self) -> Tensor | None:

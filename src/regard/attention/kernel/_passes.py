@@ -200,7 +200,7 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
 
 def has_log_scale(map_: FeatureMap) -> bool:
     """Whether the map takes a factor out of each vector."""
-    return map_.random and map_.name != "relu_random"
+    return map_.log_scale
 
 
 def turned(features: Tensor, rotation: Tensor | None, direction: int = 1) -> Tensor:

@@ -7,19 +7,27 @@ from regard.core import generator, recomputing
 from regard.feature_maps import draw_projection
 
 
-def draw(seed: int, number: int, heads: int, rows: int, dim: int, orthogonal: bool, norms: str) -> Tensor:
-    """The draw of that number, (heads, rows, dim): each head has directions of its own."""
-    return torch.stack(
-        [
-            draw_projection(rows, dim, generator(seed, "projection", head, number), orthogonal=orthogonal, norms=norms)
-            for head in range(heads)
-        ]
-    )
+def draw(
+    seed: int, number: int, heads: int, rows: int, dim: int, orthogonal: bool, norms: str, pool: int | None = None
+) -> Tensor:
+    """The draw of that number, (heads, rows, dim): each head has directions of its own.
+
+    `pool`: each head takes one of so many matrices of its own, again and again.
+    """
+
+    def one(head: int) -> Tensor:
+        chosen = number
+        if pool is not None:
+            chosen = int(torch.randint(pool, (), generator=generator(seed, "pool", head, number)))
+        drawn = generator(seed, "projection", head, chosen)
+        return draw_projection(rows, dim, drawn, orthogonal=orthogonal, norms=norms)
+
+    return torch.stack([one(head) for head in range(heads)])
 
 
 @torch.library.custom_op("regard::scheduled_projection", mutates_args=("projection", "calls"))
 def scheduled_projection(
-    projection: Tensor, calls: Tensor, interval: int, seed: int, orthogonal: bool, norms: str
+    projection: Tensor, calls: Tensor, interval: int, seed: int, orthogonal: bool, norms: str, pool: int | None
 ) -> Tensor:
     """Count a training call, draw again at every `interval`-th, and return a copy.
 
@@ -30,10 +38,12 @@ def scheduled_projection(
         calls += 1
         if int(calls) % interval == 0:
             heads, rows, dim = projection.shape
-            projection.copy_(draw(seed, int(calls) // interval, heads, rows, dim, orthogonal, norms))
+            projection.copy_(draw(seed, int(calls) // interval, heads, rows, dim, orthogonal, norms, pool))
     return projection.clone()
 
 
 @scheduled_projection.register_fake
-def _(projection: Tensor, calls: Tensor, interval: int, seed: int, orthogonal: bool, norms: str) -> Tensor:
+def _(
+    projection: Tensor, calls: Tensor, interval: int, seed: int, orthogonal: bool, norms: str, pool: int | None
+) -> Tensor:
     return torch.empty_like(projection)

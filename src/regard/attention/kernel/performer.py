@@ -168,7 +168,7 @@ class Performer(Kernel):
         if not self.training or self.redraw_interval is None:
             return self.projection
         return scheduled_projection(
-            self.projection, self.calls, self.redraw_interval, self.heads.seed, self.orthogonal, self.norms
+            self.projection, self.calls, self.redraw_interval, self.heads.seed, self.orthogonal, self.norms, None
         )
 
     def redraw(self, generator: torch.Generator) -> None:

@@ -20,6 +20,8 @@ FEW = 16
 """Up to this many queries on a state see it through an explicit mask."""
 MANY = 1024
 """A single query gathers what it sees out of more keys than this."""
+TRIES = 1 << 22
+"""Pairs that are looked at to find the outermost distances that a bias needs."""
 
 
 class Sparse(Attention):
@@ -50,6 +52,10 @@ class Sparse(Attention):
             raise UnsupportedError(f"{name} has no impl={impl!r}; it has {', '.join(self.impls)}")
         if impl not in self.impls:
             raise ConfigError(f"{name} has no impl={impl!r}; {nearest(impl, self.impls)}")
+        if pattern.heads not in (None, heads.count):
+            raise ConfigError(
+                f"{name} has {heads.count} heads and patterns for {pattern.heads}; give each head one, or one to all"
+            )
         self.pattern = causal & pattern if heads.causal else pattern
         self.scale, self.impl = scale, impl
         self.factor = heads.key_dim**-0.5 if scale is None else scale
@@ -118,9 +124,9 @@ class Sparse(Attention):
         j = _explicit(places, k)
         allowed = self.pattern.mask(i, j)
         if q.shape[2] == 1 and len(j) > MANY and bias is None and not torch.compiler.is_compiling():
-            seen = allowed[0].nonzero().flatten()
+            seen = allowed.flatten(0, -2).any(0).nonzero().flatten()
             if len(seen) <= len(j) // 2:
-                k, v, allowed = k.index_select(2, seen), v.index_select(2, seen), allowed[:, seen]
+                k, v, allowed = k.index_select(2, seen), v.index_select(2, seen), allowed[..., seen]
                 key_mask = None if key_mask is None else key_mask[:, seen]
         if key_mask is not None:
             allowed = allowed & key_mask[:, None, None, :]
@@ -207,15 +213,33 @@ class Sparse(Attention):
         return slot_bytes(elements, min(length, self._horizon), dtype, batch)
 
     def reach(self, queries: int, keys: int, state: State | None = None) -> tuple[int, int]:
-        """The distances of the call that the pattern allows."""
+        """The outermost distances of the call at which the pattern holds, or near them where those are far inside."""
         low, high = super().reach(queries, keys, state)
         nearest_key, farthest_key = self.pattern.distances
         low = max(low, nearest_key)
-        return low, max(min(high, farthest_key), low)
+        high = max(min(high, farthest_key), low)
+        if torch.compiler.is_compiling():
+            return low, high
+        total = keys + (0 if state is None else state.length)
+        i = torch.arange(total - queries, total) if self.heads.causal else torch.arange(queries)
+        tries = min(max(TRIES // max(queries, 1), 1), 1024)
+        low = next((d for d in range(low, min(high, low + tries)) if self._meets(i, d, total)), min(high, low + tries))
+        high = next(
+            (d for d in range(high, max(low, high - tries), -1) if self._meets(i, d, total)), max(low, high - tries)
+        )
+        return low, high
+
+    def _meets(self, i: Tensor, distance: int, total: int) -> bool:
+        """Whether one of the queries `i` sees the key at that distance, out of `total` slots."""
+        i = i[(i >= distance) & (i - distance < total)][:, None]
+        return bool(self.pattern.holds(i, i - distance).any())
 
     @abstractmethod
-    def allowed(self, i: Int[Tensor, "queries 1"], j: Int[Tensor, "1 keys"]) -> Bool[Tensor, "queries keys"]:
-        """The definition: whether the query at slot i may see the key at slot j, causality apart."""
+    def allowed(self, i: Int[Tensor, "queries 1"], j: Int[Tensor, "1 keys"]) -> Bool[Tensor, "... queries keys"]:
+        """The definition: whether the query at slot i may see the key at slot j, causality apart.
+
+        Of the same shape for all heads, or (heads, queries, keys).
+        """
 
     def reference(
         self,
@@ -236,7 +260,7 @@ class Sparse(Attention):
         j = torch.arange(keys, device=q.device)
         if bias is not None:
             logits = logits + bias.logits(i, j).to(q.dtype)
-        seen = self.allowed(i[:, None], j[None])[None, None]
+        seen = self.allowed(i[:, None], j[None])
         if self.heads.causal:
             seen = seen & (j[None] <= i[:, None])
         if key_mask is not None:

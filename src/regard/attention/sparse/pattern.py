@@ -15,9 +15,9 @@ from regard.info import Heads, Info, Supports
 class Pattern(Sparse):
     """Softmax over any pattern: o_i = sum_j softmax_j(scale q_i . k_j) v_j over the j with rule(i, j).
 
-    The rule is a text such as "window(64) | strided(128)", a pattern of `regard.masks`, or a function of two integer
-    tensors that returns booleans. Interval arithmetic finds the tiles that it touches; a function that intervals cannot
-    follow is exact too, and costs a mask of every tile.
+    The rule is a text such as "window(64) | strided(128)" or "per_head(window(64), ...)" with one for each head, a
+    pattern of `regard.masks`, or a function of two integer tensors that returns booleans. Interval arithmetic finds
+    the tiles that it touches; a function that intervals cannot follow is exact too, and costs a mask of every tile.
     Cost: O(tiles touched x 64^2 x dim) time, O(length) memory. State: the keys that a later query may see.
 
     Args:
@@ -84,7 +84,7 @@ class Pattern(Sparse):
 
     def allowed(self, i: Tensor, j: Tensor) -> Tensor:
         """The rule on every pair."""
-        return _read(self.rule).holds(i, j).expand(len(i), j.shape[1])
+        return _read(self.rule).mask(i[:, 0], j[0])
 
 
 def _read(rule: object) -> masks.Pattern:

@@ -14,6 +14,7 @@ from torch import Tensor
 from regard.attention.tiles._operands import LOWEST
 from regard.attention.tiles._operator import tiles
 from regard.bias import ScoreBias
+from regard.errors import ConfigError
 from regard.masks import Pattern
 
 __all__ = ["plain", "tiled"]
@@ -39,7 +40,7 @@ def tiled(
 
     Args:
         q, k, v: heads of keys and values may be fewer (grouped); keys and values under the mask must be finite.
-        pattern: which pairs attend, including causality.
+        pattern: which pairs attend, including causality; for all heads or for each.
         scale: of the logits; None: 1 / sqrt(dim).
         query_positions: one per query, or the first of consecutive ones; None: the queries are the last of
             consecutive keys.
@@ -51,7 +52,12 @@ def tiled(
     Returns:
         (values, lse), both differentiable. A query without keys has value 0 and lse -inf. lse has the dtype of the
         arithmetic (float32 for 16-bit inputs).
+
+    Raises:
+        ConfigError: a pattern per head for another number of heads.
     """
+    if pattern.heads not in (None, q.shape[1]):
+        raise ConfigError(f"the pattern is one of {pattern.heads} heads, the queries have {q.shape[1]}")
     queries, keys = q.shape[2], k.shape[2]
     scale = 1 / math.sqrt(q.shape[3]) if scale is None else scale
     if query_positions is None:

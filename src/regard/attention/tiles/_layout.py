@@ -59,7 +59,7 @@ class Group:
     """Query tiles that see the same arrangement: `slots` key tiles each, with the same masks in the same slots."""
 
     slots: int
-    masks: tuple[tuple[int, Float[Tensor, "tile tile"] | Bool[Tensor, "tile tile"]], ...]
+    masks: tuple[tuple[int, Float[Tensor, "*heads tile tile"] | Bool[Tensor, "*heads tile tile"]], ...]
     """(slot, 0 or -inf to add, or True where -inf goes) of the slots that are not full"""
     steps: tuple[Step, ...]
     again: bool
@@ -90,6 +90,24 @@ class Layout:
         return tiles * self.query_tile * self.key_tile
 
 
+class Plan(NamedTuple):
+    """The layout of all heads, or of each head; heads with the same pattern share one."""
+
+    layouts: tuple[Layout, ...]
+
+    def of(self, head: int) -> Layout:
+        return self.layouts[head if len(self.layouts) > 1 else 0]
+
+    @property
+    def covered(self) -> bool:
+        """Whether every query tile of every head has a key tile."""
+        return all(layout.covered for layout in self.layouts)
+
+    @property
+    def nbytes(self) -> int:
+        return sum({id(layout): layout.nbytes for layout in self.layouts}.values())
+
+
 class Places(NamedTuple):
     """Where a call's queries or keys are: `length` consecutive positions from `start`, or explicit ones."""
 
@@ -109,14 +127,14 @@ class Places(NamedTuple):
         return self.explicit.cpu().long()
 
 
-_cache: OrderedDict[tuple[object, ...], Layout] = OrderedDict()
+_cache: OrderedDict[tuple[object, ...], Plan] = OrderedDict()
 _lock = threading.Lock()
 
 
-def find_layout(
+def find_plan(
     rule: str, queries: Places, keys: Places, *, whole: int, biased: bool, device: torch.device, dtype: torch.dtype
-) -> Layout:
-    """The layout of the pattern named `rule`, from the cache where possible.
+) -> Plan:
+    """How the pattern named `rule` is laid out, from the cache where possible.
 
     Args:
         rule: the text of a living pattern.
@@ -130,16 +148,49 @@ def find_layout(
         if known in _cache:
             _cache.move_to_end(known)
             return _cache[known]
-    small = max(queries.length, keys.length) <= whole
-    sizes = (queries.length, keys.length) if small else (TILE, TILE)
-    found = make_layout(resolve(rule), queries.positions(), keys.positions(), sizes, biased, device, dtype)
+    pattern, i, j = resolve(rule), queries.positions(), keys.positions()
+    if max(queries.length, keys.length) <= whole:
+        found = Plan((one_tile(pattern, i, j, biased, device, dtype),))
+    else:
+        made: dict[Pattern, Layout] = {}
+        for head in range(pattern.heads or 1):
+            own = pattern.of(head)
+            if own not in made:
+                made[own] = make_layout(own, i, j, (TILE, TILE), biased, device, dtype)
+        found = Plan(tuple(made[pattern.of(head)] for head in range(pattern.heads or 1)))
     with _lock:
         _cache[known] = found
-        while len(_cache) > 1 and (
-            len(_cache) > CACHED or sum(layout.nbytes for layout in _cache.values()) > CACHED_BYTES
-        ):
+        while len(_cache) > 1 and (len(_cache) > CACHED or sum(plan.nbytes for plan in _cache.values()) > CACHED_BYTES):
             _cache.popitem(last=False)
     return found
+
+
+def one_tile(
+    pattern: Pattern,
+    queries: Int[Tensor, " queries"],
+    keys: Int[Tensor, " keys"],
+    biased: bool,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Layout:
+    """The layout of one tile that holds everything; its mask may have a head axis."""
+    if not len(queries) or not len(keys):
+        return Layout(TILE, TILE, ())
+    sizes, mask = (len(queries), len(keys)), pattern.mask(queries, keys)
+    if not mask.any():
+        return Layout(*sizes, ())
+    hidden = torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, float("-inf")).to(device)
+    at = torch.zeros(1, dtype=torch.long)
+    runs, distances = _distances(queries[None], keys[None], at[0], at) if biased else (None, None)
+    group = Group(
+        slots=1,
+        masks=() if mask.all() else ((0, hidden),),
+        steps=_steps(at, at[None], sizes[0] * sizes[1], device),
+        again=False,
+        runs=runs,
+        distances=None if distances is None else distances.to(device),
+    )
+    return Layout(*sizes, (group,), whole=True, covered=True, nbytes=hidden.nbytes)
 
 
 def make_layout(
@@ -181,7 +232,6 @@ def make_layout(
         query_tile,
         key_tile,
         tuple(made),
-        whole=len(q) == len(k) == 1,
         covered=len(row.unique()) == len(q),
         nbytes=sum(x.nbytes for x in hidden),
     )

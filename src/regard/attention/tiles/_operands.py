@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.attention.tiles._layout import BUDGET, Group, Layout, Step
+from regard.attention.tiles._layout import BUDGET, Group, Layout, Plan, Step
 
 LOG2E = 1.4426950408889634
 LOWEST = -1e30
@@ -32,8 +32,9 @@ class Operands(NamedTuple):
     high: int
     scale: float
 
-    def in_tiles(self, layout: Layout) -> "Operands":
+    def in_tiles(self, plan: Plan) -> "Operands":
         """The operands in whole tiles and in base 2."""
+        layout = plan.layouts[0]  # all layouts of a plan have tiles of one size
         hidden = None if self.hidden is None else by_key(self.hidden, layout)
         curve = None if self.curve is None else self.curve * LOG2E
         query = None if self.query is None else by_query(self.query * LOG2E, layout)
@@ -96,19 +97,18 @@ class Share(NamedTuple):
         return (group.steps[0]._replace(count=together, advance=1),)
 
 
-def shares(layout: Layout, batch: int, heads: int, kv_heads: int) -> Iterator[Share]:
+def shares(plan: Plan, batch: int, heads: int, kv_heads: int) -> Iterator[Share]:
     """All heads of all batch rows, as many together as fill the buffers."""
-    if not layout.groups:
-        return
-    group, together, rows = heads // kv_heads, 1, 1
+    group, together, rows, layout = heads // kv_heads, 1, 1, plan.layouts[0]
     if layout.whole:
         most = max(1, BUDGET // (layout.query_tile * layout.key_tile))
         together = max((h for h in range(group, heads + 1, group) if heads % h == 0 and h <= most), default=1)
         rows = max(1, most // heads) if together == heads else 1
     for b in range(0, batch, rows):
         for h in range(0, heads, together):
-            kv = slice(h // group, (h + together - 1) // group + 1)
-            yield Share(layout, slice(b, min(b + rows, batch)), slice(h, h + together), kv)
+            if plan.of(h).groups:
+                kv = slice(h // group, (h + together - 1) // group + 1)
+                yield Share(plan.of(h), slice(b, min(b + rows, batch)), slice(h, h + together), kv)
 
 
 def pick(tiles: Tiles, step: Step) -> Float[Tensor, "count tile dim"]:

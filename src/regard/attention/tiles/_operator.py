@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from regard.attention.tiles._layout import Layout, Places, find_layout
+from regard.attention.tiles._layout import Places, Plan, find_plan
 from regard.attention.tiles._operands import Operands
 from regard.attention.tiles._passes import backward, forward
 from regard.masks import unwritten
@@ -31,12 +31,12 @@ def tiles(
 ) -> tuple[Tensor, Tensor]:
     """Values (batch, heads, queries, value) and log-sum-exp (batch, heads, queries)."""
     queries, keys = Places(query_start, q.shape[2], query_positions), Places(key_start, k.shape[2], key_positions)
-    layout = _layout(q, rule, queries, keys, whole, biased=curve is not None or relative is not None)
-    return forward(layout, Operands(q, k, v, _hidden(key_mask, q), curve, query, relative, high, scale))
+    plan = _plan(q, rule, queries, keys, whole, biased=curve is not None or relative is not None)
+    return forward(plan, Operands(q, k, v, _hidden(key_mask, q), curve, query, relative, high, scale))
 
 
-def _layout(q: Tensor, rule: str, queries: Places, keys: Places, whole: int, *, biased: bool) -> Layout:
-    return find_layout(rule, queries, keys, whole=whole, biased=biased, device=q.device, dtype=q.dtype)
+def _plan(q: Tensor, rule: str, queries: Places, keys: Places, whole: int, *, biased: bool) -> Plan:
+    return find_plan(rule, queries, keys, whole=whole, biased=biased, device=q.device, dtype=q.dtype)
 
 
 def _hidden(key_mask: Tensor | None, q: Tensor) -> Tensor | None:
@@ -77,9 +77,9 @@ def _tiles_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, curve, query, relative; empty where nothing learns."""
     queries, keys = Places(query_start, q.shape[2], query_positions), Places(key_start, k.shape[2], key_positions)
-    layout = _layout(q, rule, queries, keys, whole, biased=curve is not None or relative is not None)
+    plan = _plan(q, rule, queries, keys, whole, biased=curve is not None or relative is not None)
     operands = Operands(q, k, v, _hidden(key_mask, q), curve, query, relative, high, scale)
-    grads = backward(layout, operands, values, lse, grad_values, grad_lse, curve_learns, relative_learns)
+    grads = backward(plan, operands, values, lse, grad_values, grad_lse, curve_learns, relative_learns)
     n, m = q.shape[2], k.shape[2]
     dquery = grads.query[:, :, :n].contiguous() if grads.query.ndim > 1 else grads.query
     dq, dk, dv = grads.q[:, :, :n], grads.k[:, :, :m], grads.v[:, :, :m]

@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from regard.attention.tiles._layout import Layout
+from regard.attention.tiles._layout import Plan
 from regard.attention.tiles._operands import (
     LOG2E,
     LOWEST,
@@ -26,18 +26,18 @@ from regard.attention.tiles._operands import (
 from regard.attention.tiles._scores import Scores
 
 
-def forward(layout: Layout, operands: Operands) -> tuple[Tensor, Tensor]:
+def forward(plan: Plan, operands: Operands) -> tuple[Tensor, Tensor]:
     """Values (batch, heads, queries, value) and log-sum-exp (batch, heads, queries)."""
-    queries, x = operands.q.shape[2], operands.in_tiles(layout)
+    queries, x = operands.q.shape[2], operands.in_tiles(plan)
     values = x.q.new_empty(*x.q.shape[:3], x.v.shape[3])
-    if not layout.covered:
+    if not plan.covered:
         values.zero_()
     lse = x.q.new_full((*x.q.shape[:3], 1), -math.inf)
     scratch = Scratch(x.q)
-    for share in shares(layout, x.q.shape[0], x.q.shape[1], x.k.shape[1]):
+    for share in shares(plan, x.q.shape[0], x.q.shape[1], x.k.shape[1]):
         scores = Scores(x, share, scratch)
         v, out, level = share.keys(x.v), share.queries(values), share.queries(lse)
-        for group in layout.groups:
+        for group in share.layout.groups:
             for step in share.steps(group):
                 weights = scores.of(group, step)
                 highest = weights.amax(-1, keepdim=True).clamp_min_(LOWEST)
@@ -59,7 +59,7 @@ def _merged(values: Tensor, lse: Tensor, part: Tensor, top: Tensor) -> tuple[Ten
 
 
 def backward(
-    layout: Layout,
+    plan: Plan,
     operands: Operands,
     values: Tensor,
     lse: Tensor,
@@ -69,12 +69,12 @@ def backward(
     relative_learns: bool,
 ) -> Gradients:
     """Gradients of the operands from those of values and lse."""
-    x, empty = operands.in_tiles(layout), lse.isinf()
+    x, empty, layout = operands.in_tiles(plan), lse.isinf(), plan.layouts[0]
     level = by_query((lse * LOG2E).masked_fill_(empty, LOWEST)[..., None], layout)
     of_lse = by_query(grad_lse.masked_fill(empty, 0)[..., None], layout)
     of_values, values = by_query(grad_values, layout), by_query(values, layout)
     grads = Gradients(
-        torch.empty_like(x.q) if layout.covered else torch.zeros_like(x.q),
+        torch.empty_like(x.q) if plan.covered else torch.zeros_like(x.q),
         torch.zeros_like(x.k),
         torch.zeros_like(x.v),
         torch.zeros_like(x.curve) if x.curve is not None and curve_learns else x.q.new_empty(0),
@@ -82,13 +82,13 @@ def backward(
         torch.zeros_like(x.relative) if x.relative is not None and relative_learns else x.q.new_empty(0),
     )
     scratch = Scratch(x.q)
-    for share in shares(layout, x.q.shape[0], x.q.shape[1], x.k.shape[1]):
+    for share in shares(plan, x.q.shape[0], x.q.shape[1], x.k.shape[1]):
         scores = Scores(x, share, scratch)
         tops, outs, slopes_lse, outers = (share.queries(y) for y in (level, values, of_lse, of_values))
         v, dq = share.keys(x.v), share.queries(grads.q)
         dk, dv = (share.keys(y) for y in (grads.k, grads.v))
         scores.learn(grads)
-        for group in layout.groups:
+        for group in share.layout.groups:
             for step in share.steps(group):
                 weights = scores.of(group, step).sub_(pick(tops, step)).exp2_()
                 outer = pick(outers, step)

@@ -34,6 +34,8 @@ class Scores:
             self.relative.add(scores, group, step)
         for slot, mask in group.masks:
             part = scores.narrow(2, slot * size, size)
+            if mask.ndim == 3:
+                part, mask = part.view(-1, self.share.count, *part.shape[1:]), mask[self.share.heads]
             if mask.dtype == torch.bool:
                 part.masked_fill_(mask, -math.inf)
             else:

@@ -64,7 +64,8 @@ class ReceptiveField(Claim):
         """Count the pairs of every stack."""
         apart = torch.arange(self.length)[:, None] - torch.arange(self.length)
         depths = range(1, self.depth + 1)
-        found = dict.fromkeys(("beyond", "wrong window", "wrong causal", "wrong classes", "wrong convolution"), 0.0)
+        counted = ("beyond", "wrong window", "wrong causal", "wrong classes", "wrong convolution")
+        found: dict[str, float] = dict.fromkeys(counted, 0.0)
         furthest: dict[str, list[float]] = {"window": [], "atrous": [], "local and atrous": [], "L w": []}
         shares: dict[str, list[float]] = {"window": [], "atrous": [], "local and atrous": []}
         for layers in depths:
@@ -95,10 +96,12 @@ class ReceptiveField(Claim):
         """The pairs of a stack of one mechanism."""
         spec = spec.format(window=self.window)
         stack = [
-            AttentionLayer(8, spec, heads=2, causal=causal, max_length=self.length, seed=seed * self.depth + at)
+            AttentionLayer(
+                8, spec, heads=2, causal=causal, max_length=self.length, seed=seed * self.depth + at
+            ).double()
             for at in range(layers)
         ]
-        return depends(self.inputs(seed), [lambda x, layer=layer.double(): layer(x).hidden for layer in stack])
+        return depends(self.inputs(seed), [lambda x, layer=layer: layer(x).hidden for layer in stack])
 
     def convolved(self, layers: int, seed: int) -> Bool[Tensor, "outputs inputs"]:
         """The pairs of a stack of convolutions."""

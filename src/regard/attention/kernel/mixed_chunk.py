@@ -1,0 +1,287 @@
+"""FLASH: squared ReLU within a chunk, linear attention across chunks."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import ClassVar, Literal, NamedTuple, final
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.attention.kernel._base import visible
+from regard.attention.kernel._passes import accumulator
+from regard.core import Attended, Attention, ScoreBias, State, Summary
+from regard.errors import ConfigError, nearest
+from regard.info import Heads, Info, Supports
+
+NORMALISERS = ("const", "visible", "seq_len")
+
+
+class Projected(NamedTuple):
+    quad: Float[Tensor, "batch kv_heads ... dim"]
+    lin: Float[Tensor, "batch kv_heads ... dim"]
+
+
+@final
+class MixedChunk(Attention):
+    """Squared ReLU weights within a chunk, linear ones across chunks: out_i = sum_j A_ij v_j, with no denominator.
+
+    A_ij = relu(q'_i . k'_j / G + b_(i-j))^2 for j in the chunk of i (causal: j <= i), plus q''_i . k''_j / G for j in
+    every chunk (causal: in earlier chunks); G = chunk_size. q', q'', k', k'' are a gain times q or k plus an offset
+    (the paper's four per-dim scales and offsets, V_quad and V_lin). They start at 1 and 0; the paper draws gains near 0
+    for one projection that serves as all four.
+
+    Cost: O(length (chunk_size (dim + value) + dim value)) time, O(length chunk_size) memory. State, constant: the sum
+    of k''_j v_j^T over whole chunks, and the keys and values of the current one. Lost: across chunks weights are plain
+    inner products, which may be negative. Chunks begin at multiples of G, so left padding is refused.
+
+    Args:
+        heads: what to serve.
+        chunk_size: G.
+        normaliser: what public codes disagree on. "const" divides by G, so that the linear part grows with the number
+            of chunks. "visible" takes relu(q' . k' / sqrt(dim) + b)^2, and divides each part by the number of keys that
+            the query sees in it. "seq_len" is "const" whose linear part is divided by the number of keys in the call:
+            the paper's, for whole sequences only.
+        toeplitz: learn b, a logit per head and distance within the chunk, from 0; without it b = 0.
+
+    Raises:
+        ConfigError: a chunk_size below 1, an unknown normaliser.
+        UnsupportedError: causal with normaliser="seq_len", which would divide early outputs by what follows.
+
+    Example:
+        >>> import torch
+        >>> from regard.core import Heads
+        >>> q = torch.randn(1, 2, 10, 8)
+        >>> MixedChunk(Heads(count=2, key_dim=8, causal=True), chunk_size=4)(q, q, q).values.shape
+        torch.Size([1, 2, 10, 8])
+
+    Source: Hua et al. 2022, Transformer Quality in Linear Time, section 3.2 and its code 1.
+    """
+
+    info = Info(
+        title="Mixed chunk (FLASH)",
+        source="Hua et al. 2022, Transformer Quality in Linear Time, arXiv:2202.10447, section 3.2",
+        supports=Supports(causal=True, bidirectional=True, key_mask=True, state=True, prefix=True),
+        time=1,
+        memory=1,
+        state="constant",
+        rows_sum_to_one=False,
+        nonnegative=False,
+        anchored=True,
+    )
+
+    samples: ClassVar[tuple[Mapping[str, object], ...]] = (
+        {"chunk_size": 4},
+        {"chunk_size": 3, "normaliser": "visible", "toeplitz": True},
+        {"chunk_size": 5, "normaliser": "seq_len"},
+    )
+
+    reasons: ClassVar[Mapping[str, str]] = {
+        "bias": "its bias is its own, within the chunk: toeplitz=True",
+        "causal": "normaliser='seq_len' divides by the length of the whole sequence; 'const' and 'visible' do not",
+        "cross": "queries and keys share their chunks",
+        "state": "normaliser='seq_len' divides by the length of the whole sequence",
+    }
+
+    def __init__(
+        self,
+        heads: Heads,
+        *,
+        chunk_size: int = 256,
+        normaliser: Literal["const", "visible", "seq_len"] = "const",
+        toeplitz: bool = False,
+    ) -> None:
+        super().__init__(heads, chunk_size=chunk_size, normaliser=normaliser, toeplitz=toeplitz)
+        if chunk_size < 1:
+            raise ConfigError(f"mixed_chunk needs chunk_size >= 1, got {chunk_size}")
+        if normaliser not in NORMALISERS:
+            raise ConfigError(f"mixed_chunk has no normaliser={normaliser!r}: {nearest(normaliser, NORMALISERS)}")
+        self.chunk_size, self.normaliser, self.toeplitz = chunk_size, normaliser, toeplitz
+        self.counted = normaliser == "visible"
+        self.divisor = heads.key_dim**0.5 if self.counted else float(chunk_size)
+        for name, count in (("query", heads.count), ("key", heads.kv_heads)):
+            self.register_parameter(f"{name}_gain", nn.Parameter(torch.ones(2, count, 1, heads.key_dim)))
+            self.register_parameter(f"{name}_offset", nn.Parameter(torch.zeros(2, count, 1, heads.key_dim)))
+        if toeplitz:
+            distances = chunk_size if heads.causal else 2 * chunk_size - 1
+            self.table = nn.Parameter(torch.zeros(heads.count, distances))
+
+    query_gain: Tensor
+    query_offset: Tensor
+    key_gain: Tensor
+    key_offset: Tensor
+    """quadratic, then linear"""
+
+    @classmethod
+    def facts(cls, **options: object) -> Info:
+        """The paper's normaliser needs the whole sequence."""
+        if options.get("normaliser") != "seq_len":
+            return cls.info
+        supports = replace(cls.info.supports, causal=False, state=False, prefix=False)
+        return replace(cls.info, supports=supports, state="none")
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        key_mask: Tensor | None,
+        bias: ScoreBias | None,
+        marks: Tensor | None,
+        state: State | None,
+    ) -> Attended:
+        """The chunks that hold queries against themselves, and against the sum over the chunks before."""
+        del bias, marks
+        assert state is None or isinstance(state, Summary)
+        real = k.new_ones(k.shape[0], k.shape[2], dtype=torch.bool) if key_mask is None else key_mask
+        if state is not None:
+            kept = state.length % self.chunk_size
+            k, v = (torch.cat([state[name][:, :, :kept], x], 2) for name, x in (("k", k), ("v", v)))
+            early = state["real"][:, :kept] if self.counted else real.new_ones(len(real), kept)
+            real = torch.cat([early, real], 1)
+        with torch.autocast(q.device.type, enabled=False):
+            values, later = self._averaged(q, k, v, real, state)
+        if state is None:
+            return Attended(values, None, {})
+        rest = k.shape[2] % self.chunk_size
+        free, done = self.chunk_size - rest, k.shape[2] - rest
+        content = {**later, **{name: F.pad(x[:, :, done:], (0, 0, 0, free)) for name, x in (("k", k), ("v", v))}}
+        if self.counted:
+            content["real"] = F.pad(real[:, done:], (0, free))
+        return Attended(values, Summary(content, state.length - kept + k.shape[2]), {})
+
+    def _averaged(
+        self, q: Tensor, k: Tensor, v: Tensor, real: Tensor, state: Summary | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The values, and the sums over whole chunks."""
+        (queries, keys), size, kv_heads = (q.shape[2], k.shape[2]), self.chunk_size, k.shape[1]
+        width = min(size, keys)  # one chunk is as long as the call
+        spare = -keys % width
+        chunks, dtype = (keys + spare) // width, accumulator(q.dtype)
+        key = self._projected(k.to(dtype), self.key_gain, self.key_offset)
+        # values beyond the end and under the mask are 0, which removes their keys
+        columns = F.pad(v.to(dtype), (0, 0, 0, spare)).unflatten(2, (chunks, width))
+        key = Projected(*(F.pad(x, (0, 0, 0, spare)).unflatten(2, (chunks, width)) for x in key))
+        counts = F.pad(real.to(dtype), (0, spare)).unflatten(1, (chunks, width))
+        sums, seen = key.lin.mT @ columns, counts.sum(-1)
+        past = sums.new_zeros(sums[:, :, 0].shape), seen.new_zeros(seen[:, 0].shape)
+        if state is not None:
+            past = state["sum"].to(dtype), state["count"] if self.counted else past[1]
+        if self.heads.causal:
+            sums = torch.cat([past[0][:, :, None], past[0][:, :, None] + sums.cumsum(2)], 2)
+            seen = torch.cat([past[1][:, None], past[1][:, None] + seen.cumsum(1)], 1)
+            later = {"sum": sums[:, :, keys // size], **({"count": seen[:, keys // size]} if self.counted else {})}
+        else:
+            sums, seen = (x.sum(axis, keepdim=True).expand_as(x) for x, axis in ((sums, 2), (seen, 1)))
+            later = {}
+        at = (keys - queries) // width, (keys - queries) % width  # chunk of the first query, and its place in it
+        one = at[1] + queries <= width
+        rows = queries if one else width
+        of = slice(at[0], at[0] + 1 if one else chunks)
+        query = self._projected(q.to(dtype), self.query_gain, self.query_offset)
+        around = (0, 0, 0, 0) if one else (0, 0, at[1], spare)
+        query = Projected(
+            *(F.pad(x, around).unflatten(1, (kv_heads, -1)).unflatten(3, (of.stop - of.start, rows)) for x in query)
+        )
+        places = torch.arange(rows, device=q.device) + (at[1] if one else 0)
+        weights = self._quadratic(query.quad, key.quad[:, :, None, of], places, counts[:, of])
+        values = weights @ columns[:, :, None, of] + (query.lin @ sums[:, :, None, of]) / self._divisor(seen[:, of])
+        values = values.flatten(1, 2).flatten(2, 3)
+        first = 0 if one else at[1]
+        return values[:, :, first : first + queries].to(q.dtype), later
+
+    def _quadratic(self, q: Tensor, k: Tensor, places: Tensor, counts: Tensor) -> Tensor:
+        """relu(q' . k' / c + b)^2 within chunks: (batch, kv_heads, group, chunks, rows, keys)."""
+        distance = places[:, None] - torch.arange(k.shape[-2], device=q.device)
+        logits = q @ k.mT / self.divisor
+        if self.toeplitz:
+            column = distance.clamp_min(0) if self.heads.causal else distance + self.chunk_size - 1
+            logits = logits + self.table.to(q.dtype)[:, column].unflatten(0, q.shape[1:3])[None, :, :, None]
+        weights = torch.relu(logits).square()
+        if self.heads.causal:
+            weights = weights.masked_fill(distance < 0, 0)
+        if not self.counted:
+            return weights
+        if self.heads.causal:
+            counted = (counts[:, :, None] * (distance >= 0)).sum(-1, keepdim=True)
+        else:
+            counted = counts.sum(-1)[..., None, None]
+        return weights / counted.clamp_min(1)[:, None, None]
+
+    def _divisor(self, seen: Tensor) -> Tensor | float:
+        """Of the linear part, (batch, 1, 1, chunks, 1, 1), from the number of real keys before each chunk."""
+        return float(self.chunk_size) if self.normaliser == "const" else seen.clamp_min(1)[:, None, None, :, None, None]
+
+    @staticmethod
+    def _projected(x: Tensor, gain: Tensor, offset: Tensor) -> Projected:
+        return Projected(*(torch.addcmul(o, x, g) for g, o in zip(gain.to(x.dtype), offset.to(x.dtype), strict=True)))
+
+    def initial_state(
+        self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
+    ) -> Summary:
+        """No whole chunk, and nothing in the current one."""
+        if not self.info.supports.state:
+            self.refuse("state", "state")
+        heads, size = self.heads, self.chunk_size
+        kept = accumulator(torch.get_default_dtype() if dtype is None else dtype)
+        shape = (batch, heads.kv_heads)
+        content = {
+            "sum": torch.zeros(*shape, heads.key_dim, heads.value_width, device=device, dtype=kept),
+            "k": torch.zeros(*shape, size, heads.key_dim, device=device, dtype=dtype),
+            "v": torch.zeros(*shape, size, heads.value_width, device=device, dtype=dtype),
+        }
+        if self.counted:
+            content["count"] = torch.zeros(batch, device=device, dtype=kept)
+            content["real"] = torch.zeros(batch, size, device=device, dtype=torch.bool)
+        return Summary(content)
+
+    def state_nbytes(self, batch: int, length: int, dtype: torch.dtype) -> int:
+        """Constant: dim x value sums and chunk_size keys and values per head of keys; "visible" counts real keys."""
+        if not self.info.supports.state:
+            self.refuse("state", "state")
+        heads, kept = self.heads, accumulator(dtype).itemsize
+        sums = heads.key_dim * heads.value_width * kept
+        chunk = self.chunk_size * (heads.key_dim + heads.value_width) * dtype.itemsize
+        return batch * (heads.kv_heads * (sums + chunk) + (kept + self.chunk_size) * self.counted)
+
+    def reference(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        key_mask: Tensor | None = None,
+        bias: ScoreBias | None = None,
+        marks: Tensor | None = None,
+    ) -> Tensor:
+        """One materialised matrix."""
+        del bias, marks
+        group, (queries, keys), size = self.heads.group, (q.shape[2], k.shape[2]), self.chunk_size
+        i, j = torch.arange(keys - queries, keys, device=q.device)[:, None], torch.arange(keys, device=q.device)
+        seen = visible(q, k, self.heads.causal, key_mask)
+        own = seen & (i // size == j // size)
+        others = seen & (j // size < i // size) if self.heads.causal else seen
+        (q_quad, q_lin), (k_quad, k_lin) = (
+            [torch.einsum("bhid,hd->bhid", x, g[:, 0]) + o for g, o in zip(gains, offsets, strict=True)]
+            for x, gains, offsets in (
+                (q, self.query_gain, self.query_offset),
+                (
+                    k.repeat_interleave(group, 1),
+                    self.key_gain.repeat_interleave(group, 1),
+                    self.key_offset.repeat_interleave(group, 1),
+                ),
+            )
+        )
+        logits = torch.einsum("bhid,bhjd->bhij", q_quad, k_quad) / self.divisor
+        if self.toeplitz:
+            low = 0 if self.heads.causal else size - 1
+            logits = logits + self.table[:, (i - j + low).clamp(0, self.table.shape[1] - 1)]
+        near = logits.clamp_min(0) ** 2 * own
+        far = torch.einsum("bhid,bhjd->bhij", q_lin, k_lin) * others
+        if self.counted:
+            near, far = (x / y.sum(-1, keepdim=True).clamp_min(1) for x, y in ((near, own), (far, others)))
+        else:
+            far = far / (seen.sum(-1, keepdim=True).clamp_min(1) if self.normaliser == "seq_len" else size)
+        return (near + far) @ v.repeat_interleave(group, 1)

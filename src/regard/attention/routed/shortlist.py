@@ -1,0 +1,216 @@
+"""Exact attention over the best keys by a cheap score."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import ClassVar, Literal, final
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from regard.attention.routed._base import wide
+from regard.attention.routed._lists import best_keys, doubled, listed
+from regard.core import Attended, Attention, ScoreBias, State, generator
+from regard.errors import ConfigError, nearest
+from regard.feature_maps import FEATURE_MAPS
+from regard.info import Heads, Info, Supports
+from regard.state import Slots, slot_bytes
+
+MAPS = ("elu_plus_one", "relu", "sigmoid", "softmax_features", "taylor", "identity")
+SCORES = ("linear", "projection")
+
+
+@final
+class Shortlist(Attention):
+    """Softmax over the num_keys best keys by a cheap score: o_i = sum_{j in L_i} softmax_j(q_i . k_j / sqrt(dim)) v_j.
+
+    L_i holds the keys with the largest phi(q_i) . phi(k_j) (score="linear": the weights of linear attention, whose
+    normaliser does not change their order), or with the largest (R q_i) . (R k_j), R Gaussian with `rank` rows
+    (score="projection"), among those that query i may see. With as many keys as there are it is softmax; with
+    feature_map="identity" the list holds the keys of the largest logits.
+
+    Cost: O(queries keys features) time for the score, then O(queries num_keys (dim + value)); memory of one chunk of
+    queries, and queries x num_keys slots. State: keys and values of every slot (and the projected keys). Lost: keys
+    that the score ranks too low; no gradient reaches the choice.
+
+    Scores are summed in float64, so that how a sequence is cut into calls does not change a choice.
+
+    Args:
+        heads: what to serve.
+        num_keys: the length of a list.
+        score: "linear" or "projection".
+        feature_map: phi of "linear": elu_plus_one, relu, sigmoid, softmax_features, taylor, identity.
+        rank: rows of R, of "projection".
+
+    Raises:
+        ConfigError: num_keys or rank below 1, an unknown score or feature map.
+
+    Example:
+        >>> from regard import Heads
+        >>> q = torch.randn(1, 2, 50, 8)
+        >>> Shortlist(Heads(count=2, key_dim=8, causal=True), num_keys=10)(q, q, q).values.shape
+        torch.Size([1, 2, 50, 8])
+
+    Source: linear weights: Katharopoulos et al. 2020, Eq. 4; exact attention over the shortlist: the remedy that the
+    exact-retrieval article leaves open; projection: Johnson and Lindenstrauss 1984.
+    """
+
+    info = Info(
+        title="Shortlist",
+        source="Katharopoulos et al. 2020, Eq. 4 (score); Vaswani et al. 2017, Eq. 1 over the shortlist",
+        supports=Supports(causal=True, bidirectional=True, cross=True, key_mask=True, state=True, prefix=True),
+        time=2,
+        memory=1,
+        state="length",
+        sees_content_only=True,
+        selects=True,
+        rounding=True,
+        approximates="softmax",
+        knob="num_keys",
+    )
+
+    samples: ClassVar[tuple[Mapping[str, object], ...]] = (
+        {"num_keys": 3},
+        {"num_keys": 5, "score": "projection", "rank": 4},
+    )
+
+    reasons: ClassVar[Mapping[str, str]] = {"bias": "its cheap score has no such term, so the choice would ignore it"}
+
+    def __init__(
+        self,
+        heads: Heads,
+        *,
+        num_keys: int = 64,
+        score: Literal["linear", "projection"] = "linear",
+        feature_map: Literal[
+            "elu_plus_one", "relu", "sigmoid", "softmax_features", "taylor", "identity"
+        ] = "elu_plus_one",
+        rank: int = 16,
+    ) -> None:
+        super().__init__(heads, score=score)
+        if num_keys < 1 or rank < 1:
+            raise ConfigError(f"shortlist: num_keys and rank must be at least 1, got {num_keys=}, {rank=}")
+        for name, value, allowed in (("score", score, SCORES), ("feature_map", feature_map, MAPS)):
+            if value not in allowed:
+                raise ConfigError(f"shortlist has no {name}={value!r}: {nearest(value, allowed)}")
+        self.num_keys, self.score, self.feature_map, self.rank = num_keys, score, feature_map, rank
+        if score == "projection":
+            self.register_buffer("projection", self._drawn(generator(heads.seed, "shortlist", "projection")))
+
+    projection: Tensor
+
+    @classmethod
+    def facts(cls, **options: object) -> Info:
+        """A projection is drawn from the seed."""
+        return replace(cls.info, stochastic=options.get("score") == "projection")
+
+    def _drawn(self, generator: torch.Generator) -> Tensor:
+        return torch.randn(self.heads.kv_heads, self.rank, self.heads.key_dim, generator=generator)
+
+    def redraw(self, generator: torch.Generator) -> None:
+        """Draw the projection again, where there is one."""
+        if self.score == "projection":
+            self.projection = self._drawn(generator).to(self.projection)
+
+    def decisions(self, q: Tensor, k: Tensor) -> Int[Tensor, "batch heads queries list"]:
+        """The slots that `attend` lists for each query, -1 for none; `reference` takes them to replay its choices."""
+        return self._lists(q, self._projected(k), None)
+
+    def _projected(self, k: Tensor) -> Tensor:
+        """What is kept of a key for its score: (R k) in at least float32, or the key itself."""
+        if self.score == "linear":
+            return k.detach()
+        with torch.autocast(k.device.type, enabled=False):
+            return (doubled(k.detach()) @ doubled(self.projection).mT).to(wide(k))
+
+    def _lists(self, q: Tensor, known: Tensor, key_mask: Tensor | None) -> Tensor:
+        q = doubled(q.detach())
+        with torch.autocast(q.device.type, enabled=False):
+            if self.score == "linear":
+                map_ = FEATURE_MAPS[self.feature_map]
+                q, known = map_(q), map_(doubled(known))
+            else:
+                q = q @ doubled(self.projection).mT.repeat_interleave(self.heads.group, 0)
+        return best_keys(q, known, key_mask, self.num_keys, self.heads.causal)
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        key_mask: Tensor | None,
+        bias: ScoreBias | None,
+        marks: Tensor | None,
+        state: State | None,
+    ) -> Attended:
+        """Score, list, attend to the list."""
+        del bias, marks
+        known = self._projected(k)
+        if state is not None:
+            assert isinstance(state, Slots)
+            if k.shape[2]:
+                extra = {"projected": known} if self.score == "projection" else {}
+                state = state.append(key_mask, k=k, v=v, **extra)
+            kept = state.view()
+            k, v, key_mask = kept["k"], kept["v"], kept.get("key_mask")
+            known = kept["projected"] if self.score == "projection" else k.detach()
+        lists = self._lists(q, known, key_mask)
+        return Attended(listed(q, k, v, lists, self.heads.key_dim**-0.5).to(q.dtype), state, {})
+
+    def initial_state(
+        self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
+    ) -> State:
+        """No slots."""
+        shape = (batch, self.heads.kv_heads, 0)
+        like = {
+            "k": torch.empty(*shape, self.heads.key_dim, device=device, dtype=dtype),
+            "v": torch.empty(*shape, self.heads.value_width, device=device, dtype=dtype),
+        }
+        if self.score == "projection":
+            like["projected"] = torch.empty(*shape, self.rank, device=device, dtype=wide(like["k"]))
+        return Slots.empty(**like)
+
+    def state_nbytes(self, batch: int, length: int, dtype: torch.dtype) -> int:
+        """length x kv_heads x (key + value, and rank numbers of at least 4 bytes for a projected key)."""
+        heads = self.heads
+        size = slot_bytes(heads.kv_heads * (heads.key_dim + heads.value_width), length, dtype, batch)
+        if self.score == "projection":
+            size += slot_bytes(heads.kv_heads * self.rank, length, torch.promote_types(dtype, torch.float32), batch)
+        return size
+
+    def reference(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        key_mask: Tensor | None = None,
+        bias: ScoreBias | None = None,
+        marks: Tensor | None = None,
+        decisions: Tensor | None = None,
+    ) -> Tensor:
+        """Every score, the best of each row, then a softmax over those; with `decisions`, over given lists."""
+        del bias, marks
+        queries, keys = q.shape[2], k.shape[2]
+        k, v = k.repeat_interleave(self.heads.group, 1), v.repeat_interleave(self.heads.group, 1)
+        seen = torch.ones(queries, keys, dtype=torch.bool, device=q.device)
+        seen = seen.tril(keys - queries) if self.heads.causal else seen
+        seen = seen if key_mask is None else seen & key_mask[:, None, None, :]
+        if decisions is None:
+            exact_q, exact_k = q.detach().double(), k.detach().double()
+            if self.score == "linear":
+                fq, fk = (FEATURE_MAPS[self.feature_map](x) for x in (exact_q, exact_k))
+            else:
+                r = self.projection.double().repeat_interleave(self.heads.group, 0)
+                fq, fk = (torch.einsum("bhid,hrd->bhir", x, r) for x in (exact_q, exact_k))
+            scores = torch.einsum("bhir,bhjr->bhij", fq, fk).masked_fill(~seen, float("-inf"))
+            rank = scores.argsort(stable=True, dim=-1, descending=True).argsort(-1)
+            chosen = seen & (rank < self.num_keys)
+        else:
+            slots = torch.arange(keys, device=q.device)
+            chosen = seen & (decisions[..., None, :] == slots[:, None]).any(-1)
+        logits = torch.einsum("bhid,bhjd->bhij", q, k) / q.shape[-1] ** 0.5
+        logits = logits.masked_fill(~chosen, float("-inf"))
+        empty = ~chosen.any(-1, keepdim=True)
+        return torch.softmax(logits.masked_fill(empty, 0), -1).masked_fill(empty, 0) @ v

@@ -1,0 +1,37 @@
+"""Random key blocks for every query block."""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Int
+from torch import Tensor
+
+
+def visible(blocks: int, first: int, last: int) -> Int[Tensor, "blocks seen"]:
+    """The key blocks that every query block sees without chance; -1 for none."""
+    block = torch.arange(blocks)[:, None]
+    always = [*range(min(first, blocks)), *([last] if last >= 0 else [])]
+    found = torch.cat([block - 1, block, block + 1, torch.tensor(always).long().expand(blocks, -1)], 1)
+    return found.masked_fill(found >= blocks, -1)
+
+
+def draw(
+    seen: Int[Tensor, "blocks seen"], count: int, *, causal: bool, source: torch.Generator
+) -> Int[Tensor, "blocks picks"]:
+    """Key blocks for every query block, none twice and none seen; causal: earlier ones; -1 where there are no more.
+
+    The picks of a query block depend on the numbers drawn before it, so causal ones stay when blocks are added.
+    """
+    blocks, beyond = len(seen), len(seen) + 1
+    last = torch.arange(blocks) if causal else torch.full((blocks,), blocks)
+    chance = torch.rand(blocks, count, generator=source, dtype=torch.float64)
+    taken = torch.where((seen < 0) | (seen >= last[:, None]), beyond, seen).sort().values
+    taken = taken.masked_fill(F.pad(taken.diff() == 0, (1, 0)), beyond).sort().values
+    picks = []
+    for number in chance.unbind(1):
+        room = last - (taken < beyond).sum(1)
+        pick = (number * room).long()  # among those not taken, in order
+        for block in taken.unbind(1):
+            pick = pick + (pick >= block)
+        picks.append(torch.where(room > 0, pick, -1))
+        taken = torch.cat([taken, torch.where(room > 0, pick, beyond)[:, None]], 1).sort().values
+    return torch.stack(picks, 1) if picks else torch.empty(blocks, 0, dtype=torch.long)

@@ -1,0 +1,149 @@
+"""Attention of a block of pixels to the rectangle around it, in the order of generation."""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, ClassVar, Literal, final
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from regard.attention.sparse._base import Sparse
+from regard.errors import ConfigError
+from regard.info import Heads, Info, Supports
+from regard.masks import Pattern
+
+
+@final
+class ImageLocal2d(Sparse):
+    """Softmax over the pixels already generated in a rectangle: the query's block and the flange around it.
+
+    The image is cut into blocks of h_q x w_q pixels. Slots follow the order of generation: blocks in raster order,
+    pixels in raster order inside a block, channels inside a pixel. With (row, column) of a slot and the query's block
+    from row R and column C on, the query sees the keys j <= i with row_j >= R - m_h and
+    C - m_w <= column_j < C + w_q + m_w. So the block to the right, generated later, is not seen, and the one above it
+    is. `query_block` = (h_q, w_q), `flange` = (m_h, m_w). `order` says which pixel of the image each slot is.
+    Cost: O(length (h_q + m_h) (w_q + 2 m_w) channels dim) time, O(length) memory. What is lost: pixels outside the
+    rectangle, which further layers reach block by block.
+    State: the block-rows of height h_q + m_h: the current one, and the last m_h rows of pixels before it.
+
+    Args:
+        heads: what to serve; causal.
+        width: pixels in a row of the image.
+        channels: consecutive slots of one pixel.
+        query_block: rows and columns of a block; the columns divide `width`.
+        flange: rows above the block, and columns on either side of it, that it sees too.
+        scale: of the logits; None: 1/sqrt(key_dim).
+        impl: `torch` always walks 64 x 64 tiles; `auto` takes one tile up to 256 positions; `reference` is the
+            definition, without a state.
+
+    Raises:
+        ConfigError: sizes below 1, a negative flange, blocks that do not divide the width, an unknown `impl`.
+        UnsupportedError: heads that are not causal, an `impl` that this mechanism does not have.
+
+    Example:
+        >>> import torch
+        >>> from regard import Heads
+        >>> q = torch.randn(1, 2, 8 * 8, 4)
+        >>> heads = Heads(count=2, key_dim=4, causal=True)
+        >>> attention = ImageLocal2d(heads, width=8, query_block=(2, 4), flange=(2, 4))
+        >>> attention(q, q, q).values.shape
+        torch.Size([1, 2, 64, 4])
+        >>> attention.order(height=8)[:10].tolist()
+        [0, 1, 2, 3, 8, 9, 10, 11, 4, 5]
+
+    Source: Parmar et al. 2018, section 3.3 (2D local attention); the default sizes are those of its public code.
+    """
+
+    info = Info(
+        title="2D blocks of an image",
+        source="Parmar et al. 2018, section 3.3",
+        supports=Supports(causal=True, key_mask=True, bias=True, state=True, prefix=True),
+        time=1,
+        state="window",
+        anchored=True,
+    )
+
+    samples: ClassVar[tuple[Mapping[str, object], ...]] = (
+        {"width": 5, "query_block": (5, 1), "flange": (2, 1)},
+        {"width": 5, "channels": 2, "query_block": (5, 1), "flange": (4, 2), "impl": "torch"},
+        {"width": 2, "query_block": (1, 1), "flange": (3, 0), "scale": 0.7},
+        {"width": 4, "query_block": (2, 2), "flange": (1, 1), "impl": "reference"},
+    )
+
+    reasons: ClassVar[Mapping[str, str]] = {
+        "bidirectional": "it sees the pixels generated before",
+        "cross": "a rectangle needs queries and keys in the same image",
+    }
+
+    def __init__(
+        self,
+        heads: Heads,
+        *,
+        width: int = 32,
+        channels: int = 1,
+        query_block: tuple[int, int] = (8, 16),
+        flange: tuple[int, int] = (8, 16),
+        scale: float | None = None,
+        impl: Literal["auto", "reference", "torch"] = "auto",
+    ) -> None:
+        if min(width, channels, *query_block) < 1 or min(flange) < 0:
+            raise ConfigError(
+                f"image_local_2d needs width, channels and query_block >= 1, flange >= 0; "
+                f"got {width=}, {channels=}, {query_block=}, {flange=}"
+            )
+        if width % query_block[1]:
+            fitting = ", ".join(str(x) for x in range(1, width + 1) if width % x == 0)
+            raise ConfigError(
+                f"image_local_2d: blocks of {query_block[1]} columns do not divide width={width}; these do: {fitting}"
+            )
+        super().__init__(heads, _rectangle(width, channels, query_block, flange), scale=scale, impl=impl)
+        self.width, self.channels, self.query_block, self.flange = width, channels, query_block, flange
+
+    def order(self, height: int) -> Int[Tensor, " slots"]:
+        """Where in the raster each slot lies: pixels of `height` rows as (rows, columns, channels), flattened.
+
+        `raster[order]` is the sequence to give, and `raster[order] = sequence` puts a generated one back.
+
+        Raises:
+            ConfigError: a height that is no multiple of the block's rows.
+        """
+        rows = self.query_block[0]
+        if height < 1 or height % rows:
+            raise ConfigError(f"image_local_2d: blocks of {rows} rows do not divide an image of height={height}")
+        row, column = _pixel(torch.arange(height * self.width), self.width, self.query_block)
+        raster = (row * self.width + column)[:, None] * self.channels + torch.arange(self.channels)
+        return raster.flatten()
+
+    def allowed(self, i: Tensor, j: Tensor) -> Tensor:
+        """Generated before, and inside the rectangle around the block of i."""
+        (rows, columns), (above, beside) = self.query_block, self.flange
+        row, column = _pixel(
+            torch.arange(max(int(i.max()), int(j.max())) + 1) // self.channels, self.width, (rows, columns)
+        )
+        top, left = row[i] // rows * rows, column[i] // columns * columns
+        return (j <= i) & (row[j] >= top - above) & (column[j] >= left - beside) & (column[j] < left + columns + beside)
+
+
+def _pixel(pixel: Any, width: int, query_block: tuple[int, int]) -> tuple[Any, Any]:
+    """Row and column of a pixel from its place in the order of generation; a tensor or a span of places."""
+    rows, columns = query_block
+    inside = pixel % (rows * columns)
+    row = pixel // (rows * width) * rows + inside // columns
+    column = pixel % (rows * width) // (rows * columns) * columns + inside % columns
+    return row, column
+
+
+@lru_cache
+def _rectangle(width: int, channels: int, query_block: tuple[int, int], flange: tuple[int, int]) -> Pattern:
+    (rows, columns), (above, beside) = query_block, flange
+    band = rows * width
+
+    def rule(i: Any, j: Any) -> Any:
+        pixel = i // channels
+        row, column = _pixel(j // channels, width, query_block)
+        top, left = pixel // band * rows, pixel % band // (rows * columns) * columns
+        return (j <= i) & (row >= top - above) & (column >= left - beside) & (column < left + columns + beside)
+
+    farthest = (1 + -(-above // rows)) * band * channels - 1
+    return Pattern(rule, distances=(0, farthest))
