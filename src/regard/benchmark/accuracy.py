@@ -1,0 +1,272 @@
+"""How far mechanisms are from exact softmax: error, bias and variance of outputs and attention matrices over redraws."""
+
+import inspect
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard import __version__, specs
+from regard.benchmark.claims._run import plain
+from regard.benchmark.decompose import LEAST_REDRAWS, decompose
+from regard.benchmark.vectors import Vectors
+from regard.catalog import build, describe, names, outline, parts, resolve
+from regard.core import generator
+from regard.errors import ConfigError, ResourceError, UnsupportedError
+from regard.info import Heads, Info
+from regard.training.environment import environment
+
+FORMAT = "regard accuracy 1"
+EXACT = "softmax"
+CONTROL = 1e-10
+"""relative error of float64 that the control may show"""
+PICTURED = 64
+"""positions of a picture"""
+MOST_BYTES = 4 * 2**30
+"""of the errors that are kept for one row of results"""
+VALUES: Mapping[str, tuple[int, ...]] = {
+    "num_features": (16, 64, 256, 1024),
+    "num_landmarks": (8, 16, 32, 64),
+    "num_samples": (1, 4, 16, 64),
+    "rank": (16, 64, 256),
+    "num_codes": (16, 64, 256),
+    "rounds": (1, 2, 4, 8),
+}
+"""knob -> the values that are tried where none are asked for"""
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure.
+
+    Args:
+        specs: mechanisms; none: all that approximate softmax by their facts. One that names its knob, as
+            `performer(num_features=64)` does, is measured at that value.
+        knobs: option -> values; of others, `VALUES`.
+        redraws: seeds of everything random in a mechanism.
+        seed: of the redraws.
+
+    Raises:
+        ConfigError: fewer than three redraws, or a knob without values.
+    """
+
+    specs: tuple[str, ...] = ()
+    knobs: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
+    redraws: int = 16
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        problems = []
+        if self.redraws < LEAST_REDRAWS:
+            problems.append(f"redraws must be at least {LEAST_REDRAWS}, got {self.redraws}")
+        problems += [f"the knob {knob} has no values" for knob, values in self.knobs.items() if not values]
+        if problems:
+            raise ConfigError("\n".join(problems))
+
+    @property
+    def chosen(self) -> tuple[str, ...]:
+        """The mechanisms that are measured."""
+        return self.specs or estimators()
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """A mechanism at one value of its knob; knob None: it has none, or the specification sets it."""
+
+    spec: str
+    info: Info
+    knob: str | None
+    value: int | None
+    asked: bool
+
+    def build(self, heads: Heads) -> Any:
+        options = {} if self.knob is None or not self.asked else {self.knob: self.value}
+        return build(self.spec, heads, **options).double().eval()
+
+
+def estimators() -> tuple[str, ...]:
+    """The mechanisms that approximate softmax, by their facts.
+
+    Example:
+        >>> "performer" in estimators(), "linear" in estimators()
+        (True, False)
+    """
+    return tuple(name for name in names() if outline(name).approximates == EXACT)
+
+
+def measure(plan: Plan, cases: Sequence[Vectors], *, tell: Tell = lambda line: None) -> dict[str, Any]:
+    """Error, bias and variance of every mechanism on every case, over its knob, against exact softmax.
+
+    Everything is computed in float64, so that what is seen is the approximation and not rounding. The attention matrix
+    is read from the outputs for the identity as values, in the same call as the outputs for the real values. A control
+    compares what is read from softmax with softmax written out; it must be 0 up to rounding.
+
+    Args:
+        plan: what to measure.
+        cases: on what.
+        tell: called with lines about the progress.
+
+    Returns:
+        Plain data: `cases` (facts about the vectors), `rows` (case, mechanism, knob, and the parts of the error of
+        outputs and matrix), `skipped` (what could not be measured, and why), `controls`, `pictures`.
+
+    Raises:
+        ConfigError: an unknown mechanism or option, or nothing that can be measured.
+        ResourceError: more errors to keep than fit into 4 GiB.
+    """
+    begun = time.perf_counter()
+    found: dict[str, list[Any]] = {"cases": [], "controls": [], "rows": [], "skipped": [], "pictures": []}
+    settings = {spec: list(_settings(spec, plan)) for spec in plan.chosen}
+    pictured = {(case.source, case.causal): at for at, case in enumerate(cases)}.values()
+    for at, case in enumerate(cases):
+        tell(f"{case.source}, {case.label}, {'causal' if case.causal else 'bidirectional'}, {case.q.shape[2]} tokens")
+        found["cases"].append(case.facts())
+        found["controls"].append(_control(case))
+        for spec, group in settings.items():
+            for setting in group:
+                try:
+                    row, picture = _row(setting, case, plan)
+                except (UnsupportedError, ConfigError) as error:
+                    if isinstance(error, ConfigError) and (not setting.asked or setting.knob in plan.knobs):
+                        raise
+                    found["skipped"].append({"case": at, "spec": spec, "value": setting.value, "reason": str(error)})
+                    continue
+                found["rows"].append({"case": at, **row})
+                if at in pictured and picture and setting is group[-1]:
+                    found["pictures"].append({"case": at, **picture})
+    if not found["rows"]:
+        reasons = dict.fromkeys(one["reason"] for one in found["skipped"])
+        raise ConfigError("\n".join(["nothing could be measured:", *reasons]))
+    return plain(
+        {
+            "format": FORMAT,
+            "version": __version__,
+            "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "seconds": time.perf_counter() - begun,
+            "plan": asdict(plan),
+            **found,
+            "environment": environment(torch.device("cpu"), 0),
+        }
+    )
+
+
+def _settings(spec: str, plan: Plan) -> Iterator[_Setting]:
+    """A specification at every value of its knob: the one in its facts, else the first option that is one."""
+    info = describe(spec)
+    if parts(spec) or specs.is_path(spec):
+        yield _Setting(spec, info, None, None, asked=False)
+        return
+    cls, given = resolve(spec)
+    known = [p.name for p in inspect.signature(cls.__init__).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    candidates = [info.knob] if info.knob else [name for name in (*plan.knobs, *VALUES) if name in known]
+    knob = next(iter(candidates), None)
+    if knob is None or knob in given:
+        fixed = given.get(knob or "")
+        yield _Setting(spec, info, knob, fixed if isinstance(fixed, int) else None, asked=False)
+        return
+    values = plan.knobs.get(knob) or VALUES.get(knob)
+    if values is None:
+        raise ConfigError(f"{spec} has the knob {knob}, and there are no usual values of it; name some")
+    for value in sorted(values):
+        yield _Setting(spec, info, knob, value, asked=True)
+
+
+def _row(setting: _Setting, case: Vectors, plan: Plan) -> tuple[dict[str, Any], dict[str, Any]]:
+    """One mechanism at one value on one case, and its picture, if it has a matrix."""
+    info = setting.info
+    if info.shares_query_key:
+        group = case.q.shape[1] // case.v.shape[1]
+        case = replace(case, k=case.q, v=case.v.repeat_interleave(group, 1))
+    affine = info.linear_in_value or info.affine_in_value
+    target = info.approximates or EXACT
+    length = case.q.shape[2]
+    wanted = 8 * plan.redraws * case.q.shape[1] * length * (length if affine else 0)
+    if wanted > MOST_BYTES:
+        raise ResourceError(
+            f"{plan.redraws} redraws of {case.q.shape[1]} attention matrices of {length} tokens take "
+            f"{wanted / 2**30:.1f} GiB, and {MOST_BYTES / 2**30:.0f} are allowed; fewer redraws or shorter lengths"
+        )
+    exact = _read(build(target, _heads(case, 0, affine)).double().eval(), case, affine=affine)
+    drawn: list[tuple[Tensor, ...]] = []
+    for at in range(plan.redraws):
+        seed = generator(plan.seed, "redraw", at).initial_seed()
+        drawn.append(_read(setting.build(_heads(case, seed, affine)), case, affine=affine))
+        if at == 1 and all(map(torch.equal, *drawn)):
+            drawn.pop()  # nothing in it is random: one is all there is
+            break
+    found: dict[str, Any] = {
+        "spec": setting.spec,
+        "approximates": info.approximates,
+        "against": target,
+        "knob": setting.knob,
+        "value": setting.value,
+        "redraws": len(drawn),
+        "matrix": None,
+    }
+    for name, given, *estimates in zip(("output", "matrix"), exact, *drawn, strict=False):
+        errors = torch.stack([(estimate - given).flatten() for estimate in estimates])
+        found[name] = asdict(decompose(errors, given.square().sum().item()))
+    if not affine:
+        return found, {}
+    first, true = (x[0, 0, :PICTURED, :PICTURED] for x in (drawn[0][1], exact[1]))
+    rounded = {name: _rounded(x) for name, x in (("exact", true), ("estimate", first), ("difference", first - true))}
+    return found, {"spec": setting.spec, "knob": setting.knob, "value": setting.value, **rounded}
+
+
+def _rounded(matrix: Tensor) -> list[list[float]]:
+    return [[round(x, 5) for x in row] for row in matrix.tolist()]
+
+
+def _heads(case: Vectors, seed: int, affine: bool) -> Heads:
+    """What serves a case; `affine`: with room for the identity beside the values."""
+    length = case.q.shape[2]
+    return Heads(
+        count=case.q.shape[1],
+        key_dim=case.q.shape[3],
+        value_dim=case.v.shape[3] + (length if affine else 0),
+        kv_count=case.k.shape[1],
+        causal=case.causal,
+        max_length=length,
+        seed=seed,
+    )
+
+
+@torch.no_grad()
+def _read(mechanism: Any, case: Vectors, *, affine: bool) -> tuple[Tensor, ...]:
+    """The output, and the attention matrix where the output is affine in the values: that for the identity beside them.
+
+    As `regard.weights`, in one call, so that features and samples are computed once.
+    """
+    if not affine:
+        return (mechanism(case.q, case.k, case.v).values,)
+    width, length = case.v.shape[3], case.q.shape[2]
+    identity = torch.eye(length, dtype=case.v.dtype).expand(*case.v.shape[:2], length, length)
+    v = torch.cat([case.v, identity], -1)
+    both = mechanism(case.q, case.k, v).values
+    output, matrix = both[..., :width], both[..., width:]
+    if not mechanism.info.linear_in_value:
+        matrix = matrix - mechanism(case.q, case.k, torch.zeros_like(v)).values[..., width:]
+    return output, matrix
+
+
+def _control(case: Vectors) -> dict[str, Any]:
+    """The relative errors of exact attention, as it is read, against softmax written out."""
+    output, matrix = _read(build(EXACT, _heads(case, 0, affine=True)).double().eval(), case, affine=True)
+    weights = case.logits.softmax(-1)
+    written = weights @ case.v.repeat_interleave(case.q.shape[1] // case.v.shape[1], 1)
+    worst = max(
+        ((got - given).norm() / given.norm()).item() for got, given in ((output, written), (matrix, weights))
+    )
+    return {
+        "title": f"{EXACT} against itself: {case.source}, {case.label}",
+        "expected": 0.0,
+        "tolerance": CONTROL,
+        "value": worst,
+        "reached": worst <= CONTROL,
+    }
+
