@@ -1,4 +1,4 @@
-"""Queries, keys and values to measure approximations on: random ones of a stated norm, and those of trained networks."""
+"""Queries, keys and values to measure approximations on: random ones of a stated norm, and those of networks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -45,13 +45,16 @@ class Vectors:
         With x' = x dim^(-1/4), so that a logit is q' . k': `query_norm` and `key_norm` are root mean squares of |q'|
         and |k'|, and `sum_square` the mean of |q' + k'|^2 over the pairs that are seen, the exponent in the variance of
         positive random features (Choromanski et al. 2021, Lemma 2). `effective_keys` is exp of the entropy of a row of
-        softmax, and `visible_keys` what it would be if all weights were equal, as means over the rows.
+        softmax, and `visible_keys` what it would be if all weights were equal, as means over the rows. The relative
+        errors of such equal weights are those of knowing nothing about q and k.
         """
         scale = self.q.shape[3] ** -0.25
         logits, q, k = self.logits, self.q * scale, self.k * scale
         seen = logits > float("-inf")
         logarithms = logits.log_softmax(-1)
-        entropy = -(logarithms.exp() * logarithms.masked_fill(~seen, 0)).sum(-1)
+        weights, equal = logarithms.exp(), seen.double() / seen.sum(-1, keepdim=True)
+        entropy = -(weights * logarithms.masked_fill(~seen, 0)).sum(-1)
+        v = self.v.repeat_interleave(q.shape[1] // self.v.shape[1], 1)
         squares = (
             q.square().sum(-1)[..., None]
             + k.square().sum(-1).repeat_interleave(q.shape[1] // k.shape[1], 1)[..., None, :]
@@ -73,6 +76,8 @@ class Vectors:
             "query_norm": q.square().sum(-1).mean().sqrt().item(),
             "key_norm": k.square().sum(-1).mean().sqrt().item(),
             "sum_square": squares[seen].mean().item(),
+            "equal_output_error": ((equal @ v - weights @ v).norm() / (weights @ v).norm()).item(),
+            "equal_matrix_error": ((equal - weights).norm() / weights.norm()).item(),
         }
 
 

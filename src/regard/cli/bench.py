@@ -1,6 +1,10 @@
-"""Time mechanisms over length, paired with exact attention in one run: forward, forward + backward, decoding."""
+"""Time mechanisms over length, paired with exact attention in one run; or measure how exact they are (--accuracy).
 
-from dataclasses import asdict, dataclass
+Timing: forward, forward + backward, decoding. --accuracy: error, bias and variance against exact softmax over the knob
+of every mechanism; without names, of all that approximate softmax.
+"""
+
+from dataclasses import asdict, dataclass, fields
 from typing import Literal
 
 import tyro
@@ -11,18 +15,18 @@ from regard.errors import ConfigError
 
 @dataclass(frozen=True)
 class Options:
-    """What to time."""
+    """What to time, or to measure otherwise."""
 
-    specs: tyro.conf.Positional[tuple[str, ...]]
+    specs: tyro.conf.Positional[tuple[str, ...]] = ()
     """mechanisms, such as softmax 'local(window=256)' linear"""
-    lengths: str = "512:8192"
-    """first:last, doubling, or a list such as 1000,4096"""
+    lengths: str | None = None
+    """first:last, doubling, or a list such as 1000,4096; None: 512:8192, and 256 with --accuracy"""
     heads: int = 8
     """heads; the shape is (1, heads, length, key_dim)"""
     key_dim: int = 64
     """width of a head"""
     bidirectional: bool = False
-    """every position sees every other (default: causal)"""
+    """every position sees every other (default: causal; --accuracy: both for random vectors, else as the network is)"""
     passes: tuple[Literal["forward", "both", "decode"], ...] = ("forward", "both", "decode")
     """forward, both (forward + backward), decode (one token after so many; causal only)"""
     rounds: int = 5
@@ -33,11 +37,56 @@ class Options:
     """CPU threads"""
     counted: bool = False
     """count operations and elements too (no clock, any machine gives the same)"""
+    accuracy: bool = False
+    """measure error, bias and variance against exact softmax instead of time"""
+    inputs: tuple[str, ...] = ("random",)
+    """--accuracy: random, smollm2, minilm, or published weights as `regard generate` takes them"""
+    norms: tuple[float, ...] = (1.0, 2.0, 3.0)
+    """--accuracy: of random queries and keys, divided by key_dim^(1/4): logits lie within -norm^2 and norm^2"""
+    layers: tuple[int, ...] | None = None
+    """--accuracy: of networks, counted from 0; None: the first, the middle and the last"""
+    corpus: str = "state_of_the_union"
+    """--accuracy: the text that networks read"""
+    knob: tuple[str, ...] = ()
+    """--accuracy: values of an option, such as num_features=16,64,256"""
+    redraws: int = 16
+    """--accuracy: seeds of everything random in a mechanism"""
+    seed: int = 0
+    """--accuracy: of random vectors and redraws"""
+    out: str | None = None
+    """--accuracy: folder for results.json and accuracy.html"""
     json: bool = False
     """machine output on stdout"""
 
 
+_TIMING = ("passes", "rounds", "seconds", "counted")
+_ACCURACY = ("inputs", "norms", "layers", "corpus", "knob", "redraws", "seed", "out")
+
+
 def run(options: Options) -> int:
+    """Time, or measure what an option names."""
+    unread = _TIMING if options.accuracy else _ACCURACY
+    given = [one.name for one in fields(Options) if one.name in unread and getattr(options, one.name) != one.default]
+    if given:
+        flags = ", ".join("--" + name for name in given)
+        raise ConfigError(f"{flags} is read {'without' if options.accuracy else 'with'} --accuracy; leave it out")
+    if options.threads < 1:
+        raise ConfigError(f"threads must be at least 1, got {options.threads}")
+    if not options.accuracy:
+        return _time(options)
+    import torch
+
+    from regard.cli import _accuracy
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(options.threads)
+    try:
+        return _accuracy.run(options, parse_lengths(options.lengths or "256"))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _time(options: Options) -> int:
     """Time under fixed allocation, the default figures beside them."""
     from regard.benchmark import sweep
 
@@ -45,7 +94,7 @@ def run(options: Options) -> int:
         raise ConfigError("name what to time, such as softmax linear; regard list shows what there is")
     plan = sweep.Plan(
         specs=options.specs,
-        lengths=parse_lengths(options.lengths),
+        lengths=parse_lengths(options.lengths or "512:8192"),
         heads=options.heads,
         key_dim=options.key_dim,
         causal=not options.bidirectional,

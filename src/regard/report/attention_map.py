@@ -9,15 +9,15 @@ from collections.abc import Sequence
 Matrix = Sequence[Sequence[float]]
 
 
-def png(matrix: Matrix, *, scale: int = 4) -> bytes:
+def png(matrix: Matrix, *, scale: int = 4, relative_to: Matrix | None = None) -> bytes:
     """A picture: rows are queries, columns are keys, darker is more; negative weights are red.
 
-    Each row is shown relative to its own largest weight, under a square root, so that a flat row is seen as flat and a
-    peaked one as peaked.
+    Each row is shown relative to its own largest weight, or to that of the same row of `relative_to`, under a square
+    root, so that a flat row is seen as flat and a peaked one as peaked.
     """
     lines = bytearray()
-    for row in matrix:
-        largest = max((abs(x) for x in row), default=0.0) or 1.0
+    for row, compared in zip(matrix, matrix if relative_to is None else relative_to, strict=True):
+        largest = max((abs(x) for x in compared), default=0.0) or 1.0
         pixels = bytearray()
         for x in row:
             shade = 255 - round(255 * math.sqrt(min(abs(x) / largest, 1.0)))
@@ -31,9 +31,9 @@ def png(matrix: Matrix, *, scale: int = 4) -> bytes:
     )
 
 
-def data_uri(matrix: Matrix) -> str:
+def data_uri(matrix: Matrix, *, relative_to: Matrix | None = None) -> str:
     """The picture as the address of an image that needs no file."""
-    return "data:image/png;base64," + base64.b64encode(png(matrix)).decode()
+    return "data:image/png;base64," + base64.b64encode(png(matrix, relative_to=relative_to)).decode()
 
 
 def describe(matrix: Matrix) -> dict[str, float]:

@@ -5,10 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import plotly.graph_objects as go
-import plotly.offline
 
+from regard.report import _page
 from regard.report.charts import COLOURS
 from regard.training.files import write_text
 
@@ -108,7 +107,7 @@ def figures(results: Results) -> list[dict[str, str]]:
             {
                 "name": f"{results['name']}-{plot['name']}".replace(" ", "-"),
                 "title": plot["title"],
-                "json": str(figure.to_json()).replace("<", "\\u003c"),  # nothing in it can end the script
+                "json": _page.script(figure),
             }
         )
     return drawn
@@ -121,17 +120,8 @@ def _faint(colour: str) -> str:
 
 def render(claims: Sequence[Results]) -> str:
     """The page: one summary line for each claim, then each with its numbers and plots."""
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("regard.report"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     shown = [{**one, "rows": rows(one), "figures": figures(one)} for one in claims]
-    return environment.get_template("claims.html").render(
-        claims=shown, columns=COLUMNS, plotly=plotly.offline.get_plotlyjs()
-    )
+    return _page.render("claims.html", {"claims": shown, "columns": COLUMNS})
 
 
 def write(claims: Sequence[Results], path: Path) -> None:

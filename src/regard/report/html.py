@@ -4,10 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jinja2
-import plotly.offline
-
-from regard.report import attention_map
+from regard.report import _page, attention_map
 from regard.report.charts import charts
 from regard.report.summary import steps, subject, table, tie_note
 from regard.training.files import write_text
@@ -15,13 +12,6 @@ from regard.training.files import write_text
 
 def render(results: Mapping[str, Any]) -> str:
     """The page: recommendation, summary, charts with their data, pictures of attention, how to reproduce."""
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("regard.report"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     columns, rows = table(results)
     drawn = [
         {
@@ -30,7 +20,7 @@ def render(results: Mapping[str, Any]) -> str:
             "caption": chart.caption,
             "columns": chart.columns,
             "rows": chart.rows,
-            "json": str(chart.figure.to_json()).replace("<", "\\u003c"),  # nothing in it can end the script
+            "json": _page.script(chart.figure),
         }
         for chart in charts(results)
     ]
@@ -43,17 +33,17 @@ def render(results: Mapping[str, Any]) -> str:
         for entry in results["entries"]
         for picture in entry["pictures"]
     ]
-    return environment.get_template("report.html").render(
-        results=results,
-        columns=columns,
-        rows=rows,
-        note=tie_note(results),
-        subject=subject(results),
-        steps=steps(results),
-        charts=drawn,
-        pictures=pictures,
-        plotly=plotly.offline.get_plotlyjs(),
-    )
+    shown = {
+        "results": results,
+        "columns": columns,
+        "rows": rows,
+        "note": tie_note(results),
+        "subject": subject(results),
+        "steps": steps(results),
+        "charts": drawn,
+        "pictures": pictures,
+    }
+    return _page.render("report.html", shown)
 
 
 def _named(entry: Mapping[str, Any], layer: int) -> str:
