@@ -20,8 +20,9 @@ import pytest
 import torch
 
 import regard
-from regard.benchmark import quality, sweep
+from regard.benchmark import accuracy, quality, sweep
 from regard.benchmark.config import CompareConfig, ShapeConfig
+from regard.benchmark.vectors import random_vectors
 from regard.cli.main import main
 from regard.tasks.config import ClassificationConfig, RecallConfig, TextConfig
 
@@ -202,3 +203,16 @@ def inside() -> Iterator[None]:
             yield
         finally:
             torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def microscope() -> dict[str, Any]:
+    """Results of `regard bench --accuracy`: one that cannot be causal, one without a matrix, and exact softmax too."""
+    cases = [
+        random_vectors(norm, length=12, causal=causal, heads=2, key_dim=8)
+        for causal in (True, False)
+        for norm in (1.0, 2.0)
+    ]
+    specs = ("performer", "linformer(rank=4)", "linear", "linear(post='softmax')", "softmax")
+    plan = accuracy.Plan(specs=specs, knobs={"num_features": (4, 64)}, redraws=4)
+    return json.loads(json.dumps(accuracy.measure(plan, cases)))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from regard.report import accuracy
 from regard.report.charts import charts
 
 REQUIRED = os.environ.get("REGARD_REQUIRE_CHROMIUM") == "1"
@@ -215,3 +216,14 @@ def test_a_missing_browser_is_a_failure_where_it_is_required(tmp_path, monkeypat
         monkeypatch.setitem(globals(), "REQUIRED", required)
         with pytest.raises(outcome, match="chromium is not on PATH"):
             visit(tmp_path / "page.html", tmp_path)
+
+
+def test_approximations_are_drawn(microscope, tmp_path):
+    accuracy.write(microscope, tmp_path / "accuracy.html")
+    found = visit(tmp_path / "accuracy.html", tmp_path)
+    assert found.console == []
+    assert found.requests == []
+    shown = Charts(found.dom)
+    assert len(shown.drawn) == len(accuracy.figures(microscope))
+    assert all(shown.drawn.values())
+    assert all(shown.traces.values())

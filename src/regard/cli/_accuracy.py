@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regard.cli._output import console, emit, table
-from regard.errors import ConfigError, DataError
+from regard.errors import ConfigError, DataError, nearest
 
 if TYPE_CHECKING:
     import torch
@@ -81,7 +81,11 @@ def _cases(options: "Options", lengths: tuple[int, ...]) -> "Iterator[Vectors]":
             continue
         from regard.integrations import pretrained
 
-        loaded = pretrained.load(NETWORKS.get(source, source))
+        path = NETWORKS.get(source, source)
+        if not pretrained.recognised(path):
+            hint = nearest(source, ("random", *NETWORKS))
+            raise ConfigError(f"there is no source of vectors {source!r}, and no published weights there: {hint}")
+        loaded = pretrained.load(path)
         for length in lengths:
             yield from layer_vectors(
                 loaded.model,

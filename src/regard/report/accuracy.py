@@ -104,7 +104,13 @@ def _figure(results: Results, source: tuple[str, bool, int], part: str) -> go.Fi
     cases = [
         at for at, case in enumerate(results["cases"]) if (case["source"], case["causal"], case["length"]) == source
     ]
-    widest = [row["value"] for row in results["rows"] if row["case"] in cases and row["value"] is not None] or [1]
+    values = [row["value"] for row in results["rows"] if row["case"] in cases and row["value"] is not None] or [1]
+    ends = [min(values), max(values)]
+    for dash, at in enumerate(cases if part == "error" else ()):
+        equal = results["cases"][at]["equal_output_error"]
+        line = {"color": "#9aa3ae", "dash": DASHES[dash % len(DASHES)], "width": 1}
+        named = f"equal weights, {results['cases'][at]['label']}"
+        figure.add_scatter(x=ends, y=[equal, equal], name=named, line=line, mode="lines")
     for spec in specs:
         for dash, at in enumerate(cases):
             found = [row for row in results["rows"] if (row["spec"], row["case"]) == (spec, at)]
@@ -119,7 +125,7 @@ def _figure(results: Results, source: tuple[str, bool, int], part: str) -> go.Fi
             x = [value for value, _, _ in points]
             symbols = ["circle" if visible else "triangle-down-open" for visible in seen]
             if None in x:
-                x, y, symbols = [min(widest), max(widest)], y[:1] * 2, symbols[:1] * 2
+                x, y, symbols = ends, y[:1] * 2, symbols[:1] * 2
             figure.add_scatter(
                 x=x,
                 y=y,
