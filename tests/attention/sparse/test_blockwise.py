@@ -1,0 +1,125 @@
+"""blockwise: literal key sets of permutations, causal where no block sees a later one, its limits."""
+
+import pytest
+import torch
+
+from regard import ConfigError, Heads, LimitError, UnsupportedError, build, describe
+
+
+@pytest.mark.parametrize(("blocks", "shift"), [(1, 1), (2, 1), (3, 1), (5, 2), (7, 0), (40, 3)])
+def test_key_sets_of_shifts(keys_of, blocks, shift):
+    size = 1
+    while blocks * size < 40:
+        size += 1
+    for n in range(1, 41):
+        expected = [[], [], []]
+        for head in range(3):
+            for i in range(n):
+                target = (i // size + head * shift) % blocks
+                expected[head].append({j for j in range(n) if j // size == target})
+        for impl in ("auto", "torch") if n % 13 == 0 else ("auto",):
+            spec = f"blockwise(blocks={blocks}, shift={shift}, impl={impl})"
+            assert keys_of(spec, n, heads=3, causal=False, max_length=40) == expected, n
+
+
+def test_key_sets_of_permutations(keys_of):
+    maps = ((2, 0, 1, 3), (-1, 0, 1, 2))
+    for n in range(1, 41):
+        expected = [
+            [{j for j in range(n) if j // 10 == maps[head % 2][i // 10]} for i in range(n)] for head in range(3)
+        ]
+        assert keys_of(f"blockwise(blocks=4, block_size=10, permutations={maps})", n, heads=3, causal=False) == expected
+
+
+def test_causal_key_sets(keys_of):
+    maps = ((0, 1, 2, 3), (-1, 0, 1, 2))
+    for n in range(1, 41):
+        own = [{j for j in range(i + 1) if j // 10 == i // 10} for i in range(n)]
+        before = [{j for j in range(i + 1) if j // 10 == i // 10 - 1} for i in range(n)]
+        assert keys_of(f"blockwise(blocks=4, block_size=10, permutations={maps})", n, heads=2) == [own, before]
+        assert keys_of("blockwise(blocks=4, shift=0)", n, heads=2, max_length=40) == [own, own]
+        assert keys_of("blockwise(blocks=1)", n, max_length=40) == [[set(range(i + 1)) for i in range(n)]]
+
+
+def test_decoding(decodes):
+    maps = ((0, 1, 2, 3, 4, 5), (-1, 0, 1, 2, 3, 4))
+    decodes(
+        f"blockwise(blocks=6, block_size=7, permutations={maps})",
+        lambda i, h: {j for j in range(i + 1) if j // 7 == i // 7 - h},
+        horizon=42,
+        max_length=42,
+    )
+
+
+def test_the_identity_is_dense_attention_inside_each_block():
+    q, k, v = torch.randn(3, 1, 2, 50, 8, generator=torch.Generator().manual_seed(0)).double()
+    for causal in (True, False):
+        heads = Heads(count=2, key_dim=8, causal=causal, max_length=50)
+        dense = build("softmax", heads)
+        parts = [dense(*(x[:, :, at : at + 13] for x in (q, k, v))).values for at in range(0, 50, 13)]
+        found = build("blockwise(blocks=4, shift=0)", heads)(q, k, v).values
+        torch.testing.assert_close(found, torch.cat(parts, 2), rtol=0, atol=1e-10)
+        whole = build("blockwise(blocks=1)", heads)(q, k, v).values
+        torch.testing.assert_close(whole, dense(q, k, v).values, rtol=0, atol=1e-10)
+
+
+def test_the_size_of_a_block_comes_from_the_longest_sequence_and_not_from_the_call(keys_of):
+    for n in (5, 20, 40):
+        (sets,) = keys_of("blockwise(blocks=4)", n, causal=False, max_length=40)
+        assert sets[0] == set(range(min(n, 10)))
+
+
+def test_facts_follow_the_permutations():
+    def of(spec):
+        info = describe(spec)
+        return info.supports.causal, info.state, info.rows_sum_to_one
+
+    assert of("blockwise") == (False, "none", False)
+    assert of("blockwise(shift=0)") == of("blockwise(blocks=3, shift=3)") == (True, "window", True)
+    assert of("blockwise(blocks=1)") == (True, "length", True)
+    assert of("blockwise(permutations=((0, 1), (-1, 0)))") == (True, "window", False)
+    assert of("blockwise(permutations=((1, 0),))") == (False, "none", False)
+    assert of("blockwise(shift=0, impl=reference)") == (True, "none", True)
+
+
+def test_causal_heads_are_refused_where_a_block_sees_a_later_one():
+    heads = Heads(count=2, key_dim=4, causal=True, max_length=8)
+    for spec in ("blockwise", "blockwise(permutations=((1, 0),))"):
+        with pytest.raises(
+            UnsupportedError, match=r"a block sees a later one; shift=0, or permutations with pi\(b\) <= b"
+        ):
+            build(spec, heads)
+
+
+def test_more_positions_than_the_blocks_hold():
+    x = torch.zeros(1, 1, 9, 4)
+    with pytest.raises(LimitError, match="max_length=8, got 9"):
+        build("blockwise", Heads(count=1, key_dim=4, max_length=8))(x, x, x)
+    with pytest.raises(LimitError, match="2 blocks of 4 positions, got 9"):
+        build("blockwise(block_size=4)", Heads(count=1, key_dim=4))(x, x, x)
+    causal = build("blockwise(block_size=4, shift=0)", Heads(count=1, key_dim=4, causal=True))
+    state = causal(*[x[:, :, :8]] * 3, state=causal.initial_state(1)).state
+    with pytest.raises(LimitError, match="got 9"):
+        causal(*[x[:, :, :1]] * 3, state=state)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("blockwise(blocks=0)", "blocks >= 1"),
+        ("blockwise(block_size=0)", "block_size >= 1"),
+        ("blockwise(block_size=3)", "2 blocks of 3 positions do not hold"),
+        ("blockwise(permutations=((0, 0),))", r"different blocks from 0 to 1, or -1 for none; got \(0, 0\)"),
+        ("blockwise(permutations=((0, 2),))", r"got \(0, 2\)"),
+        ("blockwise(permutations=((0, 1, 2),))", r"got \(0, 1, 2\)"),
+        ("blockwise(permutations=())", r"got \(\)"),
+    ],
+)
+def test_refusals(spec, message):
+    with pytest.raises(ConfigError, match=message):
+        build(spec, Heads(count=1, key_dim=4, max_length=8))
+
+
+def test_a_size_is_needed():
+    with pytest.raises(ConfigError, match=r"needs block_size, or Heads\.max_length"):
+        build("blockwise", Heads(count=1, key_dim=4))

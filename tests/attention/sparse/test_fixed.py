@@ -1,0 +1,84 @@
+"""fixed: literal key sets of its heads and of its layers, two-step coverage in one order, its state."""
+
+import pytest
+import torch
+
+from regard import ConfigError, Heads, UnsupportedError, build, describe
+
+
+@pytest.mark.parametrize(("stride", "columns"), [(4, 2), (5, 1), (8, 3), (6, 6)])
+def test_key_sets(keys_of, stride, columns):
+    for n in range(1, 41):
+        blocks, summaries = [], [[], [], []]
+        for i in range(n):
+            own = set()
+            for j in range(n):
+                if j <= i and j // stride == i // stride:
+                    own.add(j)
+            blocks.append(own)
+            for number in range(3):
+                v = number % (stride // columns)
+                seen = set()
+                for j in range(n):
+                    if j <= i and stride - columns * (v + 1) <= j % stride < stride - columns * v:
+                        seen.add(j)
+                summaries[number].append(seen)
+        for impl in ("auto", "torch") if n % 13 == 0 else ("auto",):
+            of = f"fixed(stride={stride}, columns={columns}, impl={impl}"
+            by_head = [blocks, summaries[0], blocks, summaries[1], blocks, summaries[2]]
+            assert keys_of(of + ")", n, heads=6) == by_head, n
+            assert keys_of(of + ", part=block)", n, heads=2) == [blocks, blocks], n
+            assert keys_of(of + ", part=summary)", n, heads=3) == summaries, n
+
+
+def test_the_first_summary_is_the_end_of_the_block(keys_of):
+    """A2 = {j: j mod l in {l - c, ..., l - 1}} for one head, as in the paper."""
+    (sets,) = keys_of("fixed(stride=8, columns=2, part=summary)", 20)
+    assert sets[19] == {6, 7, 14, 15}
+    assert sets[5] == set()
+
+
+@pytest.mark.parametrize(("stride", "columns"), [(4, 1), (5, 2), (8, 8)])
+def test_two_layers_reach_every_earlier_position_in_one_order(keys_of, reachable, stride, columns):
+    n = 40
+    of = f"fixed(stride={stride}, columns={columns}, part="
+    (blocks,), (summaries,) = keys_of(of + "block)", n), keys_of(of + "summary)", n)
+    past = torch.ones(n, n).tril() > 0
+    assert torch.equal(reachable(blocks, summaries, residual=True), past)
+    if columns < stride:
+        assert not torch.equal(reachable(blocks, summaries, residual=False), past)
+        assert not torch.equal(reachable(summaries, blocks, residual=True), past)
+
+
+def test_decoding(decodes):
+    def block(i):
+        return {j for j in range(i + 1) if j // 6 == i // 6}
+
+    def summary(i, v):
+        return {j for j in range(i + 1) if 6 - 2 * (v + 1) <= j % 6 < 6 - 2 * v}
+
+    decodes("fixed(stride=6, columns=2)", lambda i, h: summary(i, h // 2) if h % 2 else block(i), heads=4)
+    decodes("fixed(stride=6, columns=2, part=block)", lambda i, h: block(i))
+    decodes("fixed(stride=6, columns=2, part=summary)", lambda i, h: summary(i, h))
+
+
+def test_facts_of_the_blocks():
+    block, whole = describe("fixed(part=block)"), describe("fixed")
+    assert (block.time, block.state, block.rows_sum_to_one) == (1, "window", True)
+    assert (whole.time, whole.state, whole.rows_sum_to_one) == (2, "length", False)
+
+
+def test_refusals():
+    causal = Heads(count=2, key_dim=4, causal=True)
+    for spec, message in (
+        ("fixed(columns=0)", "1 <= columns <= stride"),
+        ("fixed(stride=4, columns=5)", "1 <= columns <= stride"),
+        ("fixed(part=both)", "'heads', 'block' or 'summary'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            build(spec, causal)
+    with pytest.raises(UnsupportedError, match="past keys"):
+        build("fixed", Heads(count=2, key_dim=4))
+    mask = torch.tensor([[False, True, True]])
+    with pytest.raises(UnsupportedError, match="left padding"):
+        build("fixed", causal)(*torch.zeros(3, 1, 2, 3, 4), key_mask=mask)

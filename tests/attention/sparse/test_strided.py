@@ -1,0 +1,78 @@
+"""strided: literal key sets of its heads and of its layers, two-step coverage, its state."""
+
+import pytest
+import torch
+
+from regard import ConfigError, Heads, UnsupportedError, build, describe
+
+
+def window(i, stride):
+    return {j for j in range(i + 1) if i - stride <= j <= i}
+
+
+def multiples(i, stride):
+    return {j for j in range(i + 1) if (i - j) % stride == 0}
+
+
+@pytest.mark.parametrize("stride", [1, 3, 8])
+def test_key_sets(keys_of, stride):
+    for n in range(1, 41):
+        first, second = [], []
+        for i in range(n):
+            near, far = set(), set()
+            for j in range(n):
+                if i - stride <= j <= i:
+                    near.add(j)
+                if j <= i and (i - j) % stride == 0:
+                    far.add(j)
+            first.append(near)
+            second.append(far)
+        for impl in ("auto", "torch") if n % 13 == 0 else ("auto",):
+            of = f"strided(stride={stride}, impl={impl}"
+            assert keys_of(of + ")", n, heads=5) == [first, second, first, second, first], n
+            assert keys_of(of + ", part=window)", n, heads=2) == [first, first], n
+            assert keys_of(of + ", part=stride)", n, heads=2) == [second, second], n
+
+
+def test_the_window_has_one_key_more_than_the_stride(keys_of):
+    """As in the paper, A1 = {max(0, i - l), ..., i}; the public code has l keys."""
+    (sets,) = keys_of("strided(stride=4, part=window)", 20)
+    assert sets[10] == {6, 7, 8, 9, 10}
+
+
+@pytest.mark.parametrize("stride", [1, 3, 7])
+def test_two_layers_reach_every_earlier_position_in_either_order(keys_of, reachable, stride):
+    n = 40
+    (near,), (far,) = (keys_of(f"strided(stride={stride}, part={part})", n) for part in ("window", "stride"))
+    past = torch.ones(n, n).tril() > 0
+    for first, second in ((near, far), (far, near)):
+        assert torch.equal(reachable(first, second, residual=False), past)
+    mixed = [a | b for a, b in zip(*keys_of(f"strided(stride={stride})", n, heads=2), strict=True)]
+    assert torch.equal(reachable(mixed, mixed, residual=False), past)
+    if stride > 1:
+        assert not torch.equal(reachable(near, near, residual=True), past)
+        assert not torch.equal(reachable(far, far, residual=True), past)
+
+
+def test_decoding(decodes):
+    decodes("strided(stride=4)", lambda i, h: (multiples if h % 2 else window)(i, 4), heads=4)
+    decodes("strided(stride=4, part=window)", lambda i, h: window(i, 4))
+    decodes("strided(stride=4, part=stride)", lambda i, h: multiples(i, 4))
+
+
+def test_facts_of_the_window():
+    assert (describe("strided(part=window)").time, describe("strided(part=window)").state) == (1, "window")
+    assert (describe("strided").time, describe("strided").state) == (2, "length")
+    assert describe("strided(part=window, impl=reference)").time == 2
+
+
+def test_refusals():
+    causal = Heads(count=2, key_dim=4, causal=True)
+    for spec, message in (
+        ("strided(stride=0)", "stride >= 1"),
+        ("strided(part=both)", "'heads', 'window' or 'stride'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            build(spec, causal)
+    with pytest.raises(UnsupportedError, match="past keys"):
+        build("strided", Heads(count=2, key_dim=4))
