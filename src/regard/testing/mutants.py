@@ -49,6 +49,7 @@ def all_mutants() -> list[Mutant]:
         mutants_gradient,
         mutants_interface,
         mutants_kernel,
+        mutants_sparse,
         mutants_state,
     )
 
@@ -60,6 +61,7 @@ def all_mutants() -> list[Mutant]:
         mutants_gradient,
         mutants_interface,
         mutants_kernel,
+        mutants_sparse,
         mutants_state,
     )
     return list(MUTANTS)

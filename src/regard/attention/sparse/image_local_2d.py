@@ -111,21 +111,21 @@ class ImageLocal2d(Sparse):
         rows = self.query_block[0]
         if height < 1 or height % rows:
             raise ConfigError(f"image_local_2d: blocks of {rows} rows do not divide an image of height={height}")
-        row, column = _pixel(torch.arange(height * self.width), self.width, self.query_block)
+        row, column = place(torch.arange(height * self.width), self.width, self.query_block)
         raster = (row * self.width + column)[:, None] * self.channels + torch.arange(self.channels)
         return raster.flatten()
 
     def allowed(self, i: Tensor, j: Tensor) -> Tensor:
         """Generated before, and inside the rectangle around the block of i."""
         (rows, columns), (above, beside) = self.query_block, self.flange
-        row, column = _pixel(
+        row, column = place(
             torch.arange(max(int(i.max()), int(j.max())) + 1) // self.channels, self.width, (rows, columns)
         )
         top, left = row[i] // rows * rows, column[i] // columns * columns
         return (j <= i) & (row[j] >= top - above) & (column[j] >= left - beside) & (column[j] < left + columns + beside)
 
 
-def _pixel(pixel: Any, width: int, query_block: tuple[int, int]) -> tuple[Any, Any]:
+def place(pixel: Any, width: int, query_block: tuple[int, int]) -> tuple[Any, Any]:
     """Row and column of a pixel from its place in the order of generation; a tensor or a span of places."""
     rows, columns = query_block
     inside = pixel % (rows * columns)
@@ -141,7 +141,7 @@ def _rectangle(width: int, channels: int, query_block: tuple[int, int], flange: 
 
     def rule(i: Any, j: Any) -> Any:
         pixel = i // channels
-        row, column = _pixel(j // channels, width, query_block)
+        row, column = place(j // channels, width, query_block)
         top, left = pixel // band * rows, pixel % band // (rows * columns) * columns
         return (j <= i) & (row >= top - above) & (column >= left - beside) & (column < left + columns + beside)
 

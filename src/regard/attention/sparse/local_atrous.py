@@ -17,7 +17,7 @@ class LocalAtrous(Sparse):
 
     `window` = w, `dilation` = r; the source takes one number k for both. Causal: also j <= i.
     Cost: O(length (window + length / dilation) dim) time, O(length) memory. What is lost: in one layer the far keys
-    between the multiples of r. With w >= r - 1 two layers connect every pair; without a direction and away from the ends
+    between the multiples of r. With w >= r - 1 two layers connect every pair; not causal, and away from the ends,
     w >= (r - 1) / 2 is enough.
     State: every key and value, of which a step reads w and one in r.
 
