@@ -10,6 +10,7 @@ from regard.testing import (  # noqa: F401 - each module enters its checks into 
     checks_causal,
     checks_cost,
     checks_gradient,
+    checks_marks,
     checks_mask,
     checks_precision,
     checks_state,

@@ -296,25 +296,6 @@ def head_shapes(subject: Subject) -> None:
             assert_close(run(mechanism, x).values, expected, tolerance=1e-10, what=what)
 
 
-@check(("not supports.marks", "refusals"))
-def marks(subject: Subject) -> None:
-    """Marks of 0 change nothing, others act as in the definition."""
-    for causal in subject.modes:
-        mechanism = subject.build(causal, dtype=torch.float64)
-        x = subject.inputs(mechanism, dtype=torch.float64)
-        none, some = torch.zeros(2, LENGTH, dtype=torch.long), (torch.arange(LENGTH) % 5 == 1).long().repeat(2, 1)
-        some[1, 2] = 1
-        plain = run(mechanism, x).values
-        assert_close(run(mechanism, x, marks=none).values, plain, tolerance=1e-12, what="marks of 0")
-        for keep in (None, torch.arange(LENGTH).expand(2, -1) != 6):
-            if keep is None or subject.info.supports.key_mask:
-                out = run(mechanism, x, key_mask=keep, marks=some).values
-                with torch.no_grad():
-                    expected = mechanism.reference(*x, key_mask=keep, marks=some)
-                assert_close(out, expected, tolerance=1e-10, what=f"marked, {causal=}, masked={keep is not None}")
-        require((run(mechanism, x, marks=some).values - plain).abs().max().item() > 1e-3, "marks changed nothing")
-
-
 @check(("not stochastic", "determinism"))
 def redraw(subject: Subject) -> None:
     """Drawing again uses the given generator only, and the definition follows."""

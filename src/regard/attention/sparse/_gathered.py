@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -37,6 +38,21 @@ def within(bias: ScoreBias, low: int, high: int) -> ScoreBias:
         high=min(bias.high, high),
         curve=None if bias.curve is None else bias.curve[:, columns],
         relative=None if bias.relative is None else bias.relative[:, columns],
+    )
+
+
+def spanning(bias: ScoreBias, low: int, high: int) -> ScoreBias:
+    """The columns of the distances low ... high, 0 where there were none."""
+    bias = within(bias, low, high)
+    if not bias.by_distance:
+        return bias
+    before = high - bias.high
+    missing = (before, high - low + 1 - before - bias.distances)
+    return replace(
+        bias,
+        high=high,
+        curve=None if bias.curve is None else F.pad(bias.curve, missing),
+        relative=None if bias.relative is None else F.pad(bias.relative, (0, 0, *missing)),
     )
 
 

@@ -151,11 +151,11 @@ class Globals(Sparse):
             query_positions=view.keys.shape[0] - view.queries.shape[0] if whole else view.queries,
             key_positions=0 if whole else view.keys,
             key_mask=keep,
-            bias=self._near(q, bias),
+            bias=self.near(q, bias),
             whole=0 if self.impl == "torch" else WHOLE,
         )
 
-    def _near(self, q: Tensor, bias: ScoreBias | None) -> ScoreBias | None:
+    def near(self, q: Tensor, bias: ScoreBias | None) -> ScoreBias | None:
         """The bias of the part of the pattern: of its distances only."""
         del q
         return bias if bias is None else within(bias, *self.pattern.distances)
