@@ -56,8 +56,8 @@ class ReceptiveField(Claim):
     depth: int = 5
     """layers of the deepest stack"""
     local: str = "local(window={window})"
-    atrous: str = "pattern(rule='strided({window})')"
-    both: str = "pattern(rule='window({window}) | strided({window})')"
+    atrous: str = "atrous(dilation={window})"
+    both: str = "local_atrous(window={window}, dilation={window})"
     full: str = "softmax"
 
     def observe(self, seed: int) -> Observation:

@@ -33,7 +33,8 @@ class SparseTransformerPatterns(Claim):
         measures="Causal models of two layers with the union of both sets in every head. Images: rows of `stride` "
         "random colours that repeat after `back` rows; every colour that repeats is asked. Text: facts (a key with its "
         "value) at random places, later questions for them. Accuracy on new samples; edges of the patterns counted at "
-        "the trained length.",
+        "the trained length. All heads share the summary columns: as many again for each head would be whole blocks "
+        "here.",
     )
     controls = (
         Control(value="images full", title="images: full attention, accuracy", expected=1.0, tolerance=0.05),

@@ -1,0 +1,141 @@
+"""Claims on sparse patterns: with a wrong thing in the place of the right one."""
+
+import math
+
+import pytest
+import torch
+
+from regard import masks
+from regard.benchmark import claims
+from regard.benchmark.claims._run import run
+from regard.benchmark.claims.graph_mixing import reached, second_eigenvalue
+from regard.benchmark.claims.receptive_field import depends
+from regard.benchmark.claims.window_schedule import LETTERS, pair_bits, samples, text
+from regard.core import generator
+
+
+def verdicts(name: str, **settings: object) -> tuple[str, dict[str, str], list[str]]:
+    """The verdict of the small form, that of each finding, and the controls that were missed."""
+    found = run(claims.build(name, tiny=True, settings=settings), range(3), tiny=True)
+    judged = {one["title"]: one["verdict"] for one in found["findings"]}
+    return found["verdict"], judged, [one["title"] for one in found["controls"] if not one["reached"]]
+
+
+@pytest.mark.parametrize(
+    ("settings", "failing"),
+    [
+        ({"local": "local(window=4)"}, "window: furthest pair - L w, worst depth, positions"),
+        ({"local": "local(window=2)"}, "causal window: pairs unlike 0 <= i - j <= L w"),
+        (
+            {"local": "pattern(rule='window({window}) & ~strided(2)')"},
+            "window: pairs unlike |i - j| <= L w, all depths",
+        ),
+        ({"atrous": "atrous(dilation=2)"}, "atrous, every depth: pairs unlike i = j mod dilation"),
+        ({"both": "local(window={window})"}, "local and atrous, 2 layers: share reached"),
+        ({"both": "softmax"}, "local and atrous, 1 layer: share reached"),
+    ],
+)
+def test_a_field_that_is_not_layers_times_window(settings, failing):
+    verdict, found, missed = verdicts("receptive_field", **settings)
+    assert (verdict, missed) == ("does not hold", [])
+    assert found[failing] == "does not hold"
+
+
+def test_a_measure_that_full_attention_does_not_fill():
+    verdict, _, missed = verdicts("receptive_field", full="local(window=22)")
+    assert (verdict, missed) == ("inconclusive", ["full attention, 1 layer: share reached"])
+
+
+def test_what_an_output_depends_on():
+    """Position i of a shift by two, beside itself through the residual."""
+    x = torch.randn(6, 2, generator=generator(0), dtype=torch.float64)
+    seen = depends(x, [lambda h: h.roll(2, 1)])
+    assert seen.nonzero().tolist() == sorted([[i, i] for i in range(6)] + [[i, (i - 2) % 6] for i in range(6)])
+
+
+@pytest.mark.parametrize(
+    ("settings", "failing"),
+    [
+        ({"random": "local(window=4)"}, "window and random: diameter / log2 n"),
+        ({"random": "local(window=4)"}, "spectral gap, window and random / window alone"),
+        ({"random": "local(window=30)"}, "window and random: edges / window alone"),
+        ({"globally": "local(window=8)"}, "window and global: diameter"),
+        ({"window": "softmax"}, "window alone: diameter at n / at n/4"),
+    ],
+)
+def test_graphs_that_mix_otherwise(settings, failing):
+    verdict, found, missed = verdicts("graph_mixing", **settings)
+    assert (verdict, missed) == ("does not hold", [])
+    assert found[failing] == "does not hold"
+
+
+def test_graphs_of_known_diameter():
+    for length in range(2, 30):
+        at = torch.arange(length)
+        for size in (1, 2, 5):
+            diameter, shares = reached(masks.window(size).mask(at, at))
+            assert diameter == math.ceil((length - 1) / size)
+            assert shares[-1] == 1
+    star = masks.first(1).mask(at, at) | masks.window(0).mask(at, at)
+    with pytest.raises(ValueError, match="is all that is ever reached"):
+        reached(star)  # everybody sees the first; it sees nobody
+    assert reached(star | star.mT)[0] == 2
+
+
+def test_known_second_eigenvalues():
+    ring = torch.eye(12, dtype=torch.bool)
+    ring = ring | ring.roll(1, 0) | ring.roll(-1, 0)
+    assert second_eigenvalue(ring) == pytest.approx((1 + 2 * math.cos(2 * math.pi / 12)) / 3, abs=1e-12)
+    halves = masks.block(6).mask(torch.arange(12), torch.arange(12))
+    assert second_eigenvalue(halves) == pytest.approx(1, abs=1e-12)  # two graphs never mix
+
+
+def test_patterns_that_are_exchanged():
+    plain = claims.build("sparse_transformer_patterns")
+    verdict, found, missed = verdicts("sparse_transformer_patterns", strided=plain.fixed, fixed=plain.strided)
+    assert (verdict, missed) == ("does not hold", [])
+    assert found["images: accuracy, strided - fixed"] == "does not hold"
+
+
+def test_images_repeat_and_text_answers_itself():
+    claim = claims.build("sparse_transformer_patterns", settings={"rows": 6, "stride": 4, "back": 2})
+    pixels, answers = claim.images(3, generator(0))
+    assert pixels.shape == answers.shape == (3, 23)
+    for row, asked in zip(pixels.tolist(), answers.tolist(), strict=True):
+        assert asked[:7] == [-100] * 7
+        assert asked[7:] == row[:16]
+    tokens, answers = claim.text(5, generator(1))
+    for row, asked in zip(tokens.tolist(), answers.tolist(), strict=True):
+        facts = {token // 4: token % 4 for token in row if token < 16}
+        assert len(facts) == 4
+        assert [facts[row[at] - 16] for at in range(24) if asked[at] >= 0] == [a for a in asked if a >= 0]
+        assert min(at for at in range(24) if asked[at] >= 0) >= 18
+
+
+def test_windows_that_do_not_matter():
+    """Equal windows in every schedule cannot differ."""
+    small = {"steps": 3, "samples": 4}
+    found = claims.build("window_schedule", tiny=True, settings={"windows": (3, 3), "equal": (3, 3), **small}).observe(
+        0
+    )
+    assert found.values["reverse - growing"] == found.values["equal - growing"] == 0
+
+
+def test_a_model_that_sees_more_than_a_letter_is_no_table_of_pairs():
+    verdict, _, missed = verdicts("window_schedule", blind=4)
+    assert (verdict, missed) == ("inconclusive", ["window 0: bits - table of pairs"])
+
+
+def test_the_table_of_pairs_is_that_of_the_text():
+    begin, whole = generator(3), text("train")
+    table = pair_bits()
+    assert table.exp2().reciprocal().sum(1).allclose(torch.ones(LETTERS, dtype=torch.float64))
+    first, second = whole[1000].item(), whole[1001].item()
+    after = whole[1:][whole[:-1] == first]
+    share = ((after == second).sum().item() + 0.5) / (len(after) + 0.5 * LETTERS)
+    assert table[first, second].item() == pytest.approx(-math.log2(share), rel=1e-12)
+    drawn = samples("train", 3, 7, begin)
+    assert drawn.shape == (3, 8)
+    valid = samples("valid", 200, 20, generator(4))
+    pieces = {tuple(row) for row in valid.tolist()}
+    assert len(pieces) > 190
