@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -186,6 +187,11 @@ def test_knobs_come_from_the_facts_the_vocabulary_or_the_plan():
     assert values["linear"] == [(None, None)]
 
 
+def test_a_knob_without_usual_values_takes_shares_of_its_default(noisy):
+    rows = measure(Plan(specs=(noisy,), redraws=3), [small()])["rows"]
+    assert [(row["knob"], row["value"]) for row in rows] == [("spread", 1), ("spread", 2), ("spread", 10)]
+
+
 def test_what_cannot_be_measured_says_why():
     found = measure(Plan(specs=("linformer(rank=4)", "linear")), [small(causal=True), small(causal=False)])
     assert [(row["case"], row["spec"]) for row in found["rows"]] == [
@@ -237,7 +243,7 @@ def decoder(**options) -> LanguageModel:
 
 
 def test_vectors_of_a_layer_give_what_the_layer_computes():
-    model = decoder(kv_heads=2, position="rotary")
+    model: Any = decoder(kv_heads=2, position="rotary")
     ids = torch.arange(10)
     seen: list = []
     layer = model.blocks[1].attention

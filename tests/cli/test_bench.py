@@ -1,4 +1,4 @@
-"""`regard bench --accuracy` in this process; timing is tested where it is measured."""
+"""`regard bench --accuracy` and `--capacity` in this process; timing is tested where it is measured."""
 
 import importlib.util
 import json
@@ -51,6 +51,32 @@ def test_accuracy_exits_7_when_the_control_misses(regard, monkeypatch):
     assert "CONTROL MISSED" in answer.out
 
 
+def test_a_knob_may_follow_a_knob(regard):
+    words = [*TINY, "--norms", "1", "--bidirectional", "--json", "--knob", "num_features=4", "--knob", "rank=2,3"]
+    found = json.loads(regard("bench", "performer", "linformer", *words).out)
+    assert [row["value"] for row in found["rows"]] == [4, 2, 3]
+
+
+def test_capacity_shows_the_best_sharpness_and_leaves_numbers(regard, tmp_path):
+    words = ["--capacity", "--pairs", "4", "16", "--sharpness", "0.1", "8", "--trials", "3", "--threads", "1"]
+    answer = regard("bench", "softmax", "linear", *words, "--out", "here")
+    assert answer.code == 0
+    assert "4 pairs" in answer.out
+    shown = next(line.split() for line in answer.out.splitlines() if line.strip().startswith("softmax"))
+    assert shown[:6] == ["softmax", "1,024", "to", "4,096", "8", "1.000"]
+    found = json.loads((tmp_path / "here" / "results.json").read_text())
+    assert len(found["rows"]) == 2 * 2 * 2
+    assert found["best"]["softmax"] == 8
+    assert json.loads(regard("bench", "linear", *words, "--json").out)["plan"]["pairs"] == [4, 16]
+
+
+def test_capacity_exits_7_when_a_control_misses(regard, monkeypatch):
+    monkeypatch.setattr("regard.benchmark.capacity.CONTROLS", ("linear", "uniform"))
+    answer = regard("bench", "softmax", "--capacity", "--pairs", "16", "--sharpness", "8", "--trials", "2")
+    assert answer.code == 7
+    assert "CONTROL MISSED: linear finds 16 pairs" in answer.out
+
+
 @pytest.fixture
 def network(tmp_path) -> str:
     """A folder with a small decoder whose words are letters."""
@@ -86,9 +112,12 @@ def test_accuracy_says_how_to_install_an_absent_package(regard, monkeypatch, sou
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["performer", "--redraws", "8"], "--redraws is read with --accuracy"),
-        (["performer", "--inputs", "smollm2", "--out", "x"], "--inputs, --out is read with --accuracy"),
-        (["performer", "--accuracy", "--rounds", "2"], "--rounds is read without --accuracy"),
+        (["performer", "--redraws", "8"], "--redraws is read with --accuracy; leave it out"),
+        (["performer", "--out", "x"], "--out is read with --accuracy or --capacity; leave it out"),
+        (["performer", "--accuracy", "--rounds", "2"], "--rounds is read with neither --accuracy nor --capacity"),
+        (["performer", "--capacity", "--lengths", "8"], "--lengths is read with neither"),
+        (["performer", "--capacity", "--accuracy"], "--accuracy and --capacity are two measurements"),
+        (["performer", "--capacity", "--pairs", "1"], "pairs must be at least 2, got 1"),
         (["performer", "--accuracy", "--knob", "num_features"], "cannot read the knob 'num_features'"),
         (["performer", "--accuracy", "--knob", "num_features=a"], "write num_features=16,64,256"),
         (["performer", "--accuracy", "--redraws", "2"], "redraws must be at least 3, got 2"),
@@ -100,7 +129,7 @@ def test_accuracy_says_how_to_install_an_absent_package(regard, monkeypatch, sou
         ([], "name what to time"),
     ],
 )
-def test_accuracy_with_bad_words(regard, words, message):
+def test_bad_words(regard, words, message):
     answer = regard("bench", *words)
     assert (answer.code, answer.out) == (2, "")
     assert message in answer.err

@@ -35,7 +35,8 @@ VALUES: Mapping[str, tuple[int, ...]] = {
     "num_codes": (16, 64, 256),
     "rounds": (1, 2, 4, 8),
 }
-"""knob -> the values that are tried where none are asked for"""
+"""knob -> the values that are tried where none are asked for; of any other, these shares of its default"""
+SHARES = (1 / 16, 1 / 4, 1)
 
 Tell = Callable[[str], None]
 
@@ -47,7 +48,7 @@ class Plan:
     Args:
         specs: mechanisms; none: all that approximate softmax by their facts. One that names its knob, as
             `performer(num_features=64)` does, is measured at that value.
-        knobs: option -> values; of others, `VALUES`.
+        knobs: option -> values; of others, `VALUES`, or `SHARES` of the default.
         redraws: seeds of everything random in a mechanism.
         seed: of the redraws.
 
@@ -162,7 +163,7 @@ def _settings(spec: str, plan: Plan) -> Iterator[_Setting]:
         yield _Setting(spec, info, None, None, asked=False)
         return
     cls, given = resolve(spec)
-    known = [p.name for p in inspect.signature(cls.__init__).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    known = {p.name: p.default for p in inspect.signature(cls.__init__).parameters.values() if p.kind is p.KEYWORD_ONLY}
     candidates = [info.knob] if info.knob else [name for name in (*plan.knobs, *VALUES) if name in known]
     knob = next(iter(candidates), None)
     if knob is None or knob in given:
@@ -171,7 +172,9 @@ def _settings(spec: str, plan: Plan) -> Iterator[_Setting]:
         return
     values = plan.knobs.get(knob) or VALUES.get(knob)
     if values is None:
-        raise ConfigError(f"{spec} has the knob {knob}, and there are no usual values of it; name some")
+        if not isinstance(known[knob], int):
+            raise ConfigError(f"{spec} has the knob {knob}, and there are no usual values of it; name some")
+        values = tuple({max(int(share * known[knob]), 1) for share in SHARES})
     for value in sorted(values):
         yield _Setting(spec, info, knob, value, asked=True)
 

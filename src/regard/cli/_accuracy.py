@@ -75,7 +75,7 @@ def _cases(options: "Options", lengths: tuple[int, ...]) -> "Iterator[Vectors]":
                             length=length,
                             causal=causal,
                             heads=options.heads,
-                            key_dim=options.key_dim,
+                            key_dim=options.key_dim or 64,
                             seed=options.seed,
                         )
             continue

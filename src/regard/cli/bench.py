@@ -1,7 +1,8 @@
-"""Time mechanisms over length, paired with exact attention in one run; or measure how exact they are (--accuracy).
+"""Time mechanisms over length, paired with exact attention in one run; or --accuracy, or --capacity.
 
 Timing: forward, forward + backward, decoding. --accuracy: error, bias and variance against exact softmax over the knob
-of every mechanism; without names, of all that approximate softmax.
+of every mechanism; without names, of all that approximate softmax. --capacity: how many stored pairs it finds again,
+untrained; without names, exact attention and kernels from the sharpest to the flattest.
 """
 
 from dataclasses import asdict, dataclass, fields
@@ -23,8 +24,8 @@ class Options:
     """first:last, doubling, or a list such as 1000,4096; None: 512:8192, and 256 with --accuracy"""
     heads: int = 8
     """heads; the shape is (1, heads, length, key_dim)"""
-    key_dim: int = 64
-    """width of a head"""
+    key_dim: int | None = None
+    """width of a head; None: 64, and 32 with --capacity"""
     bidirectional: bool = False
     """every position sees every other (default: causal; --accuracy: both for random vectors, else as the network is)"""
     passes: tuple[Literal["forward", "both", "decode"], ...] = ("forward", "both", "decode")
@@ -47,40 +48,63 @@ class Options:
     """--accuracy: of networks, counted from 0; None: the first, the middle and the last"""
     corpus: str = "state_of_the_union"
     """--accuracy: the text that networks read"""
-    knob: tuple[str, ...] = ()
-    """--accuracy: values of an option, such as num_features=16,64,256"""
+    knob: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """--accuracy: values of an option, such as num_features=16,64,256; may be given again for another option"""
     redraws: int = 16
     """--accuracy: seeds of everything random in a mechanism"""
+    capacity: bool = False
+    """measure how many stored pairs are found again instead of time"""
+    pairs: tuple[int, ...] = (8, 32, 128)
+    """--capacity: how many are stored"""
+    sharpness: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+    """--capacity: logits of a key with itself; the best one for each mechanism is shown"""
+    trials: int = 32
+    """--capacity: independent sets of pairs"""
     seed: int = 0
-    """--accuracy: of random vectors and redraws"""
+    """--accuracy, --capacity: of everything random"""
     out: str | None = None
-    """--accuracy: folder for results.json and accuracy.html"""
+    """--accuracy, --capacity: folder for results.json, and for accuracy.html"""
     json: bool = False
     """machine output on stdout"""
 
 
-_TIMING = ("passes", "rounds", "seconds", "counted")
-_ACCURACY = ("inputs", "norms", "layers", "corpus", "knob", "redraws", "seed", "out")
+_TIME, _ACCURACY, _CAPACITY = "neither --accuracy nor --capacity", "--accuracy", "--capacity"
+_READERS = {
+    **dict.fromkeys(("passes", "rounds", "seconds", "counted"), (_TIME,)),
+    **dict.fromkeys(("lengths", "heads", "bidirectional"), (_TIME, _ACCURACY)),
+    **dict.fromkeys(("inputs", "norms", "layers", "corpus", "knob", "redraws"), (_ACCURACY,)),
+    **dict.fromkeys(("pairs", "sharpness", "trials"), (_CAPACITY,)),
+    **dict.fromkeys(("seed", "out"), (_ACCURACY, _CAPACITY)),
+}
+"""an option -> with what it is read; all others always are"""
 
 
 def run(options: Options) -> int:
     """Time, or measure what an option names."""
-    unread = _TIMING if options.accuracy else _ACCURACY
-    given = [one.name for one in fields(Options) if one.name in unread and getattr(options, one.name) != one.default]
-    if given:
-        flags = ", ".join("--" + name for name in given)
-        raise ConfigError(f"{flags} is read {'without' if options.accuracy else 'with'} --accuracy; leave it out")
+    if options.accuracy and options.capacity:
+        raise ConfigError("--accuracy and --capacity are two measurements; leave one out")
+    mode = _ACCURACY if options.accuracy else _CAPACITY if options.capacity else _TIME
+    given = (one.name for one in fields(Options) if getattr(options, one.name) != one.default)
+    problems = [
+        f"--{name.replace('_', '-')} is read with {' or '.join(_READERS[name])}; leave it out"
+        for name in given
+        if name in _READERS and mode not in _READERS[name]
+    ]
+    if problems:
+        raise ConfigError("\n".join(problems))
     if options.threads < 1:
         raise ConfigError(f"threads must be at least 1, got {options.threads}")
-    if not options.accuracy:
+    if mode == _TIME:
         return _time(options)
     import torch
 
-    from regard.cli import _accuracy
+    from regard.cli import _accuracy, _capacity
 
     threads = torch.get_num_threads()
     torch.set_num_threads(options.threads)
     try:
+        if mode == _CAPACITY:
+            return _capacity.run(options)
         return _accuracy.run(options, parse_lengths(options.lengths or "256"))
     finally:
         torch.set_num_threads(threads)
@@ -96,7 +120,7 @@ def _time(options: Options) -> int:
         specs=options.specs,
         lengths=parse_lengths(options.lengths or "512:8192"),
         heads=options.heads,
-        key_dim=options.key_dim,
+        key_dim=options.key_dim or 64,
         causal=not options.bidirectional,
         passes=options.passes,
         rounds=options.rounds,
