@@ -20,7 +20,8 @@ def test_a_sound_mechanism_passes(toy):
 def test_the_toys_need_every_check_that_honest_facts_do_not_excuse():
     infos = [Subject(toy, toy.samples[0]).info for toy in toys.TOYS]
     unused = {name for name, each in CHECKS.items() if all(any(e.holds(info) for e in each.excuses) for info in infos)}
-    assert unused == {"leak", "compilation_in_parts"}
+    # No toy has marks together with a state or a bias; mutants of longformer fail these checks.
+    assert unused == {"leak", "compilation_in_parts", "marks_state", "marks_bias"}
 
 
 def test_substitutes_are_checks_and_excuses_are_facts():

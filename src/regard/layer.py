@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, cast
 
 import torch
@@ -9,10 +10,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from regard.attention.head_mix import HeadMix
-from regard.bias import ScoreBias
 from regard.catalog import build
 from regard.core import Attention, generator
 from regard.errors import ConfigError, ShapeError, UnsupportedError
+from regard.global_rows import GlobalRows
 from regard.info import Heads
 from regard.memory import build_memory
 from regard.memory._base import Memory
@@ -27,7 +28,7 @@ _SERVED = ("count", "key_dim", "value_width", "query_width", "kv_heads", "causal
 """what a shared mechanism must have been built for; its seed is its own"""
 
 
-PROJECTIONS = ("all", "none")
+PROJECTIONS = ("all", "none", "global", "separate")
 
 _SLOTS_ONLY = "a memory has slots only; leave positions out"
 
@@ -78,7 +79,8 @@ class AttentionLayer(nn.Module):
         max_length: longest sequence, for mechanisms and positions that need to know.
         dropout: of attention weights, in training.
         projections: `none`: queries, keys and values are the hidden states themselves, split into heads, and their
-            averages are the output. What weights remain are the mechanism's and the position scheme's.
+            averages are the output. What weights remain are the mechanism's and the position scheme's. `global`: the
+            rows of global tokens have their own; `separate`: and global tokens have keys and values of their own.
         bias: whether the projections have biases.
         output_bias: whether the output projection has one; None: as `bias`.
         seed: of every initial weight.
@@ -156,13 +158,17 @@ class AttentionLayer(nn.Module):
         self.query, self.key = cast("nn.Linear | None", query), cast("nn.Linear | None", key)
         self.value = cast(nn.Linear, self._project("value", source, wanted.kv_heads * wanted.value_width, bias))
         self.output = cast(nn.Linear, self._project("output", heads * wanted.value_width, dim, output_bias))
+        self.global_rows: GlobalRows | None = None
+        if projections in ("global", "separate"):
+            own = query or nn.Identity(), key or nn.Identity(), self.value
+            self.global_rows = GlobalRows(self.attention, *own, separate=projections == "separate")
 
     def _check_projections(self, source: int, bias: bool) -> None:
         if self.projections not in PROJECTIONS:
             raise ConfigError(
                 f"AttentionLayer has no projections={self.projections!r}; it has {', '.join(PROJECTIONS)}"
             )
-        if self.projections == "all":
+        if self.projections != "none":
             return
         heads, each = self.heads, self.dim // self.heads.count
         widths = {"query_dim": heads.query_width, "key_dim": heads.key_dim, "value_dim": heads.value_width}
@@ -294,18 +300,25 @@ class AttentionLayer(nn.Module):
         else:
             k = q if attention.info.shares_query_key and source is x else self._keys(source)
             v = self._split(self.value(source), self.heads.kv_heads)
-        bias: ScoreBias | None = None
+        rows, bias, places = self.global_rows, None, None
+        if rows is not None:
+            k, v = rows.columns(attention, x, k, v, key_mask=key_mask, marks=marks)
         if scheme is not None and (scheme.transforms or scheme.biased):
             keys = k.shape[2]
-            if scheme.biased:
-                low, high = attention.reach(length, keys, state)
-                bias = scheme.bias(q, low, high)
+            if scheme.biased:  # a marked token may be seen from anywhere
+                reach = attention.reach if marks is None else partial(Attention.reach, attention)
+                bias = scheme.bias(q, *reach(length, keys, state))
             if scheme.transforms:
-                q, k = scheme.transform(q, k, *self._places(scheme, past, length, keys, positions, x.device))
+                places = self._places(scheme, past, length, keys, positions, x.device)
+                q, k = scheme.transform(q, k, *places)
             elif positions is not None and keys != length:
                 raise UnsupportedError(_SLOTS_ONLY)
         got = attention(q, k, v, key_mask=key_mask, bias=bias, marks=marks, state=state)
-        hidden = self.output(got.values.transpose(1, 2).flatten(2))
+        values = got.values
+        if rows is not None:
+            at = None if places is None else places[1]
+            values = rows(attention, x, values, key_mask=key_mask, marks=marks, position=scheme, places=at)
+        hidden = self.output(values.transpose(1, 2).flatten(2))
         return LayerOutput(hidden, got.state, remembered, got.losses)
 
     @staticmethod

@@ -9,6 +9,7 @@ MlpKind = Literal["gelu", "gelu_tanh", "relu", "swiglu", "geglu", "geglu_tanh", 
 NormPlace = Literal["pre", "post"]
 NormKind = Literal["layer", "rms"]
 Recomputed = Literal["none", "block", "attention"]
+Projections = Literal["all", "global", "separate"]
 
 GATED = frozenset({"swiglu", "geglu", "geglu_tanh"})
 """MLPs with a third matrix"""
@@ -57,6 +58,9 @@ class BlockConfig:
     """Probability of dropping an attention weight in training, for mechanisms that support it."""
     bias: bool = False
     """Bias terms in linear layers and LayerNorm."""
+    projections: Projections = "all"
+    """Queries, keys and values of encoder layers with global tokens: all rows share theirs; those of global tokens have
+    their own (global); and global tokens have keys and values of their own (separate). Decoders have `all`."""
     checkpoint: Recomputed = "none"
     """What is computed again in the backward pass instead of being kept: nothing, whole blocks (each then keeps one
     hidden state), or the attention of each (projections included). Changes memory and time, no result."""
@@ -82,6 +86,7 @@ class BlockConfig:
             norm=get_args(NormPlace),
             norm_kind=get_args(NormKind),
             checkpoint=get_args(Recomputed),
+            projections=get_args(Projections),
         )
         if not 0 < self.norm_eps < 1:
             found.append(f"norm_eps must be in (0, 1), got {self.norm_eps}")

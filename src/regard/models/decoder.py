@@ -166,6 +166,7 @@ class LanguageModel(nn.Module):
             position=self.relative,
             max_length=config.max_length,
             dropout=config.attention_dropout,
+            projections=config.projections,
             bias=config.bias,
             seed=seed,
         )

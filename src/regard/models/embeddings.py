@@ -213,6 +213,7 @@ def build_attention(
         causal=causal,
         max_length=config.max_length,
         dropout=config.attention_dropout,
+        projections="all" if causal or context_dim is not None else config.projections,
         bias=config.bias if config.projection_bias is None else config.projection_bias,
         output_bias=config.bias,
         seed=seed,

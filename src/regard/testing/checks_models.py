@@ -42,6 +42,23 @@ def _sublayer(x: Tensor, branch: Any, norm: Any, place: str) -> Tensor:
     return norm(x + branch(x)) if place == "post" else x + branch(norm(x))
 
 
+@part_check(AttentionLayer)
+def global_rows_have_their_own_projections(part: type[AttentionLayer]) -> None:
+    """Rows of global tokens are those of a dense layer with their projections, all others of one with the ordinary."""
+    layer = _moved(part(DIM, "longformer(window=1, num_global=2)", heads=2, causal=False, projections="global"))
+    x, slots = randn(2, 7, DIM, seed="hidden", dtype=torch.float64), torch.arange(7)
+    near, spread = (slots[:, None] - slots).abs() <= 1, slots < 2
+    seen = near | spread[:, None] | spread
+    with torch.no_grad():
+        dense = []
+        for own in (layer, layer.global_rows):
+            q, k, v = (each(x).unflatten(-1, (2, -1)).transpose(1, 2) for each in (own.query, own.key, own.value))
+            logits = (q @ k.mT / (DIM // 2) ** 0.5).masked_fill(~seen, float("-inf"))
+            dense.append((logits.softmax(-1) @ v).transpose(1, 2).flatten(2))
+        wanted = layer.output(torch.where(spread[:, None], dense[1], dense[0]))
+        assert_close(layer(x).hidden, wanted, tolerance=1e-10, what="two global tokens")
+
+
 @part_check(Block)
 def residual_once(part: type[Block]) -> None:
     """A block is two sublayers, each with one residual connection and one norm in its place."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.bias import ScoreBias
+from regard.global_rows import GlobalRows
 from regard.layer import AttentionLayer, LayerOutput
 from regard.models.blocks import Block
 from regard.models.encoder_decoder import CrossBlock, EncoderDecoder
@@ -178,6 +179,22 @@ class RotatesQueriesOnly(AttentionLayer):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.position = _QueriesOnly(self.heads, self.dim)
+
+
+class _AsAllRows(GlobalRows):
+    def forward(self, attention: Any, x: Tensor, values: Tensor, **given: Any) -> Tensor:  # type: ignore[override]
+        del attention, x, given
+        return values
+
+
+@part_mutant("global_rows_have_their_own_projections")
+class GlobalRowsWithLocalProjections(AttentionLayer):
+    """Projects the rows of global tokens as all others."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        own = cast(Any, (self.query, self.key, self.value))
+        self.global_rows = _AsAllRows(self.attention, *own, separate=False)
 
 
 @part_mutant("residual_once")
