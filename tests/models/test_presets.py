@@ -43,6 +43,8 @@ def tokens_of(batch: int, length: int) -> Tensor:
 def small(name: str, **changes: object) -> nn.Module:
     """A small model of the preset, with the head that its inputs call for."""
     reads = {"input_dim": WIDTH} if presets.build(name).vocab_size == 0 else {"vocab_size": TOKENS}
+    if getattr(presets.build(name), "targets", None) is not None:
+        reads["targets"] = TOKENS
     config = presets.build(name, **{**TINY, **reads, **changes})
     if isinstance(config, ModelConfig):
         return LanguageModel(config)
@@ -197,3 +199,40 @@ def test_unknown_presets_and_fields_are_named() -> None:
         presets.build("bert", short_convolution=2)
     with pytest.raises(ConfigError, match="heads must divide dim"):
         presets.build("gpt", heads=7)
+    with pytest.raises(ConfigError, match="has no pattern 'stride': did you mean 'strided'"):
+        presets.build("sparse_transformer", pattern="stride")
+    with pytest.raises(ConfigError, match="cannot combine by 'head': did you mean 'heads'"):
+        presets.build("sparse_transformer", combine="head")
+    with pytest.raises(ConfigError, match="has no local='3d'"):
+        presets.build("image_transformer", local="3d")
+
+
+@pytest.mark.parametrize("combine", ["union", "alternate", "heads"])
+@pytest.mark.parametrize("pattern", ["strided", "fixed"])
+def test_two_layers_of_a_sparse_transformer_see_every_earlier_position(pattern: str, combine: str) -> None:
+    """By gradients, so residual connections count; what one layer of either set alone would not reach."""
+    config = presets.build(
+        "sparse_transformer", pattern=pattern, combine=combine, stride=5, columns=2, layers=2, dim=16, heads=2,
+        max_length=27, dropout=0.0, checkpoint="none",
+    )  # fmt: skip
+    model = LanguageModel(config).double()
+    found = torch.zeros(27, 27, dtype=torch.bool)
+
+    def first(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        args[0].retain_grad()
+        entering.append(args[0])
+
+    entering: list[Tensor] = []
+    model.blocks[0].register_forward_pre_hook(first)
+    for query in range(27):
+        model(tokens_of(1, 27)).logits[0, query].square().sum().backward()
+        gradient = entering[-1].grad
+        assert gradient is not None
+        found[query] = gradient[0].abs().sum(-1) > 0
+    assert torch.equal(found, torch.ones(27, 27).tril().bool())
+
+
+def test_the_two_sets_of_fixed_are_in_the_order_that_covers() -> None:
+    config = presets.build("sparse_transformer", combine="alternate", layers=4, stride=8, columns=2)
+    assert [spec.partition("part=")[2] for spec in config.specs] == ["'block')", "'summary')"] * 2
+    assert config.checkpoint == "block"

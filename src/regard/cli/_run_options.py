@@ -17,6 +17,7 @@ from regard.models import presets
 from regard.models.config import ModelConfig
 from regard.models.encoder_config import EncoderConfig
 from regard.models.encoder_decoder_config import EncoderDecoderConfig
+from regard.specs import parse as parse_spec
 from regard.tasks.config import (
     ClassificationConfig,
     CopyConfig,
@@ -45,7 +46,7 @@ class _Options:
     config: str | None = None
     """TOML file with the sections model, task and training; flags win over it"""
     preset: str | None = None
-    """start from a published shape, see `regard list`"""
+    """start from a published shape, see `regard list`; with its own options as NAME(option=value, ...)"""
     kind: Annotated[
         Literal["text", "recall", "copy", "masked", "classification", "translation", "images", "super_resolution"],
         tyro.conf.arg(name="task"),
@@ -249,7 +250,8 @@ def _preset(name: str, words: Sequence[str], file: str | None) -> AnyModelConfig
     """A preset, with what the file and the flags say of its arguments: what it derives from them (the width of an MLP)
     follows. What they say wrongly is left to those who read all of it.
     """
-    arguments = inspect.signature(presets.function(name)).parameters
+    spec = parse_spec(name)
+    arguments = inspect.signature(presets.function(spec.name)).parameters
     given: dict[str, object] = {}
     if file is not None:
         with suppress(OSError, ValueError):
@@ -262,7 +264,7 @@ def _preset(name: str, words: Sequence[str], file: str | None) -> AnyModelConfig
             with suppress(ValueError, SyntaxError):
                 given |= {} if value is None else {argument: ast.literal_eval(value)}
     numbers = {key: value for key, value in given.items() if key in arguments and isinstance(value, int | float)}
-    return presets.build(name, **numbers)
+    return presets.build(spec.name, **{**spec.options, **numbers})
 
 
 def run_config(options: Options) -> RunConfig:

@@ -1,0 +1,70 @@
+"""The Image Transformer."""
+
+from typing import Literal
+
+from regard.errors import ConfigError, nearest
+from regard.models.config import ModelConfig
+
+
+def image_transformer(
+    *,
+    height: int = 32,
+    width: int = 32,
+    channels: int = 3,
+    levels: int = 256,
+    local: Literal["1d", "2d"] = "1d",
+    dim: int = 512,
+    layers: int = 12,
+    heads: int = 4,
+    mlp_dim: int | None = None,
+    dropout: float = 0.3,
+    seed: int = 0,
+) -> ModelConfig:
+    """The model of CIFAR-10, 40 million weights: post-norm decoder over the channels of pixels, each a category.
+
+    Train it with the task `images`, which says what image it reads. `1d`: blocks of 256 positions in raster order, each
+    with the block before it. `2d`: blocks of 8 x 16 pixels and the 8 rows above and 16 columns beside, generated block
+    by block (`--task.query-block 8 16`). Positions are learned, one vector for every slot; every level of every channel
+    has an embedding of its own, and the output layer has one row for every level. The conditional form is the default
+    model of the task `super_resolution`.
+
+    Args:
+        height, width, channels, levels: of the images, as `regard.tasks.pixels.Grid`.
+        local: attention in one dimension or two.
+        dim, layers, heads, mlp_dim, dropout, seed: as `ModelConfig`.
+
+    Raises:
+        ConfigError: another kind of local attention.
+
+    Example:
+        >>> config = image_transformer(height=28, width=28, channels=1)
+        >>> config.vocab_size, config.targets, config.max_length
+        (257, 256, 784)
+
+    Source: Parmar et al. 2018, sections 3 and 5.1; the published blocks of CIFAR-10 have a memory of 512 positions in
+    one form and 256 in the code.
+    """
+    attention = {
+        "1d": "image_local_1d(block_size=256)",
+        "2d": f"image_local_2d(width={width}, channels={channels}, query_block=(8, 16), flange=(8, 16))",
+    }
+    if local not in attention:
+        raise ConfigError(f"image_transformer has no local={local!r}: {nearest(local, attention)}")
+    return ModelConfig(
+        vocab_size=channels * levels + 1,
+        targets=levels,
+        dim=dim,
+        layers=layers,
+        heads=heads,
+        attention=(attention[local],),
+        position="learned",
+        mlp="relu",
+        mlp_dim=mlp_dim,
+        norm="post",
+        norm_kind="layer",
+        max_length=height * width * channels,
+        tied=False,
+        dropout=dropout,
+        bias=True,
+        seed=seed,
+    )
