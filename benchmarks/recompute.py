@@ -3,9 +3,9 @@
     python benchmarks/recompute.py                          # 100 layers of blocks at 16,384 tokens, others at 4 layers
     python benchmarks/recompute.py --layers 8 --length 4096
 
-Forward, backward and AdamW, float32, dim 64, batch 1, strided with one head for each of its sets. Peak resident memory is above that of the
-process with its model and before the step. What a layer takes is the slope between two depths, each measured in a
-process of its own; freed memory stays with the process (fixed allocation), as in a training run.
+Forward, backward and AdamW, float32, dim 64, batch 1, strided with a head for each set. Peak resident memory is above
+that of the process with its model and before the step. What a layer takes is the slope between two depths, each
+measured in a process of its own; freed memory stays with the process (fixed allocation), as in a training run.
 """
 
 import argparse

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from regard.cli.main import main
+from regard.errors import ConfigError
 
 SHORT = ["--model.dim", "16", "--model.layers", "1", "--model.heads", "2", "--batch-size", "4", "--warmup", "1"]
 SHORT += ["--threads", "1", "--steps", "2"]
@@ -74,20 +75,38 @@ warmup = 0
 def test_a_preset_of_another_kind(regard):
     answer = regard("train", "--preset", "gpt", "--task", "masked")
     assert (answer.code, answer.out) == (2, "")
-    assert "preset gpt is a model for the tasks text, recall, copy, not for masked" in answer.err
+    assert "preset gpt is a model for the tasks text, recall, copy, images, not for masked" in answer.err
     answer = regard("train", "--preset", "fusion")
     assert (answer.code, answer.out) == (2, "")
     assert "preset fusion is a model for Python" in answer.err
 
 
 @pytest.mark.parametrize(
-    ("preset", "task"), [("vit", "classification"), ("bert", "masked"), ("transformer", "translation"), ("gpt", "text")]
+    ("preset", "task"),
+    [
+        ("vit", "classification"),
+        ("bert", "masked"),
+        ("transformer", "translation"),
+        ("gpt", "text"),
+        ("image_transformer", "images"),
+    ],
 )
 def test_a_preset_chooses_the_first_task_that_it_can_do(preset, task):
     from regard.cli._run_options import parse, run_config
 
     config = run_config(parse(["--preset", preset, "--model.dim", "48", "--model.layers", "1"], "train"))
-    assert (config.task.name, config.model.dim, config.model.heads) == (task, 48, 12 if task != "translation" else 8)
+    heads = {"translation": 8, "images": 4}.get(task, 12)
+    assert (config.task.name, config.model.dim, config.model.heads) == (task, 48, heads)
+
+
+def test_a_preset_takes_its_own_options():
+    from regard.cli._run_options import parse, run_config
+
+    words = ["--preset", "sparse_transformer(pattern=strided, combine=heads, stride=16)", "--model.layers", "2"]
+    config = run_config(parse(words, "train")).model
+    assert (config.attention, config.layers) == (("strided(stride=16, part='heads')",), 2)
+    with pytest.raises(ConfigError, match="preset sparse_transformer has no field 'strid': did you mean 'stride'"):
+        parse(["--preset", "sparse_transformer(strid=3)"], "train")
 
 
 ROWS = {
