@@ -232,11 +232,12 @@ def test_the_commands_of_the_page_are_commands():
     assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(KINDS)
 
 
-def test_the_file_of_the_page_is_a_configuration():
+def test_the_files_of_the_page_are_configurations():
     from regard.training import toml
 
-    (content,) = blocks("toml")
-    assert toml.from_table(tomllib.loads(content)).task.name == "translation"
+    first, staged = (toml.from_table(tomllib.loads(content)) for content in blocks("toml"))
+    assert first.task.name == "translation"
+    assert [stage.length for stage in staged.training.stages] == [512, 1024, 2048]
 
 
 PAIRS = {
