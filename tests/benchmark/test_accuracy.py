@@ -187,6 +187,11 @@ def test_knobs_come_from_the_facts_the_vocabulary_or_the_plan():
     assert values["linear"] == [(None, None)]
 
 
+def test_a_knob_of_the_plan_wins():
+    rows = measure(Plan(specs=("lsh(share=False, rounds=1)",), knobs={"num_buckets": (2, 4)}), [small()])["rows"]
+    assert [(row["knob"], row["value"]) for row in rows] == [("num_buckets", 2), ("num_buckets", 4)]
+
+
 def test_a_knob_without_usual_values_takes_shares_of_its_default(noisy):
     rows = measure(Plan(specs=(noisy,), redraws=3), [small()])["rows"]
     assert [(row["knob"], row["value"]) for row in rows] == [("spread", 1), ("spread", 2), ("spread", 10)]
@@ -211,6 +216,8 @@ def test_bad_plans_are_refused(monkeypatch):
         Plan(knobs={"num_features": ()})
     with pytest.raises(ConfigError, match="num_features must be at least"):
         measure(Plan(specs=("performer",), knobs={"num_features": (0,)}), [small()])
+    with pytest.raises(ConfigError, match="nothing here is measured over rank; leave the knob out"):
+        measure(Plan(specs=("performer",), knobs={"num_features": (4,), "rank": (2,)}), [small()])
     with pytest.raises(ConfigError, match="unknown mechanism"):
         measure(Plan(specs=("perfomer",)), [small()])
     monkeypatch.setattr(accuracy, "MOST_BYTES", 1000)

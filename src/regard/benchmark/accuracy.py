@@ -123,6 +123,9 @@ def measure(plan: Plan, cases: Sequence[Vectors], *, tell: Tell = lambda line: N
     begun = time.perf_counter()
     found: dict[str, list[Any]] = {"cases": [], "controls": [], "rows": [], "skipped": [], "pictures": []}
     settings = {spec: list(_settings(spec, plan)) for spec in plan.chosen}
+    used = {setting.knob for group in settings.values() for setting in group if setting.asked}
+    if plan.knobs.keys() - used:
+        raise ConfigError(f"nothing here is measured over {', '.join(plan.knobs.keys() - used)}; leave the knob out")
     pictured = {(case.source, case.causal): at for at, case in enumerate(cases)}.values()
     for at, case in enumerate(cases):
         tell(f"{case.source}, {case.label}, {'causal' if case.causal else 'bidirectional'}, {case.q.shape[2]} tokens")
@@ -157,15 +160,14 @@ def measure(plan: Plan, cases: Sequence[Vectors], *, tell: Tell = lambda line: N
 
 
 def _settings(spec: str, plan: Plan) -> Iterator[_Setting]:
-    """A specification at every value of its knob: the one in its facts, else the first option that is one."""
+    """A specification at every value of its knob: one that the plan names, else that of its facts, else a usual one."""
     info = describe(spec)
     if parts(spec) or specs.is_path(spec):
         yield _Setting(spec, info, None, None, asked=False)
         return
     cls, given = resolve(spec)
     known = {p.name: p.default for p in inspect.signature(cls.__init__).parameters.values() if p.kind is p.KEYWORD_ONLY}
-    candidates = [info.knob] if info.knob else [name for name in (*plan.knobs, *VALUES) if name in known]
-    knob = next(iter(candidates), None)
+    knob = next((name for name in (*plan.knobs, info.knob, *VALUES) if name in known), None)
     if knob is None or knob in given:
         fixed = given.get(knob or "")
         yield _Setting(spec, info, knob, fixed if isinstance(fixed, int) else None, asked=False)
@@ -188,19 +190,20 @@ def _row(setting: _Setting, case: Vectors, plan: Plan) -> tuple[dict[str, Any], 
     affine = info.linear_in_value or info.affine_in_value
     target = info.approximates or EXACT
     length = case.q.shape[2]
-    wanted = 8 * plan.redraws * case.q.shape[1] * length * (length if affine else 0)
+    wanted = 2 * 8 * plan.redraws * case.q.shape[1] * length * (length if affine else 0)  # each, and all in one tensor
     if wanted > MOST_BYTES:
         raise ResourceError(
             f"{plan.redraws} redraws of {case.q.shape[1]} attention matrices of {length} tokens take "
             f"{wanted / 2**30:.1f} GiB, and {MOST_BYTES / 2**30:.0f} are allowed; fewer redraws or shorter lengths"
         )
     exact = _read(build(target, _heads(case, 0, affine)).double().eval(), case, affine=affine)
-    drawn: list[tuple[Tensor, ...]] = []
+    errors: list[tuple[Tensor, ...]] = []
     for at in range(plan.redraws):
         seed = generator(plan.seed, "redraw", at).initial_seed()
-        drawn.append(_read(setting.build(_heads(case, seed, affine)), case, affine=affine))
-        if at == 1 and all(map(torch.equal, *drawn)):
-            drawn.pop()  # nothing in it is random: one is all there is
+        estimate = _read(setting.build(_heads(case, seed, affine)), case, affine=affine)
+        errors.append(tuple(got - given for got, given in zip(estimate, exact, strict=True)))
+        if at == 1 and all(map(torch.equal, *errors)):
+            errors.pop()  # nothing in it is random: one is all there is
             break
     found: dict[str, Any] = {
         "spec": setting.spec,
@@ -208,16 +211,16 @@ def _row(setting: _Setting, case: Vectors, plan: Plan) -> tuple[dict[str, Any], 
         "against": target,
         "knob": setting.knob,
         "value": setting.value,
-        "redraws": len(drawn),
+        "redraws": len(errors),
         "matrix": None,
     }
-    for name, given, *estimates in zip(("output", "matrix"), exact, *drawn, strict=False):
-        errors = torch.stack([(estimate - given).flatten() for estimate in estimates])
-        found[name] = asdict(decompose(errors, given.square().sum().item()))
+    for name, given, *drawn in zip(("output", "matrix"), exact, *errors, strict=False):
+        stacked = torch.stack([error.flatten() for error in drawn])
+        found[name] = asdict(decompose(stacked, given.square().sum().item()))
     if not affine:
         return found, {}
-    first, true = (x[0, 0, :PICTURED, :PICTURED] for x in (drawn[0][1], exact[1]))
-    rounded = {name: _rounded(x) for name, x in (("exact", true), ("estimate", first), ("difference", first - true))}
+    true, error = (x[0, 0, :PICTURED, :PICTURED] for x in (exact[1], errors[0][1]))
+    rounded = {name: _rounded(x) for name, x in (("exact", true), ("estimate", true + error), ("difference", error))}
     return found, {"spec": setting.spec, "knob": setting.knob, "value": setting.value, **rounded}
 
 
