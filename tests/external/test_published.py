@@ -72,6 +72,21 @@ def test_performer_paper_form_is_performer_pytorchs_with_its_projection():
     close(ours(q, k, v).values, package.linear_attention(*features, v))
 
 
+def test_efficient_is_performer_pytorch_without_projection_and_its_causal_form_is_not():
+    """Causal, the package divides exp(k) by one sum over all channels: another function (SPEC F2)."""
+    package = pytest.importorskip(
+        "performer_pytorch.performer_pytorch", reason="performer-pytorch is not installed; `make external`"
+    )
+    q, k, v = draw(3, 2, 2, 21, 16)
+    for causal in (False, True):
+        ours = regard.attend(q, k, v, "efficient", causal=causal)
+        theirs = package.FastAttention(16, causal=causal, no_projection=True)(q, k, v)
+        if causal:
+            assert (ours - theirs).abs().max() > 0.1
+        else:
+            close(ours, theirs)
+
+
 def test_linformer_layer_is_linformers_with_its_weights():
     package = pytest.importorskip("linformer", reason="linformer is not installed; `make external`")
     theirs = package.LinformerSelfAttention(32, 24, k=6, heads=4)
