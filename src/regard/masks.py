@@ -26,7 +26,7 @@ import operator
 import re
 import weakref
 from collections.abc import Callable
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import torch
 from jaxtyping import Bool, Int
@@ -38,9 +38,12 @@ from regard.spans import FAR, Span, Truth
 
 __all__ = [
     "FAR",
+    "Columns",
     "Pattern",
+    "Residues",
     "Span",
     "Truth",
+    "apart",
     "block",
     "causal",
     "dilated",
@@ -58,6 +61,20 @@ Rule = Callable[[Any, Any], Any]
 """A function of query positions and key positions that returns a condition."""
 
 
+class Residues(NamedTuple):
+    """The rule joins only positions that are equal modulo `stride`."""
+
+    stride: int
+
+
+class Columns(NamedTuple):
+    """The rule is that j % `stride` is in [`low`, `low` + `count`), and so says nothing of the query."""
+
+    stride: int
+    low: int
+    count: int
+
+
 @final
 class Pattern:
     """Which (query, key) pairs may attend.
@@ -69,11 +86,13 @@ class Pattern:
         text: what `parse` reads back; None: a name that is valid as long as the pattern lives.
         distances: lowest and highest i - j at which the rule may hold.
         anchored: whether the rule depends on positions beyond their difference.
-        sign: what joins `terms`: & | ~, or "heads" (one term per head); None: the rule is not made of others.
+        sign: what joins `terms`: & | ~, "heads" (one term per head) or "apart" (disjoint terms); None: the rule is not
+            made of others.
         terms: the patterns that it is made of.
+        order: in which order of positions its pairs lie close together; None: in the natural one.
     """
 
-    __slots__ = ("__weakref__", "anchored", "distances", "rule", "sign", "terms", "text")
+    __slots__ = ("__weakref__", "anchored", "distances", "order", "rule", "sign", "terms", "text")
 
     def __init__(
         self,
@@ -84,9 +103,10 @@ class Pattern:
         anchored: bool = True,
         sign: str | None = None,
         terms: "tuple[Pattern, ...]" = (),
+        order: "Residues | Columns | None" = None,
     ) -> None:
         self.rule, self.distances, self.anchored = rule, distances, anchored
-        self.sign, self.terms = sign, terms
+        self.sign, self.terms, self.order = sign, terms, order
         self.text = f"rule_{next(_numbers)}" if text is None else text
         if text is None:
             _unwritten[self.text] = self
@@ -154,6 +174,9 @@ class Pattern:
             if (other.heads or heads) != heads:
                 raise ConfigError(f"patterns of {heads} and of {other.heads} heads do not combine")
             return per_head(*(combine(self.of(h), other.of(h)) for h in range(heads)))
+        if sign == "&" and "apart" in (self.sign, other.sign):
+            one, rest = (self, other) if self.sign == "apart" else (other, self)
+            return apart(*(combine(rest, term) for term in one.terms))
 
         def rule(i: Any, j: Any) -> Any:
             if isinstance(i, Span):
@@ -230,13 +253,14 @@ def dilated(size: int, dilation: int) -> Pattern:
         f"dilated({size}, {dilation})",
         distances=(-far, far),
         anchored=False,
+        order=Residues(dilation),
     )
 
 
 def strided(stride: int) -> Pattern:
     """Keys whose distance is a multiple of `stride`."""
     _at_least(1, stride=stride)
-    return Pattern(lambda i, j: (i - j) % stride == 0, f"strided({stride})", anchored=False)
+    return Pattern(lambda i, j: (i - j) % stride == 0, f"strided({stride})", anchored=False, order=Residues(stride))
 
 
 def block(size: int, past: int = 0) -> Pattern:
@@ -258,9 +282,10 @@ def summary(stride: int, count: int, offset: int = 0) -> Pattern:
             f"summary({stride}, {count}, {offset}) has no {count} keys {offset} before the end of {stride}"
         )
     low, text = stride - offset - count, f"summary({stride}, {count}{f', {offset}' if offset else ''})"
+    order = Columns(stride, low, count)
     if offset == 0:
-        return Pattern(lambda i, j: j % stride >= low, text)
-    return Pattern(lambda i, j: (j % stride >= low) & (j % stride < low + count), text)
+        return Pattern(lambda i, j: j % stride >= low, text, order=order)
+    return Pattern(lambda i, j: (j % stride >= low) & (j % stride < low + count), text, order=order)
 
 
 def first(count: int) -> Pattern:
@@ -297,6 +322,31 @@ def per_head(*patterns: Pattern) -> Pattern:
     )
 
 
+def apart(*patterns: Pattern) -> Pattern:
+    """The union of patterns that have no pair in common, each of which is to be computed by itself.
+
+    Unions of other patterns are taken apart where that pays, at the strided and summary patterns in them; this states
+    the parts instead. Where they overlap, the common pairs would count twice.
+
+    Raises:
+        ConfigError: no pattern, or one that has heads or parts of its own.
+    """
+    for at, pattern in enumerate(patterns):
+        if not isinstance(pattern, Pattern) or pattern.sign in ("heads", "apart"):
+            raise ConfigError(f"apart takes patterns for all heads without parts, got {pattern!r} as number {at}")
+    if not patterns:
+        raise ConfigError("apart takes at least one pattern, got none")
+    union = functools.reduce(operator.or_, patterns)
+    return Pattern(
+        union.rule,
+        f"apart({', '.join(pattern.text for pattern in patterns)})",
+        distances=union.distances,
+        anchored=union.anchored,
+        sign="apart",
+        terms=patterns,
+    )
+
+
 def random_blocks(size: int, table: Int[Tensor, "blocks picks"]) -> Pattern:
     """Key blocks picked for each query block: query block r sees key blocks table[r]; beyond the table, none.
 
@@ -325,7 +375,7 @@ def random_blocks(size: int, table: Int[Tensor, "blocks picks"]) -> Pattern:
 
 _VALUES = {"causal": causal, "everything": everything}
 _MAKERS = {maker.__name__: maker for maker in (window, dilated, strided, block, summary, first)}
-_JOINERS = {joiner.__name__: joiner for joiner in (per_head,)}
+_JOINERS = {joiner.__name__: joiner for joiner in (per_head, apart)}
 
 
 def parse(text: str) -> Pattern:

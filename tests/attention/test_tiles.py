@@ -10,10 +10,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.attention.tiles import _layout, _operands, plain, tiled
+from regard.attention.tiles import _layout, _operands, _plan, plain, tiled
 from regard.bias import ScoreBias
 from regard.errors import ConfigError
-from regard.masks import Pattern, block, causal, dilated, everything, first, per_head, random_blocks, strided, window
+from regard.masks import (
+    Pattern,
+    block,
+    causal,
+    dilated,
+    everything,
+    first,
+    per_head,
+    random_blocks,
+    strided,
+    summary,
+    window,
+)
 from regard.testing.counting import count
 
 HOLES = torch.cat([torch.arange(0, 40, 3), torch.arange(50, 186)])
@@ -35,6 +47,11 @@ PATTERNS = [
     window(3) & ~window(3),
     causal & per_head(window(20), everything, window(20), block(40)),
     per_head(window(3) & ~window(3), first(70), causal, window(33)),
+    causal & strided(7),
+    strided(5) | window(40) | strided(6),
+    causal & (block(24) | summary(24, 3)),
+    first(3) | summary(20, 2, 5) | strided(100),
+    causal & per_head(strided(3), window(9) | summary(11, 2), window(9), dilated(300, 2)),
 ]
 
 SETTINGS: dict[str, dict] = {
@@ -147,7 +164,7 @@ def test_rows_in_pieces_and_small_buffers(pattern: Pattern, monkeypatch: pytest.
     for module in (_layout, _operands):
         monkeypatch.setattr(module, "BUDGET", 1 << 13)
     monkeypatch.setattr(_layout, "FEW_MASKS", 1)
-    monkeypatch.setattr(_layout, "_cache", _layout.OrderedDict())
+    monkeypatch.setattr(_plan, "_cache", _plan.OrderedDict())
     for setting in ("tiles", "one tile, everything", "masked, biased", "holes"):
         compare(pattern, **SETTINGS[setting])
     compare(pattern, queries=330, keys=330, batch=1, whole=0, curve=True)
@@ -248,7 +265,7 @@ def test_a_rule_that_looks_up_a_table() -> None:
 def test_a_function_may_be_forgotten_before_the_backward() -> None:
     q = torch.randn(1, 1, 90, 4, requires_grad=True)
     values = tiled(q, q, q, causal & Pattern(lambda i, j: (i + j) % 2 == 0), whole=0)[0]
-    _layout._cache.clear()
+    _plan._cache.clear()
     gc.collect()
     values.sum().backward()
     assert q.grad is not None
@@ -257,22 +274,22 @@ def test_a_function_may_be_forgotten_before_the_backward() -> None:
 
 def test_layouts_are_forgotten() -> None:
     q = torch.randn(1, 1, 70, 4)
-    for n in range(_layout.CACHED + 10):
+    for n in range(_plan.CACHED + 10):
         tiled(q, q, q, window(n))
-    assert len(_layout._cache) <= _layout.CACHED
+    assert len(_plan._cache) <= _plan.CACHED
 
 
-def find(pattern: Pattern, queries: _layout.Places, keys: _layout.Places) -> _layout.Plan:
+def find(pattern: Pattern, queries: _plan.Places, keys: _plan.Places) -> _plan.Plan:
     options = {"whole": 0, "biased": False, "device": torch.device("cpu"), "dtype": torch.float32}
-    return _layout.find_plan(pattern.text, queries, keys, **options)
+    return _plan.find_plan(pattern.text, queries, keys, **options)
 
 
 def test_a_quarter_of_a_million_positions() -> None:
     """The work follows the pairs that are kept, and so does the layout."""
     n, pattern = 262_144, causal & window(256)
-    counted = count(lambda: find(pattern, _layout.Places(0, n), _layout.Places(0, n)))
+    counted = count(lambda: find(pattern, _plan.Places(0, n), _plan.Places(0, n)))
     assert counted.peak < 40 * n
-    layout = find(pattern, _layout.Places(0, n), _layout.Places(0, n)).of(0)
+    (layout,) = find(pattern, _plan.Places(0, n), _plan.Places(0, n)).of(0)
     assert layout.computed <= n * (256 + 64)
     assert layout.nbytes < 1 << 20
     assert sum(len(group.steps) for group in layout.groups) < n // 64 // 4
@@ -280,7 +297,7 @@ def test_a_quarter_of_a_million_positions() -> None:
 
 def test_heads_with_one_pattern_share_a_layout() -> None:
     pattern = causal & per_head(window(7), block(30), window(7))
-    plan = find(pattern, _layout.Places(0, 300), _layout.Places(0, 300))
+    plan = find(pattern, _plan.Places(0, 300), _plan.Places(0, 300))
     assert plan.of(0) is plan.of(2)
     assert plan.of(0) is not plan.of(1)
     with pytest.raises(ConfigError, match="3 heads, the queries have 2"):
@@ -290,9 +307,9 @@ def test_heads_with_one_pattern_share_a_layout() -> None:
 def test_a_windowed_layout_is_the_same_at_any_offset() -> None:
     q = torch.randn(1, 1, 100, 4)
     tiled(q, q, q, causal & window(11), whole=0)
-    before = len(_layout._cache)
+    before = len(_plan._cache)
     tiled(q, q, q, causal & window(11), query_positions=900, key_positions=900, whole=0)
-    assert len(_layout._cache) == before
+    assert len(_plan._cache) == before
 
 
 def test_no_tensor_of_queries_times_keys() -> None:

@@ -12,6 +12,7 @@ from regard.testing import (  # noqa: F401 - each module enters its checks into 
     checks_gradient,
     checks_marks,
     checks_mask,
+    checks_pattern,
     checks_precision,
     checks_state,
     checks_weights,

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.attention.tiles._layout import Group, Step
-from regard.attention.tiles._operands import LOG2E, Gradients, Operands, Scratch, Share, pick, put
+from regard.attention.tiles._operands import LOG2E, Gradients, Operands, Scratch, Share, pick, put, thinned
 
 Scores = Float[Tensor, "count tile lanes"]
 
@@ -24,14 +24,16 @@ class Curve:
     """
 
     def __init__(self, operands: Operands, curve: Float[Tensor, "heads distances"], share: Share) -> None:
-        self.high, self.curve, self.count = operands.high, curve[share.heads], share.count
-        tile, distances = share.layout.query_tile, curve.shape[1]
+        self.curve, self.high = thinned(curve[share.heads], operands.high, share.layout.step)
+        self.first = operands.high
+        self.count, tile, distances = share.count, share.layout.sizes[0], self.curve.shape[1]
         repeated = F.pad(self.curve, (tile - 1, tile - 1)).unfold(-1, distances + tile - 1, 1)
         self.ladder = repeated.flip(-2).contiguous()
         self.slopes: Tensor | None = None
 
-    def learn(self) -> None:
+    def learn(self, grads: Gradients, share: Share) -> None:
         """Start to gather slopes."""
+        self.into, _ = thinned(grads.curve[share.heads], self.first, share.layout.step)
         self.slopes = self.ladder.new_zeros(self.ladder.shape)
         self.odd = self.curve.new_zeros(self.curve.shape)
 
@@ -58,12 +60,12 @@ class Curve:
             there, columns = self._slices(base, stop - start)
             self.slopes[..., columns] += by_head[..., start:stop][..., there]
 
-    def finish(self, grads: Gradients, share: Share) -> None:
+    def finish(self) -> None:
         """Add what was gathered: the slope of column c stands in column a + c of lane a."""
         assert self.slopes is not None
         heads, tile, columns = self.slopes.shape
         shape, strides = (heads, tile, self.curve.shape[1]), (tile * columns, columns + 1, 1)
-        grads.curve[share.heads] += self.odd.add_(self.slopes.as_strided(shape, strides).sum(1))
+        self.into += self.odd.add_(self.slopes.as_strided(shape, strides).sum(1))
 
 
 class Relative:
@@ -77,12 +79,18 @@ class Relative:
         share: Share,
         scratch: Scratch,
     ) -> None:
-        self.high, self.tile, self.scratch = operands.high, share.layout.query_tile, scratch
-        self.query, self.relative = share.queries(query), relative[share.heads]
+        self.first, self.tile, self.scratch = operands.high, share.layout.sizes[0], scratch
+        self.share, self.query = share, share.queries(query)
+        self.relative, self.high = thinned(relative[share.heads], operands.high, share.layout.step)
 
     def learn(self, grads: Gradients, share: Share) -> None:
         """Where the gradients go."""
-        self.to_query, self.to_relative = share.queries(grads.query), grads.relative[share.heads]
+        self.to_query = share.blank_queries(grads.query)
+        self.to_relative, _ = thinned(grads.relative[share.heads], self.first, share.layout.step)
+
+    def finish(self, grads: Gradients, share: Share) -> None:
+        """Bring back what was gathered in another order."""
+        share.add_queries(grads.query, self.to_query)
 
     def _columns(self, base: int, length: int) -> tuple[slice, slice]:
         """Columns that a run touches, and where they stand among its tile + length - 1 distances."""
@@ -124,7 +132,7 @@ class Relative:
             by_distance = self.scratch.cleared("slope_by_distance", *shape, written=())
             _skewed(by_distance, stop - start).copy_(slope[..., start:stop])
             self._gather(total, u, by_distance[..., there], columns)
-        put(self.to_query, step, total.add_(pick(self.to_query, step)) if group.again else total)
+        put(self.to_query, step, total.add_(pick(self.to_query, step)) if self.share.again(group) else total)
 
     def _gather(self, total: Tensor, u: Tensor, by_distance: Tensor, columns: slice) -> None:
         relative, into = self.relative[:, columns], self.to_relative[:, columns]

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.attention.tiles._layout import BUDGET, Group, Layout, Plan, Step
+from regard.attention.tiles._layout import BUDGET, Group, Layout, Step
+from regard.attention.tiles._plan import Plan
 
 LOG2E = 1.4426950408889634
 LOWEST = -1e30
@@ -34,32 +35,32 @@ class Operands(NamedTuple):
 
     def in_tiles(self, plan: Plan) -> "Operands":
         """The operands in whole tiles and in base 2."""
-        layout = plan.layouts[0]  # all layouts of a plan have tiles of one size
-        hidden = None if self.hidden is None else by_key(self.hidden, layout)
+        queries, keys = plan.tiles
+        hidden = None if self.hidden is None else whole_tiles(self.hidden, keys)
         curve = None if self.curve is None else self.curve * LOG2E
-        query = None if self.query is None else by_query(self.query * LOG2E, layout)
-        q, k, v = by_query(self.q, layout), by_key(self.k, layout), by_key(self.v, layout)
+        query = None if self.query is None else whole_tiles(self.query * LOG2E, queries)
+        q, k, v = whole_tiles(self.q, queries), whole_tiles(self.k, keys), whole_tiles(self.v, keys)
         return Operands(q, k, v, hidden, curve, query, self.relative, self.high, self.scale)
 
 
-def by_query(x: Tensor, layout: Layout) -> Tensor:
-    """x (batch, heads, queries, dim) in whole query tiles."""
-    return _padded(x, -x.shape[2] % layout.query_tile)
-
-
-def by_key(x: Tensor, layout: Layout) -> Tensor:
-    """x (batch, heads, keys, dim) in whole key tiles."""
-    return _padded(x, -x.shape[2] % layout.key_tile)
-
-
-def _padded(x: Tensor, missing: int) -> Tensor:
+def whole_tiles(x: Tensor, tile: int) -> Tensor:
+    """x (batch, heads, length, dim) with zeros up to a whole number of tiles."""
+    missing = -x.shape[2] % tile
     return F.pad(x, (0, 0, 0, missing)) if missing else x.contiguous()
 
 
+def thinned(x: Float[Tensor, "heads distances *dim"], high: int, step: int) -> tuple[Tensor, int]:
+    """A view of the distances that are multiples of `step`, and the first of them, counted in steps."""
+    return (x, high) if step == 1 else (x[:, high % step :: step], high // step)
+
+
 class Share(NamedTuple):
-    """Heads served together: one, cut into tiles; or, where one tile holds everything, several that are its tiles."""
+    """One part of the heads served together: one head, cut into tiles; or, where one tile holds everything, several
+    heads that are its tiles."""
 
     layout: Layout
+    later: bool
+    """other parts have been added to its queries"""
     rows: slice
     heads: slice
     kv: slice
@@ -73,47 +74,76 @@ class Share(NamedTuple):
         """Query heads on each head of keys."""
         return self.count // (self.kv.stop - self.kv.start)
 
+    def again(self, group: Group) -> bool:
+        """Whether something has been written to the query tiles of a group."""
+        return group.again or (self.later and self.layout.queries is None)
+
     def queries(self, x: Tensor) -> Tiles:
-        """The query tiles of x, a view."""
-        return x[self.rows, self.heads].view(-1, self.layout.query_tile, x.shape[-1])
+        """The query tiles of x, a view where they are in natural order."""
+        x = x[self.rows, self.heads]
+        if self.layout.queries is not None:
+            x = x.view(-1, x.shape[-1]).index_select(0, self.layout.queries)
+        return x.view(-1, self.layout.sizes[0], x.shape[-1])
 
     def keys(self, x: Tensor) -> Tiles:
-        """The key tiles of x, a view unless several query heads of the share use the same."""
+        """The key tiles of x, a view where they are in natural order and no two query heads of the share use them."""
         x = x[self.rows, slice(0, 1) if x.shape[1] == 1 else self.kv]
-        if self.count > x.shape[1]:
+        if self.layout.keys is not None:
+            x = x.view(-1, x.shape[-1]).index_select(0, self.layout.keys)
+        elif self.count > x.shape[1]:
             x = x.repeat_interleave(self.count // x.shape[1], 1)
-        return x.view(-1, self.layout.key_tile, x.shape[-1])
+        return x.view(-1, self.layout.sizes[1], x.shape[-1])
 
-    def fold(self, x: Tensor, tiles: Tiles) -> None:
-        """Add what `keys` had to copy back to x."""
-        if self.spread > 1:
-            part = x[self.rows, self.kv]
+    def blank_queries(self, x: Tensor, value: float = 0.0) -> Tiles:
+        """Where the query tiles of x go: a view, or a buffer that something must bring back."""
+        if self.layout.queries is None:
+            return self.queries(x)
+        return x.new_full((len(self.layout.queries), x.shape[-1]), value).view(-1, self.layout.sizes[0], x.shape[-1])
+
+    def blank_keys(self, x: Tensor) -> Tiles:
+        """The same for keys."""
+        if self.layout.keys is None and self.spread == 1:
+            return self.keys(x)
+        lanes = self.keys(x[..., :1]).shape[:2]
+        return x.new_zeros(*lanes, x.shape[-1])
+
+    def add_queries(self, x: Tensor, tiles: Tiles) -> None:
+        """Add what `blank_queries` gave to x."""
+        if self.layout.queries is not None:
+            x[self.rows, self.heads].view(-1, x.shape[-1]).index_add_(0, self.layout.queries, tiles.flatten(0, 1))
+
+    def add_keys(self, x: Tensor, tiles: Tiles) -> None:
+        """Add what `blank_keys` gave to x."""
+        part = x[self.rows, self.kv]
+        if self.layout.keys is not None:
+            part.view(-1, x.shape[-1]).index_add_(0, self.layout.keys, tiles.flatten(0, 1))
+        elif self.spread > 1:
             part += tiles.view(*part.shape[:2], self.spread, *part.shape[2:]).sum(2)
 
     def steps(self, group: Group) -> tuple[Step, ...]:
         if not self.layout.whole:
             return group.steps
         together = self.count * (self.rows.stop - self.rows.start)
-        return (group.steps[0]._replace(count=together, advance=1),)
+        return (group.steps[0]._replace(count=together),)
 
 
 def shares(plan: Plan, batch: int, heads: int, kv_heads: int) -> Iterator[Share]:
-    """All heads of all batch rows, as many together as fill the buffers."""
-    group, together, rows, layout = heads // kv_heads, 1, 1, plan.layouts[0]
-    if layout.whole:
-        most = max(1, BUDGET // (layout.query_tile * layout.key_tile))
+    """All parts of all heads of all batch rows, as many together as fill the buffers."""
+    group, together, rows = heads // kv_heads, 1, 1
+    if plan.whole:
+        most = max(1, BUDGET // math.prod(plan.tiles))
         together = max((h for h in range(group, heads + 1, group) if heads % h == 0 and h <= most), default=1)
         rows = max(1, most // heads) if together == heads else 1
     for b in range(0, batch, rows):
         for h in range(0, heads, together):
-            if plan.of(h).groups:
-                kv = slice(h // group, (h + together - 1) // group + 1)
-                yield Share(plan.of(h), slice(b, min(b + rows, batch)), slice(h, h + together), kv)
+            kv = slice(h // group, (h + together - 1) // group + 1)
+            for at, layout in enumerate(plan.of(h)):
+                yield Share(layout, at > 0, slice(b, min(b + rows, batch)), slice(h, h + together), kv)
 
 
 def pick(tiles: Tiles, step: Step) -> Float[Tensor, "count tile dim"]:
     """The query tiles of a step."""
-    return tiles.index_select(0, step.rows) if step.row is None else tiles.narrow(0, step.row, step.count)
+    return tiles.index_select(0, step.rows) if step.row is None else _apart(tiles, step.row, step.gap, step.count)
 
 
 def put(tiles: Tiles, step: Step, new: Tensor) -> None:
@@ -121,11 +151,16 @@ def put(tiles: Tiles, step: Step, new: Tensor) -> None:
     if step.row is None:
         tiles.index_copy_(0, step.rows, new)
     else:
-        tiles.narrow(0, step.row, step.count).copy_(new)
+        _apart(tiles, step.row, step.gap, step.count).copy_(new)
+
+
+def _apart(tiles: Tiles, start: int, gap: int, count: int) -> Float[Tensor, "count tile dim"]:
+    """Every gap-th tile, a view."""
+    return tiles[start : start + gap * (count - 1) + 1 : gap]
 
 
 def lanes(tiles: Tiles, step: Step, slots: int) -> Float[Tensor, "count lanes dim"]:
-    """The keys of a step; where runs overlap, a view."""
+    """The keys of a step; where they are runs, a view."""
     size, dim = tiles.shape[1:]
     if step.key is None:
         return tiles.index_select(0, step.keys).view(step.count, slots * size, dim)
@@ -141,9 +176,11 @@ def collect(tiles: Tiles, step: Step, slots: int, weights: Tensor, x: Tensor) ->
     elif step.advance == 0:
         run = tiles.narrow(0, step.key, slots).view(slots * size, dim)
         run.addmm_(weights.flatten(0, 1).T, x.flatten(0, 1))
+    elif step.advance >= slots:
+        lanes(tiles, step, slots).baddbmm_(weights.mT, x)
     else:
         for slot in range(slots):
-            run = tiles.narrow(0, step.key + slot, step.count)
+            run = _apart(tiles, step.key + slot, step.advance, step.count)
             run.baddbmm_(weights.narrow(2, slot * size, size).mT, x)
 
 

@@ -5,9 +5,9 @@ import math
 import torch
 from torch import Tensor
 
-from regard.attention.tiles._layout import Places, Plan, find_plan
 from regard.attention.tiles._operands import Operands
 from regard.attention.tiles._passes import backward, forward
+from regard.attention.tiles._plan import Places, Plan, find_plan
 from regard.masks import unwritten
 
 

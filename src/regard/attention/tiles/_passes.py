@@ -9,20 +9,21 @@ import math
 import torch
 from torch import Tensor
 
-from regard.attention.tiles._layout import Plan
 from regard.attention.tiles._operands import (
     LOG2E,
     LOWEST,
     Gradients,
     Operands,
     Scratch,
-    by_query,
+    Share,
     collect,
     lanes,
     pick,
     put,
     shares,
+    whole_tiles,
 )
+from regard.attention.tiles._plan import Plan
 from regard.attention.tiles._scores import Scores
 
 
@@ -36,7 +37,7 @@ def forward(plan: Plan, operands: Operands) -> tuple[Tensor, Tensor]:
     scratch = Scratch(x.q)
     for share in shares(plan, x.q.shape[0], x.q.shape[1], x.k.shape[1]):
         scores = Scores(x, share, scratch)
-        v, out, level = share.keys(x.v), share.queries(values), share.queries(lse)
+        v, out, level = share.keys(x.v), share.blank_queries(values), share.blank_queries(lse, -math.inf)
         for group in share.layout.groups:
             for step in share.steps(group):
                 weights = scores.of(group, step)
@@ -44,11 +45,25 @@ def forward(plan: Plan, operands: Operands) -> tuple[Tensor, Tensor]:
                 total = weights.sub_(highest).exp2_().sum(-1, keepdim=True)
                 part = torch.bmm(weights, lanes(v, step, group.slots)).div_(total.clamp_min(1e-30))
                 top = total.log2_().add_(highest)
-                if group.again:
+                if share.again(group):
                     part, top = _merged(pick(out, step), pick(level, step), part, top)
                 put(out, step, part)
                 put(level, step, top)
+        if share.layout.back is not None:
+            _bring_back(share, values, lse, out, level)
     return values[:, :, :queries].contiguous(), lse[:, :, :queries, 0] / LOG2E
+
+
+def _bring_back(share: Share, values: Tensor, lse: Tensor, out: Tensor, level: Tensor) -> None:
+    """What a part has found in its own order, merged with what earlier parts have found."""
+    assert share.layout.back is not None
+    whole = (x[share.rows, share.heads].view(-1, x.shape[-1])[: len(share.layout.back)] for x in (values, lse))
+    mine = (x.flatten(0, 1).index_select(0, share.layout.back) for x in (out, level))
+    (old, old_level), (part, top) = whole, mine
+    if share.later:
+        part, top = _merged(old, old_level, part, top)
+    old.copy_(part)
+    old_level.copy_(top)
 
 
 def _merged(values: Tensor, lse: Tensor, part: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
@@ -69,10 +84,11 @@ def backward(
     relative_learns: bool,
 ) -> Gradients:
     """Gradients of the operands from those of values and lse."""
-    x, empty, layout = operands.in_tiles(plan), lse.isinf(), plan.layouts[0]
-    level = by_query((lse * LOG2E).masked_fill_(empty, LOWEST)[..., None], layout)
-    of_lse = by_query(grad_lse.masked_fill(empty, 0)[..., None], layout)
-    of_values, values = by_query(grad_values, layout), by_query(values, layout)
+    x, empty = operands.in_tiles(plan), lse.isinf()
+    tile, _ = plan.tiles
+    level = whole_tiles((lse * LOG2E).masked_fill_(empty, LOWEST)[..., None], tile)
+    of_lse = whole_tiles(grad_lse.masked_fill(empty, 0)[..., None], tile)
+    of_values, values = whole_tiles(grad_values, tile), whole_tiles(values, tile)
     grads = Gradients(
         torch.empty_like(x.q) if plan.covered else torch.zeros_like(x.q),
         torch.zeros_like(x.k),
@@ -85,8 +101,10 @@ def backward(
     for share in shares(plan, x.q.shape[0], x.q.shape[1], x.k.shape[1]):
         scores = Scores(x, share, scratch)
         tops, outs, slopes_lse, outers = (share.queries(y) for y in (level, values, of_lse, of_values))
-        v, dq = share.keys(x.v), share.queries(grads.q)
-        dk, dv = (share.keys(y) for y in (grads.k, grads.v))
+        v, dq = share.keys(x.v), share.blank_queries(grads.q)
+        dk, dv = (share.blank_keys(y) for y in (grads.k, grads.v))
+        if share.layout.padding is not None:
+            tops.view(-1)[share.layout.padding] = math.inf  # a copy: padding has no weight
         scores.learn(grads)
         for group in share.layout.groups:
             for step in share.steps(group):
@@ -100,11 +118,12 @@ def backward(
                 delta = torch.mul(outer, pick(outs, step), out=average).sum(-1, keepdim=True)
                 slope.sub_(delta.sub_(pick(slopes_lse, step))).mul_(weights)
                 new = torch.bmm(slope, lanes(scores.k, step, group.slots))
-                put(dq, step, new.add_(pick(dq, step)) if group.again else new)
+                put(dq, step, new.add_(pick(dq, step)) if share.again(group) else new)
                 collect(dk, step, group.slots, slope, pick(scores.q, step))
                 scores.gather(slope, group, step)
-        share.fold(grads.k, dk)
-        share.fold(grads.v, dv)
+        share.add_queries(grads.q, dq)
+        share.add_keys(grads.k, dk)
+        share.add_keys(grads.v, dv)
         scores.finish(grads)
     grads.q.mul_(operands.scale)
     grads.k.mul_(operands.scale)

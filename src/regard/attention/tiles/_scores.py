@@ -25,7 +25,7 @@ class Scores:
 
     def of(self, group: Group, step: Step) -> Float[Tensor, "count tile lanes"]:
         """log2(e) times the logits, -inf where nothing may be seen."""
-        tile, size = self.share.layout.query_tile, self.share.layout.key_tile
+        tile, size = self.share.layout.sizes
         scores = self.scratch.take("scores", step.count, tile, group.slots * size)
         scores.baddbmm_(pick(self.q, step), lanes(self.k, step, group.slots).mT, beta=0, alpha=self.factor)
         if self.curve is not None:
@@ -49,7 +49,7 @@ class Scores:
         self.learning_curve = self.curve if len(grads.curve) else None
         self.learning_relative = self.relative if len(grads.relative) else None
         if self.learning_curve is not None:
-            self.learning_curve.learn()
+            self.learning_curve.learn(grads, self.share)
         if self.learning_relative is not None:
             self.learning_relative.learn(grads, self.share)
 
@@ -63,4 +63,6 @@ class Scores:
     def finish(self, grads: Gradients) -> None:
         """Hand over what was gathered."""
         if self.learning_curve is not None:
-            self.learning_curve.finish(grads, self.share)
+            self.learning_curve.finish()
+        if self.learning_relative is not None:
+            self.learning_relative.finish(grads, self.share)
