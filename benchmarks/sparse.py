@@ -18,7 +18,7 @@ from _pairs import DIM, HEADS, decode, laps, ratio, run, timed
 from torch import Tensor
 
 from regard.attention.sparse.local import Local
-from regard.attention.tiles._layout import TILE, make_layout
+from regard.attention.tiles._plan import Places, find_plan
 from regard.core import Heads
 from regard.masks import parse
 from regard.position.alibi import Alibi
@@ -69,12 +69,12 @@ def work(lengths: list[int], repeats: int) -> None:
 
 def lay_out(length: int) -> None:
     """Seconds to lay out patterns on a long sequence, from nothing."""
-    for text in ("causal & window(256)", "window(64) | first(16)", "causal & block(256)"):
-        start = time.perf_counter()
-        positions = torch.arange(length)
-        made = make_layout(parse(text), positions, positions, (TILE, TILE), False, positions.device, torch.float32)
-        seconds = time.perf_counter() - start
-        print(f"layout of {text} at n={length}: {seconds:.2f} s, {made.computed / length:.0f} scores per query")
+    for text in ("causal & window(256)", "window(64) | first(16)", "causal & block(256)", "causal & strided(512)"):
+        start, places = time.perf_counter(), Places(0, length)
+        like = {"device": torch.device("cpu"), "dtype": torch.float32}
+        plan = find_plan(parse(text).text, places, places, whole=0, biased=False, **like)
+        seconds, computed = time.perf_counter() - start, sum(layout.computed for layout in plan.of(0))
+        print(f"layout of {text} at n={length}: {seconds:.2f} s, {computed / length:.0f} scores per query")
 
 
 if __name__ == "__main__":

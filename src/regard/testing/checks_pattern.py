@@ -14,38 +14,33 @@ from regard.testing.registry import check, require
 
 @check()
 def partition(subject: Subject) -> None:
-    """The tiles of a mechanism's pattern hold every pair that the definition allows once, and no other pair."""
+    """The tiles of a pattern hold every pair that it allows once, and no other pair."""
     for causal in subject.modes:
         mechanism = subject.build(causal)
         if not isinstance(mechanism, Sparse):
             return
         for length in (LENGTH, LONG, 3 * LONG):
             positions = torch.arange(length)
-            allowed = mechanism.allowed(positions[:, None], positions[None])
-            allowed = allowed & (positions <= positions[:, None]) if causal else allowed
             held = times_held(mechanism.pattern, length, mechanism.heads.count)
-            wrong = (held != allowed.to(held.dtype)).nonzero()
+            wrong = (held != mechanism.pattern.mask(positions, positions).to(held.dtype)).nonzero().tolist()
             require(
-                not len(wrong),
-                f"{len(wrong)} pairs of {length} positions are not held once; the first is (head, query, key) = "
-                f"{wrong[0].tolist() if len(wrong) else None}, {causal=}",
+                not wrong,
+                f"{len(wrong)} of the (head, query, key) of {length} positions, such as {wrong[:1]}, are held in vain, "
+                f"not at all, or twice, {causal=}",
             )
 
 
 @check()
 def future_keys(subject: Subject) -> None:
-    """The state keeps the keys that the definition shows to some later query, and no key that it shows to none."""
+    """A key is kept for the queries to come as long as one of them may see it."""
     mechanism = subject.build(True) if subject.info.supports.causal else None
-    if not isinstance(mechanism, Sparse) or not subject.info.supports.state:
+    if not isinstance(mechanism, Sparse):
         return
-    positions, edge = torch.arange(LONG), LONG // 2
-    allowed = mechanism.allowed(positions[:, None], positions[None])
-    allowed = allowed.view(-1, LONG, LONG).any(0) & (positions <= positions[:, None])
-    for first in (1, 4, 5, LENGTH, 16, edge):
-        wanted = allowed[first:, :first].any(0)
-        seen = mechanism.kept(first)[:first]
-        late = (seen != wanted).nonzero().flatten().tolist()
-        require(not late, f"after {first} keys, keys {late} are kept though hidden, or dropped though seen")
+    keys = torch.arange(LONG)
+    for first in (1, 4, 5, LENGTH, 16, LONG // 2, LONG):
+        seen = mechanism.pattern.mask(torch.arange(first, 3 * LONG), keys[:first]).flatten(0, -2).any(0)
+        lost = (seen & ~mechanism.pattern.alive(keys[:first], first)).nonzero().flatten().tolist()
+        require(not lost, f"after {first} keys, a later query sees keys {lost}, which are dropped")
 
 
 def times_held(pattern: Pattern, length: int, heads: int) -> Int[Tensor, "heads queries keys"]:

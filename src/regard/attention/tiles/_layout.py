@@ -19,6 +19,8 @@ from regard.spans import Span
 
 BUDGET = 1 << 18
 """Scores in one buffer, about 1 MiB in float32: a core's second-level cache."""
+BUDGET_APART = 1 << 15
+"""The same where positions are sorted by residue: more classes at once are no faster, and take memory."""
 PAIRS = 1 << 16
 """Pairs whose exact mask is computed at once."""
 COARSE = 16
@@ -126,7 +128,7 @@ def make_layout(
             Group(
                 slots=len(kinds),
                 masks=tuple((slot, hidden[x - 1]) for slot, x in enumerate(kinds) if x),
-                steps=steps_of(at, tiles, sizes[0] * sizes[1], device),
+                steps=steps_of(at, tiles, sizes[0] * sizes[1], device, BUDGET if step == 1 else BUDGET_APART),
                 again=piece > 0,
                 runs=runs,
                 distances=None if distances is None else distances.to(device),
@@ -288,7 +290,11 @@ def distances_of(
 
 
 def steps_of(
-    rows: Int[Tensor, " rows"], tiles: Int[Tensor, "rows slots"], pairs: int, device: torch.device
+    rows: Int[Tensor, " rows"],
+    tiles: Int[Tensor, "rows slots"],
+    pairs: int,
+    device: torch.device,
+    budget: int,
 ) -> tuple[Step, ...]:
     """A group cut into products whose scores fit a buffer.
 
@@ -296,15 +302,16 @@ def steps_of(
         rows, tiles: query tiles and their key tiles.
         pairs: in one tile.
         device: of the indices.
+        budget: scores in a buffer.
     """
     slots = tiles.shape[1]
     run = bool((tiles.diff(dim=1) == 1).all())
-    most = max(1, BUDGET // (pairs * slots))
+    most = max(1, budget // (pairs * slots))
     if run and most < 4:
         most = 1  # a view of consecutive keys is worth more than a batch of gathered ones
     made = []
-    for a in range(0, len(rows), most):
-        r, t = rows[a : a + most], tiles[a : a + most]
+    for piece in _pieces(tiles[:, 0].tolist(), most) if run else torch.arange(len(rows)).split(most):
+        r, t = rows[piece], tiles[piece]
         gap, advance = _constant(r.diff()), _constant(t[:, 0].diff()) if run else None
         made.append(
             Step(
@@ -320,8 +327,21 @@ def steps_of(
     return tuple(made)
 
 
+def _pieces(starts: list[int], most: int) -> list[slice]:
+    """Up to `most` runs of keys at a time whose starts are evenly spaced, unless that would be hardly two at a time."""
+    cuts = [0]
+    for at in range(1, len(starts)):
+        begin = cuts[-1]
+        uneven = at - begin > 1 and starts[at] - starts[at - 1] != starts[begin + 1] - starts[begin]
+        if uneven or at - begin == most or starts[at] < starts[at - 1]:
+            cuts.append(at)
+    if 2 * len(cuts) > len(starts) + 1:
+        cuts = list(range(0, len(starts), most))
+    return [slice(a, b) for a, b in zip(cuts, [*cuts[1:], len(starts)], strict=True)]
+
+
 def _constant(gaps: Int[Tensor, " gaps"]) -> int | None:
-    """The gap where all are equal and not negative; a single tile has gap 1."""
+    """The gap where all gaps are equal and not negative; a single tile has gap 1."""
     if not len(gaps):
         return 1
     return int(gaps[0]) if bool((gaps == gaps[0]).all()) and int(gaps[0]) >= 0 else None

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from regard.attention.tiles._layout import Group, Layout, distances_of, make_layout, steps_of
+from regard.attention.tiles._layout import BUDGET, Group, Layout, distances_of, make_layout, steps_of
 from regard.attention.tiles._parts import TILE, arranged, natural, split
 from regard.masks import Pattern, resolve
 
@@ -138,7 +138,7 @@ def _one_tile(
     group = Group(
         slots=1,
         masks=() if mask.all() else ((0, hidden),),
-        steps=steps_of(at, at[None], sizes[0] * sizes[1], device),
+        steps=steps_of(at, at[None], sizes[0] * sizes[1], device, BUDGET),
         again=False,
         runs=runs,
         distances=None if distances is None else distances.to(device),
