@@ -145,7 +145,7 @@ class Blockwise(Sparse):
     def allowed(self, i: Tensor, j: Tensor) -> Tensor:
         """The block of j is the one that the head's permutation gives the block of i."""
         rows, columns = i // self.block_size, j // self.block_size
-        return torch.stack([torch.tensor(targets)[rows] == columns for targets in self.maps])
+        return torch.stack([torch.tensor(targets, device=i.device)[rows] == columns for targets in self.maps])
 
 
 def _check(permutations: tuple[tuple[int, ...], ...], blocks: int) -> None:
@@ -160,7 +160,7 @@ def _check(permutations: tuple[tuple[int, ...], ...], blocks: int) -> None:
 
 @lru_cache
 def _one_block(block_size: int, targets: tuple[int, ...]) -> Pattern:
-    if len(targets) == 1 and targets == (0,):
+    if targets == (0,):
         return everything
     steps = [b - target for b, target in enumerate(targets) if target >= 0] or [0]
     rule = random_blocks(block_size, torch.tensor(targets)[:, None]).rule

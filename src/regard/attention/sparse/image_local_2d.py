@@ -108,25 +108,25 @@ class ImageLocal2d(Sparse):
         Raises:
             ConfigError: a height that is no multiple of the block's rows.
         """
-        rows = self.query_block[0]
+        rows, columns = self.query_block
         if height < 1 or height % rows:
             raise ConfigError(f"image_local_2d: blocks of {rows} rows do not divide an image of height={height}")
-        row, column = place(torch.arange(height * self.width), self.width, self.query_block)
-        raster = (row * self.width + column)[:, None] * self.channels + torch.arange(self.channels)
-        return raster.flatten()
+        raster = torch.arange(height * self.width * self.channels)
+        blocks = raster.view(height // rows, rows, self.width // columns, columns, self.channels).transpose(1, 2)
+        return blocks.flatten()
 
     def allowed(self, i: Tensor, j: Tensor) -> Tensor:
         """Generated before, and inside the rectangle around the block of i."""
         (rows, columns), (above, beside) = self.query_block, self.flange
-        row, column = place(
-            torch.arange(max(int(i.max()), int(j.max())) + 1) // self.channels, self.width, (rows, columns)
-        )
+        height = -(-j.shape[1] // (rows * self.width * self.channels)) * rows  # as many rows as hold every key
+        pixel = self.order(height).to(j.device) // self.channels
+        row, column = pixel // self.width, pixel % self.width
         top, left = row[i] // rows * rows, column[i] // columns * columns
         return (j <= i) & (row[j] >= top - above) & (column[j] >= left - beside) & (column[j] < left + columns + beside)
 
 
 def place(pixel: Any, width: int, query_block: tuple[int, int]) -> tuple[Any, Any]:
-    """Row and column of a pixel from its place in the order of generation; a tensor or a span of places."""
+    """Row and column of a pixel from its place in the order of generation: of places in a tensor, or of a span."""
     rows, columns = query_block
     inside = pixel % (rows * columns)
     row = pixel // (rows * width) * rows + inside // columns
