@@ -10,8 +10,9 @@ from torch import Tensor
 from regard.attention.kernel._base import Kernel, ratio, visible
 from regard.attention.kernel._forms import FORMS
 from regard.attention.kernel._passes import accumulator, divisor
+from regard.attention.kernel._sparsity import OF_OUTPUT, OF_ROWS, REGULARISERS, penalty
 from regard.core import Attended, ScoreBias, State, Summary
-from regard.errors import ConfigError
+from regard.errors import ConfigError, UnsupportedError, nearest
 from regard.feature_maps import FEATURE_MAPS, FeatureMap
 from regard.feature_maps import feature_map as named
 from regard.info import Heads, Info, Supports
@@ -39,13 +40,17 @@ class Linear(Kernel):
         normalise: divide by the sum of the weights. `identity` is signed, its sum may vanish: it takes False.
         rotary: turn pairs of features by their slots, in the numerator only (the denominator stays positive).
         post: "softmax" takes a softmax over the channels of the output.
+        regulariser: a loss in training that presses to sparsity: "output_l1" or "output_l1_sum" of the output,
+            "score_l1" of the weights before they are normalised, "entropy", "hoyer" (1 - sparseness) or "l_half" of
+            normalised rows, means over rows in O(queries x keys) time.
+        regulariser_weight: of that loss.
         impl: "auto" and "torch" are the chunked operator; "quadratic", "recurrent" and "cumsum" the other forms of the
             same sum, with O(queries x keys), O(length) sequential and O(length x features x value) memory; "triton" the
             chunked form as GPU kernels, causal only; "reference" the definition (no state).
 
     Raises:
         ConfigError: an unknown or random feature map, maps of different sizes, signed features with normalise=True,
-            rotary with an odd number of features.
+            rotary with an odd number of features, an unknown regulariser, one of weights that may be negative.
         UnsupportedError: impl="triton" where triton or a CUDA device is missing.
 
     Example:
@@ -70,9 +75,9 @@ class Linear(Kernel):
 
     samples: ClassVar[tuple[Mapping[str, object], ...]] = (
         {},
-        {"rotary": True},
-        {"feature_map": "identity", "normalise": False},
-        {"feature_map": "taylor", "post": "softmax"},
+        {"rotary": True, "regulariser": "output_l1_sum"},
+        {"feature_map": "identity", "normalise": False, "regulariser": "output_l1"},
+        {"feature_map": "taylor", "post": "softmax", "regulariser": "score_l1"},
     )
 
     reasons: ClassVar[Mapping[str, str]] = {
@@ -93,6 +98,8 @@ class Linear(Kernel):
         normalise: bool = True,
         rotary: bool = False,
         post: Literal["none", "softmax"] = "none",
+        regulariser: Literal["none", "output_l1", "output_l1_sum", "score_l1", "entropy", "hoyer", "l_half"] = "none",
+        regulariser_weight: float = 0.01,
         impl: Literal["auto", "reference", "torch", "triton", "quadratic", "recurrent", "cumsum"] = "auto",
     ) -> None:
         super().__init__(
@@ -102,6 +109,8 @@ class Linear(Kernel):
             normalise=normalise,
             rotary=rotary,
             post=post,
+            regulariser=regulariser,
+            regulariser_weight=regulariser_weight,
             impl=impl,
         )
         self.query_map = _plain_map(feature_map)
@@ -117,6 +126,7 @@ class Linear(Kernel):
             linear_triton.require()
         if post not in ("none", "softmax"):
             raise ConfigError(f"linear has no post={post!r}; it has none, softmax")
+        self._check_regulariser(regulariser, regulariser_weight)
         if self.query_map.count(heads.key_dim) != self.features:
             raise ConfigError(
                 f"linear compares features of one size, got feature_map={self.query_map.name!r} with "
@@ -130,12 +140,28 @@ class Linear(Kernel):
         if rotary and self.features % 2:
             raise ConfigError(f"linear(rotary=True) turns pairs of features, got {self.features}; it must be even")
 
+    def _check_regulariser(self, regulariser: str, weight: float) -> None:
+        if regulariser not in REGULARISERS:
+            raise ConfigError(f"linear has no regulariser={regulariser!r}: {nearest(regulariser, REGULARISERS)}")
+        if weight < 0:
+            raise ConfigError(f"linear: regulariser_weight must be at least 0, got {weight}")
+        signed = self.rotary or not _nonnegative(self.query_map, self.key_map)
+        if signed and regulariser not in ("none", *OF_OUTPUT):
+            raise ConfigError(
+                f"linear(regulariser={regulariser!r}) takes weights that cannot be negative, got feature_map="
+                f"{self.query_map.name!r}, rotary={self.rotary}; 'output_l1' takes any"
+            )
+        if regulariser != "none" and self.impl == "reference":
+            raise ConfigError("linear(impl='reference') has no regulariser; impl='auto' has")
+        self.regulariser, self.regulariser_weight = regulariser, weight
+
     @classmethod
     def facts(cls, **options: object) -> Info:
         names = options.get("feature_map", "elu_plus_one"), options.get("key_feature_map")
         query_map, key_map = (_plain_map(str(names[0] if x is None else x)) for x in names)
         normalise, rotary = options.get("normalise", True), options.get("rotary", False)
         softmax, impl = options.get("post") == "softmax", options.get("impl")
+        regulariser, weight = str(options.get("regulariser", "none")), options.get("regulariser_weight", 0.01)
         explicit = impl in ("reference", "quadratic")
         return replace(
             cls.info,
@@ -145,7 +171,7 @@ class Linear(Kernel):
                 cross=not rotary and impl != "triton",
                 state=impl != "reference",
             ),
-            time=2 if explicit else 1,
+            time=2 if explicit or regulariser in OF_ROWS else 1,
             memory=2 if explicit else 1,
             state="none" if impl == "reference" else "constant",
             # relu features of a query and of every key may be disjoint: such a row is 0
@@ -154,6 +180,7 @@ class Linear(Kernel):
             linear_in_value=not softmax,
             affine_in_value=not softmax,
             sees_content_only=not rotary,
+            losses={} if regulariser == "none" else {regulariser: weight},
         )
 
     def attend(
@@ -182,7 +209,17 @@ class Linear(Kernel):
             values = (values / divisor(total)[..., None]).to(q.dtype)
         if self.post == "softmax":
             values = values.softmax(-1).masked_fill((total == 0)[..., None], 0)  # a row without keys stays 0
-        return Attended(values, None if state is None else Summary(content, past.length + k.shape[2]), {})
+        losses = {}
+        if self.training and self.regulariser != "none":
+            if past.length and self.regulariser in OF_ROWS:
+                raise UnsupportedError(
+                    f"linear(regulariser={self.regulariser!r}) needs every key, and a state holds only their sum; "
+                    "train without a state, or take regulariser='score_l1'"
+                )
+            maps = self.query_map, self.key_map
+            loss = penalty(self.regulariser, values, total, q, k, maps, key_mask, self.heads.causal)
+            losses = {self.regulariser: loss}
+        return Attended(values, None if state is None else Summary(content, past.length + k.shape[2]), losses)
 
     def _rotation(self, past: int, k: Tensor) -> Tensor:
         """Cosines and sines of slot x theta_c, theta_c = 10000^(-2 c / features), for the slots of `k`."""
