@@ -187,9 +187,12 @@ def test_knobs_come_from_the_facts_the_vocabulary_or_the_plan():
     assert values["linear"] == [(None, None)]
 
 
-def test_a_knob_of_the_plan_wins():
-    rows = measure(Plan(specs=("lsh(share=False, rounds=1)",), knobs={"num_buckets": (2, 4)}), [small()])["rows"]
-    assert [(row["knob"], row["value"]) for row in rows] == [("num_buckets", 2), ("num_buckets", 4)]
+def test_a_knob_of_the_plan_is_for_mechanisms_whose_facts_have_none(noisy):
+    specs, knobs = ("lsh(share=False, rounds=1)", noisy), {"num_buckets": (2, 4), "spread": (3,)}
+    with pytest.raises(ConfigError, match="nothing here is measured over shift"):
+        measure(Plan(specs=specs, knobs={**knobs, "shift": (1,)}), [small()])
+    rows = measure(Plan(specs=specs, knobs=knobs, redraws=3), [small()])["rows"]
+    assert [(row["knob"], row["value"]) for row in rows] == [("num_buckets", 2), ("num_buckets", 4), ("spread", 3)]
 
 
 def test_a_knob_without_usual_values_takes_shares_of_its_default(noisy):

@@ -82,6 +82,7 @@ def test_what_is_in_the_wheel(wheel):
     info = f"regard-{regard.__version__}.dist-info"
     assert {
         "regard/py.typed",
+        "regard/report/templates/accuracy.html",
         "regard/report/templates/claims.html",
         "regard/report/templates/report.html",
         "regard/tasks/corpora/state_of_the_union.tsv.xz",
@@ -136,4 +137,4 @@ def test_the_reports_find_their_templates(installed):
     code = (
         "from regard.report import html; import jinja2; print(jinja2.PackageLoader('regard.report').list_templates())"
     )
-    assert installed.run("python", "-c", code).stdout == "['claims.html', 'report.html']\n"
+    assert installed.run("python", "-c", code).stdout == "['accuracy.html', 'claims.html', 'report.html']\n"

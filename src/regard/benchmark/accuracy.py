@@ -160,14 +160,15 @@ def measure(plan: Plan, cases: Sequence[Vectors], *, tell: Tell = lambda line: N
 
 
 def _settings(spec: str, plan: Plan) -> Iterator[_Setting]:
-    """A specification at every value of its knob: one that the plan names, else that of its facts, else a usual one."""
+    """A specification at every value of its knob: that of its facts, else one that the plan names, else a usual one."""
     info = describe(spec)
     if parts(spec) or specs.is_path(spec):
         yield _Setting(spec, info, None, None, asked=False)
         return
     cls, given = resolve(spec)
     known = {p.name: p.default for p in inspect.signature(cls.__init__).parameters.values() if p.kind is p.KEYWORD_ONLY}
-    knob = next((name for name in (*plan.knobs, info.knob, *VALUES) if name in known), None)
+    candidates = (info.knob,) if info.knob else (*plan.knobs, *VALUES)
+    knob = next((name for name in candidates if name in known), None)
     if knob is None or knob in given:
         fixed = given.get(knob or "")
         yield _Setting(spec, info, knob, fixed if isinstance(fixed, int) else None, asked=False)
