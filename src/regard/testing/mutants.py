@@ -50,6 +50,7 @@ def all_mutants() -> list[Mutant]:
         mutants_gradient,
         mutants_interface,
         mutants_kernel,
+        mutants_random,
         mutants_sparse,
         mutants_state,
     )
@@ -63,6 +64,7 @@ def all_mutants() -> list[Mutant]:
         mutants_gradient,
         mutants_interface,
         mutants_kernel,
+        mutants_random,
         mutants_sparse,
         mutants_state,
     )

@@ -199,8 +199,9 @@ class Lara(Attention):
         del bias, marks
         out, (queries, keys) = [], (q.shape[2], k.shape[2])
         for row in range(q.shape[0]):
-            real = torch.arange(keys) if key_mask is None else key_mask[row].nonzero().flatten()
-            asking = real if queries == keys else torch.arange(queries)
+            real = torch.arange(keys, device=q.device)
+            real = real if key_mask is None else real[key_mask[row]]
+            asking = real if queries == keys else torch.arange(queries, device=q.device)
             if len(real) == 0:
                 out.append(q.new_zeros(q.shape[1], queries, v.shape[3]) + 0 * q[row].sum())
                 continue

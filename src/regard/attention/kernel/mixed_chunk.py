@@ -170,8 +170,7 @@ class MixedChunk(Attention):
         if state is not None:
             past = state["sum"].to(dtype), state["count"] if self.counted else past[1]
         if self.heads.causal:
-            sums = torch.cat([past[0][:, :, None], past[0][:, :, None] + sums.cumsum(2)], 2)
-            seen = torch.cat([past[1][:, None], past[1][:, None] + seen.cumsum(1)], 1)
+            sums, seen = self._before(sums, past[0], 2), self._before(seen, past[1], 1)
             later = {"sum": sums[:, :, keys // size], **({"count": seen[:, keys // size]} if self.counted else {})}
         else:
             sums, seen = (x.sum(axis, keepdim=True).expand_as(x) for x, axis in ((sums, 2), (seen, 1)))
@@ -191,6 +190,12 @@ class MixedChunk(Attention):
         values = values.flatten(1, 2).flatten(2, 3)
         first = 0 if one else at[1]
         return values[:, :, first : first + queries].to(q.dtype), later
+
+    @staticmethod
+    def _before(x: Tensor, past: Tensor, axis: int) -> Tensor:
+        """The sum before each chunk, and behind the last one."""
+        past = past.unsqueeze(axis)
+        return torch.cat([past, past + x.cumsum(axis)], axis)
 
     def _quadratic(self, q: Tensor, k: Tensor, places: Tensor, counts: Tensor) -> Tensor:
         """relu(q' . k' / c + b)^2 within chunks: (batch, kv_heads, group, chunks, rows, keys)."""
