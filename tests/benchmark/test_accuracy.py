@@ -57,6 +57,7 @@ def test_softmax_against_itself_is_nothing(causal):
     found = measure(Plan(specs=("softmax",)), [small(causal)])
     (row,) = found["rows"]
     assert row["redraws"] == 1
+    assert row["effective_keys"] == pytest.approx(small(causal).facts()["effective_keys"])
     for name in ("output", "matrix"):
         assert row[name]["error"] == 0
         assert not row[name]["biased"]
@@ -99,6 +100,7 @@ def test_a_bias_without_noise_is_the_whole_error():
     case = small()
     facts = case.facts()
     assert row["redraws"] == 1
+    assert row["effective_keys"] == pytest.approx(facts["visible_keys"])
     assert row["output"]["error"] == row["output"]["bias"]
     assert row["output"]["bias"] ** 0.5 == pytest.approx(facts["equal_output_error"])
     assert row["matrix"]["bias"] ** 0.5 == pytest.approx(facts["equal_matrix_error"])

@@ -87,6 +87,12 @@ def test_a_last_token_finds_what_a_question_from_outside_finds(spec, monkeypatch
     assert torch.equal(decoded(spec, 16, sharpness=4.0, trials=3), across)
 
 
+def test_mechanisms_that_share_queries_and_keys_or_take_no_past_are_asked_by_a_last_token():
+    assert recall(decoded("lsh(num_buckets=1, rounds=1)", 16, sharpness=64.0, trials=3))[0] > 0.95
+    whole = decoded("lsh(num_buckets=1, rounds=1, bucket_size=32, form='paper')", 16, sharpness=64.0, trials=3)
+    assert recall(whole)[0] > 0.95
+
+
 def test_a_window_finds_what_it_reaches():
     found = decoded("local(window=4)", 12, sharpness=16.0, trials=4)
     right = found == torch.arange(12)

@@ -23,7 +23,8 @@ def test_rows_show_roots_and_errors(microscope):
     assert float(shown[7]) == pytest.approx(found["matrix"]["error"] ** 0.5, rel=5e-3)
     assert table["linear"][1] == "another kernel"
     assert table["linear"][4] == table["linear"][5]
-    assert table["linear(post='softmax')"][7:] == ("", "")
+    assert table["linear(post='softmax')"][7:] == ("", "", "")
+    assert float(shown[9]) == pytest.approx(found["effective_keys"], abs=0.06)
     assert table["softmax"][4:7] == ("0", "0", "0")
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from regard import __version__, specs
 from regard.benchmark.claims._run import plain
 from regard.benchmark.decompose import LEAST_REDRAWS, decompose
-from regard.benchmark.vectors import Vectors
+from regard.benchmark.vectors import Vectors, effective_keys
 from regard.catalog import build, describe, names, outline, parts, resolve
 from regard.core import generator
 from regard.errors import ConfigError, ResourceError, UnsupportedError
@@ -113,8 +113,8 @@ def measure(plan: Plan, cases: Sequence[Vectors], *, tell: Tell = lambda line: N
         tell: called with lines about the progress.
 
     Returns:
-        Plain data: `cases` (facts about the vectors), `rows` (case, mechanism, knob, and the parts of the error of
-        outputs and matrix), `skipped` (what could not be measured, and why), `controls`, `pictures`.
+        Plain data: `cases` (facts about the vectors), `rows` (case, mechanism, knob, the parts of the error of outputs
+        and matrix, effective keys of a redraw), `skipped` (what could not be measured, and why), `controls`, `pictures`.
 
     Raises:
         ConfigError: an unknown mechanism or option, or nothing that can be measured.
@@ -213,6 +213,7 @@ def _row(setting: _Setting, case: Vectors, plan: Plan) -> tuple[dict[str, Any], 
         "knob": setting.knob,
         "value": setting.value,
         "redraws": len(errors),
+        "effective_keys": effective_keys(exact[1] + errors[0][1]) if affine else None,
         "matrix": None,
     }
     for name, given, *drawn in zip(("output", "matrix"), exact, *errors, strict=False):

@@ -51,9 +51,7 @@ class Vectors:
         scale = self.q.shape[3] ** -0.25
         logits, q, k = self.logits, self.q * scale, self.k * scale
         seen = logits > float("-inf")
-        logarithms = logits.log_softmax(-1)
-        weights, equal = logarithms.exp(), seen.double() / seen.sum(-1, keepdim=True)
-        entropy = -(weights * logarithms.masked_fill(~seen, 0)).sum(-1)
+        weights, equal = logits.softmax(-1), seen.double() / seen.sum(-1, keepdim=True)
         v = self.v.repeat_interleave(q.shape[1] // self.v.shape[1], 1)
         squares = (
             q.square().sum(-1)[..., None]
@@ -69,7 +67,7 @@ class Vectors:
             "kv_heads": k.shape[1],
             "key_dim": q.shape[3],
             "visible_keys": seen.sum(-1).double().mean().item(),
-            "effective_keys": entropy.exp().mean().item(),
+            "effective_keys": effective_keys(weights),
             "logit_mean": logits[seen].mean().item(),
             "logit_deviation": logits[seen].std().item(),
             "logit_largest": logits[seen].abs().max().item(),
@@ -79,6 +77,18 @@ class Vectors:
             "equal_output_error": ((equal @ v - weights @ v).norm() / (weights @ v).norm()).item(),
             "equal_matrix_error": ((equal - weights).norm() / weights.norm()).item(),
         }
+
+
+def effective_keys(weights: Float[Tensor, "*rows keys"]) -> float:
+    """exp of the entropy of the absolute weights of a row, divided by their sum; the mean over rows.
+
+    Example:
+        >>> effective_keys(torch.tensor([[0.5, 0.5, 0.0], [0.0, -2.0, 0.0]]))
+        1.5
+    """
+    share = weights.abs()
+    share = share / share.sum(-1, keepdim=True).clamp_min(torch.finfo(share.dtype).tiny)
+    return torch.special.entr(share).sum(-1).exp().mean().item()
 
 
 def random_vectors(

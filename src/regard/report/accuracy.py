@@ -11,11 +11,14 @@ from regard.report.charts import COLOURS, DASHES
 from regard.training.files import write_text
 
 Results = Mapping[str, Any]
-COLUMNS = ("mechanism", "estimates", "knob", "redraws", "error", "bias", "deviation", "matrix error", "matrix bias")
+COLUMNS = (
+    "mechanism", "estimates", "knob", "redraws", "error", "bias", "deviation", "matrix error", "matrix bias", "keys"
+)  # fmt: skip
 NOTE = (
     "Relative to the norm of exact attention: error^2 = bias^2 + deviation^2, of outputs, then of attention matrices. "
     "± is a standard error over redraws. '< x': no bias was seen, and one of x would have been, four times in five. "
-    "Equal weights: the error of the plain mean of the visible values; what is not below it estimates nothing."
+    "Equal weights: the error of the plain mean of the visible values; what is not below it estimates nothing. "
+    "Keys: over how many a row of the estimate spreads."
 )
 
 
@@ -41,6 +44,7 @@ def rows(results: Results, case: int) -> list[tuple[str, ...]]:
             str(row["redraws"]),
             *_cells(row["output"]),
             *(cell.partition(" ±")[0] for cell in _cells(row["matrix"])[:2]),
+            "" if row["effective_keys"] is None else f"{row['effective_keys']:.1f}",
         )
         for row in results["rows"]
         if row["case"] == case
