@@ -121,7 +121,11 @@ def modules() -> list[str]:
 
 def test_every_module_imports():
     for module in modules():
-        importlib.import_module(module)
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError as missing:
+            assert missing.name == "triton", f"{module} needs {missing.name}"
+            assert module.startswith("regard.kernels."), f"{module} needs triton"
 
 
 @pytest.mark.parametrize("word", ["utils", "common", "helpers", "misc"])
