@@ -114,7 +114,7 @@ def measure(plan: Plan, cases: Sequence[Vectors], *, tell: Tell = lambda line: N
 
     Returns:
         Plain data: `cases` (facts about the vectors), `rows` (case, mechanism, knob, the parts of the error of outputs
-        and matrix, effective keys of a redraw), `skipped` (what could not be measured, and why), `controls`, `pictures`.
+        and matrix, effective keys of a redraw), `skipped` (what was not measured, and why), `controls`, `pictures`.
 
     Raises:
         ConfigError: an unknown mechanism or option, or nothing that can be measured.

@@ -1,7 +1,9 @@
 """The sparse template: softmax over the pairs of a pattern."""
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -35,7 +37,7 @@ class Sparse(Attention):
         pattern: which pairs attend; `causal` is added where `heads` asks for it.
         scale: of the logits; None: 1/sqrt(key_dim).
         impl: `torch` always walks 64 x 64 tiles; `auto` takes one tile up to 256 positions; `reference` is the
-            definition, without a state.
+            definition, without a state; `flex` is FlexAttention, which has no backward on a CPU.
         options: the options of the mechanism that decide its facts.
 
     Raises:
@@ -43,12 +45,12 @@ class Sparse(Attention):
         UnsupportedError: an `impl` that this mechanism does not have.
     """
 
-    impls: ClassVar[tuple[str, ...]] = ("auto", "reference", "torch")
+    impls: ClassVar[tuple[str, ...]] = ("auto", "reference", "torch", "flex")
 
     def __init__(self, heads: Heads, pattern: Pattern, *, scale: float | None, impl: str, **options: object) -> None:
         super().__init__(heads, scale=scale, impl=impl, **options)
         name = registered_name(type(self))
-        if impl in ("flex", "triton"):
+        if impl not in self.impls and impl in ("flex", "triton"):
             raise UnsupportedError(f"{name} has no impl={impl!r}; it has {', '.join(self.impls)}")
         if impl not in self.impls:
             raise ConfigError(f"{name} has no impl={impl!r}; {nearest(impl, self.impls)}")
@@ -92,7 +94,7 @@ class Sparse(Attention):
                 bias = replace(bias, table=bias.table[..., _explicit(places, k)])
             if queries <= FEW:
                 return Attended(self._few(q, k, v, key_mask, bias, first, places), state, {})
-        values, _ = tiled(
+        values, _ = self._engine(
             q,
             k,
             v,
@@ -102,9 +104,17 @@ class Sparse(Attention):
             key_positions=places,
             key_mask=key_mask,
             bias=bias,
-            whole=0 if self.impl == "torch" else WHOLE,
         )
         return Attended(values, state, {})
+
+    @property
+    def _engine(self) -> Callable[..., tuple[Tensor, Tensor]]:
+        """What computes a pattern: `auto` takes our tiles on every device."""
+        if self.impl == "flex":
+            from regard.kernels.flex import flexed
+
+            return flexed
+        return partial(tiled, whole=0 if self.impl == "torch" else WHOLE)
 
     def first_query(self, q: Tensor, k: Tensor, state: State | None = None) -> int:
         """The slot of the first query: causal queries are the last slots, others count from 0 as the keys do."""

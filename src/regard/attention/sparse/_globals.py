@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -57,6 +57,8 @@ class Globals(Sparse):
     Raises:
         ConfigError: a negative `num_global`.
     """
+
+    impls: ClassVar[tuple[str, ...]] = ("auto", "reference", "torch")
 
     def __init__(
         self,

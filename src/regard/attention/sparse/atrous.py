@@ -25,7 +25,7 @@ class Atrous(Sparse):
         dilation: distance between the keys of a query, at least 2.
         scale: of the logits; None: 1/sqrt(key_dim).
         impl: `torch` always walks 64 x 64 tiles; `auto` takes one tile up to 256 positions; `reference` is the
-            definition, without a state.
+            definition, without a state; `flex` is FlexAttention, which has no backward on a CPU.
 
     Raises:
         ConfigError: a dilation below 2, an unknown `impl`.
@@ -64,7 +64,7 @@ class Atrous(Sparse):
         *,
         dilation: int = 16,
         scale: float | None = None,
-        impl: Literal["auto", "reference", "torch"] = "auto",
+        impl: Literal["auto", "reference", "torch", "flex"] = "auto",
     ) -> None:
         if dilation < 2:
             raise ConfigError(f"atrous needs dilation >= 2, got {dilation=}; 1 would be every key, which is softmax")

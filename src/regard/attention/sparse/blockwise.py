@@ -37,7 +37,7 @@ class Blockwise(Sparse):
         permutations: for each head the block that each block sees, -1 for none; None: by `shift`.
         scale: of the logits; None: 1/sqrt(key_dim).
         impl: `torch` always walks 64 x 64 tiles; `auto` takes one tile up to 256 positions; `reference` is the
-            definition, without a state.
+            definition, without a state; `flex` is FlexAttention, which has no backward on a CPU.
 
     Raises:
         ConfigError: sizes below 1, neither block_size nor max_length, blocks that do not hold max_length positions,
@@ -108,7 +108,7 @@ class Blockwise(Sparse):
         shift: int = 1,
         permutations: tuple[tuple[int, ...], ...] | None = None,
         scale: float | None = None,
-        impl: Literal["auto", "reference", "torch"] = "auto",
+        impl: Literal["auto", "reference", "torch", "flex"] = "auto",
     ) -> None:
         if blocks < 1 or (block_size is not None and block_size < 1):
             raise ConfigError(f"blockwise needs blocks >= 1 and block_size >= 1, got {blocks=}, {block_size=}")

@@ -35,7 +35,7 @@ class Fixed(Sparse):
         part: which heads see which set.
         scale: of the logits; None: 1/sqrt(key_dim).
         impl: `torch` always walks 64 x 64 tiles; `auto` takes one tile up to 256 positions; `reference` is the
-            definition, without a state.
+            definition, without a state; `flex` is FlexAttention, which has no backward on a CPU.
 
     Raises:
         ConfigError: columns that are not from 1 to stride, an unknown `part` or `impl`.
@@ -90,7 +90,7 @@ class Fixed(Sparse):
         columns: int = 8,
         part: Literal["heads", "block", "summary"] = "heads",
         scale: float | None = None,
-        impl: Literal["auto", "reference", "torch"] = "auto",
+        impl: Literal["auto", "reference", "torch", "flex"] = "auto",
     ) -> None:
         if not 1 <= columns <= stride:
             raise ConfigError(f"fixed needs 1 <= columns <= stride, got {stride=}, {columns=}")

@@ -29,7 +29,7 @@ class FixedUnion(Sparse):
         columns: summary positions of a block for each head; the paper takes 8, 16 or 32.
         scale: of the logits; None: 1/sqrt(key_dim).
         impl: `torch` always walks 64 x 64 tiles; `auto` takes one tile up to 256 positions; `reference` is the
-            definition, without a state.
+            definition, without a state; `flex` is FlexAttention, which has no backward on a CPU.
 
     Raises:
         ConfigError: columns that are not from 1 to stride, an unknown `impl`.
@@ -73,7 +73,7 @@ class FixedUnion(Sparse):
         stride: int = 128,
         columns: int = 8,
         scale: float | None = None,
-        impl: Literal["auto", "reference", "torch"] = "auto",
+        impl: Literal["auto", "reference", "torch", "flex"] = "auto",
     ) -> None:
         if not 1 <= columns <= stride:
             raise ConfigError(f"fixed_union needs 1 <= columns <= stride, got {stride=}, {columns=}")

@@ -28,7 +28,7 @@ class ImageLocal1d(Sparse):
         memory: positions before the block that its queries see too; None: as many as `block_size`.
         scale: of the logits; None: 1/sqrt(key_dim).
         impl: `torch` always walks 64 x 64 tiles; `auto` takes one tile up to 256 positions; `reference` is the
-            definition, without a state.
+            definition, without a state; `flex` is FlexAttention, which has no backward on a CPU.
 
     Raises:
         ConfigError: a block_size below 1, a negative memory, an unknown `impl`.
@@ -72,7 +72,7 @@ class ImageLocal1d(Sparse):
         block_size: int = 256,
         memory: int | None = None,
         scale: float | None = None,
-        impl: Literal["auto", "reference", "torch"] = "auto",
+        impl: Literal["auto", "reference", "torch", "flex"] = "auto",
     ) -> None:
         if block_size < 1 or (memory is not None and memory < 0):
             raise ConfigError(f"image_local_1d needs block_size >= 1 and memory >= 0, got {block_size=}, {memory=}")

@@ -35,7 +35,7 @@ class ImageLocal2d(Sparse):
         flange: rows above the block, and columns on either side of it, that it sees too.
         scale: of the logits; None: 1/sqrt(key_dim).
         impl: `torch` always walks 64 x 64 tiles; `auto` takes one tile up to 256 positions; `reference` is the
-            definition, without a state.
+            definition, without a state; `flex` is FlexAttention, which has no backward on a CPU.
 
     Raises:
         ConfigError: sizes below 1, a negative flange, blocks that do not divide the width, an unknown `impl`.
@@ -85,7 +85,7 @@ class ImageLocal2d(Sparse):
         query_block: tuple[int, int] = (8, 16),
         flange: tuple[int, int] = (8, 16),
         scale: float | None = None,
-        impl: Literal["auto", "reference", "torch"] = "auto",
+        impl: Literal["auto", "reference", "torch", "flex"] = "auto",
     ) -> None:
         if min(width, channels, *query_block) < 1 or min(flange) < 0:
             raise ConfigError(

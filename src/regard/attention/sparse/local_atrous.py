@@ -27,7 +27,7 @@ class LocalAtrous(Sparse):
         dilation: distance between the far keys of a query.
         scale: of the logits; None: 1/sqrt(key_dim).
         impl: `torch` always walks 64 x 64 tiles; `auto` takes one tile up to 256 positions; `reference` is the
-            definition, without a state.
+            definition, without a state; `flex` is FlexAttention, which has no backward on a CPU.
 
     Raises:
         ConfigError: a negative window, a dilation below 1, an unknown `impl`.
@@ -67,7 +67,7 @@ class LocalAtrous(Sparse):
         window: int = 32,
         dilation: int = 32,
         scale: float | None = None,
-        impl: Literal["auto", "reference", "torch"] = "auto",
+        impl: Literal["auto", "reference", "torch", "flex"] = "auto",
     ) -> None:
         if window < 0 or dilation < 1:
             raise ConfigError(f"local_atrous needs window >= 0 and dilation >= 1, got {window=}, {dilation=}")

@@ -25,7 +25,7 @@ class Pattern(Sparse):
         rule: which keys j a query i sees.
         scale: of the logits; None: 1/sqrt(key_dim).
         impl: `torch` always walks 64 x 64 tiles; `auto` takes one tile up to 256 positions; `reference` is the
-            definition, without a state.
+            definition, without a state; `flex` is FlexAttention, which has no backward on a CPU.
 
     Raises:
         ConfigError: a text that is no pattern, an unknown `impl`.
@@ -63,7 +63,7 @@ class Pattern(Sparse):
         *,
         rule: str | masks.Pattern | Callable[[Any, Any], Any] = "window(64) | strided(128)",
         scale: float | None = None,
-        impl: Literal["auto", "reference", "torch"] = "auto",
+        impl: Literal["auto", "reference", "torch", "flex"] = "auto",
     ) -> None:
         super().__init__(heads, _read(rule), scale=scale, impl=impl, rule=rule)
         self.rule = rule

@@ -32,7 +32,7 @@ class Strided(Sparse):
         part: which heads see which set.
         scale: of the logits; None: 1/sqrt(key_dim).
         impl: `torch` always walks 64 x 64 tiles; `auto` takes one tile up to 256 positions; `reference` is the
-            definition, without a state.
+            definition, without a state; `flex` is FlexAttention, which has no backward on a CPU.
 
     Raises:
         ConfigError: a stride below 1, an unknown `part` or `impl`.
@@ -83,7 +83,7 @@ class Strided(Sparse):
         stride: int = 128,
         part: Literal["heads", "window", "stride"] = "heads",
         scale: float | None = None,
-        impl: Literal["auto", "reference", "torch"] = "auto",
+        impl: Literal["auto", "reference", "torch", "flex"] = "auto",
     ) -> None:
         if stride < 1:
             raise ConfigError(f"strided needs stride >= 1, got {stride=}")

@@ -26,7 +26,7 @@ class StridedUnion(Sparse):
         stride: past keys of the window, and distance between the far keys.
         scale: of the logits; None: 1/sqrt(key_dim).
         impl: `torch` always walks 64 x 64 tiles; `auto` takes one tile up to 256 positions; `reference` is the
-            definition, without a state.
+            definition, without a state; `flex` is FlexAttention, which has no backward on a CPU.
 
     Raises:
         ConfigError: a stride below 1, an unknown `impl`.
@@ -68,7 +68,7 @@ class StridedUnion(Sparse):
         *,
         stride: int = 128,
         scale: float | None = None,
-        impl: Literal["auto", "reference", "torch"] = "auto",
+        impl: Literal["auto", "reference", "torch", "flex"] = "auto",
     ) -> None:
         if stride < 1:
             raise ConfigError(f"strided_union needs stride >= 1, got {stride=}")

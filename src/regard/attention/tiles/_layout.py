@@ -109,7 +109,7 @@ def make_layout(
         device, dtype: of the masks.
     """
     sizes, step = (queries.positions.shape[2], keys.positions.shape[2]), keys.step
-    place, row, column, full = _touched(pattern, _spans(queries.positions), _spans(keys.positions))
+    place, row, column, full = touched(pattern, queries, keys)
     row, column = place * queries.positions.shape[1] + row, place * keys.positions.shape[1] + column
     order = (row * keys.positions[..., 0].numel() + column).argsort()
     row, column, full = row[order], column[order], full[order]
@@ -180,6 +180,11 @@ def _coarser(span: Span) -> Span:
     )
     even = (step == step[..., :1]).all(-1) & ((lo - lo[..., :1]) % step[..., :1] == 0).all(-1)
     return Span(lo.amin(-1), hi.amax(-1), torch.where(even, step[..., 0], 1))
+
+
+def touched(pattern: Pattern, queries: Lanes, keys: Lanes) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(class, row, column, full) of every tile that may hold a pair; the padding of a tile counts."""
+    return _touched(pattern, _spans(queries.positions), _spans(keys.positions))
 
 
 def _touched(pattern: Pattern, q: Span, k: Span) -> tuple[Tensor, Tensor, Tensor, Tensor]:
