@@ -6,7 +6,6 @@
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from regard.attention.kernel.lara import SMALLEST, Lara, Proposals, _log_density
@@ -114,9 +113,8 @@ class SwitchesByTotalLength(LengthSwitch):
 class ChoosesWithTheFuture(Shortlist):
     """Lists the best keys of the sequence, then strikes those that a query may not see."""
 
-    def _lists(self, q: Tensor, known: Tensor, key_mask: Tensor | None) -> Tensor:
-        features = (F.elu(x.detach()) + 1 for x in (q, known))
-        lists = best_keys(*features, key_mask, self.num_keys, False)
-        past = known.shape[2] - q.shape[2] if self.heads.causal else known.shape[2]
-        at = torch.arange(q.shape[2]) + past
+    def _lists(self, q: Tensor, scored: Tensor, key_mask: Tensor | None) -> Tensor:
+        lists = best_keys(self._scored(q, self.heads.group), scored, key_mask, self.num_keys, False)
+        past = scored.shape[2] - q.shape[2] if self.heads.causal else scored.shape[2]
+        at = torch.arange(q.shape[2], device=q.device) + past
         return lists.masked_fill(lists > at[:, None], -1)

@@ -13,7 +13,7 @@ from regard.attention.kernel._base import Kernel, ratio, visible
 from regard.attention.kernel._engine import kernel_average
 from regard.attention.kernel._passes import accumulator
 from regard.attention.kernel._step import Averaged
-from regard.attention.tiles import tiled
+from regard.attention.tiles import plain, tiled
 from regard.core import Attended, ScoreBias, State, Summary, merge
 from regard.errors import ConfigError, nearest
 from regard.feature_maps import FEATURE_MAPS
@@ -23,6 +23,8 @@ from regard.masks import window as within
 
 MAPS = ("elu_plus_one", "relu", "sigmoid", "softmax_features", "taylor")
 COMBINATIONS = ("share", "gate")
+FEW = 16
+"""up to this many queries on a state, an explicit mask: less to set up than tiles"""
 
 Part = tuple[Float[Tensor, "batch heads queries value"], Float[Tensor, "batch heads queries"]]
 """values and the log of their normaliser, as `merge` takes them"""
@@ -165,6 +167,10 @@ class LocalLinear(Kernel):
     def _near(self, q: Tensor, keys: Keys, hidden: bool) -> Part:
         if self.window == 0:
             return q.new_zeros(*q.shape[:3], keys.v.shape[3]), q.new_full(q.shape[:3], float("-inf"))
+        if hidden and q.shape[2] <= FEW < keys.k.shape[2]:
+            slots = torch.arange(keys.k.shape[2], device=q.device)
+            allowed = self.pattern.mask(slots[-q.shape[2] :], slots) & keys.real[:, None, None, :]
+            return plain(q, keys.k, keys.v, allowed, scale=self.heads.key_dim**-0.5)
         return tiled(q, keys.k, keys.v, self.pattern, key_mask=keys.real if hidden else None)
 
     def _far(self, q: Tensor, keys: Keys, start: Tensor, lag: int) -> tuple[Part, Tensor]:

@@ -14,6 +14,9 @@ from regard.attention.routed._base import accumulate, exact, room, wide
 LOWEST = -1e30
 """stands for the largest logit of an empty list, whose differences would be NaN"""
 
+FEW = 16
+"""up to this many queries the keys are widened piece by piece"""
+
 
 def doubled(x: Tensor) -> Tensor:
     """In float64, where the device has it: a product of another shape then rounds too little to change a choice."""
@@ -36,14 +39,16 @@ def best_keys(q: Tensor, k: Tensor, key_mask: Tensor | None, count: int, causal:
     (batch, heads, queries), (kv_heads, keys) = q.shape[:3], k.shape[1:3]
     width = min(count, keys)
     lists = torch.full((batch, heads, queries, width), -1, dtype=torch.int64, device=q.device)
-    k, past = doubled(k), keys - queries if causal else 0
+    past = keys - queries if causal else 0
+    whole = doubled(k) if queries > FEW else None
     step = max(1, room(k) // max(1, batch * heads * keys))
     with exact(q):
         for first in range(0, queries, step):
             last = min(first + step, queries)
             seen = past + last if causal else keys
             rows = doubled(q[:, :, first:last]).unflatten(1, (kv_heads, -1)).flatten(2, 3)
-            scores = (rows @ k[:, :, :seen].mT).view(batch, heads, last - first, seen)
+            scores = _products(rows, k[:, :, :seen]) if whole is None else rows @ whole[:, :, :seen].mT
+            scores = scores.view(batch, heads, last - first, seen)
             if causal:
                 late = torch.ones(last - first, seen, dtype=torch.bool, device=q.device).triu(past + first + 1)
                 scores.masked_fill_(late, float("-inf"))
@@ -52,6 +57,12 @@ def best_keys(q: Tensor, k: Tensor, key_mask: Tensor | None, count: int, causal:
             best = scores.topk(min(width, seen), -1)
             lists[:, :, first:last, : best.indices.shape[-1]] = best.indices.masked_fill(best.values.isneginf(), -1)
     return lists
+
+
+def _products(rows: Tensor, k: Tensor) -> Tensor:
+    """rows k^T in float64 without a float64 copy of every key: for few queries, that copy is most of the work."""
+    step = max(1, room(k) // max(1, k.shape[0] * k.shape[1] * k.shape[3]))
+    return torch.cat([rows @ doubled(some).mT for some in k.split(step, 2)], -1)
 
 
 @best_keys.register_fake

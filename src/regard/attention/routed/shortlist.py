@@ -30,8 +30,8 @@ class Shortlist(Attention):
     feature_map="identity" the list holds the keys of the largest logits.
 
     Cost: O(queries keys features) time for the score, then O(queries num_keys (dim + value)); memory of one chunk of
-    queries, and queries x num_keys slots. State: keys and values of every slot (and the projected keys). Lost: keys
-    that the score ranks too low; no gradient reaches the choice.
+    queries, and queries x num_keys slots. State: keys and values of every slot, and phi(k_j) or R k_j in at least
+    float32 (unless phi is the identity). Lost: keys that the score ranks too low; no gradient reaches the choice.
 
     Scores are summed in float64, so that how a sequence is cut into calls does not change a choice.
 
@@ -72,6 +72,7 @@ class Shortlist(Attention):
     samples: ClassVar[tuple[Mapping[str, object], ...]] = (
         {"num_keys": 3},
         {"num_keys": 5, "score": "projection", "rank": 4},
+        {"num_keys": 2, "feature_map": "identity"},
     )
 
     reasons: ClassVar[Mapping[str, str]] = {"bias": "its cheap score has no such term, so the choice would ignore it"}
@@ -112,26 +113,28 @@ class Shortlist(Attention):
         if self.score == "projection":
             self.projection = self._drawn(generator).to(self.projection)
 
+    @property
+    def _kept(self) -> int:
+        """Numbers that a key's score reads beside the key."""
+        if self.score == "projection":
+            return self.rank
+        return 0 if self.feature_map == "identity" else FEATURE_MAPS[self.feature_map].count(self.heads.key_dim)
+
     def decisions(self, q: Tensor, k: Tensor) -> Int[Tensor, "batch heads queries list"]:
         """The slots that `attend` lists for each query, -1 for none; `reference` takes them to replay its choices."""
-        return self._lists(q, self._projected(k), None)
+        return self._lists(q, self._scored(k, 1), None)
 
-    def _projected(self, k: Tensor) -> Tensor:
-        """What is kept of a key for its score: (R k) in at least float32, or the key itself."""
-        if self.score == "linear":
-            return k.detach()
-        with torch.autocast(k.device.type, enabled=False):
-            return (doubled(k.detach()) @ doubled(self.projection).mT).to(wide(k))
-
-    def _lists(self, q: Tensor, known: Tensor, key_mask: Tensor | None) -> Tensor:
-        q = doubled(q.detach())
-        with torch.autocast(q.device.type, enabled=False):
-            if self.score == "linear":
-                map_ = FEATURE_MAPS[self.feature_map]
-                q, known = map_(q), map_(doubled(known))
+    def _scored(self, x: Tensor, group: int) -> Tensor:
+        """phi(x) or R x, in at least float32."""
+        with torch.autocast(x.device.type, enabled=False):
+            if self.score == "projection":
+                found = doubled(x.detach()) @ doubled(self.projection).mT.repeat_interleave(group, 0)
             else:
-                q = q @ doubled(self.projection).mT.repeat_interleave(self.heads.group, 0)
-        return best_keys(q, known, key_mask, self.num_keys, self.heads.causal)
+                found = FEATURE_MAPS[self.feature_map](doubled(x.detach()))
+        return found.to(wide(x))
+
+    def _lists(self, q: Tensor, scored: Tensor, key_mask: Tensor | None) -> Tensor:
+        return best_keys(self._scored(q, self.heads.group), scored, key_mask, self.num_keys, self.heads.causal)
 
     def attend(
         self,
@@ -146,16 +149,16 @@ class Shortlist(Attention):
     ) -> Attended:
         """Score, list, attend to the list."""
         del bias, marks
-        known = self._projected(k)
+        scored = self._scored(k, 1)
         if state is not None:
             assert isinstance(state, Slots)
             if k.shape[2]:
-                extra = {"projected": known} if self.score == "projection" else {}
+                extra = {"scored": scored} if self._kept else {}
                 state = state.append(key_mask, k=k, v=v, **extra)
-            kept = state.view()
-            k, v, key_mask = kept["k"], kept["v"], kept.get("key_mask")
-            known = kept["projected"] if self.score == "projection" else k.detach()
-        lists = self._lists(q, known, key_mask)
+            seen = state.view()
+            k, v, key_mask = seen["k"], seen["v"], seen.get("key_mask")
+            scored = seen["scored"] if self._kept else k.detach().to(wide(k))
+        lists = self._lists(q, scored, key_mask)
         return Attended(listed(q, k, v, lists, self.heads.key_dim**-0.5).to(q.dtype), state, {})
 
     def initial_state(
@@ -167,17 +170,16 @@ class Shortlist(Attention):
             "k": torch.empty(*shape, self.heads.key_dim, device=device, dtype=dtype),
             "v": torch.empty(*shape, self.heads.value_width, device=device, dtype=dtype),
         }
-        if self.score == "projection":
-            like["projected"] = torch.empty(*shape, self.rank, device=device, dtype=wide(like["k"]))
+        if self._kept:
+            like["scored"] = torch.empty(*shape, self._kept, device=device, dtype=wide(like["k"]))
         return Slots.empty(**like)
 
     def state_nbytes(self, batch: int, length: int, dtype: torch.dtype) -> int:
-        """length x kv_heads x (key + value, and rank numbers of at least 4 bytes for a projected key)."""
+        """length x kv_heads x (key + value, and what the score reads of a key, numbers of at least 4 bytes)."""
         heads = self.heads
         size = slot_bytes(heads.kv_heads * (heads.key_dim + heads.value_width), length, dtype, batch)
-        if self.score == "projection":
-            size += slot_bytes(heads.kv_heads * self.rank, length, torch.promote_types(dtype, torch.float32), batch)
-        return size
+        kept = slot_bytes(heads.kv_heads * self._kept, length, torch.promote_types(dtype, torch.float32), batch)
+        return size + kept
 
     def reference(
         self,
