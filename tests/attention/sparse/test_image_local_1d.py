@@ -58,3 +58,23 @@ def test_refusals():
             build(spec, causal)
     with pytest.raises(UnsupportedError, match="generated before"):
         build("image_local_1d", Heads(count=1, key_dim=4))
+
+
+def test_reach_is_the_outermost_distance_of_the_call():
+    local = build("image_local_1d(block_size=5, memory=3)", Heads(count=1, key_dim=4, causal=True))
+    state = local.initial_state(1)
+    for past, keys, queries in ((0, 13, 13), (0, 5, 5), (0, 13, 1), (7, 4, 4), (7, 4, 2), (9, 1, 1), (10, 1, 1)):
+        begun = local(*torch.zeros(3, 1, 1, past, 4), state=state).state if past else state
+        distances = []
+        for i in range(past + keys - queries, past + keys):
+            distances.extend(i - j for j in range(i + 1) if j >= i // 5 * 5 - 3)
+        assert local.reach(queries, keys, begun) == (0, max(distances))
+
+
+def test_a_reach_far_inside_is_bounded_from_outside():
+    """Looking for the outermost distances stops early where a pattern leaves most of them out."""
+    rule = build("pattern(rule='window(3) | first(1)')", Heads(count=1, key_dim=4))
+    assert rule.reach(100, 100) == (-3, 99)
+    low, high = rule.reach(5000, 5000)
+    assert -4999 < low <= -3
+    assert high == 4999
