@@ -6,6 +6,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import errata
+import gallery
 import pages
 
 import regard
@@ -36,3 +37,4 @@ def setup(app: object) -> None:
     generated = Path(__file__).parent / "generated"
     pages.write(generated)
     errata.write(generated)
+    gallery.write(generated)

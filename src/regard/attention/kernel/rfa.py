@@ -256,7 +256,8 @@ class Rfa(Kernel):
         """Every weight from every feature, times the product of the gates between, divided by its row's sum."""
         del bias, marks
         group, seen = self.heads.group, visible(q, k, self.heads.causal, key_mask)
-        w = (self.projection / self.log_sigma.exp()[:, None]).to(q.dtype).repeat_interleave(group, 0)
+        w = self.projection.to(q.dtype) / self.log_sigma.to(q.dtype).exp()[:, None]
+        w = w.repeat_interleave(group, 0)
         length_q, length_k = (x.square().sum(-1, keepdim=True).sqrt() for x in (q, k))
         a = torch.einsum("bhid,hrd->bhir", q / torch.where(length_q == 0, 1, length_q), w)[..., None, :]
         unit_k = (k / torch.where(length_k == 0, 1, length_k)).repeat_interleave(group, 1)

@@ -70,19 +70,18 @@ def _(q: Tensor, k: Tensor, key_mask: Tensor | None, count: int, causal: bool) -
     return q.new_empty((*q.shape[:3], min(count, k.shape[2])), dtype=torch.int64)
 
 
-def _steps(lists: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """(queries, rows of k and v flattened to (batch kv_heads keys, width), what is no key) for some queries at a time.
+def _steps(lists: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[slice, tuple[Tensor, Tensor, Tensor], Tensor]]:
+    """(queries, where their keys are in k and v, what is no key) for some queries at a time.
 
-    Rows have the shape (batch heads queries, list).
+    Shapes are (batch, heads, queries, list). Keys are read where they are: those of a state are no contiguous tensor.
     """
     batch, heads, queries, width = lists.shape
-    kv_heads, keys = k.shape[1:3]
     step = max(1, room(k) // max(1, batch * heads * width * (k.shape[3] + v.shape[3])))
-    head = torch.arange(batch * heads, device=k.device).view(batch, heads, 1, 1) // (heads // kv_heads)
+    row = torch.arange(batch, device=k.device)[:, None, None, None]
+    head = (torch.arange(heads, device=k.device) // (heads // k.shape[1]))[:, None, None]
     for first in range(0, queries, step):
         some = lists[:, :, first : first + step]
-        rows = some.clamp_min(0) + head * keys
-        yield slice(first, first + some.shape[2]), rows.flatten(0, 2), (some < 0).flatten(0, 2)
+        yield slice(first, first + some.shape[2]), (row, head, some.clamp_min(0)), (some < 0).flatten(0, 2)
 
 
 def _weights(q: Tensor, keys: Tensor, none: Tensor, scale: float) -> Tensor:
@@ -108,10 +107,9 @@ def listed(q: Tensor, k: Tensor, v: Tensor, lists: Tensor, scale: float) -> Tens
     dtype = wide(q)
     values = q.new_zeros((*q.shape[:3], v.shape[3]), dtype=dtype)
     if lists.numel():
-        flat = [x.to(dtype).flatten(0, 2) for x in (k, v)]
         with exact(q):
-            for at, rows, none in _steps(lists, k, v):
-                keys, given = (x.index_select(0, rows.flatten()).view(*rows.shape, -1) for x in flat)
+            for at, where, none in _steps(lists, k, v):
+                keys, given = (x[where].to(dtype).flatten(0, 2) for x in (k, v))
                 weights = _weights(q[:, :, at].to(dtype).flatten(0, 2), keys, none, scale)
                 values[:, :, at] = (weights[:, None] @ given).view(*q.shape[:2], -1, v.shape[3])
     return values
@@ -129,13 +127,13 @@ def listed_backward(
     """Gradients of q, k and v; the weights are computed again."""
     dtype = wide(q)
     dq = q.new_zeros(q.shape, dtype=dtype)
-    flat = [x.to(dtype).flatten(0, 2) for x in (k, v)]
-    dk, dv = (torch.zeros_like(x) for x in flat)
+    dk, dv = (x.new_zeros((x.shape[:3].numel(), x.shape[3]), dtype=dtype) for x in (k, v))
     if lists.numel():
         with exact(q):
-            for at, rows, none in _steps(lists, k, v):
-                index = rows.flatten()
-                keys, given = (x.index_select(0, index).view(*rows.shape, -1) for x in flat)
+            for at, where, none in _steps(lists, k, v):
+                keys, given = (x[where].to(dtype).flatten(0, 2) for x in (k, v))
+                row, head, slots = where
+                index = ((row * k.shape[1] + head) * k.shape[2] + slots).flatten()
                 query, g = (x[:, :, at].to(dtype).flatten(0, 2) for x in (q, grad))
                 weights = _weights(query, keys, none, scale)
                 accumulate(dv, index, (weights[..., None] * g[:, None]).flatten(0, 1))
