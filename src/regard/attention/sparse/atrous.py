@@ -50,9 +50,9 @@ class Atrous(Sparse):
     )
 
     samples: ClassVar[tuple[Mapping[str, object], ...]] = (
-        {"dilation": 4},
+        {"dilation": 3},
         {"dilation": 2, "impl": "torch"},
-        {"dilation": 8, "scale": 0.7},
+        {"dilation": 6, "scale": 0.7},
         {"dilation": 3, "impl": "reference"},
     )
 
