@@ -139,6 +139,9 @@ class Attention(nn.Module, ABC):
             LimitError: longer than `heads.max_length` where weights depend on it.
         """
         self._check(q, k, v, key_mask, bias, marks, state)
+        if not q.shape[2] and not k.shape[2]:
+            losses = {name: q.new_zeros(()) for name in self.info.losses} if self.training else {}
+            return Attended(v.new_empty(*q.shape[:3], v.shape[3]), state, losses)
         if key_mask is not None:
             hidden = ~key_mask[:, None, :, None]
             k, v = k.masked_fill(hidden, 0), v.masked_fill(hidden, 0)  # NaN under the mask must not survive a product

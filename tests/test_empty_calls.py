@@ -1,0 +1,38 @@
+"""A call without queries and keys gives no values and leaves the state as it was."""
+
+import pytest
+import torch
+
+from regard import Heads, build, catalog, describe
+
+NAMES = catalog.names()
+STREAMING = [name for name in NAMES if describe(name).supports.causal and describe(name).supports.state]
+
+
+def heads(causal):
+    return Heads(count=2, key_dim=8, causal=causal, max_length=256)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_a_state(name):
+    mechanism = build(name, heads(causal=not describe(name).supports.bidirectional)).train()
+    nothing = torch.zeros(2, 2, 0, 8)
+    values, state, losses = mechanism(nothing, nothing, nothing)
+    assert values.shape == (2, 2, 0, 8)
+    assert state is None
+    assert set(losses) == set(mechanism.info.losses)
+
+
+@pytest.mark.parametrize("name", STREAMING)
+def test_between_two_pieces(name):
+    mechanism = build(name, heads(causal=True)).eval()
+    x, nothing = torch.randn(3, 1, 2, 6, 8), torch.zeros(1, 2, 0, 8)
+    state = mechanism.initial_state(1)
+    state = mechanism(nothing, nothing, nothing, state=state).state
+    first = mechanism(*x[..., :4, :], state=state)
+    middle = mechanism(nothing, nothing, nothing, state=first.state)
+    assert middle.values.shape == (1, 2, 0, 8)
+    last = mechanism(*x[..., 4:, :], state=middle.state)
+    straight = mechanism(*x[..., 4:, :], state=first.state)
+    assert last.state.length == 6
+    assert torch.equal(last.values, straight.values)
