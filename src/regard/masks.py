@@ -18,6 +18,8 @@ Patterns combine with & | ~ and have a text, which `parse` reads back without `e
             [1, 0, 1, 1]], dtype=torch.int32)
     >>> parse("causal & (window(1) | first(1))") == pattern
     True
+
+`per_head(a, b)` gives each head a pattern of its own, and `apart(a, b)` says that a and b have no pair in common.
 """
 
 import functools

@@ -181,7 +181,7 @@ def test_gradcheck() -> None:
         )
 
 
-@pytest.mark.parametrize("pattern", PATTERNS[:4] + PATTERNS[9:11], ids=lambda p: p.text)
+@pytest.mark.parametrize("pattern", PATTERNS[:4] + PATTERNS[9:11] + PATTERNS[15:19], ids=lambda p: p.text)
 def test_the_future_changes_no_bit(pattern: Pattern) -> None:
     pattern = causal & pattern
     generator = torch.Generator().manual_seed(0)
