@@ -41,7 +41,7 @@ def runs(tmp_path: Path) -> dict[str, RunConfig]:
     rectangle = ("image_local_2d(flange=(1, 2))",)
     images = ImagesConfig(data=data, levels=16, query_block=(2, 4), holdout=0.1)
     larger = SuperResolutionConfig(data=data, levels=16, query_block=(2, 4), holdout=0.1, factor=2)
-    shape = {**TINY, "position": "learned", "attention": rectangle, "dropout": 0.1}
+    shape = {**TINY, "position": "coordinates", "attention": rectangle, "dropout": 0.1}
     return {
         "images": RunConfig(ModelConfig(**shape), images, SHORT),
         "super_resolution": RunConfig(EncoderDecoderConfig(**shape), larger, SHORT),
@@ -81,10 +81,10 @@ def test_a_model_uses_the_small_image(tmp_path: Path) -> None:
     np.savez(tmp_path / "squares.npz", images=squares.repeat(2, 1).repeat(2, 2))
     task = SuperResolutionConfig(data=str(tmp_path / "squares.npz"), levels=2, factor=2)
     model = EncoderDecoderConfig(
-        dim=32, heads=2, layers=1, position="learned", attention=("image_local_1d(block_size=6)",)
+        dim=32, heads=2, layers=1, position="coordinates", attention=("image_local_1d(block_size=6)",)
     )
     training = TrainingConfig(
-        steps=250, batch_size=16, learning_rate=0.01, warmup=10, evaluate_every=250, checkpoint_every=250, threads=1
+        steps=200, batch_size=16, learning_rate=0.01, warmup=10, evaluate_every=200, checkpoint_every=200, threads=1
     )
     run = train(RunConfig(model, task, training), tmp_path / "run")
     assert run.evaluation["bits_per_dimension"] < 0.02  # type: ignore[operator]
@@ -101,6 +101,9 @@ def test_a_run_is_what_the_images_are(runs: dict[str, RunConfig], tmp_path: Path
     spec = "image_local_2d(flange=(1, 2), width=8, channels=3, query_block=(2, 4))"
     model = run.config.model
     assert (model.attention, model.vocab_size, model.targets, model.tied) == ((spec,), 49, 16, False)  # type: ignore[union-attr]
+    assert model.position == "coordinates(width=8, channels=3, query_block=(2, 4))"
+    if isinstance(model, EncoderDecoderConfig):
+        assert model.encoder.position == "coordinates(width=4, channels=3, query_block=None)"
     loaded = load(run.path)
     assert type(loaded.model) is (LanguageModel if name == "images" else EncoderDecoder)
     assert loaded.grid is not None
@@ -137,7 +140,7 @@ def test_an_interrupted_run_goes_on_bit_for_bit(runs: dict[str, RunConfig], tmp_
 def test_the_default_models_are_local(runs: dict[str, RunConfig]) -> None:
     found = {name: RunConfig(task=config.task).model for name, config in runs.items()}
     assert [type(model) for model in found.values()] == [ModelConfig, EncoderDecoderConfig]
-    assert {(model.position, model.attention) for model in found.values()} == {("learned", ("image_local_1d",))}
+    assert {(model.position, model.attention) for model in found.values()} == {("coordinates", ("image_local_1d",))}
     assert found["super_resolution"].encoder_attention == ("softmax",)  # type: ignore[union-attr]
 
 

@@ -21,7 +21,6 @@ from regard.models.losses import add_losses, loss_names, loss_weights
 from regard.models.sharing import save_once
 from regard.position import build_position
 from regard.position._base import Position
-from regard.position.learned import Learned
 from regard.position.sinusoidal import Sinusoidal
 from regard.state import State
 
@@ -208,7 +207,7 @@ class LanguageModel(nn.Module):
 
         A mechanism that depends on it refuses to be built without it (see `Heads`).
         """
-        if isinstance(self.position, Learned):
+        if self.position is not None and self.position.sized:
             return self.config.max_length
         for spec, mechanism in zip(self.config.specs, self.mechanisms, strict=True):
             try:

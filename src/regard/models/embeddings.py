@@ -16,7 +16,6 @@ from regard.models.blocks import build_norm
 from regard.models.encoder_config import EncoderConfig, InputConfig
 from regard.position import build_position
 from regard.position._base import Position
-from regard.position.learned import Learned
 from regard.position.sinusoidal import Sinusoidal
 
 
@@ -132,7 +131,7 @@ class Embeddings(nn.Module):
         Raises:
             LimitError: as said.
         """
-        if isinstance(self.position, Learned) and length > self.config.max_length:
+        if self.position is not None and self.position.sized and length > self.config.max_length:
             raise LimitError(
                 f"this model was built for max_length={self.config.max_length}, got {length} positions; build it with "
                 "a larger max_length, or use a scheme without a table (sinusoidal, rotary, alibi)"

@@ -29,6 +29,8 @@ class EncoderDecoderConfig(InputConfig):
     """The encoder's attention: one specification for all its layers, or one per layer."""
     cross_attention: tuple[str, ...] = ("softmax",)
     """The decoder's attention to the encoder: one specification for all layers, or one per layer."""
+    encoder_position: str | None = None
+    """The encoder's position scheme; None: as position."""
     source_vocab_size: int | None = None
     """Number of different source tokens, which then have an embedding table of their own; None: both sides share."""
     tied: bool = True
@@ -70,6 +72,7 @@ class EncoderDecoderConfig(InputConfig):
         own = {
             "layers": self.layers if self.encoder_layers is None else self.encoder_layers,
             "attention": self.encoder_attention,
+            "position": self.position if self.encoder_position is None else self.encoder_position,
             "vocab_size": self.vocab_size if self.source_vocab_size is None else self.source_vocab_size,
         }
         return EncoderConfig(**{**shared, **own})

@@ -28,6 +28,8 @@ class Position(nn.Module):
     """changes queries and keys, so it needs a mechanism that reads both"""
     biased: ClassVar[bool] = False
     """gives a score bias, so it needs a mechanism that supports one"""
+    sized: ClassVar[bool] = False
+    """has vectors for `max_length` positions and no more"""
 
     def __init__(self, heads: Heads, dim: int) -> None:
         super().__init__()

@@ -29,6 +29,7 @@ class Learned(Position):
     title = "Learned"
     source = "Gehring et al. 2017, section 3.1"
     absolute = True
+    sized = True
 
     def __init__(self, heads: Heads, dim: int, *, std: float = 0.02) -> None:
         super().__init__(heads, dim)

@@ -19,6 +19,8 @@ from regard.tasks.images import read_pixels
 
 TWO_DIMENSIONAL = "image_local_2d"
 """The mechanism whose rectangles only make sense in the order of its own blocks."""
+COORDINATES = "coordinates"
+"""The position scheme that knows rows and columns."""
 
 
 @dataclass(frozen=True)
@@ -127,10 +129,10 @@ class Grid:
         return rows * self.width * self.channels
 
     def placed(self, spec: str) -> str:
-        """A specification with the image's shape and order in it, where the mechanism asks for them.
+        """A specification with the image's shape and order in it, where the mechanism or position scheme asks for them.
 
         Raises:
-            ConfigError: a two-dimensional mechanism on another shape or order than this one.
+            ConfigError: one for another shape or order than this one.
 
         Example:
             >>> Grid(28, 28, query_block=(7, 14)).placed("image_local_2d(flange=(7, 7))")
@@ -141,11 +143,11 @@ class Grid:
             return " + ".join(
                 ":".join([self.placed(inner), *count]) for inner, *count in (split(p, ":") for p in pieces)
             )
-        if not spec.strip().startswith(TWO_DIMENSIONAL):
+        if not spec.strip().startswith((TWO_DIMENSIONAL, COORDINATES)):
             return spec
         parsed = parse(spec)
         own: Mapping[str, object] = {"width": self.width, "channels": self.channels, "query_block": self.query_block}
-        if self.query_block is None:
+        if self.query_block is None and parsed.name == TWO_DIMENSIONAL:
             raise ConfigError(
                 f"{spec} sees rectangles, and the pixels come in raster order; give the task the rows and columns of "
                 "its blocks, such as --task.query-block 7 14"

@@ -174,7 +174,7 @@ def default_model(task: TaskConfig) -> AnyModelConfig:
     """The model that a task is trained on where nothing is said.
 
     Of images with classes, one with a vector in front that is read and with learned positions; of their pixels, one
-    with local attention and learned positions.
+    with local attention that knows rows and columns.
 
     Example:
         >>> type(default_model(TextConfig())).__name__
@@ -185,7 +185,7 @@ def default_model(task: TaskConfig) -> AnyModelConfig:
     if isinstance(task, ClassificationConfig) and task.data not in TEXT_CLASSES:
         return EncoderConfig(cls_token=True, position="learned")
     if isinstance(task, ImagesConfig):
-        local = {"position": "learned", "tied": False, "attention": ("image_local_1d",)}
+        local = {"position": "coordinates", "tied": False, "attention": ("image_local_1d",)}
         return EncoderDecoderConfig(**local) if isinstance(task, SuperResolutionConfig) else ModelConfig(**local)
     return SHAPES[task.name]()
 

@@ -24,8 +24,8 @@ def image_transformer(
 
     Train it with the task `images`, which says what image it reads. `1d`: blocks of 256 positions in raster order, each
     with the block before it. `2d`: blocks of 8 x 16 pixels and the 8 rows above and 16 columns beside, generated block
-    by block (`--task.query-block 8 16`). Positions are learned, one vector for every slot; every level of every channel
-    has an embedding of its own, and the output layer has one row for every level. The conditional form is the default
+    by block (`--task.query-block 8 16`). Rows and columns have learned vectors; every level of every channel has an
+    embedding of its own, and the output layer has one row for every level. The conditional form is the default
     model of the task `super_resolution`.
 
     Args:
@@ -50,6 +50,7 @@ def image_transformer(
     }
     if local not in attention:
         raise ConfigError(f"image_transformer has no local={local!r}: {nearest(local, attention)}")
+    blocks = ", query_block=(8, 16)" if local == "2d" else ""
     return ModelConfig(
         vocab_size=channels * levels + 1,
         targets=levels,
@@ -57,7 +58,7 @@ def image_transformer(
         layers=layers,
         heads=heads,
         attention=(attention[local],),
-        position="learned",
+        position=f"coordinates(width={width}, channels={channels}{blocks})",
         mlp="relu",
         mlp_dim=mlp_dim,
         norm="post",
