@@ -84,7 +84,7 @@ def test_a_model_uses_the_small_image(tmp_path: Path) -> None:
         dim=32, heads=2, layers=1, position="coordinates", attention=("image_local_1d(block_size=6)",)
     )
     training = TrainingConfig(
-        steps=200, batch_size=16, learning_rate=0.01, warmup=10, evaluate_every=200, checkpoint_every=200, threads=1
+        steps=240, batch_size=16, learning_rate=0.01, warmup=10, evaluate_every=240, checkpoint_every=240, threads=1
     )
     run = train(RunConfig(model, task, training), tmp_path / "run")
     assert run.evaluation["bits_per_dimension"] < 0.02  # type: ignore[operator]
@@ -92,7 +92,7 @@ def test_a_model_uses_the_small_image(tmp_path: Path) -> None:
     images = build_task(loaded.config.task).examples("test").images
     assert loaded.grid is not None
     wanted = loaded.grid.images(loaded.grid.sequences(images))
-    assert (loaded.draw(small=reduced(images, 2)) == wanted).mean() > 0.99
+    assert (loaded.draw(small=reduced(images, 2), temperature=0.0) == wanted).all()
 
 
 @pytest.mark.parametrize("name", ["images", "super_resolution"])
