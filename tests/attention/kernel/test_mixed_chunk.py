@@ -73,6 +73,8 @@ def test_double_loop(causal: bool, normaliser: str, toeplitz: bool) -> None:
     heads = Heads(count=1, key_dim=2, value_dim=1, causal=causal)
     mechanism = build("mixed_chunk", heads, chunk_size=SIZE, normaliser=normaliser, toeplitz=toeplitz)
     mechanism = moved(mechanism)
+    if toeplitz:  # one logit per distance within a chunk
+        assert mechanism.get_parameter("table").shape == (1, SIZE if causal else 2 * SIZE - 1)
     for n in range(1, 41) if not toeplitz else (1, 3, 4, 5, 8, 23):
         q, k, v = draw(1, 1, n, 2, seed=n), draw(1, 1, n, 2, seed=100 + n), draw(1, 1, n, 1, seed=200 + n)
         expected = by_hand(mechanism, q[0, 0], k[0, 0], v[0, 0], normaliser, causal=causal, toeplitz=toeplitz)
