@@ -26,6 +26,10 @@ SIDES = {"d_model": 24, "encoder_layers": 3, "decoder_layers": 2, "encoder_atten
 SIDES |= {"decoder_attention_heads": 4, "encoder_ffn_dim": 40, "decoder_ffn_dim": 40, "max_position_embeddings": 200}
 T5 = {"vocab_size": 83, "d_model": 24, "d_kv": 8, "d_ff": 40, "num_layers": 3, "num_decoder_layers": 2, "num_heads": 4}
 
+LONGFORMER = {**ENCODER, "attention_window": [4, 8, 4], "pad_token_id": 1}
+BIGBIRD = {**ENCODER, "attention_type": "original_full", "hidden_act": "gelu_new"}
+BLOCKS = {**ENCODER, "block_size": 4, "num_random_blocks": 0, "max_position_embeddings": 44}
+
 GPT2 = {"vocab_size": 83, "bos_token_id": 1, "eos_token_id": 2}
 
 # name -> (class of transformers, its configuration)
@@ -47,6 +51,12 @@ TINY: dict[str, tuple[str, str, dict[str, object]]] = {
     "roberta": ("RobertaModel", "RobertaConfig", {**ENCODER, "type_vocab_size": 1}),
     "roberta for masked tokens": ("RobertaForMaskedLM", "RobertaConfig", ENCODER),
     "roberta for classes": ("RobertaForSequenceClassification", "RobertaConfig", {**ENCODER, "num_labels": 5}),
+    "longformer": ("LongformerModel", "LongformerConfig", LONGFORMER),
+    "longformer for masked tokens": ("LongformerForMaskedLM", "LongformerConfig", LONGFORMER),
+    "longformer for classes": ("LongformerForSequenceClassification", "LongformerConfig", LONGFORMER),
+    "bigbird, full": ("BigBirdModel", "BigBirdConfig", {**BIGBIRD, "use_bias": False, "rescale_embeddings": True}),
+    "bigbird for masked tokens, full": ("BigBirdForMaskedLM", "BigBirdConfig", BIGBIRD),
+    "bigbird for classes, full": ("BigBirdForSequenceClassification", "BigBirdConfig", {**BIGBIRD, "num_labels": 5}),
     "t5": ("T5ForConditionalGeneration", "T5Config", T5),
     "t5, version 1.1": (
         "T5ForConditionalGeneration",

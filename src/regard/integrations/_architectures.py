@@ -32,8 +32,9 @@ class Form:
     titles: what `architectures` of a configuration calls it; the first is written. model: our class. build: it, from
     our configuration and theirs. weights: which tensor is which of our weights, for our configuration. bare: written
     without the architecture's prefix. ignored: endings of names of tensors that follow from the configuration or belong
-    to a head that is not here. copies: tensors that some files repeat, and of which. settings: what theirs says of a
-    head.
+    to a head that is not here. derived: endings of ours that follow from the configuration, so that no file has them.
+    copies: tensors that some files repeat, and of which. settings: what theirs says of a network that our configuration
+    does not; raises if it is none of this architecture.
     """
 
     titles: tuple[str, ...]
@@ -42,6 +43,7 @@ class Form:
     weights: Callable[[Any], list[Weight]]
     bare: bool = False
     ignored: tuple[str, ...] = ()
+    derived: tuple[str, ...] = ()
     copies: Mapping[str, str] = field(default_factory=dict)
     settings: Callable[[Any], dict[str, object]] = lambda model: {}
 
@@ -83,11 +85,13 @@ def known() -> dict[str, Architecture]:
     """Every architecture by name."""
     from regard.integrations._bart import BART
     from regard.integrations._bert import BERT, ROBERTA
+    from regard.integrations._bigbird import BIGBIRD
     from regard.integrations._gpt2 import GPT2
     from regard.integrations._llama import LLAMA
+    from regard.integrations._longformer import LONGFORMER
     from regard.integrations._t5 import T5
 
-    return {one.name: one for one in (LLAMA, GPT2, BERT, ROBERTA, T5, BART)}
+    return {one.name: one for one in (LLAMA, GPT2, BERT, ROBERTA, LONGFORMER, BIGBIRD, T5, BART)}
 
 
 def by_name(name: object, where: str) -> Architecture:
@@ -102,13 +106,13 @@ def by_name(name: object, where: str) -> Architecture:
     return found[name]
 
 
-def require(config: Config, name: str, *, attention: str = "softmax", position: str, **wanted: object) -> None:
+def require(config: Config, name: str, *, attention: str | None = "softmax", position: str, **wanted: object) -> None:
     """Refuse to write a model as an architecture that it is not.
 
     Args:
         config: of the model.
         name: of the architecture.
-        attention: the specification of every layer.
+        attention: the specification of every layer; None: not looked at here.
         position: name of the scheme.
         wanted: values of further fields; a tuple: any of them.
 
@@ -126,7 +130,7 @@ def require(config: Config, name: str, *, attention: str = "softmax", position: 
             differing.append(f"{label}={getattr(config, label)!r}, not {said}")
     for label, own in stacks.items():
         used = sorted({str(specs.parse(spec)) for spec in own})
-        if used != [attention]:
+        if attention is not None and used != [attention]:
             differing.append(f"{label}={', '.join(used)}, not {attention}")
     if specs.parse(config.position).name != position:
         differing.append(f"position={config.position!r}, not {position}")

@@ -1,24 +1,42 @@
 """BERT and RoBERTa: names, configuration, and their networks: bare, for masked tokens, for classes."""
 
+from collections.abc import Callable
+from typing import cast
+
 from regard.errors import UnsupportedError
 from regard.integrations._architectures import ACTIVATIONS, Architecture, Form, activation, pairs, require
 from regard.integrations._weights import Settings, Weight, each
 from regard.models import Classifier, Encoder, EncoderConfig, MaskedLanguageModel
+from regard.models.heads import Activation
+
+Network = Encoder | MaskedLanguageModel | Classifier
 
 
-def _encoder(settings: Settings, *, offset: int) -> EncoderConfig:
+def encoder_config(
+    settings: Settings, *, offset: int, act: str = "gelu", vocab_size: int = 30522, rows: int = 512
+) -> EncoderConfig:
+    """The encoder of a configuration; `offset` rows of its position table precede the first token's.
+
+    Args:
+        settings: theirs, with what problems were found before.
+        offset: of positions.
+        act, vocab_size, rows: what stands for `hidden_act`, `vocab_size` and `max_position_embeddings` left out.
+
+    Raises:
+        CheckpointError: every problem of the configuration.
+    """
     dim, heads = settings.size("hidden_size", 768), settings.size("num_attention_heads", 12)
     settings.divides("num_attention_heads", heads, "hidden_size", dim)
-    act = settings.choice("hidden_act", list(ACTIVATIONS), "gelu")
+    chosen = settings.choice("hidden_act", list(ACTIVATIONS), act)
     settings.choice("position_embedding_type", ["absolute"], "absolute")
     settings.choice("tie_word_embeddings", [True], True)
     for name in ("is_decoder", "add_cross_attention"):
         settings.choice(name, [False], False)
-    rows = settings.size("max_position_embeddings", 512)
+    rows = settings.size("max_position_embeddings", rows)
     if rows <= offset:
         settings.problems.append(f"max_position_embeddings={rows} leaves no position behind pad_token_id={offset - 1}")
     config = {
-        "vocab_size": settings.size("vocab_size", 30522),
+        "vocab_size": settings.size("vocab_size", vocab_size),
         "layers": settings.size("num_hidden_layers", 12),
         "mlp_dim": settings.size("intermediate_size", 3072),
         "token_types": settings.size("type_vocab_size", 2),
@@ -35,7 +53,7 @@ def _encoder(settings: Settings, *, offset: int) -> EncoderConfig:
         position="learned",
         position_offset=offset,
         embedding_norm=True,
-        mlp=ACTIVATIONS[str(act)],
+        mlp=ACTIVATIONS[str(chosen)],
         norm="post",
         norm_kind="layer",
         pooler=True,
@@ -43,17 +61,36 @@ def _encoder(settings: Settings, *, offset: int) -> EncoderConfig:
     )
 
 
-def _settings(config: EncoderConfig, name: str) -> dict[str, object]:
+def encoder_settings(
+    config: EncoderConfig,
+    name: str,
+    *,
+    attention: str | None = "softmax",
+    embedding_scale: tuple[float | None, ...] = (None, 1.0),
+    projection_bias: tuple[bool | None, ...] = (None, True),
+) -> dict[str, object]:
+    """Their settings of an encoder.
+
+    Args:
+        config: ours.
+        name: of the architecture.
+        attention: as `require`.
+        embedding_scale, projection_bias: what the architecture has.
+
+    Raises:
+        UnsupportedError: an encoder that is none of this architecture.
+    """
     require(
         config,
         name,
+        attention=attention,
         position="learned",
         norm="post",
         norm_kind="layer",
         embedding_norm=True,
-        embedding_scale=(None, 1.0),
+        embedding_scale=embedding_scale,
         bias=True,
-        projection_bias=(None, True),
+        projection_bias=projection_bias,
         input_dim=0,
         cls_token=False,
         kv_heads=(None, config.heads),
@@ -78,26 +115,31 @@ def _settings(config: EncoderConfig, name: str) -> dict[str, object]:
 
 
 def _bert_settings(config: EncoderConfig) -> dict[str, object]:
-    found = _settings(config, "bert")
+    found = encoder_settings(config, "bert")
     require(config, "bert", position="learned", position_offset=0)
     return {**found, "pad_token_id": 0}
 
 
-def _roberta_settings(config: EncoderConfig) -> dict[str, object]:
-    found = _settings(config, "roberta")
+def padding_rows(settings: Settings) -> int:
+    """How many rows of RoBERTa's position table precede the first token's, which follows that of padding."""
+    return int(settings.number("pad_token_id", 1)) + 1
+
+
+def roberta_settings(
+    config: EncoderConfig, name: str = "roberta", attention: str | None = "softmax"
+) -> dict[str, object]:
+    """Their settings of an encoder whose position table begins with rows for padding; errors as `encoder_settings`."""
+    found = encoder_settings(config, name, attention=attention)
     if not config.position_offset:
-        raise UnsupportedError("this model cannot be written as roberta: position_offset=0, not at least 1")
-    # In RoBERTa the first token's row follows that of padding.
+        raise UnsupportedError(f"this model cannot be written as {name}: position_offset=0, not at least 1")
     return {**found, "pad_token_id": config.position_offset - 1}
 
 
-def _blocks(config: EncoderConfig, prefix: str, ours: str = "encoder.") -> list[Weight]:
+def encoder_weights(config: EncoderConfig, prefix: str, ours: str = "encoder.") -> list[Weight]:
+    """The weights of an encoder; `prefix` and `ours` precede the names of theirs and of ours."""
     layer, block = f"{prefix}encoder.layer.{{layer}}", f"{ours}blocks.{{layer}}"
     linear = [
         (f"{ours}embeddings.norm", f"{prefix}embeddings.LayerNorm"),
-        (f"{block}.attention.query", f"{layer}.attention.self.query"),
-        (f"{block}.attention.key", f"{layer}.attention.self.key"),
-        (f"{block}.attention.value", f"{layer}.attention.self.value"),
         (f"{block}.attention.output", f"{layer}.attention.output.dense"),
         (f"{block}.attention_norm", f"{layer}.attention.output.LayerNorm"),
         (f"{block}.mlp.up", f"{layer}.intermediate.dense"),
@@ -109,20 +151,99 @@ def _blocks(config: EncoderConfig, prefix: str, ours: str = "encoder.") -> list[
         Weight(f"{ours}embeddings.types.weight", f"{prefix}embeddings.token_type_embeddings.weight"),
         Weight(f"{ours}embeddings.position.table", f"{prefix}embeddings.position_embeddings.weight"),
     ]
-    return each([*tables, *pairs(linear, bias=True)], config.layers)
+    names = ("query", "key", "value")
+    projections = [(f"{block}.attention.{name}", f"{layer}.attention.self.{name}") for name in names]
+    if config.projections == "global":
+        own = f"{block}.attention.global_rows"
+        projections += [(f"{own}.{name}", f"{layer}.attention.self.{name}_global") for name in names]
+    biased = config.projection_bias is not False
+    return each([*tables, *pairs(linear, bias=True), *pairs(projections, bias=biased)], config.layers)
 
 
-def _masked(config: EncoderConfig, settings: Settings) -> MaskedLanguageModel:
-    if config.mlp != "gelu":
-        raise UnsupportedError(f"{settings.where}: a head for masked tokens has hidden_act='gelu' in regard's model")
-    return MaskedLanguageModel(Encoder(config))
+def own_activation(config: EncoderConfig) -> Activation:
+    """That of the MLP, for a head that has the same."""
+    return cast(Activation, config.mlp)
 
 
-def _classifier(config: EncoderConfig, settings: Settings) -> Classifier:
-    labels = settings.values.get("id2label")
-    classes = len(labels) if isinstance(labels, dict) else settings.size("num_labels", 2)
-    settings.check()
-    return Classifier(Encoder(config), classes=classes)
+def encoder_forms(
+    prefix: str,
+    title: str,
+    *,
+    masked: list[tuple[str, str]],
+    bias: str,
+    decoder: str,
+    classes: list[tuple[str, str]],
+    pooler: str = "pooler.dense",
+    transform: Callable[[EncoderConfig], Activation] = lambda config: "gelu",
+    pooled: Callable[[EncoderConfig], Activation] = lambda config: "tanh",
+    encoder: Callable[[EncoderConfig], Encoder] = Encoder,
+    derived: tuple[str, ...] = (),
+    settings: Callable[[Network], dict[str, object]] = lambda network: {},
+) -> tuple[Form, ...]:
+    """An encoder bare, for masked tokens and for classes.
+
+    Args:
+        prefix: of the encoder's tensors.
+        title: what the names of its networks begin with.
+        masked: (our module, theirs) of the head for masked tokens, whose `bias` and `decoder` have these names.
+        classes: (our module, theirs) of the head for classes.
+        pooler: their module that a network without a head for classes has no use for.
+        transform, pooled: the activation of the head for masked tokens, and of that for classes.
+        encoder: builds ours.
+        derived: as `Form`.
+        settings: as `Form`.
+    """
+    ignored = (".embeddings.position_ids", f"{prefix}{pooler}.weight", f"{prefix}{pooler}.bias")
+    pooling = {theirs for ours, theirs in classes if ours == "pooler"}
+
+    def classifier(config: EncoderConfig, found: Settings) -> Classifier:
+        labels = found.values.get("id2label")
+        count = len(labels) if isinstance(labels, dict) else found.size("num_labels", 2)
+        found.check()
+        return Classifier(encoder(config), classes=count, activation=pooled(config))
+
+    def headed(model: MaskedLanguageModel | Classifier) -> dict[str, object]:
+        config, masks = model.encoder.config, isinstance(model, MaskedLanguageModel)
+        wanted = transform(config) if masks else pooled(config)
+        if model.activation != wanted:
+            raise UnsupportedError(f"{title} has {wanted!r} in this head, and the model {model.activation!r}")
+        return {**settings(model), **({} if masks else _classes(cast(Classifier, model)))}
+
+    return (
+        Form(
+            titles=(f"{title}Model",),
+            model=Encoder,
+            build=lambda config, found: encoder(config),
+            weights=lambda config: encoder_weights(config, prefix, ours=""),
+            bare=True,
+            ignored=ignored,
+            derived=derived,
+            settings=settings,
+        ),
+        Form(
+            titles=(f"{title}ForMaskedLM", f"{title}ForPreTraining"),
+            model=MaskedLanguageModel,
+            build=lambda config, found: MaskedLanguageModel(encoder(config), activation=transform(config)),
+            weights=lambda config: [
+                *encoder_weights(config, prefix),
+                *pairs(masked, bias=True),
+                Weight("bias", bias),
+            ],
+            ignored=(*ignored, "cls.seq_relationship.weight", "cls.seq_relationship.bias"),
+            derived=derived,
+            copies={f"{decoder}.weight": f"{prefix}embeddings.word_embeddings.weight", f"{decoder}.bias": bias},
+            settings=headed,
+        ),
+        Form(
+            titles=(f"{title}ForSequenceClassification",),
+            model=Classifier,
+            build=classifier,
+            weights=lambda config: [*encoder_weights(config, prefix), *pairs(classes, bias=True)],
+            ignored=ignored[:1] if f"{prefix}{pooler}" in pooling else ignored,
+            derived=derived,
+            settings=headed,
+        ),
+    )
 
 
 def _classes(model: Classifier) -> dict[str, object]:
@@ -133,50 +254,23 @@ def _classes(model: Classifier) -> dict[str, object]:
     }
 
 
-def _forms(
-    name: str, title: str, masked: list[tuple[str, str]], bias: str, decoder: str, classes: list[tuple[str, str]]
-) -> tuple[Form, ...]:
-    prefix, pooler = f"{name}.", (".pooler.dense.weight", ".pooler.dense.bias")
-    ignored = (".embeddings.position_ids",)
-    return (
-        Form(
-            titles=(f"{title}Model",),
-            model=Encoder,
-            build=lambda config, settings: Encoder(config),
-            weights=lambda config: _blocks(config, prefix, ours=""),
-            bare=True,
-            ignored=(*ignored, *pooler),
-        ),
-        Form(
-            titles=(f"{title}ForMaskedLM", f"{title}ForPreTraining"),
-            model=MaskedLanguageModel,
-            build=_masked,
-            weights=lambda config: [*_blocks(config, prefix), *pairs(masked, bias=True), Weight("bias", bias)],
-            ignored=(*ignored, *pooler, "cls.seq_relationship.weight", "cls.seq_relationship.bias"),
-            copies={f"{decoder}.weight": f"{prefix}embeddings.word_embeddings.weight", f"{decoder}.bias": bias},
-        ),
-        Form(
-            titles=(f"{title}ForSequenceClassification",),
-            model=Classifier,
-            build=_classifier,
-            weights=lambda config: [*_blocks(config, prefix), *pairs(classes, bias=True)],
-            ignored=ignored,
-            settings=_classes,
-        ),
-    )
-
+MASKED = [("transform", "cls.predictions.transform.dense"), ("norm", "cls.predictions.transform.LayerNorm")]
+"""BERT's head for masked tokens: our modules and theirs"""
+MASKED_ROBERTA = [("transform", "lm_head.dense"), ("norm", "lm_head.layer_norm")]
+CLASSES_ROBERTA = [("pooler", "classifier.dense"), ("output", "classifier.out_proj")]
 
 BERT = Architecture(
     name="bert",
-    config=lambda settings: _encoder(settings, offset=0),
+    config=lambda settings: encoder_config(settings, offset=0),
     settings=_bert_settings,
-    forms=_forms(
-        "bert",
+    forms=encoder_forms(
+        "bert.",
         "Bert",
-        masked=[("transform", "cls.predictions.transform.dense"), ("norm", "cls.predictions.transform.LayerNorm")],
+        masked=MASKED,
         bias="cls.predictions.bias",
         decoder="cls.predictions.decoder",
         classes=[("pooler", "bert.pooler.dense"), ("output", "classifier")],
+        transform=own_activation,
     ),
     prefix="bert.",
     renamed={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
@@ -184,15 +278,15 @@ BERT = Architecture(
 
 ROBERTA = Architecture(
     name="roberta",
-    config=lambda settings: _encoder(settings, offset=int(settings.number("pad_token_id", 1)) + 1),
-    settings=_roberta_settings,
-    forms=_forms(
-        "roberta",
+    config=lambda settings: encoder_config(settings, offset=padding_rows(settings)),
+    settings=roberta_settings,
+    forms=encoder_forms(
+        "roberta.",
         "Roberta",
-        masked=[("transform", "lm_head.dense"), ("norm", "lm_head.layer_norm")],
+        masked=MASKED_ROBERTA,
         bias="lm_head.bias",
         decoder="lm_head.decoder",
-        classes=[("pooler", "classifier.dense"), ("output", "classifier.out_proj")],
+        classes=CLASSES_ROBERTA,
     ),
     prefix="roberta.",
 )

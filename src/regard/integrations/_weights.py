@@ -70,6 +70,7 @@ def fill(
     stored: Mapping[str, Stored],
     where: str,
     problems: Sequence[str] = (),
+    derived: tuple[str, ...] = (),
 ) -> None:
     """Put stored tensors into a model, one after the other, in the model's dtype.
 
@@ -79,11 +80,13 @@ def fill(
         stored: what the file has, all of which must be used.
         where: the file, for messages.
         problems: found before, said together with those of the tensors.
+        derived: endings of the model's tensors that follow from the configuration, and stay as they are.
 
     Raises:
         CheckpointError: missing tensors, tensors without use, wrong shapes; all of them are listed.
     """
-    own, weights = model.state_dict(), list(weights)
+    own = {name: x for name, x in model.state_dict().items() if not name.endswith(derived)}
+    weights = list(weights)
     assert {weight.ours for weight in weights} == set(own), {weight.ours for weight in weights} ^ set(own)
     problems = list(problems)
     wanted: dict[str, tuple[int, ...]] = {}

@@ -278,7 +278,7 @@ def _load_folder(folder: Path) -> Loaded:
         stored = _folder.renamed(stored, architecture, form, config)
     with undrawn():
         model = form.build(config, settings)
-    fill(model, form.weights(config), stored, str(folder), problems)
+    fill(model, form.weights(config), stored, str(folder), problems, form.derived)
     return Loaded(model.eval(), tokenizer, config, stops, architecture.name, folder)
 
 

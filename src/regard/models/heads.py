@@ -1,6 +1,8 @@
 """Heads on an encoder: masked tokens, classes, numbers."""
 
-from typing import cast
+from collections.abc import Callable
+from functools import partial
+from typing import Literal, cast
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -14,6 +16,15 @@ from regard.models.blocks import build_norm
 from regard.models.decoder import ModelOutput
 from regard.models.encoder import Encoded, Encoder
 from regard.models.encoder_config import Pooling
+
+Activation = Literal["gelu", "gelu_tanh", "relu", "tanh"]
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+    "tanh": torch.tanh,
+}
 
 
 def pooled(encoded: Encoded, pooling: Pooling) -> Float[Tensor, "batch dim"]:
@@ -37,6 +48,7 @@ class MaskedLanguageModel(nn.Module):
 
     Args:
         encoder: over tokens.
+        activation: what stands for gelu; BERT and BigBird have that of their MLP here.
 
     Raises:
         ConfigError: an encoder over vectors.
@@ -50,12 +62,12 @@ class MaskedLanguageModel(nn.Module):
     Source: Devlin et al. 2019, section 3.1; the transform before the output layer is the released code's.
     """
 
-    def __init__(self, encoder: Encoder) -> None:
+    def __init__(self, encoder: Encoder, *, activation: Activation = "gelu") -> None:
         super().__init__()
         config = encoder.config
         if encoder.embeddings.table is None:
             raise ConfigError("a masked language model needs an encoder over tokens, this one reads vectors")
-        self.encoder = encoder
+        self.encoder, self.activation = encoder, activation
         self.loss_weights = encoder.loss_weights
         draw = generator(config.seed, "masked language model")
         self.transform = linear(config.dim, config.dim, bias=config.bias, draw=draw)
@@ -73,7 +85,7 @@ class MaskedLanguageModel(nn.Module):
         """Logits (batch, length, vocab_size); arguments and errors as `Encoder.forward`."""
         encoded = self.encoder(tokens, key_mask=key_mask, token_types=token_types, positions=positions)
         hidden = encoded.hidden[:, 1:] if self.encoder.config.cls_token else encoded.hidden
-        hidden = self.norm(F.gelu(self.transform(hidden)))
+        hidden = self.norm(_ACTIVATIONS[self.activation](self.transform(hidden)))
         table = cast(nn.Embedding, self.encoder.embeddings.table)
         return ModelOutput(F.linear(hidden, table.weight, self.bias), None, encoded.losses)
 
@@ -84,14 +96,15 @@ class SequenceHead(nn.Module):
     Args:
         encoder: whose `pooling` and `pooler` say what is read.
         outputs: numbers per sequence.
+        activation: what stands for tanh; BigBird has that of its MLP here.
     """
 
-    def __init__(self, encoder: Encoder, *, outputs: int) -> None:
+    def __init__(self, encoder: Encoder, *, outputs: int, activation: Activation = "tanh") -> None:
         super().__init__()
         if outputs < 1:
             raise ConfigError(f"{type(self).__name__}: a head has at least 1 output, got {outputs}")
         config = encoder.config
-        self.encoder = encoder
+        self.encoder, self.activation = encoder, activation
         self.loss_weights = encoder.loss_weights
         draw = generator(config.seed, "head")
         self.pooler = linear(config.dim, config.dim, bias=True, draw=draw) if config.pooler else None
@@ -109,7 +122,7 @@ class SequenceHead(nn.Module):
         """Logits (batch, outputs); arguments and errors as `Encoder.forward`."""
         encoded = self.encoder(inputs, key_mask=key_mask, token_types=token_types, positions=positions)
         x = pooled(encoded, self.encoder.config.pooling)
-        x = x if self.pooler is None else torch.tanh(self.pooler(x))
+        x = x if self.pooler is None else _ACTIVATIONS[self.activation](self.pooler(x))
         return ModelOutput(self.output(self.dropout(x)), None, encoded.losses)
 
 
@@ -119,6 +132,7 @@ class Classifier(SequenceHead):
     Args:
         encoder: as `SequenceHead`.
         classes: number of classes.
+        activation: as `SequenceHead`.
 
     Example:
         >>> from regard.models.encoder_config import EncoderConfig
@@ -129,8 +143,8 @@ class Classifier(SequenceHead):
     Source: Devlin et al. 2019, section 4.1 (pooler); Dosovitskiy et al. 2021, equation 4 (none).
     """
 
-    def __init__(self, encoder: Encoder, *, classes: int) -> None:
-        super().__init__(encoder, outputs=classes)
+    def __init__(self, encoder: Encoder, *, classes: int, activation: Activation = "tanh") -> None:
+        super().__init__(encoder, outputs=classes, activation=activation)
 
 
 class Regressor(SequenceHead):
