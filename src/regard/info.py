@@ -127,6 +127,8 @@ class Info:
     """which of q, k, v it is a step function of, so that no gradient reaches them"""
     anchored: bool = False
     """the pattern depends on absolute slots, so left padding is refused"""
+    segments: bool = False
+    """marks name segments: s > 0 a token of one, -s its global token; elsewhere any mark but 0 makes a token global"""
     grouped: Literal["native", "expanded"] = "native"
     stochastic: bool = False
     """draws random features or samples from its seed"""

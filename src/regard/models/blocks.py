@@ -135,24 +135,27 @@ class Block(nn.Module):
         *,
         key_mask: Bool[Tensor, "batch length"] | None = None,
         positions: Int[Tensor, "*batch length"] | None = None,
+        marks: Int[Tensor, "batch length"] | None = None,
         state: State | None = None,
         memory: Tensor | None = None,
     ) -> LayerOutput:
         """The hidden states after this block; state, memory and losses as `AttentionLayer` returns them."""
-        return recomputed(self.checkpoint == "block", self._whole, x, key_mask, positions, memory, state=state)
+        whole = self.checkpoint == "block"
+        return recomputed(whole, self._whole, x, key_mask, positions, marks, memory, state=state)
 
     def _whole(
         self,
         x: Tensor,
         key_mask: Tensor | None,
         positions: Tensor | None,
+        marks: Tensor | None,
         memory: Tensor | None,
         state: State | None,
     ) -> LayerOutput:
         pre, norm, mlp = self.place == "pre", self.attention_norm, self.mlp
         inner = norm(x) if pre else x
         got = recomputed(
-            self.checkpoint == "attention", self._attended, inner, key_mask, positions, memory, state=state
+            self.checkpoint == "attention", self._attended, inner, key_mask, positions, marks, memory, state=state
         )
         x = x + self._dropped(got.hidden)
         x = x if pre else norm(x)
@@ -167,10 +170,11 @@ class Block(nn.Module):
         x: Tensor,
         key_mask: Tensor | None,
         positions: Tensor | None,
+        marks: Tensor | None,
         memory: Tensor | None,
         state: State | None,
     ) -> LayerOutput:
-        return self.attention(x, key_mask=key_mask, positions=positions, memory=memory, state=state)
+        return self.attention(x, key_mask=key_mask, positions=positions, marks=marks, memory=memory, state=state)
 
     def _dropped(self, branch: Tensor) -> Tensor:
         return self.dropout(branch) if self.training else branch

@@ -1,18 +1,21 @@
 """The encoder: every position sees every other."""
 
-from typing import NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
 from regard.core import Attention, generator
-from regard.errors import ShapeError
+from regard.errors import ShapeError, UnsupportedError
 from regard.models.blocks import Block, build_norm
 from regard.models.embeddings import Embeddings, build_attention
 from regard.models.encoder_config import EncoderConfig
 from regard.models.losses import add_losses, loss_names, loss_weights
 from regard.models.sharing import save_once
+
+Marks = Literal["none", "tokens", "segments"]
+"""Which labels of tokens a model reads: none; a mark other than 0 for a global token; or the segments of `etc`."""
 
 
 class Encoded(NamedTuple):
@@ -74,6 +77,12 @@ class Encoder(nn.Module):
         """Trained weights, shared ones once."""
         return sum(x.numel() for x in self.parameters())
 
+    @property
+    def reads_marks(self) -> Marks:
+        """Which marks `forward` takes, by the facts of its mechanisms."""
+        facts = [mechanism.info for mechanism in self.mechanisms if mechanism.info.supports.marks]
+        return "none" if not facts else "segments" if any(info.segments for info in facts) else "tokens"
+
     def forward(
         self,
         inputs: Shaped[Tensor, "batch given *width"],
@@ -81,6 +90,7 @@ class Encoder(nn.Module):
         key_mask: Bool[Tensor, "batch given"] | None = None,
         token_types: Int[Tensor, "batch given"] | None = None,
         positions: Int[Tensor, "*batch given"] | None = None,
+        marks: Int[Tensor, "batch given"] | None = None,
     ) -> Encoded:
         """Hidden states of every position, cls in front where the encoder has one.
 
@@ -89,11 +99,16 @@ class Encoder(nn.Module):
             key_mask: True = real; masked inputs influence no other position, whatever they hold.
             token_types: rows of the table of types; None: row 0.
             positions: for absolute and rotary schemes, where each token is; None: 0, 1, 2, ...
+            marks: labels of tokens, as `reads_marks` says: other than 0 for a global token; where a mechanism knows
+                segments, s > 0 for a token of segment s and -s for the global token that summarises it, of which layers
+                without segments take the global tokens. Layers without global tokens see what they always see; cls has
+                the mark 0.
 
         Raises:
             ShapeError, InputError: inputs of the wrong shape or out of range.
             LimitError: longer than `max_length` where weights depend on it.
-            UnsupportedError: what the position scheme or a mechanism does not support.
+            UnsupportedError: what the position scheme or a mechanism does not support; marks, and no mechanism that
+                has a meaning for them.
         """
         if key_mask is not None and (key_mask.dtype != torch.bool or key_mask.shape != inputs.shape[:2]):
             raise ShapeError(
@@ -104,13 +119,42 @@ class Encoder(nn.Module):
             # A NaN in a masked vector would reach the gradient of the weights, as 0 * NaN.
             inputs = inputs.masked_fill(~key_mask[..., None], 0)
         x = self.embeddings(inputs, token_types=token_types, positions=positions)
+        of_layers = self._marks(marks, inputs)
         if key_mask is not None and self.config.cls_token:
             key_mask = nn.functional.pad(key_mask, (1, 0), value=True)
         losses: dict[str, Tensor] = {}
-        for block, names in zip(self.blocks, self.loss_names, strict=True):
-            x, _, _, extra = block(x, key_mask=key_mask, positions=positions)
+        for block, names, own in zip(self.blocks, self.loss_names, of_layers, strict=True):
+            x, _, _, extra = block(x, key_mask=key_mask, positions=positions, marks=own)
             add_losses(losses, extra, names)
         return Encoded(x if self.norm is None else self.norm(x), key_mask, losses)
+
+    def _marks(self, marks: Tensor | None, inputs: Tensor) -> list[Tensor | None]:
+        """The marks that each layer takes."""
+        facts, reads = [mechanism.info for mechanism in self.mechanisms], self.reads_marks
+        if marks is None:
+            return [None] * len(facts)
+        if reads == "none":
+            raise UnsupportedError(
+                f"none of the mechanisms of this encoder ({', '.join(dict.fromkeys(self.config.specs))}) has a meaning "
+                "for marks; leave them out, or see regard list --supports marks"
+            )
+        if marks.is_floating_point() or marks.dtype == torch.bool or marks.shape != inputs.shape[:2]:
+            raise ShapeError(
+                f"marks must be integers {tuple(inputs.shape[:2])}, got {marks.dtype} {tuple(marks.shape)}"
+            )
+        marks = nn.functional.pad(marks, (1, 0)) if self.config.cls_token else marks
+        tokens = global_tokens(marks) if reads == "segments" else marks
+        return [None if not info.supports.marks else marks if info.segments else tokens for info in facts]
+
+
+def global_tokens(marks: Int[Tensor, "batch length"]) -> Int[Tensor, "batch length"]:
+    """Marks of segments without the tokens of the segments: other than 0 for the global tokens alone.
+
+    Example:
+        >>> global_tokens(torch.tensor([[-1, -2, 1, 1, 2, 0]])).tolist()
+        [[-1, -2, 0, 0, 0, 0]]
+    """
+    return marks.clamp(max=0)
 
 
 def patches(images: Float[Tensor, "batch channels height width"], size: int) -> Float[Tensor, "batch patches content"]:

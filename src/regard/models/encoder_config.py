@@ -66,6 +66,9 @@ class EncoderConfig(InputConfig):
     """What a head for a whole sequence reads: the first position, or the mean over the real ones."""
     pooler: bool = False
     """Such a head begins with tanh(linear(x)), as BERT's does."""
+    cpc_weight: float = 0.0
+    """Weight of the contrastive loss of hidden sentences, beside that of masked tokens; needs global tokens that
+    summarise segments, as etc has."""
 
     def problems(self) -> list[str]:
         """What makes no sense."""
@@ -78,6 +81,8 @@ class EncoderConfig(InputConfig):
                 if self.vocab_size
                 else "vocab_size or input_dim must be given: an encoder reads tokens or vectors"
             )
+        if not 0 <= self.cpc_weight < float("inf"):
+            found.append(f"cpc_weight must be at least 0, got {self.cpc_weight}")
         if self.token_types and not self.vocab_size:
             found.append(f"token_types={self.token_types} has no use without tokens (vocab_size=0)")
         return found

@@ -266,14 +266,21 @@ class EncoderDecoder(nn.Module):
         return torch.cat([start, before.masked_fill(before < 0, self.config.start_token)], 1)
 
     def prepare(
-        self, source: Int[Tensor, "batch keys"], *, key_mask: Bool[Tensor, "batch keys"] | None = None
+        self,
+        source: Int[Tensor, "batch keys"],
+        *,
+        key_mask: Bool[Tensor, "batch keys"] | None = None,
+        marks: Int[Tensor, "batch keys"] | None = None,
     ) -> EncoderDecoderState:
         """Encode a source and compute every layer's keys and values of it: the state before the first token.
 
+        Args:
+            source, key_mask, marks: as `Encoder.forward`.
+
         Raises:
-            UnsupportedError: a mechanism of the decoder keeps no state.
+            UnsupportedError: a mechanism of the decoder keeps no state; marks that the encoder has no meaning for.
         """
-        encoded = self.encoder(source, key_mask=key_mask)
+        encoded = self.encoder(source, key_mask=key_mask, marks=marks)
         blocks = [cast(CrossBlock, block) for block in self.blocks]
         batch, device, dtype = len(source), encoded.hidden.device, encoded.hidden.dtype
         return EncoderDecoderState(
@@ -292,6 +299,7 @@ class EncoderDecoder(nn.Module):
         *,
         source_mask: Bool[Tensor, "batch keys"] | None = None,
         key_mask: Bool[Tensor, "batch length"] | None = None,
+        source_marks: Int[Tensor, "batch keys"] | None = None,
     ) -> EncoderDecoderOutput:
         """Logits of the next token at every position of `tokens`, all at once.
 
@@ -300,13 +308,14 @@ class EncoderDecoder(nn.Module):
             tokens: ids that the decoder reads, from the start token on (see `shift`).
             source_mask: True = real; masked ones influence nothing.
             key_mask: the same for `tokens`.
+            source_marks: labels of the source's tokens, as `Encoder.forward`.
 
         Raises:
             ShapeError, InputError: ids of the wrong shape or out of range.
             LimitError: longer than `max_length` where weights depend on it.
             UnsupportedError: what a mechanism does not support.
         """
-        encoded = self.encoder(source, key_mask=source_mask)
+        encoded = self.encoder(source, key_mask=source_mask, marks=source_marks)
         got = self._decoded(tokens, encoded, key_mask, None)
         return got._replace(losses={**{f"encoder.{name}": x for name, x in encoded.losses.items()}, **got.losses})
 

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.core import generator
-from regard.errors import ConfigError
+from regard.errors import ConfigError, InputError
 from regard.layer import linear
 from regard.models.blocks import build_norm
+from regard.models.contrast import alone, contrast
 from regard.models.decoder import ModelOutput
 from regard.models.encoder import Encoded, Encoder
 from regard.models.encoder_config import Pooling
@@ -46,12 +47,15 @@ def pooled(encoded: Encoded, pooling: Pooling) -> Float[Tensor, "batch dim"]:
 class MaskedLanguageModel(nn.Module):
     """p(token_i | all the others) = softmax(E norm(gelu(W x_i + b)) + c), E the encoder's embedding table.
 
+    With `cpc_weight`, the global token of a sentence that is hidden as a whole is trained to be near what the same
+    encoder makes of the sentence alone, and far from other sentences: the loss `cpc`, see `contrast`.
+
     Args:
         encoder: over tokens.
         activation: what stands for gelu; BERT and BigBird have that of their MLP here.
 
     Raises:
-        ConfigError: an encoder over vectors.
+        ConfigError: an encoder over vectors; a `cpc_weight` without a mechanism that knows segments.
 
     Example:
         >>> from regard.models.encoder_config import EncoderConfig
@@ -59,7 +63,8 @@ class MaskedLanguageModel(nn.Module):
         >>> model(torch.tensor([[72, 101, 108]])).logits.shape
         torch.Size([1, 3, 256])
 
-    Source: Devlin et al. 2019, section 3.1; the transform before the output layer is the released code's.
+    Source: Devlin et al. 2019, section 3.1; the transform before the output layer is the released code's. Hidden
+    sentences: Ainslie et al. 2020, section 3.4.
     """
 
     def __init__(self, encoder: Encoder, *, activation: Activation = "gelu") -> None:
@@ -68,7 +73,15 @@ class MaskedLanguageModel(nn.Module):
         if encoder.embeddings.table is None:
             raise ConfigError("a masked language model needs an encoder over tokens, this one reads vectors")
         self.encoder, self.activation = encoder, activation
-        self.loss_weights = encoder.loss_weights
+        self.reads_marks = encoder.reads_marks
+        self.loss_weights = dict(encoder.loss_weights)
+        if config.cpc_weight:
+            if self.reads_marks != "segments":
+                raise ConfigError(
+                    f"cpc_weight={config.cpc_weight} is for global tokens that summarise segments, and none of the "
+                    f"mechanisms ({', '.join(dict.fromkeys(config.specs))}) has any; use etc, or cpc_weight=0"
+                )
+            self.loss_weights["cpc"] = config.cpc_weight
         draw = generator(config.seed, "masked language model")
         self.transform = linear(config.dim, config.dim, bias=config.bias, draw=draw)
         self.norm = build_norm(config.norm_kind, config.dim, bias=config.bias, eps=config.norm_eps)
@@ -81,13 +94,35 @@ class MaskedLanguageModel(nn.Module):
         key_mask: Bool[Tensor, "batch length"] | None = None,
         token_types: Int[Tensor, "batch length"] | None = None,
         positions: Int[Tensor, "*batch length"] | None = None,
+        marks: Int[Tensor, "batch length"] | None = None,
+        contents: Int[Tensor, "batch length"] | None = None,
     ) -> ModelOutput:
-        """Logits (batch, length, vocab_size); arguments and errors as `Encoder.forward`."""
-        encoded = self.encoder(tokens, key_mask=key_mask, token_types=token_types, positions=positions)
+        """Logits (batch, length, vocab_size); arguments and errors as `Encoder.forward`.
+
+        Args:
+            contents: of sentences that are hidden as a whole, their tokens; negative elsewhere. In training they add
+                the loss `cpc`, where the configuration gives it a weight.
+
+        Raises:
+            InputError: contents without marks that say whose they are.
+        """
+        encoded = self.encoder(tokens, key_mask=key_mask, token_types=token_types, positions=positions, marks=marks)
         hidden = encoded.hidden[:, 1:] if self.encoder.config.cls_token else encoded.hidden
+        if contents is not None and self.training and self.encoder.config.cpc_weight:
+            if marks is None:
+                raise InputError("contents of hidden sentences need marks: which tokens are of which sentence")
+            encoded.losses["cpc"] = self._contrast(hidden, tokens, contents, marks)
         hidden = self.norm(_ACTIVATIONS[self.activation](self.transform(hidden)))
         table = cast(nn.Embedding, self.encoder.embeddings.table)
         return ModelOutput(F.linear(hidden, table.weight, self.bias), None, encoded.losses)
+
+    def _contrast(self, hidden: Tensor, tokens: Tensor, contents: Tensor, marks: Tensor) -> Tensor:
+        """The loss of this batch. What is said of hidden sentences, and what is in them, come from one encoder."""
+        segments = alone(tokens, contents, marks)
+        if not len(segments.row):
+            return hidden.sum() * 0
+        seen = self.encoder(segments.tokens, key_mask=segments.key_mask, marks=segments.marks).hidden
+        return contrast(hidden[segments.row, segments.place], seen[:, int(self.encoder.config.cls_token)])
 
 
 class SequenceHead(nn.Module):
@@ -105,6 +140,7 @@ class SequenceHead(nn.Module):
             raise ConfigError(f"{type(self).__name__}: a head has at least 1 output, got {outputs}")
         config = encoder.config
         self.encoder, self.activation = encoder, activation
+        self.reads_marks = encoder.reads_marks
         self.loss_weights = encoder.loss_weights
         draw = generator(config.seed, "head")
         self.pooler = linear(config.dim, config.dim, bias=True, draw=draw) if config.pooler else None
@@ -118,9 +154,10 @@ class SequenceHead(nn.Module):
         key_mask: Bool[Tensor, "batch given"] | None = None,
         token_types: Int[Tensor, "batch given"] | None = None,
         positions: Int[Tensor, "*batch given"] | None = None,
+        marks: Int[Tensor, "batch given"] | None = None,
     ) -> ModelOutput:
         """Logits (batch, outputs); arguments and errors as `Encoder.forward`."""
-        encoded = self.encoder(inputs, key_mask=key_mask, token_types=token_types, positions=positions)
+        encoded = self.encoder(inputs, key_mask=key_mask, token_types=token_types, positions=positions, marks=marks)
         x = pooled(encoded, self.encoder.config.pooling)
         x = x if self.pooler is None else _ACTIVATIONS[self.activation](self.pooler(x))
         return ModelOutput(self.output(self.dropout(x)), None, encoded.losses)

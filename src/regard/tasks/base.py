@@ -23,7 +23,9 @@ class Example(NamedTuple):
     document: which document it came from, the unit of a bootstrap; the index itself in synthetic tasks.
     nbytes: UTF-8 bytes that the counted targets stand for, so that bits per byte = nats / ln 2 / nbytes; 0 where they
     stand for none. source: token ids, int64 (source length,), of the other sequence that an encoder-decoder reads; None
-    for models of one sequence.
+    for models of one sequence. marks: int64 (length,), for models with global tokens: s > 0 is a token of segment s, -s
+    the global token that summarises it, 0 neither. contents: int64 (length,), where all tokens of a segment are hidden,
+    what they were, IGNORE elsewhere. All examples of a task have marks (contents), or none has.
     """
 
     inputs: np.ndarray
@@ -31,6 +33,8 @@ class Example(NamedTuple):
     document: int
     nbytes: int
     source: np.ndarray | None = None
+    marks: np.ndarray | None = None
+    contents: np.ndarray | None = None
 
 
 @runtime_checkable

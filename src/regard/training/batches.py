@@ -10,6 +10,7 @@ from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 from regard.errors import InputError
+from regard.models.encoder import global_tokens
 from regard.tasks.base import IGNORE, Example, Examples, Redrawn
 
 
@@ -19,7 +20,8 @@ class Batch:
 
     ids: of the examples, in their split. inputs: token ids (batch, length) or vectors (batch, length, width).
     targets: one for each position, or one for each example. key_mask: True = real; None if none is padded.
-    source, source_mask: of the sequences that an encoder-decoder reads; None without them.
+    source, source_mask: of the sequences that an encoder-decoder reads; None without them. marks, contents: as those
+    of `Example`, for models that read them.
     """
 
     ids: list[int]
@@ -30,6 +32,8 @@ class Batch:
     nbytes: list[int]
     source: Int[Tensor, "batch keys"] | None = None
     source_mask: Bool[Tensor, "batch keys"] | None = None
+    marks: Int[Tensor, "batch length"] | None = None
+    contents: Int[Tensor, "batch length"] | None = None
 
     @property
     def tokens(self) -> int:
@@ -43,14 +47,25 @@ class Batch:
         return sum(x.shape[0] * x.shape[1] if mask is None else int(mask.sum()) for x, mask in sides if x is not None)
 
     def through(self, model: Callable[..., Any]) -> Any:
-        """What a model makes of the batch: an encoder-decoder reads the source too."""
-        if self.source is None:
+        """What a model makes of the batch: an encoder-decoder reads the source too, and one with global tokens marks.
+
+        What a model reads is a fact of its mechanisms (`reads_marks`); one that has no global tokens has no use for
+        marks, and sees the tokens that they are of like all others.
+        """
+        if self.source is not None:
+            return model(self.source, self.inputs, source_mask=self.source_mask, key_mask=self.key_mask)
+        reads = "none" if self.marks is None else getattr(model, "reads_marks", "none")
+        if self.marks is None or reads == "none":
             return model(self.inputs, key_mask=self.key_mask)
-        return model(self.source, self.inputs, source_mask=self.source_mask, key_mask=self.key_mask)
+        if reads == "tokens":
+            return model(self.inputs, key_mask=self.key_mask, marks=global_tokens(self.marks))
+        contents = {} if self.contents is None else {"contents": self.contents}
+        return model(self.inputs, key_mask=self.key_mask, marks=self.marks, **contents)
 
     def to(self, device: torch.device) -> "Batch":
         """The same batch on a device."""
-        named = {name: getattr(self, name) for name in ("inputs", "targets", "key_mask", "source", "source_mask")}
+        tensors = ("inputs", "targets", "key_mask", "source", "source_mask", "marks", "contents")
+        named = {name: getattr(self, name) for name in tensors}
         return replace(self, **{name: None if x is None else x.to(device) for name, x in named.items()})
 
 
@@ -88,6 +103,8 @@ def collate(
     if sources:
         source, source_mask = _padded(sources, 0)
         _check(ids, "source", source, vocab_size)
+    marks = _labels([example.marks for example in chosen], 0)
+    contents = _labels([example.contents for example in chosen], IGNORE)
     return Batch(
         list(ids),
         torch.from_numpy(inputs),
@@ -97,6 +114,8 @@ def collate(
         [example.nbytes for example in chosen],
         None if source is None else torch.from_numpy(source),
         source_mask,
+        marks,
+        contents,
     )
 
 
@@ -108,6 +127,12 @@ def _padded(rows: Sequence[np.ndarray], filler: int) -> tuple[np.ndarray, Tensor
     for at, row in enumerate(rows):
         whole[at, : len(row)] = row
     return whole, None if (lengths == longest).all() else torch.from_numpy(np.arange(longest) < lengths[:, None])
+
+
+def _labels(rows: Sequence[np.ndarray | None], filler: int) -> Tensor | None:
+    """The rows as one tensor; None where a task has none."""
+    given = [row for row in rows if row is not None]
+    return torch.from_numpy(_padded(given, filler)[0]) if given else None
 
 
 def _check(ids: Sequence[int], what: str, values: np.ndarray, count: int, *, ignored: bool = False) -> None:

@@ -62,6 +62,7 @@ class Etc(Globals):
         supports=Supports(bidirectional=True, key_mask=True, bias=True, marks=True),
         time=1,
         anchored=True,
+        segments=True,
     )
 
     samples: ClassVar[tuple[Mapping[str, object], ...]] = (
