@@ -7,7 +7,8 @@ import torch
 
 from regard import feature_maps as maps
 from regard.errors import ConfigError
-from regard.feature_maps import FEATURE_MAPS, draw_projection, feature_map
+from regard.feature_maps import FEATURE_MAPS, feature_map
+from regard.projections import draw_projection
 
 RANDOM = sorted(name for name, map_ in FEATURE_MAPS.items() if map_.random)
 ESTIMATORS = ("positive_random", "hyperbolic_random", "trigonometric")

@@ -13,7 +13,8 @@ from regard.attention.kernel import _causal, _engine
 from regard.attention.kernel._engine import kernel_average
 from regard.attention.kernel._step import Averaged
 from regard.core import merge
-from regard.feature_maps import FEATURE_MAPS, draw_projection
+from regard.feature_maps import FEATURE_MAPS
+from regard.projections import draw_projection
 
 BATCH, KV_HEADS, DIM, VALUE = 2, 2, 4, 3
 MAPS = [

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from regard.core import generator, recomputing
-from regard.feature_maps import draw_projection
+from regard.projections import draw_projection
 
 
 def draw(

@@ -130,7 +130,7 @@ class Shortlist(Attention):
             if self.score == "projection":
                 found = doubled(x.detach()) @ doubled(self.projection).mT.repeat_interleave(group, 0)
             else:
-                found = FEATURE_MAPS[self.feature_map](doubled(x.detach()))
+                found, _ = FEATURE_MAPS[self.feature_map].scaled(doubled(x.detach()), None)
         return found.to(wide(x))
 
     def _lists(self, q: Tensor, scored: Tensor, key_mask: Tensor | None) -> Tensor:
