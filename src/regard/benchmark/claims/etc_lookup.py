@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 
+from regard import describe
 from regard.benchmark.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot
 from regard.benchmark.claims._fit import train
 from regard.core import generator
@@ -135,6 +136,7 @@ class Reader(nn.Module):
     def __init__(self, spec: str, claim: EtcLookup, seed: int) -> None:
         super().__init__()
         self.claim, dim = claim, claim.dim
+        self.marked = describe(spec).supports.marks
         self.embed = linear(claim.vocabulary + claim.sentences + 1, dim, bias=False, draw=generator(seed, "embed"))
         self.attention = nn.ModuleList(
             AttentionLayer(dim, spec, heads=4, causal=False, max_length=256, seed=seed * 2 + at) for at in range(2)
@@ -153,7 +155,6 @@ class Reader(nn.Module):
         ]
         x = self.embed(torch.cat(hot, -1).to(self.embed.weight.dtype)) * self.claim.dim**0.5
         for at, (layer, mlp) in enumerate(zip(self.attention, self.mlps, strict=True)):
-            marked = layer.attention.info.supports.marks
-            x = x + layer(self.norms[2 * at](x), marks=document.marks if marked else None).hidden
+            x = x + layer(self.norms[2 * at](x), marks=document.marks if self.marked else None).hidden
             x = x + mlp(self.norms[2 * at + 1](x))
         return self.answer(self.norms[-1](x[:, -self.claim.asked :]))
