@@ -55,24 +55,24 @@ class EtcLookup(Claim):
         Plot(name="accuracy", title="Accuracy of the lookup", x="", y="share that is right"),
         Plot(name="loss", title="Training", x="step", y="nats"),
     )
-    tiny: ClassVar[Mapping[str, object]] = {"sentences": 4, "keys": 4, "values": 4, "steps": 120}
+    tiny: ClassVar[Mapping[str, object]] = {"sentences": 2, "keys": 2, "values": 2, "steps": 100, "dim": 32}
 
     full: str = "softmax"
-    window: str = "local(window=2)"
-    hard: str = "etc(window=2, num_global=0, g2l=segment)"
-    soft: str = "etc(window=2, num_global=0)"
-    none: str = "longformer(window=2, num_global=0)"
-    sentences: int = 8
-    words: int = 4
+    window: str = "local(window=1)"
+    hard: str = "etc(window=1, num_global=0, g2l=segment)"
+    soft: str = "etc(window=1, num_global=0)"
+    none: str = "longformer(window=1, num_global=0)"
+    sentences: int = 4
+    words: int = 2
     """of a sentence: a key, a value, and others without meaning, in any order"""
     asked: int = 8
     """questions of a document"""
-    keys: int = 16
-    values: int = 8
-    dim: int = 32
-    steps: int = 300
+    keys: int = 8
+    values: int = 4
+    dim: int = 48
+    steps: int = 450
     learning_rate: float = 1e-2
-    batch: int = 32
+    batch: int = 48
     samples: int = 200
 
     def observe(self, seed: int) -> Observation:
