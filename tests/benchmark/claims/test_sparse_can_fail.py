@@ -92,9 +92,11 @@ def test_known_second_eigenvalues():
 
 
 def test_patterns_that_are_exchanged():
+    """On the images, which decide; the text is hardly trained, which its control tells."""
     plain = claims.build("sparse_transformer_patterns")
-    verdict, found, missed = verdicts("sparse_transformer_patterns", strided=plain.fixed, fixed=plain.strided)
-    assert (verdict, missed) == ("does not hold", [])
+    exchanged = {"strided": plain.fixed, "fixed": plain.strided, "steps_text": 2}
+    verdict, found, missed = verdicts("sparse_transformer_patterns", **exchanged)
+    assert (verdict, missed) == ("inconclusive", ["text: full attention, accuracy"])
     assert found["images: accuracy, strided - fixed"] == "does not hold"
 
 
@@ -177,3 +179,9 @@ def test_documents_answer_their_questions():
             known[key] = value
         assert [known[key] for key in tokens[15:].tolist()] == answers
         assert list(known)[-1] not in tokens[15:].tolist()
+
+
+def test_a_lookup_without_global_tokens():
+    verdict, found, missed = verdicts("etc_lookup", hard="local(window=1)", soft="local(window=1)")
+    assert (verdict, missed) == ("does not hold", [])
+    assert found["hard mask: accuracy"] == "does not hold"

@@ -55,7 +55,15 @@ class EtcLookup(Claim):
         Plot(name="accuracy", title="Accuracy of the lookup", x="", y="share that is right"),
         Plot(name="loss", title="Training", x="step", y="nats"),
     )
-    tiny: ClassVar[Mapping[str, object]] = {"sentences": 2, "keys": 2, "values": 2, "steps": 100, "dim": 32}
+    tiny: ClassVar[Mapping[str, object]] = {
+        "sentences": 2,
+        "keys": 2,
+        "values": 2,
+        "steps": 50,
+        "batch": 16,
+        "dim": 32,
+        "samples": 1000,
+    }
 
     full: str = "softmax"
     window: str = "local(window=1)"
