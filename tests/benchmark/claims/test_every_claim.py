@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 
+import plotly.offline
 import pytest
 import torch
 
@@ -30,7 +31,7 @@ def test_a_claim_says_all_of_itself_before_it_is_measured(name):
 
 @pytest.mark.parametrize("name", claims.names())
 def test_the_small_form_reaches_its_controls(name, monkeypatch):
-    monkeypatch.setattr(page.plotly.offline, "get_plotlyjs", lambda: "")
+    monkeypatch.setattr(plotly.offline, "get_plotlyjs", lambda: "")
     torch.manual_seed(1)
     before = torch.get_rng_state()
     found = run(claims.build(name, tiny=True), range(3), tiny=True)

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 
+from regard import describe
 from regard.benchmark.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot
 from regard.benchmark.claims._fit import train
 from regard.core import generator
@@ -54,24 +55,32 @@ class EtcLookup(Claim):
         Plot(name="accuracy", title="Accuracy of the lookup", x="", y="share that is right"),
         Plot(name="loss", title="Training", x="step", y="nats"),
     )
-    tiny: ClassVar[Mapping[str, object]] = {"sentences": 4, "keys": 4, "values": 4, "steps": 120}
+    tiny: ClassVar[Mapping[str, object]] = {
+        "sentences": 2,
+        "keys": 2,
+        "values": 2,
+        "steps": 50,
+        "batch": 16,
+        "dim": 32,
+        "samples": 1000,
+    }
 
     full: str = "softmax"
-    window: str = "local(window=2)"
-    hard: str = "etc(window=2, num_global=0, g2l=segment)"
-    soft: str = "etc(window=2, num_global=0)"
-    none: str = "longformer(window=2, num_global=0)"
-    sentences: int = 8
-    words: int = 4
+    window: str = "local(window=1)"
+    hard: str = "etc(window=1, num_global=0, g2l=segment)"
+    soft: str = "etc(window=1, num_global=0)"
+    none: str = "longformer(window=1, num_global=0)"
+    sentences: int = 4
+    words: int = 2
     """of a sentence: a key, a value, and others without meaning, in any order"""
     asked: int = 8
     """questions of a document"""
-    keys: int = 16
-    values: int = 8
-    dim: int = 32
-    steps: int = 300
+    keys: int = 8
+    values: int = 4
+    dim: int = 48
+    steps: int = 450
     learning_rate: float = 1e-2
-    batch: int = 32
+    batch: int = 48
     samples: int = 200
 
     def observe(self, seed: int) -> Observation:
@@ -135,6 +144,7 @@ class Reader(nn.Module):
     def __init__(self, spec: str, claim: EtcLookup, seed: int) -> None:
         super().__init__()
         self.claim, dim = claim, claim.dim
+        self.marked = describe(spec).supports.marks
         self.embed = linear(claim.vocabulary + claim.sentences + 1, dim, bias=False, draw=generator(seed, "embed"))
         self.attention = nn.ModuleList(
             AttentionLayer(dim, spec, heads=4, causal=False, max_length=256, seed=seed * 2 + at) for at in range(2)
@@ -153,7 +163,6 @@ class Reader(nn.Module):
         ]
         x = self.embed(torch.cat(hot, -1).to(self.embed.weight.dtype)) * self.claim.dim**0.5
         for at, (layer, mlp) in enumerate(zip(self.attention, self.mlps, strict=True)):
-            marked = layer.attention.info.supports.marks
-            x = x + layer(self.norms[2 * at](x), marks=document.marks if marked else None).hidden
+            x = x + layer(self.norms[2 * at](x), marks=document.marks if self.marked else None).hidden
             x = x + mlp(self.norms[2 * at + 1](x))
         return self.answer(self.norms[-1](x[:, -self.claim.asked :]))
