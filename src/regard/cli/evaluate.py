@@ -33,10 +33,17 @@ class Options:
     """translations: partial ones kept at every step; None: 4"""
     length_penalty: float | None = None
     """translations: exponent of the length that log-probabilities are divided by; None: 0.6"""
+    attention: str | None = None
+    """published weights: attention of every layer instead of theirs, such as local(window=256)"""
+    max_length: int | None = None
+    """published weights: positions instead of as many as they have; a position table repeats its rows"""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """auto: cuda, else mps, else cpu"""
     json: bool = False
     """machine output on stdout, with the sums of every document"""
+
+
+_READ = ("document", "length")
 
 
 def run(options: Options) -> int:
@@ -65,11 +72,10 @@ def run(options: Options) -> int:
 def _run(options: Options) -> dict[str, object]:
     from regard.training import evaluate, load
 
-    for name in ("document", "length"):
+    for name in (*_READ, "attention", "max_length"):
         if getattr(options, name) is not None:
-            raise ConfigError(
-                f"{options.run} is a run, whose task says what is read: --{name} is for published weights"
-            )
+            flag, says = name.replace("_", "-"), "task says what is read" if name in _READ else "model is as trained"
+            raise ConfigError(f"{options.run} is a run, whose {says}: --{flag} is for published weights")
     loaded = load(options.run, device=options.device)
     task = None
     if options.corpus is not None:
@@ -95,7 +101,9 @@ def _published(options: Options) -> dict[str, object]:
         if getattr(options, name) is not None:
             flag = name.replace("_", "-")
             raise ConfigError(f"{options.run} continues text: --{flag} is for a run on translation")
-    loaded = pretrained.load(options.run, device=options.device)
+    loaded = pretrained.load(
+        options.run, device=options.device, attention=options.attention, max_length=options.max_length
+    )
     length = min(1024, loaded.config.max_length) if options.length is None else options.length
     task = TextConfig(length=length) if options.corpus is None else TextConfig(corpus=options.corpus, length=length)
     return pretrained.evaluate(

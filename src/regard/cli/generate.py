@@ -49,6 +49,10 @@ class Options:
     complete: bool = False
     """drawing: the upper half of held-out images is given. The file then has three rows: what is given, what was drawn,
     the images themselves; so it has after super_resolution"""
+    attention: str | None = None
+    """published weights: attention of every layer instead of theirs, such as local(window=256)"""
+    max_length: int | None = None
+    """published weights: positions instead of as many as they have; a position table repeats its rows"""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """auto: cuda, else mps, else cpu"""
 
@@ -67,8 +71,14 @@ def run(options: Options) -> int:
     from regard.integrations import pretrained
 
     if pretrained.recognised(options.run):
-        published = pretrained.load(options.run, device=options.device)
+        published = pretrained.load(
+            options.run, device=options.device, attention=options.attention, max_length=options.max_length
+        )
         return _continue(options, published.decoder, published.reader, published.stop_tokens)
+    for name in ("attention", "max_length"):
+        if getattr(options, name) is not None:
+            flag = name.replace("_", "-")
+            raise ConfigError(f"{options.run} is a run, whose model is as trained: --{flag} is for published weights")
     from regard.models import LanguageModel
     from regard.training import load
 

