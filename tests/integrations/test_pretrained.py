@@ -6,14 +6,17 @@ Parity with transformers is in tests/external.
 import json
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
 
+from regard.attention.sparse.bigbird import Bigbird
 from regard.errors import (
     CheckpointError,
     ConfigError,
@@ -23,6 +26,7 @@ from regard.errors import (
     UnsupportedError,
 )
 from regard.integrations import pretrained
+from regard.integrations._bigbird import published_blocks
 from regard.integrations.pretrained import PretrainedTokenizer
 from regard.models import (
     Classifier,
@@ -42,6 +46,25 @@ def encoder(name: str) -> Encoder:
     return Encoder(presets.build(name, **WIDE))
 
 
+def sparse(*attention: str, **options: object) -> Encoder:
+    """RoBERTa's encoder with other attention in each layer, and rows of global tokens."""
+    config = replace(presets.build("roberta", **WIDE), attention=attention, projections="global")
+    return Encoder(replace(config, **options))
+
+
+def blocks(spec: str) -> Encoder:
+    """BERT's encoder with BigBird's attention and the random blocks of its authors."""
+    config = replace(presets.build("bert", **WIDE), attention=(spec,), mlp="gelu_tanh", projection_bias=False)
+    encoder = Encoder(replace(config, embedding_scale=12**0.5))
+    for layer, each in enumerate(encoder.mechanisms):
+        assert isinstance(each, Bigbird)
+        count, size = each.num_random, each.block_size
+        each.place(published_blocks(2, each.picks.shape[1], count, layer=layer, size=size))
+    return encoder
+
+
+WINDOWS = "longformer(window=3, num_global=0)", "longformer(window=1, num_global=0)"
+BLOCKS = "bigbird(block_size=2, num_random=2)"
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "GPT2LMHeadModel": lambda: LanguageModel(presets.build("gpt", **WIDE)),
     "LlamaForCausalLM": lambda: LanguageModel(presets.build("llama", **{**WIDE, "kv_heads": 1})),
@@ -51,6 +74,12 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "RobertaModel": lambda: encoder("roberta"),
     "RobertaForMaskedLM": lambda: MaskedLanguageModel(encoder("roberta")),
     "RobertaForSequenceClassification": lambda: Classifier(encoder("roberta"), classes=3),
+    "LongformerModel": lambda: sparse(*WINDOWS),
+    "LongformerForMaskedLM": lambda: MaskedLanguageModel(sparse(WINDOWS[0])),
+    "LongformerForSequenceClassification": lambda: Classifier(sparse("longformer(window=3)"), classes=3),
+    "BigBirdModel": lambda: blocks(BLOCKS),
+    "BigBirdForMaskedLM": lambda: MaskedLanguageModel(blocks(BLOCKS), activation="gelu_tanh"),
+    "BigBirdForSequenceClassification": lambda: Classifier(blocks(BLOCKS), classes=3, activation="gelu_tanh"),
     "T5ForConditionalGeneration": lambda: EncoderDecoder(presets.build("t5", **{**WIDE, "head_dim": 8})),
     "BartForConditionalGeneration": lambda: EncoderDecoder(presets.build("bart", **WIDE)),
 }
@@ -180,6 +209,83 @@ def test_every_problem_with_a_configuration_is_told_at_once(folder: Path) -> Non
         pretrained.load(folder)
     for problem in ("num_attention_heads=5", "hidden_act='mish'", "is_decoder=True", "layer_norm_eps must be a number"):
         assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("title", "changes", "message"),
+    [
+        ("LongformerModel", {"attention_window": [6]}, "attention_window names 1 layers, not num_hidden_layers=2"),
+        ("LongformerModel", {"attention_window": 5}, "attention_window counts both sides and is even and positive"),
+        ("LongformerModel", {"attention_window": ["6", 2]}, "even and positive, got '6'"),
+        ("BigBirdModel", {"num_random_blocks": -1}, "num_random_blocks must be an integer of at least 0, got -1"),
+        ("BigBirdModel", {"attention_type": "dense"}, "regard's model has 'block_sparse', 'original_full'"),
+        ("BigBirdModel", {"block_size": 0}, "block_size must be a positive integer, got 0"),
+    ],
+)
+def test_sparse_configurations_that_cannot_be_run(
+    title: str, changes: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    pretrained.export(network(title), tmp_path / "it")
+    configure(tmp_path / "it", **changes, hidden_act="silu")
+    with pytest.raises(CheckpointError) as caught:
+        pretrained.load(tmp_path / "it")
+    assert message in str(caught.value)
+    assert "hidden_act='silu'" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (
+            lambda: sparse("longformer(window=3)"),
+            r"not every layer is longformer\(dilation=1, num_global=0, scale=None",
+        ),
+        (lambda: Classifier(sparse(WINDOWS[0]), classes=2), r"not every layer is longformer\(dilation=1, num_global=1"),
+        (lambda: sparse("longformer(window=0, num_global=0)"), "as longformer: window=0"),
+        (lambda: sparse(WINDOWS[0], projections="all"), "as longformer:\n  projections='all', not 'global'"),
+        (lambda: MaskedLanguageModel(sparse(WINDOWS[0]), activation="relu"), "has 'gelu' in this head"),
+        (lambda: replaced(BLOCKS), "its random blocks are its own"),
+        (lambda: replaced(BLOCKS, "softmax"), "nor one bigbird for all layers"),
+        (lambda: replaced("bigbird(form=etc)"), "nor one bigbird for all layers"),
+    ],
+)
+def test_a_sparse_model_that_transformers_would_run_differently_is_not_written(
+    build: Callable[[], nn.Module], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UnsupportedError, match=message):
+        pretrained.export(build(), tmp_path / "it")
+    assert not (tmp_path / "it").exists()
+
+
+def replaced(*attention: str) -> Encoder:
+    return Encoder(replace(presets.build("bert", **WIDE), attention=attention))
+
+
+def test_random_blocks_are_those_of_the_authors() -> None:
+    """A literal transcription of `bigbird_block_rand_mask`, last_idx=1024, and what it draws that is visible anyway."""
+    for layer, size, blocks in ((0, 64, 64), (3, 64, 16), (5, 128, 32), (2, 2, 10), (1, 600, 9)):
+        draw = numpy.random.RandomState(layer)
+        ours = published_blocks(2, blocks, 2, layer=layer, size=size).tolist()
+        middle, last = list(range(1, blocks - 1)), blocks - 1
+        if 2 * size < 1024:
+            last = 1024 // size - 1
+        for head in range(2):
+            for i in range(1, blocks - 1):
+                start, end = i - 2, i
+                if i == 1:
+                    among = middle[2:last]
+                elif i == 2:
+                    among = middle[3:last]
+                elif i in (blocks - 3, blocks - 2) or start > last:
+                    among = middle[:last]
+                elif end + 1 == last:
+                    among = middle[:start]
+                else:
+                    among = middle[:start] + middle[end + 1 : last]
+                drawn = draw.permutation(among)[:2]
+                seen = {0, i - 1, i, i + 1, blocks - 1}
+                assert ours[head][i] == [-1 if at in seen else at for at in drawn] + [-1] * (2 - len(drawn))
+            assert ours[head][0] == ours[head][-1] == [-1, -1]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from regard.models import Classifier, Encoder, EncoderConfig, LanguageModel, Mas
 from regard.models.block_config import Projections
 from regard.position.learned import Learned
 
+_Model = LanguageModel | Encoder | MaskedLanguageModel | Classifier | Regressor
 _GLOBAL = re.compile(r"(.*)\.global_rows\.(query|key|value)(?:_l2g|_g2g)?\.(weight|bias)")
 
 
@@ -40,12 +41,12 @@ def converted(
 
     Source: Beltagy et al. 2020, section 5.
     """
-    old = model if isinstance(model, LanguageModel | Encoder) else getattr(model, "encoder", None)
-    if not isinstance(old, LanguageModel | Encoder):
+    if not isinstance(model, _Model):
         raise UnsupportedError(
-            f"{type(model).__name__} has no attention that could be replaced; networks that do: decoders, encoders, "
-            "and encoders with a head"
+            f"the attention of {type(model).__name__} cannot be replaced, only that of decoders, of encoders, and of "
+            "encoders with a head"
         )
+    old = model if isinstance(model, LanguageModel | Encoder) else model.encoder
     config = _config(old.config, attention, max_length, projections)
     new = _built(model, config).to(next(model.parameters())).train(model.training)
     _fill(model, new, offset=config.position_offset if isinstance(config, EncoderConfig) else 0)
@@ -69,14 +70,12 @@ def _config(
     return config if drops else replace(config, attention_dropout=0.0)
 
 
-def _built(model: nn.Module, config: ModelConfig | EncoderConfig) -> nn.Module:
+def _built(model: _Model, config: ModelConfig | EncoderConfig) -> nn.Module:
     """A model of the same kind; its weights are drawn, and replaced afterwards."""
     if isinstance(config, ModelConfig):
         return LanguageModel(config)
     encoder = Encoder(config)
     match model:
-        case Encoder():
-            return encoder
         case MaskedLanguageModel():
             return MaskedLanguageModel(encoder, activation=model.activation)
         case Classifier():
@@ -84,7 +83,7 @@ def _built(model: nn.Module, config: ModelConfig | EncoderConfig) -> nn.Module:
         case Regressor():
             return Regressor(encoder, targets=model.output.out_features)
         case _:
-            raise UnsupportedError(f"{type(model).__name__} is no head whose encoder could be replaced")
+            return encoder
 
 
 def _fill(old: nn.Module, new: nn.Module, *, offset: int) -> None:

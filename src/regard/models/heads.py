@@ -140,13 +140,9 @@ class SequenceHead(nn.Module):
         if outputs < 1:
             raise ConfigError(f"{type(self).__name__}: a head has at least 1 output, got {outputs}")
         config = encoder.config
-<<<<<<< HEAD
-        self.encoder, self.activation = encoder, activation
-        self.reads_marks = encoder.reads_marks
-=======
         self.encoder = encoder
         self.activation: Activation = activation
->>>>>>> 07ffdc5 (pretrained.convert: a published network with other attention and more positions; --attention for evaluate and generate)
+        self.reads_marks = encoder.reads_marks
         self.loss_weights = encoder.loss_weights
         draw = generator(config.seed, "head")
         self.pooler = linear(config.dim, config.dim, bias=True, draw=draw) if config.pooler else None

@@ -1,0 +1,226 @@
+"""A dense network with sparse attention: the same as long as everything is visible, and what else becomes of it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from regard.errors import ConfigError, UnsupportedError
+from regard.integrations import pretrained
+from regard.integrations.pretrained import Loaded
+from regard.models import (
+    Classifier,
+    Encoder,
+    EncoderDecoder,
+    LanguageModel,
+    MaskedLanguageModel,
+    Regressor,
+    presets,
+)
+
+TINY = {"vocab_size": 29, "dim": 12, "layers": 2, "heads": 2, "max_length": 20, "mlp_dim": 20, "dropout": 0.1}
+LENGTH = 17
+HEADS = {
+    "bare": lambda encoder: encoder,
+    "masked": MaskedLanguageModel,
+    "classes": lambda encoder: Classifier(encoder, classes=3, activation="gelu_tanh"),
+    "numbers": lambda encoder: Regressor(encoder, targets=2),
+}
+
+
+def loaded(model: nn.Module) -> Loaded:
+    """Random numbers everywhere, where biases and norms begin as 0 and 1; in float64."""
+    draw = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.2 * torch.randn(weight.shape, generator=draw))
+    config = getattr(model, "config", None) or model.encoder.config  # type: ignore[union-attr]
+    return Loaded(model.double().eval(), None, config, (), "tiny", Path("tiny"))  # type: ignore[arg-type]
+
+
+def encoder(preset: str = "bert", head: str = "bare") -> Loaded:
+    return loaded(HEADS[head](Encoder(presets.build(preset, **TINY))))
+
+
+def decoder(preset: str = "llama") -> Loaded:
+    return loaded(LanguageModel(presets.build(preset, **{**TINY, "dropout": 0.0})))
+
+
+def ids(length: int = LENGTH) -> Tensor:
+    return torch.randint(0, 29, (2, length), generator=torch.Generator().manual_seed(1))
+
+
+@torch.no_grad()
+def found(own: Loaded, tokens: Tensor, **given: Tensor) -> Tensor:
+    got = own.model(tokens, **given)
+    return got.hidden if hasattr(got, "hidden") else got.logits
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize(
+    ("attention", "projections"),
+    [
+        ("local(window=17)", None),
+        ("longformer(window=17, num_global=0)", "global"),
+        ("longformer(window=17, num_global=2)", "global"),
+        ("longformer(window=17)", None),
+        ("bigbird(block_size=6)", None),
+        ("bigbird(form=etc, block_size=9, num_global=3)", None),
+        ("etc(window=17, num_global=2)", "all"),
+        ("etc(window=17, num_global=2)", "separate"),
+        ("pattern(rule='window(17) | first(2)')", None),
+        ("local(window=17):1 + softmax:1", None),
+        (("softmax", "local(window=17)"), None),
+    ],
+)
+def test_an_encoder_is_the_dense_one_while_everything_is_visible(
+    attention: str | tuple[str, ...], projections: str | None, head: str
+) -> None:
+    dense = encoder(head=head)
+    sparse = pretrained.convert(dense, attention, projections=projections)  # type: ignore[arg-type]
+    assert type(sparse.model) is type(dense.model)
+    tokens, keep = ids(), torch.arange(LENGTH) < torch.tensor([[LENGTH], [11]])
+    wanted, got = found(dense, tokens, key_mask=keep), found(sparse, tokens, key_mask=keep)
+    if wanted.ndim == 3:
+        wanted, got = wanted[keep], got[keep]
+    assert (got - wanted).abs().max() <= 1e-10 * wanted.abs().max()
+
+
+@pytest.mark.parametrize(
+    "attention",
+    [
+        "local(window=16)",
+        "longformer(window=16, num_global=2)",
+        "bigbird(block_size=6)",
+        "pattern(rule='window(16) | first(2)')",
+    ],
+)
+@pytest.mark.parametrize("preset", ["llama", "gpt"])
+def test_a_decoder_is_the_dense_one_while_everything_is_visible(attention: str, preset: str) -> None:
+    dense = decoder(preset)
+    sparse = pretrained.convert(dense, attention)
+    wanted, tokens = found(dense, ids()), ids()
+    assert (found(sparse, tokens) - wanted).abs().max() <= 1e-10 * wanted.abs().max()
+    state = sparse.decoder.initial_state(2)
+    with torch.no_grad():
+        first = sparse.model(tokens[:, :9], state=state)
+        rest = sparse.model(tokens[:, 9:], state=first.state)
+    streamed = torch.cat([first.logits, rest.logits], 1)
+    assert (streamed - wanted).abs().max() <= 1e-10 * wanted.abs().max()
+
+
+def test_a_narrow_window_hides_what_is_outside() -> None:
+    """Two layers of window 3 see the last 7 tokens; the dense network sees all."""
+    dense = decoder()
+    sparse = pretrained.convert(dense, "local(window=3)")
+    tokens, other = ids(), ids()
+    other[:, : LENGTH - 7] = (other[:, : LENGTH - 7] + 1) % 29
+    assert torch.equal(found(sparse, tokens)[:, -1], found(sparse, other)[:, -1])
+    assert not torch.allclose(found(sparse, tokens)[:, -2], found(sparse, other)[:, -2])
+    assert not torch.allclose(found(dense, tokens)[:, -1], found(dense, other)[:, -1])
+    assert not torch.allclose(found(dense, tokens)[:, -1], found(sparse, tokens)[:, -1])
+
+
+@pytest.mark.parametrize(("preset", "offset"), [("bert", 0), ("roberta", 2)])
+def test_a_position_table_repeats_its_rows(preset: str, offset: int) -> None:
+    dense = encoder(preset)
+    old = dense.model.embeddings.position.table  # type: ignore[union-attr]
+    sparse = pretrained.convert(dense, "local(window=4)", max_length=47)
+    new = sparse.model.embeddings.position.table  # type: ignore[union-attr]
+    assert len(old) == 20 + offset
+    rows = [*range(offset), *(offset + at for at in [*range(20), *range(20), *range(7)])]
+    assert torch.equal(new, old[rows])
+    assert sparse.config.max_length == 47
+    assert found(sparse, ids(47)).shape == (2, 47, 12)
+
+
+def test_a_text_of_two_periods_repeats_in_windows_that_see_one() -> None:
+    """Position 20 + i is position i again, so the middle of a repeated text is the same in both periods."""
+    sparse = pretrained.convert(encoder(), "local(window=3)", max_length=60)
+    tokens = ids(20).repeat(1, 3)
+    got = found(sparse, tokens)
+    assert torch.allclose(got[:, 10:30], got[:, 30:50], rtol=0, atol=1e-12)
+
+
+def test_projections_of_global_tokens_are_copies() -> None:
+    dense = encoder()
+    sparse = pretrained.convert(dense, "longformer(window=2)", projections="global")
+    layer = sparse.model.blocks[1].attention  # type: ignore[union-attr]
+    for name in ("query", "key", "value"):
+        own, ordinary = getattr(layer.global_rows, name), getattr(dense.model.blocks[1].attention, name)  # type: ignore[union-attr]
+        assert torch.equal(own.weight, ordinary.weight)
+        assert torch.equal(own.bias, ordinary.bias)
+        assert own.weight.data_ptr() != ordinary.weight.data_ptr()
+
+
+def test_the_network_stays_as_it_is() -> None:
+    dense = encoder(head="masked")
+    before, wanted = {name: x.clone() for name, x in dense.model.state_dict().items()}, found(dense, ids())
+    sparse = pretrained.convert(dense, "local(window=2)", max_length=40)
+    with torch.no_grad():
+        for weight in sparse.model.parameters():
+            weight.zero_()
+    assert torch.equal(found(dense, ids()), wanted)
+    assert all(torch.equal(x, before[name]) for name, x in dense.model.state_dict().items())
+
+
+def test_what_is_not_said_stays() -> None:
+    """More positions alone; a window alone, with the projections of global tokens that the network has."""
+    dense = encoder()
+    assert pretrained.convert(dense, None, max_length=30).config == replace(dense.config, max_length=30)
+    first = pretrained.convert(dense, "longformer(window=2)", projections="global")
+    own = first.model.blocks[0].attention.global_rows  # type: ignore[union-attr]
+    with torch.no_grad():
+        own.query.weight.add_(1)
+    second = pretrained.convert(first, "longformer(window=5)")
+    assert torch.equal(second.model.blocks[0].attention.global_rows.query.weight, own.query.weight)  # type: ignore[union-attr]
+    dense.model.train()
+    assert pretrained.convert(dense, "local(window=2)").model.training
+
+
+def test_dropped_weights_stay_where_the_mechanism_drops() -> None:
+    dense = encoder()
+    assert dense.config.attention_dropout == 0.1
+    assert pretrained.convert(dense, None).config.attention_dropout == 0.1
+    assert pretrained.convert(dense, "longformer").config.attention_dropout == 0
+
+
+@pytest.mark.parametrize(
+    ("attention", "projections", "message"),
+    [
+        ("linformer(rank=4)", None, r"there are no values for blocks\.0\.attention\.attention\."),
+        ("dense_synthesizer", None, r"blocks\.1\.attention\.key\.weight would have no use"),
+    ],
+)
+def test_weights_without_a_value_or_a_use(attention: str, projections: None, message: str) -> None:
+    with pytest.raises(UnsupportedError, match=message):
+        pretrained.convert(encoder(), attention, projections=projections)
+
+
+def test_what_cannot_be_converted() -> None:
+    pair = EncoderDecoder(presets.build("bart", **{**TINY, "mlp_dim": 20}))
+    whole = Loaded(pair, None, pair.config, (), "bart", Path("bart"))
+    with pytest.raises(UnsupportedError, match="attention of EncoderDecoder cannot be replaced"):
+        pretrained.convert(whole, "local")
+    with pytest.raises(ConfigError, match="unknown mechanism 'locl'"):
+        pretrained.convert(encoder(), "locl")
+    with pytest.raises(ConfigError, match="attention"):
+        pretrained.convert(encoder(), ("local", "local", "local"))
+    with pytest.raises(ConfigError, match="local has no global tokens"):
+        pretrained.convert(encoder(), "local", projections="global")
+    lost = pretrained.convert(encoder(), "longformer(window=2)", projections="global")
+    with pytest.raises(UnsupportedError, match=r"global_rows\.query\.weight would have no use"):
+        pretrained.convert(lost, "local", projections="all")
+
+
+def test_loading_converts(tmp_path: Path) -> None:
+    model = LanguageModel(presets.build("gpt", **{**TINY, "dropout": 0.0})).eval()
+    pretrained.export(model, tmp_path / "gpt")
+    wide = pretrained.load(tmp_path / "gpt", attention="local(window=40)", max_length=40)
+    assert wide.decoder.limit == 40
+    assert wide.decoder.config.attention == ("local(window=40)",)
+    with torch.no_grad():
+        assert torch.allclose(wide.model(ids()).logits, model(ids()).logits, rtol=0, atol=1e-5)
+        assert wide.model(ids(40)).logits.shape == (2, 40, 29)
