@@ -221,7 +221,7 @@ def sums(fk: Tensor, v: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
     states = start.new_empty(batch, kv_heads, triton.cdiv(length, CHUNK), *start.shape[2:])
     end = torch.empty_like(start)
     wide = _widths(features, v.shape[3])
-    grid = (triton.cdiv(features, wide[0]), triton.cdiv(v.shape[3], wide[1]), batch * kv_heads)
+    grid = (triton.cdiv(features, wide[0]), _blocks(v.shape[3], wide[1]), batch * kv_heads)
     _sums[grid](fk, v, start, states, end, length, features, v.shape[3], states.shape[2], CHUNK, *wide, _wide(start))
     return states, end
 
@@ -232,7 +232,7 @@ def outputs(fq: Tensor, fk: Tensor, v: Tensor, states: Tensor, normalise: bool) 
     value, chunks = v.shape[3], states.shape[2]
     values, totals = v.new_empty(batch, heads, length, value), states.new_empty(batch, heads, length)
     wide = _widths(features, value)
-    grid = (triton.cdiv(value, wide[1]), chunks, batch * heads)
+    grid = (_blocks(value, wide[1]), chunks, batch * heads)
     sizes = (length, features, value, chunks, heads // fk.shape[1])
     _outputs[grid](fq, fk, v, states, values, totals, *sizes, CHUNK, *wide, _wide(states), normalise)
     return values, totals
@@ -244,7 +244,7 @@ def slopes(fq: Tensor, outer: Tensor, slope: Tensor, of_end: Tensor) -> tuple[Te
     kv_heads, value, chunks = of_end.shape[1], outer.shape[3], triton.cdiv(length, CHUNK)
     after, of_start = of_end.new_empty(batch, kv_heads, chunks, *of_end.shape[2:]), torch.empty_like(of_end)
     wide = _widths(features, value)
-    grid = (triton.cdiv(features, wide[0]), triton.cdiv(value, wide[1]), batch * kv_heads)
+    grid = (triton.cdiv(features, wide[0]), _blocks(value, wide[1]), batch * kv_heads)
     sizes = (length, features, value, chunks, heads // kv_heads)
     _slopes[grid](fq, outer, slope.contiguous(), of_end, after, of_start, *sizes, CHUNK, *wide, _wide(of_end))
     return after, of_start
@@ -270,7 +270,7 @@ def value_gradient(fq: Tensor, fk: Tensor, outer: Tensor, after: Tensor) -> Tens
     batch, kv_heads, length, features = fk.shape
     of_v = outer.new_empty(batch, kv_heads, length, outer.shape[3])
     wide = _widths(features, outer.shape[3])
-    grid = (triton.cdiv(outer.shape[3], wide[1]), after.shape[2], batch * kv_heads)
+    grid = (_blocks(outer.shape[3], wide[1]), after.shape[2], batch * kv_heads)
     sizes = (length, features, outer.shape[3], after.shape[2], fq.shape[1] // kv_heads)
     _value_gradient[grid](fq, fk, outer, after, of_v, *sizes, CHUNK, *wide, _wide(after))
     return of_v
@@ -279,6 +279,11 @@ def value_gradient(fq: Tensor, fk: Tensor, outer: Tensor, after: Tensor) -> Tens
 def _widths(features: int, value: int) -> tuple[int, int]:
     """Blocks of features and of value columns: powers of two from 16, the least that a product takes."""
     return tuple(min(WIDEST, max(16, triton.next_power_of_2(x))) for x in (features, value))  # type: ignore[return-value]
+
+
+def _blocks(columns: int, wide: int) -> int:
+    """At least one: totals are made also where there are no values."""
+    return max(1, triton.cdiv(columns, wide))
 
 
 def _wide(kept: Tensor) -> tl.dtype:

@@ -16,13 +16,10 @@ import os
 from importlib.util import find_spec
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
-from regard.attention.kernel._passes import accumulator, turned
-from regard.attention.kernel._step import Averaged, step
 from regard.errors import UnsupportedError
-from regard.feature_maps import FeatureMap
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 CHUNK = 64
@@ -45,45 +42,18 @@ def require() -> None:
         )
 
 
-def average(
-    q: Float[Tensor, "batch heads queries dim"],
-    k: Float[Tensor, "batch kv_heads keys dim"],
-    v: Float[Tensor, "batch kv_heads keys value"],
-    sum: Float[Tensor, "batch kv_heads features columns"],
-    maps: tuple[FeatureMap, FeatureMap],
-    *,
-    key_mask: Bool[Tensor, "batch keys"] | None,
-    rotation: Float[Tensor, "2 keys pairs"] | None,
-    normalise: bool,
-) -> Averaged:
-    """What `kernel_average` returns for causal heads without log weights. Features are made in q's dtype."""
-    sum = sum.to(accumulator(q.dtype))
-    if q.shape[2] <= 1 and k.shape[2] <= 1:
-        return step(q, k, v, sum, None, maps, 1.0, normalise, None, None, key_mask, rotation)
-    with torch.autocast(q.device.type, enabled=False):
-        (fq, _), (fk, _) = maps[0].scaled(q, None), maps[1].scaled(k, None)
-        if rotation is not None:
-            fq = turned(fq, rotation[:, k.shape[2] - q.shape[2] :].to(fq.dtype))
-            fk = turned(fk, rotation.to(fk.dtype))
-        if key_mask is not None:
-            fk = fk * key_mask[:, None, :, None]
-        values, total, end = causal_average(fq, fk, v, sum, normalise=normalise)
-    return Averaged(values, total, total.new_empty(0), end, total.new_empty(0))
-
-
 def causal_average(
     fq: Float[Tensor, "batch heads queries features"],
-    fk: Float[Tensor, "batch kv_heads keys features"],
-    v: Float[Tensor, "batch kv_heads keys value"],
+    fk: Float[Tensor, "batch kv_heads queries features"],
+    v: Float[Tensor, "batch kv_heads queries value"],
     sum: Float[Tensor, "batch kv_heads features columns"],
-    *,
     normalise: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Causal averages under weights f_i . g_j.
 
     Args:
-        fq: features of the queries, which are the last positions.
-        fk: features of the keys; 0 where a key is padding.
+        fq: features of the queries.
+        fk: features of the keys at the same positions; 0 where a key is padding.
         v: values; finite.
         sum: (features, value + 1) sums before the first key; the last column is the normaliser's.
         normalise: divide by the sum of the weights; a row whose weights sum to 0 gives 0.
@@ -92,15 +62,7 @@ def causal_average(
         (values, total, sum): (batch, heads, queries, value) in v's dtype, (batch, heads, queries) the normaliser, and
         the sums behind the last key; all differentiable, once.
     """
-    past = fk.shape[2] - fq.shape[2]
-    if past:
-        before = torch.nn.functional.pad(v[:, :, :past].to(sum.dtype), (0, 1), value=1.0)
-        sum = sum + fk[:, :, :past].to(sum.dtype).mT @ before
-        fk, v = fk[:, :, past:], v[:, :, past:]
-    if not fq.shape[2]:
-        return v.new_empty(*fq.shape[:3], v.shape[3]), sum.new_empty(fq.shape[:3]), sum
-    values, total, end = _average(fq.contiguous(), fk.contiguous(), v.contiguous(), sum.contiguous(), normalise)
-    return values, total, end
+    return _average(fq.contiguous(), fk.contiguous(), v.contiguous(), sum.contiguous(), normalise)
 
 
 @torch.library.custom_op("regard::linear_triton", mutates_args=())

@@ -70,11 +70,11 @@ class Kernel(Attention):
     ) -> Averaged:
         """The average under this mechanism's maps: by the kernel operator, or in the form that `impl` names."""
         normalise = self.normalise if normalise is None else normalise
-        if self.impl == "triton":
-            from regard.kernels import linear_triton
+        if self.impl in ("triton", "fla"):
+            from regard.kernels import linear
 
-            maps = self.query_map, self.key_map
-            return linear_triton.average(q, k, v, sum, maps, key_mask=key_mask, rotation=rotation, normalise=normalise)
+            maps, rest = (self.query_map, self.key_map), {"key_mask": key_mask, "rotation": rotation}
+            return linear.average(self.impl, q, k, v, sum, maps, normalise=normalise, **rest)
         if self.impl in FORMS:
             assert top is None, "these forms have no log weights"
             maps, causal = (self.query_map, self.key_map), self.heads.causal

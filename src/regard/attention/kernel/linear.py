@@ -17,7 +17,7 @@ from regard.feature_maps import FEATURE_MAPS, FeatureMap
 from regard.feature_maps import feature_map as named
 from regard.info import Heads, Info, Supports
 
-IMPLS = ("auto", "reference", "torch", "triton", *FORMS)
+IMPLS = ("auto", "reference", "torch", "triton", "fla", *FORMS)
 BASE = 10_000.0
 """of the rotary frequencies (Su et al. 2021)"""
 
@@ -45,13 +45,14 @@ class Linear(Kernel):
             normalised rows, means over rows in O(queries x keys) time.
         regulariser_weight: of that loss.
         impl: "auto" and "torch" are the chunked operator; "quadratic", "recurrent" and "cumsum" the other forms of the
-            same sum, with O(queries x keys), O(length) sequential and O(length x features x value) memory; "triton" the
-            chunked form as GPU kernels, causal only; "reference" the definition (no state).
+            same sum, with O(queries x keys), O(length) sequential and O(length x features x value) memory; "triton" and
+            "fla" (flash-linear-attention) the chunked form as GPU kernels, causal only; "reference" the definition (no
+            state).
 
     Raises:
         ConfigError: an unknown or random feature map, maps of different sizes, signed features with normalise=True,
             rotary with an odd number of features, an unknown regulariser, one of weights that may be negative.
-        UnsupportedError: impl="triton" where triton or a CUDA device is missing.
+        UnsupportedError: impl="triton" or impl="fla" where the package or a CUDA device is missing.
 
     Example:
         >>> import torch
@@ -81,9 +82,9 @@ class Linear(Kernel):
     )
 
     reasons: ClassVar[Mapping[str, str]] = {
-        "bidirectional": "impl='triton' is causal only",
+        "bidirectional": "impl='triton' and impl='fla' are causal only",
         "bias": "its weights are products of features, so no term can be added to a logit",
-        "cross": "rotary features need one sequence of slots, and impl='triton' is causal only",
+        "cross": "rotary features need one sequence of slots, and impl='triton' and impl='fla' are causal only",
         "state": "impl='reference' has none",
     }
 
@@ -100,7 +101,7 @@ class Linear(Kernel):
         post: Literal["none", "softmax"] = "none",
         regulariser: Literal["none", "output_l1", "output_l1_sum", "score_l1", "entropy", "hoyer", "l_half"] = "none",
         regulariser_weight: float = 0.01,
-        impl: Literal["auto", "reference", "torch", "triton", "quadratic", "recurrent", "cumsum"] = "auto",
+        impl: Literal["auto", "reference", "torch", "triton", "fla", "quadratic", "recurrent", "cumsum"] = "auto",
     ) -> None:
         super().__init__(
             heads,
@@ -120,10 +121,10 @@ class Linear(Kernel):
         self.features = self.key_map.count(heads.key_dim)
         if impl not in IMPLS:
             raise ConfigError(f"linear has no impl={impl!r}; it has {', '.join(IMPLS)}")
-        if impl == "triton":
-            from regard.kernels import linear_triton
+        if impl in ("triton", "fla"):
+            from regard.kernels.linear import kernels
 
-            linear_triton.require()
+            kernels(impl).require()
         if post not in ("none", "softmax"):
             raise ConfigError(f"linear has no post={post!r}; it has none, softmax")
         self._check_regulariser(regulariser, regulariser_weight)
@@ -167,8 +168,8 @@ class Linear(Kernel):
             cls.info,
             supports=replace(
                 cls.info.supports,
-                bidirectional=impl != "triton",
-                cross=not rotary and impl != "triton",
+                bidirectional=impl not in ("triton", "fla"),
+                cross=not rotary and impl not in ("triton", "fla"),
                 state=impl != "reference",
             ),
             time=2 if explicit or regulariser in OF_ROWS else 1,
