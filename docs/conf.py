@@ -6,6 +6,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import errata
+import errata_linear  # noqa: F401  its measurements enter the page of `errata`
 import gallery
 import pages
 

@@ -10,15 +10,16 @@ import pytest
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def load():
-    spec = importlib.util.spec_from_file_location("errata", DOCS / "errata.py")
+def load(name):
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules["errata"] = module
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
 
 
-errata = load()
+errata = load("errata")
+load("errata_linear")
 ROWS = {each.run.__name__: each.run() for each in errata.ERRATA}
 
 
@@ -106,6 +107,66 @@ def test_a_convolution_needs_its_border():
     assert heads[1] == "9"
 
 
+def test_random_features():
+    """Chance is within 5 standard errors; what is biased is beyond 6."""
+    (_, kernel), (_, ratio), *errors = measured("unbiased_kernel")
+    assert kernel < 5
+    assert ratio > 6
+    assert [error for _, error in errors] == sorted(error for _, error in errors)
+    assert 0.05 < errors[0][1] < 0.3
+    assert errors[-1][1] > 0.9
+    ((literal, ours),) = measured("queries_and_values")
+    assert literal > 6
+    assert ours < 5
+
+
+def test_a_softmax_over_positions_is_no_feature_map():
+    (pointwise, efficient), sums = measured("over_positions")
+    assert pointwise < 1e-13
+    assert efficient > 0.1
+    assert max(sums) < 1e-13
+
+
+def test_what_normalisation_does_and_does_not():
+    (literal, ours), (moved, still), (_, decoded) = measured("no_denominator")
+    assert literal > 10
+    assert ours == pytest.approx(1, abs=1e-12)
+    assert moved > 1
+    assert (still, decoded) == (0, "0")
+
+
+def test_kernels_that_are_not_the_exponential():
+    (relu, _), (elu, _), (_, taylor) = measured("not_the_exponential")
+    assert min(relu, elu) > 0.9  # as far off as equal weights
+    assert taylor < 0.1
+
+
+def test_penalties():
+    (literal, _), *acting, (of_output, of_score) = measured("penalty_of_nothing")
+    assert literal < 1e-13
+    assert min(gradient for _, gradient in acting) > 1e-4
+    assert of_output == pytest.approx(0.5, abs=1e-12)
+    assert of_score == pytest.approx(1, abs=1e-12)
+
+
+def test_what_a_constant_is():
+    """linear: 64 x 64 sums and 64 normalisers; a maximum more for performer; 1 + 64 + 64^2 features of taylor."""
+    counts = [64 * 65, 256 * 65 + 1, (1 + 64 + 64**2) * 65]
+    (_, cache), *kept = measured("hidden_constant")
+    assert cache == str(1000 * 2 * 64)
+    assert [row[1] for row in kept] == [f"{count}; {-(-count // 128)}" for count in counts]
+
+
+def test_sparse_patterns():
+    seen = {(i, j) for i in range(16) for j in range(i + 1, 16) if j - i < 4 or (i - j) % 4 == 0}
+    assert measured("later_positions") == [(str(len(seen)), "0")]
+    assert measured("size_of_blocks") == [("3", "4"), ("27", "48")]
+    (alone, together), (_, rest) = measured("one_normaliser")
+    assert alone == pytest.approx(1, abs=1e-12)
+    assert together + rest == pytest.approx(1, abs=1e-12)
+    assert rest > 0.1
+
+
 def test_every_entry_is_on_the_page_and_has_a_test():
     text = errata.page()
     for each in errata.ERRATA:
@@ -114,7 +175,7 @@ def test_every_entry_is_on_the_page_and_has_a_test():
         assert each.run.__doc__.split("\n")[0] in text
         assert f'measured("{each.run.__name__}")' in Path(__file__).read_text(encoding="utf-8")
     assert text.count("```") % 2 == 0
-    assert len(errata.ERRATA) >= 15
+    assert len(errata.ERRATA) >= 25
 
 
 def test_the_notebook_holds_no_output():

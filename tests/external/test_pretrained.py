@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from regard.attention.sparse._picks import draw, visible
 from regard.cli.main import main
 from regard.integrations import pretrained
 from regard.models.generate import generate
@@ -28,7 +29,8 @@ T5 = {"vocab_size": 83, "d_model": 24, "d_kv": 8, "d_ff": 40, "num_layers": 3, "
 
 LONGFORMER = {**ENCODER, "attention_window": [4, 8, 4], "pad_token_id": 1}
 BIGBIRD = {**ENCODER, "attention_type": "original_full", "hidden_act": "gelu_new"}
-BLOCKS = {**ENCODER, "block_size": 4, "num_random_blocks": 0, "max_position_embeddings": 44}
+KEPT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+BLOCKS = {**ENCODER, **KEPT, "block_size": 4, "num_random_blocks": 1, "max_position_embeddings": 44}
 
 GPT2 = {"vocab_size": 83, "bos_token_id": 1, "eos_token_id": 2}
 
@@ -84,9 +86,12 @@ def close(ours: Tensor, theirs: Tensor) -> None:
     assert difference <= RELATIVE * largest, f"{difference} of {largest}"
 
 
-def random_network(name: str) -> nn.Module:
-    """Every number is random, biases and norms included: defaults of 0 and 1 would hide what is swapped or left out."""
-    title, config, options = TINY[name]
+def random_network(name: str, given: dict[str, object] | None = None) -> nn.Module:
+    """Every number is random, biases and norms included: defaults of 0 and 1 would hide what is swapped or left out.
+
+    The network of a name in TINY, or a BigBird of this class with these options.
+    """
+    title, config, options = TINY[name] if given is None else (name, "BigBirdConfig", given)
     torch.manual_seed(0)
     network = getattr(transformers, title)(getattr(transformers, config)(**options)).eval()
     if name == "t5, version 1.1":
@@ -178,6 +183,94 @@ def test_a_folder_of_transformers_is_the_same_network_here_and_back(name: str, t
     agree(ours, again.eval())
     reread = pretrained.load(tmp_path / "ours").model.state_dict()
     assert all(torch.equal(reread[key], x) for key, x in ours.state_dict().items())
+
+
+def kept(network: Any, length: int) -> tuple[Tensor, Tensor]:
+    """Tokens in a row that is whole and two that are padded, and their mask."""
+    keep = torch.arange(length) < torch.tensor([[length], [length - 3], [length // 2]])
+    return ids(length).masked_fill(~keep, network.config.pad_token_id), keep
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", [name for name in TINY if name.startswith("longformer")])
+@pytest.mark.parametrize("length", [8, 27, 64])
+@pytest.mark.parametrize("places", [(0,), (0, 5, 7)])
+def test_global_tokens_of_longformer_are_those_of_transformers(
+    name: str, length: int, places: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Different ones in every row, hidden ones among them; its model pads to a multiple of its widest window, 8."""
+    theirs: Any = random_network(name)
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours: Any = pretrained.load(tmp_path / "theirs").model
+    tokens, keep = kept(theirs, length)
+    marks = torch.zeros_like(tokens)
+    marks[:, 0] = 1
+    for row in range(BATCH):
+        marks[row, [at + row * min(at, 1) for at in places if at + row < length]] = 1
+    wanted = theirs(tokens, attention_mask=keep.long(), global_attention_mask=marks, output_hidden_states=True)
+    encoder = getattr(ours, "encoder", ours)
+    found = hidden_states(encoder, lambda: encoder(tokens, key_mask=keep, marks=marks))
+    for own, other in zip(found, wanted.hidden_states, strict=True):
+        close(own[keep], other[keep])
+    if hasattr(wanted, "logits"):
+        logits = ours(tokens, key_mask=keep, marks=marks).logits
+        close(logits, wanted.logits) if logits.ndim == 2 else close(logits[keep], wanted.logits[keep])
+
+
+def last_block(length: int, size: int) -> Tensor:
+    """Marks of its tokens: transformers makes the last block of whatever sequence global, padding included."""
+    whole = length + -length % size
+    return (torch.arange(length) >= whole - size).long().expand(BATCH, -1)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("title", ["BigBirdModel", "BigBirdForMaskedLM", "BigBirdForSequenceClassification"])
+@pytest.mark.parametrize("length", [30, 41, 44])
+def test_blocks_of_bigbird_are_those_of_transformers(
+    title: str, length: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the same random blocks in both, none of which the sequence sees anyway: transformers would count it twice.
+
+    In evaluation it sees block 0 again in place of each, so it is in training mode here; nothing is dropped.
+    """
+    theirs: Any = random_network(title, BLOCKS).train()
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours: Any = pretrained.load(tmp_path / "theirs").model
+    encoder, stack, blocks = getattr(ours, "encoder", ours), getattr(theirs, "bert", theirs).encoder, -(-length // 4)
+    source = torch.Generator().manual_seed(0)
+    for own, other in zip(encoder.mechanisms, stack.layer, strict=True):
+        sees = visible(blocks, 1, blocks - 1)
+        picks = torch.stack([draw(sees, 1, causal=False, source=source) for _ in range(4)])
+        table = [each[1:-1].numpy() for each in picks]
+        assert min(each.min() for each in table) > 0
+        monkeypatch.setattr(other.attention.self, "_bigbird_block_rand_mask_with_head", lambda table=table, **_: table)
+        own.place(nn.functional.pad(picks, (0, 0, 0, 11 - blocks), value=-1))
+    tokens, keep = kept(theirs, length)
+    marks = last_block(length, 4)
+    wanted = theirs(tokens, attention_mask=keep.long(), output_hidden_states=True)
+    assert stack.attention_type == "block_sparse"
+    found = hidden_states(encoder, lambda: encoder(tokens, key_mask=keep, marks=marks))
+    for own, other in zip(found, wanted.hidden_states, strict=True):
+        close(own[keep], other[:, :length][keep])
+    if hasattr(wanted, "logits"):
+        logits = ours(tokens, key_mask=keep, marks=marks).logits
+        close(logits, wanted.logits) if logits.ndim == 2 else close(logits[keep], wanted.logits[keep])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("length", [3072, 4096])
+def test_random_blocks_of_bigbird_are_those_of_transformers_in_training(length: int, tmp_path: Path) -> None:
+    """It draws them in training only, at these lengths for the longest sequence; nothing is dropped here."""
+    small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+    theirs: Any = random_network("BigBirdModel", {"vocab_size": 83, **small, **KEPT}).train()
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours: Any = pretrained.load(tmp_path / "theirs").model
+    tokens, keep = (x[:1] for x in kept(theirs, length))
+    marks = last_block(length, 64)[:1]
+    wanted = theirs(tokens, attention_mask=keep.long()).last_hidden_state
+    close(ours(tokens, key_mask=keep, marks=marks).hidden, wanted)
+    ours.blocks[1].attention.attention.place(ours.blocks[1].attention.attention.picks.roll(1, 0))
+    assert (ours(tokens, marks=marks).hidden - wanted).abs().max() > 10 * RELATIVE * wanted.abs().max()
 
 
 @pytest.fixture(scope="module")

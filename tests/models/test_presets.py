@@ -190,6 +190,19 @@ def test_overrides_reach_derived_fields_and_any_other_field() -> None:
     assert presets.build("bert", pooling="mean").pooling == "mean"
 
 
+def test_sparse_encoders_have_the_published_patterns() -> None:
+    heads = presets.build("blockbert").attention[0].count("(0, 1)")
+    assert heads == 10
+    assert presets.build("blockbert", blocks=3).attention[0].count("(0, 1, 2)") == 8
+    assert presets.build("longformer").specs == ("longformer(window=256, num_global=1)",) * 12
+    grown = presets.build("longformer", layers=5, window=32, last_window=512).specs
+    assert [spec.partition("window=")[2].partition(",")[0] for spec in grown] == ["32", "64", "128", "256", "512"]
+    assert "block_size=84, num_global=256, num_random=0, form='etc'" in presets.build("bigbird", form="etc").specs[0]
+    config = presets.build("etc", layers=1)
+    assert (config.position, config.cpc_weight, config.max_length) == ("none", 0.25, 4096 + 512)
+    assert MaskedLanguageModel(Encoder(presets.build("etc", **TINY))).loss_weights == {"cpc": 0.25}
+
+
 def test_unknown_presets_and_fields_are_named() -> None:
     with pytest.raises(ConfigError, match="unknown preset 'gtp': did you mean 'gpt'"):
         presets.build("gtp")
@@ -203,6 +216,14 @@ def test_unknown_presets_and_fields_are_named() -> None:
         presets.build("sparse_transformer", pattern="stride")
     with pytest.raises(ConfigError, match="cannot combine by 'head': did you mean 'heads'"):
         presets.build("sparse_transformer", combine="head")
+    for name, wrong, message in (
+        ("bigbird", {"form": "ect"}, "bigbird has no form 'ect': did you mean 'etc'"),
+        ("bigbird", {"form": "etc", "num_random": 3}, "form etc has no random blocks"),
+        ("blockbert", {"blocks": 7}, "0 would see their own block"),
+        ("longformer", {"last_window": 0}, "windows of at least 1"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            presets.build(name, **wrong)
     with pytest.raises(ConfigError, match="has no local='3d'"):
         presets.build("image_transformer", local="3d")
 

@@ -157,3 +157,25 @@ def test_bad_images_are_refused(npz, tmp_path):
         build_task(ClassificationConfig(holdout=0))
     with pytest.raises(ConfigError, match="tunes, got num_classes=5000"):
         build_task(ClassificationConfig(data="song_ci", num_classes=5000))
+
+
+def test_the_separator_is_global_and_sentences_have_tokens_in_front():
+    plain = build_task(ClassificationConfig(data="song_ci", num_classes=2, length=64))
+    task = build_task(ClassificationConfig(data="song_ci", num_classes=2, length=64, summaries=3))
+    assert (plain.vocab_size, plain.length, task.vocab_size, task.length) == (256, 64, 257, 67)
+    assert plain.fingerprint != task.fingerprint
+    assert len(plain.examples("valid")) == len(task.examples("valid"))
+    seen = set()
+    for index in range(20):
+        one, other = plain.examples("valid")[index], task.examples("valid")[index]
+        assert one.marks.tolist() == [-1] + [0] * (len(one.inputs) - 1)
+        count = int((other.inputs == 256).sum())
+        seen.add(count)
+        assert other.marks[: count + 1].tolist() == [-4, *(-1 - at for at in range(count))]
+        assert set(other.marks[count + 1 :].tolist()) == set(range(1, count + 1))
+        assert np.delete(other.inputs, range(1, count + 1)).tolist() == one.inputs.tolist()
+        assert plain.examples("valid").text(index) == plain.tokenizer.decode(one.inputs[1:])
+    assert seen <= {1, 2, 3}
+    assert max(seen) == 3
+    with pytest.raises(ConfigError, match=r"summaries=2 is not possible; it must be 0 for images"):
+        ClassificationConfig(data="pictures.npz", summaries=2)

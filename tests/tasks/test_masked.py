@@ -1,3 +1,5 @@
+from dataclasses import fields, replace
+
 import numpy as np
 import pytest
 
@@ -33,7 +35,7 @@ def test_a_window_is_the_text_and_fifteen_percent_of_it_count(config):
 
 
 def without(config: MaskedConfig) -> dict:
-    return {name: value for name, value in vars(config).items() if name != "rate"}
+    return {field.name: getattr(config, field.name) for field in fields(TextConfig)}
 
 
 def test_eighty_percent_are_hidden_and_the_rest_half_and_half(config):
@@ -79,3 +81,59 @@ def test_rates_outside_the_open_interval_are_refused(config):
     for rate in (0.0, 1.0, -0.1):
         with pytest.raises(ConfigError, match="rate"):
             MaskedConfig(rate=rate)
+
+
+@pytest.fixture(scope="module")
+def sentences(tmp_path_factory) -> MaskedConfig:
+    folder = tmp_path_factory.mktemp("sentences")
+    path = folder / "said.txt"
+    path.write_text(" ".join(f"The {at}th is {at % 7}." for at in range(900)), encoding="utf-8")
+    return MaskedConfig(corpus=str(path), length=96, cache=str(folder / "cache"), summaries=4, hidden_sentences=0.3)
+
+
+def test_whole_sentences_are_hidden_behind_tokens_that_stand_for_them(sentences):
+    task, plain = build_task(sentences), build_task(TextConfig(**without(sentences)))
+    assert (task.vocab_size, task.mask, task.summary, task.length) == (258, 256, 257, 100)
+    for index in range(0, len(task.examples("train")), 17):
+        example, text = task.examples("train")[index], plain.examples("train")[index].targets
+        text = text[text != IGNORE]
+        count = int((example.inputs == 257).sum())
+        assert 1 < count <= 4
+        assert example.marks[:count].tolist() == [-1 - at for at in range(count)]
+        assert example.marks[count:].min() == 1
+        assert (np.diff(example.marks[count:]) >= 0).all()
+        assert (example.targets[:count] == IGNORE).all()
+        assert (example.contents[:count] == IGNORE).all()
+        inputs, marks = example.inputs[count:], example.marks[count:]
+        targets, contents = example.targets[count:], example.contents[count:]
+        hidden = contents != IGNORE
+        whole = set(marks[hidden].tolist())
+        assert len(whole) == max(1, round(0.3 * count))
+        assert (hidden == np.isin(marks, list(whole))).all()
+        assert (inputs[hidden] == 256).all()
+        assert (targets[hidden] == IGNORE).all()
+        known = np.where(hidden, contents, np.where(targets != IGNORE, targets, inputs))
+        assert (known == text).all()
+        assert int((targets != IGNORE).sum()) == max(1, round(0.15 * int((~hidden & (text != 0)).sum())))
+
+
+def test_sentences_follow_from_the_epoch_and_change_the_fingerprint(sentences):
+    task = build_task(sentences)
+    epochs = [task.examples("train").redrawn(5, epoch).contents for epoch in range(8)]
+    assert any(not np.array_equal(epochs[0], other) for other in epochs)
+    assert np.array_equal(epochs[0], task.examples("train")[5].contents)
+    without_hidden = build_task(replace(sentences, hidden_sentences=0.0))
+    assert without_hidden.examples("train")[5].contents is None
+    assert without_hidden.examples("train")[5].marks is not None
+    assert without_hidden.fingerprint != task.fingerprint
+
+
+def test_what_a_contrasting_model_gets():
+    found = MaskedConfig().contrasting()
+    assert (found.summaries, found.hidden_sentences) == (32, 0.15)
+    assert MaskedConfig(summaries=5, hidden_sentences=0.5).contrasting().summaries == 5
+    for wrong in ({"summaries": 0}, {"hidden_sentences": 0.0}):
+        with pytest.raises(ConfigError, match="more than 0 for a model with a cpc_weight"):
+            MaskedConfig(**wrong).contrasting()
+    with pytest.raises(ConfigError, match="0 without summaries"):
+        MaskedConfig(summaries=0, hidden_sentences=0.2)

@@ -53,6 +53,33 @@ def test_padding_changes_no_logit():
     torch.testing.assert_close(together[:2], alone[0], rtol=0, atol=2e-6)
 
 
+def test_models_get_the_marks_that_they_read():
+    given = Given(
+        [
+            Example(ints(0, 5, 6), ints(5, 6, 0), 0, 3, None, ints(-1, 1, 2), ints(-100, 7, -100)),
+            Example(ints(0, 5), ints(5, 0), 1, 2, None, ints(-2, 2), ints(-100, -100)),
+        ]
+    )
+    batch = collate(given, [0, 1], 10)
+    assert batch.marks is not None
+    assert batch.contents is not None
+    assert batch.marks.tolist() == [[-1, 1, 2], [-2, 2, 0]]
+    assert batch.contents.tolist() == [[-100, 7, -100], [-100] * 3]
+    assert collate(PAIRS, [0], 10).marks is None
+    for reads, expected in {
+        "none": {},
+        "tokens": {"marks": [[-1, 0, 0], [-2, 0, 0]]},
+        "segments": {"marks": batch.marks.tolist(), "contents": batch.contents.tolist()},
+    }.items():
+
+        def model(inputs, *, key_mask, **others):
+            return {name: x.tolist() for name, x in others.items()}
+
+        assert batch.through(model) == {}
+        model.reads_marks = reads
+        assert batch.through(model) == expected
+
+
 def test_vectors_and_classes():
     draw = np.random.default_rng(0)
     images = Given([Example(draw.standard_normal((n, 3)).astype(np.float32), ints(n), n, 0) for n in (2, 4)])

@@ -123,7 +123,7 @@ def test_the_likeliest_mask_is_filled_first(kinds, tmp_path, monkeypatch):
     loaded = load(train(kinds["masked"], tmp_path / "run").path)
 
     class Sure(MaskedLanguageModel):
-        def forward(self, tokens):
+        def forward(self, tokens, *, key_mask=None):
             logits = torch.zeros(1, tokens.shape[1], 257)
             logits[0, -1, ord("b")] = 20.0
             logits[0, 0, ord("a" if tokens[0, -1] == ord("b") else "z")] = 10.0

@@ -77,5 +77,6 @@ def contrast(predicted: Float[Tensor, "segments dim"], content: Float[Tensor, "s
     """
     if len(predicted) < 2:
         return predicted.sum() * 0
-    scores = predicted.float() @ content.float().mT * predicted.shape[-1] ** -0.5
+    wide = torch.promote_types(predicted.dtype, torch.float32)
+    scores = predicted.to(wide) @ content.to(wide).mT * predicted.shape[-1] ** -0.5
     return F.cross_entropy(scores, torch.arange(len(scores), device=scores.device))

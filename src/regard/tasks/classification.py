@@ -17,6 +17,7 @@ from regard.tasks.base import SPLITS, Example, Split, Task, checked_index
 from regard.tasks.config import TEXT_CLASSES, ClassificationConfig
 from regard.tasks.corpus import bundled_rows, held_out
 from regard.tasks.images import Images, read_images
+from regard.tasks.sentences import in_front, sentence_numbers
 from regard.tasks.tokenizer import Tokenizer, build_tokenizer
 
 ERAS = (("1790 to 1860", 1860), ("1861 to 1932", 1932), ("since 1933", 9999))
@@ -57,7 +58,8 @@ class TextClassificationTask(ClassificationTask):
     of an author are all in one split, and a training poem that a held-out author is also credited with is left out.
 
     An example is the separator, where a head for the whole sequence may look, and at most length - 1 tokens; a longer
-    text is several examples with one class and one `Example.document`.
+    text is several examples with one class and one `Example.document`. Its marks make the separator global; with
+    `summaries`, so are the tokens behind it that stand for a sentence each, which are no tokens of the tokenizer.
 
     Args:
         config: corpus, tokenizer, length, classes.
@@ -74,14 +76,14 @@ class TextClassificationTask(ClassificationTask):
 
     def __init__(self, config: ClassificationConfig, *, tokenizer: Tokenizer | None = None):
         self.config = config
-        self.length = config.length
+        self.length = config.length + config.summaries
         if config.holdout == 0:
             raise ConfigError("task classification: holdout=0 is for images, which have a test set; give a share")
         texts, self.classes = _addresses() if config.data == "state_of_the_union" else _poems(config.num_classes)
         splits = _split(texts, config.holdout)
         training = (text.text for text in splits["train"])
         self.tokenizer: Tokenizer = tokenizer or build_tokenizer(config.tokenizer, config.vocab_size, training)
-        self.vocab_size = self.tokenizer.vocab_size
+        self.vocab_size = self.tokenizer.vocab_size + (config.summaries > 0)
         for split, kept in splits.items():
             absent = set(self.classes) - {text.label for text in kept}
             if absent:
@@ -94,13 +96,15 @@ class TextClassificationTask(ClassificationTask):
             split: Texts.cut(
                 [self.tokenizer.encode(text.text) for text in kept],
                 [number[text.label] for text in kept],
-                self.length,
-                self.tokenizer.separator,
+                config.length,
+                self.tokenizer,
+                summaries=config.summaries,
             )
             for split, kept in splits.items()
         }
         content = [[split, *text] for split, kept in splits.items() for text in kept]
-        described = json.dumps([content, self.classes, self.tokenizer.to_json(), self.length])
+        described = json.dumps([content, self.classes, self.tokenizer.to_json(), config.length])
+        described += f" summaries={config.summaries}" if config.summaries else ""
         self.fingerprint = hashlib.sha256(described.encode()).hexdigest()[:32]
 
     def examples(self, split: Split) -> "Texts":
@@ -110,27 +114,47 @@ class TextClassificationTask(ClassificationTask):
 
 @dataclass(frozen=True)
 class Texts:
-    """Documents cut into pieces. pieces: (document, first token) of each. first: the token before every piece."""
+    """Documents cut into pieces. pieces: (document, first token) of each. summaries: most sentences of a piece with a
+    token in front.
+    """
 
     ids: Sequence[Int64[np.ndarray, "tokens"]]
     labels: Sequence[int]
     pieces: Int64[np.ndarray, "examples 2"]
     length: int
-    first: int
+    tokenizer: Tokenizer
+    summaries: int = 0
 
     @classmethod
-    def cut(cls, ids: Sequence[np.ndarray], labels: Sequence[int], length: int, first: int) -> "Texts":
+    def cut(
+        cls,
+        ids: Sequence[np.ndarray],
+        labels: Sequence[int],
+        length: int,
+        tokenizer: Tokenizer,
+        *,
+        summaries: int = 0,
+    ) -> "Texts":
         """Pieces of length - 1 tokens at most."""
         pieces = [(row, at) for row, text in enumerate(ids) for at in range(0, len(text), length - 1)]
-        return cls(ids, labels, np.array(pieces, np.int64).reshape(-1, 2), length, first)
+        return cls(ids, labels, np.array(pieces, np.int64).reshape(-1, 2), length, tokenizer, summaries)
 
     def __len__(self) -> int:
         return len(self.pieces)
 
     def __getitem__(self, index: int) -> Example:
         document, at = (int(x) for x in self.pieces[checked_index(index, len(self))])
-        inputs = np.concatenate([[self.first], self.ids[document][at : at + self.length - 1]])
-        return Example(inputs.astype(np.int64), np.array([self.labels[document]]), document, 0)
+        inputs = self.ids[document][at : at + self.length - 1].astype(np.int64)
+        marks = np.zeros_like(inputs)
+        if self.summaries:
+            numbers = sentence_numbers(inputs, self.tokenizer, self.summaries)
+            inputs, marks = in_front(inputs, numbers, self.tokenizer.vocab_size)
+        # The separator is a global token of a segment that has no tokens.
+        inputs, marks = (
+            np.concatenate([[first], rest])
+            for first, rest in ((self.tokenizer.separator, inputs), (-self.summaries - 1, marks))
+        )
+        return Example(inputs, np.array([self.labels[document]]), document, 0, marks=marks)
 
     def __iter__(self) -> Iterator[Example]:
         return (self[index] for index in range(len(self)))
@@ -139,6 +163,11 @@ class Texts:
     def targets(self) -> Int64[np.ndarray, "examples"]:
         """The class of every example."""
         return np.array(self.labels, np.int64)[self.pieces[:, 0]]
+
+    def text(self, index: int) -> str:
+        """What an example says; a character that is cut at its end becomes U+FFFD."""
+        document, at = self.pieces[checked_index(index, len(self))]
+        return self.tokenizer.decode(self.ids[document][at : at + self.length - 1])
 
 
 class ImageClassificationTask(ClassificationTask):

@@ -1,6 +1,6 @@
 """What a task is asked for: one frozen dataclass a task. Imports nothing heavy: the command line reads these first."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from regard.errors import ConfigError
@@ -99,10 +99,36 @@ class MaskedConfig(TextConfig):
 
     rate: float = 0.15
     """Share of the tokens of a window that are predicted."""
+    summaries: int | None = None
+    """Most tokens in front of a window that summarise a sentence each, global ones where a mechanism has such; the last
+    one is for the rest. None: 32 for a model with a cpc_weight, else 0."""
+    hidden_sentences: float | None = None
+    """Share of these sentences that are hidden as a whole, for the contrastive loss of a model with a cpc_weight; their
+    tokens are not predicted. None: 0.15 for such a model, else 0."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _require(0 < self.rate < 1, self, "rate", "more than 0 and less than 1")
+        _require(self.summaries is None or self.summaries >= 0, self, "summaries", "at least 0")
+        hidden = self.hidden_sentences or 0.0
+        _require(0 <= hidden < 1, self, "hidden_sentences", "at least 0 and less than 1")
+        _require(not hidden or bool(self.summaries), self, "hidden_sentences", "0 without summaries; set these too")
+
+    def contrasting(self) -> "MaskedConfig":
+        """The task for a model with a contrastive loss: what is not said gets the defaults of it.
+
+        Raises:
+            ConfigError: no summaries, or no hidden sentences, are asked for.
+        """
+        for name in ("summaries", "hidden_sentences"):
+            _require(
+                getattr(self, name) != 0, self, name, "more than 0 for a model with a cpc_weight, or set that to 0"
+            )
+        return replace(
+            self,
+            summaries=32 if self.summaries is None else self.summaries,
+            hidden_sentences=0.15 if self.hidden_sentences is None else self.hidden_sentences,
+        )
 
 
 @dataclass(frozen=True)
@@ -146,6 +172,9 @@ class ClassificationConfig:
     """Tokens of the bpe tokenizer; None: 4096 for bpe. The bytes tokenizer always has 256."""
     length: int = 256
     """Tokens in an example of a text; a longer document is several examples."""
+    summaries: int = 0
+    """Most tokens in front of a text that summarise a sentence each, global ones where a mechanism has such; the last
+    one is for the rest. 0: none."""
     num_classes: int = 10
     """Tunes of song_ci to tell apart, the most frequent ones."""
     patch: int = 4
@@ -157,6 +186,8 @@ class ClassificationConfig:
 
     def __post_init__(self) -> None:
         _require(self.length >= 2, self, "length", "at least 2")
+        _require(self.summaries >= 0, self, "summaries", "at least 0")
+        _require(not self.summaries or self.data in TEXT_CLASSES, self, "summaries", "0 for images")
         _require(self.num_classes >= 2, self, "num_classes", "at least 2")
         _require(self.patch >= 1, self, "patch", "at least 1")
         _require(0 <= self.holdout < 0.5, self, "holdout", "from 0 to less than 0.5")

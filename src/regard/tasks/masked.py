@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from jaxtyping import Bool, Int64
 
 from regard.tasks.base import IGNORE, Example, Split, Task
 from regard.tasks.config import MaskedConfig
+from regard.tasks.sentences import in_front, sentence_numbers
 from regard.tasks.text import TextTask, Windows
 from regard.tasks.tokenizer import Tokenizer
 
@@ -22,9 +24,13 @@ class MaskedTask(Task):
     drawn from hash(seed, epoch, index) in training, and from hash(split, index) elsewhere: runs of any seed are
     evaluated on the same masks.
 
-    The mask is one more token, `mask`, after those of the tokenizer. Random tokens are any but the separator and the
-    mask. `Example.nbytes` counts the bytes of the chosen tokens, so bits per byte does not depend on the tokenizer's
-    numbering, but, unlike that of text, does depend on its tokens: longer ones hide more at once.
+    With `summaries`, a window has a token `summary` in front for every sentence, and marks that say whose it is; of the
+    sentences max(1, round(hidden_sentences n)) are hidden as a whole and told in `Example.contents` alone, where there
+    is more than one.
+
+    The mask is one more token, `mask`, after those of the tokenizer, and `summary` the next. Random tokens are any but
+    the separator and these. `Example.nbytes` counts the bytes of the chosen tokens, so bits per byte does not depend on
+    the tokenizer's numbering, but, unlike that of text, does depend on its tokens: longer ones hide more at once.
 
     Args:
         config: corpus, tokenizer, length, rate.
@@ -40,7 +46,7 @@ class MaskedTask(Task):
         0.15
 
     Source: Devlin et al. 2019, section 3.1, task 1 and appendix A.1; drawn anew in every epoch as in RoBERTa (Liu et
-    al. 2019, section 4.1).
+    al. 2019, section 4.1). Sentences: Ainslie et al. 2020, section 3.4.
     """
 
     name: ClassVar[str] = "masked"
@@ -50,10 +56,13 @@ class MaskedTask(Task):
         self.config, self.seed = config, seed
         self.text = TextTask(config, tokenizer=tokenizer)
         self.tokenizer: Tokenizer = self.text.tokenizer
-        self.length = config.length
-        self.mask = self.tokenizer.vocab_size
-        self.vocab_size = self.mask + 1
+        self.summaries, self.hidden = config.summaries or 0, config.hidden_sentences or 0.0
+        self.length = config.length + self.summaries
+        self.mask, self.summary = self.tokenizer.vocab_size, self.tokenizer.vocab_size + 1
+        self.vocab_size = self.mask + 1 + (self.summaries > 0)
         described = f"{self.text.fingerprint} rate={config.rate} seed={seed}"
+        if self.summaries:
+            described += f" summaries={self.summaries} hidden={self.hidden}"
         self.fingerprint = hashlib.sha256(described.encode()).hexdigest()[:32]
 
     def examples(self, split: Split) -> "MaskedWindows":
@@ -83,9 +92,14 @@ class MaskedWindows:
         tokens = whole.targets[whole.targets != IGNORE]  # what a window of text predicts is its tokens, each once
         name = f"{task.seed}/{epoch}/{index}" if self.split == "train" else f"{self.split}/{index}"
         draw = np.random.default_rng(_key(name))
-        places = np.flatnonzero(tokens != task.tokenizer.separator)
+        contents, numbers = np.full_like(tokens, IGNORE), None
+        if task.summaries:
+            numbers = sentence_numbers(tokens, task.tokenizer, task.summaries)
+            whole_ones = self._hidden(numbers, draw)
+            contents[whole_ones] = tokens[whole_ones]
+        places = np.flatnonzero((tokens != task.tokenizer.separator) & (contents == IGNORE))
         if places.size == 0:  # nothing but the end of a document, in a window of its own
-            places = np.arange(tokens.size)
+            places = np.flatnonzero(contents == IGNORE)
         chosen = draw.choice(places, max(1, round(task.config.rate * places.size)), replace=False)
         random = draw.integers(task.mask - 1, size=chosen.size)
         random += random >= task.tokenizer.separator
@@ -93,7 +107,26 @@ class MaskedWindows:
         inputs, targets = tokens.copy(), np.full_like(tokens, IGNORE)
         targets[chosen] = tokens[chosen]
         inputs[chosen] = np.where(kind < 0.8, task.mask, np.where(kind < 0.9, random, tokens[chosen]))
-        return Example(inputs, targets, whole.document, int(task.tokenizer.sizes[tokens[chosen]].sum()))
+        inputs[contents != IGNORE] = task.mask
+        found = Example(inputs, targets, whole.document, int(task.tokenizer.sizes[tokens[chosen]].sum()))
+        if numbers is None:
+            return found
+        inputs, marks = in_front(inputs, numbers, task.summary)
+        nothing = np.full(len(inputs) - len(tokens), IGNORE)
+        return found._replace(
+            inputs=inputs,
+            targets=np.concatenate([nothing, targets]),
+            marks=marks,
+            contents=np.concatenate([nothing, contents]) if task.hidden else None,
+        )
+
+    def _hidden(self, numbers: Int64[np.ndarray, "tokens"], draw: np.random.Generator) -> Bool[np.ndarray, "tokens"]:
+        """The tokens of the sentences that are hidden as a whole; one sentence at least is not."""
+        named = np.unique(numbers)
+        if not self.task.hidden or named.size < 2:
+            return np.zeros(numbers.shape, bool)
+        count = min(max(1, round(self.task.hidden * named.size)), named.size - 1)
+        return np.isin(numbers, draw.choice(named, count, replace=False))
 
 
 def _key(name: str) -> int:

@@ -11,6 +11,7 @@ from regard.tasks.config import (
     TEXT_CLASSES,
     ClassificationConfig,
     ImagesConfig,
+    MaskedConfig,
     SuperResolutionConfig,
     TaskConfig,
     TextConfig,
@@ -192,7 +193,8 @@ def default_model(task: TaskConfig) -> AnyModelConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """A training run, complete: model, task, training. Without a model it is `default_model` of the task.
+    """A training run, complete: model, task, training. Without a model it is `default_model` of the task. A model with
+    a contrastive loss of hidden sentences has a task that hides some (`MaskedConfig.contrasting`).
 
     What goes in and out belongs to the task: when the run starts, the model's vocabulary, width of vectors and tokens
     that begin and end a sequence become the task's, and `model.max_length` at least the task's length
@@ -214,6 +216,8 @@ class RunConfig:
     def __post_init__(self) -> None:
         if self.model is None:
             object.__setattr__(self, "model", default_model(self.task))
+        if isinstance(self.task, MaskedConfig) and getattr(self.model, "cpc_weight", 0):
+            object.__setattr__(self, "task", self.task.contrasting())
         wanted = SHAPES[self.task.name]
         if type(self.model) is not wanted:
             raise ConfigError(

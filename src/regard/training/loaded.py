@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import numpy as np
 import torch
-from jaxtyping import Int64, UInt8
+from jaxtyping import Float64, Int64, UInt8
 from torch import Tensor
 
 from regard.errors import ConfigError, InputError, LimitError, ShapeError
@@ -18,10 +18,11 @@ from regard.models.pixels import sample
 from regard.models.sampling import Sampling
 from regard.tasks.base import Example
 from regard.tasks.classification import Patches, Texts
-from regard.tasks.config import ImagesConfig, SuperResolutionConfig
+from regard.tasks.config import ClassificationConfig, ImagesConfig, MaskedConfig, SuperResolutionConfig
 from regard.tasks.pixels import Grid, sources
+from regard.tasks.sentences import in_front, sentence_numbers
 from regard.tasks.tokenizer import Tokenizer
-from regard.training.batches import collate
+from regard.training.batches import Batch, collate
 from regard.training.config import RunConfig
 from regard.training.network import Labels, Network
 
@@ -142,7 +143,9 @@ class Loaded:
         if isinstance(given, str):
             assert self.tokenizer is not None
             ids = self._ids("the text", given)
-            examples = Texts.cut([ids], [0], self._length, self.tokenizer.separator)
+            task = self.config.task
+            assert isinstance(task, ClassificationConfig)
+            examples = Texts.cut([ids], [0], task.length, self.tokenizer, summaries=task.summaries)
         else:
             examples = self._patches(given, self.labels)
         config, total = self.model.encoder.config, torch.zeros(len(self.labels.classes), dtype=torch.float64)
@@ -173,13 +176,30 @@ class Loaded:
         ids = [self.tokenizer.encode(part) for part in parts]
         tokens = torch.tensor([token for part in ids for token in (hidden, *part)][1:])
         self._require_room("the text", len(tokens))
+        task = self.config.task
+        assert isinstance(task, MaskedConfig)
+        summaries = task.summaries or 0
         with evaluation(self.model), torch.no_grad():
             while (places := (tokens == hidden).nonzero()[:, 0]).numel():
-                logits = self.model(tokens[None].to(self._device)).logits[0, places.to(self._device)].cpu().double()
-                logits[:, [hidden, self.tokenizer.separator]] = -torch.inf
+                logits = self._hidden_logits(tokens.numpy(), hidden, summaries)[places]
+                logits[:, [self.tokenizer.separator, *range(hidden, logits.shape[1])]] = -torch.inf
                 best: Tensor = logits.log_softmax(-1).amax(-1).argmax()
                 tokens[places[best]] = logits[best].argmax()
         return self.tokenizer.decode(tokens.numpy())
+
+    def _hidden_logits(
+        self, tokens: Int64[np.ndarray, "length"], hidden: int, summaries: int
+    ) -> Float64[Tensor, "length vocab"]:
+        """Logits of every token, behind tokens for their sentences where the run had these."""
+        assert self.tokenizer is not None
+        inputs, marks = tokens, None
+        if summaries:
+            seen = np.where(tokens == hidden, self.tokenizer.separator, tokens)  # a hidden token ends no sentence
+            inputs, marks = in_front(tokens, sentence_numbers(seen, self.tokenizer, summaries), hidden + 1)
+        given = [None if x is None else torch.from_numpy(x)[None] for x in (inputs, marks)]
+        assert given[0] is not None
+        batch = Batch([0], given[0], torch.zeros(1, 1, dtype=torch.long), None, [0], [0], marks=given[1])
+        return batch.to(self._device).through(self.model).logits[0, len(inputs) - len(tokens) :].cpu().double()
 
     def draw(
         self,

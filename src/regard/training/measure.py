@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from regard.models import EncoderDecoder
 from regard.tasks.base import Split, Task
-from regard.tasks.classification import ClassificationTask
+from regard.tasks.classification import ClassificationTask, Texts
 from regard.tasks.masked import MaskedTask
 from regard.tasks.pixels import ImagesTask
 from regard.tasks.scoring import Rows, classification_rows, image_rows, library, masked_rows, translation_rows
@@ -57,6 +57,7 @@ class Measure:
                 examples.targets[chosen],
                 task,
                 documents=documents if in_pieces else None,
+                texts=[examples.text(at) for at in chosen] if isinstance(examples, Texts) else None,
             )
         if isinstance(task, ImagesTask):
             return image_rows(scores.total.nats / scores.total.tokens, task, self.split, self.chosen)
