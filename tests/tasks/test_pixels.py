@@ -92,8 +92,8 @@ def test_examples_predict_every_channel_from_those_before(tmp_path: Path) -> Non
     assert (task.vocab_size, task.num_targets, task.length, task.metric) == (193, 64, 72, "bits_per_dimension")
     examples = task.examples("train")
     for index in (0, 5):
-        inputs, targets, _, _, source = examples[index]
-        assert source is None
+        inputs, targets = examples[index].inputs, examples[index].targets
+        assert examples[index].source is None
         assert inputs[0] == 192
         wanted = places(4, 6, 3, (2, 3))
         levels = [int(examples.images[index][at]) // 4 for at in wanted]

@@ -1,7 +1,5 @@
 """The Triton kernels behind `linear_triton`. Tensors are contiguous; a row is a pair of batch element and head."""
 
-# triton need not be installed, and its kernels are launched by indexing:
-# pyright: reportMissingImports=false, reportIndexIssue=false
 import torch
 import triton
 import triton.language as tl
