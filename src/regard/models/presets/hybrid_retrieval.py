@@ -24,7 +24,7 @@ def hybrid_retrieval(
     dropout: float = 0.0,
     seed: int = 0,
 ) -> ModelConfig:
-    """A pre-norm decoder, most of whose attention is linear and the rest exact.
+    """A pre-norm decoder of exact and linear attention together: by layers, or by distance in every layer.
 
     `layers`: every `period`-th layer is softmax and finds any token again, at the price of a state that grows; the
     others are `linear`. `window`: in every layer softmax over the last `window` tokens and linear attention beyond,
