@@ -49,6 +49,7 @@ TINY: dict[str, tuple[str, str, dict[str, object]]] = {
     ),
     "bert": ("BertModel", "BertConfig", {**ENCODER, "type_vocab_size": 3}),
     "bert for masked tokens": ("BertForMaskedLM", "BertConfig", ENCODER),
+    "bert for masked tokens, tanh": ("BertForMaskedLM", "BertConfig", {**ENCODER, "hidden_act": "gelu_new"}),
     "bert for classes": ("BertForSequenceClassification", "BertConfig", {**ENCODER, "num_labels": 5}),
     "roberta": ("RobertaModel", "RobertaConfig", {**ENCODER, "type_vocab_size": 1}),
     "roberta for masked tokens": ("RobertaForMaskedLM", "RobertaConfig", ENCODER),

@@ -152,6 +152,24 @@ def test_names_are_those_that_are_published(tmp_path: Path) -> None:
     assert {name for name in names if not name.startswith("bert.")} == {f"cls.predictions.{x}" for x in head | {"bias"}}
 
 
+def test_names_of_sparse_networks_are_those_that_are_published(tmp_path: Path) -> None:
+    pretrained.export(network("LongformerModel"), tmp_path / "long")
+    tensors, own = load_file(tmp_path / "long" / "model.safetensors"), network("LongformerModel").state_dict()
+    assert not any(name.startswith("longformer.") for name in tensors)
+    for name in ("query", "key", "value"):
+        theirs = tensors[f"encoder.layer.1.attention.self.{name}_global.weight"]
+        assert torch.equal(theirs, own[f"blocks.1.attention.global_rows.{name}.weight"])
+    assert json.loads((tmp_path / "long" / "config.json").read_text())["attention_window"] == [6, 2]
+    pretrained.export(network("BigBirdForSequenceClassification"), tmp_path / "big")
+    names = set(load_file(tmp_path / "big" / "model.safetensors"))
+    assert {f"classifier.{part}.{kind}" for part in ("dense", "out_proj") for kind in ("weight", "bias")} < names
+    assert "bert.encoder.layer.0.attention.self.key.weight" in names
+    assert not any(name.endswith(("self.key.bias", "picks")) for name in names)
+    settings = json.loads((tmp_path / "big" / "config.json").read_text())
+    wanted = {"attention_type": "block_sparse", "block_size": 2, "num_random_blocks": 2}
+    assert {**settings, **wanted, "rescale_embeddings": True, "use_bias": False, "hidden_act": "gelu_new"} == settings
+
+
 def test_t5_with_an_output_layer_of_its_own(tmp_path: Path) -> None:
     config = presets.build("t5", **{**WIDE, "head_dim": None, "mlp": "geglu_tanh", "tied": False})
     model = EncoderDecoder(config).eval()

@@ -308,8 +308,8 @@ def export(
     classes, which no hidden state depends on, and probabilities of dropping that our models do not have.
 
     Args:
-        model: one that transformers has: a decoder as llama or gpt2, an encoder as bert, roberta, longformer or big_bird
-            (bare, for masked tokens, for classes), or an encoder-decoder as t5 or bart.
+        model: one that transformers has: a decoder as llama or gpt2, an encoder as bert, roberta, longformer or
+            big_bird (bare, for masked tokens, for classes), or an encoder-decoder as t5 or bart.
         folder: a new one.
         tokenizer: written as tokenizer.json.
         stop_tokens: ids that end a text.
