@@ -199,7 +199,7 @@ def test_metrics_stand_beside_baselines(kinds, tmp_path, poems):
     assert list(rows) == ["model", "the source as it is", "most frequent translation", "most frequent words"]
     assert all(set(row) == {"chrf", "bleu"} for row in rows.values())
     rows = evaluate(poems, limit=30)["metrics"]
-    assert list(rows) == ["model", "always 水调歌头"]  # longer poems, which are more examples
+    assert list(rows) == ["model", "always 水调歌头", "words without their order"]  # longer poems, more examples
     run = train(kinds["masked"], tmp_path / "m").path
     report = evaluate(run, limit=5)
     assert report["metrics"]["model"] == {"accuracy": report["accuracy"], "nats": report["nats_per_token"]}
@@ -225,3 +225,53 @@ def test_the_package_does_not_import_the_libraries_of_metrics():
     code = f"import sys; sys.path.insert(0, {str(source)!r}); import regard.training.run; import regard.cli.evaluate; "
     code += "sys.exit('sacrebleu' in sys.modules or 'sklearn' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_hidden_sentences_train_a_loss_of_their_own(kinds, tmp_path):
+    model = EncoderConfig(
+        dim=16, heads=2, layers=1, attention=("etc(window=4, num_global=0)",), position="none", cpc_weight=0.5
+    )
+    config = replace(
+        kinds["masked"],
+        model=model,
+        task=replace(kinds["masked"].task, length=30),
+        training=replace(kinds["masked"].training, log_every=1),
+    )
+    assert (config.task.summaries, config.task.hidden_sentences) == (32, 0.15)
+    result = train(config, tmp_path / "run")
+    assert toml.load(result.path / "config.toml") == result.config
+    lines = [line for line in result.metrics if line["kind"] == "train"]
+    assert max(line["losses"]["cpc"] for line in lines) > 0
+    for line in lines:
+        assert line["objective"] == pytest.approx(line["loss"] + 0.5 * line["losses"]["cpc"], rel=1e-5)
+    loaded = load(result.path)
+    assert loaded.model.reads_marks == "segments"
+    filled = loaded.fill("1[MASK] is. [MASK]2")
+    assert "[MASK]" not in filled
+    assert "\0" not in filled
+    with pytest.raises(ConfigError, match="summaries=0 is not possible; it must be more than 0 for a model with a cpc"):
+        replace(config, task=replace(kinds["masked"].task, summaries=0))
+
+
+@pytest.mark.parametrize("spec", ["longformer(window=8, num_global=0)", "etc(window=8, num_global=0)", "softmax"])
+def test_a_text_with_summaries_is_classified_as_in_evaluation(tmp_path, spec):
+    task = ClassificationConfig(data="song_ci", num_classes=2, length=48, summaries=4)
+    training = TrainingConfig(steps=1, batch_size=2, warmup=0, evaluate_examples=2, threads=1)
+    model = EncoderConfig(dim=16, heads=2, layers=1, attention=(spec,))
+    run = train(RunConfig(model, task, training), tmp_path / "run").path
+    loaded, data = load(run), build_task(task)
+    examples = data.examples("valid")
+    text = data.tokenizer.decode(examples.ids[0])
+    assert loaded.config.model.vocab_size == 257
+    found = loaded.classify(text)
+    pieces = [at for at in range(len(examples)) if examples[at].document == 0]
+    assert len(pieces) > 1
+    total = torch.zeros(2, dtype=torch.float64)
+    for at in pieces:
+        example = examples[at]
+        marks = torch.from_numpy(example.marks)[None]
+        marks = {} if spec == "softmax" else {"marks": marks.clamp(max=0) if "longformer" in spec else marks}
+        with torch.no_grad():
+            total += loaded.model(torch.from_numpy(example.inputs)[None], **marks).logits[0].double().softmax(-1)
+    for name, share in zip(data.classes, (total / len(pieces)).tolist(), strict=True):
+        assert found[name] == pytest.approx(share, abs=2e-6)
