@@ -212,7 +212,8 @@ class Settings:
             CheckpointError: there are some.
         """
         if self.problems:
-            raise CheckpointError(f"{self.where}: the configuration is not one that can be run:{listed(self.problems)}")
+            once = listed(dict.fromkeys(self.problems))
+            raise CheckpointError(f"{self.where}: the configuration is not one that can be run:{once}")
 
 
 def listed(problems: Iterable[str]) -> str:
