@@ -114,7 +114,7 @@ def cosine(length: int, count: int) -> None:
         f"window   local(w)             'window(w) | first({FIRST})'   longformer(w, num_global={FIRST})",
         flush=True,
     )
-    for window in WINDOWS:
+    for window in (width for width in WINDOWS if width < length):
         line = [f"{window:6d}"]
         for spec in variants(window):
             found = vectors(pretrained.convert(dense, spec), chunks)
