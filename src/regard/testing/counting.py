@@ -86,6 +86,9 @@ class _Kind:
 def _kind(func: Any) -> _Kind:
     custom, returned = OPDEFS.get(func._schema.name), func._schema.returns
     flops = flop_registry.get(func._overloadpacket)
+    plain = getattr(torch.ops.aten, func._opname.removesuffix("_"), None)
+    if func.namespace == "aten" and plain in flop_registry:  # torch's registry has baddbmm, and not baddbmm_
+        flops = flop_registry[plain]
     if "scaled_dot_product_flash_attention_for_cpu" in func._schema.name:  # missing in torch's registry
         flops = _fused_backward if "backward" in func._schema.name else _fused
     return _Kind(
