@@ -110,12 +110,13 @@ def decoded(
         draw = generator(seed, "capacity", pairs, dim, trial)
         keys, values = (normalize(torch.randn(pairs, dim, generator=draw), dim=-1) for _ in range(2))
         x = keys * sharpness**0.5 * dim**0.25
-        mechanism = _mechanism(spec, pairs, dim, generator(seed, "features", trial).initial_seed())
-        found.append((_asked(mechanism, x, values) @ values.mT).argmax(-1))
+        mechanism = memory(spec, pairs, dim, generator(seed, "features", trial).initial_seed())
+        found.append((asked(mechanism, x, values) @ values.mT).argmax(-1))
     return torch.stack(found)
 
 
-def _mechanism(spec: str, pairs: int, dim: int, seed: int) -> Attention:
+def memory(spec: str, pairs: int, dim: int, seed: int) -> Attention:
+    """One head that can be asked for so many pairs, in evaluation mode."""
     supports = describe(spec).supports
     cross = supports.cross and supports.bidirectional
     if not cross and not supports.causal:
@@ -126,7 +127,7 @@ def _mechanism(spec: str, pairs: int, dim: int, seed: int) -> Attention:
     return build(spec, Heads(count=1, key_dim=dim, causal=not cross, max_length=pairs + 1, seed=seed)).eval()
 
 
-def _asked(mechanism: Attention, x: Tensor, values: Tensor) -> Tensor:
+def asked(mechanism: Attention, x: Tensor, values: Tensor) -> Tensor:
     """The output for every key as a query."""
     if not mechanism.heads.causal:
         return mechanism(x[None, None], x[None, None], values[None, None]).values[0, 0]

@@ -1,0 +1,126 @@
+"""Real functions, and versions of them that differ by one line: what exact retrieval of code has to tell apart."""
+
+import ast
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from regard.errors import ConfigError, DataError
+
+MODULES = (
+    "argparse", "ast", "bisect", "calendar", "colorsys", "configparser", "csv", "difflib", "fnmatch", "fractions",
+    "genericpath", "gettext", "heapq", "inspect", "json.decoder", "json.encoder", "numbers", "posixpath", "random",
+    "shlex", "shutil", "statistics", "string", "tempfile", "textwrap", "tokenize",
+)  # fmt: skip
+"""of Python's standard library, all in Python, all without side effects on import"""
+LINES = range(5, 16)
+MOST_BYTES = 600
+
+
+@dataclass(frozen=True)
+class Function:
+    """text: its source. signature: its first line. family: versions of one function share it."""
+
+    text: str
+    signature: str
+    family: int
+
+
+def functions() -> list[str]:
+    """The sources of all functions of 5 to 15 lines with a signature on one line, without repetition, sorted.
+
+    They come from the standard library of the Python that runs, so other versions have others.
+
+    Raises:
+        DataError: this Python has no sources.
+    """
+    found: set[str] = set()
+    for name in MODULES:
+        try:
+            source = inspect.getsource(importlib.import_module(name))
+        except OSError as error:
+            raise DataError(f"the source of {name} is not there ({error}); use a Python with its library") from error
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.FunctionDef):
+                text = inspect.cleandoc(ast.get_source_segment(source, node) or "")
+                lines = text.splitlines()
+                if len(lines) in LINES and len(text.encode()) <= MOST_BYTES and lines[0].rstrip().endswith(":"):
+                    found.add(text)
+    return sorted(filter(_stands_alone, found))
+
+
+def _stands_alone(text: str) -> bool:
+    """Whether the text is a function by itself: one that holds text at column 0 is not, once it is unindented."""
+    try:
+        return isinstance(ast.parse(text).body[0], ast.FunctionDef)
+    except SyntaxError:
+        return False
+
+
+def versions(count: int, each: int, *, change: str = "body", seed: int = 0) -> list[Function]:
+    """`count` functions, each in `each` versions: the real one, and others that differ from it by one line.
+
+    Args:
+        count: real functions.
+        each: versions of each, the real one first.
+        change: "body": another function's line stands in the place of one, at the same depth; "signature": an argument
+            has another name in the first line.
+        seed: of the choice.
+
+    Raises:
+        ConfigError: an unknown change, or more functions than there are.
+        DataError: this Python has no sources.
+
+    Example:
+        >>> real, other = versions(1, 2)
+        >>> sum(a != b for a, b in zip(real.text.splitlines(), other.text.splitlines(), strict=True))
+        1
+    """
+    if change not in ("body", "signature"):
+        raise ConfigError(f"functions change in their body or their signature, got {change!r}")
+    draw = np.random.default_rng(seed)
+    pool = functions()
+    makers = [text for text in pool if len(set(_arguments(text))) >= 2] if change == "signature" else pool
+    if not 1 <= count <= len(makers):
+        raise ConfigError(f"there are {len(makers)} functions whose {change} can change, asked for {count}")
+    chosen = [makers[at] for at in draw.permutation(len(makers))[:count]]
+    lines = sorted({line for text in pool for line in text.splitlines()[1:] if line.strip()})
+    found = []
+    for family, text in enumerate(chosen):
+        known = {text}
+        others = _bodies(text, lines, draw) if change == "body" else _signatures(text, lines, draw)
+        while len(known) < each:
+            known.add(next(others))
+        ordered = [text, *sorted(known - {text})]
+        found += [Function(one, one.splitlines()[0], family) for one in ordered]
+    return found
+
+
+def _bodies(text: str, lines: list[str], draw: np.random.Generator) -> Iterator[str]:
+    own = text.splitlines()
+    places = [at for at in range(1, len(own)) if own[at].strip()]
+    while True:
+        at = places[draw.integers(len(places))]
+        new = lines[draw.integers(len(lines))].strip()
+        depth = own[at][: len(own[at]) - len(own[at].lstrip())]
+        yield "\n".join([*own[:at], depth + new, *own[at + 1 :]])
+
+
+def _signatures(text: str, lines: list[str], draw: np.random.Generator) -> Iterator[str]:
+    own = text.splitlines()
+    names = sorted({word for line in lines for word in re.findall(r"\b[a-z]{3,8}\b", line)})
+    arguments = _arguments(text)
+    while True:
+        old, new = arguments[draw.integers(len(arguments))], names[draw.integers(len(names))]
+        head, bracket, rest = own[0].partition("(")
+        yield "\n".join([head + bracket + re.sub(rf"\b{old}\b", new, rest, count=1), *own[1:]])
+
+
+def _arguments(text: str) -> list[str]:
+    node = ast.parse(text).body[0]
+    assert isinstance(node, ast.FunctionDef)
+    return [one.arg for one in node.args.args if one.arg != "self"]
