@@ -4,6 +4,7 @@ import ast
 import importlib
 import inspect
 import re
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -46,7 +47,7 @@ def functions() -> list[str]:
             raise DataError(f"the source of {name} is not there ({error}); use a Python with its library") from error
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.FunctionDef):
-                text = inspect.cleandoc(ast.get_source_segment(source, node) or "")
+                text = textwrap.dedent(" " * node.col_offset + (ast.get_source_segment(source, node) or ""))
                 lines = text.splitlines()
                 if len(lines) in LINES and len(text.encode()) <= MOST_BYTES and lines[0].rstrip().endswith(":"):
                     found.add(text)
