@@ -128,11 +128,12 @@ def embed(texts: Sequence[str], dim: int) -> Tensor:
     for text in texts:
         data = text.encode()
         grams = Counter(data[at : at + GRAM] for at in range(max(1, len(data) - GRAM + 1)))
-        rows.append(sum((count * _direction(gram, dim) for gram, count in sorted(grams.items())), np.zeros(dim)))
+        rows.append(sum((count * direction(gram, dim) for gram, count in sorted(grams.items())), np.zeros(dim)))
     return normalize(torch.from_numpy(np.stack(rows)), dim=-1).float()
 
 
 @cache
-def _direction(gram: bytes, dim: int) -> np.ndarray:
+def direction(gram: bytes, dim: int) -> np.ndarray:
+    """The same random direction whenever these bytes are met."""
     seed = int.from_bytes(hashlib.blake2b(gram, digest_size=8).digest(), "little")
     return np.random.default_rng(seed).standard_normal(dim)
