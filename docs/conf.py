@@ -9,6 +9,7 @@ import errata
 import errata_linear  # noqa: F401  its measurements enter the page of `errata`
 import gallery
 import pages
+import retrieval
 
 import regard
 
@@ -39,3 +40,4 @@ def setup(app: object) -> None:
     pages.write(generated)
     errata.write(generated)
     gallery.write(generated)
+    retrieval.write(generated)

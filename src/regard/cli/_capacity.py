@@ -23,7 +23,7 @@ def run(options: "Options") -> int:
 
     plan = capacity.Plan(
         specs=options.specs or capacity.SPECS,
-        pairs=options.pairs,
+        pairs=options.pairs or (8, 32, 128),
         sharpness=options.sharpness,
         dim=options.key_dim or 32,
         trials=options.trials,

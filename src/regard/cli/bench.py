@@ -1,8 +1,9 @@
-"""Time mechanisms over length, paired with exact attention in one run; or --accuracy, or --capacity.
+"""Time mechanisms over length, paired with exact attention in one run; or --accuracy, --capacity or --retrieval.
 
 Timing: forward, forward + backward, decoding. --accuracy: error, bias and variance against exact softmax over the knob
 of every mechanism; without names, of all that approximate softmax. --capacity: how many stored pairs it finds again,
-untrained; without names, exact attention and kernels from the sharpest to the flattest.
+untrained; without names, exact attention and kernels from the sharpest to the flattest. --retrieval: how much a small
+model recalls after training on it, against the bytes that it keeps; without names, every causal mechanism.
 """
 
 from dataclasses import asdict, dataclass, fields
@@ -25,7 +26,7 @@ class Options:
     heads: int = 8
     """heads; the shape is (1, heads, length, key_dim)"""
     key_dim: int | None = None
-    """width of a head; None: 64, and 32 with --capacity"""
+    """width of a head; None: 64, and 32 with --capacity and --retrieval"""
     bidirectional: bool = False
     """every position sees every other (default: causal; --accuracy: both for random vectors, else as the network is)"""
     passes: tuple[Literal["forward", "both", "decode"], ...] = ("forward", "both", "decode")
@@ -54,36 +55,49 @@ class Options:
     """--accuracy: seeds of everything random in a mechanism"""
     capacity: bool = False
     """measure how many stored pairs are found again instead of time"""
-    pairs: tuple[int, ...] = (8, 32, 128)
-    """--capacity: how many are stored"""
+    pairs: tuple[int, ...] | None = None
+    """--capacity, --retrieval: how many are stored; None: 8 32 128, and 4 with --retrieval"""
     sharpness: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
     """--capacity: logits of a key with itself; the best one for each mechanism is shown"""
     trials: int = 32
     """--capacity: independent sets of pairs"""
+    retrieval: bool = False
+    """train two layers of every mechanism on associative recall instead of timing it"""
+    steps: int = 200
+    """--retrieval: of a training"""
+    rates: tuple[float, ...] = (1e-2,)
+    """--retrieval: learning rates; the best one on validation sequences is shown, on others"""
+    trainings: int = 1
+    """--retrieval: of each mechanism, with seeds that count from --seed"""
     seed: int = 0
-    """--accuracy, --capacity: of everything random"""
+    """--accuracy, --capacity, --retrieval: of everything random"""
     out: str | None = None
-    """--accuracy, --capacity: folder for results.json, and for accuracy.html"""
+    """--accuracy, --capacity, --retrieval: folder for results.json, and for accuracy.html or retrieval.html"""
     json: bool = False
     """machine output on stdout"""
 
 
-_TIME, _ACCURACY, _CAPACITY = "neither --accuracy nor --capacity", "--accuracy", "--capacity"
+_TIME, _ACCURACY, _CAPACITY, _RETRIEVAL = "none of the other measurements", "--accuracy", "--capacity", "--retrieval"
 _READERS = {
     **dict.fromkeys(("passes", "rounds", "seconds", "counted"), (_TIME,)),
     **dict.fromkeys(("lengths", "heads", "bidirectional"), (_TIME, _ACCURACY)),
     **dict.fromkeys(("inputs", "norms", "layers", "corpus", "knob", "redraws"), (_ACCURACY,)),
-    **dict.fromkeys(("pairs", "sharpness", "trials"), (_CAPACITY,)),
-    **dict.fromkeys(("seed", "out"), (_ACCURACY, _CAPACITY)),
+    **dict.fromkeys(("sharpness", "trials"), (_CAPACITY,)),
+    "pairs": (_CAPACITY, _RETRIEVAL),
+    **dict.fromkeys(("steps", "rates", "trainings"), (_RETRIEVAL,)),
+    **dict.fromkeys(("seed", "out"), (_ACCURACY, _CAPACITY, _RETRIEVAL)),
 }
 """an option -> with what it is read; all others always are"""
 
 
 def run(options: Options) -> int:
     """Time, or measure what an option names."""
-    if options.accuracy and options.capacity:
-        raise ConfigError("--accuracy and --capacity are two measurements; leave one out")
-    mode = _ACCURACY if options.accuracy else _CAPACITY if options.capacity else _TIME
+    asked = {_ACCURACY: options.accuracy, _CAPACITY: options.capacity, _RETRIEVAL: options.retrieval}
+    modes = [mode for mode, wanted in asked.items() if wanted] or [_TIME]
+    if len(modes) > 1:
+        count = "two" if len(modes) == 2 else "three"
+        raise ConfigError(f"{' and '.join(modes)} are {count} measurements; leave one out")
+    (mode,) = modes
     given = (one.name for one in fields(Options) if getattr(options, one.name) != one.default)
     problems = [
         f"--{name.replace('_', '-')} is read with {' or '.join(_READERS[name])}; leave it out"
@@ -98,13 +112,15 @@ def run(options: Options) -> int:
         return _time(options)
     import torch
 
-    from regard.cli import _accuracy, _capacity
+    from regard.cli import _accuracy, _capacity, _retrieval
 
     threads = torch.get_num_threads()
     torch.set_num_threads(options.threads)
     try:
         if mode == _CAPACITY:
             return _capacity.run(options)
+        if mode == _RETRIEVAL:
+            return _retrieval.run(options)
         return _accuracy.run(options, parse_lengths(options.lengths or "256"))
     finally:
         torch.set_num_threads(threads)

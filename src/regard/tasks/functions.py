@@ -7,6 +7,7 @@ import re
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -31,7 +32,8 @@ class Function:
     family: int
 
 
-def functions() -> list[str]:
+@cache
+def functions() -> tuple[str, ...]:
     """The sources of all functions of 5 to 15 lines with a signature on one line, without repetition, sorted.
 
     They come from the standard library of the Python that runs, so other versions have others.
@@ -45,13 +47,14 @@ def functions() -> list[str]:
             source = inspect.getsource(importlib.import_module(name))
         except OSError as error:
             raise DataError(f"the source of {name} is not there ({error}); use a Python with its library") from error
+        whole = source.splitlines()
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.FunctionDef):
-                text = textwrap.dedent(" " * node.col_offset + (ast.get_source_segment(source, node) or ""))
-                lines = text.splitlines()
+                lines = textwrap.dedent("\n".join(whole[node.lineno - 1 : node.end_lineno])).splitlines()
+                text = "\n".join(lines)
                 if len(lines) in LINES and len(text.encode()) <= MOST_BYTES and lines[0].rstrip().endswith(":"):
                     found.add(text)
-    return sorted(filter(_stands_alone, found))
+    return tuple(sorted(filter(_stands_alone, found)))
 
 
 def _stands_alone(text: str) -> bool:

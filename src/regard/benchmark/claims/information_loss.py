@@ -22,7 +22,8 @@ class InformationLoss(Claim):
         control="Softmax keeps every pair and finds all of them; equal weights find one of N.",
         measures="Recall of random unit values by random unit keys of width 32, without training. Signed identity "
         "features, whose answers depend on no scale; second-order features of the same vectors, with a state 33 times "
-        "as large; positive random features at a logit of 8, with 16 to 256 features.",
+        "as large; positive random features at a logit of 8, with 16 to 256 features; and Linformer's untrained projection of all "
+        "keys to 16 rows, at a logit of 64.",
     )
     controls = (
         Control(value="softmax", title="softmax, most pairs", expected=1.0, tolerance=1e-9),
@@ -32,6 +33,7 @@ class InformationLoss(Claim):
         Finding(value="fall", title="identity: recall, fewest - most pairs", at_least=0.2),
         Finding(value="order", title="most pairs: second-order - identity features", at_least=0.1),
         Finding(value="features", title="middle pairs: 256 - 16 random features", at_least=0.1),
+        Finding(value="rank", title="most pairs: softmax - keys projected to 16 rows", at_least=0.1),
     )
     plots = (
         Plot(name="pairs", title="Recall over stored pairs", x="pairs", y="share found", log_x=True),
@@ -44,13 +46,14 @@ class InformationLoss(Claim):
     identity: str = "linear(feature_map=identity, normalise=False)"
     second: str = "linear(feature_map=taylor)"
     random: str = "performer(num_features={features})"
+    low_rank: str = "linformer(rank=16)"
     pairs: tuple[int, ...] = (8, 32, 128, 256)
     trials: int = 8
 
     def observe(self, seed: int) -> Observation:
         """Ask all mechanisms for all numbers of pairs."""
         named = {"softmax": (self.softmax, 64.0), "identity": (self.identity, 1.0), "second order": (self.second, 8.0)}
-        named["uniform"] = self.uniform, 1.0
+        named |= {"rank 16": (self.low_rank, 64.0), "uniform": (self.uniform, 1.0)}
         found = {
             name: [self.share(spec, pairs, sharpness, seed) for pairs in self.pairs]
             for name, (spec, sharpness) in named.items()
@@ -63,6 +66,7 @@ class InformationLoss(Claim):
             "fall": found["identity"][0] - found["identity"][-1],
             "order": found["second order"][-1] - found["identity"][-1],
             "features": by_features[-1] - by_features[0],
+            "rank": found["softmax"][-1] - found["rank 16"][-1],
         }
         curves: dict[str, Curve] = {name: (self.pairs, shares) for name, shares in found.items()}
         return Observation(values, {"pairs": curves, "features": {f"{middle} pairs": (FEATURES, by_features)}})

@@ -1,0 +1,130 @@
+"""Recall of trained models against the bytes that they keep, as text, and as one self-contained HTML file."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import plotly.graph_objects as go
+
+from regard.report import _page
+from regard.report.charts import COLOURS
+from regard.training.files import write_text
+
+Results = Mapping[str, Any]
+
+
+def merge(several: Sequence[Results]) -> dict[str, Any]:
+    """Results of one plan for different mechanisms as one; the controls that each of them trained are shown once.
+
+    Example:
+        >>> one = {"rows": [{"spec": "a", "pairs": 4, "seed": 0}], "controls": [], "plan": {}, "seconds": 1.0}
+        >>> len(merge([one, one])["rows"])
+        1
+    """
+    rows = {(row["spec"], row["pairs"], row["seed"]): row for one in several for row in one["rows"]}
+    controls = {control["title"]: control for one in several for control in one["controls"]}
+    seconds = sum(one["seconds"] for one in several)
+    return {**several[0], "rows": list(rows.values()), "controls": list(controls.values()), "seconds": seconds}
+
+
+def found(results: Results) -> list[dict[str, Any]]:
+    """One entry for each mechanism: bytes of the state, and accuracies by pairs, most accurate first."""
+    specs = dict.fromkeys(row["spec"] for row in results["rows"])
+    entries = []
+    for spec in specs:
+        own = [row for row in results["rows"] if row["spec"] == spec]
+        shares = {pairs: [row["accuracy"] for row in own if row["pairs"] == pairs] for pairs in _pairs(results)}
+        entries.append({"spec": spec, "state_bytes": own[0]["state_bytes"], "shares": shares})
+    return sorted(entries, key=lambda one: -fmean(share for shares in one["shares"].values() for share in shares))
+
+
+def columns(results: Results) -> tuple[str, ...]:
+    """The heads of `rows`."""
+    return ("mechanism", "state bytes", *(f"{pairs} pairs" for pairs in _pairs(results)))
+
+
+def rows(results: Results) -> list[tuple[str, ...]]:
+    """Every mechanism: the mean accuracy over seeds, and its range."""
+    return [
+        (
+            one["spec"],
+            "" if one["state_bytes"] is None else f"{one['state_bytes']:,}",
+            *(_share(shares) for shares in one["shares"].values()),
+        )
+        for one in found(results)
+    ]
+
+
+def notes(results: Results) -> list[str]:
+    """What the numbers are, and controls that missed."""
+    plan = results["plan"]
+    lines = [
+        f"Share of questions answered right on new sequences: associative recall, {plan['length']} tokens, "
+        f"{plan['vocab_size']} different; two layers of width {plan['dim']}, one head, no MLP, {plan['steps']} steps of "
+        f"{plan['batch_size']} sequences. State: of both layers after {plan['length']} tokens in float32. A guess among "
+        "the stored values is right once in as many as there are pairs. What is low has not learned it in these steps; "
+        "whether it could is another question."
+    ]
+    missed = [one for one in results["controls"] if not one["reached"]]
+    return lines + [f"CONTROL MISSED: {one['title']}: {one['values']}" for one in missed]
+
+
+def figure(results: Results) -> go.Figure:
+    """Accuracy over bytes, one colour for each number of pairs."""
+    drawn = go.Figure()
+    entries = [one for one in found(results) if one["state_bytes"]]
+    for at, pairs in enumerate(_pairs(results)):
+        drawn.add_scatter(
+            x=[one["state_bytes"] for one in entries],
+            y=[fmean(one["shares"][pairs]) for one in entries],
+            text=[one["spec"] for one in entries],
+            hovertemplate="%{text}<br>%{x:,} bytes<br>%{y:.3f}<extra></extra>",
+            name=f"{pairs} pairs",
+            mode="markers+text",
+            textposition="top center",
+            textfont={"size": 9},
+            marker={"size": 10, "color": COLOURS[at % len(COLOURS)]},
+        )
+        drawn.add_hline(y=1 / pairs, line_dash="dot", annotation_text=f"a guess among {pairs}")
+    drawn.update_layout(
+        template="plotly_white",
+        margin={"l": 70, "r": 20, "t": 20, "b": 55},
+        height=620,
+        xaxis={"title": {"text": "bytes of the state"}, "type": "log"},
+        yaxis={"title": {"text": "share that is right"}, "range": [0, 1.08]},
+        legend={"orientation": "h", "y": -0.15},
+        showlegend=True,
+    )
+    return drawn
+
+
+def render(results: Results) -> str:
+    """The page."""
+    shown = {
+        "results": results,
+        "columns": columns(results),
+        "rows": rows(results),
+        "notes": notes(results),
+        "figure": _page.script(figure(results)),
+    }
+    return _page.render("retrieval.html", shown)
+
+
+def write(results: Results, path: Path) -> None:
+    """Write the page.
+
+    Raises:
+        ResourceError: it cannot be written.
+    """
+    write_text(path, render(results))
+
+
+def _pairs(results: Results) -> list[int]:
+    return list(dict.fromkeys(row["pairs"] for row in results["rows"]))
+
+
+def _share(shares: Sequence[float]) -> str:
+    if len(shares) == 1:
+        return f"{shares[0]:.3f}"
+    return f"{fmean(shares):.3f} ({min(shares):.3f} to {max(shares):.3f})"

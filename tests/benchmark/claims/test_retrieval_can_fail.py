@@ -1,0 +1,101 @@
+"""Claims on exact retrieval: with a wrong thing in the place of the right one."""
+
+import math
+
+import pytest
+import torch
+
+from regard.benchmark import claims
+from regard.benchmark.claims._run import run
+from regard.benchmark.claims.attention_concentration import effective_keys
+from regard.benchmark.claims.code_retrieval import direction, embed
+from regard.benchmark.claims.rare_names import addresses, answer, places
+
+SOFT = "softmax"
+
+
+def verdicts(name: str, **settings: object) -> tuple[str, dict[str, str], list[str]]:
+    """The verdict of the small form, that of each finding, and the controls that were missed."""
+    found = run(claims.build(name, tiny=True, settings=settings), range(3), tiny=True)
+    judged = {one["title"]: one["verdict"] for one in found["findings"]}
+    return found["verdict"], judged, [one["title"] for one in found["controls"] if not one["reached"]]
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "failing"),
+    [
+        ("information_loss", {"identity": SOFT, "pairs": (2, 4)}, "identity: recall, fewest - most pairs"),
+        ("information_loss", {"random": "uniform", "pairs": (2, 4)}, "middle pairs: 256 - 16 random features"),
+        ("negative_features", {"signed": "linear(feature_map=relu)"}, "recall, signed - relu"),
+        ("attention_concentration", {"linear": SOFT, "sharpness": 0.5}, "effective keys, linear / softmax"),
+        ("post_softmax", {"shortlist": "uniform"}, "shortlist of 8: recall - linear attention's"),
+        ("code_retrieval", {"relu": SOFT}, "by text: softmax - linear (relu)"),
+        ("rare_names", {"relu": SOFT}, "second occurrence: accuracy, softmax - linear (relu)"),
+    ],
+)
+def test_what_is_claimed_of_one_mechanism_does_not_hold_of_another(name, settings, failing):
+    verdict, found, missed = verdicts(name, **settings)
+    assert (verdict, missed) == ("does not hold", [])
+    assert found[failing] == "does not hold"
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "control"),
+    [
+        ("information_loss", {"softmax": "uniform"}, "softmax, most pairs"),
+        ("information_loss", {"uniform": SOFT}, "equal weights, pairs x recall"),
+        ("normalisation_and_recall", {"normalised": "linear(feature_map={map}, normalise=False)"}, "normalised output"),
+        ("negative_features", {"signed": "linear(feature_map=taylor)"}, "state of signed features"),
+        ("post_softmax", {"everything": "uniform"}, "shortlist of every key"),
+        ("code_retrieval", {"softmax": "linear"}, "by text: softmax"),
+        ("rare_names", {"softmax": "local(window=9)"}, "softmax: answers unlike the program's"),
+    ],
+)
+def test_a_measurement_that_misses_its_control_says_nothing(name, settings, control):
+    verdict, _, missed = verdicts(name, **settings)
+    assert verdict == "inconclusive"
+    assert any(title.startswith(control) for title in missed)
+
+
+def test_a_mechanism_that_normalising_changes_is_seen():
+    """Signed values over their sum: the sign of the sum turns answers."""
+    plain = "linear(feature_map=relu, normalise=False)"
+    verdict, found, _ = verdicts("normalisation_and_recall", plain=plain, normalised="softmax", sharpness=16.0)
+    assert verdict == "holds"
+    assert set(found.values()) == {"holds"}
+
+
+def test_effective_keys_of_known_rows():
+    rows = torch.tensor([[1.0, 0, 0, 0], [0.25, 0.25, 0.25, 0.25], [0.5, 0.25, 0.25, 0.0], [0, 0, 0, 0]])
+    assert effective_keys(rows).tolist() == pytest.approx([1, 4, 2 * math.sqrt(2), 0])
+
+
+def test_the_bound_on_a_weight_is_that_of_the_spec():
+    claim = claims.build("attention_concentration")
+    assert [round(claim.most(n), 3) for n in (64, 4096)] == [0.997, 0.843]
+
+
+def test_addresses_are_those_of_their_bytes():
+    one, other = embed(["def f(x):", "def g(x):"], 256)
+    grams = [{text[at : at + 4] for at in range(6)} for text in ("def f(x):", "def g(x):")]
+    shared = len(grams[0] & grams[1]) / 6
+    assert float(one @ other) == pytest.approx(shared, abs=0.2)
+    assert (direction(b"abcd", 8) == direction(b"abcd", 8)).all()
+    same = addresses(b"xxabcd yyabcd", 64)
+    torch.testing.assert_close(same[6], same[13])
+    assert not torch.equal(same[5], same[6])
+
+
+def test_rare_names_stand_twice_and_never_before():
+    for place in places(512):
+        name = place.text[place.second :]
+        assert len(name) == place.size >= 7
+        assert place.text[place.first : place.first + place.size] == name
+        assert place.text.count(name) == 2
+    assert len(places(512)) > 100
+
+
+def test_the_program_counts_what_followed():
+    assert answer(b"abcdX abcdY abcdY abcd", 22) == ord("Y")
+    assert answer(b"abcdX abcdY abcd", 16) is None  # a tie
+    assert answer(b"efgh abcd", 9) is None  # never seen
