@@ -86,7 +86,7 @@ def test_bad_plans_are_refused():
         Plan(pairs=(), steps=0)
     with pytest.raises(ConfigError, match="rates must be positive, got 0"):
         Plan(rates=(0.0,))
-    with pytest.raises(ConfigError, match="num_pairs must be from 1 to 16"):
+    with pytest.raises(ConfigError, match="num_pairs=17 is not possible"):
         Plan(pairs=(17,))
     with pytest.raises(ConfigError, match="names 3 layers, and these models have 2"):
         measure(Plan(specs=("softmax / linear / softmax",)))

@@ -115,14 +115,17 @@ def test_accuracy_says_how_to_install_an_absent_package(regard, monkeypatch, sou
         (["performer", "--redraws", "8"], "--redraws is read with --accuracy; leave it out"),
         (["performer", "--out", "x"], "--out is read with --accuracy or --capacity or --retrieval; leave it out"),
         (["performer", "--accuracy", "--rounds", "2"], "--rounds is read with none of the other measurements"),
-        (["performer", "--capacity", "--lengths", "8"], "--lengths is read with none of the other measurements or --accuracy"),
+        (
+            ["performer", "--capacity", "--lengths", "8"],
+            "--lengths is read with none of the other measurements or --accuracy",
+        ),
         (["performer", "--capacity", "--accuracy"], "--accuracy and --capacity are two measurements"),
         (["performer", "--capacity", "--accuracy", "--retrieval"], "are three measurements; leave one out"),
         (["performer", "--capacity", "--steps", "9"], "--steps is read with --retrieval; leave it out"),
         (["performer", "--retrieval", "--steps", "0"], "steps must be at least 1, got 0"),
         (["performer", "--retrieval", "--trainings", "0"], "seeds must not be empty"),
-        (["performer", "--retrieval", "--pairs", "17"], "num_pairs must be from 1 to 16"),
-        (["nystrom", "--retrieval"], "did you mean"),
+        (["performer", "--retrieval", "--pairs", "17"], "num_pairs=17 is not possible"),
+        (["perfomer", "--retrieval"], "did you mean 'performer'?"),
         (["performer", "--capacity", "--pairs", "1"], "pairs must be at least 2, got 1"),
         (["performer", "--accuracy", "--knob", "num_features"], "cannot read the knob 'num_features'"),
         (["performer", "--accuracy", "--knob", "num_features=a"], "write num_features=16,64,256"),
@@ -139,3 +142,26 @@ def test_bad_words(regard, words, message):
     answer = regard("bench", *words)
     assert (answer.code, answer.out) == (2, "")
     assert message in answer.err
+
+
+def test_retrieval_shows_accuracy_beside_bytes_and_leaves_a_page(regard, tmp_path, monkeypatch):
+    monkeypatch.setattr("regard.report._page.plotly.offline.get_plotlyjs", lambda: "")
+    words = ["--retrieval", "--pairs", "2", "--key-dim", "16", "--threads", "1", "--out", "r"]
+    answer = regard("bench", "local(window=3)", *words, "--steps", "2")
+    assert answer.code == 7  # nothing is learned in two steps
+    assert "CONTROL MISSED: softmax, 2 pairs: at least 0.95" in answer.out
+    found = json.loads((tmp_path / "r" / "results.json").read_text())
+    assert [row["spec"] for row in found["rows"]] == ["softmax", "uniform", "local(window=3)"]
+    assert found["plan"]["seeds"] == [0]
+    assert "local(window=3)" in (tmp_path / "r" / "retrieval.html").read_text()
+
+
+def test_retrieval_exits_0_when_the_controls_are_reached(regard, monkeypatch):
+    from regard.benchmark import retrieval
+
+    learned = retrieval.Trained(retrieval.LanguageModel(retrieval.Plan().model("softmax", 0)), 1.0, 1.0, [0.0])
+    guessed = retrieval.Trained(learned.model, 0.25, 0.25, [1.0])
+    monkeypatch.setattr(retrieval, "_trained", lambda plan, spec, *rest: guessed if spec == "uniform" else learned)
+    answer = regard("bench", "linear", "--retrieval", "--trainings", "2", "--json")
+    assert answer.code == 0
+    assert {row["seed"] for row in json.loads(answer.out)["rows"]} == {0, 1}

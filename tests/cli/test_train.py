@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -232,3 +233,16 @@ def test_a_device_that_is_absent_leaves_nothing_behind(regard, tmp_path, short):
     assert answer.code == 2
     assert f"device {absent} is not available here" in answer.err
     assert not (tmp_path / "runs/001").exists()
+
+
+def test_recall_as_published_is_an_example_that_runs(regard, tmp_path, monkeypatch):
+    """Arora et al. 2023: vocabulary, length, pairs, two layers, one head, no MLP, 64 epochs; and two steps of it."""
+    published = (Path(__file__).parents[2] / "examples" / "mqar.toml").read_text(encoding="utf-8")
+    (tmp_path / "mqar.toml").write_text(published)
+    small = ["--steps", 2, "--batch-size", 2, "--model.dim", 8, "--task.num-held-out", 4]
+    assert regard("train", "--config", "mqar.toml", *small, "--out", "r").code == 0
+    found = config_of(tmp_path / "r")
+    task, model, training = found["task"], found["model"], tomllib.loads(published)["training"]
+    assert (task["vocab_size"], task["length"], task["num_pairs"], task["filler"]) == (8192, 512, 64, "zeros")
+    assert (model["layers"], model["heads"], model["mlp"]) == (2, 1, "none")
+    assert training["steps"] * training["batch_size"] == 64 * task["num_examples"]

@@ -35,6 +35,11 @@ def test_versions_differ_by_one_line_from_the_real_one(change, lines):
             assert other.signature == other.text.splitlines()[0]
 
 
+def test_no_question_has_two_answers():
+    assert len({one.signature for one in versions(60, 4, change="signature")}) == 240
+    assert len({one.text for one in versions(60, 4)}) == 240
+
+
 def test_versions_repeat_and_depend_on_their_seed():
     assert versions(3, 2, seed=1) == versions(3, 2, seed=1) != versions(3, 2, seed=2)
 
@@ -42,5 +47,7 @@ def test_versions_repeat_and_depend_on_their_seed():
 def test_what_there_is_not_is_refused():
     with pytest.raises(ConfigError, match="in their body or their signature, got 'name'"):
         versions(1, 2, change="name")
-    with pytest.raises(ConfigError, match="functions whose body can change, asked for 99999"):
-        versions(99999, 2)
+    with pytest.raises(ConfigError, match="functions whose body is told apart, asked for 999"):
+        versions(999, 1)
+    with pytest.raises(ConfigError, match="must be at least 1, got 0 and 2"):
+        versions(0, 2)

@@ -167,11 +167,15 @@ def train_recall(
 
     def loss(step: int) -> Tensor:
         start = step * batch_size
-        tokens, answers = sequences(source, "train", [at % task.num_examples for at in range(start, start + batch_size)])
+        tokens, answers = sequences(
+            source, "train", [at % task.num_examples for at in range(start, start + batch_size)]
+        )
         found = model(tokens)
         value = cross_entropy(found.logits.mT, answers, ignore_index=IGNORE)
         means.append(float(value.detach()))
-        return value + sum((model.loss_weights[name] * extra for name, extra in found.losses.items()), value.new_zeros(()))
+        return value + sum(
+            (model.loss_weights[name] * extra for name, extra in found.losses.items()), value.new_zeros(())
+        )
 
     train(model.parameters(), loss, steps=steps, learning_rate=rate)
     model.eval()

@@ -61,10 +61,10 @@ def notes(results: Results) -> list[str]:
     plan = results["plan"]
     lines = [
         f"Share of questions answered right on new sequences: associative recall, {plan['length']} tokens, "
-        f"{plan['vocab_size']} different; two layers of width {plan['dim']}, one head, no MLP, {plan['steps']} steps of "
-        f"{plan['batch_size']} sequences. State: of both layers after {plan['length']} tokens in float32. A guess among "
-        "the stored values is right once in as many as there are pairs. What is low has not learned it in these steps; "
-        "whether it could is another question."
+        f"{plan['vocab_size']} different; two layers of width {plan['dim']}, one head, no MLP, {plan['steps']} steps "
+        f"of {plan['batch_size']} sequences. State: of both layers after {plan['length']} tokens in float32. A guess "
+        "among the stored values is right once in as many as there are pairs. What is low has not learned it in these "
+        "steps; whether it could is another question."
     ]
     missed = [one for one in results["controls"] if not one["reached"]]
     return lines + [f"CONTROL MISSED: {one['title']}: {one['values']}" for one in missed]

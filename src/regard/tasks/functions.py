@@ -70,13 +70,13 @@ def versions(count: int, each: int, *, change: str = "body", seed: int = 0) -> l
 
     Args:
         count: real functions.
-        each: versions of each, the real one first.
+        each: versions of each, the real one first. No two texts are equal, and no two signatures where these change.
         change: "body": another function's line stands in the place of one, at the same depth; "signature": an argument
             has another name in the first line.
         seed: of the choice.
 
     Raises:
-        ConfigError: an unknown change, or more functions than there are.
+        ConfigError: an unknown change, numbers below 1, or more functions than there are.
         DataError: this Python has no sources.
 
     Example:
@@ -89,19 +89,31 @@ def versions(count: int, each: int, *, change: str = "body", seed: int = 0) -> l
     draw = np.random.default_rng(seed)
     pool = functions()
     makers = [text for text in pool if len(set(_arguments(text))) >= 2] if change == "signature" else pool
-    if not 1 <= count <= len(makers):
-        raise ConfigError(f"there are {len(makers)} functions whose {change} can change, asked for {count}")
-    chosen = [makers[at] for at in draw.permutation(len(makers))[:count]]
+    if count < 1 or each < 1:
+        raise ConfigError(f"functions and versions must be at least 1, got {count} and {each}")
     lines = sorted({line for text in pool for line in text.splitlines()[1:] if line.strip()})
-    found = []
-    for family, text in enumerate(chosen):
-        known = {text}
-        others = _bodies(text, lines, draw) if change == "body" else _signatures(text, lines, draw)
-        while len(known) < each:
-            known.add(next(others))
-        ordered = [text, *sorted(known - {text})]
-        found += [Function(one, one.splitlines()[0], family) for one in ordered]
-    return found
+    found: list[Function] = []
+    taken: set[str] = set()
+    for at in draw.permutation(len(makers)):
+        text = makers[at]
+        known = {_address(text, change): text}
+        if taken.isdisjoint(known):
+            others = _bodies(text, lines, draw) if change == "body" else _signatures(text, lines, draw)
+            while len(known) < each:
+                other = next(others)
+                if _address(other, change) not in taken:
+                    known.setdefault(_address(other, change), other)
+            family = len(found) // each
+            found += [Function(one, one.splitlines()[0], family) for one in known.values()]
+            taken |= set(known)
+        if len(found) == count * each:
+            return found
+    raise ConfigError(f"there are {len(found) // each} functions whose {change} is told apart, asked for {count}")
+
+
+def _address(text: str, change: str) -> str:
+    """What must not be that of another version, or asking by it would have no answer."""
+    return text if change == "body" else text.splitlines()[0]
 
 
 def _bodies(text: str, lines: list[str], draw: np.random.Generator) -> Iterator[str]:

@@ -57,10 +57,9 @@ def test_a_measurement_that_misses_its_control_says_nothing(name, settings, cont
     assert any(title.startswith(control) for title in missed)
 
 
-def test_a_mechanism_that_normalising_changes_is_seen():
-    """Signed values over their sum: the sign of the sum turns answers."""
+def test_a_denominator_that_helped_would_be_seen():
     plain = "linear(feature_map=relu, normalise=False)"
-    verdict, found, _ = verdicts("normalisation_and_recall", plain=plain, normalised="softmax", sharpness=16.0)
+    verdict, found, _ = verdicts("normalisation_and_recall", plain=plain, normalised=SOFT, sharpness=16.0, pairs=32)
     assert verdict == "holds"
     assert set(found.values()) == {"holds"}
 

@@ -30,8 +30,8 @@ class CodeRetrieval(Claim):
         says="Where one line decides, as in code, softmax attention retrieves the right text and linear attention a "
         "blend of similar ones: the example of the exact-retrieval article.",
         source="The exact-retrieval article, its motivation",
-        control="Equal weights find one of all. The two sharpest logits that are tried let softmax find every function, "
-        "since a key is nearest to itself.",
+        control="Equal weights find one of all. The two sharpest logits that are tried let softmax find every "
+        "function, since a key is nearest to itself.",
         measures="Functions of Python's standard library, each with three versions that differ from it by one line. "
         "Address: the bytes of the text, or of the signature, hashed four at a time into a unit vector of width 64, "
         "without training. Value: a random unit vector. Every stored function is asked for by its own address; found "

@@ -18,12 +18,12 @@ class InformationLoss(Claim):
         title="A state of fixed size forgets",
         says="Linear attention compresses the past into a matrix of fixed size, so exact retrieval fails as more is "
         "stored, and the size of the state sets how much: reason 1 of the exact-retrieval article.",
-        source="The exact-retrieval article, reason 1; Arora et al. 2023, Zoology; Katharopoulos et al. 2020, Eqs. 10-11",
+        source="The exact-retrieval article, reason 1; Arora et al. 2023, Zoology; Katharopoulos et al. 2020, Eq. 10",
         control="Softmax keeps every pair and finds all of them; equal weights find one of N.",
         measures="Recall of random unit values by random unit keys of width 32, without training. Signed identity "
         "features, whose answers depend on no scale; second-order features of the same vectors, with a state 33 times "
-        "as large; positive random features at a logit of 8, with 16 to 256 features; and Linformer's untrained projection of all "
-        "keys to 16 rows, at a logit of 64.",
+        "as large; positive random features at a logit of 8, with 16 to 256 features; and Linformer's untrained "
+        "projection of all keys to 16 rows, at a logit of 64.",
     )
     controls = (
         Control(value="softmax", title="softmax, most pairs", expected=1.0, tolerance=1e-9),

@@ -23,8 +23,8 @@ class NegativeFeatures(Claim):
         source="The exact-retrieval article, reason 4",
         control="Softmax finds every pair, equal weights one of N. The states compared are of equal size.",
         measures="Untrained recall of random unit values by random unit keys of width 32: signed features (the vectors "
-        "themselves, not normalised) against max(x, 0) and elu(x) + 1 in a state of the same bytes; each at the best of "
-        "four lengths of the vectors, which a projection could learn.",
+        "themselves, not normalised) against max(x, 0) and elu(x) + 1 in a state of the same bytes; each at the best "
+        "of four lengths of the vectors, which a projection could learn.",
     )
     controls = (
         Control(value="softmax", title="softmax: recall", expected=1.0, tolerance=1e-9),

@@ -119,7 +119,9 @@ class RareNames(Claim):
 
     def read(self, spec: str, chosen: list[Place]) -> "Read":
         """What a mechanism says at both occurrences, at its best length of the vectors."""
-        return max((self._read(spec, chosen, sharpness) for sharpness in self.sharpness), key=lambda one: one.accuracy[1])
+        return max(
+            (self._read(spec, chosen, sharpness) for sharpness in self.sharpness), key=lambda one: one.accuracy[1]
+        )
 
     def _read(self, spec: str, chosen: list[Place], sharpness: float) -> "Read":
         heads = Heads(count=1, key_dim=self.dim, value_dim=256, causal=True, max_length=self.length)

@@ -25,8 +25,8 @@ class SparsityRegularisers(Claim):
     about = About(
         title="L1 regularisation makes linear attention retrieve exactly",
         says="An L1 penalty makes linear attention sparse and so restores exact retrieval: a remedy of the "
-        "exact-retrieval article, whose code takes the L1 norm of the output. (That of normalised weights is 1 in every "
-        "row, whatever they are, and presses to nothing.)",
+        "exact-retrieval article, whose code takes the L1 norm of the output. (That of normalised weights is 1 in "
+        "every row, whatever they are, and presses to nothing.)",
         source="The exact-retrieval article, its remedy of sparsity regularisation",
         control="Softmax answers everything in the same model and training. A row of normalised weights sums to 1, so "
         "its L1 norm has gradient 0. The entropy loss does what it says: rows spread over fewer keys than without it.",
@@ -37,7 +37,9 @@ class SparsityRegularisers(Claim):
     controls = (
         Control(value="softmax", title="softmax: accuracy", expected=1.0, tolerance=0.05),
         Control(value="constant", title="L1 of normalised weights: gradient", expected=0.0, tolerance=1e-4),
-        Control(value="fewer keys", title="entropy loss: 1 if rows spread over fewer keys", expected=1.0, tolerance=0.0),
+        Control(
+            value="fewer keys", title="entropy loss: 1 if rows spread over fewer keys", expected=1.0, tolerance=0.0
+        ),
     )
     findings = (
         Finding(value="output_l1", title="output L1, as the article has it: accuracy gained", at_least=0.05),
@@ -93,7 +95,7 @@ def spread(model: LanguageModel, tokens: Tensor) -> float:
 
     def look(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         del module
-        seen.append(inputs[:2])
+        seen.append((inputs[0], inputs[1]))
 
     last: Attention = model.mechanisms[-1]
     handle = last.register_forward_pre_hook(look)
