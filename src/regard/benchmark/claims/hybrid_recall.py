@@ -40,7 +40,7 @@ class HybridRecall(Claim):
     )
     plots = (Plot(name="accuracy", title="Accuracy", x="", y="share that is right"),)
     tiny: ClassVar[Mapping[str, object]] = {
-        "vocab_size": 8, "length": 16, "pairs": 1, "steps": 60, "dim": 16, "window": 2, "sequences": 50
+        "vocab_size": 8, "length": 16, "pairs": 1, "steps": 30, "dim": 16, "window": 2, "sequences": 50
     }  # fmt: skip
 
     softmax: str = "softmax"

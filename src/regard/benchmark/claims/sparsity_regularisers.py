@@ -52,7 +52,7 @@ class SparsityRegularisers(Claim):
         Plot(name="loss", title="Training", x="part of the training", y="nats"),
     )
     tiny: ClassVar[Mapping[str, object]] = {
-        "vocab_size": 8, "length": 16, "pairs": 1, "steps": 60, "dim": 16, "sequences": 50, "weight": 0.1
+        "vocab_size": 8, "length": 16, "pairs": 1, "steps": 30, "dim": 16, "sequences": 50, "weight": 0.1
     }  # fmt: skip
 
     linear: str = "linear(regulariser={kind}, regulariser_weight={weight})"
