@@ -113,7 +113,7 @@ REMEDIES = (
     ),
     Row(
         "quantised",
-        "fewer bits, same retrieval",
+        "8 bits lose nothing, 3 bits and fewer do",
         (("eight_bits", "8 bits: recall lost"), ("eight_bits", "3 bits: recall lost")),
     ),
     Row(

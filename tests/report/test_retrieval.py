@@ -31,6 +31,8 @@ def test_what_several_commands_measured_is_one_picture():
     one, other = results("softmax", "uniform"), results("softmax", "linear")
     merged = page.merge([one, other])
     assert [row["spec"] for row in merged["rows"]][::4] == ["softmax", "uniform", "linear"]
+    few = {**other, "rows": [row for row in other["rows"] if row["pairs"] == 4]}
+    assert page.rows(page.merge([one, few]))[-1][2:] == ("0.500 (0.500 to 0.500)", "")
     assert (len(merged["controls"]), merged["seconds"]) == (1, 4.0)
 
 

@@ -15,7 +15,7 @@ Results = Mapping[str, Any]
 
 
 def merge(several: Sequence[Results]) -> dict[str, Any]:
-    """Results of one plan for different mechanisms as one; the controls that each of them trained are shown once.
+    """Results for other mechanisms or pairs, else of one plan, as one; controls that several trained are shown once.
 
     Example:
         >>> one = {"rows": [{"spec": "a", "pairs": 4, "seed": 0}], "controls": [], "plan": {}, "seconds": 1.0}
@@ -29,14 +29,15 @@ def merge(several: Sequence[Results]) -> dict[str, Any]:
 
 
 def found(results: Results) -> list[dict[str, Any]]:
-    """One entry for each mechanism: bytes of the state, and accuracies by pairs, most accurate first."""
+    """One entry for each mechanism: bytes of the state, and accuracies by pairs, most accurate with the first first."""
     specs = dict.fromkeys(row["spec"] for row in results["rows"])
     entries = []
     for spec in specs:
         own = [row for row in results["rows"] if row["spec"] == spec]
         shares = {pairs: [row["accuracy"] for row in own if row["pairs"] == pairs] for pairs in _pairs(results)}
         entries.append({"spec": spec, "state_bytes": own[0]["state_bytes"], "shares": shares})
-    return sorted(entries, key=lambda one: -fmean(share for shares in one["shares"].values() for share in shares))
+    first = _pairs(results)[0]
+    return sorted(entries, key=lambda one: -fmean(one["shares"][first] or [0.0]))
 
 
 def columns(results: Results) -> tuple[str, ...]:
@@ -73,8 +74,8 @@ def notes(results: Results) -> list[str]:
 def figure(results: Results) -> go.Figure:
     """Accuracy over bytes, one colour for each number of pairs."""
     drawn = go.Figure()
-    entries = [one for one in found(results) if one["state_bytes"]]
     for at, pairs in enumerate(_pairs(results)):
+        entries = [one for one in found(results) if one["state_bytes"] and one["shares"][pairs]]
         drawn.add_scatter(
             x=[one["state_bytes"] for one in entries],
             y=[fmean(one["shares"][pairs]) for one in entries],
@@ -125,6 +126,8 @@ def _pairs(results: Results) -> list[int]:
 
 
 def _share(shares: Sequence[float]) -> str:
+    if not shares:
+        return ""
     if len(shares) == 1:
         return f"{shares[0]:.3f}"
     return f"{fmean(shares):.3f} ({min(shares):.3f} to {max(shares):.3f})"

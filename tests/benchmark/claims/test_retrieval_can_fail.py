@@ -10,6 +10,11 @@ from regard.benchmark.claims._run import run
 from regard.benchmark.claims.attention_concentration import effective_keys
 from regard.benchmark.claims.code_retrieval import direction, embed
 from regard.benchmark.claims.rare_names import addresses, answer, places
+from regard.benchmark.claims.sparsity_regularisers import constant, spread
+from regard.benchmark.retrieval import Plan, sequences
+from regard.core import generator
+from regard.models import LanguageModel
+from regard.tasks.recall import RecallTask
 
 SOFT = "softmax"
 
@@ -98,3 +103,46 @@ def test_the_program_counts_what_followed():
     assert answer(b"abcdX abcdY abcdY abcd", 22) == ord("Y")
     assert answer(b"abcdX abcdY abcd", 16) is None  # a tie
     assert answer(b"efgh abcd", 9) is None  # never seen
+
+
+def test_a_mixture_that_cannot_see_is_no_hybrid():
+    verdict, found, missed = verdicts("hybrid_recall", by_layer="local(window=0)")
+    assert (verdict, missed) == ("does not hold", [])
+    assert found["linear, then softmax: accuracy - softmax's"] == "does not hold"
+
+
+def test_a_softmax_that_has_not_learned_says_nothing_of_regularisers():
+    verdict, _, missed = verdicts("sparsity_regularisers", softmax="local(window=0)", steps=2)
+    assert verdict == "inconclusive"
+    assert "softmax: accuracy" in missed
+
+
+def test_effective_keys_of_a_model_that_looks_everywhere():
+    model = LanguageModel(Plan().model("uniform", 0)).eval()
+    tokens = torch.randint(0, 64, (3, 9), generator=generator(0))
+    assert spread(model, tokens) == pytest.approx(sum(range(1, 10)) / 9)
+    assert constant(5) < 1e-12
+
+
+def test_questions_are_counted_by_how_far_back_they_reach():
+    """The value of key i stands at 2 i + 1; a model that is always right, and one that is right on near ones only."""
+    claim = claims.build("hybrid_recall", settings={"window": 5})
+    task = RecallTask(Plan(length=32, sequences=40).task(4), seed=2)
+    _, answers = sequences(task, "test", range(40))
+
+    class Knows(LanguageModel):
+        reach = 99
+
+        def forward(self, tokens, **options):
+            said = torch.zeros_like(tokens)
+            for row, at in (answers >= 0).nonzero().tolist():
+                value = next(i + 1 for i in range(0, 8, 2) if tokens[row, i] == tokens[row, at])
+                said[row, at] = tokens[row, value] if at - value <= self.reach else 0
+            return super().forward(tokens, **options)._replace(logits=torch.nn.functional.one_hot(said, 64).float())
+
+    model = Knows(Plan().model("softmax", 0))
+    assert set(claim.counted(model, task).values()) == {1.0}
+    model.reach = 5
+    found = claim.counted(model, task)
+    assert (found["near"], found["far"], found["out of reach"]) == (1, 0, 0)
+    assert 0 < found["all"] < 1
