@@ -114,6 +114,9 @@ def test_counts_are_those_of_the_definition():
     assert (found.operations, found.elements, found.largest) == (2 * 5 * 7 * 3, 15, 15)
     found = counted(lambda: (a @ b).T.reshape(-1).view(3, 5))  # one copy, and views
     assert (found.elements, found.largest) == (30, 15)
+    q, k, v = torch.randn(3, 1, 2, 64, 8)
+    fused = counted(lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v))
+    assert fused.operations == 2 * 2 * 64 * 64 * (8 + 8)
 
 
 def test_counting_a_plan():

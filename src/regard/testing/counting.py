@@ -94,7 +94,8 @@ def _kind(func: Any) -> _Kind:
     return _Kind(
         body=None if custom is None else custom._init_fn,
         composite=flops is None and func.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd),
-        view=bool(returned) and all(r.alias_info is not None and not r.alias_info.is_write for r in returned),
+        view=func._opname == "_unsafe_view"  # whose schema does not say so
+        or (bool(returned) and all(r.alias_info is not None and not r.alias_info.is_write for r in returned)),
         flops=flops,
     )
 
