@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import regard
 from regard import catalog
 from regard.core import Attention
 from regard.errors import ConfigError, UnsupportedError
@@ -49,8 +50,12 @@ def test_several_option_sets(name):
     assert all(isinstance(options, dict) for options in cls.samples)
 
 
+ENGINES = {path.stem.rpartition("_")[2] for path in (Path(regard.__file__).parent / "kernels").glob("*.py")}
+"""values of `impl` that are made for a GPU and have tests of their own, in tests/kernels and tests/external"""
+
+
 def unsampled(cls):
-    """One option set for every value of an option with few values that `samples` leaves out."""
+    """One option set for every value of an option with few values that `samples` leaves out, GPU engines apart."""
     hints = typing.get_type_hints(cls.__init__)
     for parameter in list(inspect.signature(cls.__init__).parameters.values())[2:]:
         hint = hints[parameter.name]
@@ -61,8 +66,9 @@ def unsampled(cls):
             if typing.get_origin(hint) is typing.Literal
             else ()
         )
+        engines = ENGINES if parameter.name == "impl" else ()
         sampled = [options.get(parameter.name, parameter.default) for options in cls.samples]
-        yield from ({**cls.samples[0], parameter.name: value} for value in values if value not in sampled)
+        yield from ({**cls.samples[0], parameter.name: value} for value in values if value not in (*sampled, *engines))
 
 
 def buildable(cls, options):

@@ -34,7 +34,8 @@ def best_keys(q: Tensor, k: Tensor, key_mask: Tensor | None, count: int, causal:
         causal: lower-right.
 
     Returns:
-        int64 (batch, heads, queries, min(count, keys)), best first; -1 where a query sees fewer keys.
+        int64 (batch, heads, queries, min(count, keys)), best first, of equal ones the earliest; -1 where a query
+        sees fewer keys.
     """
     (batch, heads, queries), (kv_heads, keys) = q.shape[:3], k.shape[1:3]
     width = min(count, keys)
@@ -54,9 +55,19 @@ def best_keys(q: Tensor, k: Tensor, key_mask: Tensor | None, count: int, causal:
                 scores.masked_fill_(late, float("-inf"))
             if key_mask is not None:
                 scores.masked_fill_(~key_mask[:, None, None, :seen], float("-inf"))
-            best = scores.topk(min(width, seen), -1)
+            best = _largest(scores, min(width, seen))
             lists[:, :, first:last, : best.indices.shape[-1]] = best.indices.masked_fill(best.values.isneginf(), -1)
     return lists
+
+
+def _largest(scores: Tensor, count: int) -> torch.return_types.topk:
+    """The largest of each row; of equal ones the first, which `topk` leaves open."""
+    best = scores.topk(count, -1)
+    least = best.values[..., -1:]
+    equal, wanted = scores == least, (best.values == least).sum(-1, keepdim=True)
+    if not bool((equal.sum(-1, keepdim=True) > wanted).any()):
+        return best
+    return scores.masked_fill(equal & (equal.cumsum(-1) > wanted), float("-inf")).topk(count, -1)
 
 
 def _products(rows: Tensor, k: Tensor) -> Tensor:
