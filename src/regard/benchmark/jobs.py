@@ -7,6 +7,7 @@ from regard.benchmark.baselines import BaselineConfig
 from regard.benchmark.config import BaselineKind, CompareConfig
 from regard.benchmark.measures import CLASSIFICATION, Measure
 from regard.benchmark.quality import Job
+from regard.tasks.config import ImagesConfig
 from regard.training.config import TrainingConfig
 
 
@@ -26,6 +27,7 @@ def job(
     """
     slug = f"{spec.translate({ord(c): '-' for c in ' /()=,+:'})}-{hashlib.sha256(spec.encode()).hexdigest()[:6]}"
     task = measure.task(config)
+    assert not isinstance(task, ImagesConfig), "nothing is compared on images"
     return Job(
         model=measure.model(config, config.layers(spec), max_length=task.length, seed=seed),
         task_config=task,
