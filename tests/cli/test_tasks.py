@@ -220,7 +220,7 @@ def blocks(language: str) -> list[str]:
 def test_the_commands_of_the_page_are_commands():
     import tyro
 
-    from regard.cli import evaluate, generate
+    from regard.cli import compare, evaluate, generate
     from regard.cli._run_options import KINDS, parse, run_config
 
     lines = [line for block in blocks("bash") for line in block.splitlines() if line.startswith("regard ")]
@@ -230,9 +230,10 @@ def test_the_commands_of_the_page_are_commands():
         if verb == "train":
             trained.add(run_config(parse(words, "train")).task.name)
         else:
-            tyro.cli({"evaluate": evaluate, "generate": generate}[verb].Options, args=words)
+            options = {"compare": compare, "evaluate": evaluate, "generate": generate}[verb].Options
+            tyro.cli(options, args=words)
     assert trained == set(KINDS)
-    table = PAGE.read_text(encoding="utf-8").partition("| task |")[2]
+    table = PAGE.read_text(encoding="utf-8").partition("| task |")[2].partition("\n\n")[0]
     assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(KINDS)
 
 

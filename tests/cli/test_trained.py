@@ -74,7 +74,7 @@ def test_generate_streams_utf8_whatever_the_locale(run, environment):
         (["run", "a", "--max-new-tokens", "-1"], 2, "max_new_tokens must be at least 0"),
         (["run", "a", "--stop", ""], 2, "stop must be"),
         (["run", "a", "--device", "tpu"], 2, "invalid choice 'tpu'"),
-        (["run"], 2, "STR"),
+        (["run"], 2, "run reads text: give it after the run"),
         (["run", "\udcff"], 3, "surrogate"),
         (["nowhere", "a"], 2, "nowhere is not a run"),
     ],

@@ -85,6 +85,7 @@ def test_what_is_in_the_wheel(wheel):
         "regard/report/templates/accuracy.html",
         "regard/report/templates/claims.html",
         "regard/report/templates/report.html",
+        "regard/report/templates/retrieval.html",
         "regard/tasks/corpora/state_of_the_union.tsv.xz",
         "regard/tasks/corpora/song_ci.tsv.xz",
         "regard/tasks/corpora/NOTICE",
@@ -137,4 +138,5 @@ def test_the_reports_find_their_templates(installed):
     code = (
         "from regard.report import html; import jinja2; print(jinja2.PackageLoader('regard.report').list_templates())"
     )
-    assert installed.run("python", "-c", code).stdout == "['accuracy.html', 'claims.html', 'report.html']\n"
+    found = installed.run("python", "-c", code).stdout
+    assert found == "['accuracy.html', 'claims.html', 'report.html', 'retrieval.html']\n"
