@@ -54,5 +54,9 @@ def average(
         if not q.shape[2]:
             values, total = v.new_empty(*q.shape[:3], v.shape[3]), sum.new_empty(q.shape[:3])
         else:
-            values, total, sum = kernels(impl).causal_average(fq, fk, v, sum, normalise)
+            if impl == "triton":  # not `kernels(impl)`, which a compiler cannot follow
+                from regard.kernels.linear_triton import causal_average
+            else:
+                from regard.kernels.linear_fla import causal_average
+            values, total, sum = causal_average(fq, fk, v, sum, normalise)
     return Averaged(values, total, total.new_empty(0), sum, total.new_empty(0))
