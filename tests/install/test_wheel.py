@@ -84,6 +84,7 @@ def test_what_is_in_the_wheel(wheel):
         "regard/py.typed",
         "regard/report/templates/accuracy.html",
         "regard/report/templates/claims.html",
+        "regard/report/templates/page.html",
         "regard/report/templates/report.html",
         "regard/report/templates/retrieval.html",
         "regard/tasks/corpora/state_of_the_union.tsv.xz",
@@ -139,4 +140,4 @@ def test_the_reports_find_their_templates(installed):
         "from regard.report import html; import jinja2; print(jinja2.PackageLoader('regard.report').list_templates())"
     )
     found = installed.run("python", "-c", code).stdout
-    assert found == "['accuracy.html', 'claims.html', 'report.html', 'retrieval.html']\n"
+    assert found == "['accuracy.html', 'claims.html', 'page.html', 'report.html', 'retrieval.html']\n"
