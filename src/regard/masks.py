@@ -362,10 +362,10 @@ def random_blocks(size: int, table: Int[Tensor, "blocks picks"]) -> Pattern:
     def rule(i: Any, j: Any) -> Any:
         rows, columns = i // size, j // size
         if isinstance(rows, Span):
-            last = rows.hi.clamp_max(len(table) - 1)
-            reach = torch.arange(max(int((last - rows.lo).max()) + 1, 1))  # query blocks that a span touches
+            last, device = rows.hi.clamp_max(len(table) - 1), rows.lo.device
+            reach = torch.arange(max(int((last - rows.lo).max()) + 1, 1), device=device)  # blocks that a span touches
             at = rows.lo[..., None] + reach
-            picked = table[at.clamp(0, len(table) - 1)].masked_fill((at > last[..., None])[..., None], -1)
+            picked = table.to(device)[at.clamp(0, len(table) - 1)].masked_fill((at > last[..., None])[..., None], -1)
             low, high = columns.lo[..., None, None], columns.hi[..., None, None]
             some = ((picked >= low) & (picked <= high)).flatten(-2).any(-1)
             return Truth(some, some & (rows.lo == rows.hi) & (columns.lo == columns.hi))

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from regard import __version__, catalog
-from regard.benchmark.claims._fit import train
+from regard.benchmark.claims._fit import averages, train
 from regard.benchmark.claims._run import plain
 from regard.errors import ConfigError
 from regard.models import LanguageModel, ModelConfig
@@ -36,7 +36,6 @@ REMEDIES = (
 """what the exact-retrieval article proposes against the losses of linear attention, beside the catalog"""
 CONTROLS = ("softmax", "uniform")
 """what recalls everything, and what cannot tell one key from another"""
-POINTS = 20
 
 Tell = Callable[[str], None]
 
@@ -179,8 +178,7 @@ def train_recall(
 
     train(model.parameters(), loss, steps=steps, learning_rate=rate)
     model.eval()
-    every = max(1, steps // POINTS)
-    curve = [sum(means[at : at + every]) / every for at in range(0, steps - every + 1, every)]
+    _, curve = averages(means)
     return Trained(model, accuracy(model, source, "valid"), accuracy(model, source, "test"), curve)
 
 

@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.nn.attention import flex_attention as flex_module
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask, flex_attention
 
+from regard.attention.tiles import explicit
 from regard.attention.tiles._layout import touched
 from regard.attention.tiles._parts import natural
-from regard.attention.tiles._plan import Places
 from regard.bias import ScoreBias
 from regard.errors import ConfigError, UnsupportedError
 from regard.masks import Pattern
@@ -66,8 +66,7 @@ def flexed(
         raise UnsupportedError('impl="flex" has no backward pass on a CPU; impl="torch" has one')
     if not q.shape[2] or not k.shape[2]:
         return v.new_zeros(*q.shape[:3], v.shape[3]), q.new_full(q.shape[:3], float("-inf"))
-    queries, keys = _places(query_positions, q.shape[2]), _places(key_positions, k.shape[2])
-    i, j = (x.positions().to(q.device) for x in (queries, keys))
+    i, j = explicit(query_positions, q.shape[2], q.device), explicit(key_positions, k.shape[2], q.device)
     values, extra = _attention(q.device.type)(
         q,
         k,
@@ -100,10 +99,6 @@ def _eager(*operands: Tensor, **options: object) -> tuple[Tensor, AuxOutput]:
         return flex_attention(*operands, **options)  # type: ignore[return-value, arg-type]
     finally:
         setattr(flex_module, switch, before)
-
-
-def _places(positions: Tensor | int, length: int) -> Places:
-    return Places(0, length, positions) if isinstance(positions, Tensor) else Places(positions, length)
 
 
 def block_mask(

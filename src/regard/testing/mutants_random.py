@@ -46,7 +46,7 @@ class AlphaWithoutItsMean(Lara):
         squares = g.means.square().sum(-1) / 2
         balance = _log_density(g) - (g.draws @ g.means.mT - squares[:, :, None]).logsumexp(-1)
         ratings = (q @ g.queries.mT).softmax(2)
-        return (balance.exp()[:, :, None] + self.coefficient * ratings).clamp_min(SMALLEST).log()
+        return (balance.exp()[:, :, None] + (self.coefficient or 0) * ratings).clamp_min(SMALLEST).log()
 
 
 @mutant("right_padding")

@@ -144,6 +144,7 @@ class InversePermutation(Blockwise):
 
     def __init__(self, heads: Heads, **options: Any) -> None:
         super().__init__(heads, **options)
+        assert self.shift is not None
         turned = [tuple((b - h * self.shift) % self.blocks for b in range(self.blocks)) for h in range(heads.count)]
         self.pattern = Blockwise(heads, blocks=self.blocks, permutations=tuple(turned)).pattern
 

@@ -82,14 +82,14 @@ def by_hand(mechanism: Attention, q: Tensor, k: Tensor, v: Tensor, *, full: floa
 @pytest.mark.parametrize(("alpha", "pool"), [("full", "mean"), ("balance", "mean"), ("full", "mixed")])
 def test_explicit_loops(alpha: str, pool: str) -> None:
     heads = Heads(count=1, key_dim=2, value_dim=1)
-    mechanism = moved(build("lara", heads, num_landmarks=3, alpha=alpha, coefficient=1.5, pool=pool))
+    coefficient = 1.5 if alpha == "full" else None
+    mechanism = moved(build("lara", heads, num_landmarks=3, alpha=alpha, coefficient=coefficient, pool=pool))
     for n in range(1, 41) if pool == "mean" else (1, 2, 3, 17):
         m = n if n % 2 else 41 - n
         q, k, v = (x[:1, :1] for x in sequence(n, m, dim=2, seed=n))
         v = v[..., :1]
-        full = 1.5 if alpha == "full" else None
         expected = torch.tensor(
-            by_hand(mechanism, q[0, 0], k[0, 0], v[0, 0], full=full, mixed=pool == "mixed"), dtype=torch.float64
+            by_hand(mechanism, q[0, 0], k[0, 0], v[0, 0], full=coefficient, mixed=pool == "mixed"), dtype=torch.float64
         )
         torch.testing.assert_close(mechanism(q, k, v).values.flatten(), expected, rtol=0, atol=1e-11)
 
@@ -197,5 +197,7 @@ def test_refusals() -> None:
     heads = Heads(count=1, key_dim=4)
     with pytest.raises(ConfigError, match="num_landmarks=0"):
         build("lara(num_landmarks=0)", heads)
+    with pytest.raises(ConfigError, match="coefficient belongs to alpha='full'"):
+        build("lara(alpha=balance, coefficient=2.0)", heads)
     with pytest.raises(UnsupportedError, match="later ones included"):
         build("lara", Heads(count=1, key_dim=4, causal=True))

@@ -115,3 +115,7 @@ def test_refusals() -> None:
         build("shortlist(num_keys=0)", heads)
     with pytest.raises(ConfigError, match="score='best'"):
         build("shortlist(score=best)", heads)
+    with pytest.raises(ConfigError, match="rank belongs to score='projection'"):
+        build("shortlist(rank=4)", heads)
+    with pytest.raises(ConfigError, match="feature_map belongs to score='linear'"):
+        build("shortlist(score=projection, feature_map=relu)", heads)

@@ -116,7 +116,17 @@ def test_tiles_grow_with_the_length() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", ["block_size=0", "num_global=-1", "num_random=-1", "form=paper", "impl=dense", "form=etc, num_global=-1"]
+    "options",
+    [
+        "block_size=0",
+        "num_global=-1",
+        "num_random=-1",
+        "form=paper",
+        "impl=dense",
+        "form=etc, num_global=-1",
+        "form=etc, num_random=3",
+        "form=etc, last_global=True",
+    ],
 )
 def test_options_that_make_no_sense(options: str) -> None:
     with pytest.raises(ConfigError):

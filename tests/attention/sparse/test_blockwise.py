@@ -113,6 +113,7 @@ def test_more_positions_than_the_blocks_hold():
         ("blockwise(permutations=((0, 2),))", r"got \(0, 2\)"),
         ("blockwise(permutations=((0, 1, 2),))", r"got \(0, 1, 2\)"),
         ("blockwise(permutations=())", r"got \(\)"),
+        ("blockwise(shift=1, permutations=((1, 0),))", "leave out shift=1"),
     ],
 )
 def test_refusals(spec, message):

@@ -104,6 +104,10 @@ def test_marks_of_a_window_need_every_distance_of_a_bias() -> None:
     assert longformer(q, k, v, bias=near).values.isfinite().all()
     with pytest.raises(ShapeError, match="give it every distance of the call"):
         longformer(q, k, v, bias=near, marks=marks)
+    causal = build("longformer(window=3, num_global=0)", Heads(count=4, key_dim=8, kv_count=2, causal=True))
+    state = causal(q, k, v, marks=marks + 1, state=causal.initial_state(2, dtype=torch.float64)).state
+    with pytest.raises(ShapeError, match="give it every distance of the call"):  # the marks of an earlier call
+        causal(q, k, v, bias=near, state=state)
 
 
 @pytest.mark.parametrize("options", ["window=-1", "dilation=0", "dilation=()", "num_global=-1", "impl=dense"])

@@ -7,6 +7,7 @@ import torch
 
 from regard import Heads, build
 from regard.benchmark import claims
+from regard.benchmark.claims._growth import operations
 from regard.benchmark.claims._run import run
 from regard.benchmark.claims._turns import processor_seconds
 from regard.benchmark.claims.importance_sampling import _Case
@@ -14,7 +15,7 @@ from regard.benchmark.claims.linear_attention_forms import alive
 from regard.benchmark.claims.random_feature_variance import FORMULAS, vectors
 from regard.benchmark.claims.randomized_attention_bias import moments
 from regard.benchmark.claims.rank_of_attention import rank
-from regard.benchmark.claims.shared_proposals import between, operations
+from regard.benchmark.claims.shared_proposals import between
 from regard.benchmark.claims.softmax_linear_crossover import crossing
 from regard.core import generator
 
@@ -175,9 +176,9 @@ def test_operations_and_numbers_alive_are_counted_inside_operators():
     """softmax: 2 n^2 (dim + value); randomized: its pairs at least, which in-place products make; linear by hand."""
     q = torch.randn(1, 1, 128, 16, generator=generator(0))
     heads = Heads(count=1, key_dim=16)
-    assert operations(build("softmax", heads), (q, q, q)) == 2 * 128**2 * 32
-    assert operations(build("randomized", heads), (q, q, q)) >= 2 * 128**2 * 48
-    assert operations(build("linear", heads), (q, q, q)) == 4 * 128 * 16 * 17
+    assert operations(lambda: build("softmax", heads)(q, q, q)) == 2 * 128**2 * 32
+    assert operations(lambda: build("randomized", heads)(q, q, q)) >= 2 * 128**2 * 48
+    assert operations(lambda: build("linear", heads)(q, q, q)) == 4 * 128 * 16 * 17
     assert alive(build("linear(impl=quadratic)", heads), torch.stack([q, q, q])) >= 128**2
 
 

@@ -51,6 +51,10 @@ class Kernel(Attention):
             with torch.autocast(q.device.type, enabled=False):
                 summed = (x.to(accumulator(x.dtype)) for x in (q, k, v))
                 return Attended(self.reference(*summed, key_mask=key_mask).to(q.dtype), None, {})
+        return self.by_sums(q, k, v, key_mask=key_mask, state=state)
+
+    def by_sums(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None, state: State | None) -> Attended:
+        """The algorithm, wherever `impl` does not ask for the definition."""
         past = self.past(state, q)
         result = self.average(q, k, v, past["sum"], past.content.get("top"), key_mask=key_mask)
         return Attended(result.values, None if state is None else self.after(past, result, k.shape[2]), {})

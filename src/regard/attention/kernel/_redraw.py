@@ -1,10 +1,66 @@
-"""Projections that are drawn again on a schedule while training, and not twice when a block is recomputed."""
+"""Random features: projections drawn again on a schedule while training, and not twice when a block is recomputed."""
 
 import torch
 from torch import Tensor
 
+from regard.attention.kernel._base import Kernel
 from regard.core import generator, recomputing
+from regard.errors import ConfigError
+from regard.feature_maps import FeatureMap
 from regard.projections import draw_projection
+
+
+class RandomKernel(Kernel):
+    """Template: one random map for queries and keys. A subclass sets these options, and then calls `take`."""
+
+    feature_map: str
+    orthogonal: bool
+    redraw_interval: int | None
+    norms: str = "chi"
+    pool_size: int | None = None
+    projection: Tensor
+    calls: Tensor
+
+    def take(self, feature_map: FeatureMap, num_features: int) -> None:
+        """Store the map and draw its first projection.
+
+        Raises:
+            ConfigError: a number of features that the map does not make, a redraw_interval below 1.
+        """
+        dim, rows = self.heads.key_dim, feature_map.rows(num_features)
+        if self.redraw_interval is not None and self.redraw_interval < 1:
+            raise ConfigError(f"{self._name}: redraw_interval must be at least 1, or None, got {self.redraw_interval}")
+        if rows < 1 or feature_map.count(dim, rows) != num_features:
+            raise ConfigError(
+                f"{self._name}(feature_map={self.feature_map!r}): num_features must be at least "
+                f"{feature_map.count(dim, 1)} and a multiple of it, got {num_features}"
+            )
+        self.query_map = self.key_map = feature_map
+        self.features = self.num_features = num_features
+        self.register_buffer("projection", self._drawn(self.heads.seed, rows))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def _drawn(self, seed: int, rows: int) -> Tensor:
+        heads = self.heads
+        return draw(seed, 0, heads.kv_heads, rows, heads.key_dim, self.orthogonal, self.norms, self.pool_size)
+
+    def projection_now(self) -> Tensor:
+        if not self.training or self.redraw_interval is None:
+            return self.projection
+        return scheduled_projection(
+            self.projection,
+            self.calls,
+            self.redraw_interval,
+            self.heads.seed,
+            self.orthogonal,
+            self.norms,
+            self.pool_size,
+        )
+
+    def redraw(self, generator: torch.Generator) -> None:
+        """Draw the projection again, now."""
+        seed = int(torch.randint(2**63 - 1, (), generator=generator))
+        self.projection = self._drawn(seed, self.projection.shape[1]).to(self.projection)
 
 
 def draw(

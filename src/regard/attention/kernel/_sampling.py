@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-ELEMENTS = {"cpu": 1 << 18}
-"""numbers in a buffer of scores, 2 MB in float64; 2^25 on other devices"""
+from regard.attention.routed._lists import doubled_scores
 
 
 @torch.library.custom_op("regard::sampled_keys", mutates_args=())
@@ -23,28 +22,14 @@ def sampled_keys(q: Tensor, k: Tensor, uniform: Tensor, key_mask: Tensor | None,
     Returns:
         int64 (batch, heads, queries, samples); -1 where a query sees no key.
     """
-    (batch, heads, queries), (kv_heads, keys) = q.shape[:3], k.shape[1:3]
-    drawn = torch.full((batch, heads, queries, uniform.shape[-1]), -1, dtype=torch.int64, device=q.device)
-    if not keys:
-        return drawn
-    k, past = k.double(), keys - queries if causal else 0
-    step = max(1, ELEMENTS.get(q.device.type, 1 << 25) // max(1, batch * heads * keys))
-    with torch.autocast(q.device.type, enabled=False):
-        for first in range(0, queries, step):
-            last = min(first + step, queries)
-            seen = past + last if causal else keys
-            rows = (q[:, :, first:last].double() * scale).unflatten(1, (kv_heads, -1)).flatten(2, 3)
-            odds = (rows @ k[:, :, :seen].mT).view(batch, heads, last - first, seen)
-            if causal:
-                late = torch.ones(last - first, seen, dtype=torch.bool, device=q.device).triu(past + first + 1)
-                odds.masked_fill_(late, float("-inf"))
-            if key_mask is not None:
-                odds.masked_fill_(~key_mask[:, None, None, :seen], float("-inf"))
+    drawn = torch.full((*q.shape[:3], uniform.shape[-1]), -1, dtype=torch.int64, device=q.device)
+    if k.shape[2]:
+        for some, odds in doubled_scores(q, k, key_mask, causal, scale):
             top = odds.amax(-1, keepdim=True)
             odds = odds.sub_(torch.where(top.isneginf(), 0, top)).exp_().cumsum(-1)
-            total = odds[..., -1:]
-            found = torch.searchsorted(odds, uniform[:, first:last] * total, right=True).clamp_max(seen - 1)
-            drawn[:, :, first:last] = torch.where(total > 0, found, -1)
+            total, last = odds[..., -1:], odds.shape[-1] - 1
+            found = torch.searchsorted(odds, uniform[:, some] * total, right=True).clamp_max(last)
+            drawn[:, :, some] = torch.where(total > 0, found, -1)
     return drawn
 
 

@@ -53,11 +53,12 @@ class Lara(Attention):
         heads: what to serve.
         num_landmarks: C.
         alpha: "full" as above, "balance" without the correction.
-        coefficient: a, of alpha="full" (2 in published runs).
+        coefficient: a, of alpha="full" (2 in published runs); None: 1.
         pool: "mixed" replaces k~ by softmax(k~ k~^T) k~.
 
     Raises:
-        ConfigError: num_landmarks below 1, a negative coefficient, an unknown alpha or pool.
+        ConfigError: num_landmarks below 1, a negative coefficient or one of alpha="balance", an unknown alpha or
+            pool.
 
     Example:
         >>> from regard import Heads
@@ -99,11 +100,14 @@ class Lara(Attention):
         *,
         num_landmarks: int = 49,
         alpha: Literal["full", "balance"] = "full",
-        coefficient: float = 1.0,
+        coefficient: float | None = None,
         pool: Literal["mean", "mixed"] = "mean",
     ) -> None:
         super().__init__(heads, num_landmarks=num_landmarks, alpha=alpha, coefficient=coefficient, pool=pool)
-        if num_landmarks < 1 or coefficient < 0:
+        if alpha == "balance" and coefficient is not None:
+            raise ConfigError(f"lara: coefficient belongs to alpha='full', got {coefficient=}, {alpha=}")
+        coefficient = 1.0 if coefficient is None and alpha == "full" else coefficient
+        if num_landmarks < 1 or (coefficient or 0) < 0:
             raise ConfigError(
                 f"lara needs num_landmarks >= 1 and coefficient >= 0, got {num_landmarks=}, {coefficient=}"
             )
@@ -176,7 +180,7 @@ class Lara(Attention):
         """(batch, heads, queries or 1, landmarks)."""
         squares = g.means.square().sum(-1) / 2
         balance = _log_density(g) - (g.draws @ g.means.mT - squares[:, :, None]).logsumexp(-1)
-        if self.alpha == "balance":
+        if self.coefficient is None:
             return balance[:, :, None]
         ratings = q @ g.queries.mT
         if asking is not None:
@@ -215,7 +219,7 @@ class Lara(Attention):
             # log g_c(w_c') up to a constant: -|w_c' - mu_c|^2 / 2
             log_g = -((mu[:, :, None] - mu[:, None]) ** 2).sum(-1) / 2
             alpha = (log_g.diagonal(dim1=1, dim2=2) - torch.logsumexp(log_g, -1)).exp()[:, None]
-            if self.alpha == "full":
+            if self.coefficient is not None:
                 r = torch.softmax(torch.einsum("hnd,hcd->hnc", x[:, asking], tq), 1)
                 r = x.new_zeros(*x.shape[:2], mu.shape[1]).index_copy(1, asking, r)
                 alpha = (alpha + self.coefficient * (r - r.mean(-1, keepdim=True))).clamp_min(SMALLEST)

@@ -97,19 +97,8 @@ class LengthSwitch(Kernel):
         """relu features of a query and of every key may have nothing in common: such a row is 0."""
         return replace(cls.info, rows_sum_to_one=options.get("feature_map") != "relu")
 
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        key_mask: Tensor | None,
-        bias: ScoreBias | None,
-        marks: Tensor | None,
-        state: State | None,
-    ) -> Attended:
+    def by_sums(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None, state: State | None) -> Attended:
         """The exact queries come first, unless hidden keys put them anywhere."""
-        del bias, marks
         if state is None:
             start = self.start(q.shape[0], device=q.device, dtype=q.dtype)["sum"]
             return Attended(self._switched(q, k, v, key_mask, start, 0, None)[0], None, {})

@@ -184,19 +184,7 @@ class Linear(Kernel):
             losses={} if regulariser == "none" else {regulariser: weight},
         )
 
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        key_mask: Tensor | None,
-        bias: ScoreBias | None,
-        marks: Tensor | None,
-        state: State | None,
-    ) -> Attended:
-        if self.impl == "reference":
-            return super().attend(q, k, v, key_mask=key_mask, bias=bias, marks=marks, state=state)
+    def by_sums(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None, state: State | None) -> Attended:
         past = self.past(state, q)
         rotation = self._rotation(past.length, k) if self.rotary else None
         if self.post == "softmax":  # must see what was accumulated, not its rounding

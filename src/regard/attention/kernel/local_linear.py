@@ -135,19 +135,8 @@ class LocalLinear(Kernel):
             sees_content_only=window == 0,
         )
 
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        key_mask: Tensor | None,
-        bias: ScoreBias | None,
-        marks: Tensor | None,
-        state: State | None,
-    ) -> Attended:
+    def by_sums(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None, state: State | None) -> Attended:
         """Near by tiles, far by the kernel operator on keys that lag behind the queries."""
-        del bias, marks
         real = k.new_ones(k.shape[0], k.shape[2], dtype=torch.bool) if key_mask is None else key_mask
         keys, start = Keys(k, v, real), self.start(q.shape[0], device=q.device, dtype=q.dtype)["sum"]
         if state is not None:

@@ -8,11 +8,11 @@ from typing import ClassVar, Literal, final
 import torch
 from torch import Tensor
 
-from regard.attention.kernel._base import Kernel, ratio, visible
+from regard.attention.kernel._base import ratio, visible
 from regard.attention.kernel._engine import kernel_average
 from regard.attention.kernel._passes import LOWEST
 from regard.attention.kernel._published import PAPER_EPSILON, published_features
-from regard.attention.kernel._redraw import draw, scheduled_projection
+from regard.attention.kernel._redraw import RandomKernel
 from regard.core import Attended, ScoreBias, State
 from regard.errors import ConfigError, nearest
 from regard.feature_maps import FEATURE_MAPS
@@ -27,7 +27,7 @@ MAPS = {
 
 
 @final
-class Performer(Kernel):
+class Performer(RandomKernel):
     """Softmax of scaled dot products, estimated: out_i = sum_j phi(q_i) . phi(k_j) v_j / sum_j phi(q_i) . phi(k_j).
 
     phi(x) = r^(-1/2) exp(W x' - |x'|^2 / 2), x' = x dim^(-1/4), rows of W ~ N(0, I): E[phi(q) . phi(k)] is
@@ -51,7 +51,8 @@ class Performer(Kernel):
             counts once; evaluation never counts.
         form: "paper" is the published stabiliser: one maximum over all keys, later ones included, and 1e-4 added to
             every feature. In causal use it leaks the future, and it has no state.
-        impl: "auto" and "torch" are the chunked operator, "reference" the definition (no state).
+        impl: "auto" and "torch" are the chunked operator, "reference" the definition (no state,
+            and no schedule: only `redraw` draws again).
 
     Raises:
         ConfigError: an option outside its values, an odd num_features for a map with pairs of features, form="paper"
@@ -91,9 +92,6 @@ class Performer(Kernel):
         "state": "only impl='auto' or 'torch' with form='strict' has one",
     }
 
-    projection: Tensor
-    calls: Tensor
-
     def __init__(
         self,
         heads: Heads,
@@ -124,26 +122,15 @@ class Performer(Kernel):
         ):
             if value not in allowed:
                 raise ConfigError(f"performer has no {name}={value!r}: {nearest(str(value), allowed)}")
-        if redraw_interval is not None and redraw_interval < 1:
-            raise ConfigError(f"performer: redraw_interval must be at least 1, or None, got {redraw_interval}")
         if form == "paper" and feature_map != "positive":
             raise ConfigError(f"performer(form='paper') has feature_map='positive' only, got {feature_map!r}")
         dim = heads.key_dim
-        self.query_map = self.key_map = FEATURE_MAPS[MAPS[feature_map]]
         if num_features is None:
             num_features = 2 * math.ceil(max(dim, dim * math.log(dim)) / 2)
-        rows = self.key_map.rows(num_features)
-        if rows < 1 or self.key_map.count(dim, rows) != num_features:
-            raise ConfigError(
-                f"performer(feature_map={feature_map!r}): num_features must be at least "
-                f"{self.key_map.count(dim, 1)} and a multiple of it, got {num_features}"
-            )
-        self.features = self.num_features = num_features
         self.scale = dim**-0.25
         self.feature_map, self.orthogonal, self.norms = feature_map, orthogonal, norms
         self.redraw_interval, self.form, self.impl = redraw_interval, form, impl
-        self.register_buffer("projection", draw(heads.seed, 0, heads.kv_heads, rows, dim, orthogonal, norms))
-        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+        self.take(FEATURE_MAPS[MAPS[feature_map]], num_features)
 
     @classmethod
     def facts(cls, **options: object) -> Info:
@@ -164,33 +151,10 @@ class Performer(Kernel):
             leaks=paper,
         )
 
-    def projection_now(self) -> Tensor:
-        if not self.training or self.redraw_interval is None:
-            return self.projection
-        return scheduled_projection(
-            self.projection, self.calls, self.redraw_interval, self.heads.seed, self.orthogonal, self.norms, None
-        )
-
-    def redraw(self, generator: torch.Generator) -> None:
-        """Draw the projection again, now."""
-        heads, rows, dim = self.projection.shape
-        seed = int(torch.randint(2**63 - 1, (), generator=generator))
-        self.projection = draw(seed, 0, heads, rows, dim, self.orthogonal, self.norms).to(self.projection)
-
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        key_mask: Tensor | None,
-        bias: ScoreBias | None,
-        marks: Tensor | None,
-        state: State | None,
-    ) -> Attended:
-        if self.form == "paper" and self.impl != "reference":
+    def by_sums(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None, state: State | None) -> Attended:
+        if self.form == "paper":
             return Attended(self._paper(q, k, v, key_mask), None, {})
-        return super().attend(q, k, v, key_mask=key_mask, bias=bias, marks=marks, state=state)
+        return super().by_sums(q, k, v, key_mask=key_mask, state=state)
 
     def _paper(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
         """Linear attention on features stabilised by the largest key of the call, future ones included."""

@@ -213,7 +213,7 @@ class Randomized(Attention):
 
         def probabilities(logits: Tensor) -> Tensor:
             some = seen.any(-1, keepdim=True)
-            return torch.softmax(logits.masked_fill(~seen, float("-inf")).masked_fill(~some, 0), -1) * (seen & some)
+            return torch.softmax(logits.masked_fill(~seen, float("-inf")).masked_fill(~some, 0), -1) * seen
 
         if self.form == "mean":
             pi = probabilities(torch.einsum("bhid,bhjd->bhij", q, k) / dim**0.5)

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.attention.kernel._base import Kernel, visible
+from regard.attention.kernel._base import visible
 from regard.attention.kernel._passes import LOWEST, accumulator
-from regard.attention.kernel._redraw import draw, scheduled_projection
+from regard.attention.kernel._redraw import RandomKernel
 from regard.attention.kernel._step import Averaged
 from regard.core import Attended, ScoreBias, State, Summary, generator
 from regard.errors import ConfigError, nearest
@@ -26,7 +26,7 @@ GATE_START = 3.0
 
 
 @final
-class Rfa(Kernel):
+class Rfa(RandomKernel):
     """out_t = phi(q_t) S_t / phi(q_t) . z_t, S_t = sum_{s <= t} phi(k_s) v_s^T, z_t = sum_{s <= t} phi(k_s).
 
     phi(x) = D^(-1/2) [sin W x', cos W x'], x' = x / |x|, rows of W ~ N(0, diag(1 / sigma^2)): E[phi(x) . phi(y)] is
@@ -51,7 +51,8 @@ class Rfa(Kernel):
         orthogonal: rows of W orthogonal in blocks of dim, instead of independent (the paper's).
         pool_size: matrices of each head from which training draws.
         redraw_interval: training calls between draws; None: never. A recomputed block counts once.
-        impl: "auto" and "torch" are the chunked operator, "reference" the definition (no state).
+        impl: "auto" and "torch" are the chunked operator, "reference" the definition (no state,
+            and no schedule: only `redraw` draws again).
 
     Raises:
         ConfigError: an option outside its values.
@@ -92,8 +93,7 @@ class Rfa(Kernel):
         "state": "impl='reference' has none",
     }
 
-    projection: Tensor
-    calls: Tensor
+    pool_size: int
 
     def __init__(
         self,
@@ -122,20 +122,11 @@ class Rfa(Kernel):
         for name, value, allowed in (("feature_map", feature_map, (*MAPS,)), ("impl", impl, IMPLS)):
             if value not in allowed:
                 raise ConfigError(f"rfa has no {name}={value!r}: {nearest(value, allowed)}")
-        for name, value in (("pool_size", pool_size), ("redraw_interval", redraw_interval)):
-            if value is not None and value < 1:
-                raise ConfigError(f"rfa: {name} must be at least 1, got {value}")
+        if pool_size < 1:
+            raise ConfigError(f"rfa: pool_size must be at least 1, got {pool_size}")
         if not sigma > 0:
             raise ConfigError(f"rfa needs a positive sigma, got {sigma}")
         dim, count = heads.key_dim, heads.kv_heads
-        self.query_map = self.key_map = FEATURE_MAPS[MAPS[feature_map]]
-        rows = self.key_map.rows(num_features)
-        if rows < 1 or self.key_map.count(dim, rows) != num_features:
-            raise ConfigError(
-                f"rfa(feature_map={feature_map!r}): num_features must be at least {self.key_map.count(dim, 1)} and a "
-                f"multiple of it, got {num_features}"
-            )
-        self.features = self.num_features = num_features
         self.feature_map, self.sigma, self.gate, self.orthogonal = feature_map, sigma, gate, orthogonal
         self.pool_size, self.redraw_interval, self.impl, self.weighted = pool_size, redraw_interval, impl, gate
         self.log_sigma = nn.Parameter(torch.full((count, dim), sigma).log())
@@ -143,8 +134,7 @@ class Rfa(Kernel):
             drawn = torch.randn(count, dim, generator=generator(heads.seed, "gate"))
             self.gate_weight = nn.Parameter(drawn * dim**-0.5)
             self.gate_bias = nn.Parameter(torch.full((count,), GATE_START))
-        self.register_buffer("projection", draw(heads.seed, 0, count, rows, dim, orthogonal, "chi", pool_size))
-        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+        self.take(FEATURE_MAPS[MAPS[feature_map]], num_features)
 
     @classmethod
     def facts(cls, **options: object) -> Info:
@@ -161,33 +151,7 @@ class Rfa(Kernel):
             sees_content_only=not gate,
         )
 
-    def projection_now(self) -> Tensor:
-        if not self.training or self.redraw_interval is None:
-            return self.projection
-        return scheduled_projection(
-            self.projection, self.calls, self.redraw_interval, self.heads.seed, self.orthogonal, "chi", self.pool_size
-        )
-
-    def redraw(self, generator: torch.Generator) -> None:
-        """Draw the projection again, now."""
-        heads, rows, dim = self.projection.shape
-        seed = int(torch.randint(2**63 - 1, (), generator=generator))
-        drawn = draw(seed, 0, heads, rows, dim, self.orthogonal, "chi", self.pool_size)
-        self.projection = drawn.to(self.projection)
-
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        key_mask: Tensor | None,
-        bias: ScoreBias | None,
-        marks: Tensor | None,
-        state: State | None,
-    ) -> Attended:
-        if self.impl == "reference":
-            return super().attend(q, k, v, key_mask=key_mask, bias=bias, marks=marks, state=state)
+    def by_sums(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None, state: State | None) -> Attended:
         past = self.past(state, q)
         with torch.autocast(q.device.type, enabled=False):
             q32, k32, v32 = (x.to(accumulator(x.dtype)) for x in (q, k, v))

@@ -37,9 +37,22 @@ def best_keys(q: Tensor, k: Tensor, key_mask: Tensor | None, count: int, causal:
         int64 (batch, heads, queries, min(count, keys)), best first, of equal ones the earliest; -1 where a query
         sees fewer keys.
     """
+    width = min(count, k.shape[2])
+    lists = torch.full((*q.shape[:3], width), -1, dtype=torch.int64, device=q.device)
+    for some, scores in doubled_scores(q, k, key_mask, causal):
+        best = _largest(scores, min(width, scores.shape[-1]))
+        lists[:, :, some, : best.indices.shape[-1]] = best.indices.masked_fill(best.values.isneginf(), -1)
+    return lists
+
+
+def doubled_scores(
+    q: Tensor, k: Tensor, key_mask: Tensor | None, causal: bool, scale: float = 1.0
+) -> Iterator[tuple[slice, Tensor]]:
+    """For some queries at a time: which, and scale q_i . k_j in float64, -inf where a query may not see a key.
+
+    Scores are (batch, heads, those queries, keys), where causal only of the keys up to the last of those queries.
+    """
     (batch, heads, queries), (kv_heads, keys) = q.shape[:3], k.shape[1:3]
-    width = min(count, keys)
-    lists = torch.full((batch, heads, queries, width), -1, dtype=torch.int64, device=q.device)
     past = keys - queries if causal else 0
     whole = doubled(k) if queries > FEW else None
     step = max(1, room(k) // max(1, batch * heads * keys))
@@ -47,7 +60,7 @@ def best_keys(q: Tensor, k: Tensor, key_mask: Tensor | None, count: int, causal:
         for first in range(0, queries, step):
             last = min(first + step, queries)
             seen = past + last if causal else keys
-            rows = doubled(q[:, :, first:last]).unflatten(1, (kv_heads, -1)).flatten(2, 3)
+            rows = (doubled(q[:, :, first:last]) * scale).unflatten(1, (kv_heads, -1)).flatten(2, 3)
             scores = _products(rows, k[:, :, :seen]) if whole is None else rows @ whole[:, :, :seen].mT
             scores = scores.view(batch, heads, last - first, seen)
             if causal:
@@ -55,9 +68,7 @@ def best_keys(q: Tensor, k: Tensor, key_mask: Tensor | None, count: int, causal:
                 scores.masked_fill_(late, float("-inf"))
             if key_mask is not None:
                 scores.masked_fill_(~key_mask[:, None, None, :seen], float("-inf"))
-            best = _largest(scores, min(width, seen))
-            lists[:, :, first:last, : best.indices.shape[-1]] = best.indices.masked_fill(best.values.isneginf(), -1)
-    return lists
+            yield slice(first, last), scores
 
 
 def _largest(scores: Tensor, count: int) -> torch.return_types.topk:

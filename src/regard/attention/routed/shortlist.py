@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from regard.attention.dense._base import visible
 from regard.attention.routed._base import wide
 from regard.attention.routed._lists import best_keys, doubled, listed
 from regard.core import Attended, Attention, ScoreBias, State, generator
@@ -39,11 +40,12 @@ class Shortlist(Attention):
         heads: what to serve.
         num_keys: the length of a list.
         score: "linear" or "projection".
-        feature_map: phi of "linear": elu_plus_one, relu, sigmoid, softmax_features, taylor, identity.
-        rank: rows of R, of "projection".
+        feature_map: phi of "linear": elu_plus_one, relu, sigmoid, softmax_features, taylor, identity; None:
+            elu_plus_one.
+        rank: rows of R, of "projection"; None: 16.
 
     Raises:
-        ConfigError: num_keys or rank below 1, an unknown score or feature map.
+        ConfigError: num_keys or rank below 1, an unknown score or feature map, an option of the other score.
 
     Example:
         >>> from regard import Heads
@@ -83,20 +85,23 @@ class Shortlist(Attention):
         *,
         num_keys: int = 64,
         score: Literal["linear", "projection"] = "linear",
-        feature_map: Literal[
-            "elu_plus_one", "relu", "sigmoid", "softmax_features", "taylor", "identity"
-        ] = "elu_plus_one",
-        rank: int = 16,
+        feature_map: Literal["elu_plus_one", "relu", "sigmoid", "softmax_features", "taylor", "identity"] | None = None,
+        rank: int | None = None,
     ) -> None:
         super().__init__(heads, score=score)
-        if num_keys < 1 or rank < 1:
+        for name, value, owner in (("feature_map", feature_map, "linear"), ("rank", rank, "projection")):
+            if value is not None and score in SCORES and score != owner:
+                raise ConfigError(f"shortlist: {name} belongs to score={owner!r}, got {name}={value!r}, {score=}")
+        if num_keys < 1 or (rank is not None and rank < 1):
             raise ConfigError(f"shortlist: num_keys and rank must be at least 1, got {num_keys=}, {rank=}")
-        for name, value, allowed in (("score", score, SCORES), ("feature_map", feature_map, MAPS)):
+        for name, value, allowed in (("score", score, SCORES), ("feature_map", feature_map or "elu_plus_one", MAPS)):
             if value not in allowed:
                 raise ConfigError(f"shortlist has no {name}={value!r}: {nearest(value, allowed)}")
-        self.num_keys, self.score, self.feature_map, self.rank = num_keys, score, feature_map, rank
-        if score == "projection":
-            self.register_buffer("projection", self._drawn(generator(heads.seed, "shortlist", "projection")))
+        self.num_keys, self.score = num_keys, score
+        self.feature_map = (feature_map or "elu_plus_one") if score == "linear" else None
+        self.rank = (rank or 16) if score == "projection" else None
+        if self.rank is not None:
+            self.register_buffer("projection", self._drawn(self.rank, generator(heads.seed, "shortlist", "projection")))
 
     projection: Tensor
 
@@ -105,19 +110,19 @@ class Shortlist(Attention):
         """A projection is drawn from the seed."""
         return replace(cls.info, stochastic=options.get("score") == "projection")
 
-    def _drawn(self, generator: torch.Generator) -> Tensor:
-        return torch.randn(self.heads.kv_heads, self.rank, self.heads.key_dim, generator=generator)
+    def _drawn(self, rank: int, generator: torch.Generator) -> Tensor:
+        return torch.randn(self.heads.kv_heads, rank, self.heads.key_dim, generator=generator)
 
     def redraw(self, generator: torch.Generator) -> None:
         """Draw the projection again, where there is one."""
-        if self.score == "projection":
-            self.projection = self._drawn(generator).to(self.projection)
+        if self.rank is not None:
+            self.projection = self._drawn(self.rank, generator).to(self.projection)
 
     @property
     def _kept(self) -> int:
         """Numbers that a key's score reads beside the key."""
-        if self.score == "projection":
-            return self.rank
+        if self.feature_map is None:
+            return self.projection.shape[1]
         return 0 if self.feature_map == "identity" else FEATURE_MAPS[self.feature_map].count(self.heads.key_dim)
 
     def decisions(self, q: Tensor, k: Tensor) -> Int[Tensor, "batch heads queries list"]:
@@ -127,7 +132,7 @@ class Shortlist(Attention):
     def _scored(self, x: Tensor, group: int) -> Tensor:
         """phi(x) or R x, in at least float32."""
         with torch.autocast(x.device.type, enabled=False):
-            if self.score == "projection":
+            if self.feature_map is None:
                 found = doubled(x.detach()) @ doubled(self.projection).mT.repeat_interleave(group, 0)
             else:
                 found, _ = FEATURE_MAPS[self.feature_map].scaled(doubled(x.detach()), None)
@@ -196,12 +201,10 @@ class Shortlist(Attention):
         del bias, marks
         queries, keys = q.shape[2], k.shape[2]
         k, v = k.repeat_interleave(self.heads.group, 1), v.repeat_interleave(self.heads.group, 1)
-        seen = torch.ones(queries, keys, dtype=torch.bool, device=q.device)
-        seen = seen.tril(keys - queries) if self.heads.causal else seen
-        seen = seen if key_mask is None else seen & key_mask[:, None, None, :]
+        seen = visible(queries, keys, causal=self.heads.causal, key_mask=key_mask, device=q.device)
         if decisions is None:
             exact_q, exact_k = q.detach().double(), k.detach().double()
-            if self.score == "linear":
+            if self.feature_map is not None:
                 fq, fk = (FEATURE_MAPS[self.feature_map](x) for x in (exact_q, exact_k))
             else:
                 r = self.projection.double().repeat_interleave(self.heads.group, 0)

@@ -7,10 +7,10 @@ from functools import partial
 from typing import ClassVar
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.attention.tiles import WHOLE, plain, tiled
+from regard.attention.tiles import WHOLE, explicit, plain, tiled
 from regard.bias import ScoreBias
 from regard.core import Attended, Attention, registered_name
 from regard.errors import ConfigError, UnsupportedError, nearest
@@ -91,7 +91,7 @@ class Sparse(Attention):
             assert isinstance(state, Slots)
             k, v, key_mask, places, state = self._remember(state, k, v, key_mask)
             if bias is not None and bias.table is not None:
-                bias = replace(bias, table=bias.table[..., _explicit(places, k)])
+                bias = replace(bias, table=bias.table[..., explicit(places, k.shape[2], k.device)])
             if queries <= FEW:
                 return Attended(self._few(q, k, v, key_mask, bias, first, places), state, {})
         values, _ = self._engine(
@@ -131,17 +131,11 @@ class Sparse(Attention):
         places: Tensor | int,
     ) -> Tensor:
         i = torch.arange(first, first + q.shape[2], device=q.device)
-        j = _explicit(places, k)
-        allowed = self.pattern.mask(i, j)
-        if q.shape[2] == 1 and len(j) > MANY and bias is None and not torch.compiler.is_compiling():
-            seen = allowed.flatten(0, -2).any(0).nonzero().flatten()
-            if len(seen) <= len(j) // 2:
-                k, v, allowed = k.index_select(2, seen), v.index_select(2, seen), allowed[..., seen]
-                key_mask = None if key_mask is None else key_mask[:, seen]
+        j = explicit(places, k.shape[2], k.device)
+        seen = self.pattern.mask(i, j)
         if key_mask is not None:
-            allowed = allowed & key_mask[:, None, None, :]
-        logits = None if bias is None else bias.logits(i, j)
-        return plain(q, k, v, allowed, scale=self.factor, bias=logits)[0]
+            seen = seen & key_mask[:, None, None, :]
+        return few(q, k, v, seen, scale=self.factor, bias=None if bias is None else bias.logits(i, j))
 
     def _remember(
         self, state: Slots, k: Tensor, v: Tensor, key_mask: Tensor | None
@@ -275,11 +269,33 @@ class Sparse(Attention):
             seen = seen & (j[None] <= i[:, None])
         if key_mask is not None:
             seen = seen & key_mask[:, None, None, :]
-        logits = logits.masked_fill(~seen, float("-inf"))
-        empty = logits.isneginf().all(-1, keepdim=True)
-        weights = logits.masked_fill(empty, 0).softmax(-1).masked_fill(empty, 0)
-        return torch.einsum("bhij,bhjd->bhid", weights, v)
+        return masked_average(logits, seen, v)
 
 
-def _explicit(places: Tensor | int, k: Tensor) -> Tensor:
-    return places if isinstance(places, Tensor) else torch.arange(places, places + k.shape[2], device=k.device)
+def few(
+    q: Float[Tensor, "batch heads queries dim"],
+    k: Float[Tensor, "batch kv_heads keys dim"],
+    v: Float[Tensor, "batch kv_heads keys value"],
+    seen: Bool[Tensor, "*#pairs queries keys"],
+    *,
+    scale: float,
+    bias: Float[Tensor, "*#pairs queries keys"] | None,
+) -> Float[Tensor, "batch heads queries value"]:
+    """Attention of a few queries to the keys that they see; a single one gathers these out of many."""
+    if q.shape[2] == 1 and k.shape[2] > MANY and bias is None and not torch.compiler.is_compiling():
+        used = seen.flatten(0, -2).any(0).nonzero().flatten()
+        if len(used) <= k.shape[2] // 2:
+            k, v, seen = k.index_select(2, used), v.index_select(2, used), seen[..., used]
+    return plain(q, k, v, seen, scale=scale, bias=bias)[0]
+
+
+def masked_average(
+    logits: Float[Tensor, "batch heads queries keys"],
+    seen: Bool[Tensor, "*#pairs queries keys"],
+    v: Float[Tensor, "batch heads keys value"],
+) -> Float[Tensor, "batch heads queries value"]:
+    """Values weighted by the softmax over the seen keys, 0 without any; for references."""
+    logits = logits.masked_fill(~seen, float("-inf"))
+    empty = logits.isneginf().all(-1, keepdim=True)
+    weights = logits.masked_fill(empty, 0).softmax(-1).masked_fill(empty, 0)
+    return torch.einsum("bhij,bhjd->bhid", weights, v)

@@ -91,7 +91,7 @@ def columns(table: Tensor, at: Tensor) -> Tensor:
 
 
 def merged(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> Tensor:
-    """Two parts over disjoint keys as one: a step from one to the other, by the logistic of their log-sum-exps."""
+    """`regard.core.merge` of two parts without stacking them: a step by the logistic of their log-sum-exps."""
     lowest = -1e30  # -inf - -inf is NaN
     weight = torch.sigmoid(one[1].clamp_min(lowest) - other[1].clamp_min(lowest))
     return torch.lerp(other[0], one[0], weight[..., None])

@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.attention.sparse._base import FEW, MANY, Sparse
+from regard.attention.sparse._base import FEW, Sparse, few, masked_average
 from regard.attention.sparse._gathered import columns, merged, pair_logits, put, take, within
-from regard.attention.tiles import WHOLE, plain, tiled
+from regard.attention.tiles import plain
 from regard.bias import ScoreBias
 from regard.core import Attended, Attention, registered_name
 from regard.errors import ConfigError, ShapeError
@@ -95,7 +95,7 @@ class Globals(Sparse):
         """In parts; a few queries on a state by their mask."""
         if self.impl == "reference":
             return Attended(self.reference(q, k, v, key_mask=key_mask, bias=bias, marks=marks), None, {})
-        if marks is not None and bias is not None:
+        if bias is not None and (marks is not None or state is not None):
             self._require_columns(bias, q.shape[2], k.shape[2], state)
         first, places = self.first_query(q, k, state), torch.arange(k.shape[2], device=q.device)
         if state is not None:
@@ -105,8 +105,8 @@ class Globals(Sparse):
                 bias = replace(bias, table=bias.table[..., places])
         slots = torch.arange(first, first + q.shape[2], device=q.device)
         view = View(q.shape[0], slots, places, key_mask, marks)
-        few = state is not None and q.shape[2] <= FEW
-        values = self._few(q, k, v, view, bias) if few else self._in_parts(q, k, v, view, bias)
+        by_mask = state is not None and q.shape[2] <= FEW
+        values = (self._by_mask if by_mask else self._in_parts)(q, k, v, view, bias)
         return Attended(values, state, {})
 
     def _in_parts(self, q: Tensor, k: Tensor, v: Tensor, view: View, bias: ScoreBias | None) -> Tensor:
@@ -131,9 +131,9 @@ class Globals(Sparse):
         if bias is not None:
             of_rows = {name: take(x, rows) for name in ("query", "table") if (x := getattr(bias, name)) is not None}
             aside = replace(bias, **of_rows)
-        few = take(q, rows)
-        allowed, logits = self.row_terms(few, own, view, aside)
-        return put(values, rows, own.real, plain(few, k, v, allowed, scale=self.factor, bias=logits)[0])
+        asking = take(q, rows)
+        allowed, logits = self.row_terms(asking, own, view, aside)
+        return put(values, rows, own.real, plain(asking, k, v, allowed, scale=self.factor, bias=logits)[0])
 
     def _local(
         self, q: Tensor, k: Tensor, v: Tensor, view: View, bias: ScoreBias | None
@@ -144,7 +144,7 @@ class Globals(Sparse):
             others = ~self._global(view)
             keep = others if keep is None else keep & others
         whole = view.marks is None  # slots without holes
-        return tiled(
+        return self._engine(
             q,
             k,
             v,
@@ -154,7 +154,6 @@ class Globals(Sparse):
             key_positions=0 if whole else view.keys,
             key_mask=keep,
             bias=self.near(q, bias),
-            whole=0 if self.impl == "torch" else WHOLE,
         )
 
     def near(self, q: Tensor, bias: ScoreBias | None) -> ScoreBias | None:
@@ -219,8 +218,8 @@ class Globals(Sparse):
             allowed = allowed & view.key_mask[:, None, None, :]
         return allowed, pair_logits(bias, slots, view.keys.expand(view.batch, -1))
 
-    def _few(self, q: Tensor, k: Tensor, v: Tensor, view: View, bias: ScoreBias | None) -> Tensor:
-        """From an explicit mask."""
+    def _by_mask(self, q: Tensor, k: Tensor, v: Tensor, view: View, bias: ScoreBias | None) -> Tensor:
+        """A few queries."""
         i, j = view.queries, view.keys
         spread = self._global(view)
         seen = self.pattern.mask(i, j) | spread[:, None, None, :]
@@ -230,12 +229,7 @@ class Globals(Sparse):
             seen = seen & (j <= i[:, None])
         if view.key_mask is not None:
             seen = seen & view.key_mask[:, None, None, :]
-        if len(i) == 1 and len(j) > MANY and bias is None and not torch.compiler.is_compiling():
-            used = seen.flatten(0, 2).any(0).nonzero().flatten()
-            if len(used) <= len(j) // 2:
-                k, v, seen = k.index_select(2, used), v.index_select(2, used), seen[..., used]
-        logits = None if bias is None else bias.logits(i, j)
-        return plain(q, k, v, seen, scale=self.factor, bias=logits)[0]
+        return few(q, k, v, seen, scale=self.factor, bias=None if bias is None else bias.logits(i, j))
 
     def _recall(
         self, state: Slots, k: Tensor, v: Tensor, key_mask: Tensor | None, marks: Tensor | None
@@ -282,7 +276,7 @@ class Globals(Sparse):
         return slot_bytes(elements, kept, dtype, batch) + (batch + 8) * kept
 
     def reach(self, queries: int, keys: int, state: State | None = None) -> tuple[int, int]:
-        """Every distance where there are global tokens, else those of the pattern; marks make it every distance."""
+        """Every distance where there are global tokens or, on a state, may be; else those of the pattern."""
         if self.leading or state is not None:
             return Attention.reach(self, queries, keys, state)
         return super().reach(queries, keys, state)
@@ -326,11 +320,3 @@ class Globals(Sparse):
         if key_mask is not None:
             seen = seen & key_mask[:, None, None, :]
         return masked_average(logits, seen, v)
-
-
-def masked_average(logits: Tensor, seen: Tensor, v: Tensor) -> Tensor:
-    """Values weighted by the softmax over the seen keys, 0 without any; for references."""
-    logits = logits.masked_fill(~seen, float("-inf"))
-    empty = logits.isneginf().all(-1, keepdim=True)
-    weights = logits.masked_fill(empty, 0).softmax(-1).masked_fill(empty, 0)
-    return torch.einsum("bhij,bhjd->bhid", weights, v)

@@ -38,15 +38,16 @@ class Bigbird(Globals):
         heads: what to serve; form `itc` needs `max_length`.
         block_size: positions in a block.
         num_global: form `itc`: global blocks at the start; form `etc`: global tokens there.
-        num_random: form `itc`: random blocks per query block and head; causal, among the earlier ones.
-        last_global: form `itc`: whether the last block of `max_length` is global.
+        num_random: random blocks per query block and head; causal, among the earlier ones. None: 3; form `etc`: none.
+        last_global: whether the last block of `max_length` is global. None: it is; form `etc`: it is not.
         form: `itc` or `etc`.
         scale: of the logits; None: 1/sqrt(key_dim).
         impl: `torch` always walks 64 x 64 tiles; `auto` takes one tile up to 256 positions; `reference` is the
             definition, without a state.
 
     Raises:
-        ConfigError: a size below 1, a negative number, an unknown `form` or `impl`, no `max_length` in form `itc`.
+        ConfigError: a size below 1, a negative number, an unknown `form` or `impl`; no `max_length` in form `itc`;
+            random blocks or a global last one in form `etc`.
         LimitError: in form `itc`, a sequence longer than `max_length`.
 
     Example:
@@ -82,7 +83,7 @@ class Bigbird(Globals):
         """Random blocks smaller than a tile touch most tiles of a short sequence, each with a mask of its own."""
         info, size = super().facts(**options), options.get("block_size", 64)
         assert isinstance(size, int)
-        chance = options.get("form", "itc") == "itc" and options.get("num_random", 3)
+        chance = options.get("form", "itc") == "itc" and options.get("num_random") != 0
         return replace(info, time=2, memory=2) if size < 64 and chance else info
 
     def __init__(
@@ -91,19 +92,26 @@ class Bigbird(Globals):
         *,
         block_size: int = 64,
         num_global: int = 1,
-        num_random: int = 3,
-        last_global: bool = True,
+        num_random: int | None = None,
+        last_global: bool | None = None,
         form: Literal["itc", "etc"] = "itc",
         scale: float | None = None,
         impl: Literal["auto", "reference", "torch"] = "auto",
     ) -> None:
-        if block_size < 1 or min(num_global, num_random) < 0:
+        if block_size < 1 or min(num_global, num_random or 0) < 0:
             raise ConfigError(
                 "bigbird needs block_size >= 1, num_global >= 0 and num_random >= 0, got "
                 f"{block_size=}, {num_global=}, {num_random=}"
             )
         if form not in FORMS:
             raise ConfigError(f"bigbird has no form={form!r}; {nearest(form, FORMS)}")
+        if form == "etc" and (num_random or last_global):
+            raise ConfigError(
+                "bigbird(form='etc') has neither random blocks nor a global last one, got "
+                f"{num_random=}, {last_global=}; leave them out, or use form='itc'"
+            )
+        num_random = (3 if form == "itc" else 0) if num_random is None else num_random
+        last_global = form == "itc" if last_global is None else last_global
         blocks = 0
         if form == "itc":
             if heads.max_length is None:

@@ -33,7 +33,7 @@ class Blockwise(Sparse):
         blocks: blocks in the longest sequence; 1: every key.
         block_size: positions in a block; None: from `heads.max_length`.
         shift: blocks by which the permutation of a head is shifted against that of the head before; 0: all see their
-            own block.
+            own block. None: 1, unless there are `permutations`.
         permutations: for each head the block that each block sees, -1 for none; None: by `shift`.
         scale: of the logits; None: 1/sqrt(key_dim).
         impl: `torch` always walks 64 x 64 tiles; `auto` takes one tile up to 256 positions; `reference` is the
@@ -41,7 +41,7 @@ class Blockwise(Sparse):
 
     Raises:
         ConfigError: sizes below 1, neither block_size nor max_length, blocks that do not hold max_length positions,
-            `permutations` that are none, an unknown `impl`.
+            `permutations` that are none, or beside a `shift`, an unknown `impl`.
         UnsupportedError: causal heads where a block sees a later one, an `impl` that this mechanism does not have.
         LimitError: more positions than the blocks hold.
 
@@ -105,7 +105,7 @@ class Blockwise(Sparse):
         *,
         blocks: int = 2,
         block_size: int | None = None,
-        shift: int = 1,
+        shift: int | None = None,
         permutations: tuple[tuple[int, ...], ...] | None = None,
         scale: float | None = None,
         impl: Literal["auto", "reference", "torch", "flex"] = "auto",
@@ -122,7 +122,10 @@ class Blockwise(Sparse):
                 f"blockwise: {blocks} blocks of {block_size} positions do not hold {heads.max_length=} positions"
             )
         if permutations is None:
+            shift = 1 if shift is None else shift
             maps = [tuple((b + h * shift) % blocks for b in range(blocks)) for h in range(heads.count)]
+        elif shift is not None:
+            raise ConfigError(f"blockwise: `permutations` say which block each block sees, so leave out {shift=}")
         else:
             _check(permutations, blocks)
             maps = [permutations[h % len(permutations)] for h in range(heads.count)]

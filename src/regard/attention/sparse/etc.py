@@ -8,8 +8,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from regard.attention.sparse._base import masked_average
 from regard.attention.sparse._gathered import spanning
-from regard.attention.sparse._globals import Globals, Tokens, View, masked_average
+from regard.attention.sparse._globals import Globals, Tokens, View
 from regard.bias import ScoreBias
 from regard.core import generator
 from regard.errors import ConfigError, nearest

@@ -8,7 +8,8 @@ from torch import Tensor
 from regard.attention.sparse._base import Sparse
 from regard.errors import ConfigError
 from regard.info import Heads, Info, Supports
-from regard.masks import dilated, window
+from regard.masks import dilated
+from regard.masks import window as neighbours
 
 
 @final
@@ -70,7 +71,7 @@ class Local(Sparse):
     ) -> None:
         if window < 0 or dilation < 1:
             raise ConfigError(f"local needs window >= 0 and dilation >= 1, got {window=}, {dilation=}")
-        pattern = _window(window) if dilation == 1 else dilated(window, dilation)
+        pattern = neighbours(window) if dilation == 1 else dilated(window, dilation)
         super().__init__(heads, pattern, scale=scale, impl=impl)
         self.window, self.dilation = window, dilation
 
@@ -78,6 +79,3 @@ class Local(Sparse):
         """|i - j| in {0, r, ..., wr}."""
         distance = (i - j).abs()
         return (distance % self.dilation == 0) & (distance // self.dilation <= self.window)
-
-
-_window = window  # the option has the name of the pattern

@@ -8,7 +8,8 @@ from torch import Tensor
 from regard.attention.sparse._base import Sparse
 from regard.errors import ConfigError
 from regard.info import Heads, Info, Supports
-from regard.masks import strided, window
+from regard.masks import strided
+from regard.masks import window as neighbours
 
 
 @final
@@ -71,13 +72,10 @@ class LocalAtrous(Sparse):
     ) -> None:
         if window < 0 or dilation < 1:
             raise ConfigError(f"local_atrous needs window >= 0 and dilation >= 1, got {window=}, {dilation=}")
-        super().__init__(heads, _window(window) | strided(dilation), scale=scale, impl=impl)
+        super().__init__(heads, neighbours(window) | strided(dilation), scale=scale, impl=impl)
         self.window, self.dilation = window, dilation
 
     def allowed(self, i: Tensor, j: Tensor) -> Tensor:
         """|i - j| <= w or (i - j) mod r = 0."""
         distance = (i - j).abs()
         return (distance <= self.window) | (distance % self.dilation == 0)
-
-
-_window = window  # the option has the name of the pattern

@@ -17,7 +17,7 @@ from regard.bias import ScoreBias
 from regard.errors import ConfigError
 from regard.masks import Pattern
 
-__all__ = ["plain", "tiled"]
+__all__ = ["WHOLE", "explicit", "plain", "tiled"]
 
 WHOLE = 256
 """Up to this many queries and keys, one tile holds everything."""
@@ -65,8 +65,8 @@ def tiled(
         offsets = torch.arange(queries, device=q.device) if isinstance(last, Tensor) else 0
         query_positions = last - queries + offsets
     if bias is not None and bias.table is not None:
-        i = _explicit(query_positions, queries, q.device)
-        j = _explicit(key_positions, keys, q.device)
+        i = explicit(query_positions, queries, q.device)
+        j = explicit(key_positions, keys, q.device)
         allowed = pattern.mask(i, j)
         if key_mask is not None:
             allowed = allowed & key_mask[:, None, None, :]
@@ -135,7 +135,8 @@ def plain(
     return values.to(v.dtype), lse.squeeze(-1)
 
 
-def _explicit(positions: Tensor | int, length: int, device: torch.device) -> Tensor:
+def explicit(positions: Int[Tensor, " length"] | int, length: int, device: torch.device) -> Int[Tensor, " length"]:
+    """One position for each of `length`, which may be given by the first of consecutive ones."""
     if isinstance(positions, Tensor):
         return positions.to(device)
     return torch.arange(positions, positions + length, device=device)

@@ -161,7 +161,7 @@ class _Tiles(NamedTuple):
     @classmethod
     def of(cls, lanes: Lanes) -> "_Tiles":
         positions = lanes.positions.flatten(0, 1)
-        return cls(positions, lanes.real.flatten(0, 1), (positions.diff(dim=1) == lanes.step).all(1))
+        return cls(positions, lanes.real.flatten(0, 1), _even(positions, lanes.step))
 
 
 def _spans(tiles: Int[Tensor, "classes tiles tile"]) -> Span:

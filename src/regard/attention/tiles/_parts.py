@@ -61,7 +61,7 @@ def split(pattern: Pattern, queries: Int[Tensor, " queries"], keys: Int[Tensor, 
     """
     seen = int(queries[0] - keys[-1]), int(queries[-1] - keys[0])
     if pattern.sign == "apart":
-        found = [_ordered(literals, seen) for term in pattern.terms for literals in [_literals(term)]]
+        found = [_ordered(_literals(term), seen) for term in pattern.terms]
         return [Part(_joined(literals, order), order) for literals, order in found]
     terms = [_ordered(literals, seen) for literals in _terms(pattern)]
     if all(order is None for _, order in terms):
@@ -119,7 +119,10 @@ def _joined(literals: list[Pattern], order: Residues | Columns | None) -> Patter
 
 def natural(positions: Int[Tensor, " length"], tile: int = TILE) -> Lanes:
     """Positions as they are."""
-    return _in_tiles(positions, tile)
+    missing = -len(positions) % tile
+    extra = positions[-1] + 1 + torch.arange(missing)
+    real = torch.arange(len(positions) + missing) < len(positions)
+    return Lanes(torch.cat([positions, extra]).view(1, -1, tile), real.view(1, -1, tile))
 
 
 def arranged(positions: Int[Tensor, " length"], order: Residues | Columns, *, keys: bool) -> Lanes | None:
@@ -133,17 +136,10 @@ def arranged(positions: Int[Tensor, " length"], order: Residues | Columns, *, ke
     if not len(chosen):
         return None
     count = -(-len(chosen) // TILE)
-    lanes = _in_tiles(positions[chosen], -(-len(chosen) // count))
+    lanes = natural(positions[chosen], -(-len(chosen) // count))
     indices = torch.zeros(lanes.real.numel(), dtype=torch.long)
     indices[: len(chosen)] = chosen
     return lanes._replace(indices=indices.view(lanes.real.shape))
-
-
-def _in_tiles(positions: Tensor, tile: int) -> Lanes:
-    missing = -len(positions) % tile
-    extra = positions[-1] + 1 + torch.arange(missing)
-    real = torch.arange(len(positions) + missing) < len(positions)
-    return Lanes(torch.cat([positions, extra]).view(1, -1, tile), real.view(1, -1, tile))
 
 
 def _by_residue(positions: Tensor, stride: int) -> Lanes:

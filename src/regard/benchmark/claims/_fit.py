@@ -1,7 +1,7 @@
 """The trainings that claims share, so that only the model differs."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -76,3 +76,15 @@ def train(
         nn.utils.clip_grad_norm_(weights, 1.0)
         optimizer.step()
         schedule.step()
+
+
+def averages(losses: Sequence[float], points: int = 20) -> tuple[list[int], list[float]]:
+    """A curve of a training: steps, and the mean loss since the step before.
+
+    Example:
+        >>> averages([4.0, 2.0, 1.0, 1.0, 7.0], points=2)
+        ([2, 4], [3.0, 1.0])
+    """
+    every = max(1, len(losses) // points)
+    ends = list(range(every, len(losses) + 1, every))
+    return ends, [sum(losses[end - every : end]) / every for end in ends]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from regard import Attention, Heads, build
 from regard.benchmark.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot
+from regard.benchmark.claims._growth import exponent
 from regard.core import generator
 
 
@@ -112,10 +113,3 @@ def peak(call: Callable[[], object]) -> tuple[float, float]:
     with torch.no_grad():
         counted = count(call)
     return float(counted.peak), float(counted.flops)
-
-
-def exponent(x: tuple[int, ...], y: list[float]) -> float:
-    """The slope of log y over log x by least squares."""
-    a, b = (torch.tensor(values, dtype=torch.float64).log() for values in (x, y))
-    a = a - a.mean()
-    return float((a * b).sum() / a.square().sum())

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from regard import Heads, build, weights
 from regard.benchmark.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot
+from regard.benchmark.claims._growth import exponent
 from regard.core import generator
 
 
@@ -83,10 +84,3 @@ class DotProductVariance(Claim):
 def jacobian(p: Tensor) -> Tensor:
     """The absolute entries dp_i/dz_j = p_i (1[i = j] - p_j) of each row's softmax, summed."""
     return (torch.diag_embed(p) - p[..., :, None] * p[..., None, :]).abs().sum((-1, -2))
-
-
-def exponent(x: tuple[int, ...], y: list[float]) -> float:
-    """The slope of log y over log x by least squares."""
-    a, b = (torch.tensor(values, dtype=torch.float64).log() for values in (x, y))
-    a = a - a.mean()
-    return float((a * b).sum() / a.square().sum())

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy, one_hot
 
 from regard import describe
 from regard.benchmark.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot
-from regard.benchmark.claims._fit import train
+from regard.benchmark.claims._fit import averages, train
 from regard.core import generator
 from regard.layer import AttentionLayer, linear
 
@@ -117,9 +117,7 @@ class EtcLookup(Claim):
         new = self.documents(self.samples, generator(seed, "new"))
         with torch.no_grad():
             right = model.eval()(new).argmax(-1) == new.answer
-        every = max(1, steps // 20)
-        ends = range(every, steps + 1, every)
-        return float(right.double().mean()), (tuple(ends), [sum(nats[end - every : end]) / every for end in ends])
+        return float(right.double().mean()), averages(nats)
 
     @property
     def vocabulary(self) -> int:

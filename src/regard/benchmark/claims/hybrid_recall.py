@@ -6,15 +6,16 @@ from typing import ClassVar
 
 import torch
 
-from regard.benchmark.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot
-from regard.benchmark.retrieval import Plan, sequences, train_recall
+from regard.benchmark.claims._base import About, Control, Curve, Finding, Observation, Plot
+from regard.benchmark.claims._recall import RecallClaim
+from regard.benchmark.retrieval import sequences
 from regard.models import LanguageModel
 from regard.tasks.base import IGNORE
 from regard.tasks.recall import RecallTask
 
 
 @dataclass(frozen=True)
-class HybridRecall(Claim):
+class HybridRecall(RecallClaim):
     """Recall of linear attention, of softmax, and of mixtures by layer and by distance."""
 
     about = About(
@@ -39,9 +40,7 @@ class HybridRecall(Claim):
         Finding(value="far", title="window and far field, far: accuracy - linear's", at_least=0.05),
     )
     plots = (Plot(name="accuracy", title="Accuracy", x="", y="share that is right"),)
-    tiny: ClassVar[Mapping[str, object]] = {
-        "vocab_size": 8, "length": 16, "pairs": 1, "steps": 30, "dim": 16, "window": 2, "sequences": 50
-    }  # fmt: skip
+    tiny: ClassVar[Mapping[str, object]] = {**RecallClaim.tiny, "window": 2}
 
     softmax: str = "softmax"
     linear: str = "linear"
@@ -49,20 +48,9 @@ class HybridRecall(Claim):
     by_distance: str = "local_linear(window={window})"
     alone: str = "local(window={window})"
     window: int = 4
-    vocab_size: int = 64
-    length: int = 32
-    pairs: int = 4
-    dim: int = 32
-    steps: int = 200
-    sequences: int = 250
 
     def observe(self, seed: int) -> Observation:
         """Train five models; count near and far questions apart."""
-        plan = Plan(
-            vocab_size=self.vocab_size, length=self.length, pairs=(self.pairs,), dim=self.dim, steps=self.steps,
-            sequences=self.sequences,
-        )  # fmt: skip
-        task = plan.task(self.pairs)
         specs = {
             "softmax": self.softmax,
             "linear": self.linear,
@@ -72,8 +60,7 @@ class HybridRecall(Claim):
         }
         found = {}
         for name, spec in specs.items():
-            trained = train_recall(plan.model(spec, seed), task, seed=seed, steps=self.steps)
-            found[name] = self.counted(trained.model, RecallTask(task, seed=seed))
+            found[name] = self.counted(self.trained(spec, seed).model, RecallTask(self.task, seed=seed))
         values = {
             "softmax": found["softmax"]["all"],
             "blind": found["window alone"]["out of reach"],

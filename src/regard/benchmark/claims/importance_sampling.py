@@ -12,7 +12,7 @@ from torch.nn.functional import normalize
 
 from regard import Heads, build
 from regard.benchmark.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot
-from regard.benchmark.claims.dot_product_variance import exponent
+from regard.benchmark.claims._growth import exponent
 from regard.benchmark.claims.randomized_attention_bias import ALARM, SMALLEST, Moments, moments
 from regard.core import generator
 

@@ -8,8 +8,8 @@ import torch
 
 from regard import Heads, build
 from regard.benchmark.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot
+from regard.benchmark.claims._growth import exponent
 from regard.benchmark.claims._turns import processor_seconds
-from regard.benchmark.claims.dot_product_variance import exponent
 from regard.core import Attention, generator
 
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from regard import Heads, build
 from regard.benchmark.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot
 from regard.benchmark.claims._fit import fit
-from regard.benchmark.claims.dot_product_variance import exponent
+from regard.benchmark.claims._growth import exponent, operations
 from regard.benchmark.vectors import Vectors, layer_vectors, random_vectors
 from regard.core import Attention, generator
 from regard.models import Encoder, EncoderConfig, MaskedLanguageModel
@@ -102,7 +103,7 @@ class SharedProposals(Claim):
             ):
                 points = [self.point(spec.format(count=count), testing, exact, maps, seed) for count in counts]
                 found[label] = [cost for cost, _ in points], [error for _, error in points]
-            cost = operations(exact, testing)
+            cost = operations(partial(exact, *testing))
             q, k, v = testing
             flat = (v.mean(2, keepdim=True) - exact(q, k, v).values).norm() / exact(q, k, v).values.norm()
             found["equal weights"] = found["performer"][0], [float(flat)] * len(self.features)
@@ -198,14 +199,7 @@ class SharedProposals(Claim):
         for at in range(self.redraws):
             mechanism = self.mechanism(spec, generator(seed, "redraw", at).initial_seed(), maps).train()
             squares.append(float((mechanism(*case).values - target).square().sum() / target.square().sum()))
-        return float(operations(mechanism, case)), (sum(squares) / len(squares)) ** 0.5
-
-
-def operations(mechanism: Attention, case: Case) -> int:
-    """Of matrix products, multiplications and additions, counted inside custom operators too."""
-    from regard.testing.counting import count
-
-    return count(lambda: mechanism(*case)).flops
+        return float(operations(partial(mechanism, *case))), (sum(squares) / len(squares)) ** 0.5
 
 
 def between(curve: Curve, x: float) -> float:

@@ -9,8 +9,8 @@ import torch
 
 from regard import Heads, build
 from regard.benchmark.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot
+from regard.benchmark.claims._growth import exponent, operations
 from regard.benchmark.claims._turns import processor_seconds
-from regard.benchmark.claims.dot_product_variance import exponent
 from regard.core import generator
 
 
@@ -131,10 +131,3 @@ def crossing(one: Curve, other: Curve) -> float:
         return 0.0
     share = -ahead[last] / (ahead[last + 1] - ahead[last])
     return round(math.exp(at[last] + share * (at[last + 1] - at[last])), 9)
-
-
-def operations(call: Callable[[], object]) -> int:
-    """Of matrix products, inside custom operators too."""
-    from regard.testing.counting import count
-
-    return count(call).flops

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from regard import Heads, build, weights
 from regard.benchmark.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot
-from regard.benchmark.claims._fit import train
+from regard.benchmark.claims._fit import averages, train
 from regard.core import generator
 from regard.models import LanguageModel, ModelConfig
 
@@ -139,10 +139,7 @@ class SparseTransformerPatterns(Claim):
         tokens, answers = sampled(self.samples, generator(seed, "new", task))
         with torch.no_grad():
             right = model(tokens).logits.argmax(-1) == answers
-        every = max(1, steps // 20)
-        ends = range(every, steps + 1, every)
-        curve = tuple(ends), [sum(nats[end - every : end]) / every for end in ends]
-        return float(right[answers != IGNORE].double().mean()), curve
+        return float(right[answers != IGNORE].double().mean()), averages(nats)
 
     def images(self, count: int, draw: torch.Generator) -> tuple[Tensor, Tensor]:
         """Pixels in raster order and, of those that repeat, the next one."""

@@ -7,9 +7,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from regard.benchmark.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot
+from regard.benchmark.claims._base import About, Control, Curve, Finding, Observation, Plot
+from regard.benchmark.claims._recall import RecallClaim
 from regard.benchmark.claims.attention_concentration import effective_keys
-from regard.benchmark.retrieval import Plan, sequences, train_recall
+from regard.benchmark.retrieval import sequences
 from regard.core import Attention, generator
 from regard.functional import weights
 from regard.models import LanguageModel
@@ -19,7 +20,7 @@ NONE = "none"
 
 
 @dataclass(frozen=True)
-class SparsityRegularisers(Claim):
+class SparsityRegularisers(RecallClaim):
     """Linear attention trained on recall with and without a loss that presses to sparsity."""
 
     about = About(
@@ -51,33 +52,20 @@ class SparsityRegularisers(Claim):
         Plot(name="keys", title="Effective keys of the second layer", x="", y="effective keys"),
         Plot(name="loss", title="Training", x="part of the training", y="nats"),
     )
-    tiny: ClassVar[Mapping[str, object]] = {
-        "vocab_size": 8, "length": 16, "pairs": 1, "steps": 30, "dim": 16, "sequences": 50, "weight": 0.1
-    }  # fmt: skip
+    tiny: ClassVar[Mapping[str, object]] = {**RecallClaim.tiny, "weight": 0.1}
 
     linear: str = "linear(regulariser={kind}, regulariser_weight={weight})"
     softmax: str = "softmax"
     kinds: tuple[str, ...] = (NONE, "output_l1", "score_l1", "entropy")
     weight: float = 0.01
-    vocab_size: int = 64
-    length: int = 32
-    pairs: int = 4
-    dim: int = 32
-    steps: int = 200
-    sequences: int = 250
 
     def observe(self, seed: int) -> Observation:
         """Train softmax, then linear attention with each loss."""
-        plan = Plan(
-            vocab_size=self.vocab_size, length=self.length, pairs=(self.pairs,), dim=self.dim, steps=self.steps,
-            sequences=self.sequences,
-        )  # fmt: skip
-        task = plan.task(self.pairs)
         specs = {kind: self.linear.format(kind=kind, weight=self.weight) for kind in self.kinds}
         shares, keys, losses = {}, {}, {}
-        tokens, _ = sequences(RecallTask(task, seed=seed), "valid", range(min(50, self.sequences)))
+        tokens, _ = sequences(RecallTask(self.task, seed=seed), "valid", range(min(50, self.sequences)))
         for kind, spec in {**specs, "softmax": self.softmax}.items():
-            found = train_recall(plan.model(spec, seed), task, seed=seed, steps=self.steps)
+            found = self.trained(spec, seed)
             shares[kind], keys[kind] = found.test, spread(found.model, tokens)
             losses[kind] = (tuple(range(len(found.loss))), found.loss)
         values = {kind: shares[kind] - shares[NONE] for kind in self.kinds if kind != NONE}

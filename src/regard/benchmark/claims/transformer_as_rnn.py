@@ -10,6 +10,7 @@ from torch import Tensor
 
 from regard import Heads, build
 from regard.benchmark.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot
+from regard.benchmark.claims._growth import operations
 from regard.benchmark.claims._turns import processor_seconds
 from regard.core import Attention, State, generator
 from regard.models import LanguageModel, ModelConfig
@@ -156,10 +157,3 @@ def through(model: LanguageModel, pieces: tuple[Tensor, ...]) -> Tensor:
         state = out.state
         found.append(out.logits)
     return torch.cat(found, 1)
-
-
-def operations(call: Callable[[], object]) -> int:
-    """Of matrix products, inside custom operators too."""
-    from regard.testing.counting import count
-
-    return count(call).flops

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from regard.benchmark.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot
-from regard.benchmark.claims._fit import train
+from regard.benchmark.claims._fit import averages, train
 from regard.core import generator
 from regard.models import LanguageModel, ModelConfig
 from regard.tasks.config import TextConfig
@@ -114,11 +114,9 @@ class WindowSchedule(Claim):
             return value
 
         train(model.parameters(), loss, steps=self.steps, learning_rate=self.learning_rate)
-        every = max(1, self.steps // 20)
-        ends = range(every, self.steps + 1, every)
         with torch.no_grad():
             held_out = float(nats(model.eval(), new)) / math.log(2)
-        return held_out, (tuple(ends), [sum(means[end - every : end]) / every for end in ends])
+        return held_out, averages(means)
 
 
 def nats(model: LanguageModel, tokens: Tensor) -> Tensor:
