@@ -84,7 +84,7 @@ class _EluPlusOne(FeatureMap):
 
     def scaled(self, x: Tensor, projection: Tensor | None) -> tuple[Tensor, None]:
         # exp itself, not elu + 1: adding 1 to -1 + exp(x) loses every digit of a small feature
-        return (x * LOG2E).clamp_max_(0).exp2_() + x.clamp_min(0), None
+        return x.clamp_min(0).add_((x * LOG2E).clamp_max_(0).exp2_()), None
 
     def pull(self, gradient: Tensor, features: Tensor, x: Tensor, projection: Tensor | None) -> Tensor:
         return features.clamp_max(1).mul_(gradient)

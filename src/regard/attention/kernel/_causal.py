@@ -70,6 +70,8 @@ def forward_causal(x: Call, out: Results, part: slice, state: Tensor, top: Tenso
     rows, past = state.shape[0], x.k.shape[1] - x.q.shape[2]
     states = state.new_empty(SPAN + 1, *state.shape)
     states[0] = state
+    each = states.unbind()
+    pair = y = state.new_empty(0)  # written over by every span: unlike new memory, it stays in the cache
     for index, span in enumerate(x.spans()):
         if out.kept_sum.numel():
             out.kept_sum[index, part] = states[0]
@@ -79,13 +81,14 @@ def forward_causal(x: Call, out: Results, part: slice, state: Tensor, top: Tenso
         fk, log = keys.turned, x.log_weights(keys, span)
         s = None if log is None or top is None else _scales(log, top, x.dtype)
         scaled = v if s is None else v * s.key
-        for i in range(span.chunks):
-            this = slice(i * rows, (i + 1) * rows)
-            _carried(states[i], s, i, states[i + 1]).baddbmm_(scaled[this].mT, fk[this])
+        for i, (a, b) in enumerate(zip(scaled.mT.split(rows), fk.split(rows), strict=True)):
+            _carried(each[i], s, i, each[i + 1]).baddbmm_(a, b)
         if span.first >= past:
             queries = x.queries(span - past, span)
-            pair = torch.bmm(queries.turned, fk.mT)
-            y = torch.bmm(queries.turned, states[: span.chunks].flatten(0, 1).mT)
+            before = states[: span.chunks].flatten(0, 1)
+            fits = pair.shape[:2] == queries.turned.shape[:2]
+            pair = torch.bmm(queries.turned, fk.mT, out=pair if fits else None)
+            y = torch.bmm(queries.turned, before.mT, out=y if fits else None)
             if s is None:
                 grouped(pair, x.group).tril_()
             else:

@@ -173,7 +173,7 @@ def collect(tiles: Tiles, step: Step, slots: int, weights: Tensor, x: Tensor) ->
     size, dim = tiles.shape[1:]
     if step.key is None:
         tiles.index_add_(0, step.keys, torch.bmm(weights.mT, x).view(-1, size, dim))
-    elif step.advance == 0:
+    elif step.advance == 0 or step.count == 1:
         run = tiles.narrow(0, step.key, slots).view(slots * size, dim)
         run.addmm_(weights.flatten(0, 1).T, x.flatten(0, 1))
     elif step.advance >= slots:
