@@ -141,6 +141,10 @@ def test_published_numbers_of_weights() -> None:
         ({"combine": "layer"}, "cannot combine by 'layer': did you mean 'layers'"),
         ({"period": 1}, "period from 2 to the number of layers, 8"),
         ({"layers": 3, "period": 4}, "period from 2 to the number of layers, 3"),
+        ({"window": 64}, "window belongs to combine='window' or 'gate', got window=64, combine='layers'"),
+        ({"feature_map": "relu"}, "feature_map belongs to combine='window' or 'gate'"),
+        ({"combine": "gate", "linear": "rfa"}, "linear belongs to combine='layers', got linear='rfa', combine='gate'"),
+        ({"combine": "window", "period": 2}, "period belongs to combine='layers'"),
     ],
 )
 def test_hybrids_that_make_no_sense(options: dict[str, object], message: str) -> None:

@@ -217,6 +217,7 @@ def test_unknown_presets_and_fields_are_named() -> None:
     with pytest.raises(ConfigError, match="cannot combine by 'head': did you mean 'heads'"):
         presets.build("sparse_transformer", combine="head")
     for name, wrong, message in (
+        ("sparse_transformer", {"pattern": "strided", "columns": 4}, "columns belongs to pattern='fixed', got"),
         ("bigbird", {"form": "ect"}, "bigbird has no form 'ect': did you mean 'etc'"),
         ("bigbird", {"form": "etc", "num_random": 3}, "form etc has no random blocks"),
         ("blockbert", {"blocks": 7}, "0 would see their own block"),
@@ -232,9 +233,10 @@ def test_unknown_presets_and_fields_are_named() -> None:
 @pytest.mark.parametrize("pattern", ["strided", "fixed"])
 def test_two_layers_of_a_sparse_transformer_see_every_earlier_position(pattern: str, combine: str) -> None:
     """By gradients, so residual connections count; what one layer of either set alone would not reach."""
+    own = {"columns": 2} if pattern == "fixed" else {}
     config = presets.build(
-        "sparse_transformer", pattern=pattern, combine=combine, stride=5, columns=2, layers=2, dim=16, heads=2,
-        max_length=27, dropout=0.0, checkpoint="none",
+        "sparse_transformer", pattern=pattern, combine=combine, stride=5, layers=2, dim=16, heads=2, max_length=27,
+        dropout=0.0, checkpoint="none", **own,
     )  # fmt: skip
     model = LanguageModel(config).double()
     found = torch.zeros(27, 27, dtype=torch.bool)

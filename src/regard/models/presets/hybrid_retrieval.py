@@ -15,10 +15,10 @@ def hybrid_retrieval(
     layers: int = 8,
     heads: int = 8,
     combine: Literal["layers", "window", "gate"] = "layers",
-    linear: str = "linear",
-    period: int = 2,
-    window: int = 128,
-    feature_map: Literal["elu_plus_one", "relu", "sigmoid", "softmax_features", "taylor"] = "elu_plus_one",
+    linear: str | None = None,
+    period: int | None = None,
+    window: int | None = None,
+    feature_map: Literal["elu_plus_one", "relu", "sigmoid", "softmax_features", "taylor"] | None = None,
     short_convolution: int = 4,
     max_length: int = 2048,
     dropout: float = 0.0,
@@ -35,12 +35,13 @@ def hybrid_retrieval(
     Args:
         vocab_size, dim, layers, heads, short_convolution, max_length, dropout, seed: as `ModelConfig`.
         combine: as said.
-        linear: specification of the linear layers; of `layers` only.
-        period: the last of so many layers is exact; of `layers` only.
-        window, feature_map: as the mechanism `local_linear`; of `window` and `gate` only.
+        linear: specification of the linear layers, of `layers` only; None: linear.
+        period: the last of so many layers is exact, of `layers` only; None: 2.
+        window, feature_map: as the mechanism `local_linear`, of `window` and `gate` only; None: 128, elu_plus_one.
 
     Raises:
-        ConfigError: a way of combining that does not exist, or a period that leaves no exact or no linear layer.
+        ConfigError: a way of combining that does not exist, an option of another one, or a period that leaves no exact
+            or no linear layer.
 
     Example:
         >>> hybrid_retrieval(layers=4).attention
@@ -52,7 +53,15 @@ def hybrid_retrieval(
     """
     if combine not in _WAYS:
         raise ConfigError(f"hybrid_retrieval cannot combine by {combine!r}: {nearest(combine, _WAYS)}")
+    by_layers, by_distance = {"linear": linear, "period": period}, {"window": window, "feature_map": feature_map}
+    foreign, owner = (by_distance, "'window' or 'gate'") if combine == "layers" else (by_layers, "'layers'")
+    for name, value in foreign.items():
+        if value is not None:
+            raise ConfigError(
+                f"hybrid_retrieval: {name} belongs to combine={owner}, got {name}={value!r}, {combine=}; leave it out"
+            )
     if combine == "layers":
+        linear, period = "linear" if linear is None else linear, 2 if period is None else period
         if not 2 <= period <= layers:
             raise ConfigError(
                 f"hybrid_retrieval needs a period from 2 to the number of layers, {layers}, to have both kinds of "
@@ -60,6 +69,7 @@ def hybrid_retrieval(
             )
         attention = tuple("softmax" if (at + 1) % period == 0 else linear for at in range(layers))
     else:
+        window, feature_map = 128 if window is None else window, feature_map or "elu_plus_one"
         shared = "share" if combine == "window" else "gate"
         attention = (f"local_linear(window={window}, feature_map={feature_map!r}, combine={shared!r})",)
     return ModelConfig(

@@ -18,7 +18,7 @@ def sparse_transformer(
     pattern: Literal["strided", "fixed"] = "fixed",
     combine: Literal["union", "alternate", "heads"] = "union",
     stride: int = 128,
-    columns: int = 32,
+    columns: int | None = None,
     max_length: int = 12288,
     dropout: float = 0.4,
     seed: int = 0,
@@ -37,10 +37,10 @@ def sparse_transformer(
         vocab_size, dim, layers, heads, max_length, dropout, seed: as `ModelConfig`.
         pattern, combine: as said.
         stride: l of the paper, near the root of the length.
-        columns: c of the paper; of fixed only.
+        columns: c of the paper, of fixed only; None: 32.
 
     Raises:
-        ConfigError: a pattern or a way of combining that does not exist.
+        ConfigError: a pattern or a way of combining that does not exist, columns of strided.
 
     Example:
         >>> sparse_transformer().attention
@@ -52,7 +52,11 @@ def sparse_transformer(
     """
     if pattern not in _PARTS:
         raise ConfigError(f"sparse_transformer has no pattern {pattern!r}: {nearest(pattern, _PARTS)}")
-    sizes = f"stride={stride}" + (f", columns={columns}" if pattern == "fixed" else "")
+    if pattern == "strided" and columns is not None:
+        raise ConfigError(
+            f"sparse_transformer: columns belongs to pattern='fixed', got {columns=}, {pattern=}; leave it out"
+        )
+    sizes = f"stride={stride}" + (f", columns={32 if columns is None else columns}" if pattern == "fixed" else "")
     ways = {
         "union": (f"{pattern}_union({sizes})",),
         "alternate": tuple(f"{pattern}({sizes}, part={_PARTS[pattern][at % 2]!r})" for at in range(layers)),
