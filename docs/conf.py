@@ -7,6 +7,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import errata
 import errata_linear  # noqa: F401  its measurements enter the page of `errata`
+import errata_randomized  # noqa: F401
 import gallery
 import pages
 import retrieval

@@ -4,6 +4,7 @@ import math
 
 import torch
 from errata import Row, draw, erratum
+from torch import Tensor
 
 import regard
 from regard import Heads
@@ -42,7 +43,7 @@ def unbiased_kernel() -> list[Row]:
     return rows
 
 
-def deviations(x: torch.Tensor) -> float:
+def deviations(x: Tensor) -> float:
     """The size of a mean, in standard errors."""
     return (x.mean().abs() / (x.std() / math.sqrt(len(x)))).item()
 
@@ -72,26 +73,25 @@ def over_positions() -> list[Row]:
 
 
 @erratum(
-    "Randomized attention of queries and values",
-    "softmax attention is the mean of f over a mixture p_i proportional to exp(q_i^T v), of weights pi_m",
-    "exp(q_i^T k_m), and pi_m is its softmax over m, with q and k scaled by d^(-1/4)",
+    "A switch by the length of the sequence",
+    "softmax attention if the sequence is short, linear attention if it is long",
+    "softmax for the queries that see few keys, linear attention for those that see many",
 )
-def queries_and_values() -> list[Row]:
-    """Where values are as wide as queries the literal formula can be computed, and its mean is not softmax attention.
-    With the keys it is, to chance.
-    """
-    draws = 20_000
-    q, k, v = draw(3, 1, 1, 4, 4)
-    x, y = q[0, 0, :1] * 4**-0.25, k[0, 0] * 4**-0.25
-    exact = regard.attend(q, k, v, "softmax")[0, 0, 0, 0]
-    source = torch.Generator().manual_seed(1)
-    chosen = torch.multinomial((x @ v[0, 0].mT)[0].softmax(0), draws, replacement=True, generator=source)
-    samples = x + v[0, 0][chosen] + torch.randn(draws, 4, generator=source, dtype=torch.float64)
-    literal = (samples @ y.mT - y.square().sum(-1) / 2).softmax(-1) @ v[0, 0, :, 0] - exact
-    heads = Heads(count=draws, key_dim=4)
-    wide = [part.expand(1, draws, part.shape[2], 4) for part in (q[:, :, :1], k, v)]
-    ours = regard.build("randomized", heads).double().eval()(*wide).values[0, :, 0, 0] - exact
-    return [Row("mean error over 20,000 samples, in standard errors", deviations(literal), deviations(ours))]
+def switch_by_length() -> list[Row]:
+    """One token more, and every output that was given before is another: nothing can be decoded like that."""
+    heads, short = Heads(count=1, key_dim=8, causal=True), 16
+    q, k, v = draw(3, 1, 1, short + 1, 8)
+    mechanism = regard.build("length_switch", heads, exact_keys=short).double()
+
+    def literal(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        chosen = "softmax" if queries.shape[2] <= short else "linear"
+        return regard.attend(queries, keys, values, chosen, causal=True)
+
+    changes = []
+    for run in (literal, lambda *x: mechanism(*x).values):
+        before, after = run(*(x[:, :, :short] for x in (q, k, v))), run(q, k, v)
+        changes.append((after[:, :, :short] - before).abs().max().item())
+    return [Row("change of 16 outputs when token 17 comes", *changes)]
 
 
 @erratum(
@@ -213,6 +213,22 @@ def size_of_blocks() -> list[Row]:
         Row("keys of a query", "3", str(int(seen.sum(-1).unique().item()))),
         Row("pairs in all", str(3 * 3 * 3), str(int(seen.sum()))),
     ]
+
+
+@erratum(
+    "Masking by multiplication",
+    "softmax(Q K^T .* M), with M of ones and zeros",
+    "-inf where M is 0: a logit of 0 is a weight of exp(0), not of 0",
+)
+def multiplied_mask() -> list[Row]:
+    """12 tokens in 3 blocks."""
+    q, k = draw(2, 1, 1, 12, 8)
+    mechanism = regard.build("blockwise(blocks=3, shift=0)", Heads(count=1, key_dim=8, max_length=12)).double()
+    at = torch.arange(12) // 4
+    inside = at[:, None] == at
+    literal = ((q @ k.mT / 8**0.5) * inside).softmax(-1)
+    hidden = (x[..., ~inside].sum().item() / 12 for x in (literal, regard.weights(mechanism, q, k)))
+    return [Row("weight of other blocks, of 1", *hidden)]
 
 
 @erratum(

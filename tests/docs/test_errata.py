@@ -20,6 +20,7 @@ def load(name):
 
 errata = load("errata")
 load("errata_linear")
+load("errata_randomized")
 ROWS = {each.run.__name__: each.run() for each in errata.ERRATA}
 
 
@@ -120,6 +121,36 @@ def test_random_features():
     assert ours < 5
 
 
+def test_randomized_attention():
+    masses, (alike, mixture) = measured("one_mixture_per_query")
+    assert masses == ("24", "4")
+    assert alike > 6
+    assert mixture < 5
+    (literal, ours), (_, found) = measured("two_names")
+    assert literal > 0.1
+    assert max(ours, found) < 1e-12
+    (sums, ours), (size, correction), below, (literal, found) = measured("ratings")
+    assert sums > 1
+    assert max(ours, found) < 1e-12
+    assert literal > 0.01
+    assert size > 3 * correction
+    assert min(below) > 0.01
+
+
+def test_what_linear_randomized_attention_costs():
+    """2 but for what projects the landmarks, which is less than a hundredth."""
+    (wide, ours), *rest = measured("cost_of_proposals")
+    assert wide == 4
+    assert ours == pytest.approx(2, rel=0.01)
+    assert all(row == (2, pytest.approx(2, rel=0.01)) for row in rest)
+
+
+def test_a_switch_that_rewrites_the_past():
+    ((literal, ours),) = measured("switch_by_length")
+    assert literal > 0.1
+    assert ours == 0
+
+
 def test_a_softmax_over_positions_is_no_feature_map():
     (pointwise, efficient), sums = measured("over_positions")
     assert pointwise < 1e-13
@@ -161,6 +192,9 @@ def test_sparse_patterns():
     seen = {(i, j) for i in range(16) for j in range(i + 1, 16) if j - i < 4 or (i - j) % 4 == 0}
     assert measured("later_positions") == [(str(len(seen)), "0")]
     assert measured("size_of_blocks") == [("3", "4"), ("27", "48")]
+    ((multiplied, masked),) = measured("multiplied_mask")
+    assert multiplied > 0.1
+    assert masked == 0
     (alone, together), (_, rest) = measured("one_normaliser")
     assert alone == pytest.approx(1, abs=1e-12)
     assert together + rest == pytest.approx(1, abs=1e-12)
