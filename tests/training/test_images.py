@@ -16,6 +16,7 @@ from regard.tasks.pixels import reduced
 from regard.training import Interrupted, RunConfig, TrainingConfig, evaluate, load, train
 from regard.training.checkpoint import newest
 from regard.training.config import Stage
+from regard.training.run import fitted
 
 TINY = {"dim": 16, "heads": 2, "layers": 1}
 SHORT = TrainingConfig(steps=4, batch_size=4, warmup=1, evaluate_every=2, checkpoint_every=2, threads=1)
@@ -118,6 +119,27 @@ def test_a_run_is_what_the_images_are(runs: dict[str, RunConfig], tmp_path: Path
     assert (drawn == loaded.draw(2, small=small, seed=3, use_state=False)).all()
     assert (drawn[:1] == loaded.draw(1, small=None if small is None else small[:1], seed=3)).all()
     assert set(np.unique(drawn)) <= {16 * level + 8 for level in range(16)}
+
+
+def test_the_encoder_has_the_scheme_of_the_decoder_for_its_own_image(runs: dict[str, RunConfig]) -> None:
+    config = runs["super_resolution"]
+    assert isinstance(config.model, EncoderDecoderConfig)
+    config = replace(config, model=replace(config.model, position="coordinates(std=0.5)"))
+    model = fitted(config, build_task(config.task)).model
+    assert isinstance(model, EncoderDecoderConfig)
+    assert model.encoder.position == "coordinates(std=0.5, width=4, channels=3, query_block=None)"
+
+
+def test_the_attention_of_a_stage_takes_the_shape_of_the_images(runs: dict[str, RunConfig]) -> None:
+    config, own = runs["images"], ("image_local_2d(flange=(2, 2))",)
+    stages = (Stage(steps=3), Stage(steps=1, attention=own))
+    config = replace(config, training=replace(SHORT, stages=stages))
+    task = build_task(config.task)
+    found = [stage.attention for stage in fitted(config, task).training.stages]
+    assert found == [None, ("image_local_2d(flange=(2, 2), width=8, channels=3, query_block=(2, 4))",)]
+    raster = replace(config, task=replace(config.task, query_block=None), model=ModelConfig(**TINY))
+    with pytest.raises(ConfigError, match="pixels come in raster order"):
+        fitted(raster, build_task(raster.task))
 
 
 @pytest.mark.parametrize("name", ["images", "super_resolution"])

@@ -75,7 +75,7 @@ def _cases(options: "Options", lengths: tuple[int, ...]) -> "Iterator[Vectors]":
                             length=length,
                             causal=causal,
                             heads=options.heads,
-                            key_dim=options.key_dim or 64,
+                            key_dim=64 if options.key_dim is None else options.key_dim,
                             seed=options.seed,
                         )
             continue

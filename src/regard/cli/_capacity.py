@@ -23,9 +23,9 @@ def run(options: "Options") -> int:
 
     plan = capacity.Plan(
         specs=options.specs or capacity.SPECS,
-        pairs=options.pairs or (8, 32, 128),
+        pairs=(8, 32, 128) if options.pairs is None else options.pairs,
         sharpness=options.sharpness,
-        dim=options.key_dim or 32,
+        dim=32 if options.key_dim is None else options.key_dim,
         trials=options.trials,
         seed=options.seed,
     )

@@ -17,8 +17,8 @@ def run(options: "Options") -> int:
 
     plan = retrieval.Plan(
         specs=options.specs or None,
-        pairs=options.pairs or (4,),
-        dim=options.key_dim or 32,
+        pairs=(4,) if options.pairs is None else options.pairs,
+        dim=32 if options.key_dim is None else options.key_dim,
         steps=options.steps,
         rates=options.rates,
         seeds=tuple(range(options.seed, options.seed + options.trainings)),

@@ -6,6 +6,7 @@ untrained; without names, exact attention and kernels from the sharpest to the f
 model recalls after training on it, against the bytes that it keeps; without names, every causal mechanism.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Literal
 
@@ -88,6 +89,8 @@ _READERS = {
     **dict.fromkeys(("seed", "out"), (_ACCURACY, _CAPACITY, _RETRIEVAL)),
 }
 """an option -> with what it is read; all others always are"""
+_OF_RANDOM, _OF_NETWORKS = ("heads", "key_dim", "norms"), ("layers", "corpus")
+"""what is read with --accuracy only where its inputs are random vectors, and only where they are of a network"""
 
 
 def run(options: Options) -> int:
@@ -98,16 +101,21 @@ def run(options: Options) -> int:
         count = "two" if len(modes) == 2 else "three"
         raise ConfigError(f"{' and '.join(modes)} are {count} measurements; leave one out")
     (mode,) = modes
-    given = (one.name for one in fields(Options) if getattr(options, one.name) != one.default)
+    given = [one.name for one in fields(Options) if getattr(options, one.name) != one.default]
     problems = [
         f"--{name.replace('_', '-')} is read with {' or '.join(_READERS[name])}; leave it out"
         for name in given
         if name in _READERS and mode not in _READERS[name]
     ]
+    if mode == _ACCURACY:
+        problems += _unread(options, given)
+    problems += [
+        f"{name} must be at least 1, got {value}"
+        for name in ("threads", "heads", "key_dim")
+        if (value := getattr(options, name)) is not None and value < 1
+    ]
     if problems:
         raise ConfigError("\n".join(problems))
-    if options.threads < 1:
-        raise ConfigError(f"threads must be at least 1, got {options.threads}")
     if mode == _TIME:
         return _time(options)
     import torch
@@ -121,9 +129,21 @@ def run(options: Options) -> int:
             return _capacity.run(options)
         if mode == _RETRIEVAL:
             return _retrieval.run(options)
-        return _accuracy.run(options, parse_lengths(options.lengths or "256"))
+        return _accuracy.run(options, parse_lengths("256" if options.lengths is None else options.lengths))
     finally:
         torch.set_num_threads(threads)
+
+
+def _unread(options: Options, given: Sequence[str]) -> list[str]:
+    """What is said of vectors that are not among the inputs."""
+    named = {"random vectors": (_OF_RANDOM, "random" in options.inputs)}
+    named["a network"] = (_OF_NETWORKS, any(one != "random" for one in options.inputs))
+    return [
+        f"--{name.replace('_', '-')} is of {what}, and --inputs are {' '.join(options.inputs)}; leave it out"
+        for what, (names, present) in named.items()
+        for name in names
+        if name in given and not present
+    ]
 
 
 def _time(options: Options) -> int:
@@ -134,9 +154,9 @@ def _time(options: Options) -> int:
         raise ConfigError("name what to time, such as softmax linear; regard list shows what there is")
     plan = sweep.Plan(
         specs=options.specs,
-        lengths=parse_lengths(options.lengths or "512:8192"),
+        lengths=parse_lengths("512:8192" if options.lengths is None else options.lengths),
         heads=options.heads,
-        key_dim=options.key_dim or 64,
+        key_dim=64 if options.key_dim is None else options.key_dim,
         causal=not options.bidirectional,
         passes=options.passes,
         rounds=options.rounds,

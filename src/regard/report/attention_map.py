@@ -2,9 +2,11 @@
 
 import base64
 import math
-import struct
-import zlib
 from collections.abc import Sequence
+
+import numpy as np
+
+from regard.report.png import png as encoded
 
 Matrix = Sequence[Sequence[float]]
 
@@ -15,20 +17,16 @@ def png(matrix: Matrix, *, scale: int = 4, relative_to: Matrix | None = None) ->
     Each row is shown relative to its own largest weight, or to that of the same row of `relative_to`, under a square
     root, so that a flat row is seen as flat and a peaked one as peaked.
     """
-    lines = bytearray()
+    pixels: list[list[tuple[int, int, int]]] = []
     for row, compared in zip(matrix, matrix if relative_to is None else relative_to, strict=True):
         largest = max((abs(x) for x in compared), default=0.0) or 1.0
-        pixels = bytearray()
-        for x in row:
-            shade = 255 - round(255 * math.sqrt(min(abs(x) / largest, 1.0)))
-            pixels += bytes((shade, shade, 255 - (255 - shade) // 3) if x >= 0 else (255, shade, shade)) * scale
-        lines += (b"\0" + bytes(pixels)) * scale
-    width, height = len(matrix[0]) * scale, len(matrix) * scale
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(bytes(lines), 9)), (b"IEND", b""))
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
-    )
+        pixels.append([_colour(x / largest) for x in row])
+    return encoded(np.array(pixels, np.uint8).repeat(scale, 0).repeat(scale, 1))
+
+
+def _colour(share: float) -> tuple[int, int, int]:
+    shade = 255 - round(255 * math.sqrt(min(abs(share), 1.0)))
+    return (shade, shade, 255 - (255 - shade) // 3) if share >= 0 else (255, shade, shade)
 
 
 def data_uri(matrix: Matrix, *, relative_to: Matrix | None = None) -> str:

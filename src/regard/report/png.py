@@ -1,4 +1,4 @@
-"""Images in a grid, as a PNG file."""
+"""Images as PNG files, one or a grid of them."""
 
 import struct
 import zlib

@@ -1,6 +1,7 @@
 """Images as sequences: every channel of every pixel is a category, predicted from those before it."""
 
 import hashlib
+import inspect
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -11,16 +12,16 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Int64, UInt8
 
+from regard import catalog
 from regard.errors import ConfigError, ShapeError
-from regard.specs import Spec, parse, split
+from regard.position import position_class
+from regard.specs import Spec, is_path, parse
 from regard.tasks.base import SPLITS, Example, Split, Task, checked_index
 from regard.tasks.config import ImagesConfig, SuperResolutionConfig
 from regard.tasks.images import read_pixels
 
-TWO_DIMENSIONAL = "image_local_2d"
-"""The mechanism whose rectangles only make sense in the order of its own blocks."""
-COORDINATES = "coordinates"
-"""The position scheme that knows rows and columns."""
+_SHAPE = ("width", "channels", "query_block")
+"""options of a mechanism or a position scheme that knows rows and columns"""
 
 
 @dataclass(frozen=True)
@@ -129,25 +130,34 @@ class Grid:
         return rows * self.width * self.channels
 
     def placed(self, spec: str) -> str:
-        """A specification with the image's shape and order in it, where the mechanism or position scheme asks for them.
+        """A mechanism's specification with the image's shape and order in it, where the mechanism asks for them.
 
         Raises:
-            ConfigError: one for another shape or order than this one.
+            ConfigError: one for another shape or order than this one, or an unknown one.
 
         Example:
             >>> Grid(28, 28, query_block=(7, 14)).placed("image_local_2d(flange=(7, 7))")
             'image_local_2d(flange=(7, 7), width=28, channels=1, query_block=(7, 14))'
         """
-        pieces = split(spec, "+")
-        if len(pieces) > 1:
-            return " + ".join(
-                ":".join([self.placed(inner), *count]) for inner, *count in (split(p, ":") for p in pieces)
-            )
-        if not spec.strip().startswith((TWO_DIMENSIONAL, COORDINATES)):
+        return catalog.rewritten(
+            spec, lambda part: part if is_path(part) else self._shaped(part, catalog.resolve(part)[0])
+        )
+
+    def located(self, position: str) -> str:
+        """The same of a position scheme's specification.
+
+        Example:
+            >>> Grid(28, 28).located("coordinates(std=0.1)")
+            'coordinates(std=0.1, width=28, channels=1, query_block=None)'
+        """
+        return position if position == "none" else self._shaped(position, position_class(parse(position).name))
+
+    def _shaped(self, spec: str, cls: type) -> str:
+        if not _has_shape(cls):
             return spec
-        parsed = parse(spec)
-        own: Mapping[str, object] = {"width": self.width, "channels": self.channels, "query_block": self.query_block}
-        if self.query_block is None and parsed.name == TWO_DIMENSIONAL:
+        known, parsed = inspect.signature(cls.__init__).parameters, parse(spec)
+        own: Mapping[str, object] = {name: getattr(self, name) for name in _SHAPE}
+        if self.query_block is None and known["query_block"].default is not None:
             raise ConfigError(
                 f"{spec} sees rectangles, and the pixels come in raster order; give the task the rows and columns of "
                 "its blocks, such as --task.query-block 7 14"
@@ -157,6 +167,23 @@ class Grid:
             task = ", ".join(f"{name}={value!r}" for name, value in own.items())
             raise ConfigError(f"{spec} has {', '.join(wrong)}, and the task's images have {task}; leave these out")
         return str(Spec(parsed.name, {**parsed.options, **own}))
+
+
+def without_shape(position: str) -> str:
+    """A position scheme's specification for images of any shape.
+
+    Example:
+        >>> without_shape("coordinates(width=28, std=0.1)")
+        'coordinates(std=0.1)'
+    """
+    parsed = parse(position)
+    if position == "none" or not _has_shape(position_class(parsed.name)):
+        return position
+    return str(Spec(parsed.name, {name: x for name, x in parsed.options.items() if name not in _SHAPE}))
+
+
+def _has_shape(cls: type) -> bool:
+    return inspect.signature(cls.__init__).parameters.keys() >= set(_SHAPE)
 
 
 class Pixels:

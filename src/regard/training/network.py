@@ -13,9 +13,8 @@ from regard.models.encoder_config import EncoderConfig
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.encoder_decoder_config import EncoderDecoderConfig
 from regard.models.heads import Classifier, MaskedLanguageModel
-from regard.specs import parse
 from regard.tasks.base import Task
-from regard.tasks.pixels import COORDINATES, Grid, ImagesTask
+from regard.tasks.pixels import Grid, ImagesTask, without_shape
 from regard.training.config import AnyModelConfig
 from regard.training.files import write_json
 
@@ -121,13 +120,12 @@ def fitted(config: AnyModelConfig, task: Task) -> AnyModelConfig:
         grid = task.grid
         seen = {"vocab_size": grid.tokens, "targets": grid.levels, "tied": False, "max_length": longest}
         seen |= {"attention": tuple(grid.placed(spec) for spec in config.attention)}
-        seen |= {"position": grid.placed(config.position)}
+        seen |= {"position": grid.located(config.position)}
         if isinstance(config, EncoderDecoderConfig):
             small = Grid(grid.height // task.factor, grid.width // task.factor, grid.channels, grid.levels)
-            own = config.encoder_position
-            if own is None and parse(config.position).name == COORDINATES:
-                own = COORDINATES  # of a smaller image, so with another width than the decoder's
-            seen |= {"encoder_position": None if own is None else small.placed(own)}
+            # The encoder reads a smaller image, so with another width than the decoder's.
+            own = without_shape(config.position) if config.encoder_position is None else config.encoder_position
+            seen |= {"encoder_position": small.located(own)}
             seen |= {"source_vocab_size": None, "start_token": grid.start, "end_token": grid.start}
         return replace(config, **seen)
     if isinstance(config, EncoderDecoderConfig):

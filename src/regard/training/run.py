@@ -26,7 +26,7 @@ from regard.tasks.tokenizer import Tokenizer, load_tokenizer
 from regard.tasks.translation import BUNDLED as BUNDLED_PAIRS
 from regard.tasks.translation import TranslationTask
 from regard.training import checkpoint, environment, metrics, network, toml
-from regard.training.config import RunConfig
+from regard.training.config import AnyModelConfig, RunConfig
 from regard.training.evaluation import measured, score
 from regard.training.files import writing
 from regard.training.loaded import BEAMS, LENGTH_PENALTY, Loaded
@@ -230,7 +230,7 @@ def _require_fit(task: Task, vocab_size: int, targets: int) -> None:
 
 
 def fitted(config: RunConfig, task: Task) -> RunConfig:
-    """The configuration with what the task decides of the model, and paths that hold from any folder."""
+    """The configuration with what the task decides of the model in every stage, and paths that hold from any folder."""
     wanted = config.task
     if isinstance(wanted, TextConfig):
         cache = None if wanted.cache is None else _absolute(wanted.cache)
@@ -242,7 +242,16 @@ def fitted(config: RunConfig, task: Task) -> RunConfig:
         isinstance(wanted, ClassificationConfig) and wanted.data not in TEXT_CLASSES
     ):
         wanted = replace(wanted, data=_absolute(wanted.data))
-    return replace(config, model=network.fitted(config.model, task), task=wanted)
+    stages = tuple(
+        stage if stage.attention is None else replace(stage, attention=_attention(config.model, stage.attention, task))
+        for stage in config.training.stages
+    )
+    training = replace(config.training, stages=stages)
+    return replace(config, model=network.fitted(config.model, task), task=wanted, training=training)
+
+
+def _attention(model: AnyModelConfig, attention: tuple[str, ...], task: Task) -> tuple[str, ...]:
+    return network.fitted(replace(model, attention=attention), task).attention
 
 
 def _absolute(path: str) -> str:

@@ -74,13 +74,13 @@ def _has_window(spec: str) -> bool:
 
 
 def _with_window(spec: str, window: int) -> str:
-    mixed = catalog.parts(spec)
-    if mixed:
-        return " + ".join(f"{_with_window(inner, window)}:{heads}" for inner, heads in mixed)
-    if not _has_window(spec):
-        return spec
-    parsed = parse(spec)
-    return str(Spec(parsed.name, {**parsed.options, "window": window}))
+    def change(part: str) -> str:
+        if not _has_window(part):
+            return part
+        parsed = parse(part)
+        return str(Spec(parsed.name, {**parsed.options, "window": window}))
+
+    return catalog.rewritten(spec, change)
 
 
 def model_after(config: RunConfig, step: int) -> AnyModelConfig:
