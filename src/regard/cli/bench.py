@@ -136,11 +136,13 @@ def run(options: Options) -> int:
 
 def _unread(options: Options, given: Sequence[str]) -> list[str]:
     """What is said of vectors that are not among the inputs."""
-    named = {"random vectors": (_OF_RANDOM, "random" in options.inputs)}
-    named["a network"] = (_OF_NETWORKS, any(one != "random" for one in options.inputs))
+    kinds = [
+        ("random vectors", _OF_RANDOM, "random" in options.inputs),
+        ("a network", _OF_NETWORKS, any(one != "random" for one in options.inputs)),
+    ]
     return [
         f"--{name.replace('_', '-')} is of {what}, and --inputs are {' '.join(options.inputs)}; leave it out"
-        for what, (names, present) in named.items()
+        for what, names, present in kinds
         for name in names
         if name in given and not present
     ]

@@ -154,9 +154,8 @@ class Block(nn.Module):
     ) -> LayerOutput:
         pre, norm, mlp = self.place == "pre", self.attention_norm, self.mlp
         inner = norm(x) if pre else x
-        got = recomputed(
-            self.checkpoint == "attention", self._attended, inner, key_mask, positions, marks, memory, state=state
-        )
+        attend = partial(self.attention, key_mask=key_mask, positions=positions, marks=marks, memory=memory)
+        got = recomputed(self.checkpoint == "attention", attend, inner, state=state)
         x = x + self._dropped(got.hidden)
         x = x if pre else norm(x)
         if mlp is not None:
@@ -164,17 +163,6 @@ class Block(nn.Module):
             x = x + self._dropped(mlp(norm(x) if pre else x))
             x = x if pre else norm(x)
         return LayerOutput(x, got.state, got.memory, got.losses)
-
-    def _attended(
-        self,
-        x: Tensor,
-        key_mask: Tensor | None,
-        positions: Tensor | None,
-        marks: Tensor | None,
-        memory: Tensor | None,
-        state: State | None,
-    ) -> LayerOutput:
-        return self.attention(x, key_mask=key_mask, positions=positions, marks=marks, memory=memory, state=state)
 
     def _dropped(self, branch: Tensor) -> Tensor:
         return self.dropout(branch) if self.training else branch

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Self, cast
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.core import Attention, generator
 from regard.errors import ShapeError
-from regard.layer import AttentionLayer, LayerOutput, linear
+from regard.layer import AttentionLayer, linear
 from regard.models.block_config import Recomputed
 from regard.models.blocks import Mlp, build_norm
 from regard.models.embeddings import Embeddings, build_attention, token_table
@@ -148,24 +149,15 @@ class CrossBlock(nn.Module):
     ) -> Crossed:
         again = self.checkpoint == "attention"
         inner = self._entering(x, self.attention_norm)
-        got = recomputed(again, self._attended, inner, key_mask, positions, state=state)
+        attend = partial(self.attention, key_mask=key_mask, positions=positions)
+        got = recomputed(again, attend, inner, state=state)
         x = self._joined(x, got.hidden, self.attention_norm)
         inner = self._entering(x, self.cross_norm)
-        read = recomputed(again, self._read, inner, source, source_mask, state=prepared)
+        read = recomputed(again, partial(self.cross, key_mask=source_mask), inner, source, state=prepared)
         x = self._joined(x, read.hidden, self.cross_norm)
         if self.mlp is not None:
             x = self._joined(x, self.mlp(self._entering(x, self.mlp_norm)), self.mlp_norm)
         return Crossed(x, got.state, got.losses, read.losses)
-
-    def _attended(
-        self, x: Tensor, key_mask: Tensor | None, positions: Tensor | None, state: State | None
-    ) -> LayerOutput:
-        return self.attention(x, key_mask=key_mask, positions=positions, state=state)
-
-    def _read(
-        self, x: Tensor, source: Tensor | None, source_mask: Tensor | None, prepared: State | None
-    ) -> LayerOutput:
-        return self.cross(x, source, key_mask=source_mask, state=prepared)
 
     def _entering(self, x: Tensor, norm: nn.Module) -> Tensor:
         return norm(x) if self.pre else x

@@ -10,7 +10,7 @@ Result = TypeVar("Result")
 
 
 def recomputed(wanted: bool, call: Callable[..., Result], *inputs: object, state: object = None) -> Result:
-    """call(*inputs, state), of which the backward pass needs the inputs alone, because it calls again: h = f(x).
+    """call(*inputs, state=state), of which the backward pass needs the inputs alone, because it calls again: h = f(x).
 
     Same values and gradients: dropout draws the same elements again, and what learns in training (codebooks, redrawn
     projections) leaves its buffers alone when it runs again, see `regard.core.recomputing`. With a state, or without
@@ -22,7 +22,7 @@ def recomputed(wanted: bool, call: Callable[..., Result], *inputs: object, state
         wanted: False: an ordinary call.
         call: what is computed.
         inputs: of it.
-        state: its last argument.
+        state: that it takes by this name.
 
     Example:
         >>> x = torch.randn(3, requires_grad=True)
@@ -34,5 +34,5 @@ def recomputed(wanted: bool, call: Callable[..., Result], *inputs: object, state
     et al. 2019, section 5.4.
     """
     if not wanted or state is not None or not torch.is_grad_enabled():
-        return call(*inputs, state)
-    return checkpoint(call, *inputs, state, use_reentrant=False)  # type: ignore[return-value]
+        return call(*inputs, state=state)
+    return checkpoint(call, *inputs, state=None, use_reentrant=False)  # type: ignore[return-value]
