@@ -158,7 +158,7 @@ def test_a_source_is_the_mean_of_squares(tmp_path: Path, channels: int) -> None:
         for row, column, channel in places(2, 4, channels, (1, 4))
     ]
     assert source.tolist() == wanted
-    assert (sources(reduced(examples.images, 2), 32)[0] == source).all()
+    assert (sources(reduced(examples.images, 2), Grid(2, 4, channels, 32))[0] == source).all()
 
 
 def test_bits_per_dimension_of_counts(tmp_path: Path) -> None:

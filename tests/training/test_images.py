@@ -174,7 +174,7 @@ def test_drawing_what_does_not_fit_is_refused(runs: dict[str, RunConfig], tmp_pa
         loaded.draw(small=reduced(images, 2))
     with pytest.raises(ConfigError, match="trained on super_resolution, which reads small images: them; give small="):
         larger.draw(2)
-    with pytest.raises(ShapeError, match=r"small images must be bytes \(count, 2, 4, 3\)"):
+    with pytest.raises(ShapeError, match=r"images must be bytes \(batch, 2, 4, 3\)"):
         larger.draw(small=images)
     with pytest.raises(ShapeError, match=r"as many images must be drawn as are given"):
         loaded.draw(len(images) + 1, upper=images[:, :2])

@@ -115,6 +115,10 @@ class Grid:
         raster[:, self.order] = (2 * sequences + 1) * 256 // (2 * self.levels)
         return raster.astype(np.uint8).reshape(len(sequences), self.height, self.width, self.channels)
 
+    def smaller(self, factor: int) -> "Grid":
+        """That of the images that `reduced` makes, in raster order."""
+        return Grid(self.height // factor, self.width // factor, self.channels, self.levels)
+
     def upper(self, rows: int) -> int:
         """How many slots the upper `rows` rows are, which must come before all others.
 
@@ -206,7 +210,7 @@ class Pixels:
         image, grid = self.images[index : index + 1], self.grid
         levels = grid.sequences(image)[0]
         inputs = np.concatenate([[grid.start], (levels + grid.offsets)[:-1]])
-        source = None if self.factor == 1 else sources(reduced(image, self.factor), grid.levels)[0]
+        source = None if self.factor == 1 else sources(reduced(image, self.factor), grid.smaller(self.factor))[0]
         return Example(inputs, levels, index, 0, source)
 
     def __iter__(self) -> Iterator[Example]:
@@ -308,7 +312,10 @@ def reduced(
     return ((squares.sum((2, 4), dtype=np.int64) + factor**2 // 2) // factor**2).astype(np.uint8)
 
 
-def sources(images: UInt8[np.ndarray, "batch height width channels"], levels: int) -> Int64[np.ndarray, "batch slots"]:
-    """Small images as what a model reads: tokens in raster order."""
-    grid = Grid(*images.shape[1:], levels=levels)
+def sources(images: UInt8[np.ndarray, "batch height width channels"], grid: Grid) -> Int64[np.ndarray, "batch slots"]:
+    """Images as what a model reads whole: tokens in the order of their grid.
+
+    Raises:
+        ShapeError: as `Grid.sequences`.
+    """
     return grid.sequences(images) + grid.offsets

@@ -246,8 +246,7 @@ class Loaded:
             given = torch.from_numpy(grid.sequences(whole)[:, :known])
         if small is not None:
             assert isinstance(self.config.task, SuperResolutionConfig)
-            self._require_small(small, self.config.task.factor)
-            source = torch.from_numpy(sources(small, grid.levels))
+            source = torch.from_numpy(sources(small, grid.smaller(self.config.task.factor)))
         drawn = sample(
             self.model,
             rows=rows,
@@ -260,15 +259,6 @@ class Loaded:
             use_state=use_state,
         )
         return grid.images(drawn.numpy())
-
-    def _require_small(self, small: np.ndarray, factor: int) -> None:
-        grid = self.grid
-        assert grid is not None
-        wanted = (grid.height // factor, grid.width // factor, grid.channels)
-        if small.dtype != np.uint8 or small.shape[1:] != wanted:
-            raise ShapeError(
-                f"small images must be bytes (count, {', '.join(map(str, wanted))}), got {small.dtype} {small.shape}"
-            )
 
     @property
     def _device(self) -> torch.device:

@@ -122,10 +122,9 @@ def fitted(config: AnyModelConfig, task: Task) -> AnyModelConfig:
         seen |= {"attention": tuple(grid.placed(spec) for spec in config.attention)}
         seen |= {"position": grid.located(config.position)}
         if isinstance(config, EncoderDecoderConfig):
-            small = Grid(grid.height // task.factor, grid.width // task.factor, grid.channels, grid.levels)
             # The encoder reads a smaller image, so with another width than the decoder's.
             own = without_shape(config.position) if config.encoder_position is None else config.encoder_position
-            seen |= {"encoder_position": small.located(own)}
+            seen |= {"encoder_position": grid.smaller(task.factor).located(own)}
             seen |= {"source_vocab_size": None, "start_token": grid.start, "end_token": grid.start}
         return replace(config, **seen)
     if isinstance(config, EncoderDecoderConfig):
