@@ -51,6 +51,9 @@ def test_whole_and_in_pieces_it_is_the_chunked_form(published, options):
     torch.testing.assert_close(torch.cat(found, 2), expected, rtol=0, atol=1e-12)
 
 
-def test_it_is_refused_where_it_cannot_run():
+@pytest.mark.parametrize("missing", ["package", "device"])
+def test_it_is_refused_where_it_cannot_run(missing, monkeypatch):
+    monkeypatch.setattr(linear_fla, "find_spec", lambda name: None if missing == "package" else name)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UnsupportedError, match='impl="fla" needs'):
         build("linear", Heads(count=1, key_dim=4, causal=True), impl="fla")
