@@ -38,6 +38,12 @@ def test_parse_refuses_everything_else(text):
         parse(text)
 
 
+def test_a_value_that_needs_quotes_is_told_so():
+    with pytest.raises(ConfigError, match="quotes around a value that is neither a number nor a name, such as '2d'"):
+        parse("image_transformer(local=2d)")
+    assert parse("image_transformer(local='2d')").options == {"local": "2d"}
+
+
 def test_parse_runs_nothing():
     with pytest.raises(ConfigError, match=r"literal|number"):
         parse("a(x=[].append(1))")

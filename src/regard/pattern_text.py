@@ -90,4 +90,4 @@ class Reader:
     def _integer(self, node: ast.expr) -> int:
         if isinstance(node, ast.Constant) and type(node.value) is int:
             return node.value
-        raise ConfigError(f"pattern {self.text!r}: {ast.unparse(node)!r} is not an integer")
+        raise ConfigError(f"pattern {self.text!r}: {ast.unparse(node)!r} is no integer of 0 or more")

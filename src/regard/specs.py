@@ -39,7 +39,10 @@ def parse(text: str) -> Spec:
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError) as error:
-        raise ConfigError(f"cannot read {text!r}: write name or name(option=value, ...), got a syntax error") from error
+        raise ConfigError(
+            f"cannot read {text!r}: write name or name(option=value, ...), with quotes around a value that is "
+            "neither a number nor a name, such as '2d'"
+        ) from error
     call = tree if isinstance(tree, ast.Call) else None
     target = tree if call is None else call.func
     if not isinstance(target, ast.Name):

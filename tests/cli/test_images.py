@@ -1,6 +1,7 @@
 """train, evaluate and generate on pixels."""
 
 import json
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -90,6 +91,7 @@ def test_generate_completes_held_out_images(regard, made, tmp_path, monkeypatch)
         (["--out", "grid.jpg"], "draws images: say where with --out grid.png"),
         (["a text", "--out", "grid.png"], "draws images and reads no text; leave 'a text' out"),
         (["--out", "grid.png", "--count", "0"], "--count must be at least 1, got 0"),
+        (["--out", "grid.png", "--complete", "--count", "999"], "--count is at most the "),
         (["--out", "grid.png", "--beam", "2"], "draws images: --beam has no use for it"),
         (["--out", "there.png"], "there.png exists; choose another name"),
     ],
@@ -116,3 +118,43 @@ def test_data_that_is_not_there(regard):
     answer = regard("train", "--task", "images", "--task.data", "nowhere.npz")
     assert (answer.code, answer.out) == (3, "")
     assert "give a local file of images with --task.data" in answer.err
+
+
+class _Runs:
+    """A pickle of it makes a file where it is loaded."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("task", ["images", "super_resolution", "classification"])
+def test_pickles_are_never_loaded(regard, tmp_path, task):
+    """As a file that only bears the name, as an object array within one, and an array that is no archive."""
+    names = ("train_images", "train_labels", "test_images", "test_labels")
+    (tmp_path / "bare.npz").write_bytes(pickle.dumps(_Runs(tmp_path / "ran")))
+    np.savez(tmp_path / "inside.npz", **dict.fromkeys(names, np.array([_Runs(tmp_path / "ran")], object)))
+    with (tmp_path / "array.npz").open("wb") as file:
+        np.save(file, np.zeros((4, 4, 4), np.uint8))
+    for name, message in (("bare", "no .npz file"), ("inside", "allow_pickle=False"), ("array", "no .npz file")):
+        answer = regard("train", "--task", task, "--task.data", str(tmp_path / f"{name}.npz"), "--out", "run")
+        assert (answer.code, answer.out) == (3, "")
+        assert message in answer.err
+    assert not (tmp_path / "ran").exists()
+    pickle.loads((tmp_path / "bare.npz").read_bytes())  # what the test guards against
+    assert (tmp_path / "ran").exists()
+
+
+def test_the_preset_in_two_dimensions_has_the_blocks_of_the_images(regard, tmp_path):
+    np.savez(tmp_path / "grey.npz", images=np.random.default_rng(0).integers(0, 256, (20, 6, 8), np.uint8))
+    shape = "height=6, width=8, channels=1, local='2d', dim=8, layers=1, heads=2"
+    words = ["train", "--task", "images", "--task.data", "grey.npz", "--task.query-block", "3", "4", "--steps", "1"]
+    words += ["--batch-size", "2", "--warmup", "0", "--threads", "1", "--out", "run", "--task.holdout", "0.2"]
+    answer = regard(*words, "--preset", f"image_transformer({shape})")
+    assert (answer.code, answer.out) == (2, "")
+    assert "give a preset those of the images" in answer.err
+    answer = regard(*words, "--preset", f"image_transformer({shape}, query_block=(3, 4))")
+    assert answer.code == 0, answer.err
+    assert "flange=(3, 4)" in (tmp_path / "run" / "config.toml").read_text()

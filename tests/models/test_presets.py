@@ -227,6 +227,8 @@ def test_unknown_presets_and_fields_are_named() -> None:
             presets.build(name, **wrong)
     with pytest.raises(ConfigError, match="has no local='3d'"):
         presets.build("image_transformer", local="3d")
+    with pytest.raises(ConfigError, match="query_block belongs to local='2d', got"):
+        presets.build("image_transformer", query_block=(7, 14))
 
 
 @pytest.mark.parametrize("combine", ["union", "alternate", "heads"])

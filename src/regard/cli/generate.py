@@ -185,6 +185,8 @@ def _draw(options: Options, loaded: "Loaded") -> int:
     upper = small = own = shown = None
     if task is not None:
         examples = task.examples("valid")
+        if count > len(examples):
+            raise ConfigError(f"--count is at most the {len(examples)} held-out images of {options.run}, got {count}")
         own = examples.images[measured(len(examples), count)]
         shown = np.full_like(own, 255)
         if task.factor > 1:
@@ -194,7 +196,7 @@ def _draw(options: Options, loaded: "Loaded") -> int:
             upper = own[:, : task.grid.height // 2]
             shown[:, : upper.shape[1]] = upper
     drawn = loaded.draw(
-        count if own is None else len(own),
+        count,
         upper=upper,
         small=small,
         temperature=1.0 if options.temperature is None else options.temperature,

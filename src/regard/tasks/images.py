@@ -92,6 +92,8 @@ def _read(path: Path, names: Sequence[str], *, otherwise: str | None = None) -> 
 
 
 def _npz(path: Path, names: Sequence[str], otherwise: str | None) -> dict[str, np.ndarray]:
+    if path.exists() and not zipfile.is_zipfile(path):
+        raise DataError(f"{path} is damaged, or no .npz file of numpy.savez: no array alone and no pickle is read")
     with np.load(path, allow_pickle=False) as file:
         missing = [name for name in names if name not in file]
         if missing and otherwise is not None and otherwise in file:

@@ -169,7 +169,10 @@ class Grid:
         wrong = [f"{name}={parsed.options[name]!r}" for name in own if parsed.options.get(name, own[name]) != own[name]]
         if wrong:
             task = ", ".join(f"{name}={value!r}" for name, value in own.items())
-            raise ConfigError(f"{spec} has {', '.join(wrong)}, and the task's images have {task}; leave these out")
+            raise ConfigError(
+                f"{spec} has {', '.join(wrong)}, and the task's images have {task}; leave these out of a "
+                "specification, and give a preset those of the images"
+            )
         return str(Spec(parsed.name, {**parsed.options, **own}))
 
 
