@@ -133,3 +133,11 @@ def test_bad_plans_are_refused():
         Plan(specs=())
     with pytest.raises(UnsupportedError, match="blockwise can neither attend to another sequence nor be causal"):
         decoded("blockwise", 4)
+
+
+def test_a_wrong_mechanism_is_refused_before_any_other_is_measured():
+    told: list[str] = []
+    for wrong, error in (("softmx", ConfigError), ("blockwise(block_size=2)", UnsupportedError)):
+        with pytest.raises(error):
+            measure(Plan(specs=("linear", wrong), pairs=(4,), sharpness=(8.0,), trials=2), tell=told.append)
+    assert told == []

@@ -170,6 +170,8 @@ def measure(plan: Plan, *, tell: Tell = lambda line: None) -> dict[str, Any]:
     begun = time.perf_counter()
     shared = {"dim": plan.dim, "trials": plan.trials, "seed": plan.seed}
     rows: list[dict[str, Any]] = []
+    for spec in plan.specs:  # refused before anything is measured
+        memory(spec, min(plan.pairs), plan.dim, plan.seed)
     for spec in plan.specs:
         tell(spec)
         for pairs in plan.pairs:
