@@ -154,3 +154,10 @@ def test_bad_rules() -> None:
         build('pattern(rule="windw(3)")', heads())
     with pytest.raises(ConfigError, match="booleans"):
         Pattern(heads(), rule=lambda i, j: i - j)(*draw(5))
+
+
+def test_a_rule_of_one_position_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"pattern calls a rule with two positions, as in lambda i, j"):
+        build("pattern", Heads(count=2, key_dim=8), rule=lambda i: i > 0)
+    whole, keys = build("pattern", Heads(count=2, key_dim=8), rule=torch.ge), torch.arange(5)
+    assert torch.equal(whole.pattern.mask(keys, keys), torch.ones(5, 5).tril().bool())

@@ -1,5 +1,6 @@
 """Attention over any predicate of two positions."""
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, final
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from regard import masks
 from regard.attention.sparse._base import Sparse
+from regard.errors import ConfigError
 from regard.info import Heads, Info, Supports
 
 
@@ -65,6 +67,8 @@ class Pattern(Sparse):
         scale: float | None = None,
         impl: Literal["auto", "reference", "torch", "flex"] = "auto",
     ) -> None:
+        if not isinstance(rule, str | masks.Pattern):
+            _require_positions(rule)
         super().__init__(heads, _read(rule), scale=scale, impl=impl, rule=rule)
         self.rule = rule
 
@@ -91,3 +95,12 @@ def _read(rule: object) -> masks.Pattern:
     if isinstance(rule, masks.Pattern):
         return rule
     return masks.parse(rule) if isinstance(rule, str) else masks.Pattern(rule)  # type: ignore[arg-type]
+
+
+def _require_positions(rule: Callable[[Any, Any], Any]) -> None:
+    try:
+        inspect.signature(rule).bind(0, 0)
+    except ValueError:  # a function of C that does not say what it takes
+        return
+    except TypeError as error:
+        raise ConfigError(f"pattern calls a rule with two positions, as in lambda i, j: i >= j, got {error}") from error
