@@ -61,14 +61,14 @@ def _count(layout: Layout, held: Int[Tensor, "queries keys"]) -> None:
     query = _lanes(layout.queries, layout.padding, queries, tile)
     key = _lanes(layout.keys, None, keys, size)
     for group in layout.groups:
-        seen = torch.ones(tile, group.slots * size, dtype=torch.bool)
-        for slot, mask in group.masks:
-            hidden = mask if mask.dtype == torch.bool else mask.isneginf()
-            seen[:, slot * size : (slot + 1) * size] = ~hidden
         for step in group.steps:
-            for row, tiles in zip(step.rows.tolist(), step.keys.view(step.count, -1), strict=True):
+            seen = torch.ones(step.count, tile, group.slots * size, dtype=torch.bool)
+            for slot, mask in group.hidden(step):
+                hidden = mask if mask.dtype == torch.bool else mask.isneginf()
+                seen[:, :, slot * size : (slot + 1) * size] = ~hidden
+            for row, tiles, own in zip(step.rows.tolist(), step.keys.view(step.count, -1), seen, strict=True):
                 lanes, columns = query[row], key[tiles].flatten()
-                inside = (seen & (lanes >= 0)[:, None] & (columns >= 0)).nonzero()
+                inside = (own & (lanes >= 0)[:, None] & (columns >= 0)).nonzero()
                 pairs = lanes[inside[:, 0]], columns[inside[:, 1]]
                 held.index_put_(pairs, torch.ones(len(inside), dtype=torch.long), accumulate=True)
 

@@ -2,9 +2,11 @@
 
 Positions are cut into tiles. Interval arithmetic says which pairs of tiles are empty, full or partial, first for
 squares of 16 x 16 tiles and then inside those that are not empty, so the work follows the pairs that are kept. Query
-tiles that see the same arrangement of masks form a group, which one batched product serves.
+tiles that see the same arrangement of masks form a group, which one batched product serves; where few see the same
+masks, those whose masks stand in the same slots.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,6 +26,8 @@ BUDGET_APART = 1 << 15
 PAIRS = 1 << 16
 """Pairs whose exact mask is computed at once."""
 COARSE = 16
+FEW_TILES = 4
+"""Arrangements that fewer query tiles see, on the average, are served together."""
 FEW_MASKS = 256
 """Up to this many distinct masks are kept as numbers to add, which is faster; more as booleans, which is smaller."""
 
@@ -42,6 +46,8 @@ class Step(NamedTuple):
     key: int | None
     advance: int
     keys: Int[Tensor, " all_tiles"]
+    masks: Int[Tensor, "count slots"] | None
+    """which of a slot's masks each query tile has, for the slots of `Group.masks`; None: there is one"""
 
 
 class Run(NamedTuple):
@@ -52,19 +58,28 @@ class Run(NamedTuple):
     base: int
 
 
+Mask = Float[Tensor, "*many tile tile"] | Bool[Tensor, "*many tile tile"]
+"""0 or -inf to add, or True where -inf goes"""
+
+
 @dataclass(frozen=True)
 class Group:
-    """Query tiles that see the same arrangement: `slots` key tiles each, with the same masks in the same slots."""
+    """Query tiles that see the same arrangement: `slots` key tiles each, with masks in the same slots."""
 
     slots: int
-    masks: tuple[tuple[int, Float[Tensor, "*heads tile tile"] | Bool[Tensor, "*heads tile tile"]], ...]
-    """(slot, 0 or -inf to add, or True where -inf goes) of the slots that are not full"""
+    masks: tuple[tuple[int, Mask], ...]
+    """(slot, mask) of the slots that are not full; where they differ by query tile, (slot, masks)"""
     steps: tuple[Step, ...]
     again: bool
     """an earlier group has covered other keys of these query tiles"""
     runs: tuple[Run, ...] | None
     distances: Int[Tensor, "tile lanes"] | None
     """query position - key position, in steps, where positions have holes; then the group is one query tile"""
+
+    def hidden(self, step: Step) -> Iterator[tuple[int, Mask]]:
+        """(slot, mask) of the slots of a step that are not full; the mask may have an axis of heads or query tiles."""
+        for at, (slot, mask) in enumerate(self.masks):
+            yield slot, mask if step.masks is None else mask[step.masks[:, at]]
 
 
 @dataclass(frozen=True)
@@ -119,16 +134,24 @@ def make_layout(
     hidden = [(~mask).to(device) for mask in masks]
     if len(hidden) <= FEW_MASKS:
         hidden = [torch.zeros(x.shape, dtype=dtype, device=device).masked_fill_(x, float("-inf")) for x in hidden]
-    made = []
-    for (piece, kinds, *_), rows in sorted(groups.items(), key=lambda item: item[0][0]):
-        tiles = torch.stack([column[start : start + len(kinds)] for _, start in rows])
+    tables: dict[tuple[int, ...], Tensor] = {}
+    made, budget = [], BUDGET if step == 1 else BUDGET_APART
+    for (piece, arrangement, *_), rows in sorted(groups.items(), key=lambda item: item[0][0]):
+        slots = torch.arange(len(arrangement))
+        tiles, kinds = (x[torch.tensor([start for _, start in rows])[:, None] + slots] for x in (column, kind))
         at = torch.tensor([r for r, _ in rows])
         runs, distances = distances_of(q.positions, k.positions, at[0], tiles[0], step) if biased else (None, None)
+        partial = [slot for slot, x in enumerate(arrangement) if x]
+        used, which = kinds[:, partial].unique(return_inverse=True)
+        own, alike = tuple(used.tolist()), bool((which == which[0]).all())
+        if not alike and own not in tables:
+            tables[own] = torch.stack([hidden[x - 1] for x in own])
+        seen = [hidden[own[x] - 1] for x in which[0].tolist()] if alike else [tables[own]] * len(partial)
         made.append(
             Group(
-                slots=len(kinds),
-                masks=tuple((slot, hidden[x - 1]) for slot, x in enumerate(kinds) if x),
-                steps=steps_of(at, tiles, sizes[0] * sizes[1], device, BUDGET if step == 1 else BUDGET_APART),
+                slots=len(slots),
+                masks=tuple(zip(partial, seen, strict=True)),
+                steps=steps_of(at, tiles, sizes[0] * sizes[1], device, budget, None if alike else which),
                 again=piece > 0,
                 runs=runs,
                 distances=None if distances is None else distances.to(device),
@@ -136,7 +159,7 @@ def make_layout(
         )
     moved = queries.moved(device)
     chosen = None if keys.indices is None else keys.indices.flatten().to(device)
-    indices = [x for group in made for one in group.steps for x in (one.rows, one.keys)]
+    indices = [x for group in made for one in group.steps for x in (one.rows, one.keys, one.masks)]
     return Layout(
         sizes,
         tuple(made),
@@ -146,7 +169,7 @@ def make_layout(
         padding=moved[1],
         back=moved[2],
         keys=chosen,
-        nbytes=sum(x.nbytes for x in (*hidden, *indices, *moved, chosen) if x is not None),
+        nbytes=sum(x.nbytes for x in (*hidden, *tables.values(), *indices, *moved, chosen) if x is not None),
     )
 
 
@@ -275,7 +298,22 @@ def _group(
             if step:
                 key += (tuple(offsets[cut]), -1 if all(even[cut]) else r)
             groups.setdefault(key, []).append((r, start))
-    return groups
+    return groups if step else _together(groups)
+
+
+def _together(groups: dict[tuple, list[tuple[int, int]]]) -> dict[tuple, list[tuple[int, int]]]:
+    """Arrangements with masks in the same slots as one, where few query tiles have each."""
+    places: dict[tuple, list[tuple]] = {}
+    for key in groups:
+        places.setdefault((key[0], tuple(bool(x) for x in key[1])), []).append(key)
+    found: dict[tuple, list[tuple[int, int]]] = {}
+    for place, keys in places.items():
+        rows = sorted(row for key in keys for row in groups[key])
+        if len(keys) > 1 and len(rows) < FEW_TILES * len(keys):
+            found[place] = rows
+        else:
+            found |= {key: groups[key] for key in keys}
+    return found
 
 
 def distances_of(
@@ -300,6 +338,7 @@ def steps_of(
     pairs: int,
     device: torch.device,
     budget: int,
+    masks: Int[Tensor, "rows partial"] | None = None,
 ) -> tuple[Step, ...]:
     """A group cut into products whose scores fit a buffer.
 
@@ -308,6 +347,7 @@ def steps_of(
         pairs: in one tile.
         device: of the indices.
         budget: scores in a buffer.
+        masks: which ones each query tile has, where they differ.
     """
     slots = tiles.shape[1]
     run = bool((tiles.diff(dim=1) == 1).all())
@@ -327,6 +367,7 @@ def steps_of(
                 key=None if advance is None else int(t[0, 0]),
                 advance=advance or 0,
                 keys=t.flatten().to(device),
+                masks=None if masks is None else masks[piece].to(device),
             )
         )
     return tuple(made)

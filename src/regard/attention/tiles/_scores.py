@@ -32,9 +32,9 @@ class Scores:
             self.curve.add(scores, group)
         if self.relative is not None:
             self.relative.add(scores, group, step)
-        for slot, mask in group.masks:
+        for slot, mask in group.hidden(step):
             part = scores.narrow(2, slot * size, size)
-            if mask.ndim == 3:
+            if self.share.layout.whole and mask.ndim == 3:
                 part, mask = part.view(-1, self.share.count, *part.shape[1:]), mask[self.share.heads]
             if mask.dtype == torch.bool:
                 part.masked_fill_(mask, -math.inf)
