@@ -67,6 +67,7 @@ def products(n):
     return sum(event.count for event in found.key_averages() if event.key in names)
 
 
-def test_products_grow_with_the_length():
-    """A query tile sees summary columns that grow with the length: one product serves them all, not one for each."""
-    assert products(4096) < 2.2 * products(2048)
+def test_products_do_not_grow_with_the_summary_columns():
+    """A query tile sees more of them the later it is; the two and five products of the passes serve them all."""
+    tiles = 2 * 4096 // 64
+    assert products(4096) <= 8 * tiles

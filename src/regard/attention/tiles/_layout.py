@@ -23,6 +23,8 @@ BUDGET = 1 << 18
 """Scores in one buffer, about 1 MiB in float32: a core's second-level cache."""
 BUDGET_APART = 1 << 15
 """The same where positions are sorted by residue: more classes at once are no faster, and take memory."""
+BUDGET_MIXED = 1 << 16
+"""The same where masks differ by query tile, whose masks take as much again."""
 PAIRS = 1 << 16
 """Pairs whose exact mask is computed at once."""
 COARSE = 16
@@ -146,12 +148,13 @@ def make_layout(
         own, alike = tuple(used.tolist()), bool((which == which[0]).all())
         if not alike and own not in tables:
             tables[own] = torch.stack([hidden[x - 1] for x in own])
+        most = budget if alike else min(budget, BUDGET_MIXED)
         seen = [hidden[own[x] - 1] for x in which[0].tolist()] if alike else [tables[own]] * len(partial)
         made.append(
             Group(
                 slots=len(slots),
                 masks=tuple(zip(partial, seen, strict=True)),
-                steps=steps_of(at, tiles, sizes[0] * sizes[1], device, budget, None if alike else which),
+                steps=steps_of(at, tiles, sizes[0] * sizes[1], device, most, None if alike else which),
                 again=piece > 0,
                 runs=runs,
                 distances=None if distances is None else distances.to(device),
