@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from regard import specs
 from regard.errors import ConfigError, nearest
-from regard.info import Heads, Info, Supports
+from regard.info import Heads, Info, Input, Supports
 
 if TYPE_CHECKING:
     from regard.core import Attention
@@ -78,7 +78,7 @@ def source(name: str) -> str:
 def outline(name: str) -> Info:
     """The facts of a mechanism under default options, read from its source without importing it."""
     if name in _registered:
-        return _registered[name].info
+        return _registered[name].default_info
     return _outline(name)
 
 
@@ -88,24 +88,28 @@ def _outline(name: str) -> Info:
         if isinstance(node, ast.ClassDef) and node.name == specs.camel(name):
             for statement in node.body:
                 match statement:
-                    case ast.Assign(targets=[ast.Name(id="info")], value=ast.Call() as call):
-                        return _facts(call)
+                    case ast.Assign(targets=[ast.Name(id="default_info")], value=ast.Call() as call):
+                        return _literal(call)
                     case _:
                         continue
-    raise AssertionError(f"{name}.py has no literal `info = Info(...)` in class {specs.camel(name)}")
+    raise AssertionError(f"{name}.py has no literal `default_info = Info(...)` in class {specs.camel(name)}")
 
 
-def _facts(call: ast.Call) -> Any:
-    """Evaluate `Info(...)` or `Supports(...)` whose arguments are literals."""
-    assert isinstance(call.func, ast.Name)
-    kind = {"Info": Info, "Supports": Supports}[call.func.id]
-    values = {
-        str(keyword.arg): _facts(keyword.value)
-        if isinstance(keyword.value, ast.Call)
-        else ast.literal_eval(keyword.value)
-        for keyword in call.keywords
-    }
-    return kind(**values)
+_KINDS: Mapping[str, Callable[..., Any]] = {
+    "Info": Info,
+    "Supports": Supports,
+    "Supports.all": Supports.all,
+    "Input": Input,
+}
+
+
+def _literal(node: ast.expr) -> Any:
+    """Evaluate a literal in which facts may be called with keywords."""
+    if isinstance(node, ast.Call):
+        return _KINDS[ast.unparse(node.func)](**{str(each.arg): _literal(each.value) for each in node.keywords})
+    if isinstance(node, ast.Dict) and all(isinstance(key, ast.expr) for key in node.keys):
+        return {ast.literal_eval(key): _literal(x) for key, x in zip(node.keys, node.values, strict=True) if key}
+    return ast.literal_eval(node)
 
 
 def docstring(name: str) -> str:
@@ -134,7 +138,7 @@ def resolve(spec: str) -> "tuple[type[Attention], Mapping[str, object]]":
     else:
         _file(name)
         cls = specs.load("mechanism", name, _files())
-    specs.check_options("mechanism", name, cls, parsed.options)
+    cls.filled(parsed.options, f"mechanism {name}")
     return cls, parsed.options
 
 
@@ -194,7 +198,7 @@ def describe(spec: str) -> Info:
 
         return mixed_info([describe(inner) for inner, _ in mixed])
     cls, options = resolve(spec)
-    return cls.facts(**options)
+    return cls.describe(options)
 
 
 def build(spec: str, heads: Heads, **options: object) -> "Attention":
@@ -221,10 +225,7 @@ def build(spec: str, heads: Heads, **options: object) -> "Attention":
             raise ConfigError(f"options of a mix belong to its parts, got {sorted(options)} beside {spec!r}")
         return HeadMix(heads, [(inner, build(inner, HeadMix.share(heads, count, spec))) for inner, count in mixed])
     cls, given = resolve(spec)
-    if options:
-        specs.check_options("mechanism", specs.parse(spec).name, cls, options)
-    final: dict[str, Any] = {**given, **options}
-    return cls(heads, **final)
+    return cls(heads, **{**given, **options})
 
 
 def register(cls: "type[Attention]") -> "type[Attention]":
@@ -237,8 +238,8 @@ def register(cls: "type[Attention]") -> "type[Attention]":
 
     _attention(cls, getattr(cls, "__name__", repr(cls)))
     name = registered_name(cls)
-    if not isinstance(getattr(cls, "info", None), Info):
-        raise ConfigError(f"{cls.__name__} has no class attribute `info = Info(...)`")
+    if not isinstance(getattr(cls, "default_info", None), Info):
+        raise ConfigError(f"{cls.__name__} has no class attribute `default_info = Info(...)`")
     if name in _files() or (name in _registered and _registered[name] is not cls):
         raise ConfigError(f"the name {name!r} is taken; rename the class {cls.__name__}")
     _registered[name] = cls

@@ -8,51 +8,95 @@ import hashlib
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, NamedTuple, final
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, NoReturn, final
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from regard.bias import ScoreBias
-from regard.errors import ConfigError, LimitError, ShapeError, UnsupportedError
-from regard.info import Heads, Info, Supports
-from regard.state import Slots, State, Summary
+from regard.errors import InputError, LimitError, ShapeError, UnsupportedError
+from regard.info import Heads, Info, Input, Supports
+from regard.options import Configured, option, weight
+from regard.state import Entry, Slots, State, States, Summary, accumulation_dtype, begin, constant, per_slot
 
 __all__ = [
     "Attended",
     "Attention",
+    "Call",
     "Heads",
     "Info",
+    "Input",
     "ScoreBias",
     "Slots",
     "State",
+    "States",
     "Summary",
     "Supports",
+    "accumulation_dtype",
+    "constant",
+    "described",
     "generator",
     "merge",
+    "option",
+    "per_slot",
     "recomputing",
     "registered_name",
+    "weight",
 ]
 
 
 class Attended(NamedTuple):
-    """Always the same three, whatever was asked.
+    """What a mechanism returns.
 
     values: (batch, heads, queries, value). state: only if one was passed. losses: unweighted, exactly `info.losses` in
-    training, empty in evaluation.
+    training, empty in evaluation. lse: (batch, heads, queries), the log-sum-exp of the logits; only if asked for, from
+    mechanisms that are `mergeable`.
     """
 
     values: Tensor
-    state: State | None
-    losses: dict[str, Tensor]
+    state: State | None = None
+    losses: Mapping[str, Tensor] = {}  # noqa: RUF012 - read only
+    lse: Tensor | None = None
 
 
-class Attention(nn.Module, ABC):
+@dataclass(frozen=True)
+class Call:
+    """What a call brings besides q, k and v. Keys and values under the mask are 0, inputs under it neutral."""
+
+    key_mask: Tensor | None = None
+    """(batch, keys) of this call, True = real"""
+    bias: ScoreBias | None = None
+    """added to the logits"""
+    marks: Tensor | None = None
+    """(batch, keys), integer labels"""
+    inputs: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
+    """exactly those of `info.inputs`"""
+    state: State | None = None
+    """the past"""
+    causal: bool = False
+    """each query sees its own slot and earlier ones only"""
+    past: int = 0
+    """slots before this call's keys"""
+    query_start: int = 0
+    """the slot of the first query"""
+    lse: bool = False
+    """whether the log-sum-exp is asked for"""
+
+    def visible(self, q: Tensor, k: Tensor) -> Bool[Tensor, "batch 1 queries keys"]:
+        """The allowed pairs of a call without a state as one tensor, for definitions."""
+        i = torch.arange(self.query_start, self.query_start + q.shape[2], device=q.device)[:, None]
+        j = torch.arange(k.shape[2], device=q.device)
+        seen = (j <= i if self.causal else (i >= 0) & (j >= 0))[None, None]
+        return seen if self.key_mask is None else seen & self.key_mask[:, None, None, :]
+
+
+class Attention(Configured, ABC):
     """An attention mechanism: for each query, score every key, keep the allowed ones, normalise, average the values.
 
-    A mechanism is a final subclass in a file of its own. It sets `info`, stores its options in `__init__` (whose
-    keyword-only signature is its configuration), and writes `attend` (the algorithm) and `reference` (the definition,
+    A mechanism is a final subclass in a file of its own. It sets `default_info`, declares its options as annotated
+    attributes, draws its weights in `setup`, and writes `attend` (the algorithm) and `reference` (the definition,
     explicit and slow, sharing no code with `attend`).
 
     Args:
@@ -60,19 +104,67 @@ class Attention(nn.Module, ABC):
 
     Raises:
         UnsupportedError: `heads` asks for what `info.supports` does not list.
-        ConfigError: options for a mechanism that has none.
+        ConfigError: an unknown option, one of another type or out of bounds, or options that exclude each other.
     """
 
-    info: Info
+    default_info: ClassVar[Info]
+    """the facts under default options, a literal"""
+    samples: ClassVar[tuple[Mapping[str, object], ...]] = ({},)
+    """option sets that the conformance suite checks, small enough for sequences of a dozen positions"""
+    reasons: ClassVar[Mapping[str, str]] = {}
+    """why a capability is missing, for the error message: {"causal": "its projection mixes all positions"}"""
+    compares_widths: ClassVar[bool] = False
+    """whether the score takes queries and keys of different widths"""
 
-    def __init__(self, heads: Heads, **options: object) -> None:
-        super().__init__()
-        self.heads = heads
-        self.info = type(self).facts(**options)
-        supports = self.info.supports
-        name = self._name
-        if options and type(self).__init__ is Attention.__init__:
-            raise ConfigError(f"{name} has no options, got {sorted(options)}")
+    heads: Heads = option(kw_only=False)
+    info: Info = weight()
+    """the facts of this instance"""
+    impl: Literal["auto", "reference"] = "auto"
+    """how: `reference` is the definition, whose state keeps every key and value"""
+
+    if not TYPE_CHECKING:  # type checkers make the signature from the annotated attributes
+
+        def __init__(self, heads, **options):
+            super().__init__()
+            self.heads = heads
+            self.configure(options, f"mechanism {self._name}")
+            self.info = described(type(self), self.options)
+            self._check_heads()
+            self.check_options()
+            self.setup()
+
+    @classmethod
+    def _places(cls) -> tuple[str, ...]:
+        return ("heads",)
+
+    @classmethod
+    def facts(cls, options: Mapping[str, Any]) -> Info:
+        """The facts under these options (all of them, defaults filled in), `impl="reference"` apart."""
+        del options
+        return cls.default_info
+
+    @classmethod
+    @final
+    def describe(cls, options: Mapping[str, object]) -> Info:
+        """The facts under some options, without building.
+
+        Raises:
+            ConfigError: as building.
+        """
+        return described(cls, cls.filled(options, f"mechanism {registered_name(cls)}"))
+
+    def check_options(self) -> None:
+        """Refuse options that do not fit each other or `heads`.
+
+        Raises:
+            ConfigError: they do not; the message says what would.
+        """
+
+    def setup(self) -> None:
+        """Draw the weights."""
+
+    def _check_heads(self) -> None:
+        heads, supports = self.heads, self.info.supports
         if heads.causal and not supports.causal:
             self.refuse("causal=True", "causal")
         if not heads.causal and not supports.bidirectional:
@@ -81,32 +173,17 @@ class Attention(nn.Module, ABC):
             self.refuse(f"dropout={heads.dropout}", "dropout")
         if heads.query_width != heads.key_dim and not self.compares_widths:
             raise UnsupportedError(
-                f"{name} compares queries with keys of the same width, got query_dim={heads.query_dim}, "
+                f"{self._name} compares queries with keys of the same width, got query_dim={heads.query_dim}, "
                 f"key_dim={heads.key_dim}. Mechanisms that compare different widths: additive, bilinear"
             )
 
-    compares_widths: ClassVar[bool] = False
-    """whether the score takes queries and keys of different widths"""
-
-    @classmethod
-    def facts(cls, **options: object) -> Info:
-        """The facts under these options. Overridden where a capability depends on an option."""
-        del options
-        return cls.info
-
-    def refuse(self, what: str, capability: str) -> None:
+    def refuse(self, what: str, capability: str) -> NoReturn:
         """Raise the error for a request outside `info.supports`."""
+        reason = self.reasons.get(capability)
         raise UnsupportedError(
-            f"{registered_name(type(self))} does not support {what}"
-            f"{': ' + self.reasons[capability] if capability in self.reasons else ''}. "
+            f"{self._name} does not support {what}{f': {reason}' if reason else ''}. "
             f"Mechanisms that do: regard list --supports {capability}"
         )
-
-    samples: ClassVar[tuple[Mapping[str, object], ...]] = ({},)
-    """option sets that the conformance suite checks, small enough for sequences of a dozen positions"""
-
-    reasons: ClassVar[Mapping[str, str]] = {}
-    """why a capability is missing, for the error message: {"causal": "its projection mixes all positions"}"""
 
     @final
     def forward(
@@ -118,7 +195,10 @@ class Attention(nn.Module, ABC):
         key_mask: Bool[Tensor, "batch keys"] | None = None,
         bias: ScoreBias | None = None,
         marks: Int[Tensor, "batch keys"] | None = None,
+        inputs: Mapping[str, Tensor] | None = None,
+        query_start: int | None = None,
         state: State | None = None,
+        lse: bool = False,
     ) -> Attended:
         """Attend.
 
@@ -128,60 +208,113 @@ class Attention(nn.Module, ABC):
                 query without any key returns exactly 0.
             bias: added to the logits.
             marks: integer labels of tokens whose meaning the mechanism declares.
+            inputs: the tensors (batch, heads, slots, width) that `info.inputs` names, effective ones (see `activate`).
+            query_start: the slot of the first query. Not causal: where the queries come in pieces; None: 0. Causal, in
+                mechanisms that are `mergeable`: where the queries stand behind the last key of this part of the keys.
             state: the past; never modified.
+            lse: also return the log-sum-exp of the logits, by which parts over disjoint keys are merged.
 
         Returns:
-            Attended(values (batch, heads, queries, value), state, losses).
+            Attended(values (batch, heads, queries, value), state, losses, lse).
 
         Raises:
             UnsupportedError: an argument that `info.supports` does not list; left padding where `info.anchored`.
-            ShapeError: shapes or dtypes that do not fit.
+            ShapeError: shapes or dtypes that do not fit; inputs other than those declared.
+            InputError: an input out of its bounds.
             LimitError: longer than `heads.max_length` where weights depend on it.
         """
-        self._check(q, k, v, key_mask, bias, marks, state)
+        given = {} if inputs is None else inputs
+        self._check(q, k, v, key_mask, bias, marks, state, query_start)
+        self._check_inputs(given, q, k)
+        if lse and not self.info.mergeable:
+            raise UnsupportedError(f"{self._name} has no log-sum-exp: it is no single softmax over its keys")
         if not q.shape[2] and not k.shape[2]:
             losses = {name: q.new_zeros(()) for name in self.info.losses} if self.training else {}
-            return Attended(v.new_empty(*q.shape[:3], v.shape[3]), state, losses)
+            empty = q.new_empty(q.shape[:3], dtype=accumulation_dtype(q.dtype)) if lse else None
+            return Attended(v.new_empty(*q.shape[:3], v.shape[3]), state, losses, empty)
         if key_mask is not None:
             hidden = ~key_mask[:, None, :, None]
             k, v = k.masked_fill(hidden, 0), v.masked_fill(hidden, 0)  # NaN under the mask must not survive a product
-        if self.info.grouped == "expanded" and self.heads.group > 1:
-            k, v = (x.repeat_interleave(self.heads.group, 1) for x in (k, v))
-        answer = self.attend(q, k, v, key_mask=key_mask, bias=bias, marks=marks, state=state)
+            given = {name: self._neutral(name, x, hidden) for name, x in given.items()}
+        past = 0 if state is None else state.length
+        start = query_start or 0
+        if self.heads.causal and query_start is None:
+            start = past + k.shape[2] - q.shape[2]
+        call = Call(key_mask, bias, marks, given, state, self.heads.causal, past, start, lse)
+        if self.impl == "reference":
+            answer = self._define(q, k, v, call)
+        else:
+            if self.info.grouped == "expanded" and self.heads.group > 1:
+                k, v = (x.repeat_interleave(self.heads.group, 1) for x in (k, v))
+            answer = self.attend(q, k, v, call)
         if answer.values.dtype == q.dtype:
             return answer
         return answer._replace(values=answer.values.to(q.dtype))  # autocast leaves the dtype of its last product
+
+    def _neutral(self, name: str, x: Tensor, hidden: Tensor) -> Tensor:
+        """An input with its neutral value under the mask."""
+        declared = self.info.inputs[name]
+        if declared.slots == "keys":
+            return x.masked_fill(hidden, declared.neutral)
+        rows = hidden[:, :, hidden.shape[2] - x.shape[2] :] if self.heads.causal else None
+        return x if rows is None else x.masked_fill(rows, declared.neutral)
+
+    def _define(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
+        """The definition over every key so far, summed in at least float32."""
+        state = call.state
+        if state is not None:
+            assert isinstance(state, Slots)
+            new = {name: x for name, x in call.inputs.items() if self.info.inputs[name].slots == "keys"}
+            if self.info.supports.marks:
+                new["marks"] = k.new_zeros(k.shape[0], k.shape[2], dtype=torch.long) if call.marks is None else call.marks
+            state = state.append(call.key_mask, k=k, v=v, **new) if k.shape[2] else state
+            kept = state.view()
+            k, v, inputs = kept["k"], kept["v"], {name: kept.get(name, x) for name, x in call.inputs.items()}
+            call = replace(call, key_mask=kept.get("key_mask"), marks=kept.get("marks"), inputs=inputs, past=0)
+        with torch.autocast(q.device.type, enabled=False):
+            exact = (x.to(accumulation_dtype(x.dtype)) for x in (q, k, v))
+            return Attended(self.reference(*exact, call), state)
 
     @property
     def _name(self) -> str:
         return registered_name(type(self))
 
     @abstractmethod
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        key_mask: Tensor | None,
-        bias: ScoreBias | None,
-        marks: Tensor | None,
-        state: State | None,
-    ) -> Attended:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         """The algorithm. Arguments are validated; keys and values under the mask are 0."""
 
     @abstractmethod
-    def reference(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        key_mask: Tensor | None = None,
-        bias: ScoreBias | None = None,
-        marks: Tensor | None = None,
-    ) -> Tensor:
+    def reference(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         """The definition, explicit and slow, for float64: values (batch, heads, queries, value)."""
+
+    def activate(self, raw: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """The declared inputs from a layer's raw projections of the same names."""
+        return raw
+
+    def state_layout(self) -> Mapping[str, Entry]:
+        """What the state keeps, by name: `per_slot` and `constant` entries; by default every key and value."""
+        heads = self.heads
+        return {"k": per_slot(heads.kv_heads, heads.key_dim), "v": per_slot(heads.kv_heads, heads.value_width)}
+
+    def kept_slots(self, length: int) -> int:
+        """How many of `length` slots the state keeps, from the definition; by default all."""
+        return length
+
+    @final
+    def layout(self) -> Mapping[str, Entry]:
+        """What the state of this instance keeps.
+
+        Raises:
+            UnsupportedError: unless `info.supports.state`.
+        """
+        if not self.info.supports.state:
+            self.refuse("state", "state")
+        if self.impl != "reference":
+            return self.state_layout()
+        more = {n: per_slot(*each.shape(self.heads)) for n, each in self.info.inputs.items() if each.slots == "keys"}
+        if self.info.supports.marks:
+            more["marks"] = per_slot(dtype=torch.long)
+        return {**Attention.state_layout(self), **more}
 
     def initial_state(
         self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
@@ -191,17 +324,19 @@ class Attention(nn.Module, ABC):
         Raises:
             UnsupportedError: unless `info.supports.state`.
         """
-        del batch, device, dtype
-        self.refuse("state", "state")
-        raise AssertionError
+        return begin(self.layout(), batch, device=device, dtype=dtype)
 
     def state_nbytes(self, batch: int, length: int, dtype: torch.dtype) -> int:
-        """Bytes of the state after `length` unmasked slots: the mechanism's stated formula."""
-        del batch, length, dtype
-        self.refuse("state", "state")
-        raise AssertionError
+        """Bytes of the state after `length` unmasked slots: the layout with the slots that the definition keeps.
 
-    def reach(self, queries: int, keys: int, state: State | None = None) -> tuple[int, int]:
+        Raises:
+            UnsupportedError: unless `info.supports.state`.
+        """
+        layout = self.layout()
+        slots = length if self.impl == "reference" else self.kept_slots(length)
+        return sum(entry.nbytes(batch, slots, dtype) for entry in layout.values())
+
+    def bias_distances(self, queries: int, keys: int, state: State | None = None) -> tuple[int, int]:
         """Lowest and highest distance (query slot - key slot) at which the mechanism reads a bias in such a call."""
         past = 0 if state is None else state.length
         return (0 if self.heads.causal else 1 - keys - past if keys + past else 0), max(past + keys, queries, 1) - 1
@@ -209,6 +344,27 @@ class Attention(nn.Module, ABC):
     def redraw(self, generator: torch.Generator) -> None:
         """Draw the random features again, where the mechanism has any."""
         del generator
+
+    def _check_inputs(self, inputs: Mapping[str, Tensor], q: Tensor, k: Tensor) -> None:
+        declared = self.info.inputs
+        if set(inputs) != set(declared):
+            raise ShapeError(f"{self._name} takes the inputs {sorted(declared)}, got {sorted(inputs)}")
+        for name, each in declared.items():
+            x, (heads, width) = inputs[name], each.shape(self.heads)
+            wanted = (q.shape[0], heads, (q if each.slots == "queries" else k).shape[2], width)
+            if x.shape != wanted or not x.is_floating_point():
+                raise ShapeError(
+                    f"{self._name}: input {name} must be floating (batch, heads, {each.slots}, width) = {wanted}, "
+                    f"got {x.dtype} {tuple(x.shape)}"
+                )
+            if torch.compiler.is_compiling() or not x.numel():
+                continue
+            low, high = (float(end) for end in x.detach().aminmax())
+            if low < each.low or high > each.high:
+                raise InputError(
+                    f"{self._name}: input {name} must lie in [{each.low}, {each.high}], got {low} to {high}; "
+                    "`activate` makes it from raw projections"
+                )
 
     def _check(
         self,
@@ -219,6 +375,7 @@ class Attention(nn.Module, ABC):
         bias: ScoreBias | None,
         marks: Tensor | None,
         state: State | None,
+        query_start: int | None,
     ) -> None:
         heads, supports = self.heads, self.info.supports
         wanted = {
@@ -261,7 +418,13 @@ class Attention(nn.Module, ABC):
                 )
         if state is not None and not supports.state:
             self.refuse("state", "state")
-        if heads.causal:
+        if heads.causal and query_start is not None:
+            if not self.info.mergeable:
+                raise UnsupportedError(
+                    f"{self._name}: causal queries are the last slots, so query_start is theirs already; only a "
+                    "mechanism that is mergeable takes keys that end before"
+                )
+        elif heads.causal:
             if queries > keys:
                 raise ShapeError(
                     f"{self._name}: causal queries are the last positions, so there are at least as many keys; "
@@ -316,6 +479,16 @@ class Attention(nn.Module, ABC):
 
     def extra_repr(self) -> str:
         return repr(self.heads)
+
+
+def described(cls: type[Attention], options: Mapping[str, Any]) -> Info:
+    """The facts of a mechanism under all of its options; the definition makes every weight and has no training."""
+    info = cls.facts(options)
+    if options["impl"] != "reference":
+        return info
+    supports = replace(info.supports, dropout=False)
+    state = "length" if supports.state else "none"
+    return replace(info, supports=supports, state=state, time=2, memory=2, losses={}, mergeable=False)
 
 
 def registered_name(cls: type) -> str:

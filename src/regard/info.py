@@ -1,10 +1,11 @@
 """Facts about mechanisms as plain data. Imports no torch, so that lists and help answer at once."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Literal
+from typing import Literal, Self
 
-from regard.errors import ConfigError
+from regard.errors import ConfigError, nearest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,9 +85,61 @@ class Supports:
     """causal, with leading keys that are the past"""
     dropout: bool = False
 
+    @classmethod
+    def all(cls, *, but: Iterable[str] = ()) -> Self:
+        """Everything, except what is named.
+
+        Example:
+            >>> Supports.all(but=("marks", "cross")).cross
+            False
+        """
+        missing = tuple(but)
+        known = [f.name for f in fields(cls)]
+        for name in missing:
+            if name not in known:
+                raise ConfigError(f"unknown capability {name!r}: {nearest(name, known)}")
+        return cls(**{name: name not in missing for name in known})
+
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(f.name for f in fields(self) if getattr(self, f.name))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Input:
+    """A tensor that a mechanism needs besides q, k and v: a gate, a decay, a write strength.
+
+    Shape (batch, heads, slots, width). Masked slots hold `neutral` before `attend` sees them, so that padding is exact.
+
+    Raises:
+        ConfigError: no width, or a neutral value out of bounds.
+    """
+
+    slots: Literal["queries", "keys"]
+    """whose slots it has"""
+    heads: Literal["query", "key"] | int
+    """one for each query head, each head of keys, or so many"""
+    width: int | Literal["key", "value"] = 1
+    """numbers per slot and head; `key`, `value`: as wide as a key or a value"""
+    low: float = -math.inf
+    high: float = math.inf
+    """bounds of every number, checked outside `torch.compile`"""
+    neutral: float = 0.0
+    """what padding gets: log decay 0, write strength 0"""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.width, int) and self.width < 1:
+            raise ConfigError(f"an input needs a width of at least 1, got {self.width}")
+        if not self.low <= self.neutral <= self.high:
+            raise ConfigError(f"the neutral value {self.neutral} of an input lies outside [{self.low}, {self.high}]")
+
+    def shape(self, heads: Heads) -> tuple[int, int]:
+        """(heads, width) of the tensor for a mechanism that serves `heads`."""
+        count = {"query": heads.count, "key": heads.kv_heads}.get(str(self.heads), self.heads)
+        width = {"key": heads.key_dim, "value": heads.value_width}.get(str(self.width), self.width)
+        assert isinstance(count, int)
+        assert isinstance(width, int)
+        return count, width
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +155,8 @@ class Info:
     supports: Supports
     reads: str = "qkv"
     """which of q, k, v it uses; a layer makes only these projections"""
+    inputs: Mapping[str, Input] = field(default_factory=dict[str, Input])
+    """what it needs besides; a layer projects them from its own input"""
     time: float = 2
     """exponent of the length in the operation count"""
     memory: float = 1
@@ -129,6 +184,10 @@ class Info:
     """the pattern depends on absolute slots, so left padding is refused"""
     segments: bool = False
     """marks name segments: s > 0 a token of one, -s its global token; elsewhere any mark but 0 makes a token global"""
+    mixes_queries: bool = False
+    """an output depends on other queries too, so it is refused where queries must be independent"""
+    mergeable: bool = False
+    """one softmax over its keys: asked for it, it returns the log-sum-exp by which parts are merged"""
     grouped: Literal["native", "expanded"] = "native"
     stochastic: bool = False
     """draws random features or samples from its seed"""

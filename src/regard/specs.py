@@ -130,25 +130,15 @@ def check_options(kind: str, name: str, cls: type, options: Mapping[str, object]
     Raises:
         ConfigError: an unknown option (the message names the nearest one) or a value of the wrong type.
     """
+    from regard.options import unknown, validate
+
     signature = inspect.signature(cls.__init__)
     known = [p.name for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY]
-    for option in options:
-        if option not in known:
-            raise ConfigError(f"{kind} {name} has no option {option!r}: {nearest(option, known)}")
-    if not options:
-        return
-    import pydantic
-
-    hints = typing.get_type_hints(cls.__init__)
+    hints = typing.get_type_hints(cls.__init__) if options else {}
     for option, value in options.items():
-        adapter = pydantic.TypeAdapter(
-            hints.get(option, object), config=pydantic.ConfigDict(arbitrary_types_allowed=True)
-        )
-        try:
-            adapter.validate_python(value, strict=True)
-        except pydantic.ValidationError as error:
-            problem = error.errors()[0]["msg"]
-            raise ConfigError(f"{kind} {name}: option {option}={value!r} is not valid: {problem}") from error
+        if option not in known:
+            raise unknown(f"{kind} {name}", option, known)
+        validate(f"{kind} {name}", option, value, hints.get(option, object))
 
 
 def is_path(text: str) -> bool:

@@ -3,13 +3,13 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Self
+from dataclasses import dataclass, field, replace
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
 
-from regard.errors import ShapeError
+from regard.errors import ShapeError, UnsupportedError
 
 SLOT_AXIS = {1: 0, 2: 1, 3: 2, 4: 2}
 """Which axis counts slots, by number of axes: (slots,), (batch, slots), (batch, heads, slots), (batch, heads, slots,
@@ -44,6 +44,42 @@ class State(ABC):
         shared = self.shared()
         return self.with_tensors(
             {name: x if name in shared else x.index_select(0, rows) for name, x in self.tensors().items()}
+        )
+
+    def where(self, rows: Tensor, other: Self) -> Self:
+        """This state in the batch rows where `rows` (bool) is True, `other` elsewhere; both count the same slots.
+
+        Raises:
+            ShapeError: states of different lengths or contents.
+        """
+        mine, others, shared = self.tensors(), other.tensors(), self.shared()
+        if self.length != other.length or {n: x.shape for n, x in mine.items()} != {
+            n: x.shape for n, x in others.items()
+        }:
+            raise ShapeError(
+                f"states of {self.length} and {other.length} slots with {sorted(mine)} and {sorted(others)} have no "
+                "rows in common; bring both to the same slots first"
+            )
+        return self.with_tensors(
+            {
+                name: x if name in shared else torch.where(rows.reshape(-1, *[1] * (x.ndim - 1)), x, others[name])
+                for name, x in mine.items()
+            }
+        )
+
+    def rewind(self, count: int) -> Self:
+        """The state before the newest `count` slots, where that can still be told.
+
+        Raises:
+            UnsupportedError: what these slots were added to is gone; keep the earlier state instead.
+            ShapeError: more slots than there are.
+        """
+        if not 0 <= count <= self.length:
+            raise ShapeError(f"a state of {self.length} slots cannot give back {count}")
+        if not count:
+            return self
+        raise UnsupportedError(
+            "a state of sums cannot give slots back; keep the earlier state, which stays usable, and append from it"
         )
 
     def detach(self) -> Self:
@@ -202,6 +238,38 @@ class Slots(State):
             data[name].narrow(axis, 0, self.kept).copy_(x)
         return Tape(data, self.kept, capacity)
 
+    def where(self, rows: Tensor, other: Self) -> Self:
+        """As `State.where`; a state without a mask has real slots only."""
+        if ("key_mask" in self.tape.data) != ("key_mask" in other.tape.data):
+            return self._with_mask().where(rows, other._with_mask())
+        return super().where(rows, other)
+
+    def _with_mask(self) -> Self:
+        data = self.view() if "key_mask" in self.tape.data else self._masked()
+        return type(self)(Tape(data, self.kept, self.kept), 0, self.kept, self.length, self.steady)
+
+    def rewind(self, count: int) -> Self:
+        """The state before the newest `count` slots; the next append takes their place on the tape.
+
+        A window gets back the slots that these had pushed out, as long as the tape still holds them.
+
+        Raises:
+            UnsupportedError: they are gone, or the state keeps picked slots or content of constant size.
+            ShapeError: more slots than there are.
+        """
+        if not 0 <= count <= self.length:
+            raise ShapeError(f"a state of {self.length} slots cannot give back {count}")
+        if not count:
+            return self
+        gone = self.length - self.kept
+        restored = min(count, gone)
+        if self.steady or ("positions" in self.tape.data and gone) or restored > self.start or count > self.stop:
+            return super().rewind(count)
+        start, stop = self.start - restored, self.stop - count
+        if self.tape.filled == self.stop:
+            self.tape.filled = stop
+        return replace(self, start=start, stop=stop, length=self.length - count)
+
     def drop(self, count: int) -> Self:
         """The state without its first `count` kept slots; no copy."""
         return type(self)(self.tape, self.start + count, self.stop, self.length, self.steady)
@@ -211,6 +279,112 @@ class Slots(State):
         data = {name: x.index_select(SLOT_AXIS[x.ndim], picked) for name, x in self.view().items()}
         count = len(picked)
         return type(self)(Tape(data, count, count), 0, count, self.length, self.steady)
+
+
+@dataclass(frozen=True)
+class States(State):
+    """Named states side by side, of the parts of a mechanism, a layer or a model."""
+
+    parts: Mapping[str, State]
+
+    @property
+    def length(self) -> int:  # type: ignore[override]
+        return next((part.length for part in self.parts.values()), 0)
+
+    def __getitem__(self, name: str) -> State:
+        return self.parts[name]
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {f"{name}.{key}": x for name, part in self.parts.items() for key, x in part.tensors().items()}
+
+    def shared(self) -> frozenset[str]:
+        return frozenset(f"{name}.{key}" for name, part in self.parts.items() for key in part.shared())
+
+    def with_tensors(self, tensors: Mapping[str, Tensor]) -> Self:
+        return type(self)({name: part.with_tensors(_below(tensors, name)) for name, part in self.parts.items()})
+
+    def dump(self) -> dict[str, Tensor]:
+        return {f"{name}.{key}": x for name, part in self.parts.items() for key, x in part.dump().items()}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> Self:
+        return type(self)({name: part.load(_below(tensors, name)) for name, part in self.parts.items()})
+
+    def rewind(self, count: int) -> Self:
+        """Every part before the newest `count` slots.
+
+        Raises:
+            UnsupportedError: a part cannot.
+        """
+        return type(self)({name: part.rewind(count) for name, part in self.parts.items()})
+
+
+def _below(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+    prefix = f"{name}."
+    return {key.removeprefix(prefix): x for key, x in tensors.items() if key.startswith(prefix)}
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What sums of numbers of this dtype are kept in: float32 at least."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+Kept = torch.dtype | Literal["call", "accumulation"]
+"""the dtype of an entry: that of the call's keys and values, what these are summed in, or a fixed one"""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor of a state: (batch, *shape) at a constant size, or one item per slot, (batch, [heads], slots, [dim])."""
+
+    shape: tuple[int, ...]
+    slots: bool
+    dtype: Kept = "call"
+    fill: float = 0.0
+    batched: bool = True
+
+    def dtype_of(self, dtype: torch.dtype) -> torch.dtype:
+        """The dtype under calls of `dtype`."""
+        if isinstance(self.dtype, torch.dtype):
+            return self.dtype
+        return dtype if self.dtype == "call" else accumulation_dtype(dtype)
+
+    def empty(self, batch: int, device: torch.device | None, dtype: torch.dtype) -> Tensor:
+        """The tensor before the first slot."""
+        shape = [batch, *self.shape] if self.batched else list(self.shape)
+        if self.slots:
+            shape.insert(SLOT_AXIS[len(shape) + 1], 0)
+        return torch.full(shape, self.fill, device=device, dtype=self.dtype_of(dtype))
+
+    def nbytes(self, batch: int, slots: int, dtype: torch.dtype) -> int:
+        """Bytes with `slots` kept slots."""
+        numbers = math.prod(self.shape) * (batch if self.batched else 1) * (slots if self.slots else 1)
+        return numbers * self.dtype_of(dtype).itemsize
+
+
+def per_slot(*shape: int, dtype: Kept = "call") -> Entry:
+    """An entry with one item per slot: (), (heads) or (heads, dim) numbers of every batch row."""
+    return Entry(shape, True, dtype)
+
+
+def slot_positions() -> Entry:
+    """The slots that are kept, where they may have holes; the same for every batch row."""
+    return Entry((), True, torch.long, batched=False)
+
+
+def constant(*shape: int, dtype: Kept = "call", fill: float = 0.0) -> Entry:
+    """An entry of constant size, `shape` numbers of every batch row."""
+    return Entry(shape, False, dtype, fill)
+
+
+def begin(
+    layout: Mapping[str, Entry], batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
+) -> "Slots | Summary":
+    """The state of a layout before the first slot."""
+    dtype = torch.get_default_dtype() if dtype is None else dtype
+    content = {name: entry.empty(batch, device, dtype) for name, entry in layout.items()}
+    slots = {name: x for name, x in content.items() if layout[name].slots}
+    steady = {name: x for name, x in content.items() if not layout[name].slots}
+    return Slots.empty(**slots).with_steady(**steady) if slots else Summary(steady)
 
 
 def slot_bytes(elements: int, slots: int, dtype: torch.dtype, batch: int) -> int:
