@@ -18,8 +18,8 @@ from _pairs import DIM, HEADS, decode, laps, ratio, run, timed
 from torch import Tensor
 
 from regard.attention.sparse.local import Local
-from regard.attention.tiles._plan import Places, find_plan
 from regard.core import Heads
+from regard.engines.tiles.plan import Places, find_plan
 from regard.masks import parse
 from regard.position.alibi import Alibi
 from regard.position.transformer_xl import TransformerXl

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import regard
 from regard import Heads
-from regard.feature_maps import positive_random
+from regard.features import positive_random
 
 
 @erratum(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard import Attention, Heads, catalog, masks
-from regard.attention.sparse._globals import Globals
+from regard.attention.sparse import Globals
 from regard.functional import weights
 from regard.report import attention_map
 

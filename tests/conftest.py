@@ -9,7 +9,7 @@ import signal
 import torch
 from jaxtyping import install_import_hook
 
-CHECKED = ["regard.layer", "regard.position", "regard.memory", "regard.feature_maps", "regard.masks"]
+CHECKED = ["regard.layer", "regard.position", "regard.memory", "regard.features", "regard.patterns"]
 CHECKED += ["regard.models.blocks", "regard.models.sampling", "regard.training.evaluation", "regard.training.batches"]
 hook = install_import_hook(CHECKED, "beartype.beartype")
 torch.set_num_threads(1)

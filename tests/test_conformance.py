@@ -50,8 +50,8 @@ def test_several_option_sets(name):
     assert all(isinstance(options, dict) for options in cls.samples)
 
 
-ENGINES = {path.stem.rpartition("_")[2] for path in (Path(regard.__file__).parent / "kernels").glob("*.py")}
-"""values of `impl` that are made for a GPU and have tests of their own, in tests/kernels and tests/external"""
+ENGINES = {path.stem.rpartition("_")[2] for path in (Path(regard.__file__).parent / "engines" / "gpu").glob("*.py")}
+"""values of `impl` that are made for a GPU and have tests of their own, in tests/engines/gpu and tests/external"""
 
 
 def unsampled(cls):

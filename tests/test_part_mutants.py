@@ -7,7 +7,7 @@ from regard.errors import ConfigError
 from regard.layer import AttentionLayer
 from regard.models.blocks import Block
 from regard.models.encoder_decoder import CrossBlock, EncoderDecoder
-from regard.position._base import Position
+from regard.position import Position
 from regard.tasks.text import Windows
 from regard.testing import check_part
 from regard.testing.mutants_parts import PART_MUTANTS

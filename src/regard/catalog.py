@@ -194,7 +194,7 @@ def describe(spec: str) -> Info:
     """
     mixed = parts(spec)
     if mixed:
-        from regard.attention.head_mix import mixed_info
+        from regard.head_mix import mixed_info
 
         return mixed_info([describe(inner) for inner, _ in mixed])
     cls, options = resolve(spec)
@@ -219,7 +219,7 @@ def build(spec: str, heads: Heads, **options: object) -> "Attention":
     """
     mixed = parts(spec)
     if mixed:
-        from regard.attention.head_mix import HeadMix
+        from regard.head_mix import HeadMix
 
         if options:
             raise ConfigError(f"options of a mix belong to its parts, got {sorted(options)} beside {spec!r}")

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard.attention.sparse._picks import draw, visible
 from regard.cli.main import main
 from regard.integrations import pretrained
 from regard.models.generate import generate
+from regard.patterns.picks import draw, visible
 
 pytestmark = pytest.mark.external
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="triton is not installed: make external")
 
-from regard.kernels import linear_triton
+from regard.engines.gpu import linear_triton
 from regard.testing import CHECKS, check_attention
 
 if not (linear_triton.INTERPRETED or torch.cuda.is_available()):

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from regard import AttentionLayer, Heads, catalog
-from regard.attention.head_mix import HeadMix
 from regard.bias import ScoreBias
 from regard.errors import ConfigError
+from regard.head_mix import HeadMix
 from regard.memory.recent import Recent
 from regard.position import build_position, names, position_class
 from regard.position.alibi import Alibi

@@ -8,7 +8,6 @@ from jaxtyping import Int
 from torch import Tensor
 
 from regard import specs
-from regard.attention.sparse._picks import visible
 from regard.attention.sparse.bigbird import Bigbird
 from regard.errors import UnsupportedError
 from regard.integrations._architectures import Architecture, require
@@ -22,6 +21,7 @@ from regard.integrations._bert import (
 )
 from regard.integrations._weights import Settings
 from regard.models import Encoder, EncoderConfig
+from regard.patterns.picks import visible
 
 _FULL, _SPARSE = "original_full", "block_sparse"
 _PLANNED = 1024

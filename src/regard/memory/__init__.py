@@ -9,6 +9,8 @@ if TYPE_CHECKING:
 
 PACKAGE = "regard.memory"
 
+__all__ = ["PACKAGE", "Memory", "build_memory", "names"]
+
 
 def names() -> list[str]:
     """Registered memories."""
@@ -26,3 +28,11 @@ def build_memory(spec: str) -> "Memory":
     specs.check_options("memory", parsed.name, cls, parsed.options)
     options: dict[str, Any] = dict(parsed.options)
     return cls(**options)
+
+
+def __getattr__(name: str) -> object:
+    if name != "Memory":
+        raise AttributeError(f"module 'regard.memory' has no attribute {name!r}")
+    from regard.memory._base import Memory
+
+    return Memory

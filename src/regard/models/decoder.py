@@ -19,8 +19,7 @@ from regard.models.blocks import Block, ShortConvolution, build_norm, linear
 from regard.models.config import ModelConfig
 from regard.models.losses import add_losses, loss_names, loss_weights
 from regard.models.sharing import save_once
-from regard.position import build_position
-from regard.position._base import Position
+from regard.position import Position, build_position
 from regard.position.sinusoidal import Sinusoidal
 from regard.state import State
 

@@ -14,8 +14,7 @@ from regard.info import Heads
 from regard.layer import AttentionLayer, linear
 from regard.models.blocks import build_norm
 from regard.models.encoder_config import EncoderConfig, InputConfig
-from regard.position import build_position
-from regard.position._base import Position
+from regard.position import Position, build_position
 from regard.position.sinusoidal import Sinusoidal
 
 

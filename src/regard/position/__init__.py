@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 
 PACKAGE = "regard.position"
 
+__all__ = ["PACKAGE", "Position", "build_position", "names", "position_class"]
+
 
 def names() -> list[str]:
     """Registered position schemes."""
@@ -36,3 +38,11 @@ def build_position(spec: str, heads: "Heads", dim: int) -> "Position":
     specs.check_options("position", parsed.name, cls, parsed.options)
     options: dict[str, Any] = dict(parsed.options)
     return cls(heads, dim, **options)
+
+
+def __getattr__(name: str) -> object:
+    if name != "Position":
+        raise AttributeError(f"module 'regard.position' has no attribute {name!r}")
+    from regard.position._base import Position
+
+    return Position

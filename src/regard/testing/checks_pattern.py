@@ -4,10 +4,10 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from regard.attention.sparse._base import Sparse
-from regard.attention.tiles._layout import Layout
-from regard.attention.tiles._plan import Places, find_plan
-from regard.masks import Pattern
+from regard.attention.sparse import Sparse
+from regard.engines.tiles.layout import Layout
+from regard.engines.tiles.plan import Places, find_plan
+from regard.patterns import Pattern
 from regard.testing.inputs import LENGTH, LONG, Subject
 from regard.testing.registry import check, require
 

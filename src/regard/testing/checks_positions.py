@@ -7,7 +7,7 @@ from regard import position
 from regard.bias import ScoreBias
 from regard.core import Heads, registered_name
 from regard.layer import AttentionLayer
-from regard.position._base import Position
+from regard.position import Position
 from regard.testing.compare import assert_close, assert_identical
 from regard.testing.definitions import DEFINITIONS
 from regard.testing.inputs import randn

@@ -10,9 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.attention.dense import distance_aware, shaw
-from regard.attention.dense._base import Dense
-from regard.attention.dense._chunks import Rule, publish, softmax, visible_count
+from regard.attention.dense import Dense, distance_aware, shaw
 from regard.attention.dense.cosine import Cosine
 from regard.attention.dense.distance_aware import DistanceAware
 from regard.attention.dense.entropy_scaled import EntropyScaled, ratio
@@ -23,6 +21,7 @@ from regard.attention.dense.relu_squared import ReluSquared
 from regard.attention.dense.shaw import Shaw
 from regard.attention.dense.sigmoid import Sigmoid
 from regard.core import Attended, Heads
+from regard.engines.dense import Rule, publish, softmax, visible_count
 from regard.info import Info
 from regard.testing.mutants import mutant
 from regard.testing.toys import ToyDense

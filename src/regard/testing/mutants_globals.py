@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.attention.sparse._globals import Tokens, View
+from regard.attention.sparse import Tokens, View
 from regard.attention.sparse.bigbird import Bigbird
 from regard.attention.sparse.etc import Etc
 from regard.attention.sparse.longformer import Longformer
-from regard.attention.tiles import plain, tiled
 from regard.bias import ScoreBias
 from regard.core import Attended, merge
+from regard.engines.tiles import plain, tiled
 from regard.testing.mutants import mutant
 
 

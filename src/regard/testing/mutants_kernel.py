@@ -9,14 +9,15 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from regard.attention.kernel import _causal, _channels
-from regard.attention.kernel._passes import CHUNK
-from regard.attention.kernel._step import Averaged
 from regard.attention.kernel.efficient import Efficient
 from regard.attention.kernel.linear import Linear
 from regard.attention.kernel.performer import Performer
 from regard.attention.kernel.rfa import Rfa
 from regard.core import Attended, Summary
+from regard.engines.sums import causal as _causal
+from regard.engines.sums import channels as _channels
+from regard.engines.sums.passes import CHUNK
+from regard.engines.sums.step import Averaged
 from regard.testing.mutants import mutant
 
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.bias import ScoreBias
-from regard.global_rows import GlobalRows
 from regard.layer import AttentionLayer, LayerOutput
+from regard.layer.global_rows import GlobalRows
 from regard.models.blocks import Block
 from regard.models.encoder_decoder import CrossBlock, EncoderDecoder
 from regard.position.alibi import Alibi

@@ -13,9 +13,9 @@ from regard.attention.kernel.length_switch import LengthSwitch
 from regard.attention.kernel.local_linear import Keys, LocalLinear
 from regard.attention.kernel.mixed_chunk import MixedChunk
 from regard.attention.kernel.randomized import Randomized
-from regard.attention.routed._lists import best_keys
 from regard.attention.routed.shortlist import Shortlist
 from regard.core import Heads
+from regard.engines.routed.lists import best_keys
 from regard.testing.mutants import mutant
 
 

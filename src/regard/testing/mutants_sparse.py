@@ -18,7 +18,7 @@ from regard.attention.sparse.local_atrous import LocalAtrous
 from regard.attention.sparse.strided import Strided
 from regard.attention.sparse.strided_union import StridedUnion
 from regard.core import Attended, Heads, State
-from regard.masks import Pattern, block, causal, per_head, strided, summary, window
+from regard.patterns import Pattern, block, causal, per_head, strided, summary, window
 from regard.testing.mutants import mutant
 
 

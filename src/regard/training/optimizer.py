@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from regard.position._base import Position
+from regard.position import Position
 
 
 def decayed(model: nn.Module, *, embeddings: bool = False) -> dict[str, bool]:

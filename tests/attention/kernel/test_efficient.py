@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard
 from regard import ConfigError, Heads, UnsupportedError
-from regard.attention.kernel import _channels
+from regard.engines.sums import channels
 
 
 def loops(q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None) -> Tensor:
@@ -121,9 +121,9 @@ def test_finite_differences() -> None:
     top = torch.zeros(2, 1, 2, dtype=torch.float64)
     inputs = [x.requires_grad_() for x in (q.softmax(-1), k, v, sum)]
 
-    assert torch.autograd.gradcheck(lambda *x: _channels.average_by_channel(*x, top).values, inputs, atol=1e-7)
+    assert torch.autograd.gradcheck(lambda *x: channels.average_by_channel(*x, top).values, inputs, atol=1e-7)
     torch.library.opcheck(
-        _channels._channels, (*inputs, top, True),
+        channels._channels, (*inputs, top, True),
         test_utils=("test_schema", "test_faketensor", "test_autograd_registration"),
     )  # fmt: skip
 
@@ -165,8 +165,8 @@ def test_memory_is_linear_in_the_length_alone() -> None:
     r, k = torch.rand(2, 1, 1, length, dim).unbind()
     v, sum, top = torch.randn(1, 1, length, value), torch.zeros(1, 1, dim, value + 1), torch.zeros(1, 1, dim)
     with Largest() as made:
-        out = _channels.forward(r, k, v, sum, top, True)
-        _channels.backward(torch.ones_like(v), None, r, k, v, *out[3:])
+        out = channels.forward(r, k, v, sum, top, True)
+        channels.backward(torch.ones_like(v), None, r, k, v, *out[3:])
     assert made.elements <= length * value < length * dim * value / 8
     assert out[3].shape == (4, 1, value + 1, dim)
 

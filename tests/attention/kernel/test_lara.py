@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from regard import Attention, ConfigError, Heads, UnsupportedError, build
-from regard.attention.kernel._noise import position_noise
+from regard.engines.sums.noise import position_noise
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:

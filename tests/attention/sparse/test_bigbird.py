@@ -6,7 +6,7 @@ from torch import Tensor
 
 from regard import ConfigError, Heads, LimitError, build
 from regard.attention.sparse.bigbird import Bigbird
-from regard.attention.tiles._plan import Places, find_plan
+from regard.engines.tiles.plan import Places, find_plan
 
 
 def weights(spec: str, marks: Tensor | None, n: int, *, causal: bool, most: int = 48, seed: int = 0) -> Tensor:

@@ -6,10 +6,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.attention.dense._chunks import chunked
-from regard.attention.dense._fused import expand_heads
 from regard.bias import ScoreBias
 from regard.core import Attended, Attention
+from regard.engines.dense import chunked
+from regard.engines.dense.fused import expand_heads
 from regard.state import Slots, State, slot_bytes
 
 

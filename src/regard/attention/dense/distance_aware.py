@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.attention.dense._base import Dense, reference_softmax
-from regard.attention.dense._chunks import Rule, publish, softmax
+from regard.attention.dense import Dense, reference_softmax
 from regard.bias import ScoreBias
 from regard.core import generator
+from regard.engines.dense import Rule, publish, softmax
 from regard.info import Heads, Info, Supports
 
 

@@ -7,10 +7,10 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from regard.attention.dense._base import Dense, masked_logits, reference_softmax
-from regard.attention.dense._chunks import Rule, publish, softmax, visible_count
-from regard.attention.dense._fused import dot_product
+from regard.attention.dense import Dense, masked_logits, reference_softmax
 from regard.bias import ScoreBias
+from regard.engines.dense import Rule, publish, softmax, visible_count
+from regard.engines.dense.fused import dot_product
 from regard.errors import ConfigError
 from regard.info import Heads, Info, Supports
 

@@ -8,9 +8,9 @@ from typing import ClassVar, Literal, final
 import torch
 from torch import Tensor
 
-from regard.attention.dense._base import Dense, masked_logits, real_keys
-from regard.attention.dense._chunks import Rule, publish, visible_count
+from regard.attention.dense import Dense, masked_logits, real_keys
 from regard.bias import ScoreBias
+from regard.engines.dense import Rule, publish, visible_count
 from regard.errors import ConfigError
 from regard.info import Heads, Info, Supports
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from regard.attention.dense._base import Dense, reference_softmax
-from regard.attention.dense._chunks import Rule, publish, softmax
+from regard.attention.dense import Dense, reference_softmax
 from regard.bias import ScoreBias
 from regard.core import generator
+from regard.engines.dense import Rule, publish, softmax
 from regard.errors import ConfigError
 from regard.info import Heads, Info, Supports
 

@@ -6,10 +6,10 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor, nn
 
-from regard.attention.dense._base import Dense, reference_softmax
-from regard.attention.dense._chunks import Rule, publish, softmax
+from regard.attention.dense import Dense, reference_softmax
 from regard.bias import ScoreBias
 from regard.core import generator
+from regard.engines.dense import Rule, publish, softmax
 from regard.errors import ConfigError
 from regard.info import Heads, Info, Supports
 

@@ -7,9 +7,9 @@ from typing import ClassVar, Literal, final
 import torch
 from torch import Tensor
 
-from regard.attention.dense._base import Dense, reference_softmax
-from regard.attention.dense._fused import dot_product
+from regard.attention.dense import Dense, reference_softmax
 from regard.bias import ScoreBias
+from regard.engines.dense.fused import dot_product
 from regard.errors import ConfigError
 from regard.info import Heads, Info, Supports
 

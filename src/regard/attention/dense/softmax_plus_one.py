@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.attention.dense._base import Dense, reference_softmax
-from regard.attention.dense._chunks import Rule, publish, softmax
-from regard.attention.dense._fused import average_once, bias_logits, fused, logits_once, tiles
+from regard.attention.dense import Dense, reference_softmax
 from regard.bias import ScoreBias
+from regard.engines.dense import Rule, publish, softmax
+from regard.engines.dense.fused import average_once, bias_logits, fused, logits_once, tiles
 from regard.errors import ConfigError
 from regard.info import Heads, Info, Supports
 

@@ -7,9 +7,9 @@ from typing import ClassVar, Literal, final
 import torch
 from torch import Tensor
 
-from regard.attention.dense._fused import expand_heads
 from regard.bias import ScoreBias
 from regard.core import Attended, Attention
+from regard.engines.dense.fused import expand_heads
 from regard.errors import ConfigError
 from regard.info import Heads, Info, Supports
 from regard.state import State, Summary

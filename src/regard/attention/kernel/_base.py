@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor
 
-from regard.attention.kernel._engine import kernel_average
-from regard.attention.kernel._forms import FORMS, average_by
-from regard.attention.kernel._passes import accumulator, has_log_scale
-from regard.attention.kernel._step import Averaged
 from regard.core import Attended, Attention, ScoreBias, State, Summary
-from regard.feature_maps import FeatureMap
+from regard.engines.sums.engine import kernel_average
+from regard.engines.sums.forms import FORMS, average_by
+from regard.engines.sums.passes import accumulator, has_log_scale
+from regard.engines.sums.step import Averaged
+from regard.features import FeatureMap
 
 __all__ = ["Kernel", "ratio", "visible"]
 
@@ -75,7 +75,7 @@ class Kernel(Attention):
         """The average under this mechanism's maps: by the kernel operator, or in the form that `impl` names."""
         normalise = self.normalise if normalise is None else normalise
         if self.impl in ("triton", "fla"):
-            from regard.kernels import linear
+            from regard.engines.gpu import linear
 
             maps, rest = (self.query_map, self.key_map), {"key_mask": key_mask, "rotation": rotation}
             return linear.average(self.impl, q, k, v, sum, maps, normalise=normalise, **rest)

@@ -6,8 +6,7 @@ from torch import Tensor
 from regard.attention.kernel._base import Kernel
 from regard.core import generator, recomputing
 from regard.errors import ConfigError
-from regard.feature_maps import FeatureMap
-from regard.projections import draw_projection
+from regard.features import FeatureMap, draw_projection
 
 
 class RandomKernel(Kernel):

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.attention.kernel._base import visible
-from regard.attention.kernel._channels import average_by_channel
-from regard.attention.kernel._passes import LOWEST, accumulator, divisor
+from regard.attention.kernel import visible
 from regard.core import Attended, Attention, ScoreBias, State, Summary
+from regard.engines.sums.channels import average_by_channel
+from regard.engines.sums.passes import LOWEST, accumulator, divisor
 from regard.errors import ConfigError, nearest
 from regard.info import Heads, Info, Supports
 

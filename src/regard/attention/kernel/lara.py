@@ -8,13 +8,13 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from regard.attention.kernel._noise import counted_call, position_noise
-from regard.attention.kernel._passes import accumulator
-from regard.attention.tiles import tiled
 from regard.core import Attended, Attention, ScoreBias, State, generator
+from regard.engines.sums.noise import counted_call, position_noise
+from regard.engines.sums.passes import accumulator
+from regard.engines.tiles import tiled
 from regard.errors import ConfigError, nearest
 from regard.info import Heads, Info, Supports
-from regard.masks import everything
+from regard.patterns import everything
 
 ALPHAS, POOLS = ("full", "balance"), ("mean", "mixed")
 SMALLEST = 1e-8

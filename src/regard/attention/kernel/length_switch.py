@@ -8,14 +8,14 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from regard.attention.kernel._base import Kernel, ratio, visible
-from regard.attention.kernel._passes import accumulator
-from regard.attention.tiles import plain, tiled
+from regard.attention.kernel import Kernel, ratio, visible
 from regard.core import Attended, ScoreBias, State
+from regard.engines.sums.passes import accumulator
+from regard.engines.tiles import plain, tiled
 from regard.errors import ConfigError, nearest
-from regard.feature_maps import FEATURE_MAPS
+from regard.features import FEATURE_MAPS
 from regard.info import Heads, Info, Supports
-from regard.masks import causal, everything
+from regard.patterns import causal, everything
 from regard.state import Slots, slot_bytes
 
 MAPS = ("elu_plus_one", "relu", "sigmoid", "softmax_features", "taylor")

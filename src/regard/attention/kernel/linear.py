@@ -7,14 +7,14 @@ from typing import ClassVar, Literal, final
 import torch
 from torch import Tensor
 
-from regard.attention.kernel._base import Kernel, ratio, visible
-from regard.attention.kernel._forms import FORMS
-from regard.attention.kernel._passes import accumulator, divisor
-from regard.attention.kernel._sparsity import OF_OUTPUT, OF_ROWS, REGULARISERS, penalty
+from regard.attention.kernel import Kernel, ratio, visible
 from regard.core import Attended, ScoreBias, State, Summary
+from regard.engines.sums.forms import FORMS
+from regard.engines.sums.passes import accumulator, divisor
+from regard.engines.sums.sparsity import OF_OUTPUT, OF_ROWS, REGULARISERS, penalty
 from regard.errors import ConfigError, UnsupportedError, nearest
-from regard.feature_maps import FEATURE_MAPS, FeatureMap
-from regard.feature_maps import feature_map as named
+from regard.features import FEATURE_MAPS, FeatureMap
+from regard.features import feature_map as named
 from regard.info import Heads, Info, Supports
 
 IMPLS = ("auto", "reference", "torch", "triton", "fla", *FORMS)
@@ -122,7 +122,7 @@ class Linear(Kernel):
         if impl not in IMPLS:
             raise ConfigError(f"linear has no impl={impl!r}; it has {', '.join(IMPLS)}")
         if impl in ("triton", "fla"):
-            from regard.kernels.linear import kernels
+            from regard.engines.gpu.linear import kernels
 
             kernels(impl).require()
         if post not in ("none", "softmax"):

@@ -9,17 +9,17 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from regard.attention.kernel._base import Kernel, ratio, visible
-from regard.attention.kernel._engine import kernel_average
-from regard.attention.kernel._passes import accumulator
-from regard.attention.kernel._step import Averaged
-from regard.attention.tiles import plain, tiled
+from regard.attention.kernel import Kernel, ratio, visible
 from regard.core import Attended, ScoreBias, State, Summary, merge
+from regard.engines.sums.engine import kernel_average
+from regard.engines.sums.passes import accumulator
+from regard.engines.sums.step import Averaged
+from regard.engines.tiles import plain, tiled
 from regard.errors import ConfigError, nearest
-from regard.feature_maps import FEATURE_MAPS
+from regard.features import FEATURE_MAPS
 from regard.info import Heads, Info, Supports
-from regard.masks import causal, everything
-from regard.masks import window as within
+from regard.patterns import causal, everything
+from regard.patterns import window as within
 
 MAPS = ("elu_plus_one", "relu", "sigmoid", "softmax_features", "taylor")
 COMBINATIONS = ("share", "gate")

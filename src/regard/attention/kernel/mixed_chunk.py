@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.attention.kernel._base import visible
-from regard.attention.kernel._passes import accumulator
+from regard.attention.kernel import visible
 from regard.core import Attended, Attention, ScoreBias, State, Summary
+from regard.engines.sums.passes import accumulator
 from regard.errors import ConfigError, nearest
 from regard.info import Heads, Info, Supports
 

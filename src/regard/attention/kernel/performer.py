@@ -8,14 +8,13 @@ from typing import ClassVar, Literal, final
 import torch
 from torch import Tensor
 
-from regard.attention.kernel._base import ratio, visible
-from regard.attention.kernel._engine import kernel_average
-from regard.attention.kernel._passes import LOWEST
-from regard.attention.kernel._published import PAPER_EPSILON, published_features
-from regard.attention.kernel._redraw import RandomKernel
+from regard.attention.kernel import RandomKernel, ratio, visible
 from regard.core import Attended, ScoreBias, State
+from regard.engines.sums.engine import kernel_average
+from regard.engines.sums.passes import LOWEST
+from regard.engines.sums.published import PAPER_EPSILON, published_features
 from regard.errors import ConfigError, nearest
-from regard.feature_maps import FEATURE_MAPS
+from regard.features import FEATURE_MAPS
 from regard.info import Heads, Info, Supports
 
 MAPS = {

@@ -9,15 +9,15 @@ import torch.nn.functional as F
 from jaxtyping import Int
 from torch import Tensor
 
-from regard.attention.kernel._base import visible
-from regard.attention.kernel._noise import counted_call, position_noise
-from regard.attention.kernel._passes import accumulator
-from regard.attention.kernel._sampling import sampled_keys
-from regard.attention.tiles import plain, tiled
+from regard.attention.kernel import visible
 from regard.core import Attended, Attention, ScoreBias, State
+from regard.engines.routed.sampling import sampled_keys
+from regard.engines.sums.noise import counted_call, position_noise
+from regard.engines.sums.passes import accumulator
+from regard.engines.tiles import plain, tiled
 from regard.errors import ConfigError, nearest
 from regard.info import Heads, Info, Supports
-from regard.masks import causal, everything
+from regard.patterns import causal, everything
 from regard.state import Slots, slot_bytes
 
 FORMS = ("exact", "official", "mean")

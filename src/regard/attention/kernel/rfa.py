@@ -8,13 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.attention.kernel._base import visible
-from regard.attention.kernel._passes import LOWEST, accumulator
-from regard.attention.kernel._redraw import RandomKernel
-from regard.attention.kernel._step import Averaged
+from regard.attention.kernel import RandomKernel, visible
 from regard.core import Attended, ScoreBias, State, Summary, generator
+from regard.engines.sums.passes import LOWEST, accumulator
+from regard.engines.sums.step import Averaged
 from regard.errors import ConfigError, nearest
-from regard.feature_maps import FEATURE_MAPS
+from regard.features import FEATURE_MAPS
 from regard.info import Heads, Info, Supports
 
 MAPS = {"trigonometric": "fourier_random", "arc_cosine": "arc_cosine_random"}

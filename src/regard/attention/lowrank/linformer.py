@@ -7,9 +7,9 @@ from typing import ClassVar, Literal, final
 import torch
 from torch import Tensor, nn
 
-from regard.attention.dense._fused import dot_product
 from regard.bias import ScoreBias
 from regard.core import Attended, Attention, generator
+from regard.engines.dense.fused import dot_product
 from regard.errors import ConfigError
 from regard.info import Heads, Info, Supports
 from regard.state import State

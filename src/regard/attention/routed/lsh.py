@@ -8,10 +8,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.attention.routed._base import nearest, wide
-from regard.attention.routed._buckets import bucketed_op
 from regard.bias import ScoreBias
 from regard.core import Attended, Attention, generator
+from regard.engines.routed import nearest, wide
+from regard.engines.routed.buckets import bucketed_op
 from regard.errors import ConfigError
 from regard.info import Heads, Info, Supports
 from regard.state import Slots, State, slot_bytes

@@ -8,12 +8,12 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from regard.attention.dense._base import visible
-from regard.attention.routed._base import wide
-from regard.attention.routed._lists import best_keys, doubled, listed
+from regard.attention.dense import visible
 from regard.core import Attended, Attention, ScoreBias, State, generator
+from regard.engines.routed import wide
+from regard.engines.routed.lists import best_keys, doubled, listed
 from regard.errors import ConfigError, nearest
-from regard.feature_maps import FEATURE_MAPS
+from regard.features import FEATURE_MAPS
 from regard.info import Heads, Info, Supports
 from regard.state import Slots, slot_bytes
 

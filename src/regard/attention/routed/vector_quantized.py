@@ -8,10 +8,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.attention.routed._base import nearest, wide
-from regard.attention.routed._codes import coded_op, gather_codes
 from regard.bias import ScoreBias
 from regard.core import Attended, Attention, generator, recomputing
+from regard.engines.routed import nearest, wide
+from regard.engines.routed.codes import coded_op, gather_codes
 from regard.errors import ConfigError
 from regard.info import Heads, Info, Supports
 from regard.state import Slots, State, Tape, slot_bytes

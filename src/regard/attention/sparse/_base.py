@@ -10,12 +10,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.attention.tiles import WHOLE, explicit, plain, tiled
 from regard.bias import ScoreBias
 from regard.core import Attended, Attention, registered_name
+from regard.engines.tiles import WHOLE, explicit, plain, tiled
 from regard.errors import ConfigError, UnsupportedError, nearest
 from regard.info import Heads, Info
-from regard.masks import FAR, Pattern, causal
+from regard.patterns import FAR, Pattern, causal
 from regard.state import Slots, State, slot_bytes
 
 FEW = 16
@@ -111,7 +111,7 @@ class Sparse(Attention):
     def _engine(self) -> Callable[..., tuple[Tensor, Tensor]]:
         """What computes a pattern: `auto` takes our tiles on every device."""
         if self.impl == "flex":
-            from regard.kernels.flex import flexed
+            from regard.engines.gpu.flex import flexed
 
             return flexed
         return partial(tiled, whole=0 if self.impl == "torch" else WHOLE)

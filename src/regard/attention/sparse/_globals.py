@@ -9,13 +9,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.attention.sparse._base import FEW, Sparse, few, masked_average
-from regard.attention.sparse._gathered import columns, merged, pair_logits, put, take, within
-from regard.attention.tiles import plain
 from regard.bias import ScoreBias
 from regard.core import Attended, Attention, registered_name
+from regard.engines.tiles import plain
+from regard.engines.tiles.gathered import columns, merged, pair_logits, put, take, within
 from regard.errors import ConfigError, ShapeError
 from regard.info import Heads
-from regard.masks import Pattern
+from regard.patterns import Pattern
 from regard.state import Slots, State, slot_bytes
 
 

@@ -8,12 +8,12 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from regard.attention.sparse._globals import Globals
-from regard.attention.sparse._picks import draw, visible
+from regard.attention.sparse import Globals
 from regard.core import Attended, generator
 from regard.errors import ConfigError, nearest
 from regard.info import Heads, Info, Supports
-from regard.masks import Pattern, causal, per_head, random_blocks
+from regard.patterns import Pattern, causal, per_head, random_blocks
+from regard.patterns.picks import draw, visible
 from regard.state import State
 
 FORMS = ("itc", "etc")

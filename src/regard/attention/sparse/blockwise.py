@@ -8,11 +8,11 @@ from typing import Any, ClassVar, Literal, cast, final
 import torch
 from torch import Tensor
 
-from regard.attention.sparse._base import Sparse
+from regard.attention.sparse import Sparse
 from regard.core import Attended
 from regard.errors import ConfigError, LimitError
 from regard.info import Heads, Info, Supports
-from regard.masks import Pattern, everything, per_head, random_blocks
+from regard.patterns import Pattern, everything, per_head, random_blocks
 from regard.state import State
 
 

@@ -8,14 +8,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from regard.attention.sparse._base import masked_average
-from regard.attention.sparse._gathered import spanning
-from regard.attention.sparse._globals import Globals, Tokens, View
+from regard.attention.sparse import Globals, Tokens, View, masked_average
 from regard.bias import ScoreBias
 from regard.core import generator
+from regard.engines.tiles.gathered import spanning
 from regard.errors import ConfigError, nearest
 from regard.info import Heads, Info, Supports
-from regard.masks import window as neighbours
+from regard.patterns import window as neighbours
 
 CHOICES = {"g2g": ("all", "self"), "g2l": ("all", "segment"), "l2g": ("all", "segment")}
 

@@ -7,10 +7,10 @@ from typing import ClassVar, Literal, final
 import torch
 from torch import Tensor
 
-from regard.attention.sparse._base import Sparse
+from regard.attention.sparse import Sparse
 from regard.errors import ConfigError
 from regard.info import Heads, Info, Supports
-from regard.masks import block, per_head, summary
+from regard.patterns import block, per_head, summary
 
 
 @final

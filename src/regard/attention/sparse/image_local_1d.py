@@ -6,10 +6,10 @@ from typing import Any, ClassVar, Literal, final
 
 from torch import Tensor
 
-from regard.attention.sparse._base import Sparse
+from regard.attention.sparse import Sparse
 from regard.errors import ConfigError
 from regard.info import Heads, Info, Supports
-from regard.masks import Pattern
+from regard.patterns import Pattern
 
 
 @final

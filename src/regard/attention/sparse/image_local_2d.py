@@ -8,10 +8,10 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from regard.attention.sparse._base import Sparse
+from regard.attention.sparse import Sparse
 from regard.errors import ConfigError
 from regard.info import Heads, Info, Supports
-from regard.masks import Pattern
+from regard.patterns import Pattern
 
 
 @final

@@ -5,11 +5,11 @@ from typing import ClassVar, Literal, final
 
 from torch import Tensor
 
-from regard.attention.sparse._base import Sparse
+from regard.attention.sparse import Sparse
 from regard.errors import ConfigError
 from regard.info import Heads, Info, Supports
-from regard.masks import strided
-from regard.masks import window as neighbours
+from regard.patterns import strided
+from regard.patterns import window as neighbours
 
 
 @final

@@ -7,11 +7,11 @@ from typing import ClassVar, Literal, final
 import torch
 from torch import Tensor
 
-from regard.attention.sparse._globals import Globals
+from regard.attention.sparse import Globals
 from regard.errors import ConfigError
 from regard.info import Heads, Info, Supports
-from regard.masks import dilated, per_head
-from regard.masks import window as neighbours
+from regard.patterns import dilated, per_head
+from regard.patterns import window as neighbours
 
 
 @final

@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Literal, final
 
 from torch import Tensor
 
-from regard import masks
-from regard.attention.sparse._base import Sparse
+from regard import patterns
+from regard.attention.sparse import Sparse
 from regard.errors import ConfigError
 from regard.info import Heads, Info, Supports
 
@@ -63,11 +63,11 @@ class Pattern(Sparse):
         self,
         heads: Heads,
         *,
-        rule: str | masks.Pattern | Callable[[Any, Any], Any] = "window(64) | strided(128)",
+        rule: str | patterns.Pattern | Callable[[Any, Any], Any] = "window(64) | strided(128)",
         scale: float | None = None,
         impl: Literal["auto", "reference", "torch", "flex"] = "auto",
     ) -> None:
-        if not isinstance(rule, str | masks.Pattern):
+        if not isinstance(rule, str | patterns.Pattern):
             _require_positions(rule)
         super().__init__(heads, _read(rule), scale=scale, impl=impl, rule=rule)
         self.rule = rule
@@ -82,7 +82,7 @@ class Pattern(Sparse):
         pattern = _read(rule)
         info = replace(info, anchored=pattern.anchored)
         low, high = pattern.distances
-        if max(-low, high) < masks.FAR and info.supports.state:
+        if max(-low, high) < patterns.FAR and info.supports.state:
             info = replace(info, time=1, state="window")
         return info
 
@@ -91,10 +91,10 @@ class Pattern(Sparse):
         return _read(self.rule).mask(i[:, 0], j[0])
 
 
-def _read(rule: object) -> masks.Pattern:
-    if isinstance(rule, masks.Pattern):
+def _read(rule: object) -> patterns.Pattern:
+    if isinstance(rule, patterns.Pattern):
         return rule
-    return masks.parse(rule) if isinstance(rule, str) else masks.Pattern(rule)  # type: ignore[arg-type]
+    return patterns.parse(rule) if isinstance(rule, str) else patterns.Pattern(rule)  # type: ignore[arg-type]
 
 
 def _require_positions(rule: Callable[[Any, Any], Any]) -> None:

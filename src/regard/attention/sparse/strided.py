@@ -7,11 +7,10 @@ from typing import ClassVar, Literal, final
 import torch
 from torch import Tensor
 
-from regard import masks
-from regard.attention.sparse._base import Sparse
+from regard.attention.sparse import Sparse
 from regard.errors import ConfigError
 from regard.info import Heads, Info, Supports
-from regard.masks import per_head, window
+from regard.patterns import per_head, strided, window
 
 
 @final
@@ -89,11 +88,11 @@ class Strided(Sparse):
             raise ConfigError(f"strided needs stride >= 1, got {stride=}")
         match part:
             case "heads":
-                pattern = per_head(*(masks.strided(stride) if h % 2 else window(stride) for h in range(heads.count)))
+                pattern = per_head(*(strided(stride) if h % 2 else window(stride) for h in range(heads.count)))
             case "window":
                 pattern = window(stride)
             case "stride":
-                pattern = masks.strided(stride)
+                pattern = strided(stride)
             case _:
                 raise ConfigError(f"strided has no part={part!r}; it has heads, window, stride")
         super().__init__(heads, pattern, scale=scale, impl=impl, part=part)

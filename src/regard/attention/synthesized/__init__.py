@@ -1,0 +1,5 @@
+"""Weights that no query-key product makes."""
+
+from regard.attention.synthesized._base import Synthesizer
+
+__all__ = ["Synthesizer"]

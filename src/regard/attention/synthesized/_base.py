@@ -6,9 +6,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from regard.attention.dense._fused import average_once, dot_product, expand_heads
 from regard.bias import ScoreBias
 from regard.core import Attended, Attention, registered_name
+from regard.engines.dense.fused import average_once, dot_product, expand_heads
 from regard.errors import ConfigError
 from regard.info import Heads
 from regard.state import Slots, State, slot_bytes

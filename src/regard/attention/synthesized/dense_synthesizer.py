@@ -6,8 +6,8 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor, nn
 
-from regard.attention.dense._base import reference_softmax
-from regard.attention.synthesized._base import Synthesizer
+from regard.attention.dense import reference_softmax
+from regard.attention.synthesized import Synthesizer
 from regard.bias import ScoreBias
 from regard.core import generator
 from regard.info import Heads, Info, Supports

@@ -1,0 +1,1 @@
+"""How averages are computed: by tiles, by sums, by routes, by rows, on a GPU. What is averaged: `regard.attention`."""

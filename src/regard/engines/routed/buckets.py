@@ -1,0 +1,390 @@
+"""The engine of bucketed attention: softmax over the keys that share a code with the query in some round.
+
+Each round sorts queries and keys by (code, position) and cuts every run of equal codes into tiles of its own, so that
+a token's place in its tiles depends on earlier tokens only, and a hidden key is an exact zero. One online softmax per
+query runs through all tiles and rounds; a round skips pairs that an earlier round has counted. The backward pass
+walks the same tiles and computes their weights again.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard.engines.routed import LOG2E, accumulate, exact, room, wide
+
+HIDDEN = 1e29
+"""what hides a pair, per unit by which it is out of reach"""
+ABSENT = float(1 << 25)
+"""the position of an empty place; positions and codes are exact floats below 2^24"""
+
+
+class Rule(NamedTuple):
+    """Which pairs count. Everything here is fixed by the options and shapes of a call."""
+
+    causal: bool
+    itself: bool
+    """whether a query may see its own position"""
+    back: int
+    """codes c - back to c match the query code c"""
+    duplicates: bool
+    """whether a pair counts once per round in which it matches"""
+    choices: int
+    """codes are below this"""
+    tile: int
+
+
+class Tiles(NamedTuple):
+    """Sorted items cut into tiles, each within one run of equal codes."""
+
+    rank: Tensor
+    """(items,) what they are sorted by"""
+    of: Tensor
+    """(items,) the tile of each"""
+    first: Tensor
+    """(tiles,) the first item of each"""
+    rows: Tensor
+    """(tiles + 1, size) the row of each place; the last tile is empty"""
+
+
+def _tiles(rank: Tensor, span: int, size: int) -> Tiles:
+    """Sort items by rank and cut runs of equal rank // span into tiles; the empty row is the one behind the last."""
+    rank, order = rank.sort()
+    run = rank // span
+    starts = torch.ones_like(run, dtype=torch.bool)
+    starts[1:] = run[1:] != run[:-1]
+    start = starts.nonzero().flatten()
+    count = torch.diff(start, append=start.new_tensor([len(run)]))
+    tiles = (count + size - 1) // size
+    label = starts.cumsum(0) - 1
+    inside = torch.arange(len(run), device=run.device) - start[label]
+    of = (tiles.cumsum(0) - tiles)[label] + inside // size
+    rows = order.new_full(((int(tiles.sum()) + 1) * size,), len(run))
+    rows[of * size + inside % size] = order
+    return Tiles(rank, of, (inside % size == 0).nonzero().flatten(), rows.view(-1, size))
+
+
+class Items(NamedTuple):
+    """Queries, or keys, that take part."""
+
+    matrix: Tensor
+    """(items + 1, width + 1 + rounds): vectors, position, codes; the last row is empty"""
+    head: Tensor
+    """(items,) batch x head"""
+    at: Tensor
+    """(items,) position"""
+    codes: Tensor
+    """(items, rounds)"""
+    flat: Tensor | None
+    """(items,) where each is among all; None: all take part, in order"""
+
+    def take(self, x: Tensor, empty: float) -> Tensor:
+        """Rows for the items, and for the empty one, of (batch, heads, length, width)."""
+        x = x.flatten(0, 2)
+        return F.pad(x if self.flat is None else x[self.flat], (0, 0, 0, 1), value=empty)
+
+    def put(self, x: Tensor, shape: tuple[int, ...], nothing: float = 0.0) -> Tensor:
+        """Rows of the items and the empty one as (batch, heads, length, width); `nothing` where no item is."""
+        x = x[:-1]
+        if self.flat is not None:
+            x = x.new_full((math.prod(shape[:3]), x.shape[1]), nothing).index_copy_(0, self.flat, x)
+        return x.reshape(*shape[:3], x.shape[1])
+
+
+def _items(
+    parts: list[Tensor], codes: Tensor, first: int, nowhere: float, kept: Tensor | None, dtype: torch.dtype
+) -> Items:
+    """Items from (batch, heads, length, ...) tensors; `kept` (batch, heads or 1, length) picks some."""
+    batch, heads, length, rounds = codes.shape
+    device = codes.device
+    widths = [*(x.shape[3] for x in parts), 1, rounds]
+    if kept is None:
+        where, flat = None, None
+        head = torch.arange(batch * heads, device=device).repeat_interleave(length)
+        at = torch.arange(length, device=device).repeat(batch * heads)
+        codes = codes.flatten(0, 2)
+    else:
+        row, one, at = where = kept.expand(batch, heads, length).nonzero(as_tuple=True)
+        head, codes = row * heads + one, codes[where]
+        flat = head * length + at
+    at = at + first
+    matrix = torch.empty(len(at) + 1, sum(widths), dtype=dtype, device=device)
+    for x, to in zip([*parts, at[:, None], codes], matrix[:-1].split(widths, 1), strict=True):
+        if x.ndim == 2:
+            to.copy_(x)
+        elif where is None:
+            to.view(*x.shape).copy_(x)
+        else:
+            to.copy_(x[where])
+    matrix[-1] = 0
+    matrix[-1, -rounds - 1] = nowhere
+    return Items(matrix, head, at, codes.long(), flat)
+
+
+class Tokens(NamedTuple):
+    """What a call is about."""
+
+    queries: Items
+    """scaled"""
+    keys: Items
+    """keys and values"""
+    group: int
+    span: int
+    """positions are below this"""
+    size: int
+    """queries in a tile"""
+    together: int
+    """tiles of queries in a step"""
+
+
+def _tokens(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    query_codes: Tensor,
+    key_codes: Tensor,
+    query_mask: Tensor | None,
+    key_mask: Tensor | None,
+    scale: float,
+    rule: Rule,
+) -> Tokens:
+    batch, kv_heads, keys = k.shape[:3]
+    dtype, group, queries = wide(q), q.shape[1] // k.shape[1], q.shape[2]
+    kept = None if key_mask is None else key_mask[:, None]
+    if queries == 1 and not rule.back:  # decoding: only keys in the query's buckets matter
+        ours = query_codes.view(batch, kv_heads, group, 1, -1)
+        met = (ours == key_codes[:, :, None]).any(-1).any(2)
+        kept = met if kept is None else met & kept
+    # Whole cache lines, since a product may round otherwise on unaligned rows; decoding has no future to leak.
+    size = group if queries == 1 else rule.tile
+    number = batch * q.shape[1] * queries
+    asking = None if query_mask is None else query_mask[:, None]
+    past = keys - queries if rule.causal else 0
+    return Tokens(
+        _items([q.to(dtype) * (scale * LOG2E)], query_codes, past, -1.0, asking, dtype),
+        _items([k, v], key_codes, 0, ABSENT, kept, dtype),
+        group,
+        max(queries, keys),
+        size,
+        max(1, min(room(q) // (size * rule.tile), number)),
+    )
+
+
+def _walk(tokens: Tokens, rule: Rule) -> Iterator[tuple[int, Tensor, list[Tensor]]]:
+    """(round, rows of some tiles of queries, rows of the tiles of keys that each meets, one after the other).
+
+    Every step has the same shapes, filled up with empty tiles: a product over more tiles may round otherwise, and how
+    many there are depends on the future.
+    """
+    queries, keys, group, span, size, together = tokens
+    if not (len(queries.at) and len(keys.at)):
+        return
+    head, member = queries.head // group, queries.head % group
+    for which in range(keys.codes.shape[1]):
+        # Position before member of the group: a place in a tile depends on the past alone.
+        rank = ((head * rule.choices + queries.codes[:, which]) * span + queries.at) * group + member
+        asked = _tiles(rank, span * group, size)
+        found = _tiles((keys.head * rule.choices + keys.codes[:, which]) * span + keys.at, span, rule.tile)
+        start, count = _meeting(asked, found, span, group, rule)
+        order = count.argsort(descending=True, stable=True)
+        most = count[order[::together]].tolist()
+        order = F.pad(order, (0, len(most) * together - len(order)), value=len(count))
+        start, count = F.pad(start, (0, 1)), F.pad(count, (0, 1))
+        nothing = len(found.rows) - 1
+        for part, steps in enumerate(most):
+            if not steps:
+                break
+            mine = order[part * together : (part + 1) * together]
+            tiles = [torch.where(count[mine] > step, start[mine] + step, nothing) for step in range(steps)]
+            rows = [found.rows.index_select(0, x).flatten() for x in tiles]
+            yield which, asked.rows.index_select(0, mine).flatten(), rows
+
+
+def _meeting(asked: Tiles, found: Tiles, span: int, group: int, rule: Rule) -> tuple[Tensor, Tensor]:
+    """The first tile of keys that each tile of queries meets, and how many."""
+    last = torch.cat([asked.first[1:], asked.first.new_tensor([len(asked.rank)])]) - 1
+    run = asked.rank[asked.first] // (span * group)
+    end = asked.rank[last] // group + 1 if rule.causal else (run + 1) * span
+    low = torch.searchsorted(found.rank, (run - rule.back) * span)
+    high = torch.searchsorted(found.rank, end)
+    start = found.of[low.clamp(max=len(found.of) - 1)]
+    return start, torch.where(high > low, found.of[(high - 1).clamp(min=0)] - start + 1, 0)
+
+
+class Buffers:
+    """Logits of one step, computed in place."""
+
+    def __init__(self, tokens: Tokens, dim: int, rule: Rule) -> None:
+        self.dim, self.rule = dim, rule
+        self.rounds = tokens.keys.codes.shape[1]
+        self.logits = self.hidden = self.near = tokens.keys.matrix.new_empty(0)
+
+    def scores(self, query: Tensor, key: Tensor, which: int) -> Tensor:
+        """Logits (tiles, queries, keys) in base 2, below -HIDDEN / 2 where a pair does not count."""
+        rule, shape = self.rule, (len(query), query.shape[1], key.shape[1])
+        if self.logits.shape != shape:
+            self.logits, self.hidden, self.near = (query.new_empty(shape) for _ in range(3))
+        logits, hidden = self.logits, self.hidden
+        torch.bmm(query[..., : self.dim], key[..., : self.dim].mT, out=logits)
+        # Arithmetic, not comparisons: those and masked_fill_ are ten times slower on a CPU.
+        place = -self.rounds - 1
+        torch.sub(key[..., place, None].mT, query[..., place, None], out=hidden)
+        if rule.causal:
+            hidden.add_(0 if rule.itself else 1).clamp_(min=0)
+        else:
+            empty = (key[..., place, None].mT == ABSENT).to(logits.dtype)
+            if rule.itself:
+                hidden.copy_(empty.expand_as(hidden))
+            else:
+                hidden.abs_().clamp_(max=1).neg_().add_(1 + empty)
+        for earlier in range(0 if rule.duplicates else which):
+            other = place + 1 + earlier
+            near = torch.sub(key[..., other, None].mT, query[..., other, None], out=self.near)
+            near.add_(rule.back / 2).abs_().sub_(rule.back / 2).clamp_(max=1)  # 0 where the codes match
+            hidden.sub_(near).add_(1)
+        return logits.sub_(hidden, alpha=HIDDEN)
+
+
+@torch.library.custom_op("regard::bucketed", mutates_args=())
+def bucketed_op(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    query_codes: Tensor,
+    key_codes: Tensor,
+    query_mask: Tensor | None,
+    key_mask: Tensor | None,
+    scale: float,
+    causal: bool,
+    itself: bool,
+    back: int,
+    duplicates: bool,
+    choices: int,
+    tile: int,
+) -> tuple[Tensor, Tensor]:
+    """softmax(scale q k^T) v over the pairs that match in some round.
+
+    Args:
+        q, k, v: (batch, heads, queries, dim), (batch, kv_heads, keys, dim), (batch, kv_heads, keys, value).
+        query_codes, key_codes: (batch, heads or kv_heads, queries or keys, rounds), in [0, choices).
+        query_mask: (batch, queries), True = wants an answer; the others get 0.
+        key_mask: (batch, keys), True = keep.
+        scale: of the logits.
+        causal, itself, back, duplicates, choices, tile: see `Rule`.
+
+    Returns:
+        values, and the log-sum-exp of each query in base 2; 0 and -inf where no key matches. At least float32.
+    """
+    rule = Rule(causal, itself, back, duplicates, choices, tile)
+    dim, value = q.shape[3], v.shape[3]
+    with exact(q):
+        tokens = _tokens(q, k, v, query_codes, key_codes, query_mask, key_mask, scale, rule)
+        buffers = Buffers(tokens, dim, rule)
+        queries, keys, size = tokens.queries.matrix, tokens.keys.matrix, tokens.size
+        # Per query: the highest logit so far, and against it the sum of weights and of weighted values.
+        peaks = queries.new_zeros(len(queries), 2)
+        peaks[:, 0] = float("-inf")
+        sums = queries.new_zeros(len(queries), value)
+        for which, at, meets in _walk(tokens, rule):
+            query = queries.index_select(0, at).view(-1, size, queries.shape[1])
+            high, mass = peaks.index_select(0, at).view(-1, size, 2).split(1, -1)
+            mean = sums.index_select(0, at).view(-1, size, value)
+            for rows in meets:
+                key = keys.index_select(0, rows).view(-1, tile, keys.shape[1])
+                odds = buffers.scores(query, key, which)
+                higher = torch.maximum(high, odds.amax(-1, keepdim=True))
+                fade = torch.exp2(high - higher)
+                odds.sub_(higher).exp2_()
+                mass = mass * fade + odds.sum(-1, keepdim=True)
+                mean.mul_(fade).baddbmm_(odds, key[..., dim : dim + value])
+                high = higher
+            peaks.index_copy_(0, at, torch.cat([high, mass], -1).flatten(0, 1))
+            sums.index_copy_(0, at, mean.flatten(0, 1))
+        top, total = peaks.split(1, -1)
+        seen = top > -HIDDEN / 2
+        values = tokens.queries.put(torch.where(seen, sums / total, 0.0), q.shape)
+        lse = torch.where(seen, top + total.log2(), float("-inf"))
+        lse = tokens.queries.put(lse, q.shape, float("-inf"))[..., 0]
+    return values, lse
+
+
+@bucketed_op.register_fake
+def _(q, k, v, *others):  # type: ignore[no-untyped-def]
+    dtype = wide(q)
+    return q.new_empty((*q.shape[:3], v.shape[3]), dtype=dtype), q.new_empty(q.shape[:3], dtype=dtype)
+
+
+@torch.library.custom_op("regard::bucketed_backward", mutates_args=())
+def bucketed_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    query_codes: Tensor,
+    key_codes: Tensor,
+    query_mask: Tensor | None,
+    key_mask: Tensor | None,
+    values: Tensor,
+    lse: Tensor,
+    scale: float,
+    causal: bool,
+    itself: bool,
+    back: int,
+    duplicates: bool,
+    choices: int,
+    tile: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v."""
+    rule = Rule(causal, itself, back, duplicates, choices, tile)
+    dim, value = q.shape[3], v.shape[3]
+    with exact(q):
+        tokens = _tokens(q, k, v, query_codes, key_codes, query_mask, key_mask, scale, rule)
+        buffers = Buffers(tokens, dim, rule)
+        queries, keys, size = tokens.queries.matrix, tokens.keys.matrix, tokens.size
+        # What each query brings: its gradient, the mean gradient of its weights, its log-sum-exp (inf: no weights).
+        mean = (grad * values).sum(-1, keepdim=True)
+        norm = torch.where(lse == float("-inf"), float("inf"), lse)[..., None]
+        brings = tokens.queries.take(torch.cat([grad.to(values.dtype), mean, norm], -1), 0.0)
+        brings[-1, -1] = float("inf")
+        dq = queries.new_zeros(len(queries), dim)
+        dk, dv = (keys.new_zeros(len(keys), width) for width in (dim, value))
+        slope = q.new_empty(0)
+        for which, at, meets in _walk(tokens, rule):
+            query = queries.index_select(0, at).view(-1, size, queries.shape[1])
+            brought = brings.index_select(0, at).view(-1, size, value + 2)
+            out, mean, norm = brought[..., :value], brought[..., value : value + 1], brought[..., value + 1 :]
+            change = torch.zeros_like(query[..., :dim])
+            for rows in meets:
+                key = keys.index_select(0, rows).view(-1, tile, keys.shape[1])
+                weights = buffers.scores(query, key, which).sub_(norm).exp2_()
+                accumulate(dv, rows, torch.bmm(weights.mT, out).flatten(0, 1))
+                slope = torch.empty_like(weights) if slope.shape != weights.shape else slope
+                torch.bmm(out, key[..., dim : dim + value].mT, out=slope)
+                slope.sub_(mean).mul_(weights)
+                change.baddbmm_(slope, key[..., :dim])
+                accumulate(dk, rows, torch.bmm(slope.mT, query[..., :dim]).flatten(0, 1))
+            accumulate(dq, at, change.flatten(0, 1))
+        dq.mul_(scale)
+        dk.div_(LOG2E)  # queries were scaled by scale x log2(e)
+        grads = (tokens.queries.put(dq, q.shape), tokens.keys.put(dk, k.shape), tokens.keys.put(dv, v.shape))
+    return tuple(x.to(like.dtype) for x, like in zip(grads, (q, k, v), strict=True))  # type: ignore[return-value]
+
+
+@bucketed_backward.register_fake
+def _(grad, q, k, v, *others):  # type: ignore[no-untyped-def]
+    return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+
+
+def _setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+    ctx.save_for_backward(*inputs[:7], *output)
+    ctx.options = inputs[7:]
+
+
+def _backward(ctx, grad: Tensor, _: Tensor):  # type: ignore[no-untyped-def]
+    return (*bucketed_backward(grad, *ctx.saved_tensors, *ctx.options), *([None] * 11))
+
+
+bucketed_op.register_autograd(_backward, setup_context=_setup)

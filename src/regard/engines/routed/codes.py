@@ -1,0 +1,258 @@
+"""The engine of attention to quantised keys: old keys through what each code has gathered, recent ones one by one.
+
+Queries go block by block. Before a block, the keys that are no longer recent are added to the sums and counts of their
+codes; then one softmax runs over the codes (log-count added to the logit, mean value) and the recent keys. The backward
+pass adds up again, then walks the blocks in reverse with the gradient of the sums, which each key reads when its own
+block has been passed.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard.engines.routed import LOG2E, accumulate, exact, room, wide
+
+
+class Segment(NamedTuple):
+    """One block of queries, as ranges of keys and queries of the call."""
+
+    leaving: slice
+    """keys that join their codes before it"""
+    recent: slice
+    queries: slice
+
+
+def _segments(queries: int, keys: int, first: int, block: int) -> Iterator[Segment]:
+    if not block:
+        yield Segment(slice(0, keys), slice(keys, keys), slice(0, queries))
+        return
+    begin, gone = keys - queries, 0
+    for at in range((first + begin) // block, -(-(first + keys) // block)):
+        low, high = max((at - 1) * block - first, 0), min((at + 1) * block - first, keys)
+        yield Segment(slice(gone, low), slice(low, high), slice(max(at * block - first, begin) - begin, high - begin))
+        gone = low
+
+
+def gather_codes(sums: Tensor, codes: Tensor, v: Tensor) -> None:
+    """sums[codes] += [v, 1].
+
+    Args:
+        sums: (heads, num_codes + 1, value + 1); the last row takes masked keys.
+        codes: (heads, keys).
+        v: (heads, keys, value).
+    """
+    base = torch.arange(len(sums), device=sums.device)[:, None] * sums.shape[1]
+    accumulate(sums.flatten(0, 1), (base + codes).flatten(), F.pad(v, (0, 1), value=1.0).flatten(0, 1))
+
+
+def _read(gradient: Tensor, codes: Tensor) -> Tensor:
+    """The row of each key's code."""
+    return gradient.gather(1, codes[..., None].expand(-1, -1, gradient.shape[2]))
+
+
+class Part(NamedTuple):
+    """Some heads of keys, with the queries that read them, in the dtype to accumulate in."""
+
+    q: Tensor
+    """(heads, group, queries, dim)"""
+    k: Tensor
+    v: Tensor
+    codes: Tensor
+    codebook: Tensor
+    sums: Tensor
+    """(heads, num_codes + 1, value + 1)"""
+
+
+def _parts(
+    q: Tensor, k: Tensor, v: Tensor, codes: Tensor, codebook: Tensor, cache: Tensor, block: int
+) -> Iterator[tuple[slice, Part, int]]:
+    """(heads, their tensors, queries to take at a time), so that a buffer of logits fits its room."""
+    batch, kv_heads = k.shape[:2]
+    group, longest = q.shape[1] // kv_heads, min(block or q.shape[2], q.shape[2])
+    row = group * (codebook.shape[1] + min(2 * block, k.shape[2]))
+    step = max(1, min(longest, room(q) // row))
+    together = max(1, room(q) // (step * row))
+    dtype = wide(q)
+    for at in range(0, batch * kv_heads, together):
+        some = slice(at, min(at + together, batch * kv_heads))
+        mine = torch.arange(some.start, some.stop, device=q.device) % kv_heads
+        yield (
+            some,
+            Part(
+                q.reshape(batch * kv_heads, group, *q.shape[2:])[some].to(dtype),
+                k.flatten(0, 1)[some].to(dtype),
+                v.flatten(0, 1)[some].to(dtype),
+                codes.flatten(0, 1)[some].long(),
+                codebook[mine].to(dtype),
+                F.pad(cache.flatten(0, 1)[some].to(dtype), (0, 0, 0, 1)),
+            ),
+            step,
+        )
+
+
+class Block:
+    """What the queries of one segment see."""
+
+    def __init__(self, part: Part, sums: Tensor, segment: Segment, past: int) -> None:
+        self.segment, self.past, self.codebook = segment, past, part.codebook
+        self.choices = part.codebook.shape[1]
+        count = sums[:, :-1, -1:]
+        self.share = 1 / count.clamp(min=1)
+        self.mean = sums[:, :-1, :-1] * self.share
+        self.keys, self.values = part.k[:, segment.recent], part.v[:, segment.recent]
+        # log 0 hides a code without keys; the code past the last hides a masked key.
+        hidden = torch.where(part.codes[:, segment.recent] == self.choices, float("-inf"), 0.0).to(count.dtype)
+        self.bias = torch.cat([count[..., 0].log2(), hidden], 1)[:, None]
+
+    def tiles(self, part: Part, step: int) -> Iterator[tuple[slice, Tensor, int, Tensor]]:
+        """(queries, their rows, how many recent keys they reach, their logits in base 2)."""
+        low, high = self.segment.queries.start, self.segment.queries.stop
+        for at in range(low, high, step):
+            rows = slice(at, min(at + step, high))
+            count, group = rows.stop - rows.start, part.q.shape[1]
+            query = (part.q[:, :, rows] * LOG2E).flatten(1, 2)
+            recent = self.segment.recent
+            near = max(0, min(rows.stop + self.past, recent.stop) - recent.start)
+            logits = query.new_empty(len(query), query.shape[1], self.choices + near)
+            torch.bmm(query, self.codebook.mT, out=logits[..., : self.choices])
+            if near:
+                torch.bmm(query, self.keys[:, :near].mT, out=logits[..., self.choices :])
+                late = query.new_full((count, near), float("-inf")).triu_(rows.start + self.past - recent.start + 1)
+                logits.view(-1, group, count, self.choices + near)[..., self.choices :] += late
+            yield rows, query, near, logits.add_(self.bias[..., : self.choices + near])
+
+
+@torch.library.custom_op("regard::coded", mutates_args=())
+def coded_op(
+    q: Tensor, k: Tensor, v: Tensor, codes: Tensor, codebook: Tensor, cache: Tensor, first: int, block: int
+) -> tuple[Tensor, Tensor]:
+    """softmax(q k^T) v over keys that are codes.
+
+    The gradient of a key is that of its logits while it is recent; of later ones, none. Without blocks, where no key is
+    recent, a key gets an equal part of the gradient of its code.
+
+    Args:
+        q: (batch, heads, queries, dim), scaled.
+        k: (batch, kv_heads, keys, dim), quantised.
+        v: (batch, kv_heads, keys, value), 0 where masked.
+        codes: int (batch, kv_heads, keys); num_codes where masked.
+        codebook: (kv_heads, num_codes, dim).
+        cache: (batch, kv_heads, num_codes, value + 1): sums of values, and counts, of all keys before the first.
+        first: the slot of the first key, where a block begins.
+        block: length of a block, causal; 0: every query sees every key.
+
+    Returns:
+        values, and the log-sum-exp of each query in base 2; 0 and -inf without keys. At least float32.
+    """
+    with exact(q):
+        values = q.new_empty((*q.shape[:3], v.shape[3]), dtype=wide(q))
+        lse = q.new_empty((*q.shape[:3], 1), dtype=wide(q))
+        into = [x.view(-1, q.shape[1] // k.shape[1], *x.shape[2:]) for x in (values, lse)]
+        for some, part, step in _parts(q, k, v, codes, codebook, cache, block):
+            for segment in _segments(q.shape[2], k.shape[2], first, block):
+                gather_codes(part.sums, part.codes[:, segment.leaving], part.v[:, segment.leaving])
+                seen = Block(part, part.sums, segment, k.shape[2] - q.shape[2])
+                for rows, _, near, odds in seen.tiles(part, step):
+                    top = odds.amax(-1, keepdim=True).clamp_(min=torch.finfo(odds.dtype).min)
+                    odds.sub_(top).exp2_()
+                    total = odds.sum(-1, keepdim=True)
+                    mean = torch.bmm(odds[..., : seen.choices], seen.mean)
+                    if near:
+                        mean.baddbmm_(odds[..., seen.choices :], seen.values[:, :near])
+                    mean.div_(torch.where(total == 0, 1.0, total))
+                    for x, new in zip(into, (mean, top + total.log2()), strict=True):
+                        x[some, :, rows] = new.view(*x[some, :, rows].shape)
+    return values, lse[..., 0]
+
+
+@coded_op.register_fake
+def _(q, k, v, codes, codebook, cache, first, block):  # type: ignore[no-untyped-def]
+    return q.new_empty((*q.shape[:3], v.shape[3]), dtype=wide(q)), q.new_empty(q.shape[:3], dtype=wide(q))
+
+
+@torch.library.custom_op("regard::coded_backward", mutates_args=())
+def coded_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    codes: Tensor,
+    codebook: Tensor,
+    cache: Tensor,
+    values: Tensor,
+    lse: Tensor,
+    first: int,
+    block: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v and cache."""
+    with exact(q):
+        dq, dk, dv, dcache = (
+            torch.zeros_like(x, dtype=wide(q), memory_format=torch.contiguous_format) for x in (q, k, v, cache)
+        )
+        group, width, past = q.shape[1] // k.shape[1], v.shape[3], k.shape[2] - q.shape[2]
+        into = dq.view(-1, group, *dq.shape[2:])
+        brings = torch.cat(
+            [
+                grad.to(values.dtype),
+                (grad * values).sum(-1, keepdim=True),
+                torch.where(lse == float("-inf"), float("inf"), lse)[..., None],
+            ],
+            -1,
+        ).view(-1, group, q.shape[2], width + 2)
+        for some, part, step in _parts(q, k, v, codes, codebook, cache, block):
+            to_k, to_v = dk.flatten(0, 1)[some], dv.flatten(0, 1)[some]
+            walk: list[tuple[Segment, Tensor]] = []
+            for segment in _segments(q.shape[2], k.shape[2], first, block):
+                gather_codes(part.sums, part.codes[:, segment.leaving], part.v[:, segment.leaving])
+                walk.append((segment, part.sums.clone()))
+            late = torch.zeros_like(part.sums[..., :-1])  # the gradient of the sums
+            for segment, sums in reversed(walk):
+                seen = Block(part, sums, segment, past)
+                recent, choices = segment.recent, seen.choices
+                to_mean, to_code = torch.zeros_like(seen.mean), torch.zeros_like(part.codebook)
+                for rows, query, near, weights in seen.tiles(part, step):
+                    out, mean, norm = brings[some, :, rows].flatten(1, 2).split([width, 1, 1], -1)
+                    weights.sub_(norm).exp2_()
+                    to_mean.baddbmm_(weights[..., :choices].mT, out)
+                    slope = torch.empty_like(weights)
+                    torch.bmm(out, seen.mean.mT, out=slope[..., :choices])
+                    if near:
+                        reached = slice(recent.start, recent.start + near)
+                        to_v[:, reached].baddbmm_(weights[..., choices:].mT, out)
+                        torch.bmm(out, seen.values[:, :near].mT, out=slope[..., choices:])
+                    slope.sub_(mean).mul_(weights)
+                    change = torch.bmm(slope[..., :choices], seen.codebook)
+                    if near:
+                        change.baddbmm_(slope[..., choices:], seen.keys[:, :near])
+                        to_k[:, reached].baddbmm_(slope[..., choices:].mT, query, alpha=1 / LOG2E)
+                    if not block:
+                        to_code.baddbmm_(slope[..., :choices].mT, query, alpha=1 / LOG2E)
+                    into[some, :, rows] = change.view(len(query), group, -1, change.shape[2])
+                late[:, :-1] += to_mean * seen.share
+                leaving = segment.leaving
+                to_v[:, leaving] += _read(late, part.codes[:, leaving])
+                if not block:
+                    to_k[:, leaving] += _read(F.pad(to_code * seen.share, (0, 0, 0, 1)), part.codes[:, leaving])
+            dcache.flatten(0, 1)[some, :, :-1] = late[:, :-1]
+    return tuple(x.to(like.dtype) for x, like in ((dq, q), (dk, k), (dv, v), (dcache, cache)))  # type: ignore[return-value]
+
+
+@coded_backward.register_fake
+def _(grad, q, k, v, codes, codebook, cache, *others):  # type: ignore[no-untyped-def]
+    return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v, cache))
+
+
+def _setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+    ctx.save_for_backward(*inputs[:6], *output)
+    ctx.options = inputs[6:]
+
+
+def _backward(ctx, grad: Tensor, _: Tensor):  # type: ignore[no-untyped-def]
+    dq, dk, dv, dcache = coded_backward(grad, *ctx.saved_tensors, *ctx.options)
+    return dq, dk, dv, None, None, dcache, None, None
+
+
+coded_op.register_autograd(_backward, setup_context=_setup)

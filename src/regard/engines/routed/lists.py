@@ -1,0 +1,183 @@
+"""Attention over a list of keys per query: choosing the best by a score, and the softmax over those chosen.
+
+Both walk the queries in buffers of a fixed size, so that neither the scores nor the gathered keys of all queries ever
+exist. A list is a row of slots; -1 fills it up.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from regard.engines.routed import accumulate, exact, room, wide
+
+LOWEST = -1e30
+"""stands for the largest logit of an empty list, whose differences would be NaN"""
+
+FEW = 16
+"""up to this many queries the keys are widened piece by piece"""
+
+
+def doubled(x: Tensor) -> Tensor:
+    """In float64, where the device has it: a product of another shape then rounds too little to change a choice."""
+    return x.to(torch.float32 if x.device.type == "mps" else torch.float64)
+
+
+@torch.library.custom_op("regard::best_keys", mutates_args=())
+def best_keys(q: Tensor, k: Tensor, key_mask: Tensor | None, count: int, causal: bool) -> Tensor:
+    """The slots of the `count` keys with the largest q_i . k_j, of those that a query may see.
+
+    Args:
+        q, k: (batch, heads, queries, features), (batch, kv_heads, keys, features).
+        key_mask: (batch, keys), True = keep.
+        count: slots in a list, where there are so many keys.
+        causal: lower-right.
+
+    Returns:
+        int64 (batch, heads, queries, min(count, keys)), best first, of equal ones the earliest; -1 where a query
+        sees fewer keys.
+    """
+    width = min(count, k.shape[2])
+    lists = torch.full((*q.shape[:3], width), -1, dtype=torch.int64, device=q.device)
+    for some, scores in doubled_scores(q, k, key_mask, causal):
+        best = _largest(scores, min(width, scores.shape[-1]))
+        lists[:, :, some, : best.indices.shape[-1]] = best.indices.masked_fill(best.values.isneginf(), -1)
+    return lists
+
+
+def doubled_scores(
+    q: Tensor, k: Tensor, key_mask: Tensor | None, causal: bool, scale: float = 1.0
+) -> Iterator[tuple[slice, Tensor]]:
+    """For some queries at a time: which, and scale q_i . k_j in float64, -inf where a query may not see a key.
+
+    Scores are (batch, heads, those queries, keys), where causal only of the keys up to the last of those queries.
+    """
+    (batch, heads, queries), (kv_heads, keys) = q.shape[:3], k.shape[1:3]
+    past = keys - queries if causal else 0
+    whole = doubled(k) if queries > FEW else None
+    step = max(1, room(k) // max(1, batch * heads * keys))
+    with exact(q):
+        for first in range(0, queries, step):
+            last = min(first + step, queries)
+            seen = past + last if causal else keys
+            rows = (doubled(q[:, :, first:last]) * scale).unflatten(1, (kv_heads, -1)).flatten(2, 3)
+            scores = _products(rows, k[:, :, :seen]) if whole is None else rows @ whole[:, :, :seen].mT
+            scores = scores.view(batch, heads, last - first, seen)
+            if causal:
+                late = torch.ones(last - first, seen, dtype=torch.bool, device=q.device).triu(past + first + 1)
+                scores.masked_fill_(late, float("-inf"))
+            if key_mask is not None:
+                scores.masked_fill_(~key_mask[:, None, None, :seen], float("-inf"))
+            yield slice(first, last), scores
+
+
+def _largest(scores: Tensor, count: int) -> torch.return_types.topk:
+    """The largest of each row; of equal ones the first, which `topk` leaves open."""
+    best = scores.topk(count, -1)
+    least = best.values[..., -1:]
+    equal, wanted = scores == least, (best.values == least).sum(-1, keepdim=True)
+    if not bool((equal.sum(-1, keepdim=True) > wanted).any()):
+        return best
+    return scores.masked_fill(equal & (equal.cumsum(-1) > wanted), float("-inf")).topk(count, -1)
+
+
+def _products(rows: Tensor, k: Tensor) -> Tensor:
+    """rows k^T in float64 without a float64 copy of every key: for few queries, that copy is most of the work."""
+    step = max(1, room(k) // max(1, k.shape[0] * k.shape[1] * k.shape[3]))
+    return torch.cat([rows @ doubled(some).mT for some in k.split(step, 2)], -1)
+
+
+@best_keys.register_fake
+def _(q: Tensor, k: Tensor, key_mask: Tensor | None, count: int, causal: bool) -> Tensor:
+    return q.new_empty((*q.shape[:3], min(count, k.shape[2])), dtype=torch.int64)
+
+
+def _steps(lists: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[slice, tuple[Tensor, Tensor, Tensor], Tensor]]:
+    """(queries, where their keys are in k and v, what is no key) for some queries at a time.
+
+    Shapes are (batch, heads, queries, list). Keys are read where they are: those of a state are no contiguous tensor.
+    """
+    batch, heads, queries, width = lists.shape
+    step = max(1, room(k) // max(1, batch * heads * width * (k.shape[3] + v.shape[3])))
+    row = torch.arange(batch, device=k.device)[:, None, None, None]
+    head = (torch.arange(heads, device=k.device) // (heads // k.shape[1]))[:, None, None]
+    for first in range(0, queries, step):
+        some = lists[:, :, first : first + step]
+        yield slice(first, first + some.shape[2]), (row, head, some.clamp_min(0)), (some < 0).flatten(0, 2)
+
+
+def _weights(q: Tensor, keys: Tensor, none: Tensor, scale: float) -> Tensor:
+    """softmax_j(scale q . k_j) over (rows, list), 0 where there is no key."""
+    logits = (keys @ q[..., None])[..., 0].mul_(scale).masked_fill_(none, float("-inf"))
+    odds = torch.exp(logits - logits.amax(-1, keepdim=True).clamp_min(LOWEST))
+    total = odds.sum(-1, keepdim=True)
+    return odds.div_(torch.where(total == 0, 1, total))
+
+
+@torch.library.custom_op("regard::listed", mutates_args=())
+def listed(q: Tensor, k: Tensor, v: Tensor, lists: Tensor, scale: float) -> Tensor:
+    """softmax(scale q_i . k_j) v_j over the keys j in the list of query i; an empty list gives 0.
+
+    Args:
+        q, k, v: (batch, heads, queries, dim), (batch, kv_heads, keys, dim or value).
+        lists: (batch, heads, queries, any), slots of keys; -1 is none.
+        scale: of the logits.
+
+    Returns:
+        (batch, heads, queries, value) in the dtype of the arithmetic, at least float32.
+    """
+    dtype = wide(q)
+    values = q.new_zeros((*q.shape[:3], v.shape[3]), dtype=dtype)
+    if lists.numel():
+        with exact(q):
+            for at, where, none in _steps(lists, k, v):
+                keys, given = (x[where].to(dtype).flatten(0, 2) for x in (k, v))
+                weights = _weights(q[:, :, at].to(dtype).flatten(0, 2), keys, none, scale)
+                values[:, :, at] = (weights[:, None] @ given).view(*q.shape[:2], -1, v.shape[3])
+    return values
+
+
+@listed.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, lists: Tensor, scale: float) -> Tensor:
+    return q.new_empty((*q.shape[:3], v.shape[3]), dtype=wide(q))
+
+
+@torch.library.custom_op("regard::listed_backward", mutates_args=())
+def listed_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, lists: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v; the weights are computed again."""
+    dtype = wide(q)
+    dq = q.new_zeros(q.shape, dtype=dtype)
+    dk, dv = (x.new_zeros((x.shape[:3].numel(), x.shape[3]), dtype=dtype) for x in (k, v))
+    if lists.numel():
+        with exact(q):
+            for at, where, none in _steps(lists, k, v):
+                keys, given = (x[where].to(dtype).flatten(0, 2) for x in (k, v))
+                row, head, slots = where
+                index = ((row * k.shape[1] + head) * k.shape[2] + slots).flatten()
+                query, g = (x[:, :, at].to(dtype).flatten(0, 2) for x in (q, grad))
+                weights = _weights(query, keys, none, scale)
+                accumulate(dv, index, (weights[..., None] * g[:, None]).flatten(0, 1))
+                slope = (given @ g[..., None])[..., 0]
+                slope = weights * (slope - (weights * slope).sum(-1, keepdim=True)) * scale
+                dq[:, :, at] = (slope[:, None] @ keys).view(*q.shape[:2], -1, q.shape[3])
+                accumulate(dk, index, (slope[..., None] * query[:, None]).flatten(0, 1))
+    return dq.to(q.dtype), dk.view(k.shape).to(k.dtype), dv.view(v.shape).to(v.dtype)
+
+
+@listed_backward.register_fake
+def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, lists: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+def _setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+    *tensors, ctx.scale = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
+    return *listed_backward(grad, *ctx.saved_tensors, ctx.scale), None, None
+
+
+listed.register_autograd(_backward, setup_context=_setup)

@@ -1,0 +1,338 @@
+"""The kernel operator: averages of values under weights phi_q(q_i) . phi_k(k_j) exp(w_j), in O(length) time.
+
+One operator serves causal, bidirectional and cross attention, training, prefill and states. Features are made chunk by
+chunk, forward and backward, so nothing of size length x features is stored; a compiler sees one node at any length.
+"""
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from regard.engines.sums.causal import backward_causal, forward_causal
+from regard.engines.sums.passes import (
+    CHUNK,
+    Call,
+    Gradients,
+    Results,
+    accumulator,
+    backward_full,
+    count_spans,
+    forward_full,
+)
+from regard.engines.sums.step import Averaged, step
+from regard.features import FEATURE_MAPS
+
+__all__ = ["kernel_average"]
+
+
+def kernel_average(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sum: Tensor,
+    top: Tensor | None = None,
+    *,
+    query_map: str,
+    key_map: str,
+    causal: bool,
+    normalise: bool = True,
+    scale: float = 1.0,
+    projection: Tensor | None = None,
+    log_weight: Tensor | None = None,
+    key_mask: Tensor | None = None,
+    rotation: Tensor | None = None,
+) -> Averaged:
+    """Average values under kernel weights.
+
+    out_i = sum_j W_ij v_j / sum_j W_ij with W_ij = phi_q(scale q_i) . phi_k(scale k_j) exp(w_j). Causal: over the keys
+    up to query i, where the queries are the last positions.
+
+    Cost: O(length x features x (dim + value)) time; beyond inputs and outputs one state per 512 keys when a gradient is
+    wanted. There is no epsilon: a row whose weights sum to exactly 0 gives 0.
+
+    Args:
+        q: (batch, heads, queries, dim).
+        k, v: (batch, kv_heads, keys, dim or value).
+        sum, top: the state before the first key; zeros and -inf. `top` exists exactly where there are log weights.
+        query_map, key_map: names of feature maps.
+        causal: each query sees the keys up to its own position.
+        normalise: divide by the sum of the weights.
+        scale: multiplies q and k before the feature maps.
+        projection: (kv_heads, rows, dim), for random maps.
+        log_weight: (batch, kv_heads, keys), w_j. May be float64 where values grow (a decay accumulated over the
+            length): differences are taken before rounding.
+        key_mask: (batch, keys), True = real; k and v are 0 elsewhere.
+        rotation: (2, keys, features / 2), cosines and sines by which pairs of features are turned.
+
+    Returns:
+        Averaged, differentiable with respect to q, k, v, sum and log_weight, once.
+    """
+    dtype = accumulator(q.dtype)
+    sum, top = sum.to(dtype), None if top is None else top.to(torch.promote_types(top.dtype, dtype))
+    if q.shape[2] <= 1 and k.shape[2] <= 1:
+        maps = FEATURE_MAPS[query_map], FEATURE_MAPS[key_map]
+        return step(q, k, v, sum, top, maps, scale, normalise, projection, log_weight, key_mask, rotation)
+    wanted = (q, k, v, sum, log_weight)
+    keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in wanted)
+    results = _kernel(
+        q,
+        k,
+        v,
+        sum,
+        top,
+        projection,
+        log_weight,
+        key_mask,
+        rotation,
+        query_map,
+        key_map,
+        scale,
+        normalise,
+        causal,
+        keep,
+    )
+    return Averaged(*results[:5])
+
+
+def _call(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    projection: Tensor | None,
+    log_weight: Tensor | None,
+    key_mask: Tensor | None,
+    rotation: Tensor | None,
+    query_map: str,
+    key_map: str,
+    scale: float,
+    normalise: bool,
+    causal: bool,
+) -> Call:
+    batch, kv_heads = k.shape[:2]
+    rows = batch * kv_heads
+    return Call(
+        q=q.reshape(rows, q.shape[1] // kv_heads, *q.shape[2:]),
+        k=k.reshape(rows, *k.shape[2:]),
+        v=v.reshape(rows, *v.shape[2:]),
+        projection=projection,
+        log_weight=None if log_weight is None else log_weight.reshape(rows, -1),
+        real=None if key_mask is None else key_mask[:, None].expand(-1, kv_heads, -1).reshape(rows, -1),
+        rotation=rotation,
+        query_map=FEATURE_MAPS[query_map],
+        key_map=FEATURE_MAPS[key_map],
+        scale=scale,
+        normalise=normalise,
+        causal=causal,
+    )
+
+
+def _blank(q: Tensor, k: Tensor, v: Tensor, sum: Tensor, top: Tensor | None, causal: bool, keep: bool) -> Results:
+    """Results of the right shapes, unwritten."""
+    batch, heads, queries = q.shape[:3]
+    kv_heads, keys = k.shape[1:3]
+    past = keys - queries
+    spans = count_spans(past) + count_spans(queries) if causal and keep else 0
+    rows = batch * kv_heads
+    scales = [(0,), (0,), (0, rows)]
+    if top is not None:
+        scales = [(batch, heads, queries), (batch, kv_heads), (spans if causal else 1, rows)]
+    highest, last, kept_top = (
+        torch.empty(shape, dtype=sum.dtype if top is None else top.dtype, device=q.device) for shape in scales
+    )
+    return Results(
+        torch.empty(batch, heads, queries, v.shape[3], dtype=q.dtype, device=q.device),
+        torch.empty(batch, heads, queries, dtype=sum.dtype, device=q.device),
+        highest,
+        torch.empty_like(sum, memory_format=torch.contiguous_format),
+        last,
+        torch.empty(spans, rows, sum.shape[3], sum.shape[2], dtype=sum.dtype, device=q.device),
+        kept_top,
+    )
+
+
+def _by_rows(out: Results, rows: int, group: int) -> Results:
+    """Views with batch and kv_heads as one axis of rows."""
+    return Results(
+        out.values.view(rows, group, *out.values.shape[2:]),
+        out.total.view(rows, group, -1),
+        out.highest.view(rows, group, -1) if out.highest.numel() else out.highest,
+        out.sum.view(rows, *out.sum.shape[2:]),
+        out.top.view(-1),
+        out.kept_sum,
+        out.kept_top,
+    )
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sum: Tensor,
+    top: Tensor | None,
+    projection: Tensor | None,
+    log_weight: Tensor | None,
+    key_mask: Tensor | None,
+    rotation: Tensor | None,
+    query_map: str,
+    key_map: str,
+    scale: float,
+    normalise: bool,
+    causal: bool,
+    keep: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The operator's body; nothing in it is seen by autograd or autocast."""
+    call = _call(q, k, v, projection, log_weight, key_mask, rotation, query_map, key_map, scale, normalise, causal)
+    assert call.weighted == (top is not None), "a state has a top exactly where there are log weights"
+    out = _blank(q, k, v, sum, top, causal, keep)
+    rows, features = call.k.shape[0], sum.shape[2]
+    views = _by_rows(out, rows, call.group)
+    flat = sum.reshape(rows, *sum.shape[2:])
+    first = None if top is None else top.reshape(rows)
+    if first is not None and not causal:
+        out.kept_top[0] = first
+    run = forward_causal if causal else forward_full
+    with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
+        for part, some in call.split(features):
+            state = flat[part].mT.clone(memory_format=torch.contiguous_format)
+            run(some, views, part, state, None if first is None else first[part])
+    return out
+
+
+_kernel = torch.library.custom_op("regard::kernel", forward, mutates_args=())
+
+
+@_kernel.register_fake
+def _(
+    q, k, v, sum, top, projection, log_weight, key_mask, rotation, query_map, key_map, scale, normalise, causal, keep
+):
+    return tuple(_blank(q, k, v, sum, top, causal, keep))
+
+
+def backward(
+    of_values: Tensor,
+    of_total: Tensor | None,
+    of_sum: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    projection: Tensor | None,
+    log_weight: Tensor | None,
+    key_mask: Tensor | None,
+    rotation: Tensor | None,
+    values: Tensor,
+    total: Tensor,
+    sum: Tensor,
+    top: Tensor,
+    kept_sum: Tensor,
+    kept_top: Tensor,
+    query_map: str,
+    key_map: str,
+    scale: float,
+    normalise: bool,
+    causal: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of q, k, v, log_weight (empty without) and sum, from those of values, total and sum."""
+    call = _call(q, k, v, projection, log_weight, key_mask, rotation, query_map, key_map, scale, normalise, causal)
+    rows, group = call.k.shape[0], call.group
+    results = _by_rows(Results(values, total, top.new_empty(0), sum, top, kept_sum, kept_top), rows, group)
+    into = _gradients(q, k, v, log_weight, sum)
+    flat = Gradients(
+        into.q.view(rows, group, *q.shape[2:]),
+        into.k.view(rows, *k.shape[2:]),
+        into.v.view(rows, *v.shape[2:]),
+        into.log_weight.view(rows, -1) if log_weight is not None else into.log_weight,
+        into.sum.view(rows, *sum.shape[2:]),
+    )
+    of_values = of_values.reshape(rows, group, *of_values.shape[2:])
+    of_total = None if of_total is None else of_total.reshape(rows, group, -1)
+    run = backward_causal if causal else backward_full
+    with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
+        for part, some in call.split(sum.shape[2]):
+            carried = torch.zeros_like(results.sum[part].mT, memory_format=torch.contiguous_format)
+            if of_sum is not None:
+                carried += of_sum.reshape(results.sum.shape)[part].mT
+            run(
+                some,
+                Results(
+                    results.values[part],
+                    results.total[part],
+                    results.highest,
+                    results.sum[part],
+                    results.top[part],
+                    results.kept_sum[:, part],
+                    results.kept_top[:, part],
+                ),
+                Gradients(*(x[part] if x.numel() else x for x in flat)),
+                of_values[part],
+                None if of_total is None else of_total[part],
+                carried,
+            )
+    return into
+
+
+_kernel_backward = torch.library.custom_op("regard::kernel_backward", backward, mutates_args=())
+
+
+def _gradients(q: Tensor, k: Tensor, v: Tensor, log_weight: Tensor | None, sum: Tensor) -> Gradients:
+    def like(x: Tensor) -> Tensor:
+        return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+    return Gradients(like(q), like(k), like(v), q.new_empty(0) if log_weight is None else like(log_weight), like(sum))
+
+
+@_kernel_backward.register_fake
+def _(
+    of_values, of_total, of_sum, q, k, v, projection, log_weight, key_mask, rotation, values, total, sum, top, kept_sum,
+    kept_top, query_map, key_map, scale, normalise, causal,
+):  # fmt: skip
+    return tuple(_gradients(q, k, v, log_weight, sum))
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    q, k, v, _, _, projection, log_weight, key_mask, rotation, *options, _ = inputs
+    values, total, highest, sum, top, kept_sum, kept_top = output
+    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(highest, top, kept_sum, kept_top)
+    ctx.save_for_backward(
+        q, k, v, projection, log_weight, key_mask, rotation, values, total, sum, top, kept_sum, kept_top
+    )
+    ctx.options = options
+
+
+def _backward(ctx, of_values, of_total, of_highest, of_sum, *_):
+    saved = ctx.saved_tensors
+    if of_values is None:
+        of_values = torch.zeros_like(saved[7])
+    grads = _kernel_backward(of_values, of_total, of_sum, *saved, *ctx.options)
+    log_weight = None if saved[4] is None else grads[3]
+    return grads[0], grads[1], grads[2], grads[4], None, None, log_weight, *[None] * 8
+
+
+_kernel.register_autograd(_backward, setup_context=_setup_context)
+
+
+def _flops(
+    q: list[int], k: list[int], sum: list[int], projected: bool, causal: bool, products: tuple[int, int, int, int, int]
+) -> int:
+    """Multiplications and additions of the matrix products of a pass.
+
+    `products` counts those with the state per query and per key, those with the projection for both, and those of a
+    chunk's pairs over the features and over the value columns.
+    """
+    (batch, heads, queries, dim), (kv_heads, keys), (features, columns) = q, k[1:3], sum[2:]
+    of_query, of_key, maps, over_features, over_columns = products
+    per_query = of_query * features * columns + maps * projected * features * dim
+    if causal:
+        per_query += CHUNK * (over_features * features + over_columns * columns)
+    per_key = of_key * features * columns + maps * projected * features * dim
+    return 2 * batch * (heads * queries * per_query + kv_heads * keys * per_key)
+
+
+@register_flop_formula(torch.ops.regard.kernel)
+def _(q, k, v, sum, top, projection, log, mask, rotation, to_q, to_k, scale, normalise, causal, *_, **kw) -> int:
+    return _flops(q, k, sum, projection is not None, causal, (1, 1, 1, 1, 1))
+
+
+@register_flop_formula(torch.ops.regard.kernel_backward)
+def _(of_values, of_total, of_sum, q, k, v, projection, log, mask, rotation, values, total, sum, *rest, **kw) -> int:
+    return _flops(q, k, sum, projection is not None, rest[-1], (2, 3 if rest[-1] else 2, 2, 3, 2))

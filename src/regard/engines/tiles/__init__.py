@@ -1,0 +1,142 @@
+"""Attention over the tiles of a pattern: one operator with a hand-written backward, in buffers of about 1 MiB.
+
+For each query tile the scores of its key tiles are computed, masked, exponentiated and summed (all in base 2, whose
+exponential is the cheaper one), and forgotten; the backward computes them again from the log-sum-exp. Nothing of
+queries x keys exists, and `torch.compile` sees one node whatever the length.
+"""
+
+import math
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from regard.bias import ScoreBias
+from regard.engines.tiles._operands import LOWEST
+from regard.engines.tiles._operator import tiles
+from regard.errors import ConfigError
+from regard.patterns import Pattern
+
+__all__ = ["WHOLE", "explicit", "plain", "tiled"]
+
+WHOLE = 256
+"""Up to this many queries and keys, one tile holds everything."""
+
+
+def tiled(
+    q: Float[Tensor, "batch heads queries dim"],
+    k: Float[Tensor, "batch kv_heads keys dim"],
+    v: Float[Tensor, "batch kv_heads keys value"],
+    pattern: Pattern,
+    *,
+    scale: float | None = None,
+    query_positions: Int[Tensor, " queries"] | int | None = None,
+    key_positions: Int[Tensor, " keys"] | int = 0,
+    key_mask: Bool[Tensor, "batch keys"] | None = None,
+    bias: ScoreBias | None = None,
+    whole: int = WHOLE,
+) -> tuple[Float[Tensor, "batch heads queries value"], Float[Tensor, "batch heads queries"]]:
+    """Softmax attention over the pairs of a pattern.
+
+    Args:
+        q, k, v: heads of keys and values may be fewer (grouped); keys and values under the mask must be finite.
+        pattern: which pairs attend, including causality; for all heads or for each.
+        scale: of the logits; None: 1 / sqrt(dim).
+        query_positions: one per query, or the first of consecutive ones; None: the queries are the last of
+            consecutive keys.
+        key_positions: one per key, or the first of consecutive ones.
+        key_mask: True = keep.
+        bias: added to the logits. Its `table` needs a tensor of queries x keys here too.
+        whole: up to this many queries and keys, one tile holds everything.
+
+    Returns:
+        (values, lse), both differentiable. A query without keys has value 0 and lse -inf. lse has the dtype of the
+        arithmetic (float32 for 16-bit inputs).
+
+    Raises:
+        ConfigError: a pattern per head for another number of heads.
+    """
+    if pattern.heads not in (None, q.shape[1]):
+        raise ConfigError(f"the pattern is one of {pattern.heads} heads, the queries have {q.shape[1]}")
+    queries, keys = q.shape[2], k.shape[2]
+    scale = 1 / math.sqrt(q.shape[3]) if scale is None else scale
+    if query_positions is None:
+        last = key_positions[-1] + 1 if isinstance(key_positions, Tensor) else key_positions + keys
+        offsets = torch.arange(queries, device=q.device) if isinstance(last, Tensor) else 0
+        query_positions = last - queries + offsets
+    if bias is not None and bias.table is not None:
+        i = explicit(query_positions, queries, q.device)
+        j = explicit(key_positions, keys, q.device)
+        allowed = pattern.mask(i, j)
+        if key_mask is not None:
+            allowed = allowed & key_mask[:, None, None, :]
+        return plain(q, k, v, allowed, scale=scale, bias=bias.logits(i, j))
+    if not pattern.anchored and isinstance(query_positions, int) and isinstance(key_positions, int):
+        query_positions, key_positions = query_positions - key_positions, 0  # distances alone: one layout at any offset
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    curve = query = relative = None
+    if bias is not None and bias.curve is not None:
+        curve = bias.curve.to(dtype).expand(q.shape[1], -1)
+    if bias is not None and bias.query is not None and bias.relative is not None:
+        query = bias.query.to(dtype).expand(*q.shape[:3], -1)
+        relative = bias.relative.to(dtype).expand(q.shape[1], -1, -1)
+    given = [x if isinstance(x, Tensor) else None for x in (query_positions, key_positions)]
+    starts = [0 if isinstance(x, Tensor) else x for x in (query_positions, key_positions)]
+    values, lse = tiles(
+        q.to(dtype),
+        k.to(dtype),
+        v.to(dtype),
+        key_mask,
+        curve,
+        query,
+        relative,
+        *given,
+        *starts,
+        pattern.text,
+        scale,
+        0 if bias is None else bias.high,
+        whole,
+    )
+    return values.to(v.dtype), lse
+
+
+def plain(
+    q: Float[Tensor, "batch heads queries dim"],
+    k: Float[Tensor, "batch kv_heads keys dim"],
+    v: Float[Tensor, "batch kv_heads keys value"],
+    allowed: Bool[Tensor, "*#pairs queries keys"] | None = None,
+    *,
+    scale: float,
+    bias: Float[Tensor, "*#pairs queries keys"] | None = None,
+) -> tuple[Float[Tensor, "batch heads queries value"], Float[Tensor, "batch heads queries"]]:
+    """The same as `tiled` from an explicit mask: for a few queries, or a bias that is a table already.
+
+    Args:
+        q, k, v: heads of keys and values may be fewer (grouped).
+        allowed: True = keep, broadcast over (batch, heads); None: every pair.
+        scale: of the logits.
+        bias: added to the logits, broadcast over (batch, heads).
+    """
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    batch, heads, queries, dim = q.shape
+    shape = (batch, k.shape[1], heads // k.shape[1] * queries)  # the heads that share keys, one after another
+    scores = (q.to(dtype).reshape(*shape, dim) @ k.to(dtype).mT * scale).view(batch, heads, queries, k.shape[2])
+    if bias is not None:
+        scores = scores + bias.to(dtype)
+    if allowed is not None:
+        scores = scores.masked_fill(~allowed, float("-inf"))
+    highest = scores.detach().amax(-1, keepdim=True).clamp_min(LOWEST)
+    weights = torch.exp(scores - highest)
+    total = weights.sum(-1, keepdim=True)
+    safe = torch.where(total == 0, 1.0, total)
+    weights = (weights / safe).reshape(*shape, k.shape[2])
+    values = (weights @ v.to(dtype)).reshape(batch, heads, queries, v.shape[3])
+    lse = torch.where(total == 0, float("-inf"), torch.log(safe) + highest)
+    return values.to(v.dtype), lse.squeeze(-1)
+
+
+def explicit(positions: Int[Tensor, " length"] | int, length: int, device: torch.device) -> Int[Tensor, " length"]:
+    """One position for each of `length`, which may be given by the first of consecutive ones."""
+    if isinstance(positions, Tensor):
+        return positions.to(device)
+    return torch.arange(positions, positions + length, device=device)

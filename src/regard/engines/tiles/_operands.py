@@ -1,0 +1,219 @@
+"""The operands of a call as tiles: which heads go together, and how a step picks its tiles out of them."""
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.engines.tiles.layout import BUDGET, Group, Layout, Step
+from regard.engines.tiles.plan import Plan
+
+LOG2E = 1.4426950408889634
+LOWEST = -1e30
+"""Stands for -inf where -inf - -inf must not be NaN."""
+
+Tiles = Float[Tensor, "tiles tile dim"]
+
+
+class Operands(NamedTuple):
+    """What both passes read."""
+
+    q: Float[Tensor, "batch heads queries dim"]
+    k: Float[Tensor, "batch kv_heads keys dim"]
+    v: Float[Tensor, "batch kv_heads keys value"]
+    hidden: Float[Tensor, "batch 1 keys 1"] | None
+    """0 or -inf, added to the scores"""
+    curve: Float[Tensor, "heads distances"] | None
+    query: Float[Tensor, "batch heads queries position_dim"] | None
+    relative: Float[Tensor, "heads distances position_dim"] | None
+    high: int
+    scale: float
+
+    def in_tiles(self, plan: Plan) -> "Operands":
+        """The operands in whole tiles and in base 2."""
+        queries, keys = plan.tiles
+        hidden = None if self.hidden is None else whole_tiles(self.hidden, keys)
+        curve = None if self.curve is None else self.curve * LOG2E
+        query = None if self.query is None else whole_tiles(self.query * LOG2E, queries)
+        q, k, v = whole_tiles(self.q, queries), whole_tiles(self.k, keys), whole_tiles(self.v, keys)
+        return Operands(q, k, v, hidden, curve, query, self.relative, self.high, self.scale)
+
+
+def whole_tiles(x: Tensor, tile: int) -> Tensor:
+    """x (batch, heads, length, dim) with zeros up to a whole number of tiles."""
+    missing = -x.shape[2] % tile
+    return F.pad(x, (0, 0, 0, missing)) if missing else x.contiguous()
+
+
+def thinned(x: Float[Tensor, "heads distances *dim"], high: int, step: int) -> tuple[Tensor, int]:
+    """A view of the distances that are multiples of `step`, and the first of them, counted in steps."""
+    return (x, high) if step == 1 else (x[:, high % step :: step], high // step)
+
+
+class Share(NamedTuple):
+    """One part of the heads served together: one head, cut into tiles; or, where one tile holds everything, several
+    heads that are its tiles."""
+
+    layout: Layout
+    later: bool
+    """other parts have been added to its queries"""
+    rows: slice
+    heads: slice
+    kv: slice
+
+    @property
+    def count(self) -> int:
+        return self.heads.stop - self.heads.start
+
+    @property
+    def spread(self) -> int:
+        """Query heads on each head of keys."""
+        return self.count // (self.kv.stop - self.kv.start)
+
+    def again(self, group: Group) -> bool:
+        """Whether something has been written to the query tiles of a group."""
+        return group.again or (self.later and self.layout.queries is None)
+
+    def queries(self, x: Tensor) -> Tiles:
+        """The query tiles of x, a view where they are in natural order."""
+        x = x[self.rows, self.heads]
+        if self.layout.queries is not None:
+            x = x.view(-1, x.shape[-1]).index_select(0, self.layout.queries)
+        return x.view(-1, self.layout.sizes[0], x.shape[-1])
+
+    def keys(self, x: Tensor) -> Tiles:
+        """The key tiles of x, a view where they are in natural order and no two query heads of the share use them."""
+        x = x[self.rows, slice(0, 1) if x.shape[1] == 1 else self.kv]
+        if self.layout.keys is not None:
+            x = x.view(-1, x.shape[-1]).index_select(0, self.layout.keys)
+        elif self.count > x.shape[1]:
+            x = x.repeat_interleave(self.count // x.shape[1], 1)
+        return x.view(-1, self.layout.sizes[1], x.shape[-1])
+
+    def blank_queries(self, x: Tensor, value: float = 0.0) -> Tiles:
+        """Where the query tiles of x go: a view, or a buffer that something must bring back."""
+        if self.layout.queries is None:
+            return self.queries(x)
+        return x.new_full((len(self.layout.queries), x.shape[-1]), value).view(-1, self.layout.sizes[0], x.shape[-1])
+
+    def blank_keys(self, x: Tensor) -> Tiles:
+        """The same for keys."""
+        if self.layout.keys is None and self.spread == 1:
+            return self.keys(x)
+        lanes = self.keys(x[..., :1]).shape[:2]
+        return x.new_zeros(*lanes, x.shape[-1])
+
+    def add_queries(self, x: Tensor, tiles: Tiles) -> None:
+        """Add what `blank_queries` gave to x."""
+        if self.layout.queries is not None:
+            x[self.rows, self.heads].view(-1, x.shape[-1]).index_add_(0, self.layout.queries, tiles.flatten(0, 1))
+
+    def add_keys(self, x: Tensor, tiles: Tiles) -> None:
+        """Add what `blank_keys` gave to x."""
+        part = x[self.rows, self.kv]
+        if self.layout.keys is not None:
+            part.view(-1, x.shape[-1]).index_add_(0, self.layout.keys, tiles.flatten(0, 1))
+        elif self.spread > 1:
+            part += tiles.view(*part.shape[:2], self.spread, *part.shape[2:]).sum(2)
+
+    def steps(self, group: Group) -> tuple[Step, ...]:
+        if not self.layout.whole:
+            return group.steps
+        together = self.count * (self.rows.stop - self.rows.start)
+        return (group.steps[0]._replace(count=together),)
+
+
+def shares(plan: Plan, batch: int, heads: int, kv_heads: int) -> Iterator[Share]:
+    """All parts of all heads of all batch rows, as many together as fill the buffers."""
+    group, together, rows = heads // kv_heads, 1, 1
+    if plan.whole:
+        most = max(1, BUDGET // math.prod(plan.tiles))
+        together = max((h for h in range(group, heads + 1, group) if heads % h == 0 and h <= most), default=1)
+        rows = max(1, most // heads) if together == heads else 1
+    for b in range(0, batch, rows):
+        for h in range(0, heads, together):
+            kv = slice(h // group, (h + together - 1) // group + 1)
+            for at, layout in enumerate(plan.of(h)):
+                yield Share(layout, at > 0, slice(b, min(b + rows, batch)), slice(h, h + together), kv)
+
+
+def pick(tiles: Tiles, step: Step) -> Float[Tensor, "count tile dim"]:
+    """The query tiles of a step."""
+    return tiles.index_select(0, step.rows) if step.row is None else _apart(tiles, step.row, step.gap, step.count)
+
+
+def put(tiles: Tiles, step: Step, new: Tensor) -> None:
+    """Write the query tiles of a step."""
+    if step.row is None:
+        tiles.index_copy_(0, step.rows, new)
+    else:
+        _apart(tiles, step.row, step.gap, step.count).copy_(new)
+
+
+def _apart(tiles: Tiles, start: int, gap: int, count: int) -> Float[Tensor, "count tile dim"]:
+    """Every gap-th tile, a view."""
+    return tiles[start : start + gap * (count - 1) + 1 : gap]
+
+
+def lanes(tiles: Tiles, step: Step, slots: int) -> Float[Tensor, "count lanes dim"]:
+    """The keys of a step; where they are runs, a view."""
+    size, dim = tiles.shape[1:]
+    if step.key is None:
+        return tiles.index_select(0, step.keys).view(step.count, slots * size, dim)
+    offset = tiles.storage_offset() + step.key * size * dim
+    return tiles.as_strided((step.count, slots * size, dim), (step.advance * size * dim, dim, 1), offset)
+
+
+def collect(tiles: Tiles, step: Step, slots: int, weights: Tensor, x: Tensor) -> None:
+    """Add weights^T x to the keys of a step; a key that several query tiles see receives several terms."""
+    size, dim = tiles.shape[1:]
+    if step.key is None:
+        tiles.index_add_(0, step.keys, torch.bmm(weights.mT, x).view(-1, size, dim))
+    elif step.advance == 0 or step.count == 1:
+        run = tiles.narrow(0, step.key, slots).view(slots * size, dim)
+        run.addmm_(weights.flatten(0, 1).T, x.flatten(0, 1))
+    elif step.advance >= slots:
+        lanes(tiles, step, slots).baddbmm_(weights.mT, x)
+    else:
+        for slot in range(slots):
+            run = _apart(tiles, step.key + slot, step.advance, step.count)
+            run.baddbmm_(weights.narrow(2, slot * size, size).mT, x)
+
+
+class Scratch:
+    """Memory that every step uses again."""
+
+    def __init__(self, like: Tensor) -> None:
+        self.like = like
+        self.buffers: dict[str, Tensor] = {}
+        self.written: dict[str, tuple[int, ...]] = {}
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """A buffer with whatever it holds."""
+        size = math.prod(shape)
+        if name not in self.buffers or self.buffers[name].numel() < size:
+            self.buffers[name] = self.like.new_empty(size)
+        return self.buffers[name][:size].view(shape)
+
+    def cleared(self, name: str, *shape: int, written: tuple[int, ...]) -> Tensor:
+        """A buffer that is 0 outside of what is `written` at every step: cleared only when that changes."""
+        buffer = self.take(name, *shape)
+        if self.written.get(name) != (*shape, *written):
+            buffer.zero_()
+            self.written[name] = (*shape, *written)
+        return buffer
+
+
+class Gradients(NamedTuple):
+    """Of the operands; empty where nothing learns."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    curve: Tensor
+    query: Tensor
+    relative: Tensor

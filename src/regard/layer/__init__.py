@@ -1,0 +1,6 @@
+"""What stands around a mechanism: projections, positions, memory, and rows of their own for global tokens."""
+
+from regard.head_mix import HeadMix
+from regard.layer.attention_layer import AttentionLayer, LayerOutput, Prepared, linear
+
+__all__ = ["AttentionLayer", "HeadMix", "LayerOutput", "Prepared", "linear"]

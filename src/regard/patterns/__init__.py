@@ -1,0 +1,43 @@
+"""Which (query, key) pairs attend: patterns, their text, and what they say about whole ranges of positions."""
+
+from regard.patterns.pattern import (
+    FAR,
+    Columns,
+    Pattern,
+    Residues,
+    Span,
+    Truth,
+    apart,
+    block,
+    causal,
+    dilated,
+    everything,
+    first,
+    parse,
+    per_head,
+    random_blocks,
+    strided,
+    summary,
+    window,
+)
+
+__all__ = [
+    "FAR",
+    "Columns",
+    "Pattern",
+    "Residues",
+    "Span",
+    "Truth",
+    "apart",
+    "block",
+    "causal",
+    "dilated",
+    "everything",
+    "first",
+    "parse",
+    "per_head",
+    "random_blocks",
+    "strided",
+    "summary",
+    "window",
+]
