@@ -236,11 +236,7 @@ class Attention(Configured, ABC):
             hidden = ~key_mask[:, None, :, None]
             k, v = k.masked_fill(hidden, 0), v.masked_fill(hidden, 0)  # NaN under the mask must not survive a product
             given = {name: self._neutral(name, x, hidden) for name, x in given.items()}
-        past = 0 if state is None else state.length
-        start = query_start or 0
-        if self.heads.causal and query_start is None:
-            start = past + k.shape[2] - q.shape[2]
-        call = Call(key_mask, bias, marks, given, state, self.heads.causal, past, start, lse)
+        call = self._call(q, k, key_mask, bias, marks, given, query_start, state, lse)
         if self.impl == "reference":
             answer = self._define(q, k, v, call)
         else:
@@ -250,6 +246,46 @@ class Attention(Configured, ABC):
         if answer.values.dtype == q.dtype:
             return answer
         return answer._replace(values=answer.values.to(q.dtype))  # autocast leaves the dtype of its last product
+
+    def _call(
+        self,
+        q: Tensor,
+        k: Tensor,
+        key_mask: Tensor | None,
+        bias: ScoreBias | None,
+        marks: Tensor | None,
+        inputs: Mapping[str, Tensor],
+        query_start: int | None,
+        state: State | None = None,
+        lse: bool = False,
+    ) -> Call:
+        past, causal = 0 if state is None else state.length, self.heads.causal
+        if query_start is None:
+            query_start = past + k.shape[2] - q.shape[2] if causal else 0
+        return Call(key_mask, bias, marks, inputs, state, causal, past, query_start, lse)
+
+    @final
+    def definition(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        key_mask: Tensor | None = None,
+        bias: ScoreBias | None = None,
+        marks: Tensor | None = None,
+        inputs: Mapping[str, Tensor] | None = None,
+        query_start: int | None = None,
+        decisions: object = None,
+    ) -> Tensor:
+        """`reference` on the arguments of `forward`, for tests and checks.
+
+        Args:
+            decisions: what `decisions(q, k)` returned, of a mechanism that selects: its choices are replayed.
+        """
+        call = self._call(q, k, key_mask, bias, marks, inputs or {}, query_start)
+        replay: dict[str, Any] = {} if decisions is None else {"decisions": decisions}
+        return self.reference(q, k, v, call, **replay)
 
     def _neutral(self, name: str, x: Tensor, hidden: Tensor) -> Tensor:
         """An input with its neutral value under the mask."""

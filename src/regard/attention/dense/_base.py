@@ -1,26 +1,26 @@
 """The dense template: every query against every key that it may see."""
 
-from abc import abstractmethod
+from dataclasses import replace
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.bias import ScoreBias
-from regard.core import Attended, Attention
-from regard.engines.dense import chunked
+from regard.core import Attended, Attention, Call
+from regard.engines.dense.chunks import chunked
 from regard.engines.dense.fused import expand_heads
-from regard.state import Slots, State, slot_bytes
+from regard.options import weight
+from regard.state import Entry, Slots, per_slot
 
 
 class Dense(Attention):
     """Template: weights = normalise(score(q, k) + bias) over the allowed keys, values = weights v.
 
-    A mechanism publishes its score and normaliser as a `Rule`, and says in `project` and `weights` what they read. The
-    state keeps projected keys, so that decoding projects each key once.
+    A mechanism publishes its score and normaliser as a `Rule` in `setup`, and says in `project` and `weights` what they
+    read. The state keeps projected keys, so that decoding projects each key once.
     """
 
-    rule: str
+    rule: str = weight()
     """what `publish` returned"""
 
     def project(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -41,80 +41,32 @@ class Dense(Attention):
         """Probability of dropping a weight now."""
         return self.heads.dropout if self.training else 0.0
 
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        key_mask: Tensor | None,
-        bias: ScoreBias | None,
-        marks: Tensor | None,
-        state: State | None,
-    ) -> Attended:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         """Project, remember, average."""
-        del marks
         q, k = self.project(q, k)
-        k, v, key_mask, state = remember(k, v, key_mask, state)
-        return Attended(self.average(q, k, v, key_mask=key_mask, bias=bias), state, {})
+        k, v, call = remember(k, v, call)
+        return self.average(q, k, v, call)
 
-    def average(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None, bias: ScoreBias | None) -> Tensor:
-        """The values over every key, from projected q and k."""
-        count = self.heads.count
-        return chunked(
-            self.rule,
-            q,
-            expand_heads(k, count),
-            expand_heads(v, count),
-            self.weights(),
-            causal=self.heads.causal,
-            key_mask=key_mask,
-            bias=bias,
-            dropout=self.dropped,
-        )
+    def average(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
+        """The average over every key, from projected q and k."""
+        k, v = expand_heads(k, self.heads.count), expand_heads(v, self.heads.count)
+        masks = {"causal": call.causal, "key_mask": call.key_mask, "bias": call.bias}
+        return Attended(chunked(self.rule, q, k, v, self.weights(), dropout=self.dropped, **masks), call.state)
 
-    def initial_state(
-        self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
-    ) -> State:
-        """No slots."""
-        if not self.info.supports.state:
-            self.refuse("state", "state")
-        shape = (batch, self.heads.kv_heads, 0)
-        return Slots.empty(
-            k=torch.empty(*shape, self.key_width, device=device, dtype=dtype),
-            v=torch.empty(*shape, self.heads.value_width, device=device, dtype=dtype),
-        )
-
-    def state_nbytes(self, batch: int, length: int, dtype: torch.dtype) -> int:
-        """Length x kv_heads x (projected key + value)."""
-        if not self.info.supports.state:
-            self.refuse("state", "state")
-        return slot_bytes(self.heads.kv_heads * (self.key_width + self.heads.value_width), length, dtype, batch)
-
-    @abstractmethod
-    def reference(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        key_mask: Tensor | None = None,
-        bias: ScoreBias | None = None,
-        marks: Tensor | None = None,
-    ) -> Tensor:
-        """The definition; `reference_softmax` turns logits into values."""
+    def state_layout(self) -> dict[str, Entry]:
+        """Every projected key, and every value."""
+        heads = self.heads
+        return {"k": per_slot(heads.kv_heads, self.key_width), "v": per_slot(heads.kv_heads, heads.value_width)}
 
 
-def remember(
-    k: Tensor, v: Tensor, key_mask: Tensor | None, state: State | None
-) -> tuple[Tensor, Tensor, Tensor | None, State | None]:
-    """Append to the state, if there is one: the keys, values and mask of every slot, and the new state."""
-    if state is None:
-        return k, v, key_mask, None
-    assert isinstance(state, Slots)
-    grown = state.append(key_mask, k=k, v=v) if k.shape[2] else state
+def remember(k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor, Call]:
+    """Keys and values of every slot, and the call with their mask and the state behind them."""
+    if call.state is None:
+        return k, v, call
+    assert isinstance(call.state, Slots)
+    grown = call.state.append(call.key_mask, k=k, v=v) if k.shape[2] else call.state
     kept = grown.view()
-    return kept["k"], kept["v"], kept.get("key_mask"), grown
+    return kept["k"], kept["v"], replace(call, key_mask=kept.get("key_mask"), state=grown)
 
 
 def real_keys(k: Tensor, key_mask: Tensor | None) -> Int[Tensor, "batch 1 1 1"]:
@@ -124,43 +76,25 @@ def real_keys(k: Tensor, key_mask: Tensor | None) -> Int[Tensor, "batch 1 1 1"]:
     return key_mask.sum(1).clamp(min=1)[:, None, None, None]
 
 
-def visible(
-    queries: int, keys: int, *, causal: bool, key_mask: Tensor | None, device: torch.device
-) -> Bool[Tensor, "batch 1 queries keys"]:
-    """The allowed pairs as one tensor, for references."""
-    i, j = torch.arange(queries, device=device)[:, None], torch.arange(keys, device=device)[None]
-    allowed = (j <= i + keys - queries if causal else (i >= 0) & (j >= 0))[None, None]
-    return allowed if key_mask is None else allowed & key_mask[:, None, None, :]
-
-
 def masked_logits(
-    logits: Float[Tensor, "batch heads queries keys"],
-    *,
-    causal: bool,
-    key_mask: Tensor | None,
-    bias: ScoreBias | None,
+    logits: Float[Tensor, "batch heads queries keys"], call: Call
 ) -> Float[Tensor, "batch heads queries keys"]:
-    """The logits with their bias, -inf where a key may not be seen; for references."""
-    queries, keys = logits.shape[2:]
-    if bias is not None:
-        first = keys - queries if causal else 0
-        i, j = (torch.arange(at, at + n, device=logits.device) for at, n in ((first, queries), (0, keys)))
-        logits = logits + bias.logits(i, j).to(logits.dtype)
-    allowed = visible(queries, keys, causal=causal, key_mask=key_mask, device=logits.device)
-    return logits.masked_fill(~allowed, float("-inf"))
+    """The logits with their bias, -inf where a key may not be seen; for definitions."""
+    if call.bias is not None:
+        i, j = (torch.arange(n, device=logits.device) for n in logits.shape[2:])
+        logits = logits + call.bias.logits(i + call.query_start, j).to(logits.dtype)
+    return logits.masked_fill(~call.visible(logits, logits.mT), float("-inf"))
 
 
 def reference_softmax(
     logits: Float[Tensor, "batch heads queries keys"],
     v: Float[Tensor, "batch kv_heads keys value"],
+    call: Call,
     *,
-    causal: bool,
-    key_mask: Tensor | None,
-    bias: ScoreBias | None = None,
     nulls: float = 0.0,
 ) -> Float[Tensor, "batch heads queries value"]:
-    """sum_j exp(z_ij) v_j / (nulls + sum_j exp(z_ij)) over the allowed keys, 0 without any; for references."""
-    logits = masked_logits(logits, causal=causal, key_mask=key_mask, bias=bias)
+    """sum_j exp(z_ij) v_j / (nulls + sum_j exp(z_ij)) over the allowed keys, 0 without any; for definitions."""
+    logits = masked_logits(logits, call)
     allowed = logits > float("-inf")
     null = logits.new_full((*logits.shape[:3], 1), 0.0 if nulls else torch.finfo(logits.dtype).min)
     top = torch.cat([logits.masked_fill(~allowed, torch.finfo(logits.dtype).min), null], -1).amax(-1, keepdim=True)

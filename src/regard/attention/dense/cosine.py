@@ -1,17 +1,18 @@
 """Cosine attention."""
 
 from collections.abc import Mapping
-from typing import ClassVar, final
+from typing import Annotated, ClassVar, final
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Gt
 from torch import Tensor, nn
 
 from regard.attention.dense import Dense, reference_softmax
-from regard.bias import ScoreBias
-from regard.engines.dense.fused import dot_product
-from regard.errors import ConfigError
-from regard.info import Heads, Info, Supports
+from regard.core import Attended, Call, accumulation_dtype
+from regard.engines.dense import dot_product
+from regard.info import Info, Supports
+from regard.options import weight
 
 EPS = 1e-6
 """norms below it count as it, so that a vector of zeros has cosine 0 with everything"""
@@ -19,25 +20,17 @@ EPS = 1e-6
 
 def unit(x: Tensor) -> Tensor:
     """x / |x|, computed in at least float32."""
-    return F.normalize(x.to(torch.promote_types(x.dtype, torch.float32)), dim=-1, eps=EPS).to(x.dtype)
+    return F.normalize(x.to(accumulation_dtype(x.dtype)), dim=-1, eps=EPS).to(x.dtype)
 
 
 @final
 class Cosine(Dense):
     """Softmax of scaled cosines: z_ij = g q_i . k_j / (|q_i| |k_j|), one gain g per query head.
 
-    No logit exceeds g, and the lengths of q and k do not matter. The gain is learned as its logarithm, `log_gain`, so
-    that it stays positive.
+    No logit exceeds g, and the lengths of q and k do not matter. The gain is learned as its logarithm, so that it stays
+    positive.
 
     Cost: as `softmax`. State: every key, divided by its norm, and every value.
-
-    Args:
-        heads: what to serve.
-        gain: g, where it starts if it is learned.
-        learned: whether g is a weight; without weights the mechanism also works in `attend`.
-
-    Raises:
-        ConfigError: a gain that is not positive.
 
     Example:
         >>> from regard import Heads
@@ -49,57 +42,38 @@ class Cosine(Dense):
     Source: Graves et al. 2014, Neural Turing Machines, Eqs. 5 and 6; learned gain: Henry et al. 2020.
     """
 
-    info = Info(
+    default_info = Info(
         title="Cosine",
         source="Graves et al. 2014, Neural Turing Machines, Eqs. 5 and 6; Henry et al. 2020",
-        supports=Supports(
-            causal=True,
-            bidirectional=True,
-            cross=True,
-            key_mask=True,
-            bias=True,
-            state=True,
-            prefix=True,
-            dropout=True,
-        ),
+        supports=Supports.all(but=("marks",)),
         state="length",
         sees_content_only=True,
     )
-
     samples: ClassVar[tuple[Mapping[str, object], ...]] = ({}, {"gain": 3.0, "learned": False})
 
-    def __init__(self, heads: Heads, *, gain: float = 10.0, learned: bool = True) -> None:
-        super().__init__(heads, gain=gain, learned=learned)
-        if gain <= 0:
-            raise ConfigError(f"cosine needs a positive gain, got {gain}")
-        self.gain, self.learned = gain, learned
-        if learned:
-            self.log_gain = nn.Parameter(torch.full((heads.count,), gain).log())
+    gain: Annotated[float, Gt(0)] = 10.0
+    """g, where it starts if it is learned"""
+    learned: bool = True
+    """whether g is a weight; without weights the mechanism also works in `attend`"""
+    log_gain: nn.Parameter = weight()
+
+    def setup(self) -> None:
+        if self.learned:
+            self.log_gain = nn.Parameter(torch.full((self.heads.count,), self.gain).log())
 
     def project(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Times g and divided by their norms; divided by their norms."""
         gain = self.log_gain.exp()[:, None, None] if self.learned else self.gain
         return (unit(q) * gain).to(q.dtype), unit(k)
 
-    def average(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None, bias: ScoreBias | None) -> Tensor:
+    def average(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         """The softmax of their inner products."""
-        causal, dropout = self.heads.causal, self.dropped
-        return dot_product(q, k, v, scale=1.0, causal=causal, key_mask=key_mask, bias=bias, dropout=dropout)
+        return Attended(dot_product(q, k, v, call, scale=1.0, dropout=self.dropped), call.state)
 
-    def reference(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        key_mask: Tensor | None = None,
-        bias: ScoreBias | None = None,
-        marks: Tensor | None = None,
-    ) -> Tensor:
+    def reference(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         """Every inner product over the product of the two norms, times g, then the softmax of each row."""
-        del marks
         k = k.repeat_interleave(self.heads.group, 1)
         q_norm, k_norm = (x.square().sum(-1).sqrt().clamp(min=EPS) for x in (q, k))
         cosines = torch.einsum("bhid,bhjd->bhij", q, k) / (q_norm[..., :, None] * k_norm[..., None, :])
         logits = cosines * (torch.exp(self.log_gain)[:, None, None] if self.learned else self.gain)
-        return reference_softmax(logits, v, causal=self.heads.causal, key_mask=key_mask, bias=bias)
+        return reference_softmax(logits, v, call)

@@ -2,18 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar, Literal, final
+from typing import Annotated, Any, ClassVar, Literal, final
 
 import torch
+from annotated_types import Gt
 from torch import Tensor
 
 from regard.attention.dense import Dense, reference_softmax
-from regard.bias import ScoreBias
-from regard.engines.dense.fused import dot_product
-from regard.errors import ConfigError
-from regard.info import Heads, Info, Supports
-
-IMPLS = ("auto", "reference", "torch", "tiles", "chunks")
+from regard.core import Attended, Call
+from regard.engines.dense import dot_product, tiles
+from regard.info import Info, Supports
 
 
 @final
@@ -22,16 +20,6 @@ class Softmax(Dense):
 
     Cost: O(queries keys dim) time, O(length) memory: above 2^20 pairs the weights never exist as one tensor, unless the
     bias does. State: every key and value.
-
-    Args:
-        heads: what to serve.
-        scale: of the logits; None: 1/sqrt(key_dim), the paper's.
-        impl: `torch` is its fused kernel, `tiles` the tile engine, `chunks` the dense engine, `reference` the
-            definition; `tiles` and `reference` have no dropout. `auto` is `torch`, except above 2^20 pairs: `chunks`
-            with dropout, else `tiles` with a bias by distance or with leading keys.
-
-    Raises:
-        ConfigError: an unknown `impl`, or a scale that is not positive.
 
     Example:
         >>> from regard import Heads
@@ -42,80 +30,44 @@ class Softmax(Dense):
     Source: Vaswani et al. 2017, Eq. 1.
     """
 
-    info = Info(
+    default_info = Info(
         title="Scaled dot-product",
         source="Vaswani et al. 2017, Eq. 1",
-        supports=Supports(
-            causal=True,
-            bidirectional=True,
-            cross=True,
-            key_mask=True,
-            bias=True,
-            state=True,
-            prefix=True,
-            dropout=True,
-        ),
+        supports=Supports.all(but=("marks",)),
         state="length",
         sees_content_only=True,
+        mergeable=True,
     )
+    samples: ClassVar[tuple[Mapping[str, object], ...]] = ({}, {"scale": 0.7, "impl": "chunks"}, {"impl": "tiles"})
 
-    samples: ClassVar[tuple[Mapping[str, object], ...]] = (
-        {},
-        {"scale": 0.7, "impl": "chunks"},
-        {"impl": "tiles"},
-    )
+    scale: Annotated[float, Gt(0)] | None = None
+    """of the logits; None: 1/sqrt(key_dim), the paper's"""
+    impl: Literal["auto", "reference", "torch", "tiles", "chunks"] = "auto"
+    """`torch` is its fused kernel, `tiles` the tile engine, without dropout, `chunks` the dense engine, `reference` the
+    definition; `auto` is `torch`, except above 2^20 pairs: `chunks` with dropout, else `tiles` with a bias by distance
+    or with leading keys"""
 
     @classmethod
-    def facts(cls, **options: object) -> Info:
-        """The definition makes every weight; it and the tile engine have no dropout."""
-        impl = options.get("impl", "auto")
-        if impl not in ("tiles", "reference"):
-            return cls.info
-        supports = replace(cls.info.supports, dropout=False)
-        return replace(cls.info, supports=supports, memory=2 if impl == "reference" else 1)
+    def facts(cls, options: Mapping[str, Any]) -> Info:
+        """The tile engine has no dropout."""
+        supports = replace(cls.default_info.supports, dropout=options["impl"] != "tiles")
+        return replace(cls.default_info, supports=supports)
 
-    def __init__(
-        self,
-        heads: Heads,
-        *,
-        scale: float | None = None,
-        impl: Literal["auto", "reference", "torch", "tiles", "chunks"] = "auto",
-    ) -> None:
-        super().__init__(heads, scale=scale, impl=impl)
-        if impl not in IMPLS:
-            raise ConfigError(f"softmax has no impl={impl!r}; it has {', '.join(IMPLS)}")
-        if scale is not None and scale <= 0:
-            raise ConfigError(f"softmax needs a positive scale, got {scale}; None is 1/sqrt(key_dim)")
-        self.scale, self.impl = scale, impl
-        self.factor = heads.key_dim**-0.5 if scale is None else scale
+    @property
+    def factor(self) -> float:
+        """What the inner products are multiplied by."""
+        return self.heads.key_dim**-0.5 if self.scale is None else self.scale
 
-    def average(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None, bias: ScoreBias | None) -> Tensor:
-        """By the fastest path that keeps memory linear."""
-        if self.impl == "reference":
-            return self.reference(q, k, v, key_mask=key_mask, bias=bias)
-        return dot_product(
-            q,
-            k,
-            v,
-            scale=self.factor,
-            causal=self.heads.causal,
-            key_mask=key_mask,
-            bias=bias,
-            dropout=self.dropped,
-            impl=self.impl,
-        )
+    def average(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
+        """By the fastest path that keeps memory linear; the log-sum-exp by the tile engine."""
+        if call.lse and not self.dropped:
+            values, lse = tiles(q, k, v, call, scale=self.factor)
+            return Attended(values, call.state, lse=lse)
+        values = dot_product(q, k, v, call, scale=self.factor, dropout=self.dropped, impl=self.impl)
+        lse = tiles(q, k, v, call, scale=self.factor)[1] if call.lse else None
+        return Attended(values, call.state, lse=lse)
 
-    def reference(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        key_mask: Tensor | None = None,
-        bias: ScoreBias | None = None,
-        marks: Tensor | None = None,
-    ) -> Tensor:
+    def reference(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         """Every logit, then the softmax of each row."""
-        del marks
         logits = self.factor * torch.einsum("bhid,bhjd->bhij", q, k.repeat_interleave(self.heads.group, 1))
-        return reference_softmax(logits, v, causal=self.heads.causal, key_mask=key_mask, bias=bias)
+        return reference_softmax(logits, v, call)

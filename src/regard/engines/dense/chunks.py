@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from regard.bias import ScoreBias
+from regard.core import Call
 
 CHUNK_ELEMENTS = 1 << 18
 """numbers in the largest tensor of a chunk, 1 MiB in float32"""
@@ -66,11 +67,9 @@ def chunked(
     q: Float[Tensor, "batch heads queries query_dim"],
     k: Float[Tensor, "batch heads keys key_dim"],
     v: Float[Tensor, "batch heads keys value"],
+    call: Call,
     weights: Sequence[Tensor] = (),
     *,
-    causal: bool,
-    key_mask: Bool[Tensor, "batch keys"] | None = None,
-    bias: ScoreBias | None = None,
     dropout: float = 0.0,
 ) -> Float[Tensor, "batch heads queries value"]:
     """Attention under a published rule, in memory of one chunk of queries x keys.
@@ -78,19 +77,18 @@ def chunked(
     Args:
         rule: what `publish` returned.
         q, k, v: as the rule's score takes them; k and v have the heads of q.
+        call: its mask, bias and slots; causal queries are the last ones.
         weights: further arguments of the score (and of a rule's own average), which get gradients.
-        causal: lower-right.
-        key_mask: True = keep.
-        bias: added to the logits.
         dropout: probability of dropping a weight, drawn anew at each call.
     """
-    bias = bias or ScoreBias()
+    bias = call.bias or ScoreBias()
     seed = torch.randint(2**62, ()) if dropout else None
     parts = [bias.curve, bias.query, bias.relative, bias.table]
-    return dense_op(q, k, v, list(weights), *parts, key_mask, seed, rule, bias.high, causal, dropout)
+    rest = rule, bias.high, call.causal, call.query_start, dropout
+    return dense_op(q, k, v, list(weights), *parts, call.key_mask, seed, *rest)
 
 
-class Call(NamedTuple):
+class Fixed(NamedTuple):
     """The arguments that need no gradient."""
 
     key_mask: Tensor | None
@@ -98,6 +96,7 @@ class Call(NamedTuple):
     rule: str
     high: int
     causal: bool
+    first: int
     dropout: float
 
 
@@ -129,20 +128,20 @@ def _named(
     return {name: x if x.dtype == torch.bool else x.to(wide) for name, x in given.items() if x is not None}
 
 
-def _chunks(tensors: dict[str, Tensor], call: Call) -> Iterator[tuple[slice, slice]]:
+def _chunks(tensors: dict[str, Tensor], fixed: Fixed) -> Iterator[tuple[slice, slice]]:
     """(queries, the keys that the last of them sees) of each chunk."""
     batch, heads, queries = tensors["q"].shape[:3]
     keys = tensors["k"].shape[2]
-    step = max(1, CHUNK_ELEMENTS // max(1, batch * heads * keys * RULES[call.rule].depth))
+    step = max(1, CHUNK_ELEMENTS // max(1, batch * heads * keys * RULES[fixed.rule].depth))
     for first in range(0, queries, step):
         last = min(first + step, queries)
-        yield slice(first, last), slice(0, keys - queries + last if call.causal else keys)
+        yield slice(first, last), slice(0, fixed.first + last if fixed.causal else keys)
 
 
-def _attend(part: dict[str, Tensor], call: Call, rows: slice, seen: slice, past: int) -> Tensor:
+def _attend(part: dict[str, Tensor], fixed: Fixed, rows: slice, seen: slice) -> Tensor:
     """The output of one chunk, differentiable in `part`."""
-    rule = RULES[call.rule]
-    at = torch.arange(rows.start, rows.stop, device=part["q"].device) + past
+    rule = RULES[fixed.rule]
+    at = torch.arange(rows.start, rows.stop, device=part["q"].device) + fixed.first
     slots = torch.arange(seen.stop, device=part["q"].device)
     further = [part[name] for name in part if name.startswith("weight")]
     if rule.relative:
@@ -150,17 +149,17 @@ def _attend(part: dict[str, Tensor], call: Call, rows: slice, seen: slice, past:
     logits = rule.score(part["q"], part["k"], *further)
     parts = {name: part[name] for name in ("curve", "query", "relative", "table") if name in part}
     if parts:
-        logits = logits + ScoreBias(high=call.high, **parts).logits(at, slots).to(logits.dtype)
-    if call.causal:
+        logits = logits + ScoreBias(high=fixed.high, **parts).logits(at, slots).to(logits.dtype)
+    if fixed.causal:
         logits = logits.masked_fill(slots > at[:, None], float("-inf"))
-    if call.key_mask is not None:
-        logits = logits.masked_fill(~call.key_mask[:, None, None, seen], float("-inf"))
+    if fixed.key_mask is not None:
+        logits = logits.masked_fill(~fixed.key_mask[:, None, None, seen], float("-inf"))
     weights = rule.normalise(logits)
-    if call.seed is not None:
+    if fixed.seed is not None:
         # The mask depends on the first query of the chunk, so that the backward pass draws the same one.
-        draw = torch.Generator(weights.device).manual_seed(int(call.seed) + rows.start)
-        kept = torch.rand(weights.shape, generator=draw, device=weights.device) >= call.dropout
-        weights = weights * kept / (1 - call.dropout)
+        draw = torch.Generator(weights.device).manual_seed(int(fixed.seed) + rows.start)
+        kept = torch.rand(weights.shape, generator=draw, device=weights.device) >= fixed.dropout
+        weights = weights * kept / (1 - fixed.dropout)
     return weights @ part["v"] if rule.average is None else rule.average(weights, part["v"], *further)
 
 
@@ -179,17 +178,17 @@ def dense_op(
     rule: str,
     high: int,
     causal: bool,
+    first: int,
     dropout: float,
 ) -> Tensor:
     """The values."""
-    call = Call(key_mask, seed, rule, high, causal, dropout)
+    fixed = Fixed(key_mask, seed, rule, high, causal, first, dropout)
     tensors = _named(q, k, v, weights, (curve, query, relative, table))
     values = q.new_zeros((*q.shape[:3], v.shape[-1]), dtype=v.dtype)
     if k.shape[2]:
-        past = k.shape[2] - q.shape[2] if causal else 0
-        for rows, seen in _chunks(tensors, call):
+        for rows, seen in _chunks(tensors, fixed):
             part = {name: _slice(name, x, rows, seen) for name, x in tensors.items()}
-            values[:, :, rows] = _attend(part, call, rows, seen, past).to(v.dtype)
+            values[:, :, rows] = _attend(part, fixed, rows, seen).to(v.dtype)
     return values
 
 
@@ -215,21 +214,21 @@ def dense_backward(
     rule: str,
     high: int,
     causal: bool,
+    first: int,
     dropout: float,
 ) -> list[Tensor]:
     """The gradients of the wanted ones of q, k, v, curve, query, relative, table, *weights (numbered in this order)."""
-    call = Call(key_mask, seed, rule, high, causal, dropout)
+    fixed = Fixed(key_mask, seed, rule, high, causal, first, dropout)
     tensors = _named(q, k, v, weights, (curve, query, relative, table))
     order = ["q", "k", "v", "curve", "query", "relative", "table", *(f"weight{at}" for at in range(len(weights)))]
     names = [order[at] for at in wanted]
     grads = {name: torch.zeros_like(tensors[name]) for name in names}
     if k.shape[2]:
-        past = k.shape[2] - q.shape[2] if causal else 0
-        for rows, seen in _chunks(tensors, call):
+        for rows, seen in _chunks(tensors, fixed):
             part = {name: _slice(name, x, rows, seen) for name, x in tensors.items()}
 
             def chunk(*xs: Tensor, part: dict[str, Tensor] = part, rows: slice = rows, seen: slice = seen) -> Tensor:
-                return _attend({**part, **dict(zip(names, xs, strict=True))}, call, rows, seen, past)
+                return _attend({**part, **dict(zip(names, xs, strict=True))}, fixed, rows, seen)
 
             # Autograd is off inside an operator; `vjp` records its own.
             pull = torch.func.vjp(chunk, *(part[name] for name in names))[1]
@@ -246,9 +245,9 @@ def _(grad, q, k, v, weights, curve, query, relative, table, key_mask, seed, wan
 
 
 def _setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    q, k, v, weights, *parts, key_mask, seed, rule, high, causal, dropout = inputs
+    q, k, v, weights, *parts, key_mask, seed, rule, high, causal, first, dropout = inputs
     ctx.save_for_backward(q, k, v, *parts, key_mask, seed, *weights)
-    ctx.options = (rule, high, causal, dropout)
+    ctx.options = (rule, high, causal, first, dropout)
 
 
 def _backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
@@ -260,7 +259,7 @@ def _backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
     every: list[Tensor | None] = [None] * len(flags)
     for at, x in zip(wanted, found, strict=True):
         every[at] = x
-    return (*every[:3], every[7:], *every[3:7], *([None] * 6))
+    return (*every[:3], every[7:], *every[3:7], *([None] * 7))
 
 
 dense_op.register_autograd(_backward, setup_context=_setup)

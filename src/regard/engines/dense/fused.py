@@ -5,10 +5,10 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from regard import patterns
-from regard.bias import ScoreBias
-from regard.engines.dense import Rule, chunked, publish, softmax
+from regard.core import Call, accumulation_dtype
+from regard.engines.dense.chunks import Rule, chunked, publish, softmax
 from regard.engines.tiles import tiled
+from regard.patterns import causal, everything
 
 MATERIALISED_PAIRS = 1 << 20
 """queries x keys up to which logits may exist as one tensor"""
@@ -20,40 +20,36 @@ def dot_product(
     q: Float[Tensor, "batch heads queries dim"],
     k: Float[Tensor, "batch kv_heads keys dim"],
     v: Float[Tensor, "batch kv_heads keys value"],
+    call: Call,
     *,
     scale: float,
-    causal: bool,
-    key_mask: Bool[Tensor, "batch keys"] | None = None,
-    bias: ScoreBias | None = None,
     dropout: float = 0.0,
     impl: str = "auto",
 ) -> Float[Tensor, "batch heads queries value"]:
     """softmax(scale q k^T + bias) v over the allowed keys; a row without any gives 0.
 
     Args:
+        call: its mask, bias and slots; keys and values under the mask are 0.
         scale: of the logits; positive.
-        causal: lower-right.
-        key_mask: True = keep; keys and values under it are 0.
-        bias: added to the logits.
         dropout: of the weights.
         impl: `torch`: the fused kernel, whatever it materialises; `tiles`: the tile engine, which has no dropout;
             `chunks`: the dense engine; `auto`: see `choose`.
     """
     if impl == "auto":
-        impl = choose(q.shape[2], k.shape[2], causal=causal, bias=bias, dropout=dropout)
+        impl = choose(q.shape[2], k.shape[2], call, dropout)
     match impl:
         case "torch":
-            return fused(q, k, v, scale=scale, causal=causal, key_mask=key_mask, bias=bias, dropout=dropout)
+            return fused(q, k, v, call, scale=scale, dropout=dropout)
         case "tiles":
             assert not dropout
-            return tiles(q, k, v, scale=scale, causal=causal, key_mask=key_mask, bias=bias)[0]
+            return tiles(q, k, v, call, scale=scale)[0]
         case _:
-            q = q.to(torch.promote_types(q.dtype, torch.float32)) * scale
+            q = q.to(accumulation_dtype(q.dtype)) * scale
             k, v = expand_heads(k, q.shape[1]), expand_heads(v, q.shape[1])
-            return chunked(INNER, q, k, v, causal=causal, key_mask=key_mask, bias=bias, dropout=dropout)
+            return chunked(INNER, q, k, v, call, dropout=dropout)
 
 
-def choose(queries: int, keys: int, *, causal: bool, bias: ScoreBias | None, dropout: float) -> str:
+def choose(queries: int, keys: int, call: Call, dropout: float) -> str:
     """The fastest engine that makes no tensor of more than 2^20 queries x keys, unless the caller brought one.
 
     The fused kernel, except on larger calls with dropout (`chunks`), and with a bias by distance or leading keys
@@ -63,32 +59,22 @@ def choose(queries: int, keys: int, *, causal: bool, bias: ScoreBias | None, dro
         return "torch"
     if dropout:
         return "chunks"
-    by_distance = bias is not None and bias.by_distance
-    return "tiles" if by_distance or (causal and 1 < queries < keys) else "torch"
+    by_distance = call.bias is not None and call.bias.by_distance
+    return "tiles" if by_distance or (call.causal and 1 < queries < keys) else "torch"
 
 
 def tiles(
-    q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool, key_mask: Tensor | None, bias: ScoreBias | None
+    q: Tensor, k: Tensor, v: Tensor, call: Call, *, scale: float
 ) -> tuple[Float[Tensor, "batch heads queries value"], Float[Tensor, "batch heads queries"]]:
     """(values, lse) by the tile engine."""
     if q.shape[2] == 0:
         return v.new_zeros(*q.shape[:3], v.shape[3]), q.new_zeros(q.shape[:3])
-    pattern = patterns.causal if causal else patterns.everything
-    first = k.shape[2] - q.shape[2] if causal else 0
-    return tiled(q, k, v, pattern, scale=scale, query_positions=first, key_mask=key_mask, bias=bias)
+    pattern = causal if call.causal else everything
+    first = call.query_start if call.causal else 0
+    return tiled(q, k, v, pattern, scale=scale, query_positions=first, key_mask=call.key_mask, bias=call.bias)
 
 
-def fused(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    scale: float,
-    causal: bool,
-    key_mask: Tensor | None,
-    bias: ScoreBias | None,
-    dropout: float,
-) -> Tensor:
+def fused(q: Tensor, k: Tensor, v: Tensor, call: Call, *, scale: float, dropout: float) -> Tensor:
     """By torch's kernel, in forms that keep it from falling back to materialised weights.
 
     It wants keys and values of one width, so the narrower ones get zero columns. Its own causal flag is upper-left and
@@ -96,12 +82,12 @@ def fused(
     take a mask of queries x keys. Dropout, and a bias that needs gradients, make it materialise the weights.
     """
     queries, keys, width = q.shape[2], k.shape[2], v.shape[-1]
-    square = causal and queries == keys > 1 and bias is None
-    if square and key_mask is not None:
+    square = call.causal and call.query_start == 0 and queries == keys > 1 and call.bias is None
+    if square and call.key_mask is not None:
         # q.k + 1 * (0 or lowest): a column instead of queries x keys. A query without keys averages values that are 0;
         # -inf would do, but leaves NaN in the gradient of the column, which trips anomaly detection.
         lowest = torch.finfo(k.dtype).min / 2
-        column = torch.zeros(key_mask.shape, dtype=k.dtype, device=k.device).masked_fill(~key_mask, lowest)
+        column = torch.zeros(call.key_mask.shape, dtype=k.dtype, device=k.device).masked_fill(~call.key_mask, lowest)
         q = torch.cat([q, q.new_ones(*q.shape[:3], 1)], -1)
         k = torch.cat([k, column[:, None, :, None].expand(-1, k.shape[1], -1, -1)], -1)
     wide = max(q.shape[-1], width)
@@ -113,7 +99,7 @@ def fused(
         q,
         k,
         v,
-        attn_mask=None if square else _mask(q, keys, causal, key_mask, bias),
+        attn_mask=None if square else _mask(q, keys, call),
         dropout_p=dropout,
         is_causal=square,
         scale=scale,
@@ -122,26 +108,24 @@ def fused(
     return values if width == wide else values[..., :width]
 
 
-def _mask(q: Tensor, keys: int, causal: bool, key_mask: Tensor | None, bias: ScoreBias | None) -> Tensor | None:
+def _mask(q: Tensor, keys: int, call: Call) -> Tensor | None:
     """What may be seen, as the kernel takes it: boolean, or logits."""
     queries = q.shape[2]
-    allowed = None if key_mask is None else key_mask[:, None, None, :]
-    if causal and queries > 1:
-        lower = torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril(keys - queries)
+    allowed = None if call.key_mask is None else call.key_mask[:, None, None, :]
+    if call.causal and (queries > 1 or call.query_start + 1 < keys):
+        lower = torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril(call.query_start)
         allowed = lower if allowed is None else allowed & lower
-    if bias is None:
+    if call.bias is None:
         return allowed
-    logits = bias_logits(bias, queries, keys, causal=causal, like=q)
+    logits = bias_logits(call, queries, keys, like=q)
     return logits if allowed is None else torch.where(allowed, logits, float("-inf"))
 
 
-def bias_logits(
-    bias: ScoreBias, queries: int, keys: int, *, causal: bool, like: Tensor
-) -> Float[Tensor, "b h queries keys"]:
-    """A bias as one tensor."""
-    slots = torch.arange(keys, device=like.device)
-    first = keys - queries if causal else 0
-    return bias.logits(torch.arange(first, first + queries, device=like.device), slots).to(like.dtype)
+def bias_logits(call: Call, queries: int, keys: int, *, like: Tensor) -> Float[Tensor, "b h queries keys"]:
+    """The bias of a call as one tensor."""
+    assert call.bias is not None
+    i, j = (torch.arange(n, device=like.device) for n in (queries, keys))
+    return call.bias.logits(i + call.query_start, j).to(like.dtype)
 
 
 def expand_heads(x: Float[Tensor, "batch kv_heads keys dim"], count: int) -> Float[Tensor, "batch heads keys dim"]:
@@ -167,6 +151,6 @@ def logits_once(
     q: Float[Tensor, "batch heads 1 dim"], k: Float[Tensor, "batch kv_heads keys dim"]
 ) -> Float[Tensor, "batch heads 1 keys"]:
     """Inner products of one query with every key, without repeating grouped keys."""
-    wide = torch.promote_types(q.dtype, torch.float32)
+    wide = accumulation_dtype(q.dtype)
     grouped = q.reshape(q.shape[0], k.shape[1], -1, q.shape[-1])
     return (k.to(wide) @ grouped.to(wide).mT).mT.reshape(*q.shape[:3], k.shape[2])
