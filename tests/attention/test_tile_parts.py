@@ -6,7 +6,7 @@ import torch
 from regard.attention.tiles._parts import arranged, split
 from regard.attention.tiles._plan import Places, find_plan
 from regard.masks import Columns, Pattern, Residues, parse
-from regard.testing.checks_pattern import times_held
+from regard.testing.checks.pattern import times_held
 from regard.testing.counting import count
 
 ORDERS = {

@@ -3,12 +3,8 @@
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-
-from regard.core import Attended, Heads
-from regard.testing.mutants import mutant
-from regard.testing.toys import (
+from tests.mutants import mutant
+from tests.mutants.toys import (
     ToyBuckets,
     ToyDense,
     ToyFeatures,
@@ -16,6 +12,10 @@ from regard.testing.toys import (
     allowed_pairs,
     expanded,
 )
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from regard.core import Attended, Heads
 
 
 def _positions(queries: int, keys: int) -> tuple[Tensor, Tensor]:

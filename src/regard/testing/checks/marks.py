@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from regard.bias import ScoreBias
-from regard.testing.checks_bias import as_table, far_curve, far_relative
+from regard.testing.checks.bias import as_table, far_curve, far_relative
 from regard.testing.compare import assert_close, assert_identical
 from regard.testing.inputs import LENGTH, LONG, Inputs, Subject, changed, draw, mask_with_holes, run
 from regard.testing.registry import check, require

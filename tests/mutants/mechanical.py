@@ -1,7 +1,7 @@
 """Mechanical mutants: change one operator or constant of a mechanism's file, run the suite, list what survives.
 
-    python -m regard.testing.mutation local --jobs 2
-    python -m regard.testing.mutation vector_quantized --file routed/_codes.py --tests tests/attention/routed
+    python -m tests.mutants.mechanical local --jobs 2
+    python -m tests.mutants.mechanical vector_quantized --file routed/_codes.py --tests tests/attention/routed
 
 A survivor is a change that no check notices: look at each one. It is an equivalent program, a constant that only costs
 time, or a hole in the suite. What algorithm and definition share (a default scale, a loss) the suite cannot judge; with
@@ -29,6 +29,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import regard
 from regard import catalog
 
 SWAPS: dict[type[Any], type[Any]] = {
@@ -216,7 +217,7 @@ def study(
         tests: a file or folder of tests that survivors of the suite must survive too.
     """
     path = f"{catalog.family(name)}/{name}.py" if file is None else file
-    root = Path(__file__).parents[1] / "attention"
+    root = Path(regard.__file__).parent / "attention"
     module = "regard.attention." + path.removesuffix(".py").replace("/", ".")
     chosen = [*variants((root / path).read_text(encoding="utf-8"))]
     if limit is not None and limit < len(chosen):
@@ -229,7 +230,7 @@ def study(
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m regard.testing.mutation", description=(__doc__ or "").split("\n")[0]
+        prog="python -m tests.mutants.mechanical", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("names", nargs="*", help="mechanisms of the catalog; none: all")
     parser.add_argument("--file", help="another file of regard/attention, such as routed/_codes.py")

@@ -11,8 +11,7 @@ from regard.position._base import Position
 from regard.testing.compare import assert_close, assert_identical
 from regard.testing.definitions import DEFINITIONS
 from regard.testing.inputs import randn
-from regard.testing.parts import part_check
-from regard.testing.registry import require
+from regard.testing.registry import check, require
 
 HEADS, KEY_DIM, DIM = 6, 8, 12
 """six heads: no power of two, where ALiBi's slopes are not in order"""
@@ -43,7 +42,7 @@ def _published(part: type[Position]) -> str:
     return next((name for base in part.__mro__ if (name := registered_name(base)) in DEFINITIONS), "")
 
 
-@part_check(Position)
+@check(kind=Position)
 def published_logits(part: type[Position]) -> None:
     """Logits are those of the published formula, pair by pair, up to a constant of the query."""
     if part.absolute:
@@ -65,7 +64,7 @@ def published_logits(part: type[Position]) -> None:
                     assert_close(got - got[0], expected - expected[0], tolerance=1e-10, what=what)
 
 
-@part_check(Position)
+@check(kind=Position)
 def columns_are_distances(part: type[Position]) -> None:
     """Column c of a bias belongs to distance high - c, whatever range of distances is asked for."""
     if not part.biased:
@@ -89,7 +88,7 @@ def columns_are_distances(part: type[Position]) -> None:
                         assert_close(narrow, wide[:, columns], tolerance=1e-12, what=what)
 
 
-@part_check(AttentionLayer)
+@check(kind=AttentionLayer)
 def values_know_no_position(part: type[AttentionLayer]) -> None:
     """A relative scheme changes who is looked at, never what is seen: with one key, its value comes out as it is."""
     x = randn(1, 9, 16, seed="hidden", dtype=torch.float64)
@@ -106,7 +105,7 @@ def values_know_no_position(part: type[AttentionLayer]) -> None:
                 assert_close(got, alone, tolerance=1e-12, what=f"{name}, the key in slot {at} alone")
 
 
-@part_check(AttentionLayer)
+@check(kind=AttentionLayer)
 def keys_move_with_queries(part: type[AttentionLayer]) -> None:
     """A rotation of queries and keys by the same number of slots changes nothing; of the queries alone, something."""
     layer = part(16, "softmax", heads=2, position="rotary", causal=False).double().eval()

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from tests.mutants import mutant
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -21,7 +22,6 @@ from regard.attention.sparse.local import Local
 from regard.attention.synthesized.dense_synthesizer import DenseSynthesizer
 from regard.core import Attended
 from regard.info import Info
-from regard.testing.mutants import mutant
 
 
 @mutant("prefix")

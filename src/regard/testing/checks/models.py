@@ -18,8 +18,7 @@ from regard.tasks.token_files import Tokens
 from regard.tasks.tokenizer import ByteTokenizer
 from regard.testing.compare import assert_close, assert_identical
 from regard.testing.inputs import randn
-from regard.testing.parts import part_check
-from regard.testing.registry import require
+from regard.testing.registry import check, require
 
 DIM = 16
 
@@ -42,7 +41,7 @@ def _sublayer(x: Tensor, branch: Any, norm: Any, place: str) -> Tensor:
     return norm(x + branch(x)) if place == "post" else x + branch(norm(x))
 
 
-@part_check(AttentionLayer)
+@check(kind=AttentionLayer)
 def global_rows_have_their_own_projections(part: type[AttentionLayer]) -> None:
     """Rows of global tokens are those of a dense layer with their projections, all others of one with the ordinary."""
     layer = _moved(part(DIM, "longformer(window=1, num_global=2)", heads=2, causal=False, projections="global"))
@@ -59,7 +58,7 @@ def global_rows_have_their_own_projections(part: type[AttentionLayer]) -> None:
         assert_close(layer(x).hidden, wanted, tolerance=1e-10, what="two global tokens")
 
 
-@part_check(Block)
+@check(kind=Block)
 def residual_once(part: type[Block]) -> None:
     """A block is two sublayers, each with one residual connection and one norm in its place."""
     for place in ("pre", "post"):
@@ -72,7 +71,7 @@ def residual_once(part: type[Block]) -> None:
             assert_close(block(x).hidden, wanted, tolerance=1e-12, what=f"{place}-norm")
 
 
-@part_check(CrossBlock)
+@check(kind=CrossBlock)
 def residual_of_each_attention(part: type[CrossBlock]) -> None:
     """A decoder's block is three sublayers, to itself, to the source, and an MLP, each with its residual and norm."""
     for place in ("pre", "post"):
@@ -87,7 +86,7 @@ def residual_of_each_attention(part: type[CrossBlock]) -> None:
             assert_close(block(x, source).hidden, wanted, tolerance=1e-12, what=f"{place}-norm")
 
 
-@part_check(EncoderDecoder)
+@check(kind=EncoderDecoder)
 def decoder_reads_the_past(part: type[EncoderDecoder]) -> None:
     """To predict a token the decoder reads the start and the tokens before it, and neither it nor later ones."""
     model = part(EncoderDecoderConfig(dim=DIM, heads=2, vocab_size=20, start_token=3)).eval()
@@ -107,7 +106,7 @@ def decoder_reads_the_past(part: type[EncoderDecoder]) -> None:
                 require(moved > 1e-6, f"token {at} is not read by those after it")
 
 
-@part_check(Windows)
+@check(kind=Windows)
 def targets_are_next(part: type[Windows]) -> None:
     """A language model's target is the next token: each of a document is predicted once, from those before it."""
     tokenizer = ByteTokenizer()

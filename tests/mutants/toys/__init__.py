@@ -3,9 +3,10 @@
 They use nothing of the engines, so that a mutant tests the suite and not an engine.
 """
 
+from tests.mutants.toys.dense import ToyBuckets, ToyCodes, ToyDense, ToyTable, ToyWindow, allowed_pairs, expanded
+from tests.mutants.toys.kernel import ToyFeatures, ToyKernel, ToyMarked, ToyMaximum, ToyProjection
+
 from regard.core import Attention
-from regard.testing.toys_dense import ToyBuckets, ToyCodes, ToyDense, ToyTable, ToyWindow, allowed_pairs, expanded
-from regard.testing.toys_kernel import ToyFeatures, ToyKernel, ToyMarked, ToyMaximum, ToyProjection
 
 TOYS: tuple[type[Attention], ...] = (
     ToyDense,

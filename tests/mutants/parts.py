@@ -3,12 +3,12 @@
 # Schemes are final; only a mutant may break that.
 # pyright: reportGeneralTypeIssues=false
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
 import torch
+from tests.mutants import mutant
 from torch import Tensor, nn
 
 from regard.bias import ScoreBias
@@ -25,33 +25,7 @@ from regard.tasks.base import IGNORE, Example
 from regard.tasks.text import Windows
 
 
-@dataclass(frozen=True)
-class PartMutant:
-    """As `Mutant`, of a part of a model."""
-
-    cls: type
-    parent: type
-    caught_by: str
-
-    @property
-    def name(self) -> str:
-        return self.cls.__name__
-
-
-PART_MUTANTS: list[PartMutant] = []
-
-
-def part_mutant(caught_by: str) -> Callable[[type], type]:
-    """Enter a broken subclass of a part, with the name of the check that must fail."""
-
-    def enter(cls: type) -> type:
-        PART_MUTANTS.append(PartMutant(cls, cls.__bases__[0], caught_by))
-        return cls
-
-    return enter
-
-
-@part_mutant("published_logits")
+@mutant("published_logits")
 class WrongBucket(T5Bias):
     """Begins each logarithmic bucket one distance late."""
 
@@ -60,7 +34,7 @@ class WrongBucket(T5Bias):
         return super().bucket(relative - relative.sign() * far)
 
 
-@part_mutant("published_logits")
+@mutant("published_logits")
 class FutureInThePast(T5Bias):
     """Gives the upper buckets to the past."""
 
@@ -68,7 +42,7 @@ class FutureInThePast(T5Bias):
         return super().bucket(relative if self.heads.causal else -relative)
 
 
-@part_mutant("published_logits")
+@mutant("published_logits")
 class SlopesInOrder(Alibi):
     """Sorts the slopes: right for a power of two, and for other counts every head has another's."""
 
@@ -77,7 +51,7 @@ class SlopesInOrder(Alibi):
         return super().bias(q, low, high)
 
 
-@part_mutant("published_logits")
+@mutant("published_logits")
 class SlopesReversed(Alibi):
     """Begins with the flattest slope."""
 
@@ -87,7 +61,7 @@ class SlopesReversed(Alibi):
         return replace(bias, curve=bias.curve.flip(0))
 
 
-@part_mutant("published_logits")
+@mutant("published_logits")
 class RelativeShiftOffByOne(TransformerXl):
     """Gives each pair the sinusoid of the distance beside its own."""
 
@@ -95,7 +69,7 @@ class RelativeShiftOffByOne(TransformerXl):
         return replace(super().bias(q, low + 1, high + 1), high=high)
 
 
-@part_mutant("published_logits")
+@mutant("published_logits")
 class BiasesSwapped(TransformerXl):
     """Adds v to the content and u to the distance."""
 
@@ -110,7 +84,7 @@ class BiasesSwapped(TransformerXl):
         return q + self.distance[:, None], k
 
 
-@part_mutant("published_logits")
+@mutant("published_logits")
 class BackwardLabels(ShawKeys):
     """Labels the pair by i - j, not j - i."""
 
@@ -120,7 +94,7 @@ class BackwardLabels(ShawKeys):
         return replace(bias, relative=bias.relative.flip(1))
 
 
-@part_mutant("published_logits")
+@mutant("published_logits")
 class TurnsOneWay(Rotary):
     """Turns queries forwards and keys backwards, so that scores know the sum of their slots."""
 
@@ -128,7 +102,7 @@ class TurnsOneWay(Rotary):
         return super().transform(q, k, query_positions, -key_positions)
 
 
-@part_mutant("published_logits")
+@mutant("published_logits")
 class MixesLayouts(Rotary):
     """Turns neighbouring channels by the angles of the layout in halves."""
 
@@ -137,7 +111,7 @@ class MixesLayouts(Rotary):
         return super().transform(q, k, query_positions, key_positions)
 
 
-@part_mutant("columns_are_distances")
+@mutant("columns_are_distances")
 class CountsFromZero(Alibi):
     """Makes the columns of the distances from 0 on, whatever was asked for."""
 
@@ -158,7 +132,7 @@ class _Turned(nn.Module):
         return self.rotary.transform(v, v, slots, slots)[0].transpose(1, 2).flatten(2)
 
 
-@part_mutant("values_know_no_position")
+@mutant("values_know_no_position")
 class RotatesValues(AttentionLayer):
     """Rotates queries, keys and values alike, as a survey has it."""
 
@@ -172,7 +146,7 @@ class _QueriesOnly(Rotary):
         return super().transform(q, k, query_positions, key_positions)[0], k
 
 
-@part_mutant("keys_move_with_queries")
+@mutant("keys_move_with_queries")
 class RotatesQueriesOnly(AttentionLayer):
     """Rotates the queries and leaves the keys."""
 
@@ -187,7 +161,7 @@ class _AsAllRows(GlobalRows):
         return values
 
 
-@part_mutant("global_rows_have_their_own_projections")
+@mutant("global_rows_have_their_own_projections")
 class GlobalRowsWithLocalProjections(AttentionLayer):
     """Projects the rows of global tokens as all others."""
 
@@ -197,7 +171,7 @@ class GlobalRowsWithLocalProjections(AttentionLayer):
         self.global_rows = _AsAllRows(self.attention, *own, separate=False)
 
 
-@part_mutant("residual_once")
+@mutant("residual_once")
 class ResidualTwice(Block):
     """Post-norm, with the input added again after the norm."""
 
@@ -206,7 +180,7 @@ class ResidualTwice(Block):
         return got if self.place == "pre" else got._replace(hidden=got.hidden + x)
 
 
-@part_mutant("residual_once")
+@mutant("residual_once")
 class ResidualInTheBranch(Block):
     """Post-norm of x + (x + f(x)): the branch has a residual of its own."""
 
@@ -219,7 +193,7 @@ class ResidualInTheBranch(Block):
         return got._replace(hidden=self.mlp_norm(x + self.mlp(x)))
 
 
-@part_mutant("residual_once")
+@mutant("residual_once")
 class NormOfTheBranch(Block):
     """x + norm(f(x)): the stream itself is never normalised."""
 
@@ -232,7 +206,7 @@ class NormOfTheBranch(Block):
         return got._replace(hidden=x + self.mlp_norm(self.mlp(x)))
 
 
-@part_mutant("residual_of_each_attention")
+@mutant("residual_of_each_attention")
 class SharedNorm(CrossBlock):
     """Normalises what the source gave with the norm of the attention to itself."""
 
@@ -241,7 +215,7 @@ class SharedNorm(CrossBlock):
         return super().forward(x, *args, **given)
 
 
-@part_mutant("decoder_reads_the_past")
+@mutant("decoder_reads_the_past")
 class ReadsItsTarget(EncoderDecoder):
     """Does not shift: each position reads the token that it predicts."""
 
@@ -249,7 +223,7 @@ class ReadsItsTarget(EncoderDecoder):
         return targets.masked_fill(targets < 0, self.config.start_token)
 
 
-@part_mutant("decoder_reads_the_past")
+@mutant("decoder_reads_the_past")
 class ShiftsTwice(EncoderDecoder):
     """Leaves out the token just before."""
 
@@ -257,7 +231,7 @@ class ShiftsTwice(EncoderDecoder):
         return super().shift(super().shift(targets))
 
 
-@part_mutant("targets_are_next")
+@mutant("targets_are_next")
 class PredictsItsInput(Windows):
     """Targets are the inputs: the loss falls to 0 and nothing is learned."""
 
@@ -266,7 +240,7 @@ class PredictsItsInput(Windows):
         return example._replace(targets=np.where(example.targets == IGNORE, IGNORE, example.inputs))
 
 
-@part_mutant("targets_are_next")
+@mutant("targets_are_next")
 class SkipsOne(Windows):
     """Targets are shifted twice, once by the data and once by the model's own loss."""
 

@@ -5,7 +5,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from regard.core import Attention, State
-from regard.testing.checks_bias import far_curve, far_relative, within
+from regard.testing.checks.bias import far_curve, far_relative, within
 from regard.testing.compare import assert_close, assert_identical
 from regard.testing.inputs import LENGTH, LONG, Inputs, Subject, draw, mask_with_holes, randn, run, two_way_splits
 from regard.testing.registry import check, require

@@ -2,7 +2,7 @@
 
 import ast
 
-from regard.testing import mutation
+from tests.mutants import mechanical
 
 SOURCE = '''
 """Module."""
@@ -30,7 +30,7 @@ class Thing:
 
 
 def test_every_change_is_one_change_that_parses():
-    found = list(mutation.variants(SOURCE))
+    found = list(mechanical.variants(SOURCE))
     changes = {v.change for v in found}
     assert changes == {
         "not 0 < size  ->  0 < size",
@@ -57,16 +57,16 @@ def test_every_change_is_one_change_that_parses():
 
 
 def test_the_suite_kills_most_mutants():
-    outcomes = mutation.study("softmax_plus_one", limit=4, jobs=2)
+    outcomes = mechanical.study("softmax_plus_one", limit=4, jobs=2)
     assert len(outcomes) == 4
     assert sum(outcome.killer is not None for outcome in outcomes) >= 3
 
 
 def test_survivors_are_listed(capsys, monkeypatch):
-    dead, alive = (mutation.Variant(line, "1  ->  2", "") for line in (3, 5))
-    found = [mutation.Outcome(dead, "causality"), mutation.Outcome(alive, None)]
-    monkeypatch.setattr(mutation, "study", lambda name, **options: found)
-    assert mutation.main(["uniform", "softmax"]) == 0
+    dead, alive = (mechanical.Variant(line, "1  ->  2", "") for line in (3, 5))
+    found = [mechanical.Outcome(dead, "causality"), mechanical.Outcome(alive, None)]
+    monkeypatch.setattr(mechanical, "study", lambda name, **options: found)
+    assert mechanical.main(["uniform", "softmax"]) == 0
     out = capsys.readouterr().out
     assert "uniform: 1 of 2 mutants killed\n  survives, line 5: 1  ->  2\nsoftmax: 1 of 2" in out
     assert "line 3" not in out
@@ -76,17 +76,17 @@ def test_survivors_of_the_suite_face_the_tests(tmp_path):
     failing, passing = tmp_path / "test_failing.py", tmp_path / "test_passing.py"
     failing.write_text("def test_it():\n    assert False\n")
     passing.write_text("def test_it():\n    pass\n")
-    source = mutation.Variant(0, "nothing", mutation.catalog.source("uniform"))
+    source = mechanical.Variant(0, "nothing", mechanical.catalog.source("uniform"))
     module = "regard.attention.dense.uniform"
-    assert mutation._judged("uniform", module, source, str(failing)).killer == "tests"
-    assert mutation._judged("uniform", module, source, str(passing)).killer is None
+    assert mechanical._judged("uniform", module, source, str(failing)).killer == "tests"
+    assert mechanical._judged("uniform", module, source, str(passing)).killer is None
 
 
 def test_a_broken_source_is_killed():
-    source = mutation.catalog.source("uniform")
+    source = mechanical.catalog.source("uniform")
     module = "regard.attention.dense.uniform"
-    broken = mutation.Variant(0, "syntax", "def")
-    assert mutation._judged("uniform", module, broken).killer == "import: SyntaxError"
+    broken = mechanical.Variant(0, "syntax", "def")
+    assert mechanical._judged("uniform", module, broken).killer == "import: SyntaxError"
     wrong = source.replace("wide.cumsum(2)", "wide.cumsum(2) * 1.001")
     assert wrong != source
-    assert mutation._judged("uniform", module, mutation.Variant(0, "scale", wrong)).killer is not None
+    assert mechanical._judged("uniform", module, mechanical.Variant(0, "scale", wrong)).killer is not None

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from tests.mutants import mutant
+from tests.mutants.toys import ToyDense
 from torch import Tensor
 
 from regard.attention.dense import distance_aware, shaw
@@ -24,8 +26,6 @@ from regard.attention.dense.shaw import Shaw
 from regard.attention.dense.sigmoid import Sigmoid
 from regard.core import Attended, Heads
 from regard.info import Info
-from regard.testing.mutants import mutant
-from regard.testing.toys import ToyDense
 
 
 @mutant("rows_sum_to_one")
