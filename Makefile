@@ -53,7 +53,7 @@ bench: .venv/.base  ## recorded, never asserted; see LOG.md
 	$(BIN)/regard claims all --out runs/claims
 
 mutation: .venv/.test  ## mechanical mutants of every mechanism; lists the survivors
-	$(BIN)/python -m regard.testing.mutation --tests 'tests/attention/{family}/test_{name}.py'
+	$(BIN)/python -m tests.mutants.mechanical --tests 'tests/attention/{family}/test_{name}.py'
 
 clean:
 	rm -rf .venv docs/_build docs/generated build dist

@@ -36,7 +36,7 @@ def contestants(length: int, batch: int, kv_heads: int, masked: bool) -> dict[st
     keep = torch.ones(batch, length, dtype=torch.bool) if masked else None
     if keep is not None:
         keep[:, length - length // 10 :] = False
-    low, high = local.reach(length, length)
+    low, high = local.bias_distances(length, length)
     places = torch.arange(length)
 
     def with_relative(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

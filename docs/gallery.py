@@ -81,7 +81,7 @@ def drawings(stem: str, kind: str, mask: Tensor) -> list[Drawing]:
 def kinds(name: str) -> list[tuple[str, bool]]:
     """Those of causal and bidirectional that a mechanism serves with its first sample of options."""
     cls, _ = catalog.resolve(name)
-    supports = cls.facts(**cls.samples[0]).supports
+    supports = cls.describe(cls.samples[0]).supports
     return [kind for kind in (("causal", True), ("bidirectional", False)) if getattr(supports, kind[0])]
 
 

@@ -120,7 +120,7 @@ def code(cls: type, method: str) -> list[str]:
 
 def drawn(cls: type[Attention]) -> Mapping[str, object] | None:
     """The first sample of options under which the output is affine in the values, so that there is a matrix."""
-    return next((options for options in cls.samples if cls.facts(**options).affine_in_value), None)
+    return next((options for options in cls.samples if cls.describe(options).affine_in_value), None)
 
 
 def fits(cls: type[Attention], causal: bool) -> bool:

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from tests.mutants import toys
 
 from regard import catalog, errors
 from regard.core import Heads
-from regard.testing import CHECKS, check, check_attention, toys
+from regard.testing import CHECKS, check, check_attention
 from regard.testing.counting import count
 from regard.testing.inputs import LENGTH, Subject, changed, draw, has_margin, mask_with_holes, two_way_splits
 
@@ -72,7 +73,7 @@ def test_any_exception_is_a_finding():
 
 def test_specifications_and_options():
     assert check is check_attention
-    (result,) = check_attention("regard.testing.toys:ToyWindow", checks=["reference"])
+    (result,) = check_attention("tests.mutants.toys:ToyWindow", checks=["reference"])
     assert (result.mechanism, result.options, result.status) == ("toy_window", {"window": 3}, "passed")
     results = check_attention(toys.ToyWindow, options=[{"window": 1}, {"window": 5}], checks=["reference"])
     assert [r.options for r in results] == [{"window": 1}, {"window": 5}]

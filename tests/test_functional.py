@@ -138,7 +138,7 @@ def mechanisms(*, causal: bool):
     wanted = "causal" if causal else "bidirectional"
     for name in catalog.names(supports=[wanted]):
         cls, _ = catalog.resolve(name)
-        if cls.facts(**cls.samples[0]).affine_in_value:
+        if cls.describe(cls.samples[0]).affine_in_value:
             yield name
 
 

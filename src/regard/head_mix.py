@@ -181,7 +181,7 @@ class HeadMix(Attention):
             some = slice(first, first + part.heads.count)
             few = slice(first // self.heads.group, first // self.heads.group + part.heads.kv_heads)
             own = None if bias is None else bias.heads(some)
-            values.append(part.reference(q[:, some], k[:, few], v[:, few], key_mask=key_mask, bias=own, marks=marks))
+            values.append(part.definition(q[:, some], k[:, few], v[:, few], key_mask=key_mask, bias=own, marks=marks))
             first += part.heads.count
         return torch.cat(values, 1)
 
@@ -197,10 +197,10 @@ class HeadMix(Attention):
         """The sum over the parts."""
         return sum(part.state_nbytes(batch, length, dtype) for part in self.mechanisms)
 
-    def reach(self, queries: int, keys: int, state: State | None = None) -> tuple[int, int]:
+    def bias_distances(self, queries: int, keys: int, state: State | None = None) -> tuple[int, int]:
         """The union over the parts."""
         reaches = [
-            part.reach(queries, keys, state.parts[at] if isinstance(state, MixState) else None)
+            part.bias_distances(queries, keys, state.parts[at] if isinstance(state, MixState) else None)
             for at, part in enumerate(self.mechanisms)
         ]
         return min(low for low, _ in reaches), max(high for _, high in reaches)

@@ -319,7 +319,7 @@ def test_queries_and_keys_of_different_widths(name):
     x = randn(2, LENGTH, 16)
     q, k = heads_of(x @ attention.query.weight.T, 4), heads_of(x @ attention.key.weight.T, 4)
     v = heads_of(x @ attention.value.weight.T, 4)
-    wanted = attention.attention.reference(q, k, v).transpose(1, 2).flatten(2) @ attention.output.weight.T
+    wanted = attention.attention.definition(q, k, v).transpose(1, 2).flatten(2) @ attention.output.weight.T
     assert_close(attention(x).hidden, wanted, tolerance=1e-10, what=name)
     with torch.no_grad():
         state, pieces = attention.initial_state(2), []
@@ -359,7 +359,7 @@ def test_a_mix_gives_each_head_its_own_mechanism():
         for at, spec in enumerate(("local(window=3)", "linear"))
     ]
     assert_identical(mix(q, k, v).values, torch.cat(expected, 1), what="mix")
-    assert_close(mix(q, k, v).values, mix.reference(q, k, v), tolerance=1e-10, what="reference of the mix")
+    assert_close(mix(q, k, v).values, mix.definition(q, k, v), tolerance=1e-10, what="reference of the mix")
     state = mix(q, k, v, state=mix.initial_state(2, dtype=torch.float64)).state
     assert state.nbytes == mix.state_nbytes(2, 9, torch.float64)
     assert isinstance(mix, HeadMix)

@@ -29,7 +29,7 @@ TESTED = Path(__file__).parents[2] / "build" / "tested" / "pairs"
 def test_a_pair_works_in_every_form_or_says_why_not(mechanism, scheme):
     """What decides: a scheme with biases needs a mechanism that adds them, one that turns q and k needs both."""
     cls, _ = catalog.resolve(mechanism)
-    info, needs = cls.facts(**cls.samples[0]), position_class(scheme)
+    info, needs = cls.describe(cls.samples[0]), position_class(scheme)
     pair = position_pair(mechanism, scheme)
     if needs.biased and not info.supports.bias:
         assert "adds a bias to the logits" in pair.reason
@@ -104,7 +104,7 @@ def test_a_bias_has_one_column_per_distance_of_the_window(scheme):
     """At any length: what a scheme makes follows the reach of the mechanism."""
     heads = Heads(count=2, key_dim=8, causal=True, max_length=LONG)
     mechanism = catalog.build(f"local(window={WINDOW})", heads)
-    low, high = mechanism.reach(LONG, LONG)
+    low, high = mechanism.bias_distances(LONG, LONG)
     assert (low, high) == (0, WINDOW)
     q = torch.randn(1, 2, 3, 8, generator=torch.Generator().manual_seed(0))
     bias = build_position(scheme, heads, 16).bias(q, low, high)

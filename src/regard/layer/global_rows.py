@@ -103,7 +103,7 @@ class GlobalRows(nn.Module):
         few = take(x[:, None], tokens.at)[:, 0]
         q, bias = _split(self.query(few), self.heads.count), None
         if position is not None and position.biased:
-            bias = position.bias(q, *Attention.reach(attention, x.shape[1], x.shape[1]))
+            bias = position.bias(q, *Attention.bias_distances(attention, x.shape[1], x.shape[1]))
         transforms = position is not None and position.transforms
         if transforms or tokens.at.shape[1] * self.heads.group >= self.heads.key_dim:
             k, v = (_split(each(x), self.heads.kv_heads) for each in (self.key, self.value))

@@ -1,9 +1,8 @@
-"""The contract as a public suite: what every mechanism must do, checked; and broken mechanisms that it must catch."""
+"""The contract as a public suite: what every mechanism must do, and what the parts of a model must, checked."""
 
-from regard.testing.checks import check_attention
+from regard.testing.checks import CHECKS, check_attention, check_part
 from regard.testing.compare import assert_close, assert_identical
-from regard.testing.parts import check_part
-from regard.testing.registry import CHECKS, Check, CheckResult, Excuse
+from regard.testing.registry import Check, CheckResult, Excuse
 
 check = check_attention
 

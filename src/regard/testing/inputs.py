@@ -53,7 +53,7 @@ class Subject:
 
     @property
     def info(self) -> Info:
-        return self.cls.facts(**self.options)
+        return self.cls.describe(self.options)
 
     @property
     def modes(self) -> tuple[bool, ...]:
@@ -139,13 +139,13 @@ def has_margin(mechanism: Attention, x: Inputs) -> bool:
     exact, shares = x.to(torch.float64), mechanism.info.shares_query_key
     oracle = exact_copy(mechanism)
     with torch.no_grad():
-        still = oracle.reference(*exact)
+        still = oracle.definition(*exact)
         for trial in range(2):
             q, k, v = (
                 y * (1 + 1e-4 * randn(*y.shape, seed=f"margin {trial} {i}").double()) for i, y in enumerate(exact)
             )
             q = as_queries(k, mechanism.heads, q.shape[2]) if shares else q
-            if largest_error(oracle.reference(q, k, v), still) > 2e-3:
+            if largest_error(oracle.definition(q, k, v), still) > 2e-3:
                 return False
     return True
 

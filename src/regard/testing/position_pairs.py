@@ -108,7 +108,7 @@ def _build(mechanism: str, scheme: str | None, causal: bool) -> tuple[AttentionL
 def _mechanism(spec: str, causal: bool) -> Attention | None:
     cls, options = catalog.resolve(spec)
     options = options or cls.samples[0]
-    info = cls.facts(**options)
+    info = cls.describe(options)
     if not (info.supports.causal if causal else info.supports.bidirectional):
         return None
     width = DIM // HEADS

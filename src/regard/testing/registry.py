@@ -4,8 +4,9 @@ import operator
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+from regard.core import Attention, registered_name
 from regard.info import Info
 from regard.testing.inputs import Subject
 
@@ -40,12 +41,16 @@ class Excuse:
 
 @dataclass(frozen=True)
 class Check:
-    """One law: `run` raises unless it holds."""
+    """One law of a kind of class: `run` raises unless it holds."""
 
     name: str
     law: str
-    run: Callable[[Subject], None]
+    run: Callable[[Any], None]
+    """of a mechanism it is given a `Subject`, of a part of a model the class"""
+    kind: type = Attention
+    """`Attention`, or the class of a part of a model"""
     excuses: tuple[Excuse, ...] = ()
+    """of a mechanism; a part has no facts"""
     once: bool = False
     """only the first option set is checked, because the check is slow and options rarely matter to it"""
 
@@ -56,6 +61,7 @@ class CheckResult:
 
     check: str
     mechanism: str
+    """or the part"""
     options: Mapping[str, object]
     status: Literal["passed", "failed", "excused"]
     reason: str = ""
@@ -66,42 +72,45 @@ class CheckResult:
     """of one core"""
 
 
-CHECKS: dict[str, Check] = {}
-"""Every check by name, in the order in which they run."""
+REGISTERED: dict[str, Check] = {}
+"""Every check of every kind by name, in the order in which they run."""
 
 
 def check(
-    *excuses: tuple[str, str], once: bool = False
-) -> Callable[[Callable[[Subject], None]], Callable[[Subject], None]]:
+    *excuses: tuple[str, str], kind: type = Attention, once: bool = False
+) -> Callable[[Callable[[Any], None]], Callable[[Any], None]]:
     """Enter a function into the suite under its own name; its first docstring line is the law.
 
     Args:
         excuses: (fact, substitute) pairs, see `Excuse`.
+        kind: see `Check.kind`.
         once: see `Check.once`.
     """
 
-    def enter(run: Callable[[Subject], None]) -> Callable[[Subject], None]:
+    def enter(run: Callable[[Any], None]) -> Callable[[Any], None]:
         name, law = run.__name__, (run.__doc__ or "").strip().splitlines()[0]
-        assert name not in CHECKS
-        CHECKS[name] = Check(name, law, run, tuple(Excuse(*pair) for pair in excuses), once)
+        assert name not in REGISTERED
+        REGISTERED[name] = Check(name, law, run, kind, tuple(Excuse(*pair) for pair in excuses), once)
         return run
 
     return enter
 
 
-def conduct(each: Check, subject: Subject, name: str) -> CheckResult:
-    """Run one check, or excuse it."""
-    facts = {"check": each.name, "mechanism": name, "options": subject.options}
-    for excuse in each.excuses:
-        if excuse.holds(subject.info):
-            return CheckResult(
-                **facts, status="excused", reason=f"info: {excuse.fact}; checked instead: {excuse.substitute}"
-            )
+def conduct(each: Check, subject: Subject | type) -> CheckResult:
+    """Run one check on a mechanism with an option set or on a part of a model, or excuse it."""
+    cls, options = (subject.cls, subject.options) if isinstance(subject, Subject) else (subject, {})
+    facts = {"check": each.name, "mechanism": registered_name(cls), "options": options}
+    if isinstance(subject, Subject):
+        for excuse in each.excuses:
+            if excuse.holds(subject.info):
+                return CheckResult(
+                    **facts, status="excused", reason=f"info: {excuse.fact}; checked instead: {excuse.substitute}"
+                )
     started = time.process_time()
     try:
         each.run(subject)
-    except Exception as error:  # whatever a broken mechanism raises is the finding
-        kind = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
-        message = f"{each.law} {kind}{error}"
+    except Exception as error:  # whatever a broken class raises is the finding
+        crash = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
+        message = f"{each.law} {crash}{error}"
         return CheckResult(**facts, status="failed", message=message, seconds=time.process_time() - started)
     return CheckResult(**facts, status="passed", seconds=time.process_time() - started)

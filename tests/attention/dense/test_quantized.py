@@ -205,7 +205,7 @@ def test_it_is_the_definition_in_float32_with_its_choices_replayed() -> None:
     mechanism = build(True).float()
     made = mechanism.decisions(q, k)
     assert made[1].max() == 255
-    expected = mechanism.reference(q.double(), k.double(), v.double(), decisions=made)
+    expected = mechanism.definition(q.double(), k.double(), v.double(), decisions=made)
     torch.testing.assert_close(mechanism(q, k, v).values.double(), expected, rtol=0, atol=4e-6)
 
 

@@ -89,7 +89,7 @@ def test_a_module_is_trained_along() -> None:
     slopes = (torch.autograd.grad((x * way).sum(), every) for x in (got, expected))
     for one, other in zip(*slopes, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-11)
-    torch.testing.assert_close(mechanism.reference(q, k, v), expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(mechanism.definition(q, k, v), expected, rtol=0, atol=1e-12)
 
 
 def test_copies_of_a_module_are_independent_and_shared_modules_are_not() -> None:

@@ -100,7 +100,7 @@ def test_gradients_across_spans_of_kept_states() -> None:
     mask[0, :200] = False
     mechanism = build(dim=3, kv=1)
     x = [y[:1].requires_grad_() for y in (q, k, v)]
-    outs = mechanism(*x, key_mask=mask[:1]).values, mechanism.reference(*x, key_mask=mask[:1])
+    outs = mechanism(*x, key_mask=mask[:1]).values, mechanism.definition(*x, key_mask=mask[:1])
     assert (outs[0] - outs[1]).abs().max() < 1e-12
     g = torch.randn(outs[0].shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     wanted = torch.autograd.grad(outs[1], x, g)
@@ -136,7 +136,7 @@ def test_keys_of_any_size() -> None:
         mechanism = build(kv=1)
         x = [y.float().requires_grad_() for y in (q, keys, v)]
         out = mechanism(*x).values
-        exact = mechanism.reference(*(y.detach().double() for y in x))
+        exact = mechanism.definition(*(y.detach().double() for y in x))
         assert (out - exact).abs().max() < 2e-6 * exact.abs().max()
         assert all(g.isfinite().all() for g in torch.autograd.grad(out.square().sum(), x))
 

@@ -69,7 +69,7 @@ def test_equals_the_double_loop_without_stabilisers(name: str) -> None:
             q, k, v = draw()
             expected = loops(q, k, v, mechanism.projection, name, causal, key_mask)
             assert (mechanism(q, k, v, key_mask=key_mask).values - expected).abs().max() < 1e-10
-            assert (mechanism.reference(q, k, v, key_mask=key_mask) - expected).abs().max() < 1e-10
+            assert (mechanism.definition(q, k, v, key_mask=key_mask) - expected).abs().max() < 1e-10
     q, k, v = draw(3, 8)
     mechanism = build(feature_map=name, num_features=12).double()
     expected = loops(q, k, v, mechanism.projection, name, True, None)
@@ -81,7 +81,7 @@ def test_gradients_are_those_of_the_definition(name: str) -> None:
     for causal in (True, False):
         mechanism = build(causal, feature_map=name, num_features=12).double()
         x = [y.requires_grad_() for y in draw(70, 70, scale=0.5)]
-        outs = mechanism(*x).values, mechanism.reference(*x)
+        outs = mechanism(*x).values, mechanism.definition(*x)
         g = torch.randn(outs[0].shape, generator=torch.Generator().manual_seed(3)).double()
         for a, b in zip(*(torch.autograd.grad(out, x, g) for out in outs), strict=True):
             assert (a - b).abs().max() < 1e-10 * max(1, b.abs().max())
@@ -166,7 +166,7 @@ def test_the_paper_form_is_its_formula() -> None:
         pairs = pairs.tril() if causal else pairs
         expected = pairs @ v.repeat_interleave(2, 1) / pairs.sum(-1, keepdim=True)
         assert (paper(q, k, v).values - expected).abs().max() < 1e-12
-        assert (paper.reference(q, k, v) - expected).abs().max() < 1e-12
+        assert (paper.definition(q, k, v) - expected).abs().max() < 1e-12
     with pytest.raises(UnsupportedError):
         build(form="paper").initial_state(1)
 

@@ -256,7 +256,7 @@ def test_every_tile_size_agrees_with_the_definition_and_its_gradients(causal, ti
     way = randn(2, 4, 300, 5, seed=2)
     for mask in (None, keep):
         q = k.repeat_interleave(2, 1)
-        got, wanted = mechanism(q, k, v, key_mask=mask).values, mechanism.reference(q, k, v, key_mask=mask)
+        got, wanted = mechanism(q, k, v, key_mask=mask).values, mechanism.definition(q, k, v, key_mask=mask)
         assert_close(got, wanted, tolerance=1e-10, what=f"values, {mask is not None=}")
         pairs = zip(
             torch.autograd.grad((got * way).sum(), (k, v), retain_graph=True),
@@ -296,7 +296,7 @@ def test_everything_in_one_bucket_still_works():
     mechanism = make(num_buckets=40, rounds=2)
     x = randn(1, 2, 1, 6) * torch.linspace(0.5, 2, 200, dtype=torch.float64)[:, None]
     v = randn(1, 2, 200, 5, seed=1)
-    assert_close(mechanism(x, x, v).values, mechanism.reference(x, x, v), tolerance=1e-10, what="parallel tokens")
+    assert_close(mechanism(x, x, v).values, mechanism.definition(x, x, v), tolerance=1e-10, what="parallel tokens")
 
 
 def test_decisions_replayed():
@@ -304,11 +304,11 @@ def test_decisions_replayed():
     x, v = randn(1, 2, 20, 6), randn(1, 2, 20, 5, seed=1)
     chosen = mechanism.decisions(x, x)
     assert_identical(
-        mechanism.reference(x, x, v, decisions=chosen), mechanism.reference(x, x, v), what="its own decisions"
+        mechanism.definition(x, x, v, decisions=chosen), mechanism.definition(x, x, v), what="its own decisions"
     )
     other = type(chosen)(*(y.roll(1, 2) for y in chosen))
-    replayed = mechanism.reference(x, x, v, decisions=other)
-    assert (replayed - mechanism.reference(x, x, v)).abs().max() > 0.1
+    replayed = mechanism.definition(x, x, v, decisions=other)
+    assert (replayed - mechanism.definition(x, x, v)).abs().max() > 0.1
 
 
 def test_streams_of_any_pieces():

@@ -270,9 +270,9 @@ def test_decisions_replayed():
     mechanism = make(num_codes=5, block_size=4)
     q, k, v = inputs(20)
     chosen = mechanism.decisions(q, k)
-    own = mechanism.reference(q, k, v)
-    assert_identical(mechanism.reference(q, k, v, decisions=chosen), own, what="its own decisions")
-    assert (mechanism.reference(q, k, v, decisions=chosen.roll(1, 2)) - own).abs().max() > 0.1
+    own = mechanism.definition(q, k, v)
+    assert_identical(mechanism.definition(q, k, v, decisions=chosen), own, what="its own decisions")
+    assert (mechanism.definition(q, k, v, decisions=chosen.roll(1, 2)) - own).abs().max() > 0.1
 
 
 def test_work_is_linear():

@@ -68,13 +68,13 @@ def test_reach_is_the_outermost_distance_of_the_call():
         distances = []
         for i in range(past + keys - queries, past + keys):
             distances.extend(i - j for j in range(i + 1) if j >= i // 5 * 5 - 3)
-        assert local.reach(queries, keys, begun) == (0, max(distances))
+        assert local.bias_distances(queries, keys, begun) == (0, max(distances))
 
 
 def test_a_reach_far_inside_is_bounded_from_outside():
     """Looking for the outermost distances stops early where a pattern leaves most of them out."""
     rule = build("pattern(rule='window(3) | first(1)')", Heads(count=1, key_dim=4))
-    assert rule.reach(100, 100) == (-3, 99)
-    low, high = rule.reach(5000, 5000)
+    assert rule.bias_distances(100, 100) == (-3, 99)
+    low, high = rule.bias_distances(5000, 5000)
     assert -4999 < low <= -3
     assert high == 4999

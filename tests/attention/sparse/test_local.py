@@ -100,10 +100,10 @@ def test_a_long_prefill_leaves_a_short_tape() -> None:
 
 def test_reach_is_tight() -> None:
     causal = build("local(window=256)", Heads(count=1, key_dim=4, causal=True))
-    assert causal.reach(4096, 4096) == (0, 256)
-    assert causal.reach(10, 10) == (0, 9)
+    assert causal.bias_distances(4096, 4096) == (0, 256)
+    assert causal.bias_distances(10, 10) == (0, 9)
     both = build("local(window=3, dilation=2)", Heads(count=1, key_dim=4))
-    assert both.reach(100, 100) == (-6, 6)
+    assert both.bias_distances(100, 100) == (-6, 6)
 
 
 def test_biases_by_distance_and_by_table_agree_on_a_state() -> None:

@@ -137,7 +137,7 @@ def test_a_rule_for_each_head() -> None:
         q, k, v = draw(n)
         expected = torch.stack([by_loops(rules[h], q, k, v, causal=True)[:, h] for h in range(4)], 1)
         torch.testing.assert_close(mechanism(q, k, v).values, expected, rtol=0, atol=1e-10)
-        torch.testing.assert_close(mechanism.reference(q, k, v), expected, rtol=0, atol=1e-10)
+        torch.testing.assert_close(mechanism.definition(q, k, v), expected, rtol=0, atol=1e-10)
         state, found = mechanism.initial_state(2, dtype=torch.float64), []
         for a, b in ((0, 5), (5, 6), (6, 7), (7, n - 1), (n - 1, n)):
             values, state, _ = mechanism(q[:, :, a:b], k[:, :, a:b], v[:, :, a:b], state=state)

@@ -6,7 +6,7 @@ import torch
 from regard.engines.tiles.parts import arranged, split
 from regard.engines.tiles.plan import Places, find_plan
 from regard.patterns import Columns, Pattern, Residues, parse
-from regard.testing.checks_pattern import times_held
+from regard.testing.checks.pattern import times_held
 from regard.testing.counting import count
 
 ORDERS = {

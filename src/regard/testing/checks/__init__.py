@@ -1,0 +1,114 @@
+"""The suite: every promise of a mechanism is tested, and everything that it does not promise must be refused.
+
+Position schemes, layers, blocks and the targets of language models are no mechanisms; each kind has laws of its own.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from regard.catalog import resolve
+from regard.core import Attention
+from regard.errors import ConfigError, nearest
+from regard.testing.checks import (  # noqa: F401 - each module enters its checks into the suite, in this order
+    basic,
+    bias,
+    causal,
+    cost,
+    gradient,
+    marks,
+    mask,
+    models,
+    pattern,
+    positions,
+    precision,
+    state,
+    weights,
+)
+from regard.testing.inputs import Subject
+from regard.testing.registry import REGISTERED, Check, CheckResult, conduct
+
+CHECKS: dict[str, Check] = {name: each for name, each in REGISTERED.items() if each.kind is Attention}
+"""Every check of mechanisms by name, in the order in which they run."""
+
+PART_CHECKS: dict[str, Check] = {name: each for name, each in REGISTERED.items() if each.kind is not Attention}
+"""Every check of parts of models by name."""
+
+
+def check_attention(
+    mechanism: type[Attention] | str,
+    *,
+    options: Sequence[Mapping[str, object]] | None = None,
+    checks: Iterable[str] | None = None,
+    stop_at_failure: bool = False,
+) -> list[CheckResult]:
+    """Run the conformance suite over a mechanism.
+
+    Args:
+        mechanism: a class, or a specification such as `local(window=3)` or `module:Class`.
+        options: the option sets to check; None: those of the specification, else the mechanism's `samples`.
+        checks: names of checks to run; None: all of `CHECKS`.
+        stop_at_failure: stop after the first failed check.
+
+    Returns:
+        One result per check and option set. A check is excused only by a fact in the mechanism's own `info`, and the
+        result names the check that ran in its place.
+
+    Raises:
+        ConfigError: an unknown mechanism, option or check.
+
+    Example:
+        >>> {result.status for result in check_attention("softmax", checks=["causality", "key_mask"])}
+        {'passed'}
+    """
+    if isinstance(mechanism, str):
+        cls, given = resolve(mechanism)
+        options = [given] if options is None and given else options
+    else:
+        cls = mechanism
+    wanted = _named(CHECKS, checks)
+    results: list[CheckResult] = []
+    for at, chosen in enumerate(cls.samples if options is None else options):
+        subject = Subject(cls, chosen)
+        for each in wanted:
+            if each.once and at > 0:
+                continue
+            results.append(conduct(each, subject))
+            if stop_at_failure and results[-1].status == "failed":
+                return results
+    return results
+
+
+def check_part(part: type, *, checks: Iterable[str] | None = None) -> list[CheckResult]:
+    """Run the laws of its kind over a part of a model: a class of the library's, or one of your own.
+
+    Args:
+        part: a subclass of `Position`, `AttentionLayer`, `Block`, `CrossBlock`, `EncoderDecoder` or `Windows` (the
+            data of `TextTask`).
+        checks: names of checks to run; None: all of its kind.
+
+    Returns:
+        One result per check.
+
+    Raises:
+        ConfigError: an unknown check, or a class that no check is for.
+
+    Example:
+        >>> from regard.position.alibi import Alibi
+        >>> [(result.check, result.status) for result in check_part(Alibi)]
+        [('published_logits', 'passed'), ('columns_are_distances', 'passed')]
+    """
+    wanted = _named(PART_CHECKS, checks)
+    found = [each for each in wanted if issubclass(part, each.kind)]
+    if not found:
+        kinds = sorted({each.kind.__name__ for each in PART_CHECKS.values()})
+        names = [each.name for each in wanted]
+        raise ConfigError(f"{part.__name__} is none of {', '.join(kinds)}, or {names} is not for it")
+    return [conduct(each, part) for each in found]
+
+
+def _named(among: Mapping[str, Check], names: Iterable[str] | None) -> list[Check]:
+    """The checks of these names; None: all."""
+    wanted = list(among) if names is None else list(names)
+    for name in wanted:
+        if name not in among:
+            raise ConfigError(f"unknown check {name!r}: {nearest(name, among)}")
+    return [among[name] for name in wanted]

@@ -1,0 +1,351 @@
+"""Laws 6, 7 and 8: pure evaluation, every size, and refusal of whatever is not declared."""
+
+# ruff: noqa: B023 - every lambda is called before its loop moves on
+import copy
+import inspect
+import random
+
+import numpy as np
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from regard.bias import ScoreBias
+from regard.core import Attention, Heads, State
+from regard.errors import ConfigError, LimitError, UnsupportedError
+from regard.testing.compare import assert_close, assert_identical
+from regard.testing.inputs import LENGTH, Inputs, Subject, changed, exact_copy, randn, run
+from regard.testing.registry import Failure, check, require
+
+
+@check()
+def facts(subject: Subject) -> None:
+    """The facts are complete and do not contradict each other."""
+    info, cls = subject.info, subject.cls
+    require(bool(info.title and info.source), "title or source is empty")
+    require(bool(cls.__doc__), f"{cls.__name__} has no docstring")
+    require(bool(subject.modes), "supports neither causal nor bidirectional")
+    require(
+        info.reads != "" and info.reads == "".join(c for c in "qkv" if c in info.reads),
+        f"reads must be some of 'qkv' in this order, got {info.reads!r}",
+    )
+    require(info.selects or not info.rounding, "rounding is a way of selecting")
+    require(set(info.straight_through) <= set(info.reads), f"straight_through={info.straight_through!r} beyond reads")
+    require(set(info.flat) <= set(info.reads), f"flat={info.flat!r} beyond reads={info.reads!r}")
+    require(info.supports.state is (info.state != "none"), f"supports.state with state={info.state!r}")
+    require((info.approximates is None) is (info.knob is None), "approximates and knob come together")
+    require(info.knob is None or hasattr(subject.fresh(subject.modes[0]), info.knob), f"no option {info.knob!r}")
+    require(info.affine_in_value or not info.linear_in_value, "linear_in_value implies affine_in_value")
+    require(not (info.leaks and info.supports.state), "a form whose past depends on the future has no state")
+    require(info.time > 0 and info.memory >= 0, "time and memory are exponents of the length")
+    require(all(weight >= 0 for weight in info.losses.values()), f"negative loss weight in {dict(info.losses)}")
+    require(subject.fresh(subject.modes[0]).info == info, "the instance's info differs from facts(**options)")
+
+
+@check()
+def options(subject: Subject) -> None:
+    """The keyword-only signature is the configuration: it rebuilds the mechanism."""
+    signature = inspect.signature(subject.cls.__init__)
+    without = subject.cls.__init__ is Attention.__init__
+    given = [] if without else list(signature.parameters.values())[2:]
+    for parameter in given:
+        require(parameter.kind is parameter.KEYWORD_ONLY, f"option {parameter.name} must be keyword-only")
+        require(parameter.default is not parameter.empty, f"option {parameter.name} has no default")
+    for causal in subject.modes:
+        mechanism = subject.build(causal)
+        for parameter in given:
+            require(hasattr(mechanism, parameter.name), f"option {parameter.name} is not kept as an attribute")
+            wanted = subject.options.get(parameter.name, parameter.default)
+            kept = getattr(mechanism, parameter.name)  # None stands for a value that depends on the heads
+            require(wanted is None or kept == wanted, f"option {parameter.name}={wanted!r} became {kept!r}")
+        _refuses_option(subject, causal)
+        again = subject.cls(mechanism.heads, **{p.name: getattr(mechanism, p.name) for p in given}).eval()
+        again.load_state_dict(mechanism.state_dict())
+        x = subject.inputs(mechanism)
+        assert_identical(run(again, x).values, run(mechanism, x).values, what="rebuilt from its options")
+
+
+def _refuses_option(subject: Subject, causal: bool) -> None:
+    try:
+        subject.cls(subject.heads(causal), **subject.options, no_such_option=1)
+    except (TypeError, ConfigError):
+        return
+    raise Failure("an unknown option was accepted")
+
+
+@check()
+def shapes(subject: Subject) -> None:
+    """Values are finite, (batch, heads, queries, value), in the dtype of the inputs; no state unless one was passed."""
+    for causal in subject.modes:
+        for dtype in (torch.float32, torch.float64, torch.bfloat16):
+            mechanism = subject.build(causal, dtype=dtype)
+            out = run(mechanism, subject.inputs(mechanism, dtype=dtype))
+            require(out.values.shape == (2, 2, LENGTH, 6), f"{dtype}: shape {tuple(out.values.shape)}")
+            require(out.values.dtype == dtype, f"{dtype} in, {out.values.dtype} out")
+            require(bool(out.values.isfinite().all()), f"{dtype}: values are not finite")
+            require(out.state is None, "a state came back although none was passed")
+
+
+@check()
+def inputs_untouched(subject: Subject) -> None:
+    """Inputs keep their values and their version counters."""
+    for causal in subject.modes:
+        mechanism = subject.build(causal)
+        x = subject.inputs(mechanism)
+        mask = torch.ones(2, LENGTH, dtype=torch.bool)
+        mask[1, LENGTH - 2 :] = False
+        given = [*x, mask] if subject.info.supports.key_mask else [*x]
+        before = [(y.clone(), y._version) for y in given]
+        run(mechanism, x, key_mask=mask if subject.info.supports.key_mask else None)
+        for name, y, (value, version) in zip(["q", "k", "v", "key_mask"], given, before, strict=False):
+            require(torch.equal(y, value), f"forward changed {name}")
+            require(y._version == version, f"forward wrote to {name} in place")
+
+
+@check()
+def determinism(subject: Subject) -> None:
+    """Same seed, same mechanism; same input, same bits; no random generator but its own is read or moved."""
+    for causal in subject.modes:
+        torch.manual_seed(1)
+        before = _generators()
+        mechanism = subject.fresh(causal)
+        require(_generators() == before, "building moved a global random generator")
+        x = subject.inputs(mechanism)
+        first = run(mechanism, x).values
+        require(_generators() == before, "evaluation moved a global random generator")
+        assert_identical(run(mechanism, x).values, first, what="second call")
+        torch.manual_seed(2)
+        assert_identical(run(mechanism, x).values, first, what="after seeding the global generator")
+        assert_identical(run(subject.fresh(causal), x).values, first, what="built again with the same seed")
+        other = run(subject.fresh(causal, seed=8), x).values
+        if subject.info.stochastic:
+            require(not torch.equal(other, first), "info.stochastic, but the seed makes no difference")
+
+
+def _generators() -> tuple[bytes, str, str]:
+    return torch.get_rng_state().numpy().tobytes(), repr(random.getstate()), repr(np.random.get_state())  # noqa: NPY002
+
+
+@check()
+def evaluation(subject: Subject) -> None:
+    """Evaluation changes neither weights nor buffers; training changes registered buffers at most."""
+    for causal in subject.modes:
+        mechanism = subject.build(causal)
+        x = subject.inputs(mechanism)
+        before = _weights(mechanism)
+        first = run(mechanism, x).values
+        for name, kept in _weights(mechanism).items():
+            assert_identical(kept, before[name], what=f"{name} after a call in evaluation mode")
+        mechanism.train()
+        trained = mechanism(*x).values.detach()
+        if not any(True for _ in mechanism.buffers()):
+            assert_close(trained, first, tolerance=1e-5, what="without dropout or buffers, training")
+        names = set(dict(mechanism.named_parameters()))
+        for name, kept in _weights(mechanism).items():
+            require(name not in names or torch.equal(kept, before[name]), f"forward in training changed {name}")
+        mechanism.eval()
+        mechanism.load_state_dict(before, strict=False)
+        after = run(mechanism, x).values
+        assert_identical(after, first, what="training changed something besides registered buffers, so evaluation")
+
+
+def _weights(mechanism: Attention) -> dict[str, Tensor]:
+    every = [*mechanism.named_parameters(), *mechanism.named_buffers()]
+    return {name: x.detach().clone() for name, x in every if x.numel()}
+
+
+@check()
+def batch_independence(subject: Subject) -> None:
+    """A row of the batch does not depend on its neighbours."""
+    for causal in subject.modes:
+        mechanism = subject.build(causal, dtype=torch.float64)
+        info, x = subject.info, subject.inputs(mechanism, batch=3, dtype=torch.float64)
+        whole = run(mechanism, x).values
+        other = changed(x, slice(None), mechanism.heads, info, "neighbours", scale=3.0)
+        mixed = Inputs(*(torch.cat([a[:1], b[1:]]) for a, b in zip(x, other, strict=True)))
+        assert_identical(run(mechanism, mixed).values[0], whole[0], what="row 0 beside other neighbours")
+        for row in range(3):
+            alone = run(mechanism, x.rows(slice(row, row + 1))).values
+            assert_close(alone[0], whole[row], tolerance=1e-10, what=f"row {row} alone")
+
+
+@check()
+def refusals(subject: Subject) -> None:
+    """Whatever `info.supports` does not list raises UnsupportedError."""
+    supports = subject.info.supports
+    if not supports.causal:
+        _refuses(lambda: subject.fresh(True), "causal=True")
+    if not supports.bidirectional:
+        _refuses(lambda: subject.fresh(False), "causal=False")
+    if not subject.cls.compares_widths:
+        _refuses(lambda: subject.fresh(subject.modes[0], query_dim=7), "query_dim != key_dim")
+    for causal in subject.modes:
+        mechanism = subject.build(causal)
+        x = subject.inputs(mechanism)
+        if not supports.key_mask:
+            _refuses(lambda: run(mechanism, x, key_mask=torch.ones(2, LENGTH, dtype=torch.bool)), "key_mask")
+        if not supports.bias:
+            curve = ScoreBias(high=LENGTH - 1, curve=torch.zeros(2, 2 * LENGTH - 1))
+            table = ScoreBias(table=torch.zeros(1, 1, LENGTH, LENGTH))
+            _refuses(lambda: run(mechanism, x, bias=curve), "bias")
+            _refuses(lambda: run(mechanism, x, bias=table), "bias.table")
+        if not supports.marks:
+            _refuses(lambda: mechanism(*x, marks=torch.zeros(2, LENGTH, dtype=torch.long)), "marks")
+        if not supports.state:
+            _refuses(lambda: mechanism.initial_state(2, dtype=torch.float32), "initial_state")
+            _refuses(lambda: mechanism.state_nbytes(2, LENGTH, torch.float32), "state_nbytes")
+        if not supports.dropout:
+            _refuses(lambda: subject.fresh(causal, dropout=0.5), "dropout")
+        if causal and not supports.prefix:
+            _refuses(lambda: run(mechanism, x._replace(q=x.q[:, :, 5:])), "leading keys")
+        if not causal and not supports.cross:
+            _refuses(lambda: run(mechanism, x._replace(q=x.q[:, :, 5:])), "keys of another sequence")
+            if supports.state:
+                _refuses(lambda: run(mechanism, x, state=_any_state(subject, mechanism)), "state with causal=False")
+
+
+def _any_state(subject: Subject, mechanism: Attention) -> State:
+    owner = subject.fresh(True) if subject.info.supports.causal else mechanism
+    return owner.initial_state(2, dtype=torch.float32)
+
+
+def _refuses(call: object, what: str) -> None:
+    try:
+        call()  # pyright: ignore[reportCallIssue]
+    except UnsupportedError:
+        return
+    except Exception as error:
+        raise Failure(f"{what}: expected UnsupportedError, got {type(error).__name__}: {error}") from error
+    raise Failure(f"{what}: accepted although not declared")
+
+
+@check()
+def length_limit(subject: Subject) -> None:
+    """Where max_length is required, a longer sequence raises LimitError, in one call and through a state."""
+    for causal in subject.modes:
+        try:
+            free = subject.fresh(causal, max_length=None)
+        except ConfigError:
+            free = None
+        if free is not None:
+            run(free, subject.inputs(free, queries=40))
+            continue
+        mechanism = subject.fresh(causal, max_length=LENGTH)
+        x = subject.inputs(mechanism)
+        run(mechanism, x)
+        longer = subject.fresh(causal, max_length=LENGTH + 1)
+        _exceeds(lambda: run(mechanism, subject.inputs(longer, queries=LENGTH + 1)), "one call")
+        if causal and subject.info.supports.state:
+            state = run(mechanism, x, state=mechanism.initial_state(2, dtype=torch.float32)).state
+            _exceeds(lambda: run(mechanism, x.slots(0, 1), state=state), "through a state")
+
+
+def _exceeds(call: object, what: str) -> None:
+    try:
+        call()  # pyright: ignore[reportCallIssue]
+    except LimitError:
+        return
+    raise Failure(f"{what}: a sequence beyond max_length was accepted")
+
+
+@check()
+def reads(subject: Subject) -> None:
+    """Tensors that `info.reads` names matter; the others change nothing, not even a bit."""
+    info = subject.info
+    for causal in subject.modes:
+        mechanism = subject.build(causal)
+        x = subject.inputs(mechanism)
+        first = run(mechanism, x).values
+        for name in "qkv":
+            other = x._replace(**{name: randn(*getattr(x, name).shape, seed=f"other {name}")})
+            if info.shares_query_key and name in "qk" and name in info.reads:
+                other = changed(x, slice(None), mechanism.heads, info, "other")._replace(v=x.v)
+            moved = not torch.equal(run(mechanism, other).values, first)
+            require(moved is (name in info.reads), f"{name} {'matters' if moved else 'is ignored'}: {info.reads=}")
+
+
+@check()
+def odd_sizes(subject: Subject) -> None:
+    """Any number of positions works and agrees with the definition: 1, 2, primes, more keys than queries or fewer."""
+    supports = subject.info.supports
+    for causal in subject.modes:
+        mechanism = subject.build(causal, dtype=torch.float64)
+        sizes = [(n, n) for n in (1, 2, 3, 5, 8, 17, 31)]
+        if causal and supports.prefix:
+            sizes += [(1, 2), (1, 17), (4, 5), (5, 31)]
+        if not causal and supports.cross:
+            sizes += [(1, 17), (17, 1), (5, 31), (31, 5)]
+        for queries, keys in sizes:
+            x = subject.inputs(mechanism, queries=queries, keys=keys, dtype=torch.float64)
+            with torch.no_grad():
+                expected = mechanism.definition(*x)
+            what = f"{queries} queries, {keys} keys, {causal=}"
+            assert_close(run(mechanism, x).values, expected, tolerance=1e-10, what=what)
+
+
+@check()
+def head_shapes(subject: Subject) -> None:
+    """Any number of heads, and values wider or narrower than keys, agree with the definition."""
+    for causal in subject.modes:
+        for count, key_dim, value_dim in ((3, 4, 9), (1, 16, 1), (5, 2, None)):
+            mechanism = subject.build(causal, dtype=torch.float64, count=count, key_dim=key_dim, value_dim=value_dim)
+            x = subject.inputs(mechanism, dtype=torch.float64)
+            with torch.no_grad():
+                expected = mechanism.definition(*x)
+            what = f"{count} heads, keys of width {key_dim}, values of width {value_dim}, {causal=}"
+            assert_close(run(mechanism, x).values, expected, tolerance=1e-10, what=what)
+
+
+@check(("not stochastic", "determinism"))
+def redraw(subject: Subject) -> None:
+    """Drawing again uses the given generator only, and the definition follows."""
+    for causal in subject.modes:
+        outputs = []
+        for global_seed in (1, 2):
+            mechanism = subject.fresh(causal).double()
+            x = subject.inputs(mechanism, dtype=torch.float64)
+            torch.manual_seed(global_seed)
+            before = _generators()
+            mechanism.redraw(torch.Generator().manual_seed(5))
+            require(_generators() == before, "redraw moved a global random generator")
+            with torch.no_grad():
+                expected = mechanism.definition(*x)
+            outputs.append(run(mechanism, x).values)
+            assert_close(outputs[-1], expected, tolerance=1e-10, what=f"after redraw, {causal=}")
+        assert_identical(outputs[1], outputs[0], what="drawn again from the same generator")
+
+
+@check()
+def memory_layout(subject: Subject) -> None:
+    """Inputs in any memory layout give the same values: transposed, strided, expanded."""
+    for causal in subject.modes:
+        mechanism = subject.build(causal, dtype=torch.float64)
+        x = subject.inputs(mechanism, dtype=torch.float64)
+        expected = run(mechanism, x).values
+        layouts = {
+            "(batch, length, heads, dim)": Inputs(*(y.transpose(1, 2).contiguous().transpose(1, 2) for y in x)),
+            "dim outside length": Inputs(*(y.mT.contiguous().mT for y in x)),
+            "every other number": Inputs(*(y.repeat_interleave(2, -1)[..., ::2] for y in x)),
+        }
+        for name, y in layouts.items():
+            assert_close(run(mechanism, y).values, expected, tolerance=1e-12, what=name)
+        first = x.rows(slice(0, 1))
+        spread = Inputs(*(y.expand(3, -1, -1, -1) for y in first))
+        alone = run(mechanism, first).values.expand(3, -1, -1, -1)
+        assert_close(run(mechanism, spread).values, alone, tolerance=1e-12, what="one row expanded to three")
+
+
+@check()
+def round_trip(subject: Subject) -> None:
+    """state_dict through safetensors, deepcopy and a change of dtype keep the mechanism."""
+    for causal in subject.modes:
+        mechanism = subject.build(causal)
+        x = subject.inputs(mechanism)
+        expected = run(mechanism, x).values
+        weights = {name: y.contiguous() for name, y in mechanism.state_dict().items()}
+        twin = subject.fresh(causal, seed=99)
+        twin.load_state_dict(load(save(weights)) if weights else {})
+        assert_identical(run(twin, x).values, expected, what="state_dict loaded into a mechanism of another seed")
+        assert_identical(run(copy.deepcopy(mechanism), x).values, expected, what="deepcopy")
+        assert_identical(run(exact_copy(mechanism).float(), x).values, expected, what="to float64 and back")
+        require(mechanism.heads == Heads(**vars(mechanism.heads)), "heads changed")

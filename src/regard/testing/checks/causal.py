@@ -1,0 +1,140 @@
+"""Laws 1 and 5: causal is lower-right and exact; not causal really looks ahead."""
+
+import torch
+from torch import Tensor
+
+from regard.core import Attention
+from regard.testing.compare import assert_close, assert_identical, largest_error
+from regard.testing.inputs import LENGTH, LONG, Inputs, Subject, as_queries, changed, run
+from regard.testing.registry import check, require
+
+
+@check(("not supports.causal", "refusals"), ("leaks", "leak"))
+def causality(subject: Subject) -> None:
+    """Changing any future token changes no earlier output, not even a bit."""
+    mechanism = subject.build(True)
+    x = subject.inputs(mechanism)
+    whole = run(mechanism, x).values
+    for at in range(1, LENGTH):
+        for where, scale in ((slice(at, at + 1), 3.0), (slice(at, None), 100.0 if at % 2 else 1.0)):
+            other = changed(x, where, mechanism.heads, subject.info, f"future {at} {scale}", scale)
+            what = f"outputs before position {at}, after other content at {where.start}:{where.stop or LENGTH}"
+            assert_identical(run(mechanism, other).values[:, :, :at], whole[:, :, :at], what=what)
+
+
+@check(("not supports.causal", "refusals"), ("leaks", "leak"))
+def causality_across_tiles(subject: Subject) -> None:
+    """Causality holds on both sides of any engine's tile borders."""
+    mechanism = subject.build(True, max_length=LONG)
+    x = draw_long(subject, mechanism)
+    whole = run(mechanism, x).values
+    for at in (1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, LONG - 1):
+        scale = 100.0 if at % 2 else 1.0
+        other = changed(x, slice(at, None), mechanism.heads, subject.info, f"future {at}", scale)
+        what = f"outputs before position {at} of {LONG}, after other content from there on"
+        assert_identical(run(mechanism, other).values[:, :, :at], whole[:, :, :at], what=what)
+
+
+def draw_long(subject: Subject, mechanism: Attention, batch: int = 1) -> Inputs:
+    from regard.testing.inputs import draw
+
+    return draw(mechanism.heads, subject.info, LONG, LONG, batch, "long")
+
+
+@check(("not supports.causal", "refusals"), ("leaks", "leak"))
+def causality_of_gradients(subject: Subject) -> None:
+    """No gradient flows from an output to a later token."""
+    mechanism = subject.build(True)
+    x = Inputs(*(y.requires_grad_() for y in subject.inputs(mechanism)))
+    values = mechanism(*x).values
+    for at in range(LENGTH - 1):
+        grads = torch.autograd.grad(values[:, :, at].square().sum(), x, retain_graph=True, allow_unused=True)
+        for name, grad in zip("qkv", grads, strict=True):
+            late = 0.0 if grad is None else grad[:, :, at + 1 :].abs().max().item()
+            require(late == 0, f"d output[{at}] / d {name}[later] is {late:.2e}")
+
+
+@check(("not supports.causal", "refusals"), ("leaks", "leak"))
+def causality_of_length(subject: Subject) -> None:
+    """How many tokens follow changes no output: nothing is derived from the length of the call."""
+    mechanism = subject.build(True, dtype=torch.float64)
+    x = subject.inputs(mechanism, dtype=torch.float64, margin=True)
+    whole = run(mechanism, x).values
+    for at in (1, 2, LENGTH // 2, LENGTH - 1):
+        # A shorter call may add in another order, so not to the bit.
+        short = run(mechanism, x.slots(0, at)).values
+        assert_close(short, whole[:, :, :at], tolerance=1e-9, what=f"the first {at} of {LENGTH} positions, alone")
+
+
+@check(("not leaks", "causality"))
+def leak(subject: Subject) -> None:
+    """A form that is declared to leak does: the content or the number of future tokens changes an earlier output."""
+    mechanism = subject.build(True)
+    for seed in range(10):
+        x = subject.inputs(mechanism, seed=seed)
+        whole = run(mechanism, x).values
+        for at in range(2, LENGTH):
+            other = changed(x, slice(at, None), mechanism.heads, subject.info, f"leak {at}")
+            if not torch.equal(run(mechanism, other).values[:, :, :at], whole[:, :, :at]):
+                return
+            # A shorter call may round otherwise.
+            if largest_error(run(mechanism, x.slots(0, at)).values, whole[:, :, :at]) > 1e-3:
+                return
+    require(False, "info.leaks, but no change of a future token reached an earlier output")
+
+
+@check()
+def power(subject: Subject) -> None:
+    """Causal uses the past, not causal also the future; the first position sees itself."""
+    for causal in subject.modes:
+        mechanism = subject.build(causal)
+        x = subject.inputs(mechanism)
+        whole = run(mechanism, x).values
+
+        def moves(where: slice, seen: slice) -> Tensor:
+            other = changed(x, where, mechanism.heads, subject.info, f"power {where}")  # noqa: B023
+            return (run(mechanism, other).values - whole)[:, :, seen].abs().amax((0, 1, 3)) > 1e-4  # noqa: B023
+
+        require(bool(moves(slice(0, 1), slice(0, 1)).all()), "position 0 does not see itself")
+        some = range(1, LENGTH - 1, 2)
+        reached = sum(int(moves(slice(0, at), slice(at, at + 1))) for at in some)
+        require(reached >= len(some) // 3, f"{causal=}: only {reached} of {len(some)} positions use the past")
+        if not causal:
+            reached = sum(int(moves(slice(at + 1, None), slice(at, at + 1))) for at in some)
+            require(reached >= len(some) // 3, f"only {reached} of {len(some)} positions look ahead")
+
+
+@check(("not supports.prefix", "refusals"))
+def prefix(subject: Subject) -> None:
+    """Leading keys are the past: the last queries alone give the last rows of the whole."""
+    mechanism = subject.build(True, dtype=torch.float64)
+    for n in (LENGTH, 31):
+        x = subject.inputs(mechanism, queries=n, dtype=torch.float64)
+        whole = run(mechanism, x).values
+        for queries in (1, 4, n - 1):
+            some = run(mechanism, x._replace(q=x.q[:, :, n - queries :])).values
+            assert_close(some, whole[:, :, n - queries :], tolerance=1e-10, what=f"the last {queries} of {n} queries")
+    mechanism = subject.build(True, dtype=torch.float64, max_length=LONG)
+    x = draw_long(subject, mechanism).to(torch.float64)
+    whole = run(mechanism, x).values
+    for queries in (1, 65, 100):
+        some = run(mechanism, x._replace(q=x.q[:, :, LONG - queries :])).values
+        assert_close(some, whole[:, :, LONG - queries :], tolerance=1e-10, what=f"the last {queries} of {LONG} queries")
+
+
+@check(("not supports.bidirectional", "refusals"), ("not supports.cross", "refusals"))
+def cross(subject: Subject) -> None:
+    """Queries of one sequence on keys of another: each query is served on its own, from all keys."""
+    mechanism = subject.build(False, dtype=torch.float64)
+    info = subject.info
+    x = subject.inputs(mechanism, queries=5, keys=LENGTH, dtype=torch.float64)
+    with torch.no_grad():
+        expected = mechanism.definition(*x)
+    whole = run(mechanism, x).values
+    assert_close(whole, expected, tolerance=1e-10, what=f"5 queries on {LENGTH} keys")
+    used = 0
+    for at in range(LENGTH):
+        q, k, v = changed(Inputs(x.k, x.k, x.v), slice(at, at + 1), mechanism.heads, info, f"cross {at}")
+        q = as_queries(k, mechanism.heads, 5) if info.shares_query_key else x.q
+        used += int((run(mechanism, Inputs(q, k, v)).values - whole).abs().max() > 1e-6)
+    require(used == LENGTH, f"only {used} of {LENGTH} keys reach any query")

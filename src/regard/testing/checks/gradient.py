@@ -1,0 +1,242 @@
+"""Gradients, losses and dropout: what training needs."""
+
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from regard.core import Attention
+from regard.testing.compare import assert_close, assert_identical, largest_error
+from regard.testing.inputs import (
+    LENGTH,
+    LONG,
+    Inputs,
+    Subject,
+    as_queries,
+    exact_copy,
+    mask_with_holes,
+    randn,
+    run,
+)
+from regard.testing.registry import check, require
+
+
+def _call(
+    mechanism: Attention,
+    leaves: dict[str, Tensor],
+    x: Inputs,
+    keep: Tensor | None,
+    definition: bool,
+    decisions: object = None,
+) -> Tensor:
+    """Values with the inputs and parameters replaced by `leaves`; q follows k where one projection serves as both."""
+    replay = {} if decisions is None else {"decisions": decisions}
+    k, v = leaves.get("k", x.k), leaves.get("v", x.v)
+    shared = mechanism.info.shares_query_key
+    q = as_queries(k, mechanism.heads, x.q.shape[2]) if shared else leaves.get("q", x.q)
+    if definition:
+        return mechanism.definition(q, k, v, key_mask=keep, **replay)  # pyright: ignore[reportArgumentType]
+    return mechanism(q, k, v, key_mask=keep).values
+
+
+def _leaves(mechanism: Attention, x: Inputs) -> dict[str, Tensor]:
+    """Everything with a gradient: inputs that are read, and parameters (which the mechanism holds itself)."""
+    shared = mechanism.info.shares_query_key
+    inputs = {name: getattr(x, name) for name in "qkv" if name in mechanism.info.reads or (shared and name == "k")}
+    if shared:
+        inputs.pop("q", None)
+    return {**{name: y.requires_grad_() for name, y in inputs.items()}, **dict(mechanism.named_parameters())}
+
+
+@check()
+def reference_gradients(subject: Subject) -> None:
+    """In float64 every gradient is that of the definition, with and without a mask, within and across tiles."""
+    for causal in subject.modes:
+        for length in (LENGTH, LONG):
+            mechanism = subject.build(causal, dtype=torch.float64, max_length=LONG)
+            x = subject.inputs(mechanism, queries=length, batch=1, dtype=torch.float64)
+            leaves = _leaves(mechanism, x)
+            way = randn(1, 2, length, 6, seed="way", dtype=torch.float64)
+            masks = (None, mask_with_holes(1, length)) if subject.info.supports.key_mask else (None,)
+            for keep in masks:
+                if keep is not None and subject.info.shares_query_key:
+                    way = way * keep[:, None, :, None]
+                got = _gradients((_call(mechanism, leaves, x, keep, False) * way).sum(), leaves)
+                wanted = _gradients((_call(mechanism, leaves, x, keep, True) * way).sum(), leaves)
+                for name in leaves:
+                    what = f"gradient of {name}, {length} positions, {causal=}{'' if keep is None else ', masked'}"
+                    assert_close(got[name], wanted[name], tolerance=1e-9, what=what)
+
+
+def _gradients(total: Tensor, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
+    grads = torch.autograd.grad(total, list(leaves.values()), allow_unused=True, materialize_grads=True)
+    return dict(zip(leaves, grads, strict=True))
+
+
+@check()
+def float32_gradients(subject: Subject) -> None:
+    """In float32 gradients err by at most 1e-5 of the largest, or 4 times the definition's own float32 error."""
+    for causal in subject.modes:
+        mechanism = subject.build(causal, max_length=LONG)
+        x = subject.inputs(mechanism, queries=LONG, batch=1)
+        oracle, exact = exact_copy(mechanism), x.to(torch.float64)
+        way = randn(1, 2, LONG, 6, seed="way")
+        made = mechanism.decisions(x.q, x.k) if subject.info.rounding else None  # pyright: ignore[reportCallIssue]
+        leaves, true_leaves = _leaves(mechanism, x), _leaves(oracle, exact)
+        got = _gradients((_call(mechanism, leaves, x, None, False) * way).sum(), leaves)
+        own = _gradients((_call(mechanism, leaves, x, None, True, made) * way).sum(), leaves)
+        wanted = _gradients((_call(oracle, true_leaves, exact, None, True, made) * way.double()).sum(), true_leaves)
+        allowed = max(1e-5, 4 * max(largest_error(own[name], grad) for name, grad in wanted.items()))
+        for name, grad in wanted.items():
+            what = f"gradient of {name} in float32, {causal=}"
+            assert_close(got[name].double(), grad, tolerance=allowed, what=what)
+
+
+@check()
+def finite_differences(subject: Subject) -> None:
+    """In float64 the gradients of q, v and every parameter are the slopes, those of straight-through ones are not."""
+    _slopes(subject, keys=False)
+
+
+@check(("straight_through", "reference_gradients"))
+def finite_differences_of_keys(subject: Subject) -> None:
+    """In float64 the gradient of the keys is the slope of the values."""
+    _slopes(subject, keys=True)
+
+
+def _slopes(subject: Subject, *, keys: bool) -> None:
+    step = 1e-5
+    for causal in subject.modes:
+        mechanism = subject.build(causal, dtype=torch.float64)
+        x = subject.inputs(mechanism, dtype=torch.float64, margin=True)
+        leaves = _leaves(mechanism, x)
+        way = randn(2, 2, LENGTH, 6, seed="way", dtype=torch.float64)
+        grads = _gradients((_call(mechanism, leaves, x, None, False) * way).sum(), leaves)
+        for name, leaf in leaves.items():
+            if (name == "k") is not keys:
+                continue
+            for trial in range(2):
+                along = randn(*leaf.shape, seed=f"along {name} {trial}", dtype=torch.float64)
+                ends = []
+                with torch.no_grad():
+                    still = leaf.detach().clone()
+                    for side in (1, -1, 2, -2):
+                        leaf.copy_(still + side * step * along)
+                        ends.append((_call(mechanism, leaves, x, None, False) * way).sum())
+                    leaf.copy_(still)
+                # five points: the error falls with step^4, so that strong curvature does not look like a wrong gradient
+                slope = (8 * (ends[0] - ends[1]) - (ends[2] - ends[3])) / (12 * step)
+                claimed = (grads[name] * along).sum()
+                scale = max(slope.abs().item(), (grads[name].norm() * along.norm()).item() / 30, 1e-3)
+                off = (slope - claimed).abs().item() / scale
+                straight = name in subject.info.straight_through
+                require(
+                    not straight or off > 1e-6, f"info.straight_through names {name}, but its gradient is the slope"
+                )
+                require(
+                    straight or off < 1e-6,
+                    f"slope along a random change of {name} is {slope.item():.9g}, its gradient says "
+                    f"{claimed.item():.9g}, {causal=}",
+                )
+
+
+@check()
+def parameter_gradients(subject: Subject) -> None:
+    """Every parameter and every tensor that is read gets a finite gradient that is not 0, but where `info.flat`."""
+    for causal in subject.modes:
+        mechanism = subject.build(causal).train()
+        x = subject.inputs(mechanism)
+        leaves = _leaves(mechanism, x)
+        k = leaves.get("k", x.k)
+        shared = subject.info.shares_query_key
+        q = as_queries(k, mechanism.heads, LENGTH) if shared else leaves.get("q", x.q)
+        out = mechanism(q, k, leaves.get("v", x.v))
+        total = out.values.square().sum() + sum(out.losses.values())
+        for name, leaf in leaves.items():
+            (grad,) = torch.autograd.grad(total, leaf, retain_graph=True, allow_unused=True)
+            if name in subject.info.flat:
+                require(grad is None or not grad.any(), f"info.flat names {name}, and a gradient reaches it, {causal=}")
+                continue
+            require(grad is not None, f"{name} gets no gradient, {causal=}")
+            require(bool(grad.isfinite().all()), f"the gradient of {name} is not finite, {causal=}")
+            require(bool(grad.any()), f"the gradient of {name} is 0, {causal=}")
+
+
+@check()
+def losses(subject: Subject) -> None:
+    """Training returns exactly the losses of `info`, finite, differentiable, blind to hidden keys; evaluation none."""
+    info = subject.info
+    for causal in subject.modes:
+        mechanism = subject.build(causal)
+        x = subject.inputs(mechanism)
+        found = run(mechanism, x).losses
+        require(found == {}, f"losses in evaluation: {sorted(found)}")
+        mechanism.train()
+        leaves = Inputs(*(y.requires_grad_() for y in x))
+        found = mechanism(*leaves).losses
+        require(set(found) == set(info.losses), f"info declares {sorted(info.losses)}, training gave {sorted(found)}")
+        for name, loss in found.items():
+            require(loss.ndim == 0 and bool(loss.isfinite()), f"{name} must be one finite number")
+            require(loss.requires_grad, f"{name} has no gradient")
+        if found and info.supports.key_mask:
+            padded = Inputs(*(torch.nn.functional.pad(y.detach(), (0, 0, 0, 5)) for y in x))
+            keep = torch.arange(LENGTH + 5).expand(2, -1) < LENGTH
+            longer = subject.build(causal).train()(*padded, key_mask=keep).losses
+            for name, loss in longer.items():
+                assert_close(loss.detach(), found[name].detach(), tolerance=1e-5, what=f"{name} with 5 hidden keys")
+            keep = mask_with_holes(2, LENGTH)
+            hidden = ~keep[:, None, :, None]
+            for content in (1e4, float("nan")):
+                k, v = (y.detach().masked_fill(hidden, content) for y in (x.k, x.v))
+                q = x.q.detach().masked_fill(hidden, content) if info.shares_query_key else x.q.detach()
+                other = subject.build(causal).train()(q, k, v, key_mask=keep).losses
+                clean = subject.build(causal).train()(*(y.detach() for y in x), key_mask=keep).losses
+                for name, loss in other.items():
+                    assert_close(loss.detach(), clean[name].detach(), tolerance=1e-6, what=f"{name}, {content} hidden")
+
+
+@check()
+def recomputation(subject: Subject) -> None:
+    """A block that is computed again in its backward pass updates no buffer again; its gradients are the same."""
+    for causal in subject.modes:
+        results = []
+        for again in (False, True):
+            mechanism = subject.build(causal, dtype=torch.float64).train()
+            x = subject.inputs(mechanism, dtype=torch.float64)
+            leaves = Inputs(*(y.requires_grad_() for y in x))
+            call = partial(checkpoint, mechanism, use_reentrant=False) if again else mechanism
+            values = call(*leaves).values
+            grads = torch.autograd.grad(values.square().sum(), leaves, allow_unused=True)
+            results.append((dict(mechanism.named_buffers()), grads))
+        (once, grads), (twice, same) = results
+        for name, buffer in once.items():
+            if buffer.numel():
+                assert_identical(twice[name], buffer, what=f"buffer {name} after a block that was computed twice")
+        for name, one, other in zip("qkv", grads, same, strict=True):
+            if one is not None:
+                assert_close(other, one, tolerance=1e-12, what=f"gradient of {name} with checkpointing")
+
+
+@check(("not supports.dropout", "refusals"))
+def dropout(subject: Subject) -> None:
+    """Dropout acts in training only, differently per call, and leaves the expected value alone."""
+    for causal in subject.modes:
+        mechanism = subject.build(causal, dtype=torch.float64, dropout=0.4)
+        plain = subject.build(causal, dtype=torch.float64)
+        x = subject.inputs(mechanism, queries=6, batch=1, dtype=torch.float64)
+        expected = run(plain, x).values
+        assert_close(run(mechanism, x).values, expected, tolerance=1e-12, what="dropout in evaluation")
+        mechanism.train()
+        draws = 2000
+        many = Inputs(*(y.expand(draws, -1, -1, -1) for y in x))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            first, second = run(mechanism, many).values, run(mechanism, many).values
+        require(not torch.equal(first, second), "two training calls drop the same weights")
+        require(bool((first.std(0) > 0).any()), "every row of a batch drops the same weights")
+        if subject.info.linear_in_value:
+            both = torch.cat([first, second])
+            error = both.std(0) / (2 * draws) ** 0.5
+            z = ((both.mean(0) - expected[0]).abs() / error.clamp_min(1e-12)).max().item()
+            require(z < 5, f"the mean over {2 * draws} draws is {z:.1f} standard errors away")

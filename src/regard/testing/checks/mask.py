@@ -1,0 +1,149 @@
+"""Law 3: True means keep, and what is hidden has no influence whatever it holds."""
+
+import torch
+from torch import Tensor
+
+from regard.errors import UnsupportedError
+from regard.testing.compare import assert_close, assert_identical
+from regard.testing.inputs import LENGTH, LONG, Inputs, Subject, as_queries, changed, draw, mask_with_holes, run
+from regard.testing.registry import check, require
+
+_REFUSED = ("not supports.key_mask", "refusals")
+
+
+@check(_REFUSED)
+def key_mask(subject: Subject) -> None:
+    """True means keep: all True changes nothing, hiding a key matters, and the result is the definition's."""
+    for causal in subject.modes:
+        mechanism = subject.build(causal, dtype=torch.float64)
+        x = subject.inputs(mechanism, dtype=torch.float64)
+        free = run(mechanism, x).values
+        full = run(mechanism, x, key_mask=torch.ones(2, LENGTH, dtype=torch.bool)).values
+        assert_close(full, free, tolerance=1e-12, what="a mask of True")
+        for n, mechanism_n in (
+            (LENGTH, mechanism),
+            (LONG, subject.build(causal, dtype=torch.float64, max_length=LONG)),
+        ):
+            y = x if n == LENGTH else draw(mechanism_n.heads, subject.info, n, n, 2, "masked").to(torch.float64)
+            keep = mask_with_holes(2, n)
+            masked = run(mechanism_n, y, key_mask=keep).values
+            with torch.no_grad():
+                expected = mechanism_n.definition(*y, key_mask=keep)
+            real = _real_queries(subject, keep)
+            assert_close(masked[real], expected[real], tolerance=1e-10, what=f"{n} keys with holes, {causal=}")
+            if n == LENGTH:
+                require((masked - free).abs().max().item() > 1e-3, "hiding keys changed nothing")
+
+
+def _real_queries(subject: Subject, keep: Tensor) -> Tensor:
+    """Rows to compare: every query, but where q and k are one only those that are real themselves."""
+    rows = keep if subject.info.shares_query_key else torch.ones_like(keep)
+    return rows[:, None, :].expand(-1, 2, -1)
+
+
+@check(_REFUSED)
+def masked_content(subject: Subject) -> None:
+    """Hidden keys have no influence: neither NaN, infinity nor 1e4 under the mask changes an output bit."""
+    info = subject.info
+    for causal in subject.modes:
+        mechanism = subject.build(causal)
+        x, keep = subject.inputs(mechanism), mask_with_holes(2, LENGTH)
+        real = _real_queries(subject, keep)
+        whole = run(mechanism, x, key_mask=keep).values
+        for content in (float("nan"), float("inf"), 1e4, -1e4):
+            k, v = (y.masked_fill(~keep[:, None, :, None], content) for y in (x.k, x.v))
+            q = as_queries(k, mechanism.heads, LENGTH) if info.shares_query_key else x.q
+            out = run(mechanism, Inputs(q, k, v), key_mask=keep).values
+            assert_identical(out[real], whole[real], what=f"{content} under the mask, {causal=}")
+
+
+@check(_REFUSED)
+def masked_gradients(subject: Subject) -> None:
+    """Hidden keys get no gradient, and with NaN under the mask every gradient stays finite."""
+    for causal in subject.modes:
+        mechanism = subject.build(causal)
+        x, keep = subject.inputs(mechanism), mask_with_holes(2, LENGTH)
+        hidden = ~keep[:, None, :, None]
+        leaves = [x.q.requires_grad_(), *(y.masked_fill(hidden, float("nan")).requires_grad_() for y in (x.k, x.v))]
+        values = mechanism(*leaves, key_mask=keep).values
+        real = _real_queries(subject, keep)
+        named = [*zip("qkv", leaves, strict=True), *mechanism.named_parameters()]
+        total = values[real].square().sum()
+        for name, leaf in named:
+            (grad,) = torch.autograd.grad(total, leaf, retain_graph=True, allow_unused=True)
+            if grad is None:
+                continue
+            require(bool(grad.isfinite().all()), f"the gradient of {name} is not finite")
+            if name in ("k", "v"):
+                require(not grad[hidden.expand_as(grad)].any(), f"hidden positions of {name} get a gradient")
+
+
+@check(_REFUSED)
+def empty_rows(subject: Subject) -> None:
+    """A query without any key returns exactly 0, with finite gradients."""
+    for causal in subject.modes:
+        mechanism = subject.build(causal)
+        x = subject.inputs(mechanism)
+        keep = torch.ones(2, LENGTH, dtype=torch.bool)
+        keep[1] = False
+        leaves = Inputs(*(y.requires_grad_() for y in x))
+        values = mechanism(*leaves, key_mask=keep).values
+        require(not values[1].any(), f"a row without keys returned up to {values[1].abs().max().item():.2e}, not 0")
+        assert_close(values[0].detach(), run(mechanism, x).values[0], tolerance=2e-6, what="the full row beside it")
+        grads = torch.autograd.grad(values.square().sum(), [*leaves, *mechanism.parameters()], allow_unused=True)
+        require(all(g.isfinite().all() for g in grads if g is not None), "a gradient is not finite")
+        if causal and not subject.info.anchored:
+            keep[1, LENGTH // 2 :] = True
+            early = run(mechanism, x, key_mask=keep).values[1, :, : LENGTH // 2]
+            require(not early.any(), f"queries before any key returned up to {early.abs().max().item():.2e}, not 0")
+
+
+@check(_REFUSED)
+def right_padding(subject: Subject) -> None:
+    """A sequence padded on the right gives what it gives alone."""
+    for causal in subject.modes:
+        mechanism = subject.build(causal, dtype=torch.float64)
+        for real, pads in ((LENGTH, 1), (LENGTH, 6), (4, 9)):
+            x = subject.inputs(mechanism, queries=real, dtype=torch.float64)
+            padded, keep = _pad(subject, x, 0, pads)
+            out = run(mechanism, padded, key_mask=keep).values[:, :, :real]
+            what = f"{real} positions with {pads} behind them, {causal=}"
+            assert_close(out, run(mechanism, x).values, tolerance=1e-10, what=what)
+
+
+@check(_REFUSED, ("anchored", "left_padding_refusal"))
+def left_padding(subject: Subject) -> None:
+    """A sequence padded on the left gives what it gives alone: patterns are relative."""
+    for causal in subject.modes:
+        mechanism = subject.build(causal, dtype=torch.float64)
+        for real, pads in ((LENGTH, 1), (LENGTH, 6), (4, 9)):
+            x = subject.inputs(mechanism, queries=real, dtype=torch.float64)
+            padded, keep = _pad(subject, x, pads, 0)
+            out = run(mechanism, padded, key_mask=keep).values
+            what = f"{real} positions with {pads} before them, {causal=}"
+            assert_close(out[:, :, pads:], run(mechanism, x).values, tolerance=1e-10, what=what)
+
+
+@check(_REFUSED, ("not anchored", "left_padding"))
+def left_padding_refusal(subject: Subject) -> None:
+    """A pattern tied to absolute slots refuses a mask whose first slots are hidden."""
+    for causal in subject.modes:
+        mechanism = subject.build(causal)
+        x = subject.inputs(mechanism)
+        keep = torch.ones(2, LENGTH, dtype=torch.bool)
+        keep[1, :3] = False
+        try:
+            run(mechanism, x, key_mask=keep)
+        except UnsupportedError:
+            continue
+        require(False, "info.anchored, but left padding was accepted")
+
+
+def _pad(subject: Subject, x: Inputs, before: int, behind: int) -> tuple[Inputs, Tensor]:
+    """The sequence between positions with other content, and the mask that hides those."""
+    real = x.k.shape[2]
+    wide = Inputs(*(torch.nn.functional.pad(y, (0, 0, before, behind)) for y in x))
+    keep = torch.zeros(x.k.shape[0], before + real + behind, dtype=torch.bool)
+    keep[:, before : before + real] = True
+    heads = subject.heads(subject.modes[0])
+    return changed(wide, ~keep[0], heads, subject.info, "padding", scale=2.0), keep

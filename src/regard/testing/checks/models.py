@@ -1,0 +1,130 @@
+"""Laws of blocks, of the encoder-decoder, and of the targets of language models."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.layer import AttentionLayer
+from regard.models.blocks import Block
+from regard.models.config import ModelConfig
+from regard.models.encoder_decoder import CrossBlock, EncoderDecoder
+from regard.models.encoder_decoder_config import EncoderDecoderConfig
+from regard.tasks.base import IGNORE
+from regard.tasks.text import Windows
+from regard.tasks.token_files import Tokens
+from regard.tasks.tokenizer import ByteTokenizer
+from regard.testing.compare import assert_close, assert_identical
+from regard.testing.inputs import randn
+from regard.testing.registry import check, require
+
+DIM = 16
+
+
+def _moved(module: Any) -> Any:
+    """In float64, in evaluation, with weights off their initial values: a norm's gain is not 1."""
+    with torch.no_grad():
+        for name, weight in module.named_parameters():
+            weight.add_(0.2 * randn(*weight.shape, seed=name))
+    return module.double().eval()
+
+
+def _hidden(layer: AttentionLayer, *source: Tensor) -> Callable[[Tensor], Tensor]:
+    """The layer as a function of hidden states."""
+    return lambda x: layer(x, *source).hidden
+
+
+def _sublayer(x: Tensor, branch: Any, norm: Any, place: str) -> Tensor:
+    """Vaswani et al. 2017, section 5.4: norm(x + f(x)); Radford et al. 2019, section 2.3: x + f(norm(x))."""
+    return norm(x + branch(x)) if place == "post" else x + branch(norm(x))
+
+
+@check(kind=AttentionLayer)
+def global_rows_have_their_own_projections(part: type[AttentionLayer]) -> None:
+    """Rows of global tokens are those of a dense layer with their projections, all others of one with the ordinary."""
+    layer = _moved(part(DIM, "longformer(window=1, num_global=2)", heads=2, causal=False, projections="global"))
+    x, slots = randn(2, 7, DIM, seed="hidden", dtype=torch.float64), torch.arange(7)
+    near, spread = (slots[:, None] - slots).abs() <= 1, slots < 2
+    seen = near | spread[:, None] | spread
+    with torch.no_grad():
+        dense = []
+        for own in (layer, layer.global_rows):
+            q, k, v = (each(x).unflatten(-1, (2, -1)).transpose(1, 2) for each in (own.query, own.key, own.value))
+            logits = (q @ k.mT / (DIM // 2) ** 0.5).masked_fill(~seen, float("-inf"))
+            dense.append((logits.softmax(-1) @ v).transpose(1, 2).flatten(2))
+        wanted = layer.output(torch.where(spread[:, None], dense[1], dense[0]))
+        assert_close(layer(x).hidden, wanted, tolerance=1e-10, what="two global tokens")
+
+
+@check(kind=Block)
+def residual_once(part: type[Block]) -> None:
+    """A block is two sublayers, each with one residual connection and one norm in its place."""
+    for place in ("pre", "post"):
+        config = ModelConfig(dim=DIM, heads=2, norm=place, bias=True)
+        block = _moved(part(config, AttentionLayer(DIM, "softmax", heads=2, bias=True), seed=0))
+        x = randn(2, 7, DIM, seed="hidden", dtype=torch.float64)
+        with torch.no_grad():
+            wanted = _sublayer(x, _hidden(block.attention), block.attention_norm, place)
+            wanted = _sublayer(wanted, block.mlp, block.mlp_norm, place)
+            assert_close(block(x).hidden, wanted, tolerance=1e-12, what=f"{place}-norm")
+
+
+@check(kind=CrossBlock)
+def residual_of_each_attention(part: type[CrossBlock]) -> None:
+    """A decoder's block is three sublayers, to itself, to the source, and an MLP, each with its residual and norm."""
+    for place in ("pre", "post"):
+        config = EncoderDecoderConfig(dim=DIM, heads=2, norm=place, bias=True)
+        own, cross = (AttentionLayer(DIM, "softmax", heads=2, bias=True, context_dim=width) for width in (None, DIM))
+        block = _moved(part(config, own, cross, seed=0))
+        x, source = (randn(2, n, DIM, seed=f"{n}", dtype=torch.float64) for n in (7, 5))
+        with torch.no_grad():
+            wanted = _sublayer(x, _hidden(block.attention), block.attention_norm, place)
+            wanted = _sublayer(wanted, _hidden(block.cross, source), block.cross_norm, place)
+            wanted = _sublayer(wanted, block.mlp, block.mlp_norm, place)
+            assert_close(block(x, source).hidden, wanted, tolerance=1e-12, what=f"{place}-norm")
+
+
+@check(kind=EncoderDecoder)
+def decoder_reads_the_past(part: type[EncoderDecoder]) -> None:
+    """To predict a token the decoder reads the start and the tokens before it, and neither it nor later ones."""
+    model = part(EncoderDecoderConfig(dim=DIM, heads=2, vocab_size=20, start_token=3)).eval()
+    targets = torch.tensor([[7, 9, 8, 6, 5], [4, 5, 6, IGNORE, IGNORE]])
+    wanted = torch.tensor([[3, 7, 9, 8, 6], [3, 4, 5, 6, 3]])
+    assert_identical(model.shift(targets), wanted, what="what the decoder reads")
+    source = torch.tensor([[1, 2, 3]])
+    with torch.no_grad():
+        first = model(source, model.shift(targets[:1])).logits
+        for at in range(5):
+            other = targets[:1].clone()
+            other[0, at:] = 11
+            second = model(source, model.shift(other)).logits
+            assert_identical(second[:, : at + 1], first[:, : at + 1], what=f"tokens {at} and later replaced")
+            if at < 4:
+                moved = (second[:, at + 1 :] - first[:, at + 1 :]).abs().max().item()
+                require(moved > 1e-6, f"token {at} is not read by those after it")
+
+
+@check(kind=Windows)
+def targets_are_next(part: type[Windows]) -> None:
+    """A language model's target is the next token: each of a document is predicted once, from those before it."""
+    tokenizer = ByteTokenizer()
+    end = tokenizer.separator
+    documents = [[end, *text, end] for text in (b"regard", b"to attend to", b"q")]
+    ids = np.array([token for document in documents for token in document], np.uint16)
+    starts = np.cumsum([0, *(len(document) for document in documents)])
+    for length in (1, 4, 50):
+        windows = part(Tokens(ids, starts), tokenizer, length)
+        read: list[list[int]] = [[] for _ in documents]
+        for index in range(len(windows)):
+            example = windows[index]
+            counted = example.targets != IGNORE
+            count = int(counted.sum())
+            require(count > 0 and bool(counted[:count].all()), f"window {index}: targets {example.targets.tolist()}")
+            inputs, targets = example.inputs[:count].tolist(), example.targets[:count].tolist()
+            require(inputs[1:] == targets[:-1], f"window {index}: inputs {inputs} do not shift into targets {targets}")
+            past = read[example.document] or documents[example.document][:1]
+            require(inputs[0] == past[-1], f"window {index} begins with {inputs[0]}, after {past[-1]}")
+            read[example.document] = [*past, *targets]
+        require(read == documents, f"length {length}: predicted {read}, the documents are {documents}")

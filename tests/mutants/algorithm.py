@@ -1,0 +1,338 @@
+"""Mutants that compute something else: leaks, masks, scores, precision."""
+
+from typing import Any
+
+import torch
+from tests.mutants import mutant
+from tests.mutants.toys import (
+    ToyBuckets,
+    ToyDense,
+    ToyFeatures,
+    ToyKernel,
+    allowed_pairs,
+    expanded,
+)
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from regard.core import Attended, Heads
+
+
+def _positions(queries: int, keys: int) -> tuple[Tensor, Tensor]:
+    return torch.arange(queries)[:, None] + keys - queries, torch.arange(keys)[None]
+
+
+@mutant("causality")
+class CausalOffByOne(ToyDense):
+    """Sees one token ahead."""
+
+    def allowed(self, queries: int, keys: int, key_mask: Tensor | None) -> Tensor:
+        i, j = _positions(queries, keys)
+        ahead = super().allowed(queries, keys, key_mask) | (j == i + 1)
+        return ahead if key_mask is None else ahead & key_mask[:, None, None]
+
+
+@mutant("causality_across_tiles")
+class LeaksAtATileBorder(ToyDense):
+    """Rounds the last visible key up to the end of its tile of 64, once there is more than one."""
+
+    def allowed(self, queries: int, keys: int, key_mask: Tensor | None) -> Tensor:
+        i, j = _positions(queries, keys)
+        border = super().allowed(queries, keys, key_mask) | ((i >= 64) & (j // 64 == i // 64))
+        return border if key_mask is None else border & key_mask[:, None, None]
+
+
+@mutant("causality")
+class BlockMeanLeak(ToyKernel):
+    """Centres the features on the mean of their block, which holds later tokens."""
+
+    def walk(self, fq: Tensor, fk: Tensor, v: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
+        blocks = [x - 0.1 * x.mean(2, keepdim=True) for x in fk.split(8, 2)]
+        return super().walk(fq, torch.cat(blocks, 2), v, past)
+
+
+@mutant("causality")
+class FutureSelectionLeak(ToyBuckets):
+    """Splits the keys at their median, which depends on keys to come."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        exact = k.detach().to(torch.promote_types(k.dtype, torch.float32)) @ self.plane.to(torch.float32).to(k.dtype)
+        middle = exact.median(-1, keepdim=True).values
+        side = exact > middle
+        near = side[..., k.shape[2] - q.shape[2] :, None] == side[..., None, :]
+        i, j = _positions(q.shape[2], k.shape[2])
+        return ToyDense.score(self, q, k).masked_fill(~(near | (i == j)), float("-inf"))
+
+
+@mutant("causality")
+class KeyMaximumLeak(ToyFeatures):
+    """Stabilises with the largest key of the whole sequence beside an epsilon."""
+
+    def walk(self, fq: Tensor, fk: Tensor, v: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
+        return super().walk(fq, fk / fk.amax((2, 3), keepdim=True) + 1e-3, v, past)
+
+
+@mutant("causality_of_gradients")
+class GradientLeak(ToyDense):
+    """Adds the mean value minus itself: no effect on the output, but gradients flow from the future."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Attended:  # type: ignore[override]
+        values, state, losses = super().attend(q, k, v, **given)
+        mean = expanded(v, q.shape[1]).mean(2, keepdim=True)
+        return Attended(values + (mean - mean.detach()), state, losses)
+
+
+@mutant("power")
+class SkipsItself(ToyDense):
+    """Causal without the own position."""
+
+    def allowed(self, queries: int, keys: int, key_mask: Tensor | None) -> Tensor:
+        i, j = _positions(queries, keys)
+        pairs = super().allowed(queries, keys, key_mask)
+        return pairs & (j < i) if self.heads.causal else pairs
+
+
+@mutant("power")
+class NeverLooksAhead(ToyDense):
+    """Stays causal when it was built not to be."""
+
+    def allowed(self, queries: int, keys: int, key_mask: Tensor | None) -> Tensor:
+        return allowed_pairs(queries, keys, True, key_mask)
+
+
+@mutant("prefix")
+class UpperLeftCausal(ToyDense):
+    """Aligns the queries with the first keys, as torch's `is_causal` does."""
+
+    def allowed(self, queries: int, keys: int, key_mask: Tensor | None) -> Tensor:
+        if not self.heads.causal:
+            return super().allowed(queries, keys, key_mask)
+        pairs = torch.arange(keys)[None] <= torch.arange(queries)[:, None]
+        return pairs[None, None] if key_mask is None else pairs & key_mask[:, None, None]
+
+
+@mutant("cross")
+class SeesAsManyKeysAsQueries(ToyDense):
+    """Uses the first n keys of another sequence for n queries."""
+
+    def allowed(self, queries: int, keys: int, key_mask: Tensor | None) -> Tensor:
+        pairs = super().allowed(queries, keys, key_mask)
+        return pairs if self.heads.causal else pairs & (torch.arange(keys) < queries)
+
+
+@mutant("key_mask")
+class IgnoresMask(ToyDense):
+    """Drops the mask."""
+
+    def allowed(self, queries: int, keys: int, key_mask: Tensor | None) -> Tensor:
+        return super().allowed(queries, keys, None)
+
+
+@mutant("key_mask")
+class InvertsMask(ToyDense):
+    """Reads True as hidden."""
+
+    def allowed(self, queries: int, keys: int, key_mask: Tensor | None) -> Tensor:
+        return super().allowed(queries, keys, None if key_mask is None else ~key_mask)
+
+
+@mutant("masked_content")
+class KeysFromQueries(ToyBuckets):
+    """Shares one projection, and takes the keys from where nothing was hidden."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Attended:  # type: ignore[override]
+        same = q.shape[1] == k.shape[1] and q.shape[2] == k.shape[2]
+        return super().attend(q, q if same else k, v, **given)
+
+    def normalise(self, logits: Tensor, pairs: Tensor) -> Tensor:
+        weight = (logits - logits.amax(-1, keepdim=True).detach()).exp() * pairs
+        return weight / weight.sum(-1, keepdim=True).clamp_min(1e-30)
+
+
+@mutant("masked_content")
+class MasksByMultiplication(ToyDense):
+    """Multiplies keys and values by the mask: 0 times NaN is NaN."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Attended:  # type: ignore[override,misc]
+        mask = given.get("key_mask")
+        if mask is not None:
+            k, v = (x * mask[:, None, :, None] for x in (k, v))
+        given = {"key_mask": None, "bias": None, "marks": None, "state": None, **given}
+        return self.attend(q, k, v, **given)
+
+
+@mutant("masked_gradients")
+class RootOfZero(ToyDense):
+    """Takes the norm of keys that are 0 under the mask: the gradient of the gain is not a number."""
+
+    def __init__(self, heads: Heads) -> None:
+        super().__init__(heads)
+        self.gain = nn.Parameter(torch.ones(heads.key_dim))
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        k = k * self.gain.to(k.dtype)
+        return super().score(q, k / (1 + k.square().sum(-1, keepdim=True).sqrt()))
+
+
+@mutant("empty_rows")
+class EmptyRowNaN(ToyDense):
+    """Takes the softmax of a row of -inf."""
+
+    def normalise(self, logits: Tensor, pairs: Tensor) -> Tensor:
+        return logits.masked_fill(~pairs, float("-inf")).softmax(-1)
+
+
+@mutant("empty_rows")
+class EmptyRowUniform(ToyDense):
+    """Fills with -1e9, so that a query without keys averages all of them."""
+
+    def normalise(self, logits: Tensor, pairs: Tensor) -> Tensor:
+        return logits.masked_fill(~pairs, -1e9).softmax(-1)
+
+
+@mutant("right_padding")
+class LengthNormaliser(ToyDense):
+    """Scales the logits by the length of the call, padding included."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q, k) * torch.tensor(float(k.shape[2] + 1)).log().to(q.dtype)
+
+
+@mutant("reference")
+class WrongScale(ToyDense):
+    """Divides by d, not by its root."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return q @ k.mT / q.shape[-1]
+
+
+@mutant("reference")
+class NegatedScores(ToyDense):
+    """Prefers the keys that match least."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return -super().score(q, k)
+
+
+@mutant("reference")
+class WrongAxis(ToyDense):
+    """Normalises over the queries."""
+
+    def normalise(self, logits: Tensor, pairs: Tensor) -> Tensor:
+        return super().normalise(logits.mT, pairs.mT).mT
+
+
+@mutant("reference")
+class WrongFeature(ToyKernel):
+    """relu + 1 where the definition says elu + 1."""
+
+    def features(self, x: Tensor) -> Tensor:
+        return F.relu(x) + 1
+
+
+@mutant("reference")
+class ComputesInSingle(ToyDense):
+    """Computes float64 inputs in float32."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q.float(), k.float()).to(q.dtype)
+
+
+@mutant("replayed_choices")
+class ChoosesInHalf(ToyBuckets):
+    """Chooses in bfloat16, and reports what exact numbers would choose."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        near = [x.bfloat16() @ self.plane.bfloat16() > 0 for x in (q.detach(), k.detach())]
+        same = near[0][..., :, None] == near[1][..., None, :]
+        i, j = _positions(q.shape[2], k.shape[2])
+        return ToyDense.score(self, q, k).masked_fill(~(same | (i == j)), float("-inf"))
+
+
+@mutant("reference_float32")
+class ComputesInHalf(ToyDense):
+    """Computes the scores of float32 inputs in bfloat16."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        if q.dtype != torch.float32:
+            return super().score(q, k)
+        return super().score(q.bfloat16(), k.bfloat16()).float()
+
+
+@mutant("bfloat16")
+class AccumulatesInHalf(ToyKernel):
+    """Keeps its running sums in bfloat16 when the inputs are."""
+
+    chunk = 1
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Attended:  # type: ignore[override]
+        self.in_half = q.dtype == torch.bfloat16
+        return super().attend(q, k, v, **given)
+
+    def running(self, sums: Tensor) -> Tensor:
+        if not self.in_half:
+            return super().running(sums)
+        total, out = torch.zeros_like(sums[:, :, 0]).bfloat16(), []
+        for piece in sums.unbind(2):
+            total = total + piece.bfloat16()
+            out.append(total)
+        return torch.stack(out, 2).to(sums.dtype)
+
+    def all_keys(self, fq: Tensor, fk: Tensor, v: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
+        out, total = super().all_keys(fq, fk, v, past)
+        return (out.bfloat16().to(out.dtype), total) if self.in_half else (out, total)
+
+
+@mutant("autocast")
+class AssemblesInOneDtype(ToyDense):
+    """Writes products into a buffer of the input dtype, which autocast makes another."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Attended:  # type: ignore[override]
+        buffer = torch.zeros_like(q)
+        buffer.index_copy_(2, torch.arange(q.shape[2]), q @ torch.eye(q.shape[-1], dtype=q.dtype))
+        return super().attend(buffer, k, v, **given)
+
+
+@mutant("huge_logits")
+class NoMaximum(ToyDense):
+    """Exponentiates without subtracting the row maximum."""
+
+    def normalise(self, logits: Tensor, pairs: Tensor) -> Tensor:
+        weight = logits.exp() * pairs
+        return weight / weight.sum(-1, keepdim=True).clamp_min(1e-30)
+
+
+@mutant("odd_sizes")
+class WrongWhenEven(ToyDense):
+    """Skips the middle key of an even number of keys."""
+
+    def allowed(self, queries: int, keys: int, key_mask: Tensor | None) -> Tensor:
+        pairs = super().allowed(queries, keys, key_mask)
+        return pairs & (torch.arange(keys) != keys // 2) if keys % 2 == 0 and keys > 2 else pairs
+
+
+@mutant("odd_sizes")
+class DividesByVariance(ToyDense):
+    """Standardises the logits of a row, which a single key does not allow."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        logits = super().score(q, k)
+        return logits if k.shape[2] > 1 else logits / (logits - logits.mean(-1, keepdim=True))
+
+
+@mutant("rows_sum_to_one")
+class BiasedNormaliser(ToyKernel):
+    """Adds a visible epsilon to the normaliser."""
+
+    def divide(self, out: Tensor) -> Tensor:
+        return out[..., :-1] / (out[..., -1:] + 1e-2)
+
+
+@mutant("grouped_heads")
+class WrongHeadMapping(ToyDense):
+    """Gives the heads of a group to alternating keys."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Attended:  # type: ignore[override]
+        order = torch.arange(q.shape[1]).reshape(-1, self.heads.kv_heads).mT.flatten()
+        values, state, losses = super().attend(q[:, order], k, v, **given)
+        return Attended(values[:, order.argsort()], state, losses)

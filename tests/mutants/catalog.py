@@ -1,0 +1,131 @@
+"""Mutants of mechanisms of the catalog: mistakes that their published implementations have made."""
+
+# Mechanisms are final; only a mutant may break that.
+# pyright: reportGeneralTypeIssues=false
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from tests.mutants import mutant
+from torch import Tensor
+from torch.nn import functional as F
+
+from regard.attention.dense.softmax import Softmax
+from regard.attention.dense.uniform import Uniform
+from regard.attention.kernel.linear import Linear
+from regard.attention.kernel.performer import Performer
+from regard.attention.lowrank.linformer import Linformer
+from regard.attention.routed.lsh import Lsh
+from regard.attention.routed.vector_quantized import VectorQuantized
+from regard.attention.sparse.local import Local
+from regard.attention.synthesized.dense_synthesizer import DenseSynthesizer
+from regard.core import Attended
+from regard.info import Info
+
+
+@mutant("prefix")
+class TorchCausal(Softmax):
+    """Uses torch's `is_causal`, which is upper-left."""
+
+    def average(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Any, bias: Any) -> Tensor:
+        if not self.heads.causal or key_mask is not None or bias is not None:
+            return super().average(q, k, v, key_mask=key_mask, bias=bias)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+
+@mutant("causality")
+class ChunkedHashes(Lsh):
+    """Chunks sorted buckets, so that future tokens move the borders, and says that it is causal."""
+
+    samples = ({"num_buckets": 2, "rounds": 1, "bucket_size": 2, "form": "paper"},)
+
+    @classmethod
+    def facts(cls, **options: object) -> Info:
+        return replace(super().facts(**options), leaks=False)
+
+
+@mutant("causality")
+class MaximumOfAllKeys(Performer):
+    """Stabilises with the largest key of the sequence, and says that it is causal."""
+
+    samples = ({"form": "paper"},)
+
+    @classmethod
+    def facts(cls, **options: object) -> Info:
+        return replace(super().facts(**options), leaks=False)
+
+
+@mutant("rows_sum_to_one")
+class ClaimsToNormalise(Linear):
+    """Divides by nothing, and says that its rows sum to one."""
+
+    samples = ({"normalise": False},)
+
+    @classmethod
+    def facts(cls, **options: object) -> Info:
+        return replace(super().facts(**options), rows_sum_to_one=True)
+
+
+@mutant("linear_in_value")
+class ClaimsLinearMaximum(Uniform):
+    """Takes a maximum, and says that it is linear in the values."""
+
+    samples = ({"pool": "max"},)
+
+    @classmethod
+    def facts(cls, **options: object) -> Info:
+        return replace(super().facts(**options), linear_in_value=True, affine_in_value=True)
+
+
+@mutant("length_limit")
+class BeyondItsWeights(Linformer):
+    """Cuts a sequence that is longer than its projection."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Attended:  # type: ignore[override]
+        limit = self.heads.max_length
+        return super().attend(q, k[:, :, :limit], v[:, :, :limit], **given)
+
+
+@mutant("causality")
+class ProjectsTheFuture(Linformer):
+    """Says that it is causal, though every slot mixes all positions."""
+
+    info = replace(Linformer.info, supports=replace(Linformer.info.supports, causal=True))
+
+
+@mutant("state_splits")
+class OneSlotTooFew(Local):
+    """Drops the oldest slot that its window still reaches."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Attended:  # type: ignore[override]
+        values, state, losses = super().attend(q, k, v, **given)
+        kept = getattr(state, "kept", 0)
+        return Attended(values, state.drop(1) if state is not None and kept else state, losses)  # type: ignore[attr-defined]
+
+
+@mutant("evaluation")
+class LearnsInEvaluation(VectorQuantized):
+    """Moves its codebook whenever it is called."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Attended:  # type: ignore[override]
+        answer = super().attend(q, k, v, **given)
+        with torch.no_grad():
+            self.code_sum.mul_(0.99)
+        return answer
+
+
+@mutant("losses")
+class ForgetsTheCommitment(VectorQuantized):
+    """Trains without its loss."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Attended:  # type: ignore[override]
+        return super().attend(q, k, v, **given)._replace(losses={})
+
+
+@mutant("left_padding_refusal")
+class ShiftedSlots(DenseSynthesizer):
+    """Serves padded sequences with the weights of other slots."""
+
+    def _refuse_left_padding(self, key_mask: Tensor) -> None:
+        del key_mask

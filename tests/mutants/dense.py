@@ -1,0 +1,202 @@
+"""Mutants of dense mechanisms: formulas that surveys and public code get almost right."""
+
+# Mechanisms are final; only a mutant may break that.
+# pyright: reportGeneralTypeIssues=false
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from tests.mutants import mutant
+from tests.mutants.toys import ToyDense
+from torch import Tensor
+
+from regard.attention.dense import Dense, distance_aware, shaw
+from regard.attention.dense.cosine import Cosine
+from regard.attention.dense.distance_aware import DistanceAware
+from regard.attention.dense.entropy_scaled import EntropyScaled, ratio
+from regard.attention.dense.gaussian import Gaussian, square_distance
+from regard.attention.dense.graph import Graph
+from regard.attention.dense.quantized import Quantized
+from regard.attention.dense.relu_squared import ReluSquared
+from regard.attention.dense.shaw import Shaw
+from regard.attention.dense.sigmoid import Sigmoid
+from regard.core import Attended, Heads
+from regard.engines.dense import Rule, publish, softmax, visible_count
+from regard.info import Info
+
+
+@mutant("rows_sum_to_one")
+class RootOutsideTheExponential(ToyDense):
+    """exp(q.k) / (sqrt(d) sum exp(q.k)), as a survey prints it: rows sum to 1/sqrt(d)."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return q @ k.mT
+
+    def normalise(self, logits: Tensor, pairs: Tensor) -> Tensor:
+        return super().normalise(logits, pairs) * self.heads.key_dim**-0.5
+
+
+@mutant("rows_sum_to_one")
+class RatioOutsideTheExponential(EntropyScaled):
+    """Scales the weights with the logarithm of the number of keys, not the logits."""
+
+    def __init__(self, heads: Heads) -> None:
+        super().__init__(heads)
+        factor = heads.key_dim**-0.5
+        self.rule = publish(
+            f"mutant ratio outside({factor!r})",
+            Rule(lambda q, k: q @ k.mT * factor, lambda logits: softmax(logits) * ratio(visible_count(logits), 512, 1)),
+        )
+
+    def average(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Tensor:
+        return Dense.average(self, q, k, v, **given)
+
+
+@mutant("reference")
+class CountsEveryKey(EntropyScaled):
+    """Takes the length of the sequence for the number of keys that a query sees."""
+
+    def counts(self, q: Tensor, k: Tensor, key_mask: Tensor | None) -> Tensor:
+        del q, key_mask
+        return torch.full((1, 1), k.shape[2])
+
+
+@mutant("reference")
+class HalfOutsideTheExponential(Gaussian):
+    """exp(-u^2) / 2 for exp(-u^2 / 2): the half cancels, and the kernel is narrower."""
+
+    def __init__(self, heads: Heads) -> None:
+        super().__init__(heads)
+        rule = Rule(lambda q, k, distances: -square_distance(q, k), softmax, relative=True)
+        self.rule = publish("mutant half outside", rule)
+
+
+@mutant("reference")
+class ForgetsTheNormOfKeys(Gaussian):
+    """softmax(q.k) for a Gaussian kernel: right only where all keys have one norm."""
+
+    def __init__(self, heads: Heads) -> None:
+        super().__init__(heads)
+        self.rule = publish("mutant no norm", Rule(lambda q, k, distances: q @ k.mT, softmax, relative=True))
+
+
+@mutant("rows_sum_to_one")
+class DistanceOutsideTheSoftmax(DistanceAware):
+    """Multiplies the weights by the function of the distance, not the logits."""
+
+    def __init__(self, heads: Heads) -> None:
+        super().__init__(heads)
+
+        def score(q: Tensor, k: Tensor, distances: Tensor, *weights: Tensor) -> Tensor:
+            del distances, weights
+            return torch.relu(q @ k.mT) * q.shape[-1] ** -0.5
+
+        def average(p: Tensor, v: Tensor, distances: Tensor, slope: Tensor, ceiling: Tensor) -> Tensor:
+            beta = ceiling[:, None, None]
+            factor = torch.exp(F.softplus(beta) - F.softplus(beta - slope[:, None, None] * distances.abs()))
+            return (p * factor) @ v
+
+        self.rule = publish("mutant distance outside", Rule(score, softmax, relative=True, average=average))
+
+
+@mutant("reference")
+class DistanceOfSignedLogits(DistanceAware):
+    """Leaves out the relu: where nothing matches, far keys are pushed away."""
+
+    def __init__(self, heads: Heads) -> None:
+        super().__init__(heads)
+
+        def score(q: Tensor, k: Tensor, distances: Tensor, slope: Tensor, ceiling: Tensor) -> Tensor:
+            alone = torch.ones_like(q[:1, :1, :1, :1])
+            factor = distance_aware.score(alone, alone, distances, slope, ceiling)
+            return q @ k.mT * factor * q.shape[-1] ** -0.5
+
+        self.rule = publish("mutant signed logits", Rule(score, softmax, relative=True))
+
+
+@mutant("reference")
+class WithoutTheValueTable(Shaw):
+    """Adds relative positions to the keys alone."""
+
+    def __init__(self, heads: Heads, *, max_distance: int = 16) -> None:
+        super().__init__(heads, max_distance=max_distance)
+        self.rule = publish("mutant without the value table", Rule(shaw.score, softmax, relative=True))
+
+
+@mutant("reference")
+class ReadsTablesBackwards(Shaw):
+    """Gives the past the rows of the future."""
+
+    def __init__(self, heads: Heads, *, max_distance: int = 16) -> None:
+        super().__init__(heads, max_distance=max_distance)
+
+        def score(q: Tensor, k: Tensor, distances: Tensor, *tables: Tensor) -> Tensor:
+            return shaw.score(q, k, -distances, *tables)
+
+        def average(p: Tensor, v: Tensor, distances: Tensor, *tables: Tensor) -> Tensor:
+            return shaw.average(p, v, -distances, *tables)
+
+        self.rule = publish("mutant tables backwards", Rule(score, softmax, relative=True, average=average))
+
+
+@mutant("reference")
+class KinksBeforeTheSum(Graph):
+    """LeakyReLU of each half, then the sum: the query's half is the same for all keys and has no effect."""
+
+    def __init__(self, heads: Heads) -> None:
+        super().__init__(heads)
+        rule = Rule(lambda q, k: F.leaky_relu(q, 0.2) + F.leaky_relu(k.mT, 0.2), softmax)
+        self.rule = publish("mutant kinks before the sum", rule)
+
+
+@mutant("reference")
+class DividesByTheSquaredNorm(Cosine):
+    """q.k / |q|^2: a projection onto the query."""
+
+    def project(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        unit, _ = super().project(q, k)
+        return unit / q.norm(dim=-1, keepdim=True).clamp(min=1e-6), k
+
+
+@mutant("causality_of_length")
+class BiasOfTheWholeCall(Sigmoid):
+    """b = -log of the length of the call, as published, and says that it is causal."""
+
+    samples = ({"form": "paper"},)
+
+    @classmethod
+    def facts(cls, **options: object) -> Info:
+        return replace(super().facts(**options), leaks=False)
+
+
+@mutant("causality_of_length")
+class DividesByTheWholeCall(ReluSquared):
+    """Divides by the length of the call, as public code does, and says that it is causal."""
+
+    samples = ({"form": "paper"},)
+
+    @classmethod
+    def facts(cls, **options: object) -> Info:
+        return replace(super().facts(**options), leaks=False)
+
+
+@mutant("replayed_choices")
+class RoundsTowardsZero(Quantized):
+    """Cuts off what a code cannot hold, so that every stored number is too small."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Attended:  # type: ignore[override]
+        if given["state"] is not None:
+            return super().attend(q, k, v, **given)
+        cut = [torch.trunc(x / (u := x.abs().amax(-1, keepdim=True).clamp(min=1e-30) / 127)) * u for x in (k, v)]
+        return Attended(self.average(q, *cut, key_mask=given["key_mask"], bias=given["bias"]), None, {})
+
+
+@mutant("state_splits")
+class OneUnitForAll(Quantized):
+    """One unit for all keys of a call: a token's rounding depends on the tokens beside it."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Attended:  # type: ignore[override]
+        unit = k.detach().abs().amax((2, 3), keepdim=True).clamp(min=1e-30) / 127
+        return super().attend(q, torch.round(k / unit) * unit if k.shape[2] else k, v, **given)

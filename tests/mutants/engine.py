@@ -1,0 +1,84 @@
+"""Mutants of the sparse engine: patterns, their parts, and the keys that they keep."""
+
+# Mechanisms are final; only a mutant may break that.
+# pyright: reportGeneralTypeIssues=false
+
+from typing import Any
+
+from tests.mutants import mutant
+from torch import Tensor
+
+from regard import masks
+from regard.attention.sparse.fixed import Fixed
+from regard.attention.sparse.local import Local
+from regard.attention.sparse.local_atrous import LocalAtrous
+from regard.attention.sparse.pattern import Pattern
+from regard.info import Heads
+
+
+@mutant("causality")
+class SeesTheRestOfItsBlock(Local):
+    """Also sees the keys of its block of 4, later ones included."""
+
+    def __init__(self, heads: Heads, **options: Any) -> None:
+        super().__init__(heads, **options)
+        self.pattern = self.pattern | masks.block(4)
+
+
+@mutant("state_splits")
+class RingOffByOne(Local):
+    """Keeps one slot less than the window reaches, and says so."""
+
+    @property
+    def _horizon(self) -> int:
+        return max(super()._horizon - 1, 0)
+
+
+@mutant("reference")
+class PhaseOff(Local):
+    """A dilated window whose steps begin beside the query."""
+
+    samples = ({"window": 2, "dilation": 3},)
+
+    def __init__(self, heads: Heads, **options: Any) -> None:
+        super().__init__(heads, **options)
+        far, step = self.window * self.dilation, self.dilation
+        shifted = masks.Pattern(lambda i, j: (abs(i - j) <= far) & ((i - j) % step == 1), distances=(-far, far))
+        self.pattern = masks.causal & shifted if heads.causal else shifted
+
+
+@mutant("partition")
+class CountsTheOverlapTwice(LocalAtrous):
+    """Computes the window and the residue class by themselves, each with the pairs that are in both."""
+
+    def __init__(self, heads: Heads, **options: Any) -> None:
+        super().__init__(heads, **options)
+        parts = masks.apart(masks.window(self.window), masks.strided(self.dilation))
+        self.pattern = masks.causal & parts if heads.causal else parts
+
+
+@mutant("reference")
+class OnePatternForAllHeads(Fixed):
+    """Gives every head the pattern of the first."""
+
+    def __init__(self, heads: Heads, **options: Any) -> None:
+        super().__init__(heads, **options)
+        self.pattern = self.pattern.of(0)
+
+
+class _Hasty(masks.Pattern):  # type: ignore[misc]
+    """Forgets what only the very next query sees."""
+
+    def alive(self, key_positions: Tensor, first_query: int) -> Tensor:
+        return super().alive(key_positions, first_query + 1)
+
+
+@mutant("future_keys")
+class ForgetsOneQueryEarly(Pattern):
+    """Drops the keys of a block before its last query has come."""
+
+    samples = ({"rule": "block(5)"},)
+
+    def __init__(self, heads: Heads, **options: Any) -> None:
+        super().__init__(heads, **options)
+        self.pattern = _Hasty(self.pattern.rule, self.pattern.text, distances=self.pattern.distances)

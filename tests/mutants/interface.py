@@ -1,0 +1,350 @@
+"""Mutants that break the rules around the algorithm: randomness, purity, sizes, losses, costs, graphs."""
+
+from typing import Any
+
+import torch
+from tests.mutants import mutant
+from tests.mutants.toys import ToyCodes, ToyDense, ToyFeatures, ToyKernel, ToyMarked, ToyTable, ToyWindow, expanded
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from regard.core import Attended, Heads, recomputing
+
+
+@mutant("options")
+class ForgetsOption(ToyWindow):
+    """Accepts a window, and uses its own."""
+
+    def __init__(self, heads: Heads, *, window: int = 3) -> None:
+        super().__init__(heads, window=4)
+
+
+@mutant("options")
+class SwallowsOptions(ToyWindow):
+    """Accepts any option, and ignores those it does not know."""
+
+    def __init__(self, heads: Heads, *, window: int = 3, **rest: object) -> None:
+        super().__init__(heads, window=window)
+
+
+@mutant("shapes")
+class DropsAChannel(ToyDense):
+    """Returns one value channel too few."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Attended:  # type: ignore[override]
+        values, state, losses = super().attend(q, k, v, **given)
+        return Attended(values[..., :-1], state, losses)
+
+
+@mutant("shapes")
+class StateUnasked(ToyDense):
+    """Returns a state although none was passed."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Attended:  # type: ignore[override]
+        values, state, losses = super().attend(q, k, v, **given)
+        return Attended(values, state or self.initial_state(q.shape[0]), losses)
+
+
+@mutant("inputs_untouched")
+class EditsInput(ToyDense):
+    """Scales the queries in place."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Attended:  # type: ignore[override]
+        with torch.no_grad():
+            q.mul_(0.5)
+        return super().attend(2 * q, k, v, **given)
+
+
+@mutant("inputs_untouched")
+class EditsAndRestoresInput(ToyDense):
+    """Scales the queries in place and scales them back."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Attended:  # type: ignore[override]
+        with torch.no_grad():
+            q.mul_(0.5).mul_(2)
+        return super().attend(q, k, v, **given)
+
+
+@mutant("determinism")
+class HiddenRandomness(ToyFeatures):
+    """Draws its features anew from the global generator in every call."""
+
+    def features(self, x: Tensor) -> Tensor:
+        return super().features(x + 1e-3 * torch.randn(x.shape[-1], dtype=x.dtype))
+
+
+@mutant("determinism")
+class UnseededInit(ToyTable):
+    """Initialises its weights from the global generator."""
+
+    def __init__(self, heads: Heads) -> None:
+        super().__init__(heads)
+        self.slots = nn.Parameter(torch.randn(self.slots.shape))
+
+
+@mutant("evaluation")
+class EvalUpdatesBuffer(ToyCodes):
+    """Moves its codes in evaluation too."""
+
+    def nearest(self, k: Tensor) -> Tensor:
+        found = super().nearest(k)
+        with torch.no_grad():
+            self.codes.mul_(0.99)
+        return found
+
+
+@mutant("evaluation")
+class UnregisteredMemory(ToyDense):
+    """Remembers its training inputs in a plain attribute that evaluation uses."""
+
+    offset = 0.0
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Attended:  # type: ignore[override]
+        if self.training:
+            self.offset = k.mean().item()
+        return super().attend(q + self.offset, k, v, **given)
+
+
+@mutant("evaluation")
+class OtherScaleInTraining(ToyDense):
+    """Softens its weights in training."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q, k) * (0.5 if self.training else 1.0)
+
+
+@mutant("head_shapes")
+class AssumesEvenHeads(ToyDense):
+    """Exchanges the heads in pairs and back, which loses the last of an odd number."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Attended:  # type: ignore[override]
+        values, state, losses = super().attend(q, k, v, **given)
+        pairs = values[:, : values.shape[1] // 2 * 2]
+        return Attended(torch.cat([pairs, 0 * values[:, pairs.shape[1] :]], 1), state, losses)
+
+
+@mutant("head_shapes")
+class AssumesNarrowValues(ToyKernel):
+    """Keeps no more value channels than there are key channels."""
+
+    def divide(self, out: Tensor) -> Tensor:
+        values = super().divide(out)
+        return torch.cat([values[..., : self.heads.key_dim], 0 * values[..., self.heads.key_dim :]], -1)
+
+
+@mutant("marks")
+class IgnoresMarks(ToyMarked):
+    """Drops the marks."""
+
+    def seen(self, pairs: Tensor, marks: Tensor | None) -> Tensor:
+        return super().seen(pairs, None)
+
+
+@mutant("marks")
+class MarksBeatTheMask(ToyMarked):
+    """Shows every key once some are marked."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Attended:  # type: ignore[override]
+        return super().attend(q, k, v, **{**given, "key_mask": given["key_mask"] if given["marks"] is None else None})
+
+
+@mutant("redraw")
+class RedrawsGlobally(ToyFeatures):
+    """Draws again from the global generator."""
+
+    def redraw(self, generator: torch.Generator) -> None:
+        self.omega.copy_(torch.randn(self.omega.shape))
+
+
+@mutant("batch_independence")
+class BatchStatistics(ToyDense):
+    """Centres the keys on the mean of the batch."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q, k - k.mean(0, keepdim=True))
+
+
+@mutant("batch_independence")
+class BatchMaximum(ToyDense):
+    """Stabilises with one maximum for the whole batch: neighbours move the last bits."""
+
+    def normalise(self, logits: Tensor, pairs: Tensor) -> Tensor:
+        return super().normalise(logits - logits.amax().detach(), pairs)
+
+
+@mutant("length_limit")
+class WrapsAround(ToyTable):
+    """Reuses its first slots beyond the length it was built for."""
+
+    def require_length(self, length: int) -> None:
+        del length
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        slots = self.slots[:, torch.arange(k.shape[2]) % self.slots.shape[1]]
+        return F.gelu(q) @ slots.to(q.dtype)
+
+
+@mutant("memory_layout")
+class AssumesContiguous(ToyDense):
+    """Reads the numbers of k in the order in which they lie in memory."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Attended:  # type: ignore[override]
+        flat = torch.as_strided(k, (k.untyped_storage().size() // k.element_size(),), (1,), 0)
+        return super().attend(q, flat[: k.numel()].reshape(k.shape) if flat.numel() >= k.numel() else k, v, **given)
+
+
+@mutant("memory_layout")
+class ViewsInputs(ToyDense):
+    """Views its inputs in a shape that only one layout allows."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Attended:  # type: ignore[override]
+        return super().attend(q.view(-1, q.shape[-1]).view(q.shape), k, v, **given)
+
+
+@mutant("round_trip")
+class WeightsOutsideState(ToyFeatures):
+    """Keeps its random features out of state_dict."""
+
+    def __init__(self, heads: Heads, *, num_features: int = 24) -> None:
+        super().__init__(heads, num_features=num_features)
+        self.register_buffer("omega", self.omega, persistent=False)
+
+
+@mutant("recomputation")
+class CountsRecomputation(ToyCodes):
+    """Counts a step again when a checkpointed block is computed again."""
+
+    def commitment(self, k: Tensor, code: Tensor, key_mask: Tensor | None) -> Tensor:
+        self.steps.add_(1)
+        return super().commitment(k, code, key_mask)
+
+
+@mutant("recomputation")
+class LearnsBeforeRecomputation(ToyCodes):
+    """Moves its codes at the end of a training call, so that a checkpointed block is computed again with others."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Attended:  # type: ignore[override]
+        answer = super().attend(q, k, v, **given)
+        if self.training and not recomputing():
+            with torch.no_grad():
+                self.codes.mul_(0.9)
+        return answer
+
+
+@mutant("losses")
+class DroppedLoss(ToyCodes):
+    """Declares a loss and returns none."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Attended:  # type: ignore[override]
+        return super().attend(q, k, v, **given)._replace(losses={})
+
+
+@mutant("losses")
+class LossInEval(ToyCodes):
+    """Returns its loss in evaluation too."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Attended:  # type: ignore[override]
+        answer = super().attend(q, k, v, **given)
+        return answer._replace(losses={"commitment": self.commitment(k, self.nearest(k), given["key_mask"])})
+
+
+@mutant("losses")
+class LossCountsHidden(ToyCodes):
+    """Averages its loss over hidden keys too, which were replaced by 0."""
+
+    def commitment(self, k: Tensor, code: Tensor, key_mask: Tensor | None) -> Tensor:
+        return super().commitment(k, code, None)
+
+
+@mutant("losses")
+class LossWithoutGradient(ToyCodes):
+    """Detaches its loss."""
+
+    def commitment(self, k: Tensor, code: Tensor, key_mask: Tensor | None) -> Tensor:
+        return super().commitment(k, code, key_mask).detach()
+
+
+@mutant("dropout")
+class IgnoresDropout(ToyDense):
+    """Accepts a dropout, and drops nothing."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Attended:  # type: ignore[override]
+        training, self.training = self.training, False
+        try:
+            return super().attend(q, k, v, **given)
+        finally:
+            self.training = training
+
+
+@mutant("dropout")
+class DropoutWithoutRescaling(ToyDense):
+    """Drops weights, and does not make up for them."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Attended:  # type: ignore[override]
+        values, state, losses = super().attend(q, k, v, **given)
+        return Attended(values * (1 - self.heads.dropout) if self.training else values, state, losses)
+
+
+@mutant("cost")
+class QuadraticTensor(ToyKernel):
+    """Makes one chunk of the whole sequence."""
+
+    chunk = 10**4
+
+    def walk(self, fq: Tensor, fk: Tensor, v: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
+        lead = fk.shape[2] - fq.shape[2]
+        start = past + fk[:, :, :lead].mT @ v[:, :, :lead]
+        inside = (fq @ expanded(fk[:, :, lead:], fq.shape[1]).mT).tril() @ expanded(v[:, :, lead:], fq.shape[1])
+        return inside + fq @ expanded(start, fq.shape[1]), past + fk.mT @ v
+
+
+@mutant("cost")
+class SecretlyQuadraticTime(ToyKernel):
+    """Sums the past anew for every chunk."""
+
+    chunk = 4
+
+    def running(self, sums: Tensor) -> Tensor:
+        return torch.stack([sums[:, :, : at + 1].sum(2) for at in range(sums.shape[2])], 2)
+
+
+@mutant("cost")
+class QuadraticInPieces(ToyKernel):
+    """Makes its weights row block by row block, and keeps them all for backward."""
+
+    def walk(self, fq: Tensor, fk: Tensor, v: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
+        lead = fk.shape[2] - fq.shape[2]
+        start, wide_k, wide_v = (expanded(x, fq.shape[1]) for x in (past, fk, v))
+        out = []
+        for first in range(0, fq.shape[2], 64):
+            rows = fq[:, :, first : first + 64]
+            out.append((rows @ wide_k.mT).tril(first + lead) @ wide_v + rows @ start)
+        return torch.cat(out, 2), past + fk.mT @ v
+
+
+@mutant("compilation")
+class BreaksTheGraph(ToyDense):
+    """Decides by the values in the middle of the graph."""
+
+    def normalise(self, logits: Tensor, pairs: Tensor) -> Tensor:
+        return super().normalise(logits - 1 if logits.amax() > 1 else logits, pairs)
+
+
+@mutant("compilation")
+class GraphGrowsWithLength(ToyKernel):
+    """Walks over the chunks in Python."""
+
+    def running(self, sums: Tensor) -> Tensor:
+        total, out = torch.zeros_like(sums[:, :, 0]), []
+        for piece in sums.unbind(2):
+            total = total + piece
+            out.append(total)
+        return torch.stack(out, 2)
+
+
+@mutant("compilation")
+class WrongWhenCompiled(ToyDense):
+    """Takes another path inside a compiled graph."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q, k) * (1.01 if torch.compiler.is_compiling() else 1.0)

@@ -1,0 +1,249 @@
+"""Parts of models that are broken on purpose, each with the check of `check_part` that must catch it."""
+
+# Schemes are final; only a mutant may break that.
+# pyright: reportGeneralTypeIssues=false
+
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+import torch
+from tests.mutants import mutant
+from torch import Tensor, nn
+
+from regard.bias import ScoreBias
+from regard.layer import AttentionLayer, LayerOutput
+from regard.layer.global_rows import GlobalRows
+from regard.models.blocks import Block
+from regard.models.encoder_decoder import CrossBlock, EncoderDecoder
+from regard.position.alibi import Alibi
+from regard.position.rotary import Rotary
+from regard.position.shaw_keys import ShawKeys
+from regard.position.t5_bias import T5Bias
+from regard.position.transformer_xl import TransformerXl
+from regard.tasks.base import IGNORE, Example
+from regard.tasks.text import Windows
+
+
+@mutant("published_logits")
+class WrongBucket(T5Bias):
+    """Begins each logarithmic bucket one distance late."""
+
+    def bucket(self, relative: Tensor) -> Tensor:
+        far = relative.abs() >= self.share // 2
+        return super().bucket(relative - relative.sign() * far)
+
+
+@mutant("published_logits")
+class FutureInThePast(T5Bias):
+    """Gives the upper buckets to the past."""
+
+    def bucket(self, relative: Tensor) -> Tensor:
+        return super().bucket(relative if self.heads.causal else -relative)
+
+
+@mutant("published_logits")
+class SlopesInOrder(Alibi):
+    """Sorts the slopes: right for a power of two, and for other counts every head has another's."""
+
+    def bias(self, q: Tensor, low: int, high: int) -> ScoreBias:
+        self.slopes = sorted(self.slopes, reverse=True)
+        return super().bias(q, low, high)
+
+
+@mutant("published_logits")
+class SlopesReversed(Alibi):
+    """Begins with the flattest slope."""
+
+    def bias(self, q: Tensor, low: int, high: int) -> ScoreBias:
+        bias = super().bias(q, low, high)
+        assert bias.curve is not None
+        return replace(bias, curve=bias.curve.flip(0))
+
+
+@mutant("published_logits")
+class RelativeShiftOffByOne(TransformerXl):
+    """Gives each pair the sinusoid of the distance beside its own."""
+
+    def bias(self, q: Tensor, low: int, high: int) -> ScoreBias:
+        return replace(super().bias(q, low + 1, high + 1), high=high)
+
+
+@mutant("published_logits")
+class BiasesSwapped(TransformerXl):
+    """Adds v to the content and u to the distance."""
+
+    def bias(self, q: Tensor, low: int, high: int) -> ScoreBias:
+        bias = super().bias(q, low, high)
+        assert bias.query is not None
+        added = (self.content - self.distance)[:, None] * self.heads.key_dim**-0.5
+        return replace(bias, query=bias.query + added)
+
+    def transform(self, q: Tensor, k: Tensor, query_positions: Tensor, key_positions: Tensor) -> tuple[Tensor, Tensor]:
+        del query_positions, key_positions
+        return q + self.distance[:, None], k
+
+
+@mutant("published_logits")
+class BackwardLabels(ShawKeys):
+    """Labels the pair by i - j, not j - i."""
+
+    def bias(self, q: Tensor, low: int, high: int) -> ScoreBias:
+        bias = super().bias(q, low, high)
+        assert bias.relative is not None
+        return replace(bias, relative=bias.relative.flip(1))
+
+
+@mutant("published_logits")
+class TurnsOneWay(Rotary):
+    """Turns queries forwards and keys backwards, so that scores know the sum of their slots."""
+
+    def transform(self, q: Tensor, k: Tensor, query_positions: Tensor, key_positions: Tensor) -> tuple[Tensor, Tensor]:
+        return super().transform(q, k, query_positions, -key_positions)
+
+
+@mutant("published_logits")
+class MixesLayouts(Rotary):
+    """Turns neighbouring channels by the angles of the layout in halves."""
+
+    def transform(self, q: Tensor, k: Tensor, query_positions: Tensor, key_positions: Tensor) -> tuple[Tensor, Tensor]:
+        q, k = (torch.cat([x[..., 0::2], x[..., 1::2]], -1) for x in (q, k))
+        return super().transform(q, k, query_positions, key_positions)
+
+
+@mutant("columns_are_distances")
+class CountsFromZero(Alibi):
+    """Makes the columns of the distances from 0 on, whatever was asked for."""
+
+    def bias(self, q: Tensor, low: int, high: int) -> ScoreBias:
+        return replace(super().bias(q, 0, high - low), high=high)
+
+
+class _Turned(nn.Module):
+    """A projection whose outputs are rotated by their slots."""
+
+    def __init__(self, inner: nn.Module, layer: AttentionLayer) -> None:
+        super().__init__()
+        self.inner, self.rotary, self.count = inner, Rotary(layer.heads, layer.dim), layer.heads.kv_heads
+
+    def forward(self, x: Tensor) -> Tensor:
+        v = self.inner(x).unflatten(-1, (self.count, -1)).transpose(1, 2)
+        slots = torch.arange(x.shape[1])
+        return self.rotary.transform(v, v, slots, slots)[0].transpose(1, 2).flatten(2)
+
+
+@mutant("values_know_no_position")
+class RotatesValues(AttentionLayer):
+    """Rotates queries, keys and values alike, as a survey has it."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.value = cast(nn.Linear, _Turned(self.value, self))
+
+
+class _QueriesOnly(Rotary):
+    def transform(self, q: Tensor, k: Tensor, query_positions: Tensor, key_positions: Tensor) -> tuple[Tensor, Tensor]:
+        return super().transform(q, k, query_positions, key_positions)[0], k
+
+
+@mutant("keys_move_with_queries")
+class RotatesQueriesOnly(AttentionLayer):
+    """Rotates the queries and leaves the keys."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.position = _QueriesOnly(self.heads, self.dim)
+
+
+class _AsAllRows(GlobalRows):
+    def forward(self, attention: Any, x: Tensor, values: Tensor, **given: Any) -> Tensor:  # type: ignore[override]
+        del attention, x, given
+        return values
+
+
+@mutant("global_rows_have_their_own_projections")
+class GlobalRowsWithLocalProjections(AttentionLayer):
+    """Projects the rows of global tokens as all others."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        own = cast(Any, (self.query, self.key, self.value))
+        self.global_rows = _AsAllRows(self.attention, *own, separate=False)
+
+
+@mutant("residual_once")
+class ResidualTwice(Block):
+    """Post-norm, with the input added again after the norm."""
+
+    def forward(self, x: Tensor, **given: Any) -> LayerOutput:
+        got = super().forward(x, **given)
+        return got if self.place == "pre" else got._replace(hidden=got.hidden + x)
+
+
+@mutant("residual_once")
+class ResidualInTheBranch(Block):
+    """Post-norm of x + (x + f(x)): the branch has a residual of its own."""
+
+    def forward(self, x: Tensor, **given: Any) -> LayerOutput:
+        if self.place == "pre":
+            return super().forward(x, **given)
+        got = self.attention(x, **given)
+        x = self.attention_norm(x + (x + got.hidden))
+        assert self.mlp is not None
+        return got._replace(hidden=self.mlp_norm(x + self.mlp(x)))
+
+
+@mutant("residual_once")
+class NormOfTheBranch(Block):
+    """x + norm(f(x)): the stream itself is never normalised."""
+
+    def forward(self, x: Tensor, **given: Any) -> LayerOutput:
+        if self.place == "pre":
+            return super().forward(x, **given)
+        got = self.attention(x, **given)
+        x = x + self.attention_norm(got.hidden)
+        assert self.mlp is not None
+        return got._replace(hidden=x + self.mlp_norm(self.mlp(x)))
+
+
+@mutant("residual_of_each_attention")
+class SharedNorm(CrossBlock):
+    """Normalises what the source gave with the norm of the attention to itself."""
+
+    def forward(self, x: Tensor, *args: Any, **given: Any) -> Any:
+        self.cross_norm = self.attention_norm
+        return super().forward(x, *args, **given)
+
+
+@mutant("decoder_reads_the_past")
+class ReadsItsTarget(EncoderDecoder):
+    """Does not shift: each position reads the token that it predicts."""
+
+    def shift(self, targets: Tensor) -> Tensor:
+        return targets.masked_fill(targets < 0, self.config.start_token)
+
+
+@mutant("decoder_reads_the_past")
+class ShiftsTwice(EncoderDecoder):
+    """Leaves out the token just before."""
+
+    def shift(self, targets: Tensor) -> Tensor:
+        return super().shift(super().shift(targets))
+
+
+@mutant("targets_are_next")
+class PredictsItsInput(Windows):
+    """Targets are the inputs: the loss falls to 0 and nothing is learned."""
+
+    def __getitem__(self, index: int) -> Example:
+        example = super().__getitem__(index)
+        return example._replace(targets=np.where(example.targets == IGNORE, IGNORE, example.inputs))
+
+
+@mutant("targets_are_next")
+class SkipsOne(Windows):
+    """Targets are shifted twice, once by the data and once by the model's own loss."""
+
+    def __getitem__(self, index: int) -> Example:
+        example = super().__getitem__(index)
+        return example._replace(targets=np.append(example.targets[1:], IGNORE))

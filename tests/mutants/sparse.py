@@ -1,0 +1,160 @@
+"""Mutants of published patterns: one key too few, one column aside, one block too late."""
+
+# Mechanisms are final; only a mutant may break that.
+# pyright: reportGeneralTypeIssues=false
+
+from dataclasses import replace
+from typing import Any
+
+from tests.mutants import mutant
+from torch import Tensor
+
+from regard.attention.sparse.atrous import Atrous
+from regard.attention.sparse.blockwise import Blockwise
+from regard.attention.sparse.fixed import Fixed
+from regard.attention.sparse.fixed_union import FixedUnion
+from regard.attention.sparse.image_local_1d import ImageLocal1d
+from regard.attention.sparse.image_local_2d import ImageLocal2d, place
+from regard.attention.sparse.local_atrous import LocalAtrous
+from regard.attention.sparse.strided import Strided
+from regard.attention.sparse.strided_union import StridedUnion
+from regard.core import Attended, Heads, State
+from regard.patterns import Pattern, block, causal, per_head, strided, summary, window
+
+
+@mutant("reference")
+class WindowOfStrideKeys(Strided):
+    """A window of l keys, the query's own among them, as in the public code; the paper has l + 1."""
+
+    def __init__(self, heads: Heads, **options: Any) -> None:
+        super().__init__(heads, **options)
+        self.pattern = causal & per_head(
+            *(strided(self.stride) if h % 2 else window(self.stride - 1) for h in range(heads.count))
+        )
+
+
+@mutant("reference")
+class UnionWithoutTheLastOfTheWindow(StridedUnion):
+    """Counts on the far keys to hold the end of the window, and takes the far keys from two strides on."""
+
+    def __init__(self, heads: Heads, **options: Any) -> None:
+        super().__init__(heads, **options)
+        self.pattern = causal & (window(self.stride - 1) | (strided(self.stride) & ~window(self.stride)))
+
+
+@mutant("reference")
+class SummaryOneColumnAside(Fixed):
+    """Summary columns from l - c - 1 on: the last position of a block is in none."""
+
+    def __init__(self, heads: Heads, **options: Any) -> None:
+        super().__init__(heads, **options)
+        pair = block(self.stride), summary(self.stride, self.columns, 1)
+        self.pattern = causal & per_head(*(pair[h % 2] for h in range(heads.count)))
+
+
+@mutant("reference")
+class SameColumnsForAllHeads(FixedUnion):
+    """Every head has the last columns, so that the others carry nothing."""
+
+    def __init__(self, heads: Heads, **options: Any) -> None:
+        super().__init__(heads, **options)
+        self.pattern = causal & (block(self.stride) | summary(self.stride, self.columns))
+
+
+@mutant("state_splits")
+class BlocksOfTheCall(FixedUnion):
+    """Counts the blocks of queries from the beginning of the call."""
+
+    def first_query(self, q: Tensor, k: Tensor, state: State | None = None) -> int:
+        return super().first_query(q, k)
+
+
+@mutant("reference")
+class PhaseOfTheKeys(Atrous):
+    """Every r-th key of the sequence, the same ones for all queries."""
+
+    def __init__(self, heads: Heads, **options: Any) -> None:
+        super().__init__(heads, **options)
+        dilation = self.dilation
+        grid = Pattern(lambda i, j: j % dilation == 0)
+        self.pattern = causal & grid if heads.causal else grid
+
+
+@mutant("reference")
+class PhaseOneAside(LocalAtrous):
+    """Far keys at the distances 1, r + 1, 2 r + 1, ..."""
+
+    def __init__(self, heads: Heads, **options: Any) -> None:
+        super().__init__(heads, **options)
+        dilation = self.dilation
+        seen = window(self.window) | Pattern(lambda i, j: (i - j - 1) % dilation == 0)
+        self.pattern = causal & seen if heads.causal else seen
+
+
+@mutant("reference")
+class WithoutTheBlockBefore(ImageLocal1d):
+    """Sees its own block alone."""
+
+    def __init__(self, heads: Heads, **options: Any) -> None:
+        super().__init__(heads, **options)
+        self.pattern = causal & block(self.block_size)
+
+
+@mutant("reference")
+class FlangeOneColumnShort(ImageLocal2d):
+    """Leaves out the last column of the flange to the right."""
+
+    def __init__(self, heads: Heads, **options: Any) -> None:
+        super().__init__(heads, **options)
+        whole, width, channels, sizes, beside = (
+            self.pattern,
+            self.width,
+            self.channels,
+            self.query_block,
+            self.flange[1],
+        )
+
+        def inside(i: Any, j: Any) -> Any:
+            left = place(i // channels, width, sizes)[1] // sizes[1] * sizes[1]
+            return place(j // channels, width, sizes)[1] < left + sizes[1] + beside - 1
+
+        self.pattern = whole & Pattern(inside, distances=whole.distances)
+
+
+@mutant("causality")
+class LaterBlockVisible(ImageLocal2d):
+    """Takes the raster for the order of generation, and sees rows of the block to the right."""
+
+    def __init__(self, heads: Heads, **options: Any) -> None:
+        super().__init__(heads, **options)
+        width, channels, sizes, flange = self.width, self.channels, self.query_block, self.flange
+
+        def rule(i: Any, j: Any) -> Any:
+            (row, column), (r, c) = place(i // channels, width, sizes), place(j // channels, width, sizes)
+            top, left = row // sizes[0] * sizes[0], column // sizes[1] * sizes[1]
+            near = (r >= top - flange[0]) & (c >= left - flange[1]) & (c < left + sizes[1] + flange[1])
+            return near & (r * width + c <= row * width + column)
+
+        self.pattern = Pattern(rule)
+
+
+@mutant("reference")
+class InversePermutation(Blockwise):
+    """pi(block(j)) = block(i): the same sets of blocks, the other way round."""
+
+    def __init__(self, heads: Heads, **options: Any) -> None:
+        super().__init__(heads, **options)
+        assert self.shift is not None
+        turned = [tuple((b - h * self.shift) % self.blocks for b in range(self.blocks)) for h in range(heads.count)]
+        self.pattern = Blockwise(heads, blocks=self.blocks, permutations=tuple(turned)).pattern
+
+
+@mutant("right_padding")
+class BlockSizeOfTheCall(Blockwise):
+    """Divides the length of the call into blocks, so that padding moves their borders."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Attended:  # type: ignore[override]
+        size = -(-k.shape[2] // self.blocks)
+        heads = replace(self.heads, max_length=size * self.blocks)
+        self.pattern = Blockwise(heads, blocks=self.blocks, shift=self.shift).pattern
+        return super().attend(q, k, v, **given)

@@ -1,0 +1,38 @@
+"""Small complete mechanisms, written for being read and broken: the parents of the mutants.
+
+They use nothing of the engines, so that a mutant tests the suite and not an engine.
+"""
+
+from tests.mutants.toys.dense import ToyBuckets, ToyCodes, ToyDense, ToyTable, ToyWindow, allowed_pairs, expanded
+from tests.mutants.toys.kernel import ToyFeatures, ToyKernel, ToyMarked, ToyMaximum, ToyProjection
+
+from regard.core import Attention
+
+TOYS: tuple[type[Attention], ...] = (
+    ToyDense,
+    ToyWindow,
+    ToyKernel,
+    ToyFeatures,
+    ToyCodes,
+    ToyBuckets,
+    ToyTable,
+    ToyMarked,
+    ToyProjection,
+    ToyMaximum,
+)
+
+__all__ = [
+    "TOYS",
+    "ToyBuckets",
+    "ToyCodes",
+    "ToyDense",
+    "ToyFeatures",
+    "ToyKernel",
+    "ToyMarked",
+    "ToyMaximum",
+    "ToyProjection",
+    "ToyTable",
+    "ToyWindow",
+    "allowed_pairs",
+    "expanded",
+]

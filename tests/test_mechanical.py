@@ -1,0 +1,92 @@
+"""Mechanical mutants: every kind of change is made once, and a study tells killed from surviving."""
+
+import ast
+
+from tests.mutants import mechanical
+
+SOURCE = '''
+"""Module."""
+TABLE = 3
+
+class Thing:
+    """A class."""
+
+    def __init__(self, size: int = 7) -> None:
+        """Keep 5."""
+        if not 0 < size:
+            raise ValueError(f"{size + 1} is wrong")
+        self.size = size
+
+    def attend(self, x, mask):
+        """Attend."""
+        if mask is None or self.size > 2:
+            return x.amax(-1) * 0.5
+        y: int = x @ x + 1
+        return y if mask.any() else ~mask
+
+    def reference(self, x):
+        return x + 1
+'''
+
+
+def test_every_change_is_one_change_that_parses():
+    found = list(mechanical.variants(SOURCE))
+    changes = {v.change for v in found}
+    assert changes == {
+        "not 0 < size  ->  0 < size",
+        "0 < size  ->  0 <= size",
+        "0  ->  1",
+        "mask is None or self.size > 2  ->  mask is None and self.size > 2",
+        "mask is None  ->  mask is not None",
+        "self.size > 2  ->  self.size >= 2",
+        "2  ->  3",
+        "x.amax(-1) * 0.5  ->  x.amax(-1) / 0.5",
+        "x.amax  ->  x.amin",
+        "-1  ->  1",
+        "1  ->  2",
+        "0.5  ->  1.0",
+        "x @ x + 1  ->  x @ x - 1",
+        "y if mask.any() else ~mask  ->  ~mask if mask.any() else y",
+        "~mask  ->  mask",
+    }
+    original = ast.unparse(ast.parse(SOURCE))
+    for variant in found:
+        lines = ast.unparse(ast.parse(variant.source)).splitlines()
+        assert sum(a != b for a, b in zip(original.splitlines(), lines, strict=True)) == 1
+        assert 8 < variant.line < 22
+
+
+def test_the_suite_kills_most_mutants():
+    outcomes = mechanical.study("softmax_plus_one", limit=4, jobs=2)
+    assert len(outcomes) == 4
+    assert sum(outcome.killer is not None for outcome in outcomes) >= 3
+
+
+def test_survivors_are_listed(capsys, monkeypatch):
+    dead, alive = (mechanical.Variant(line, "1  ->  2", "") for line in (3, 5))
+    found = [mechanical.Outcome(dead, "causality"), mechanical.Outcome(alive, None)]
+    monkeypatch.setattr(mechanical, "study", lambda name, **options: found)
+    assert mechanical.main(["uniform", "softmax"]) == 0
+    out = capsys.readouterr().out
+    assert "uniform: 1 of 2 mutants killed\n  survives, line 5: 1  ->  2\nsoftmax: 1 of 2" in out
+    assert "line 3" not in out
+
+
+def test_survivors_of_the_suite_face_the_tests(tmp_path):
+    failing, passing = tmp_path / "test_failing.py", tmp_path / "test_passing.py"
+    failing.write_text("def test_it():\n    assert False\n")
+    passing.write_text("def test_it():\n    pass\n")
+    source = mechanical.Variant(0, "nothing", mechanical.catalog.source("uniform"))
+    module = "regard.attention.dense.uniform"
+    assert mechanical._judged("uniform", module, source, str(failing)).killer == "tests"
+    assert mechanical._judged("uniform", module, source, str(passing)).killer is None
+
+
+def test_a_broken_source_is_killed():
+    source = mechanical.catalog.source("uniform")
+    module = "regard.attention.dense.uniform"
+    broken = mechanical.Variant(0, "syntax", "def")
+    assert mechanical._judged("uniform", module, broken).killer == "import: SyntaxError"
+    wrong = source.replace("wide.cumsum(2)", "wide.cumsum(2) * 1.001")
+    assert wrong != source
+    assert mechanical._judged("uniform", module, mechanical.Variant(0, "scale", wrong)).killer is not None
