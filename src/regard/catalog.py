@@ -225,7 +225,8 @@ def build(spec: str, heads: Heads, **options: object) -> "Attention":
             raise ConfigError(f"options of a mix belong to its parts, got {sorted(options)} beside {spec!r}")
         return HeadMix(heads, [(inner, build(inner, HeadMix.share(heads, count, spec))) for inner, count in mixed])
     cls, given = resolve(spec)
-    return cls(heads, **{**given, **options})
+    final: dict[str, Any] = {**given, **options}
+    return cls(heads, **final)
 
 
 def register(cls: "type[Attention]") -> "type[Attention]":

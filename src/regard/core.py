@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, NoReturn, 
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard.bias import ScoreBias
 from regard.errors import InputError, LimitError, ShapeError, UnsupportedError
@@ -57,7 +57,7 @@ class Attended(NamedTuple):
 
     values: Tensor
     state: State | None = None
-    losses: Mapping[str, Tensor] = {}  # noqa: RUF012 - read only
+    losses: Mapping[str, Tensor] = {}
     lse: Tensor | None = None
 
 
@@ -223,7 +223,7 @@ class Attention(Configured, ABC):
             InputError: an input out of its bounds.
             LimitError: longer than `heads.max_length` where weights depend on it.
         """
-        given = {} if inputs is None else inputs
+        given: Mapping[str, Tensor] = inputs or {}
         self._check(q, k, v, key_mask, bias, marks, state, query_start)
         self._check_inputs(given, q, k)
         if lse and not self.info.mergeable:
@@ -302,14 +302,16 @@ class Attention(Configured, ABC):
             assert isinstance(state, Slots)
             new = {name: x for name, x in call.inputs.items() if self.info.inputs[name].slots == "keys"}
             if self.info.supports.marks:
-                new["marks"] = k.new_zeros(k.shape[0], k.shape[2], dtype=torch.long) if call.marks is None else call.marks
+                new["marks"] = (
+                    k.new_zeros(k.shape[0], k.shape[2], dtype=torch.long) if call.marks is None else call.marks
+                )
             state = state.append(call.key_mask, k=k, v=v, **new) if k.shape[2] else state
             kept = state.view()
             k, v, inputs = kept["k"], kept["v"], {name: kept.get(name, x) for name, x in call.inputs.items()}
             call = replace(call, key_mask=kept.get("key_mask"), marks=kept.get("marks"), inputs=inputs, past=0)
         with torch.autocast(q.device.type, enabled=False):
-            exact = (x.to(accumulation_dtype(x.dtype)) for x in (q, k, v))
-            return Attended(self.reference(*exact, call), state)
+            q, k, v = (x.to(accumulation_dtype(x.dtype)) for x in (q, k, v))
+            return Attended(self.reference(q, k, v, call), state)
 
     @property
     def _name(self) -> str:

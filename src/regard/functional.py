@@ -7,11 +7,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from regard.bias import ScoreBias
-from regard.catalog import build, resolve
+from regard.catalog import build
 from regard.core import Attention
 from regard.errors import UnsupportedError
 from regard.info import Heads
-from regard.specs import check_options
 
 
 def attend(
@@ -62,11 +61,7 @@ def attend(
 
 @lru_cache(maxsize=128)
 def _shared(spec: str, heads: Heads, scale: float | None, device: torch.device, dtype: torch.dtype) -> Attention:
-    options: dict[str, object] = {}
-    if scale is not None:
-        check_options("mechanism", spec, resolve(spec)[0], {"scale": scale})
-        options["scale"] = scale
-    mechanism = build(spec, heads, **options)
+    mechanism = build(spec, heads) if scale is None else build(spec, heads, scale=scale)
     if next(mechanism.parameters(), None) is not None:
         raise UnsupportedError(
             f"attend serves mechanisms without weights, and {spec!r} has some; use AttentionLayer(dim, {spec!r}, ...)"

@@ -1,17 +1,16 @@
 """Different mechanisms on different heads of one layer."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, Self, cast, final
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Literal, cast, final
 
 import torch
 from torch import Tensor, nn
 
-from regard.bias import ScoreBias
-from regard.core import Attended, Attention
+from regard.core import Attended, Attention, Call
 from regard.errors import ConfigError
 from regard.info import Heads, Info, Supports
-from regard.state import State
+from regard.state import State, States
 
 GROWTH: tuple[Literal["none", "constant", "window", "length"], ...] = ("none", "constant", "window", "length")
 
@@ -54,39 +53,10 @@ def mixed_info(infos: Sequence[Info]) -> Info:
         approximates=first.approximates if len({info.approximates for info in infos}) == 1 else None,
         compiles_whole=every("compiles_whole"),
         leaks=some("leaks"),
+        inputs={f"{at}.{name}": each for at, info in enumerate(infos) for name, each in info.inputs.items()},
+        mixes_queries=some("mixes_queries"),
         losses={name: weight for info in infos for name, weight in info.losses.items()},
     )
-
-
-@dataclass(frozen=True)
-class MixState(State):
-    """The states of the parts, in order."""
-
-    parts: tuple[State, ...]
-
-    @property
-    def length(self) -> int:  # type: ignore[override]
-        return self.parts[0].length
-
-    def tensors(self) -> dict[str, Tensor]:
-        return {f"{at}.{name}": x for at, part in enumerate(self.parts) for name, x in part.tensors().items()}
-
-    def shared(self) -> frozenset[str]:
-        return frozenset(f"{at}.{name}" for at, part in enumerate(self.parts) for name in part.shared())
-
-    def with_tensors(self, tensors: Mapping[str, Tensor]) -> Self:
-        return type(self)(tuple(part.with_tensors(_below(tensors, at)) for at, part in enumerate(self.parts)))
-
-    def dump(self) -> dict[str, Tensor]:
-        return {f"{at}.{name}": x for at, part in enumerate(self.parts) for name, x in part.dump().items()}
-
-    def load(self, tensors: Mapping[str, Tensor]) -> Self:
-        return type(self)(tuple(part.load(_below(tensors, at)) for at, part in enumerate(self.parts)))
-
-
-def _below(tensors: Mapping[str, Tensor], at: int) -> dict[str, Tensor]:
-    prefix = f"{at}."
-    return {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
 
 
 @final
@@ -104,9 +74,15 @@ class HeadMix(Attention):
     def __init__(self, heads: Heads, parts: Sequence[tuple[str, Attention]]) -> None:
         nn.Module.__init__(self)
         self.heads = heads
+        self.configure({}, "a mix over heads")
         self.specs = tuple(spec for spec, _ in parts)
         self.parts = nn.ModuleList(part for _, part in parts)
-        self.info = mixed_info([part.info for part in self.mechanisms])
+        sized = {
+            f"{at}.{name}": replace(each, heads=each.shape(part.heads)[0], width=each.shape(part.heads)[1])
+            for at, part in enumerate(self.mechanisms)
+            for name, each in part.info.inputs.items()
+        }
+        self.info = replace(mixed_info([part.info for part in self.mechanisms]), inputs=sized)
         total = sum(part.heads.count for part in self.mechanisms)
         if total != heads.count:
             shares = " + ".join(str(part.heads.count) for part in self.mechanisms)
@@ -126,64 +102,53 @@ class HeadMix(Attention):
             )
         return replace(heads, count=count, kv_count=None if heads.kv_count is None else count // heads.group)
 
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        key_mask: Tensor | None,
-        bias: ScoreBias | None,
-        marks: Tensor | None,
-        state: State | None,
-    ) -> Attended:
-        """Each part attends with its own heads."""
-        assert state is None or isinstance(state, MixState)
-        values: list[Tensor] = []
-        states: list[State] = []
-        losses: dict[str, list[Tensor]] = {}
+    def shares(self) -> Iterator[tuple[str, Attention, slice, slice]]:
+        """(name, part, its query heads, its heads of keys and values) of every part."""
         first = 0
         for at, part in enumerate(self.mechanisms):
-            some, few = part.heads.count, part.heads.kv_heads
-            kv = slice(first // self.heads.group, first // self.heads.group + few)
-            got = part(
-                q[:, first : first + some],
-                k[:, kv],
-                v[:, kv],
-                key_mask=key_mask,
-                bias=None if bias is None else bias.heads(slice(first, first + some)),
-                marks=marks,
-                state=None if state is None else state.parts[at],
-            )
-            values.append(got.values)
-            if got.state is not None:
-                states.append(got.state)
-            for name, loss in got.losses.items():
-                losses.setdefault(name, []).append(loss)
-            first += some
-        mixed = MixState(tuple(states)) if state is not None else None
-        return Attended(torch.cat(values, 1), mixed, {name: torch.stack(x).mean() for name, x in losses.items()})
-
-    def reference(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        key_mask: Tensor | None = None,
-        bias: ScoreBias | None = None,
-        marks: Tensor | None = None,
-    ) -> Tensor:
-        """The references of the parts, head-wise."""
-        values: list[Tensor] = []
-        first = 0
-        for part in self.mechanisms:
-            some = slice(first, first + part.heads.count)
-            few = slice(first // self.heads.group, first // self.heads.group + part.heads.kv_heads)
-            own = None if bias is None else bias.heads(some)
-            values.append(part.definition(q[:, some], k[:, few], v[:, few], key_mask=key_mask, bias=own, marks=marks))
+            start = first // self.heads.group
+            yield str(at), part, slice(first, first + part.heads.count), slice(start, start + part.heads.kv_heads)
             first += part.heads.count
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
+        """Each part attends with its own heads."""
+        state = call.state
+        assert state is None or isinstance(state, States)
+        got = {
+            name: part(
+                q[:, mine],
+                k[:, keyed],
+                v[:, keyed],
+                key_mask=call.key_mask,
+                bias=None if call.bias is None else call.bias.heads(mine),
+                marks=call.marks,
+                inputs=_below(call.inputs, name),
+                query_start=None if call.causal else call.query_start,
+                state=None if state is None else state[name],
+            )
+            for name, part, mine, keyed in self.shares()
+        }
+        losses: dict[str, list[Tensor]] = {}
+        for part in got.values():
+            for name, loss in part.losses.items():
+                losses.setdefault(name, []).append(loss)
+        mixed = None if state is None else States({name: part.state for name, part in got.items()})
+        values = torch.cat([part.values for part in got.values()], 1)
+        return Attended(values, mixed, {name: torch.stack(each).mean() for name, each in losses.items()})
+
+    def reference(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
+        """The definitions of the parts, head-wise."""
+        values: list[Tensor] = []
+        for name, part, mine, keyed in self.shares():
+            own = None if call.bias is None else call.bias.heads(mine)
+            inner = replace(call, bias=own, inputs=_below(call.inputs, name))
+            values.append(part.reference(q[:, mine], k[:, keyed], v[:, keyed], inner))
         return torch.cat(values, 1)
+
+    def activate(self, raw: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Every part activates its own inputs, named `part.input`."""
+        parts = {name: part.activate(_below(raw, name)) for name, part, *_ in self.shares()}
+        return {f"{name}.{each}": x for name, inputs in parts.items() for each, x in inputs.items()}
 
     def initial_state(
         self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
@@ -191,7 +156,7 @@ class HeadMix(Attention):
         """The initial states of the parts."""
         if not self.info.supports.state:
             self.refuse("state", "state")
-        return MixState(tuple(part.initial_state(batch, device=device, dtype=dtype) for part in self.mechanisms))
+        return States({name: part.initial_state(batch, device=device, dtype=dtype) for name, part, *_ in self.shares()})
 
     def state_nbytes(self, batch: int, length: int, dtype: torch.dtype) -> int:
         """The sum over the parts."""
@@ -199,13 +164,19 @@ class HeadMix(Attention):
 
     def bias_distances(self, queries: int, keys: int, state: State | None = None) -> tuple[int, int]:
         """The union over the parts."""
-        reaches = [
-            part.bias_distances(queries, keys, state.parts[at] if isinstance(state, MixState) else None)
-            for at, part in enumerate(self.mechanisms)
+        assert state is None or isinstance(state, States)
+        each = [
+            part.bias_distances(queries, keys, None if state is None else state[name])
+            for name, part, *_ in self.shares()
         ]
-        return min(low for low, _ in reaches), max(high for _, high in reaches)
+        return min(low for low, _ in each), max(high for _, high in each)
 
     def redraw(self, generator: torch.Generator) -> None:
         """Redraw every part."""
         for part in self.mechanisms:
             part.redraw(generator)
+
+
+def _below(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+    prefix = f"{name}."
+    return {key.removeprefix(prefix): x for key, x in tensors.items() if key.startswith(prefix)}

@@ -50,8 +50,7 @@ class Dense(Attention):
     def average(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         """The average over every key, from projected q and k."""
         k, v = expand_heads(k, self.heads.count), expand_heads(v, self.heads.count)
-        masks = {"causal": call.causal, "key_mask": call.key_mask, "bias": call.bias}
-        return Attended(chunked(self.rule, q, k, v, self.weights(), dropout=self.dropped, **masks), call.state)
+        return Attended(chunked(self.rule, q, k, v, call, self.weights(), dropout=self.dropped), call.state)
 
     def state_layout(self) -> dict[str, Entry]:
         """Every projected key, and every value."""
