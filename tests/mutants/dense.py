@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from tests.mutants import mutant
-from tests.mutants.toys import ToyDense
 from torch import Tensor
 
 from regard.attention.dense import distance_aware, shaw
@@ -26,6 +24,8 @@ from regard.attention.dense.shaw import Shaw
 from regard.attention.dense.sigmoid import Sigmoid
 from regard.core import Attended, Heads
 from regard.info import Info
+from tests.mutants import mutant
+from tests.mutants.toys import ToyDense
 
 
 @mutant("rows_sum_to_one")

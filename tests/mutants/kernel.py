@@ -7,7 +7,6 @@ from typing import Any
 from unittest import mock
 
 import torch
-from tests.mutants import mutant
 from torch import Tensor
 
 from regard.attention.kernel import _causal, _channels
@@ -18,6 +17,7 @@ from regard.attention.kernel.linear import Linear
 from regard.attention.kernel.performer import Performer
 from regard.attention.kernel.rfa import Rfa
 from regard.core import Attended, Summary
+from tests.mutants import mutant
 
 
 @mutant("rows_sum_to_one")
