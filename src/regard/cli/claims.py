@@ -15,6 +15,7 @@ import tyro
 
 from regard import claims
 from regard.cli._output import console, emit, table
+from regard.cli._threads import cpu_threads
 from regard.errors import ConfigError, DataError
 
 
@@ -46,25 +47,19 @@ def run(options: Options) -> int:
             f"--threads {options.threads}"
         )
     chosen = [name for pattern in options.names for name in matching(pattern)]
-    import torch
-
     from regard.report import claims as page
     from regard.training.files import write_json
 
     folder, screen = Path(options.out), console(machine=options.json)
     recorded(folder)  # what cannot be shown beside the new results is refused before they are measured
     results: dict[str, dict[str, Any]] = {}
-    threads = torch.get_num_threads()
-    torch.set_num_threads(options.threads)
-    try:
+    with cpu_threads(options.threads):
         for name in dict.fromkeys(chosen):
             console(machine=True).print(f"{name}: measuring {options.seeds} seeds", markup=False)
             found = claims.measure(claims.build(name, tiny=options.quick), range(options.seeds), tiny=options.quick)
             write_json(folder / f"{name}.json", found)
             results[name] = found
             show(found, screen)
-    finally:
-        torch.set_num_threads(threads)
     page.write(recorded(folder), folder / "claims.html")
     if len(results) > 1:
         lines = [(found["name"], found["verdict"], f"{found['seconds']:.0f} s") for found in results.values()]

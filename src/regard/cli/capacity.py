@@ -1,13 +1,19 @@
-"""`regard bench --capacity`: the table, and the file."""
+"""Measure how many stored pairs a mechanism finds again, untrained, against the bytes that it keeps.
+
+Without names: exact attention, and kernels from the sharpest to the flattest. Exits 7 if a control missed: softmax
+finds every pair, and equal weights one.
+"""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import tyro
+
+from regard.cli._numbers import require_positive
 from regard.cli._output import console, emit, table
-
-if TYPE_CHECKING:
-    from regard.cli.bench import Options
+from regard.cli._threads import cpu_threads
 
 NOTE = (
     "Share of stored pairs whose value is the nearest to the output when their key is asked for, ± a standard error "
@@ -16,16 +22,46 @@ NOTE = (
 )
 
 
-def run(options: "Options") -> int:
+@dataclass(frozen=True)
+class Options:
+    """What to store, and in what."""
+
+    specs: tyro.conf.Positional[tuple[str, ...]] = ()
+    """mechanisms, such as softmax 'linear(feature_map=relu)'; none: exact attention and a row of kernels"""
+    pairs: tuple[int, ...] = (8, 32, 128)
+    """how many are stored"""
+    key_dim: int = 32
+    """width of keys and of values"""
+    sharpness: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+    """logits of a key with itself; the best one for each mechanism is shown"""
+    trials: int = 32
+    """independent sets of pairs"""
+    threads: int = 2
+    """CPU threads"""
+    seed: int = 0
+    """of everything random"""
+    out: str | None = None
+    """folder for results.json"""
+    json: bool = False
+    """machine output on stdout"""
+
+
+def run(options: Options) -> int:
     """Measure, show, write; 7 if a control missed."""
+    require_positive({name: getattr(options, name) for name in ("key_dim", "threads")})
+    with cpu_threads(options.threads):
+        return _measure(options)
+
+
+def _measure(options: Options) -> int:
     from regard.benchmark import capacity
     from regard.training.files import write_json
 
     plan = capacity.Plan(
         specs=options.specs or capacity.SPECS,
-        pairs=(8, 32, 128) if options.pairs is None else options.pairs,
+        pairs=options.pairs,
         sharpness=options.sharpness,
-        dim=32 if options.key_dim is None else options.key_dim,
+        dim=options.key_dim,
         trials=options.trials,
         seed=options.seed,
     )
