@@ -13,14 +13,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.errors import CheckpointError, ConfigError, UnsupportedError
-from regard.integrations import _embedding, _evaluation, _folder
-from regard.integrations._architectures import Architecture, Config, Form, by_name, known
+from regard.integrations import _embedding, _evaluation, _folder, architectures
 from regard.integrations._conversion import converted
 from regard.integrations._gguf import read_gguf
-from regard.integrations._llama import GGUF_KEYS, LLAMA, gguf_weights
 from regard.integrations._packages import PACKAGE, packaged
 from regard.integrations._tokenizer import PretrainedTokenizer, tokenizer_from_gguf, tokenizer_from_json
-from regard.integrations._weights import Settings, collect, fill, listed, noted, undrawn
+from regard.integrations.architectures import Architecture, Config, Form
+from regard.integrations.weights import Settings, collect, fill, listed, noted, undrawn
 from regard.models import Encoder, EncoderDecoder, LanguageModel
 from regard.models.beam import beam_search
 from regard.models.block_config import Projections
@@ -240,14 +239,17 @@ def evaluate(
 def _load_gguf(path: Path) -> Loaded:
     metadata, tensors = read_gguf(path)
     name = metadata.get("general.architecture")
-    if name != LLAMA.name:
-        raise UnsupportedError(f"{path} holds the architecture {name!r}; from GGUF regard loads {LLAMA.name}")
-    prefixed = {setting: metadata.get(f"{name}.{key}") for setting, key in GGUF_KEYS.items()}
+    kept = {one.name: (one, one.gguf) for one in architectures.every() if one.gguf is not None}
+    if not isinstance(name, str) or name not in kept:
+        raise UnsupportedError(f"{path} holds the architecture {name!r}; from GGUF regard loads {', '.join(kept)}")
+    architecture, gguf = kept[name]
+    prefixed = {setting: metadata.get(f"{name}.{key}") for setting, key in gguf.keys.items()}
     tokens = metadata.get("tokenizer.ggml.tokens")
     values = {setting: value for setting, value in prefixed.items() if value is not None}
     values["vocab_size"] = metadata.get(f"{name}.vocab_size", len(tokens) if isinstance(tokens, list) else None)
     values["tie_word_embeddings"] = "output.weight" not in tensors
-    config = LLAMA.config(Settings(values, str(path)))
+    settings = Settings(values, str(path))
+    config = architecture.config(settings)
     problems: list[str] = []
     tokenizer, stops = None, ()
     with noted(problems):
@@ -255,9 +257,9 @@ def _load_gguf(path: Path) -> Loaded:
     with noted(problems):
         stops = _stop_tokens(metadata.get("tokenizer.ggml.eos_token_id"), config.vocab_size)
     with undrawn():
-        model = LanguageModel(config)
-    fill(model, gguf_weights(config), tensors, str(path), problems)
-    return Loaded(model.eval(), tokenizer, config, stops, LLAMA.name, path)
+        model = architecture.forms[0].build(config, settings)
+    fill(model, gguf.weights(config), tensors, str(path), problems)
+    return Loaded(model.eval(), tokenizer, config, stops, name, path)
 
 
 def _load_folder(folder: Path) -> Loaded:
@@ -266,7 +268,7 @@ def _load_folder(folder: Path) -> Loaded:
     if values.get("decoder_start_token_id") is None:
         values["decoder_start_token_id"] = beside.get("decoder_start_token_id")
     where = str(folder / _folder.CONFIG)
-    architecture = by_name(values.get("model_type"), where)
+    architecture = architectures.by_name(values.get("model_type"), where)
     stored = _folder.read_tensors(folder)
     settings = Settings(values, where, stored)
     form = architecture.form(settings)
@@ -355,7 +357,7 @@ def _written(model: nn.Module) -> tuple[Architecture, Form, dict[str, object]]:
     """The architecture that the model can be written as, its network there, and its settings."""
     reasons: list[str] = []
     config = _config(model)
-    for architecture in known().values():
+    for architecture in architectures.every():
         for form in architecture.forms:
             if type(model) is form.model and config is not None:
                 try:
