@@ -31,11 +31,11 @@ from regard.tasks.tokenizer import BpeTokenizer
 from regard.training.files import save_folder
 from regard.training.trainer import chosen_device
 
-__all__ = ["Loaded", "PretrainedTokenizer", "convert", "evaluate", "export", "load", "recognised"]
+__all__ = ["PretrainedTokenizer", "PublishedModel", "convert", "evaluate", "export", "load", "recognised"]
 
 
 @dataclass(frozen=True)
-class Loaded:
+class PublishedModel:
     """A published network, in float32 and evaluation mode.
 
     tokenizer: None if the folder has none. config: its shape. stop_tokens: ids that end a text. architecture: as its
@@ -146,7 +146,7 @@ def load(
     attention: str | Sequence[str] | None = None,
     max_length: int | None = None,
     projections: Projections | None = None,
-) -> Loaded:
+) -> PublishedModel:
     """Load published weights.
 
     Args:
@@ -178,12 +178,12 @@ def load(
 
 
 def convert(
-    loaded: Loaded,
+    loaded: PublishedModel,
     attention: str | Sequence[str] | None,
     *,
     max_length: int | None = None,
     projections: Projections | None = None,
-) -> Loaded:
+) -> PublishedModel:
     """The same network with other attention and more positions, such as a dense one that is to read long texts.
 
     It computes what it did, as long as everything is visible that was: with a window at least as long as the text, the
@@ -216,7 +216,7 @@ def convert(
 
 
 def evaluate(
-    loaded: Loaded,
+    loaded: PublishedModel,
     text: TextConfig,
     *,
     document: str | None = None,
@@ -236,7 +236,7 @@ def evaluate(
     )
 
 
-def _load_gguf(path: Path) -> Loaded:
+def _load_gguf(path: Path) -> PublishedModel:
     metadata, tensors = read_gguf(path)
     name = metadata.get("general.architecture")
     kept = {one.name: (one, one.gguf) for one in architectures.every() if one.gguf is not None}
@@ -259,10 +259,10 @@ def _load_gguf(path: Path) -> Loaded:
     with undrawn():
         model = architecture.forms[0].build(config, settings)
     fill(model, gguf.weights(config), tensors, str(path), problems)
-    return Loaded(model.eval(), tokenizer, config, stops, name, path)
+    return PublishedModel(model.eval(), tokenizer, config, stops, name, path)
 
 
-def _load_folder(folder: Path) -> Loaded:
+def _load_folder(folder: Path) -> PublishedModel:
     values = _folder.read_json(folder, _folder.CONFIG)
     beside = _folder.read_json(folder, _folder.GENERATION) if (folder / _folder.GENERATION).exists() else {}
     if values.get("decoder_start_token_id") is None:
@@ -285,7 +285,7 @@ def _load_folder(folder: Path) -> Loaded:
     with undrawn():
         model = form.build(config, settings)
     fill(model, form.weights(config), stored, str(folder), problems, form.derived)
-    return Loaded(model.eval(), tokenizer, config, stops, architecture.name, folder)
+    return PublishedModel(model.eval(), tokenizer, config, stops, architecture.name, folder)
 
 
 def _stop_tokens(value: object, vocab_size: int) -> tuple[int, ...]:
