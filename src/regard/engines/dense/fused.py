@@ -104,7 +104,7 @@ def tiles(
     if q.shape[2] == 0:
         return v.new_zeros(*q.shape[:3], v.shape[3]), q.new_zeros(q.shape[:3])
     pattern = causal if call.causal else everything
-    first = call.query_start if call.causal else 0
+    first = call.query_start if call.causal or call.bias is not None else 0  # one layout wherever the queries stand
     return tiled(q, k, v, pattern, scale=scale, query_positions=first, key_mask=call.key_mask, bias=call.bias)
 
 
