@@ -219,7 +219,7 @@ class Attention(Configured, ABC):
 
         Raises:
             UnsupportedError: an argument that `info.supports` does not list; left padding where `info.anchored`.
-            ShapeError: shapes or dtypes that do not fit; inputs other than those declared.
+            ShapeError: shapes or dtypes that do not fit; inputs other than those declared; a negative `query_start`.
             InputError: an input out of its bounds.
             LimitError: longer than `heads.max_length` where weights depend on it.
         """
