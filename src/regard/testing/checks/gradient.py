@@ -88,10 +88,11 @@ def float32_gradients(subject: Subject) -> None:
         made = mechanism.decisions(x.q, x.k) if subject.info.rounding else None  # pyright: ignore[reportCallIssue]
         leaves = _leaves(mechanism, x, raw=True)
         true_leaves = {**_leaves(oracle, exact), **{n: leaves[n].detach().double().requires_grad_() for n in x.more}}
-        given, true = _with(mechanism, leaves, x, raw=True), _with(oracle, true_leaves, exact, raw=True)
-        got = _gradients((call(mechanism, given).values * way).sum(), leaves)
-        own = _gradients((define(mechanism, given, decisions=made) * way).sum(), leaves)
-        wanted = _gradients((define(oracle, true, decisions=made) * way.double()).sum(), true_leaves)
+        got = _gradients((call(mechanism, _with(mechanism, leaves, x, raw=True)).values * way).sum(), leaves)
+        loss = define(mechanism, _with(mechanism, leaves, x, raw=True), decisions=made) * way
+        own = _gradients(loss.sum(), leaves)
+        loss = define(oracle, _with(oracle, true_leaves, exact, raw=True), decisions=made) * way.double()
+        wanted = _gradients(loss.sum(), true_leaves)
         allowed = max(1e-5, 4 * max(largest_error(own[name], grad) for name, grad in wanted.items()))
         for name, grad in wanted.items():
             what = f"gradient of {name} in float32, {causal=}"

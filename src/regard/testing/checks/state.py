@@ -5,6 +5,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from regard.core import Attention, State
+from regard.errors import UnsupportedError
 from regard.testing.checks.bias import far_curve, far_relative, within
 from regard.testing.compare import assert_close, assert_identical
 from regard.testing.inputs import (
@@ -271,3 +272,98 @@ def state_of_source(subject: Subject) -> None:
         assert_close(out.values, expected, tolerance=1e-10, what="9 keys in the state, 4 in the call")
         again = run(mechanism, x.keys(0, 0), state=out.state).values
         assert_close(again, expected, tolerance=1e-10, what="every key in the state")
+
+
+def same_state(state: State | None, expected: State | None, what: str) -> None:
+    """The same number of slots with the same content, to rounding."""
+    assert expected is not None
+    require(state is not None, f"{what}: no state")
+    assert state is not None
+    require(state.length == expected.length, f"{what}: {state.length} slots, expected {expected.length}")
+    found, wanted = state.tensors(), expected.tensors()
+    require(found.keys() == wanted.keys(), f"{what}: content {sorted(found)}, expected {sorted(wanted)}")
+    for name, y in wanted.items():
+        require(found[name].shape == y.shape, f"{what}: {name} {tuple(found[name].shape)}, expected {tuple(y.shape)}")
+        if y.numel():
+            assert_close(found[name], y, tolerance=1e-12, what=f"{what}, {name}")
+
+
+@check(_STATELESS, _NOT_CAUSAL, ("not supports.prefix", "refusals"))
+def remember(subject: Subject) -> None:
+    """Keys without queries leave the state that the whole call leaves, and decoding goes on from it."""
+    mechanism = subject.build(True, dtype=torch.float64)
+    x = subject.inputs(mechanism, dtype=torch.float64)
+    keep = mask_with_holes(2, LENGTH) if subject.info.supports.key_mask else None
+    for mask in (None, keep) if keep is not None else (None,):
+        whole = run(mechanism, x, key_mask=mask).values
+        for first in (0, 4):
+            early, new, late = (None if mask is None else mask[:, a:b] for a, b in ((0, first), (first, 10), (10, None)))
+            state = start(mechanism, 2)
+            if first:
+                state = run(mechanism, x.slots(0, first), key_mask=early, state=state).state
+            piece, what = x.slots(first, 10), f"slots {first}:10{'' if mask is None else ', masked'}"
+            asked = run(mechanism, piece, key_mask=new, state=state)
+            told = run(mechanism, piece.queries(0, 0), key_mask=new, state=state)
+            require(told.values.shape == (2, 2, 0, 6), f"values {tuple(told.values.shape)} without queries, {what}")
+            same_state(told.state, asked.state, what)
+            rest = run(mechanism, x.slots(10, LENGTH), key_mask=late, state=told.state).values
+            real = _real(mask, 10)
+            assert_close(rest[real], whole[:, :, 10:][real], tolerance=1e-10, what=f"decoding behind {what}")
+    mechanism = subject.build(True, dtype=torch.float64, max_length=LONG)
+    x = draw(mechanism.heads, subject.info, LONG, LONG, 1, "remembered").to(torch.float64)
+    asked = run(mechanism, x, state=start(mechanism, 1))
+    told = run(mechanism, x.queries(0, 0), state=start(mechanism, 1))
+    same_state(told.state, asked.state, f"{LONG} slots")
+
+
+def _real(mask: Tensor | None, first: int) -> Tensor:
+    """Rows of the queries from `first` on that are real themselves."""
+    rows = torch.ones(2, LENGTH, dtype=torch.bool) if mask is None else mask
+    return rows[:, None, first:].expand(-1, 2, -1)
+
+
+@check(_STATELESS, _NOT_CAUSAL)
+def state_where(subject: Subject) -> None:
+    """`state.where(rows, other)` goes on in every row from the state that the row was taken from."""
+    mechanism = subject.build(True, dtype=torch.float64)
+    x, y = (subject.inputs(mechanism, batch=3, seed=seed, dtype=torch.float64) for seed in (0, 1))
+    rows, keep = torch.tensor([True, False, True]), mask_with_holes(3, LENGTH)[:, :8]
+    masks = ((None, None), (keep, None), (None, keep)) if subject.info.supports.key_mask else ((None, None),)
+    for ours, theirs in masks:
+        first = run(mechanism, x.slots(0, 8), key_mask=ours, state=start(mechanism, 3)).state
+        second = run(mechanism, y.slots(0, 8), key_mask=theirs, state=start(mechanism, 3)).state
+        assert first is not None
+        assert second is not None
+        joined, tail = first.where(rows, second), x.slots(8, LENGTH)
+        require(joined.length == 8, f"where made {joined.length} slots of 8")
+        out = [run(mechanism, tail, state=state).values for state in (joined, first, second)]
+        expected = torch.where(rows[:, None, None, None], *out[1:])
+        what = f"rows of two states, masked: {ours is not None}, {theirs is not None}"
+        assert_close(out[0], expected, tolerance=1e-12, what=what)
+
+
+@check(_STATELESS, _NOT_CAUSAL)
+def state_rewind(subject: Subject) -> None:
+    """`state.rewind(n)` is the state before the newest n slots, or refused; never where every slot is kept."""
+    mechanism = subject.build(True, dtype=torch.float64)
+    x, other = (subject.inputs(mechanism, seed=seed, dtype=torch.float64) for seed in (0, 1))
+    layout = mechanism.layout().values()
+    every = all(entry.slots for entry in layout) and mechanism.state_nbytes(2, LENGTH, torch.float64) == sum(
+        entry.nbytes(2, LENGTH, torch.float64) for entry in layout
+    )
+    for cut in ((1,) * LENGTH, (LENGTH,), (4, 9)):
+        for count in (0, 1, 3, LENGTH):
+            newest, left = stream(mechanism, x, cut)[1], LENGTH - count
+            what = f"{count} slots of pieces {cut} given back"
+            try:
+                earlier = newest.rewind(count)
+            except UnsupportedError:
+                require(bool(count) and not every, f"{what}: refused, though every slot is kept")
+                continue
+            expected = stream(mechanism, x, (left,))[1] if left else start(mechanism, 2)
+            same_state(earlier, expected, what)
+            if not count:
+                continue
+            whole = run(mechanism, Inputs.joined([x.slots(0, left), other.slots(left, LENGTH)], 2)).values
+            out = run(mechanism, other.slots(left, LENGTH), state=earlier).values
+            assert_close(out, whole[:, :, left:], tolerance=1e-10, what=f"other slots behind {what}")
