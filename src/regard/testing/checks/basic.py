@@ -248,7 +248,8 @@ def reads(subject: Subject) -> None:
             moved = not torch.equal(run(mechanism, other).values, first)
             named = f"{info.reads=}, inputs {sorted(info.inputs)}"
             require(
-                moved is (name in (*info.reads, *info.inputs)), f"{name} {'matters' if moved else 'is ignored'}: {named}"
+                moved is (name in (*info.reads, *info.inputs)),
+                f"{name} {'matters' if moved else 'is ignored'}: {named}",
             )
 
 

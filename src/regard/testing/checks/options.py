@@ -32,9 +32,11 @@ def options(subject: Subject) -> None:
         require(mechanism.options.keys() == defaults.keys(), f"options {sorted(mechanism.options)} were kept")
         for name, default in defaults.items():
             wanted = subject.options.get(name, default)
-            require(_same(mechanism.options[name], wanted), f"option {name}={wanted!r} became {mechanism.options[name]!r}")
-            kept = getattr(mechanism, name)
-            require(_same(kept, wanted), f"option {name}={wanted!r} is kept as the attribute {kept!r}")
+            require(
+                _same(mechanism.options[name], wanted), f"option {name}={wanted!r} became {mechanism.options[name]!r}"
+            )
+            kept = getattr(mechanism, name)  # None stands for a value that depends on the others or on the heads
+            require(wanted is None or _same(kept, wanted), f"option {name}={wanted!r} is the attribute {kept!r}")
         again = cls(mechanism.heads, **mechanism.options).eval()
         again.load_state_dict(mechanism.state_dict())
         x = subject.inputs(mechanism)

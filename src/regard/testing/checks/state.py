@@ -297,7 +297,9 @@ def remember(subject: Subject) -> None:
     for mask in (None, keep) if keep is not None else (None,):
         whole = run(mechanism, x, key_mask=mask).values
         for first in (0, 4):
-            early, new, late = (None if mask is None else mask[:, a:b] for a, b in ((0, first), (first, 10), (10, None)))
+            early, new, late = (
+                None if mask is None else mask[:, a:b] for a, b in ((0, first), (first, 10), (10, None))
+            )
             state = start(mechanism, 2)
             if first:
                 state = run(mechanism, x.slots(0, first), key_mask=early, state=state).state
