@@ -24,7 +24,7 @@ from regard.core import Attended, Attention, Call
 from regard.errors import ConfigError
 from regard.info import Heads, Info, Supports
 from regard.options import Configured, Options, validate, weight
-from regard.testing.checks.options import misfits
+from regard.testing.checks.configuration import misfits
 
 HEADS = Heads(count=2, key_dim=8, causal=True)
 

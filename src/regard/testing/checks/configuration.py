@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 
 import annotated_types
 
-from regard.core import Attention
 from regard.errors import ConfigError
 from regard.testing.compare import assert_identical
 from regard.testing.inputs import Subject, run
