@@ -207,12 +207,12 @@ def inside() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def microscope() -> dict[str, Any]:
-    """Results of `regard bench --accuracy`: one that cannot be causal, one without a matrix, and exact softmax too."""
+    """Results of `regard accuracy`: one that cannot be causal, one without a matrix, and exact softmax too."""
     cases = [
         random_vectors(norm, length=12, causal=causal, heads=2, key_dim=8)
         for causal in (True, False)
         for norm in (1.0, 2.0)
     ]
     specs = ("performer", "linformer(rank=4)", "linear", "linear(post='softmax')", "softmax")
-    plan = accuracy.Plan(specs=specs, knobs={"num_features": (4, 64)}, redraws=4)
-    return json.loads(json.dumps(accuracy.measure(plan, cases)))
+    config = accuracy.AccuracyConfig(specs=specs, knobs={"num_features": (4, 64)}, redraws=4)
+    return json.loads(json.dumps(accuracy.measure(config, cases)))

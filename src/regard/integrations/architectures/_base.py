@@ -1,0 +1,156 @@
+"""What a published architecture is, and what their files share."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from regard import specs
+from regard.errors import UnsupportedError
+from regard.integrations.weights import Settings, Weight, listed
+from regard.models.block_config import MlpKind
+from regard.models.config import ModelConfig
+from regard.models.encoder_config import EncoderConfig
+from regard.models.encoder_decoder_config import EncoderDecoderConfig
+
+Config = ModelConfig | EncoderConfig | EncoderDecoderConfig
+
+ACTIVATIONS: dict[str, MlpKind] = {
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu": "gelu",
+    "relu": "relu",
+}
+"""Their name of an activation -> ours; the first name of several is the one that is written."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """One network of an architecture: bare, or with a head.
+
+    titles: what `architectures` of a configuration calls it; the first is written. model: our class. build: it, from
+    our configuration and theirs. weights: which tensor is which of our weights, for our configuration. bare: written
+    without the architecture's prefix. ignored: endings of names of tensors that follow from the configuration or belong
+    to a head that is not here. derived: endings of ours that follow from the configuration, so that no file has them.
+    copies: tensors that some files repeat, and of which. settings: what theirs says of a network that our configuration
+    does not; raises if it is none of this architecture.
+    """
+
+    titles: tuple[str, ...]
+    model: type[nn.Module]
+    build: Callable[[Any, Settings], nn.Module]
+    weights: Callable[[Any], list[Weight]]
+    bare: bool = False
+    ignored: tuple[str, ...] = ()
+    derived: tuple[str, ...] = ()
+    copies: Mapping[str, str] = field(default_factory=dict)
+    settings: Callable[[Any], dict[str, object]] = lambda model: {}
+
+
+@dataclass(frozen=True)
+class Gguf:
+    """How GGUF keeps an architecture. keys: setting -> metadata key below its name. weights: ours there."""
+
+    keys: Mapping[str, str]
+    weights: Callable[[Any], list[Weight]]
+
+
+class Widths(NamedTuple):
+    """Query heads, heads of keys and values, width of a head."""
+
+    count: int
+    kv_count: int
+    key_dim: int
+
+
+@dataclass(frozen=True)
+class AttentionModule:
+    """An attention module of transformers, whose softmax another mechanism can stand for.
+
+    widths: what a module says of its heads. cross: whether it reads another sequence. biased: where it does not, its
+    logits have a bias, which is how the network knows positions.
+    """
+
+    widths: Callable[[Any], Widths]
+    cross: Callable[[Any], bool] = lambda module: False
+    biased: bool = False
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """How a published architecture maps to our models and back.
+
+    name: `model_type` of its configuration. config: our configuration from theirs; raises if there are problems.
+    settings: theirs from ours; raises if ours is none of this architecture. forms: its networks, the first for a
+    configuration that names none. prefix: of its tensors' names, which a file of a bare network leaves out. renamed:
+    endings that old files have -> those of today. gguf: None if GGUF files of it are not read. modules: its attention
+    modules in transformers by the name of their class; none if other mechanisms cannot stand there.
+    """
+
+    name: str
+    config: Callable[[Settings], Any]
+    settings: Callable[[Any], dict[str, object]]
+    forms: tuple[Form, ...]
+    prefix: str = ""
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    gguf: Gguf | None = None
+    modules: Mapping[str, AttentionModule] = field(default_factory=dict)
+
+    def form(self, settings: Settings) -> Form:
+        """The network that a configuration names.
+
+        Raises:
+            UnsupportedError: one with a head that no model of ours has.
+        """
+        named = settings.values.get("architectures")
+        if not isinstance(named, list) or not named:
+            return self.forms[0]
+        for form in self.forms:
+            if named[0] in form.titles:
+                return form
+        titles = ", ".join(title for form in self.forms for title in form.titles)
+        raise UnsupportedError(f"{settings.where} holds the network {named[0]!r}; of {self.name} regard loads {titles}")
+
+
+def require(config: Config, name: str, *, attention: str | None = "softmax", position: str, **wanted: object) -> None:
+    """Refuse to write a model as an architecture that it is not.
+
+    Args:
+        config: of the model.
+        name: of the architecture.
+        attention: the specification of every layer; None: not looked at here.
+        position: name of the scheme.
+        wanted: values of further fields; a tuple: any of them.
+
+    Raises:
+        UnsupportedError: with every setting that differs.
+    """
+    stacks = {"attention": config.attention}
+    if isinstance(config, EncoderDecoderConfig):
+        stacks |= {"encoder_attention": config.encoder_attention, "cross_attention": config.cross_attention}
+    differing = []
+    for label, value in wanted.items():
+        allowed = value if isinstance(value, tuple) else (value,)
+        if getattr(config, label) not in allowed:
+            said = " or ".join(map(repr, allowed))
+            differing.append(f"{label}={getattr(config, label)!r}, not {said}")
+    for label, own in stacks.items():
+        used = sorted({str(specs.parse(spec)) for spec in own})
+        if attention is not None and used != [attention]:
+            differing.append(f"{label}={', '.join(used)}, not {attention}")
+    if specs.parse(config.position).name != position:
+        differing.append(f"position={config.position!r}, not {position}")
+    if differing:
+        raise UnsupportedError(f"this model cannot be written as {name}:{listed(differing)}")
+
+
+def activation(config: Config) -> str:
+    """Their name of the MLP's activation."""
+    return next(theirs for theirs, ours in ACTIVATIONS.items() if ours == config.mlp)
+
+
+def pairs(modules: list[tuple[str, str]], *, bias: bool) -> list[Weight]:
+    """The weight, and the bias where there is one, of each (our module, their module)."""
+    kinds = ("weight", "bias") if bias else ("weight",)
+    return [Weight(f"{ours}.{kind}", f"{theirs}.{kind}") for ours, theirs in modules for kind in kinds]

@@ -1,0 +1,75 @@
+"""Longformer: names and configuration; its networks are RoBERTa's, with a window and rows of global tokens."""
+
+from dataclasses import replace
+from typing import cast
+
+from regard.attention.sparse.longformer import Longformer
+from regard.errors import UnsupportedError
+from regard.integrations.architectures._base import Architecture, require
+from regard.integrations.architectures._encoders import (
+    CLASSES_ROBERTA,
+    MASKED_ROBERTA,
+    Network,
+    encoder_config,
+    encoder_forms,
+    padding_rows,
+    roberta_settings,
+)
+from regard.integrations.weights import Settings
+from regard.models import Classifier, Encoder, EncoderConfig
+
+
+def _config(settings: Settings) -> EncoderConfig:
+    layers, given = settings.size("num_hidden_layers", 12), settings.values.get("attention_window", 512)
+    both = given if isinstance(given, list) else [given] * layers
+    if len(both) != layers:
+        settings.problems.append(f"attention_window names {len(both)} layers, not num_hidden_layers={layers}")
+    odd = [width for width in both if isinstance(width, bool) or not isinstance(width, int) or width < 2 or width % 2]
+    if odd:
+        settings.problems.append(f"attention_window counts both sides and is even and positive, got {odd[0]!r}")
+    config = encoder_config(settings, offset=padding_rows(settings))
+    # transformers marks the first token, and no other, when the network for classes is given no marks.
+    first = int("LongformerForSequenceClassification" in str(settings.values.get("architectures")))
+    specs = [f"longformer(window={cast(int, width) // 2}, num_global={first})" for width in both]
+    return replace(
+        config,
+        attention=tuple(specs) if len(set(specs)) > 1 else (specs[0],),
+        attention_dropout=0.0,
+        projections="global",
+    )
+
+
+def _settings(config: EncoderConfig) -> dict[str, object]:
+    require(config, "longformer", attention=None, position="learned", projections="global")
+    return roberta_settings(config, "longformer", attention=None)
+
+
+def _windows(network: Network) -> dict[str, object]:
+    first, widths = int(isinstance(network, Classifier)), []
+    encoder = network if isinstance(network, Encoder) else network.encoder
+    for each in encoder.mechanisms:
+        wanted = {"dilation": 1, "num_global": first, "scale": None}
+        if not isinstance(each, Longformer) or {name: getattr(each, name) for name in wanted} != wanted:
+            said = ", ".join(f"{name}={value}" for name, value in wanted.items())
+            raise UnsupportedError(f"this model cannot be written as longformer: not every layer is longformer({said})")
+        if each.window < 1:
+            raise UnsupportedError("this model cannot be written as longformer: window=0, not at least 1")
+        widths.append(2 * each.window)
+    return {"attention_window": widths}
+
+
+LONGFORMER = Architecture(
+    name="longformer",
+    config=_config,
+    settings=_settings,
+    forms=encoder_forms(
+        "longformer.",
+        "Longformer",
+        masked=MASKED_ROBERTA,
+        bias="lm_head.bias",
+        decoder="lm_head.decoder",
+        classes=CLASSES_ROBERTA,
+        settings=_windows,
+    ),
+    prefix="longformer.",
+)
