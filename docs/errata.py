@@ -14,7 +14,8 @@ import regard
 from regard import AttentionLayer, Heads
 from regard.integrations.convolution import ConvolutionAttention
 from regard.models.fusion import Fusion
-from regard.position import build_position, sinusoidal_code
+from regard.position import build_position
+from regard.position._base import sinusoidal_code
 
 
 @dataclass(frozen=True)

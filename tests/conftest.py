@@ -9,7 +9,8 @@ import signal
 import torch
 from jaxtyping import install_import_hook
 
-CHECKED = ["regard.layer", "regard.position", "regard.memory", "regard.features", "regard.patterns"]
+CHECKED = ["regard.layer", "regard.position", "regard.memory", "regard.features"]
+CHECKED += ["regard.patterns.pattern", "regard.patterns.picks"]  # not intervals, whose Self the hook cannot follow
 CHECKED += ["regard.models.blocks", "regard.models.sampling", "regard.training.evaluation", "regard.training.batches"]
 hook = install_import_hook(CHECKED, "beartype.beartype")
 torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""The causal passes over chunks behind the kernel operator (`_engine`), forward and backward.
+"""The causal passes over chunks behind the kernel operator (`engine`), forward and backward.
 
 Chunk by chunk (SPEC 0.5), with v' = [v, 1] so that the normaliser is one more value column:
 

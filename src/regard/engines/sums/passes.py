@@ -1,4 +1,4 @@
-"""What the passes of the kernel operator (`_engine`) share, and those without an order; the causal ones: `_causal`.
+"""What the passes of the kernel operator (`engine`) share, and those without an order; the causal ones: `causal`.
 
 With v' = [v, 1], so that the normaliser is one more value column, and w_j the log weight of a key (the scale that its
 feature map took out, decay, gates, -inf for padding), relative to the largest one m (SPEC 0.5):
