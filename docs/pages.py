@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from regard import catalog, position
-from regard.benchmark import claims
+from regard import catalog, claims, position
 from regard.core import Attention
 from regard.functional import weights
 from regard.info import Heads, Supports

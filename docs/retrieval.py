@@ -15,7 +15,7 @@ from regard.report import retrieval as report
 HERE = Path(__file__).parent
 CLAIMS = HERE / "recorded" / "claims"
 TRAINED = HERE / "recorded" / "retrieval"
-"""written by `regard bench SPEC... --retrieval --out FOLDER`, one file for each family"""
+"""written by `regard retrieval SPEC... --out FOLDER`, one file for each family"""
 SHORT, LONG = 1024, 65536
 
 

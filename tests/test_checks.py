@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from tests.mutants import toys
 
 from regard import catalog, errors
 from regard.core import Heads
 from regard.testing import CHECKS, check, check_attention
 from regard.testing.counting import count
 from regard.testing.inputs import LENGTH, Subject, changed, draw, has_margin, mask_with_holes, two_way_splits
+from tests.mutants import toys
 
 
 @pytest.mark.parametrize("toy", toys.TOYS, ids=lambda cls: cls.__name__)

@@ -11,8 +11,7 @@ import regard
 MODULES = sorted(
     module.name
     for module in pkgutil.walk_packages(regard.__path__, "regard.")
-    if (not module.name.startswith("regard.cli.") or module.name == "regard.cli.bench")
-    and not module.name.startswith("regard.engines.gpu._")  # what needs triton
+    if not module.name.startswith("regard.engines.gpu._")  # what needs triton
 )
 
 

@@ -4,10 +4,10 @@ import importlib
 import pkgutil
 
 import pytest
-from tests import mutants
 
 from regard.core import Attention
 from regard.testing import CHECKS, check_attention
+from tests import mutants
 
 for module in pkgutil.iter_modules(mutants.__path__, f"{mutants.__name__}."):
     importlib.import_module(module.name)

@@ -1,7 +1,6 @@
 """Every broken part of a model is caught, by the check named for it; the part that it breaks passes that check."""
 
 import pytest
-from tests.mutants import MUTANTS, parts
 
 from regard import position
 from regard.errors import ConfigError
@@ -12,6 +11,7 @@ from regard.position import Position
 from regard.tasks.text import Windows
 from regard.testing import check_part
 from regard.testing.checks import PART_CHECKS
+from tests.mutants import MUTANTS, parts
 
 PART_MUTANTS = [mutant for mutant in MUTANTS if mutant.cls.__module__ == parts.__name__]
 

@@ -334,7 +334,7 @@ Kept = torch.dtype | Literal["call", "accumulation"]
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor of a state: (batch, *shape) at a constant size, or per slot (batch, slots), with heads and dim around."""
+    """One tensor of a state: (batch, *shape) at a constant size, or (batch, [heads], slots, [dim]) that grows."""
 
     shape: tuple[int, ...]
     slots: bool

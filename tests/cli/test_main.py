@@ -13,7 +13,9 @@ from regard import errors
 from regard.cli import main as command
 
 VERBS = {
+    "accuracy",
     "bench",
+    "capacity",
     "check",
     "checkpoint",
     "claims",
@@ -24,6 +26,7 @@ VERBS = {
     "info",
     "list",
     "report",
+    "retrieval",
     "train",
 }
 PROGRAM = [sys.executable, "-m", "regard.cli.main"]

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from regard import catalog
-from regard.benchmark import claims
+from regard import catalog, claims
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -18,7 +18,7 @@ def test_real_vectors(source, package, heads, causal, capsys):
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed; `make external`")
     words = ["--inputs", source, "--lengths", "48", "--redraws", "3", "--layers", "2", "--knob", "num_features=32"]
-    assert main(["bench", "softmax", "performer", "--accuracy", *words, "--json"]) == 0
+    assert main(["accuracy", "softmax", "performer", *words, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     (case,) = found["cases"]
     assert (case["heads"], case["kv_heads"], case["key_dim"], case["causal"]) == (*heads, causal)

@@ -3,6 +3,10 @@
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from regard.core import Attended, Heads
 from tests.mutants import mutant
 from tests.mutants.toys import (
     ToyBuckets,
@@ -12,10 +16,6 @@ from tests.mutants.toys import (
     allowed_pairs,
     expanded,
 )
-from torch import Tensor, nn
-from torch.nn import functional as F
-
-from regard.core import Attended, Heads
 
 
 def _positions(queries: int, keys: int) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from tests.mutants import mutant
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -22,6 +21,7 @@ from regard.attention.sparse.local import Local
 from regard.attention.synthesized.dense_synthesizer import DenseSynthesizer
 from regard.core import Attended
 from regard.info import Info
+from tests.mutants import mutant
 
 
 @mutant("prefix")

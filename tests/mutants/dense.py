@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from tests.mutants import mutant
-from tests.mutants.toys import ToyDense
 from torch import Tensor
 
 from regard.attention.dense import Dense, distance_aware, shaw
@@ -25,6 +23,8 @@ from regard.attention.dense.sigmoid import Sigmoid
 from regard.core import Attended, Heads
 from regard.engines.dense import Rule, publish, softmax, visible_count
 from regard.info import Info
+from tests.mutants import mutant
+from tests.mutants.toys import ToyDense
 
 
 @mutant("rows_sum_to_one")

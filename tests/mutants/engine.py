@@ -5,7 +5,6 @@
 
 from typing import Any
 
-from tests.mutants import mutant
 from torch import Tensor
 
 from regard import masks
@@ -14,6 +13,7 @@ from regard.attention.sparse.local import Local
 from regard.attention.sparse.local_atrous import LocalAtrous
 from regard.attention.sparse.pattern import Pattern
 from regard.info import Heads
+from tests.mutants import mutant
 
 
 @mutant("causality")

@@ -1,11 +1,11 @@
 """Mutants whose algorithm is sound and whose facts are lies."""
 
 import torch
-from tests.mutants import claiming, mutant
-from tests.mutants.toys import ToyCodes, ToyDense, ToyFeatures, ToyKernel, ToyProjection, ToyTable, ToyWindow
 from torch import Tensor
 
 from regard.core import Attended, Heads
+from tests.mutants import claiming, mutant
+from tests.mutants.toys import ToyCodes, ToyDense, ToyFeatures, ToyKernel, ToyProjection, ToyTable, ToyWindow
 
 
 @mutant("facts")

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from tests.mutants import mutant
 from torch import Tensor
 
 from regard.attention.sparse import Tokens, View
@@ -17,6 +16,7 @@ from regard.attention.sparse.longformer import Longformer
 from regard.bias import ScoreBias
 from regard.core import Attended, merge
 from regard.engines.tiles import plain, tiled
+from tests.mutants import mutant
 
 
 @mutant("reference")

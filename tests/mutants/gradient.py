@@ -4,12 +4,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from tests.mutants import mutant
-from tests.mutants.toys import ToyCodes, ToyDense, ToyTable, ToyWindow
 from torch import Tensor
 
 from regard.bias import ScoreBias
 from regard.core import Attended, Heads
+from tests.mutants import mutant
+from tests.mutants.toys import ToyCodes, ToyDense, ToyTable, ToyWindow
 
 
 @mutant("bias_zero")

@@ -3,12 +3,12 @@
 from typing import Any
 
 import torch
-from tests.mutants import mutant
-from tests.mutants.toys import ToyCodes, ToyDense, ToyFeatures, ToyKernel, ToyMarked, ToyTable, ToyWindow, expanded
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.core import Attended, Heads, recomputing
+from tests.mutants import mutant
+from tests.mutants.toys import ToyCodes, ToyDense, ToyFeatures, ToyKernel, ToyMarked, ToyTable, ToyWindow, expanded
 
 
 @mutant("options")

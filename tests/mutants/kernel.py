@@ -7,7 +7,6 @@ from typing import Any
 from unittest import mock
 
 import torch
-from tests.mutants import mutant
 from torch import Tensor
 
 from regard.attention.kernel.efficient import Efficient
@@ -19,6 +18,7 @@ from regard.engines.sums import causal as _causal
 from regard.engines.sums import channels as _channels
 from regard.engines.sums.passes import CHUNK
 from regard.engines.sums.step import Averaged
+from tests.mutants import mutant
 
 
 @mutant("rows_sum_to_one")

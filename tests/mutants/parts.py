@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from tests.mutants import mutant
 from torch import Tensor, nn
 
 from regard.bias import ScoreBias
@@ -23,6 +22,7 @@ from regard.position.t5_bias import T5Bias
 from regard.position.transformer_xl import TransformerXl
 from regard.tasks.base import IGNORE, Example
 from regard.tasks.text import Windows
+from tests.mutants import mutant
 
 
 @mutant("published_logits")

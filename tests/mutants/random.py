@@ -6,7 +6,6 @@
 from typing import Any
 
 import torch
-from tests.mutants import mutant
 from torch import Tensor
 
 from regard.attention.kernel.lara import SMALLEST, Lara, Proposals, _log_density
@@ -17,6 +16,7 @@ from regard.attention.kernel.randomized import Randomized
 from regard.attention.routed.shortlist import Shortlist
 from regard.core import Heads
 from regard.engines.routed.lists import best_keys
+from tests.mutants import mutant
 
 
 @mutant("reference")

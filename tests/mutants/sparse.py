@@ -6,7 +6,6 @@
 from dataclasses import replace
 from typing import Any
 
-from tests.mutants import mutant
 from torch import Tensor
 
 from regard.attention.sparse.atrous import Atrous
@@ -20,6 +19,7 @@ from regard.attention.sparse.strided import Strided
 from regard.attention.sparse.strided_union import StridedUnion
 from regard.core import Attended, Heads, State
 from regard.patterns import Pattern, block, causal, per_head, strided, summary, window
+from tests.mutants import mutant
 
 
 @mutant("reference")

@@ -3,12 +3,12 @@
 from typing import Any
 
 import torch
-from tests.mutants import mutant
-from tests.mutants.toys import ToyDense, ToyKernel, ToyWindow, allowed_pairs
 from torch import Tensor
 
 from regard.core import Attended, Slots, State, Summary
 from regard.state import Tape
+from tests.mutants import mutant
+from tests.mutants.toys import ToyDense, ToyKernel, ToyWindow, allowed_pairs
 
 
 @mutant("state_splits")

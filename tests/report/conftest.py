@@ -207,7 +207,7 @@ def inside() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def microscope() -> dict[str, Any]:
-    """Results of `regard bench --accuracy`: one that cannot be causal, one without a matrix, and exact softmax too."""
+    """Results of `regard accuracy`: one that cannot be causal, one without a matrix, and exact softmax too."""
     cases = [
         random_vectors(norm, length=12, causal=causal, heads=2, key_dim=8)
         for causal in (True, False)

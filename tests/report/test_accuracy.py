@@ -1,4 +1,4 @@
-"""The page of `regard bench --accuracy`: every number, charts, pictures, nothing from outside."""
+"""The page of `regard accuracy`: every number, charts, pictures, nothing from outside."""
 
 import html
 import json

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from regard import __version__, specs
-from regard.benchmark.claims._run import plain
 from regard.benchmark.decompose import LEAST_REDRAWS, decompose
+from regard.benchmark.plain import plain
 from regard.benchmark.vectors import Vectors, effective_keys
 from regard.catalog import build, describe, names, outline, parts, resolve
 from regard.core import generator

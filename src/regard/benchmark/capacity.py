@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from regard import __version__
-from regard.benchmark.claims._run import plain
+from regard.benchmark.plain import plain
 from regard.catalog import build, describe
 from regard.core import Attention, generator
 from regard.errors import ConfigError, UnsupportedError

@@ -1,4 +1,4 @@
-"""Costs that are counted, not timed: floating-point operations, elements made, and the largest tensor."""
+"""Costs that are counted, not timed: floating-point operations, and numbers made, alive and in one tensor."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,11 +9,13 @@ class Cost:
     """What one call did.
 
     operations: multiply-adds counted twice, of matrix products and fused attention. elements: numbers written by all
-    operators together. largest: elements of the largest tensor made.
+    operators together. peak: most elements alive at one time, of what was made. largest: elements of the largest tensor
+    made.
     """
 
     operations: int
     elements: int
+    peak: int
     largest: int
 
 
@@ -22,4 +24,4 @@ def counted(call: Callable[[], object]) -> Cost:
     from regard.testing.counting import count
 
     found = count(call)
-    return Cost(found.flops, found.produced, found.largest)
+    return Cost(found.flops, found.produced, found.peak, found.largest)

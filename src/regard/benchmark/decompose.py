@@ -7,7 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.benchmark.claims._verdict import LEVEL, POWER, student_quantile
+from regard.benchmark import student
+from regard.benchmark.student import LEVEL, POWER
 
 LEAST_REDRAWS = 3
 """standard errors by leaving one redraw out need two others"""
@@ -77,7 +78,7 @@ def decompose(errors: Float[Tensor, "redraws numbers"], exact: float) -> Parts:
     error_without = (squares.sum() - squares) / (redraws - 1)
     first, second = torch.triu_indices(redraws, redraws, 1)
     null = products[first, second].std().item() / math.sqrt(pairs / 2)
-    tail, power = (student_quantile(p, redraws - 1) for p in ((1 + LEVEL) / 2, POWER))
+    tail, power = (student.quantile(p, redraws - 1) for p in ((1 + LEVEL) / 2, POWER))
     return Parts(
         error=error,
         error_se=squares.std().item() / math.sqrt(redraws),

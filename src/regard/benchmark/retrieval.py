@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from regard import __version__, catalog
-from regard.benchmark.claims._fit import averages, train
-from regard.benchmark.claims._run import plain
+from regard.benchmark.fitting import averages, train
+from regard.benchmark.plain import plain
 from regard.errors import ConfigError
 from regard.models import LanguageModel, ModelConfig
 from regard.specs import Spec, split

@@ -13,11 +13,10 @@ from typing import Any
 
 import tyro
 
-from regard.benchmark import claims
+from regard import claims
 from regard.cli._output import console, emit, table
+from regard.cli._threads import cpu_threads
 from regard.errors import ConfigError, DataError
-
-LEAST_SEEDS = 3
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,7 @@ class Options:
 
     names: tyro.conf.Positional[tuple[str, ...]] = ()
     """claims, or patterns such as 'dot*'; `all` for every one; none: lists them"""
-    seeds: int = LEAST_SEEDS
+    seeds: int = claims.LEAST_SEEDS
     """measurements of each, at least 3"""
     out: str = "claims"
     """folder for NAME.json and claims.html"""
@@ -42,32 +41,25 @@ def run(options: Options) -> int:
     """List, or measure and write."""
     if not options.names:
         return listed(machine=options.json)
-    if options.seeds < LEAST_SEEDS or options.threads < 1:
+    if options.seeds < claims.LEAST_SEEDS or options.threads < 1:
         raise ConfigError(
-            f"claims need at least {LEAST_SEEDS} seeds and one thread, got --seeds {options.seeds} "
+            f"claims need at least {claims.LEAST_SEEDS} seeds and one thread, got --seeds {options.seeds} "
             f"--threads {options.threads}"
         )
     chosen = [name for pattern in options.names for name in matching(pattern)]
-    import torch
-
-    from regard.benchmark.claims._run import run as measure
     from regard.report import claims as page
     from regard.training.files import write_json
 
     folder, screen = Path(options.out), console(machine=options.json)
     recorded(folder)  # what cannot be shown beside the new results is refused before they are measured
     results: dict[str, dict[str, Any]] = {}
-    threads = torch.get_num_threads()
-    torch.set_num_threads(options.threads)
-    try:
+    with cpu_threads(options.threads):
         for name in dict.fromkeys(chosen):
             console(machine=True).print(f"{name}: measuring {options.seeds} seeds", markup=False)
-            found = measure(claims.build(name, tiny=options.quick), range(options.seeds), tiny=options.quick)
+            found = claims.measure(claims.build(name, tiny=options.quick), range(options.seeds), tiny=options.quick)
             write_json(folder / f"{name}.json", found)
             results[name] = found
             show(found, screen)
-    finally:
-        torch.set_num_threads(threads)
     page.write(recorded(folder), folder / "claims.html")
     if len(results) > 1:
         lines = [(found["name"], found["verdict"], f"{found['seconds']:.0f} s") for found in results.values()]
@@ -122,8 +114,6 @@ def recorded(folder: Path) -> list[dict[str, Any]]:
     Raises:
         DataError: a file of a claim's name that holds something else.
     """
-    from regard.benchmark.claims._run import FORMAT
-
     found = []
     for path in (folder / f"{name}.json" for name in claims.names()):
         if not path.exists():
@@ -134,7 +124,7 @@ def recorded(folder: Path) -> list[dict[str, Any]]:
             raise DataError(
                 f"{path} holds no results of a claim: {error}; remove it or choose another --out"
             ) from error
-        if not isinstance(results, dict) or results.get("format") != FORMAT:
+        if not isinstance(results, dict) or results.get("format") != claims.FORMAT:
             raise DataError(f"{path} holds no results of a claim that this version reads; remove it, or another --out")
         found.append(results)
     return found

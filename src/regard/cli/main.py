@@ -89,19 +89,12 @@ def _run(words: list[str]) -> int:
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # last, so that module:Class is found here and nothing installed is hidden
 
-    import tyro
-
     module = importlib.import_module(f"regard.cli.{verb}")
     if hasattr(module, "parse"):
         return module.run(module.parse(words[1:]))
-    options = tyro.cli(
-        module.Options,
-        args=words[1:],
-        prog=f"regard {verb}",
-        description=module.__doc__,
-        config=(tyro.conf.FlagCreatePairsOff,),
-    )
-    return module.run(options)
+    from regard.cli._options import read
+
+    return module.run(read(module.Options, words[1:], verb=verb, description=module.__doc__))
 
 
 def _bug() -> int:

@@ -3,10 +3,9 @@
 They use nothing of the engines, so that a mutant tests the suite and not an engine.
 """
 
+from regard.core import Attention
 from tests.mutants.toys.dense import ToyBuckets, ToyCodes, ToyDense, ToyTable, ToyWindow, allowed_pairs, expanded
 from tests.mutants.toys.kernel import ToyFeatures, ToyKernel, ToyMarked, ToyMaximum, ToyProjection
-
-from regard.core import Attention
 
 TOYS: tuple[type[Attention], ...] = (
     ToyDense,

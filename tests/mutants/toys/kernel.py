@@ -1,7 +1,6 @@
 """Toys without a matrix of scores: kernels with sums as state, a projection of the positions, a maximum."""
 
 import torch
-from tests.mutants.toys.dense import allowed_pairs, expanded
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -10,6 +9,7 @@ from regard.core import Attended, Attention, Heads, State, Summary, generator
 from regard.errors import ConfigError
 from regard.info import Info, Supports
 from regard.state import slot_bytes
+from tests.mutants.toys.dense import allowed_pairs, expanded
 
 
 class ToyKernel(Attention):

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from regard.core import Attention
 from regard.testing.compare import assert_close, assert_identical, largest_error
-from regard.testing.inputs import LENGTH, LONG, Inputs, Subject, as_queries, changed, run
+from regard.testing.inputs import LENGTH, LONG, Inputs, Subject, as_queries, changed, draw, run
 from regard.testing.registry import check, require
 
 
@@ -36,8 +36,6 @@ def causality_across_tiles(subject: Subject) -> None:
 
 
 def draw_long(subject: Subject, mechanism: Attention, batch: int = 1) -> Inputs:
-    from regard.testing.inputs import draw
-
     return draw(mechanism.heads, subject.info, LONG, LONG, batch, "long")
 
 

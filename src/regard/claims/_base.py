@@ -1,0 +1,92 @@
+"""What a claim of the literature states about itself before anything is measured."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+FORMAT = "regard claim 1"
+"""of the files of results"""
+
+Curve = tuple[Sequence[float] | Sequence[str], Sequence[float]]
+"""where (numbers, or names of bars) and how much"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class About:
+    """A claim in words. Each file gives it as a literal, so that it can be listed without importing torch."""
+
+    title: str
+    says: str
+    """what the literature says, in our words"""
+    source: str
+    """who says it, and where"""
+    control: str
+    """the positive control: what must come out if the measurement works at all, and why that is known"""
+    measures: str
+    """what is measured, on what, and against what"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Control:
+    """A value whose answer is known beforehand. A seed that misses it makes the whole claim inconclusive."""
+
+    value: str
+    """its name in `Observation.values`"""
+    title: str
+    expected: float
+    tolerance: float
+    """how far from `expected` it may be; from theory or from the size of the sample, never from what came out"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """A value that the claim makes a statement about: it lies between two bounds, chosen before measuring."""
+
+    value: str
+    """its name in `Observation.values`; differences are taken within a seed, so that what seeds share cancels"""
+    title: str
+    at_least: float | None = None
+    at_most: float | None = None
+    resolution: float = 0.0
+    """the smallest step that the value can make, such as 1 / questions for an accuracy"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plot:
+    """A figure over the curves of that name in `Observation.curves`."""
+
+    name: str
+    title: str
+    x: str
+    y: str
+    log_x: bool = False
+    log_y: bool = False
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What one seed gave: named numbers, and curves by plot and label."""
+
+    values: Mapping[str, float]
+    curves: Mapping[str, Mapping[str, Curve]] = field(default_factory=dict)
+
+
+class Claim(ABC):
+    """A claim of the literature that can be measured, and that can fail.
+
+    A claim is a frozen dataclass in a file of its own, whose name is the name of the claim. Its fields are the settings
+    of the measurement; mechanisms under test are settings too (specifications), so that a test can put a wrong one in
+    their place and see that the claim no longer holds.
+    """
+
+    about: ClassVar[About]
+    controls: ClassVar[tuple[Control, ...]]
+    findings: ClassVar[tuple[Finding, ...]]
+    plots: ClassVar[tuple[Plot, ...]]
+    tiny: ClassVar[Mapping[str, object]]
+    """settings of the small form that tests and `--quick` run: it still reaches its controls"""
+
+    @abstractmethod
+    def observe(self, seed: int) -> Observation:
+        """Measure once. Everything random comes from `seed`; torch's global generator is seeded with it too."""

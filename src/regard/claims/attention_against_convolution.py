@@ -1,0 +1,126 @@
+"""Attention and a convolutional network on few and on many examples."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from regard.benchmark.baselines import BaselineConfig, SequenceClassifier
+from regard.benchmark.fitting import train
+from regard.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot
+from regard.core import generator
+from regard.models import Classifier, Encoder, EncoderConfig
+
+
+@dataclass(frozen=True)
+class AttentionAgainstConvolution(Claim):
+    """Sequences whose class is a short motif, anywhere in them: a convolution knows what that means beforehand."""
+
+    about = About(
+        title="Attention against convolution, on small and large data",
+        says="A convolution is self-attention with its receptive field fixed beforehand: it does better with little "
+        "data, and self-attention, which is more flexible, catches up or does better with much.",
+        source="Cordonnier, Loukas, Jaggi 2020, for the inclusion; Dosovitskiy et al. 2021, section 4.3, for the data",
+        control="The convolution with the most data: the motif is within its reach, so that it finds every one.",
+        measures="Accuracy on new sequences of two encoder blocks with learned positions and of two blocks of "
+        "convolution, about as many weights each, trained for the same steps on few, some and many examples of one of "
+        "four motifs at a random place in random symbols.",
+    )
+    controls = (
+        Control(value="convolution many", title="convolution, most examples: accuracy", expected=1.0, tolerance=0.1),
+    )
+    findings = (
+        Finding(value="gain few", title="fewest examples: convolution - attention", at_least=0.03, resolution=1 / 2000),
+        Finding(value="loss many", title="most examples: convolution - attention", at_most=0.03, resolution=1 / 2000),
+    )
+    plots = (Plot(name="accuracy", title="Accuracy over examples", x="examples", y="accuracy", log_x=True),)
+    tiny: ClassVar[Mapping[str, object]] = {
+        "examples": (32, 1024),
+        "steps": 100,
+        "questions": 500,
+        "length": 12,
+        "motif": 2,
+        "symbols": 24,
+    }
+
+    attention: str = "softmax"
+    position: str = "learned"
+    examples: tuple[int, ...] = (64, 512, 4096)
+    symbols: int = 16
+    motif: int = 3
+    classes: int = 4
+    length: int = 32
+    dim: int = 32
+    channels: int = 64
+    """of the convolution, for as many weights"""
+    steps: int = 400
+    batch: int = 64
+    questions: int = 2000
+
+    def observe(self, seed: int) -> Observation:
+        """Train both on every number of examples."""
+        motifs = self.motifs(generator(seed, "motifs"))
+        new = self.sequences(motifs, self.questions, generator(seed, "new"))
+        known = self.sequences(motifs, self.examples[-1], generator(seed, "examples"))
+        curves: dict[str, Curve] = {}
+        for name in ("convolution", "attention"):
+            shares = []
+            for count in self.examples:
+                model = self.model(name, seed)
+                shares.append(self.accuracy(model, (known[0][:count], known[1][:count]), new, seed))
+            curves[name] = (self.examples, shares)
+        few, many = ({name: shares[at] for name, (_, shares) in curves.items()} for at in (0, -1))
+        values = {
+            "gain few": few["convolution"] - few["attention"],
+            "loss many": many["convolution"] - many["attention"],
+            **{f"{name} few": share for name, share in few.items()},
+            **{f"{name} many": share for name, share in many.items()},
+        }
+        return Observation(values, {"accuracy": curves})
+
+    def motifs(self, draw: torch.Generator) -> Tensor:
+        """Different ones, (classes, motif)."""
+        codes = torch.randperm(self.symbols**self.motif, generator=draw)[: self.classes]
+        return codes[:, None] // self.symbols ** torch.arange(self.motif) % self.symbols
+
+    def sequences(self, motifs: Tensor, count: int, draw: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Random symbols with one motif, and which."""
+        labels = torch.randint(0, self.classes, (count,), generator=draw)
+        symbols = torch.randint(0, self.symbols, (count, self.length), generator=draw)
+        place = torch.randint(0, self.length - self.motif + 1, (count, 1), generator=draw)
+        return symbols.scatter_(1, place + torch.arange(self.motif), motifs[labels]), labels
+
+    def model(self, name: str, seed: int) -> nn.Module:
+        """With new weights."""
+        if name == "convolution":
+            config = BaselineConfig(kind="convolution", dim=self.channels, layers=2, width=3)
+            return SequenceClassifier(config, vocab_size=self.symbols, input_dim=0, classes=self.classes)
+        shape = EncoderConfig(
+            vocab_size=self.symbols,
+            dim=self.dim,
+            layers=2,
+            heads=4,
+            attention=(self.attention,),
+            position=self.position,
+            pooling="mean",
+            max_length=self.length,
+            seed=seed,
+        )
+        return Classifier(Encoder(shape), classes=self.classes)
+
+    def accuracy(self, model: nn.Module, known: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor], seed: int) -> float:
+        """Of a model trained on some examples, on new ones."""
+        draw = generator(seed, "order", len(known[0]))
+
+        def loss(step: int) -> Tensor:
+            del step
+            picked = torch.randint(0, len(known[0]), (self.batch,), generator=draw)
+            return cross_entropy(model(known[0][picked]).logits, known[1][picked])
+
+        train(model.train().parameters(), loss, steps=self.steps)
+        model.eval()
+        with torch.no_grad():
+            return float((model(new[0]).logits.argmax(-1) == new[1]).double().mean())

@@ -1,0 +1,171 @@
+"""A key looked up across sentences, through one global token for each."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, one_hot
+
+from regard import describe
+from regard.benchmark.fitting import averages, train
+from regard.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot
+from regard.core import generator
+from regard.layer import AttentionLayer, linear
+
+
+class Document(NamedTuple):
+    """tokens, sentence and marks: (documents, length); questions stand last. answer: (documents, asked)."""
+
+    tokens: Int[Tensor, "documents length"]
+    sentence: Int[Tensor, "documents length"]
+    marks: Int[Tensor, "documents length"]
+    answer: Int[Tensor, "documents asked"]
+
+
+@dataclass(frozen=True)
+class EtcLookup(Claim):
+    """Documents of short sentences, each with a key and a value; questions at the end ask for values."""
+
+    about = About(
+        title="A global token for each sentence, with a hard mask",
+        says="Global tokens that each see their own sentence alone carry the structure of a document: long tokens that "
+        "see a window and the global tokens can use it, and the hard mask from global to long tokens does better than "
+        "global tokens that see everything.",
+        source="Ainslie et al. 2020, sections 3.2 and 4 (hard g2l)",
+        control="Full attention, which sees every pair, answers all. A window alone cannot reach the sentences that "
+        "are asked for: it answers one in as many as there are values.",
+        measures="Accuracy on new documents of two blocks of attention and MLP, trained on fresh documents for the "
+        "same steps, and full attention for longer. All models are given the sentence of every token as an embedding; "
+        "they differ in the mask: global tokens that see their own sentence (hard), that see all with a learned label "
+        "for their own (soft), or that see all alike.",
+    )
+    controls = (
+        Control(value="full", title="full attention: accuracy", expected=1.0, tolerance=0.05),
+        Control(value="window excess", title="window alone: accuracy - 1/values", expected=0.0, tolerance=0.08),
+    )
+    findings = (
+        Finding(value="hard", title="hard mask: accuracy", at_least=0.95, resolution=1 / 1600),
+        Finding(value="hard - soft", title="accuracy, hard mask - labels", at_least=0.05, resolution=1 / 1600),
+        Finding(value="hard - none", title="accuracy, hard mask - no structure", at_least=0.05, resolution=1 / 1600),
+    )
+    plots = (
+        Plot(name="accuracy", title="Accuracy of the lookup", x="", y="share that is right"),
+        Plot(name="loss", title="Training", x="step", y="nats"),
+    )
+    tiny: ClassVar[Mapping[str, object]] = {
+        "sentences": 2,
+        "keys": 2,
+        "values": 2,
+        "steps": 50,
+        "control_steps": 50,
+        "batch": 16,
+        "learning_rate": 1e-2,
+        "dim": 32,
+        "samples": 1000,
+    }
+
+    full: str = "softmax"
+    window: str = "local(window=1)"
+    hard: str = "etc(window=1, num_global=0, g2l=segment)"
+    soft: str = "etc(window=1, num_global=0)"
+    none: str = "longformer(window=1, num_global=0)"
+    sentences: int = 4
+    words: int = 2
+    """of a sentence: a key, a value, and others without meaning, in any order"""
+    asked: int = 8
+    """questions of a document"""
+    keys: int = 8
+    values: int = 4
+    dim: int = 64
+    steps: int = 400
+    control_steps: int = 800
+    """of full attention, which has to bind keys to values by itself before it answers all"""
+    learning_rate: float = 3e-3
+    batch: int = 48
+    samples: int = 200
+
+    def observe(self, seed: int) -> Observation:
+        """Train every mask."""
+        found: dict[str, float] = {}
+        losses: dict[str, Curve] = {}
+        names = ("full", "window", "hard", "soft", "none")
+        for name in names:
+            steps = self.control_steps if name == "full" else self.steps
+            found[name], losses[name] = self.accuracy(getattr(self, name), steps, seed)
+        found["window excess"] = found["window"] - 1 / self.values
+        for name in ("soft", "none"):
+            found[f"hard - {name}"] = found["hard"] - found[name]
+        bars: dict[str, Curve] = {name: (["lookup"], [found[name]]) for name in names}
+        return Observation(found, {"accuracy": bars, "loss": losses})
+
+    def accuracy(self, spec: str, steps: int, seed: int) -> tuple[float, Curve]:
+        """The share of right answers on new documents, and the loss on the way."""
+        model, draw = Reader(spec, self, seed), generator(seed, "documents")
+        nats: list[float] = []
+
+        def loss(step: int) -> Tensor:
+            del step
+            document = self.documents(self.batch, draw)
+            value = cross_entropy(model(document).mT, document.answer)
+            nats.append(float(value.detach()))
+            return value
+
+        train(model.train().parameters(), loss, steps=steps, learning_rate=self.learning_rate)
+        new = self.documents(self.samples, generator(seed, "new"))
+        with torch.no_grad():
+            right = model.eval()(new).argmax(-1) == new.answer
+        return float(right.double().mean()), averages(nats)
+
+    @property
+    def vocabulary(self) -> int:
+        """Keys, values, a word without meaning, a global token."""
+        return self.keys + self.values + 2
+
+    def documents(self, count: int, draw: torch.Generator) -> Document:
+        """Global tokens, sentences, and keys whose values are asked for: never of the last sentence, which is near."""
+        key = torch.rand(count, self.keys, generator=draw).argsort(-1)[:, : self.sentences]
+        value = torch.randint(0, self.values, (count, self.sentences), generator=draw)
+        other, glob = self.vocabulary - 2, self.vocabulary - 1
+        words = torch.full((count, self.sentences, self.words), other)
+        place = torch.rand(count, self.sentences, self.words, generator=draw).argsort(-1)[..., :2]
+        words.scatter_(2, place, torch.stack([key, self.keys + value], -1))
+        asked = torch.randint(0, self.sentences - 1, (count, self.asked), generator=draw)
+        heads = torch.full((count, self.sentences), glob)
+        own = torch.arange(1, self.sentences + 1)
+        sentence = torch.cat([own, own.repeat_interleave(self.words), torch.zeros(self.asked, dtype=torch.long)])
+        marks = torch.cat([-own, sentence[self.sentences :]])
+        tokens = torch.cat([heads, words.flatten(1), key.gather(1, asked)], 1)
+        return Document(tokens, sentence.expand_as(tokens), marks.expand_as(tokens), value.gather(1, asked))
+
+
+class Reader(nn.Module):
+    """Two blocks over the embeddings of tokens and sentences, and a layer that answers the questions."""
+
+    def __init__(self, spec: str, claim: EtcLookup, seed: int) -> None:
+        super().__init__()
+        self.claim, dim = claim, claim.dim
+        self.marked = describe(spec).supports.marks
+        self.embed = linear(claim.vocabulary + claim.sentences + 1, dim, bias=False, draw=generator(seed, "embed"))
+        self.attention = nn.ModuleList(
+            AttentionLayer(dim, spec, heads=4, causal=False, max_length=256, seed=seed * 2 + at) for at in range(2)
+        )
+        self.norms = nn.ModuleList(nn.LayerNorm(dim) for _ in range(5))
+        self.mlps = nn.ModuleList(
+            nn.Sequential(nn.Linear(dim, 2 * dim), nn.GELU(), nn.Linear(2 * dim, dim)) for _ in range(2)
+        )
+        self.answer = linear(dim, claim.values, bias=True, draw=generator(seed, "answer"))
+
+    def forward(self, document: Document) -> Float[Tensor, "documents asked values"]:
+        """The logits of the values."""
+        hot = [
+            one_hot(document.tokens, self.claim.vocabulary),
+            one_hot(document.sentence, self.claim.sentences + 1),
+        ]
+        x = self.embed(torch.cat(hot, -1).to(self.embed.weight.dtype)) * self.claim.dim**0.5
+        for at, (layer, mlp) in enumerate(zip(self.attention, self.mlps, strict=True)):
+            x = x + layer(self.norms[2 * at](x), marks=document.marks if self.marked else None).hidden
+            x = x + mlp(self.norms[2 * at + 1](x))
+        return self.answer(self.norms[-1](x[:, -self.claim.asked :]))

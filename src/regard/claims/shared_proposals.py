@@ -1,0 +1,216 @@
+"""Proposals shared by all queries (LARA) against other estimators of softmax attention, at equal cost."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard import Heads, build
+from regard.benchmark.fitting import fit
+from regard.benchmark.vectors import Vectors, layer_vectors, random_vectors
+from regard.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot
+from regard.claims._growth import exponent, operations
+from regard.core import Attention, generator
+from regard.models import Encoder, EncoderConfig, MaskedLanguageModel
+from regard.tasks import MaskedConfig, build_task
+from regard.tasks.base import IGNORE
+from regard.training.batches import collate
+
+Case = tuple[Tensor, Tensor, Tensor]
+"""queries, keys and values of several sequences"""
+
+
+@dataclass(frozen=True)
+class SharedProposals(Claim):
+    """Error of the output over counted operations: Performer, randomized attention, LARA with two kinds of weights."""
+
+    about = About(
+        title="Shared proposals make random features better at equal cost",
+        says="LARA, which estimates softmax attention from C proposals that all queries share and places near the "
+        "data, weighted by multiple importance sampling, is closer to softmax than random features at equal cost, and "
+        "its query-specific weights are closer than the balance heuristic alone. It is linear in the length, where "
+        "randomized attention, which it approximates, is quadratic.",
+        source="Zheng, Wang, Kong 2022, section 4",
+        control="The error of randomized attention falls as one over the root of its samples. With one landmark the "
+        "weights do not matter: LARA gives the same with both.",
+        measures="Relative root mean square error of the output in float64 over redraws, and operations counted, no "
+        "clock. On random vectors, and on those of an encoder trained with softmax on masked text, new windows of it. "
+        "LARA's landmark maps are fitted to softmax on other sequences, those of the trained case by its own. Errors "
+        "at equal cost: interpolated between numbers of features, logarithms of both.",
+    )
+    controls = (
+        Control(value="samples", title="randomized: error ~ samples to the power of", expected=-0.5, tolerance=0.1),
+        Control(value="one landmark", title="one landmark: full - balance, largest", expected=0.0, tolerance=1e-9),
+    )
+    findings = (
+        Finding(value="random balance", title="random: error, LARA balance / Performer", at_most=1.0),
+        Finding(value="random full", title="random: error, LARA full / balance, few landmarks", at_most=0.99),
+        Finding(value="random quadratic", title="random: error, LARA full / randomized", at_most=1.0),
+        Finding(value="trained balance", title="trained: error, LARA balance / Performer", at_most=1.0),
+        Finding(value="trained full", title="trained: error, LARA full / balance, few landmarks", at_most=0.99),
+        Finding(value="trained quadratic", title="trained: error, LARA full / randomized", at_most=1.0),
+        Finding(value="consistent", title="random: balance, error ~ landmarks to the power of", at_most=-0.25),
+    )
+    plots = (
+        Plot(name="random", title="Random vectors", x="operations", y="relative error", log_x=True, log_y=True),
+        Plot(name="trained", title="Trained encoder", x="operations", y="relative error", log_x=True, log_y=True),
+    )
+    tiny: ClassVar[Mapping[str, object]] = {
+        "length": 64,
+        "landmarks": (2, 8),
+        "features": (4, 8, 16),
+        "fit_steps": 20,
+        "train_steps": 5,
+        "redraws": 6,
+    }
+
+    lara: str = "lara(num_landmarks={count}, alpha={alpha})"
+    performer: str = "performer(num_features={count})"
+    randomized: str = "randomized(num_samples={count})"
+    landmarks: tuple[int, ...] = (4, 16, 64)
+    features: tuple[int, ...] = (4, 16, 64, 256)
+    samples: tuple[int, ...] = (1, 4)
+    length: int = 256
+    norm: float = 1.5
+    """of random queries and keys, scaled by dim^(-1/4): logits within -norm^2 and norm^2"""
+    heads: int = 4
+    dim: int = 16
+    sequences: int = 3
+    """in each test"""
+    redraws: int = 8
+    fit_steps: int = 60
+    train_steps: int = 150
+
+    def observe(self, seed: int) -> Observation:
+        """Fit landmark maps on some sequences, measure all on others."""
+        values: dict[str, float] = {}
+        curves: dict[str, dict[str, Curve]] = {}
+        for name, cases in (("random", self.random(seed)), ("trained", self.trained(seed))):
+            training, testing = cases
+            exact = self.mechanism("softmax", 0)
+            maps = self.landmark_maps(training, exact, seed)
+            found: dict[str, Curve] = {}
+            for label, spec, counts in (
+                ("performer", self.performer, self.features),
+                ("randomized", self.randomized, self.samples),
+                ("lara balance", self.lara.replace("{alpha}", "balance"), self.landmarks),
+                ("lara full", self.lara.replace("{alpha}", "full"), self.landmarks),
+            ):
+                points = [self.point(spec.format(count=count), testing, exact, maps, seed) for count in counts]
+                found[label] = [cost for cost, _ in points], [error for _, error in points]
+            cost = operations(partial(exact, *testing))
+            q, k, v = testing
+            flat = (v.mean(2, keepdim=True) - exact(q, k, v).values).norm() / exact(q, k, v).values.norm()
+            found["equal weights"] = found["performer"][0], [float(flat)] * len(self.features)
+            found["softmax costs"] = [float(cost)] * 2, [min(found["lara full"][1]), float(flat)]
+            curves[name] = found
+            at = found["lara balance"][0]
+            ratios = [y / between(found["performer"], float(x)) for x, y in zip(*found["lara balance"], strict=True)]
+            values[f"{name} balance"] = math.exp(sum(map(math.log, ratios)) / len(at))
+            values[f"{name} full"] = found["lara full"][1][1] / found["lara balance"][1][1]
+            dear = float(found["randomized"][0][0])
+            values[f"{name} quadratic"] = between(found["lara full"], dear) / found["randomized"][1][0]
+            if name == "random":
+                values["samples"] = exponent(self.samples, list(found["randomized"][1]))
+                values["consistent"] = exponent(self.landmarks, list(found["lara balance"][1]))
+                one = [
+                    self.mechanism(self.lara.format(count=1, alpha=alpha), seed, maps) for alpha in ("full", "balance")
+                ]
+                outputs = [mechanism.train()(*testing).values for mechanism in one]
+                values["one landmark"] = float((outputs[0] - outputs[1]).detach().abs().max())
+        return Observation(values, curves)
+
+    def random(self, seed: int) -> tuple[Case, Case]:
+        """Sequences to fit landmark maps on, and others."""
+        shape = {"length": self.length, "causal": False, "heads": self.heads, "key_dim": self.dim}
+        drawn = [random_vectors(self.norm, seed=1000 * seed + at, **shape) for at in range(2 * self.sequences)]
+        return self.together(drawn[: self.sequences]), self.together(drawn[self.sequences :])
+
+    def trained(self, seed: int) -> tuple[Case, Case]:
+        """The last layer of an encoder that has learned to fill in masked bytes of text."""
+        task = build_task(MaskedConfig(length=self.length), seed=seed)
+        config = EncoderConfig(
+            vocab_size=task.vocab_size,
+            dim=self.heads * self.dim,
+            layers=2,
+            heads=self.heads,
+            position="rotary",
+            seed=seed,
+        )
+        model, draw = MaskedLanguageModel(Encoder(config)).train(), generator(seed, "order")
+        examples = task.examples("train")
+
+        def loss() -> Tensor:
+            chosen = torch.randint(len(examples), (8,), generator=draw).tolist()
+            batch = collate(examples, chosen, task.vocab_size)
+            logits = model(batch.inputs, key_mask=batch.key_mask).logits.flatten(0, 1)
+            return F.cross_entropy(logits, batch.targets.flatten(), ignore_index=IGNORE)
+
+        fit(model.parameters(), loss, steps=self.train_steps, rate=3e-3)
+
+        def vectors(split: Literal["train", "valid"]) -> Case:
+            texts = collate(task.examples(split), range(self.sequences), task.vocab_size).inputs
+            return self.together([layer_vectors(model, text, source="encoder", layers=(1,))[0] for text in texts])
+
+        return vectors("train"), vectors("valid")
+
+    @staticmethod
+    def together(found: Sequence[Vectors]) -> Case:
+        """Several sequences as a batch."""
+        return tuple(torch.cat([getattr(one, name) for one in found]) for name in "qkv")  # pyright: ignore[reportReturnType]
+
+    def mechanism(self, spec: str, seed: int, maps: Mapping[str, Tensor] | None = None) -> Attention:
+        """In float64, with the fitted landmark maps if it has any."""
+        heads = Heads(count=self.heads, key_dim=self.dim, max_length=self.length, seed=seed)
+        mechanism = build(spec, heads).double().eval()
+        named = dict(mechanism.named_parameters())
+        with torch.no_grad():
+            for name, fitted in (maps or {}).items():
+                if name in named:
+                    named[name].copy_(fitted)
+        return mechanism
+
+    def landmark_maps(self, case: Case, exact: Attention, seed: int) -> dict[str, Tensor]:
+        """Landmarks as near to softmax as training makes them, with the balance heuristic; both weights take them."""
+        mechanism = self.mechanism(self.lara.format(count=self.landmarks[1], alpha="balance"), seed).train()
+        weights = dict(mechanism.named_parameters())
+        if not weights:  # put in the place of LARA, and without anything to fit
+            return {}
+        target = exact(*case).values.detach()
+        fit(
+            weights.values(),
+            lambda: (mechanism(*case).values - target).square().mean(),
+            steps=self.fit_steps,
+            rate=0.03,
+        )
+        return {name: weight.detach() for name, weight in weights.items()}
+
+    @torch.no_grad()
+    def point(
+        self, spec: str, case: Case, exact: Attention, maps: Mapping[str, Tensor], seed: int
+    ) -> tuple[float, float]:
+        """Operations, and the error over redraws: in training LARA draws from its proposals."""
+        target, squares = exact(*case).values, []
+        for at in range(self.redraws):
+            mechanism = self.mechanism(spec, generator(seed, "redraw", at).initial_seed(), maps).train()
+            squares.append(float((mechanism(*case).values - target).square().sum() / target.square().sum()))
+        return float(operations(partial(mechanism, *case))), (sum(squares) / len(squares)) ** 0.5
+
+
+def between(curve: Curve, x: float) -> float:
+    """A curve at x: straight lines between the logarithms, and their ends continued.
+
+    Example:
+        >>> round(between(([1.0, 100.0], [1.0, 0.1]), 10.0), 4)
+        0.3162
+    """
+    points = sorted((math.log(float(a)), math.log(b)) for a, b in zip(*curve, strict=True))
+    at = math.log(x)
+    last = next((i for i in range(1, len(points)) if points[i][0] >= at), len(points) - 1)
+    (x0, y0), (x1, y1) = points[last - 1], points[last]
+    return math.exp(y0 + (y1 - y0) * (at - x0) / (x1 - x0))

@@ -1,0 +1,151 @@
+"""Windows that grow from layer to layer, against the same windows in reverse and against equal ones."""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from regard.benchmark.fitting import averages, train
+from regard.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot
+from regard.core import generator
+from regard.models import LanguageModel, ModelConfig
+from regard.tasks.config import TextConfig
+from regard.tasks.corpus import open_corpus
+
+LETTERS = 27
+"""a to z, and one for whatever is between words: the alphabet of text8"""
+
+
+@dataclass(frozen=True)
+class WindowSchedule(Claim):
+    """Small language models on bundled text that differ in the order of their windows alone."""
+
+    about = About(
+        title="Small windows low, large windows high",
+        says="Growing windows from the lowest layer to the highest does better than one window for all layers, and "
+        "the reverse order does worst (text8: 1.21, 1.23 and 1.24 bits per character).",
+        source="Beltagy et al. 2020, section 4.1 and table 4",
+        control="A window of 0 leaves a model that sees one letter: what it can learn is the table of pairs of "
+        "letters, which is counted over the training text. Its loss on new text must be within 0.1 bits a letter of "
+        "that table's.",
+        measures="Bits per letter on held-out addresses of causal models of four layers, trained on the others, on the "
+        "same samples within a seed. The schedules have the same windows or the same sum, and so as many edges and as "
+        "wide a receptive field. The published difference, 0.03, came after training hundreds of times as long.",
+    )
+    controls = (Control(value="pairs", title="window 0: bits - table of pairs", expected=0.0, tolerance=0.1),)
+    findings = (
+        Finding(value="reverse - growing", title="bits per letter, reverse - growing", at_least=0.0),
+        Finding(value="equal - growing", title="bits per letter, equal - growing", at_least=0.0),
+    )
+    plots = (
+        Plot(name="bits", title="Held-out text", x="", y="bits per letter"),
+        Plot(name="loss", title="Training", x="step", y="bits per letter"),
+    )
+    tiny: ClassVar[Mapping[str, object]] = {
+        "windows": (1, 4),
+        "equal": (2, 3),
+        "dim": 32,
+        "length": 48,
+        "steps": 110,
+        "samples": 100,
+        "learning_rate": 1e-2,
+    }
+
+    attention: str = "local"
+    windows: tuple[int, ...] = (4, 8, 16, 32)
+    """past letters that a letter sees, by layer"""
+    equal: tuple[int, ...] = (15, 15, 15, 15)
+    """of the same sum"""
+    blind: int = 0
+    """window of every layer of the control"""
+    dim: int = 64
+    length: int = 128
+    steps: int = 400
+    learning_rate: float = 3e-3
+    batch: int = 8
+    samples: int = 128
+    """of held-out text"""
+
+    def observe(self, seed: int) -> Observation:
+        """Train every schedule."""
+        table = pair_bits()
+        tokens = samples("valid", self.samples, self.length, generator(seed, "valid"))
+        found = {"table": float(table[tokens[:, :-1], tokens[:, 1:]].mean())}
+        schedules = {
+            "growing": self.windows,
+            "reverse": self.windows[::-1],
+            "equal": self.equal,
+            "blind": (self.blind,) * len(self.windows),
+        }
+        losses: dict[str, Curve] = {}
+        for name, windows in schedules.items():
+            found[name], losses[name] = self.bits(windows, tokens, seed)
+        found["pairs"] = found["blind"] - found["table"]
+        for name in ("reverse", "equal"):
+            found[f"{name} - growing"] = found[name] - found["growing"]
+        bars: dict[str, Curve] = {name: (["windows"], [found[name]]) for name in schedules if name != "blind"}
+        return Observation(found, {"bits": bars, "loss": losses})
+
+    def bits(self, windows: tuple[int, ...], new: Tensor, seed: int) -> tuple[float, Curve]:
+        """Bits per letter on new text after training, and on the way."""
+        shape = ModelConfig(
+            vocab_size=LETTERS,
+            dim=self.dim,
+            layers=len(windows),
+            heads=4,
+            attention=tuple(f"{self.attention}(window={window})" for window in windows),
+            max_length=self.length,
+            seed=seed,
+        )
+        model, draw = LanguageModel(shape).train(), generator(seed, "train")
+        means: list[float] = []
+
+        def loss(step: int) -> Tensor:
+            del step
+            value = nats(model, samples("train", self.batch, self.length, draw))
+            means.append(float(value.detach()) / math.log(2))
+            return value
+
+        train(model.parameters(), loss, steps=self.steps, learning_rate=self.learning_rate)
+        with torch.no_grad():
+            held_out = float(nats(model.eval(), new)) / math.log(2)
+        return held_out, averages(means)
+
+
+def nats(model: LanguageModel, tokens: Tensor) -> Tensor:
+    """The mean loss of every letter but the first."""
+    return cross_entropy(model(tokens[:, :-1]).logits.mT, tokens[:, 1:])
+
+
+@cache
+def text(split: str) -> Tensor:
+    """The bundled addresses of a split, one after another, in lower-case letters and single spaces."""
+    corpus = open_corpus(TextConfig())
+    splits = corpus.splits(TextConfig().holdout)
+    joined = " ".join(document.text for document in corpus.parse() if splits[document.group] == split)
+    letters = re.sub("[^a-z]+", "`", joined.lower())  # the character before "a"
+    return torch.from_numpy(np.frombuffer(letters.encode(), np.uint8).astype(np.int64) - ord("`"))
+
+
+def samples(split: str, count: int, length: int, draw: torch.Generator) -> Tensor:
+    """(count, length + 1) letters from anywhere."""
+    whole = text(split)
+    begin = torch.randint(0, len(whole) - length, (count, 1), generator=draw)
+    return whole[begin + torch.arange(length + 1)]
+
+
+@cache
+def pair_bits() -> Tensor:
+    """-log2 p(second | first), counted over the training text; a pair that never came counts as half of one."""
+    whole = text("train")
+    counts = (
+        torch.bincount(whole[:-1] * LETTERS + whole[1:], minlength=LETTERS**2).view(LETTERS, LETTERS).double() + 0.5
+    )
+    return -(counts / counts.sum(1, keepdim=True)).log2()

@@ -1,0 +1,174 @@
+"""Put a wrong thing in the place of the right one: no claim may still hold."""
+
+from collections.abc import Iterator, Mapping
+from typing import ClassVar, final
+
+import pytest
+from torch import Tensor
+
+from regard import Info, Supports, catalog, claims, register
+from regard.attention.dense.softmax import Softmax
+from regard.core import Attended, Attention, Heads
+
+EVERYTHING = Supports(bidirectional=True, causal=True, cross=True, key_mask=True)
+
+
+def verdicts(name: str, **settings: object) -> tuple[str, dict[str, str], list[str]]:
+    """The verdict of the small form, that of each finding, and the controls that were missed."""
+    found = claims.measure(claims.build(name, tiny=True, settings=settings), range(3), tiny=True)
+    judged = {one["title"]: one["verdict"] for one in found["findings"]}
+    return found["verdict"], judged, [one["title"] for one in found["controls"] if not one["reached"]]
+
+
+class _Inner(Attention):
+    """Template of the wrong mechanisms: softmax with something done to it."""
+
+    def __init__(self, heads: Heads) -> None:
+        super().__init__(heads)
+        self.inner: Attention = Softmax(heads)
+
+    def attend(self, q, k, v, *, key_mask, bias, marks, state):
+        del bias, marks, state
+        return Attended(self.average(q, k, v, key_mask), None, {})
+
+    def average(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
+        return self.inner(q, k, v, key_mask=key_mask).values
+
+    def reference(self, q, k, v, *, key_mask=None, bias=None, marks=None):
+        raise AssertionError
+
+
+@final
+class OneMind(_Inner):
+    """All heads look where the first one looks."""
+
+    info = Info(title="One mind", source="this test", supports=EVERYTHING)
+
+    def average(self, q, k, v, key_mask):
+        return super().average(q[:, :1].expand_as(q), k[:, :1].expand_as(k), v, key_mask)
+
+
+@final
+class Unrounded(_Inner):
+    """Says that it rounds, and does not."""
+
+    info = Info(title="Unrounded", source="this test", supports=EVERYTHING)
+    samples: ClassVar[tuple[Mapping[str, object], ...]] = ({},)
+
+    def __init__(self, heads: Heads, *, bits: int = 8, store: str = "int8") -> None:
+        super().__init__(heads)
+        del bits, store
+
+    @classmethod
+    def facts(cls, **options: object) -> Info:
+        del options
+        return cls.info
+
+
+@final
+class Coarse(_Inner):
+    """Makes all weights equal where keys and values are rounded too."""
+
+    info = Info(title="Coarse", source="this test", supports=EVERYTHING)
+
+    def __init__(self, heads: Heads, *, bits: int = 8, store: str = "int8") -> None:
+        super().__init__(heads)
+        flat = "softmax(scale=1e-9)"
+        self.inner = catalog.build(flat if store == "int8" else f"quantized(bits={bits}, store=float)", heads)
+
+    @classmethod
+    def facts(cls, **options: object) -> Info:
+        del options
+        return cls.info
+
+
+@pytest.fixture(autouse=True)
+def wrong_mechanisms() -> Iterator[None]:
+    classes = (OneMind, Unrounded, Coarse)
+    for cls in classes:
+        register(cls)
+    yield
+    for name in ("one_mind", "unrounded", "coarse"):
+        catalog.unregister(name)
+
+
+def test_scaling_that_does_not_scale():
+    verdict, found, missed = verdicts("dot_product_variance", scaled="softmax(scale=1.0)")
+    assert (verdict, missed) == ("does not hold", [])
+    assert found["scaled: variance at the largest dim"] == "does not hold"
+    assert found["scaled: variance ~ dim to the power of"] == "does not hold"
+    assert found["scaled: gradient, largest dim / smallest"] == "does not hold"
+
+
+def test_logits_that_are_scaled_where_they_should_not_be():
+    verdict, found, missed = verdicts("dot_product_variance", plain="softmax")
+    assert verdict == "inconclusive"
+    assert missed == ["variance of logits along one axis"]
+    assert found["unscaled: gradient, largest dim / smallest"] == "does not hold"
+
+
+@pytest.mark.parametrize(
+    ("settings", "failing"),
+    [
+        ({"static": "additive"}, "graph: accuracy - 1/keys"),
+        ({"static": "softmax"}, "graph: queries with one heaviest key"),
+        ({"dynamic": "graph"}, "additive: accuracy"),
+    ],
+)
+def test_a_lookup_by_the_wrong_score(settings, failing):
+    verdict, found, missed = verdicts("static_graph_attention", **settings)
+    assert (verdict, missed) == ("does not hold", [])
+    assert found[failing] == "does not hold"
+
+
+def test_a_lookup_that_nothing_solves():
+    verdict, _, missed = verdicts("static_graph_attention", dot="uniform")
+    assert (verdict, missed) == ("inconclusive", ["accuracy of the dot product"])
+
+
+def test_heads_that_look_at_the_same_place():
+    verdict, found, missed = verdicts("diverse_heads", spec="one_mind")
+    assert (verdict, missed) == ("does not hold", [])
+    assert found["error of two heads, two tokens wanted"] == "does not hold"
+
+
+def test_heads_that_look_nowhere():
+    verdict, _, missed = verdicts("diverse_heads", spec="uniform")
+    assert (verdict, missed) == ("inconclusive", ["error of one head, one token wanted"])
+
+
+def test_a_head_that_cannot_be_silent():
+    verdict, found, missed = verdicts("silent_head", silent="softmax")
+    assert (verdict, missed) == ("does not hold", [])
+    assert found["softmax_plus_one: error, no mark"] == "does not hold"
+
+
+def test_a_softmax_that_can_be_silent():
+    verdict, found, missed = verdicts("silent_head", plain="softmax_plus_one")
+    assert (verdict, missed) == ("does not hold", [])
+    assert found["softmax: error, no mark, times keys"] == "does not hold"
+
+
+def test_a_factor_that_does_nothing():
+    _, found, missed = verdicts("entropy_over_length", scaled="softmax")
+    assert missed == []
+    assert found["growth / softmax's growth, sd 2: reduced"] == "does not hold"
+    assert found["growth / softmax's growth, sd 1: reduced"] == "does not hold"
+
+
+def test_a_mean_in_place_of_a_kernel():
+    verdict, found, missed = verdicts("kernel_regression", mean="gaussian")
+    assert (verdict, missed) == ("does not hold", [])
+    assert found["test error, mean / w = 1"] == "does not hold"
+
+
+def test_rounding_that_does_not_round():
+    verdict, _, missed = verdicts("eight_bits", spec="unrounded")
+    assert verdict == "inconclusive"
+    assert "error at 8 bits / 16 bits" in missed
+
+
+def test_rounding_that_is_too_coarse():
+    verdict, found, missed = verdicts("eight_bits", spec="coarse")
+    assert (verdict, missed) == ("does not hold", [])
+    assert found["8 bits: recall lost"] == "does not hold"

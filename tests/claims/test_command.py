@@ -1,0 +1,104 @@
+"""`regard claims`: listing, measuring, files, exit codes, bad input."""
+
+import json
+
+import pytest
+
+from regard import claims
+from regard.claims.dot_product_variance import DotProductVariance
+from regard.cli.main import main
+
+NAME = "dot_product_variance"
+
+
+@pytest.fixture
+def command(monkeypatch, tmp_path, capsys):
+    """Run `regard claims` in an empty folder: code, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words: str) -> tuple[int, str, str]:
+        code = main(["claims", *words])
+        return code, *capsys.readouterr()
+
+    return call
+
+
+def test_without_names_all_are_listed_and_nothing_is_written(command, tmp_path):
+    code, out, _ = command()
+    assert code == 0
+    assert all(name in out for name in claims.names())
+    assert list(tmp_path.iterdir()) == []
+    listed = json.loads(command("--json")[1])
+    assert set(listed) == set(claims.names())
+    assert listed[NAME]["source"] == claims.outline(NAME).source
+
+
+def test_a_claim_leaves_its_numbers_and_a_page(command, tmp_path):
+    code, out, err = command("dot*", "--quick", "--out", "here")
+    assert code == 0
+    assert "HOLDS (small form: no evidence)" in out
+    assert "measuring 3 seeds" in err
+    assert "control: variance of logits along one axis" in out
+    found = json.loads((tmp_path / "here" / f"{NAME}.json").read_text())
+    assert (found["name"], found["tiny"], found["seeds"], found["settings"]["keys"]) == (NAME, True, [0, 1, 2], 16)
+    assert found["version"]
+    assert found["environment"]["torch"]
+    assert len(found["observations"]) == 3
+    html = (tmp_path / "here" / "claims.html").read_text()
+    assert "Plotly.newPlot" in html
+    assert found["says"] in html
+    assert html.count("<script") == 2
+
+
+def test_machine_output_is_all_that_stdout_holds(command):
+    code, out, err = command(NAME, "--quick", "--json", "--seeds", "4")
+    assert code == 0
+    assert len(json.loads(out)[NAME]["observations"]) == 4
+    assert "The dot product of two vectors" in err
+
+
+def test_the_page_shows_what_the_folder_holds_from_before(command, tmp_path):
+    command(NAME, "--quick")
+    saved = json.loads((tmp_path / "claims" / f"{NAME}.json").read_text())
+    other = {**saved, "name": "silent_head", "title": "An older result"}
+    (tmp_path / "claims" / "silent_head.json").write_text(json.dumps(other))
+    command(NAME, "--quick")
+    assert "An older result" in (tmp_path / "claims" / "claims.html").read_text()
+
+
+def test_a_missed_control_exits_with_7_and_a_failed_claim_with_0(command, monkeypatch):
+    monkeypatch.setattr(DotProductVariance, "tiny", {**DotProductVariance.tiny, "plain": "softmax"})
+    code, out, _ = command(NAME, "--quick")
+    assert code == 7
+    assert "INCONCLUSIVE" in out
+    assert "MISSED" in out
+    wrong = {"dims": (4, 32, 256), "rows": 512, "scaled": "softmax(scale=1.0)"}
+    monkeypatch.setattr(DotProductVariance, "tiny", wrong)
+    code, out, _ = command(NAME, "--quick")
+    assert code == 0
+    assert "DOES NOT HOLD" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["dot_product_varianc"], 2, "unknown claim 'dot_product_varianc': did you mean 'dot_product_variance'?"),
+        ([NAME, "--seeds", "2"], 2, "claims need at least 3 seeds"),
+        ([NAME, "--threads", "0"], 2, "and one thread"),
+    ],
+)
+def test_bad_requests_are_refused_before_anything_is_measured(command, tmp_path, words, code, says):
+    got, _, err = command(*words)
+    assert got == code
+    assert says in err
+    assert "Traceback" not in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"format": "other"}'])
+def test_a_folder_with_something_else_is_refused(command, tmp_path, content):
+    (tmp_path / "claims").mkdir()
+    (tmp_path / "claims" / "silent_head.json").write_text(content)
+    code, _, err = command(NAME, "--quick")
+    assert code == 3
+    assert "silent_head.json holds no results of a claim" in err

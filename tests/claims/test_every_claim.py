@@ -1,0 +1,62 @@
+"""Every claim that there is: what it says of itself, and its small form from measurement to page."""
+
+import dataclasses
+import json
+import math
+
+import plotly.offline
+import pytest
+import torch
+
+from regard import claims
+from regard.errors import ConfigError
+from regard.report import claims as page
+
+
+@pytest.mark.parametrize("name", claims.names())
+def test_a_claim_says_all_of_itself_before_it_is_measured(name):
+    about, claim = claims.outline(name), claims.build(name)
+    assert about == claim.about
+    assert all(vars(about).values())
+    assert claim.controls
+    assert claim.findings
+    assert all(one.at_least is not None or one.at_most is not None for one in claim.findings)
+    assert all(math.isfinite(one.expected) and one.tolerance >= 0 for one in claim.controls)
+    assert claims.build(name, tiny=True) != claim, "the small form is no smaller"
+    frozen = pytest.raises(dataclasses.FrozenInstanceError)
+    with frozen:
+        setattr(claim, dataclasses.fields(claim)[0].name, None)
+
+
+@pytest.mark.parametrize("name", claims.names())
+def test_the_small_form_reaches_its_controls(name, monkeypatch):
+    monkeypatch.setattr(plotly.offline, "get_plotlyjs", lambda: "")
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    found = claims.measure(claims.build(name, tiny=True), range(3), tiny=True)
+    assert torch.equal(torch.get_rng_state(), before), "the global generator was left changed"
+    assert [one["title"] for one in found["controls"] if not one["reached"]] == []
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    assert {one["verdict"] for one in found["findings"]} <= {"holds", "does not hold", "inconclusive"}
+    drawn = page.figures(found)
+    assert len(drawn) == len(found["plots"]) > 0
+    assert all(json.loads(one["json"])["data"] for one in drawn), "a plot without curves"
+    html = page.render([found])
+    assert found["reason"].replace("'", "&#39;") in html
+    assert "://" not in html, "the page asks the network for something"
+
+
+def test_unknown_names_and_settings_name_the_nearest():
+    with pytest.raises(ConfigError, match="'dot_product_variance'"):
+        claims.outline("dot_product_varianc")
+    with pytest.raises(ConfigError, match="did you mean 'dot_product_variance'"):
+        claims.build("dot_product_varianc")
+    with pytest.raises(ConfigError, match="has no setting 'rws': did you mean 'rows'"):
+        claims.build("dot_product_variance", settings={"rws": 1})
+
+
+def test_seeds_measure_differently_and_repeat_exactly():
+    claim = claims.build("dot_product_variance", tiny=True)
+    first, again = (claims.measure(claim, range(3))["observations"] for _ in range(2))
+    assert first == again
+    assert first[0]["values"] != first[1]["values"]

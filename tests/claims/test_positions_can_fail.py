@@ -1,0 +1,157 @@
+"""Claims on positions, fusion, convolution and recurrence: with a wrong thing in the place of the right one."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from regard import claims
+from regard.benchmark.fitting import train
+from regard.claims._sequences import MarkovText
+from regard.claims.attention_against_recurrence import chain, running_sum
+from regard.claims.rotary_decay import bound
+from regard.core import generator
+from regard.integrations.convolution import ConvolutionAttention
+
+
+def verdicts(name: str, **settings: object) -> tuple[str, dict[str, str], list[str]]:
+    """The verdict of the small form, that of each finding, and the controls that were missed."""
+    found = claims.measure(claims.build(name, tiny=True, settings=settings), range(3), tiny=True)
+    judged = {one["title"]: one["verdict"] for one in found["findings"]}
+    return found["verdict"], judged, [one["title"] for one in found["controls"] if not one["reached"]]
+
+
+def test_codes_that_are_not_sinusoids():
+    verdict, found, missed = verdicts("sinusoid_offsets", position="learned")
+    assert (verdict, missed) == ("does not hold", [])
+    assert set(found.values()) == {"does not hold"}
+
+
+@pytest.mark.parametrize(
+    ("position", "failing"),
+    [
+        ("rotary(fraction=0.5)", "mean score of equal pairs, far / at distance 0"),
+        ("rotary(base=1e8)", "mean score of equal pairs, far / at distance 0"),
+        ("sinusoidal", "mean score of equal pairs, far / at distance 0"),  # leaves the scores as they are
+    ],
+)
+def test_rotations_that_are_not_the_published_ones(position, failing):
+    verdict, found, missed = verdicts("rotary_decay", position=position)
+    assert (verdict, missed) == ("does not hold", [])
+    assert found[failing] == "does not hold"
+
+
+class Ringless(ConvolutionAttention):
+    """Without the keys of zeros around the image."""
+
+    def forward(self, image: Tensor) -> Tensor:
+        self.border = (0, 0)
+        return super().forward(image)
+
+
+class Crossed(ConvolutionAttention):
+    """Takes rows for columns."""
+
+    def forward(self, image: Tensor) -> Tensor:
+        return super().forward(image.mT).mT
+
+
+def test_a_convolution_without_its_border():
+    verdict, found, missed = verdicts("convolution_equality", attention=f"{__name__}:Ringless")
+    assert (verdict, missed) == ("does not hold", [])
+    assert found["the same, pixels at the border"] == "does not hold"
+
+
+def test_a_convolution_with_its_sides_exchanged():
+    assert verdicts("convolution_equality", attention=f"{__name__}:Crossed")[0] != "holds"
+
+
+def test_a_convolution_that_is_not_sharp():
+    verdict, found, _ = verdicts("convolution_equality", alpha=10.0)
+    assert verdict == "does not hold"
+    assert found["largest difference, of the largest output"] == "does not hold"
+
+
+def test_a_fusion_that_weighs_all_alike():
+    verdict, found, missed = verdicts("fusion_beats_concatenation", learned=False)
+    assert (verdict, missed) == ("does not hold", [])
+    assert set(found.values()) == {"does not hold"}
+
+
+def test_distances_that_are_not_clipped():
+    verdict, found, missed = verdicts("shaw_unseen_lengths", clipped="shaw(max_distance=64)")
+    assert (verdict, missed) == ("does not hold", [])
+    assert found["not clipped - clipped: bits at the longest"] == "does not hold"
+
+
+def test_sinusoids_in_the_place_of_linear_biases():
+    positions = ("alibi", "rotary", "t5_bias", "sinusoidal")
+    verdict, found, missed = verdicts("extrapolation", positions=positions)
+    assert verdict != "holds"
+    assert missed == []
+    assert found["sinusoidal - alibi: bits at the longest"] == "does not hold"
+
+
+def test_a_layer_that_knows_no_distance():
+    verdict, found, missed = verdicts("distance_aware", aware="softmax")
+    assert (verdict, missed) == ("does not hold", [])
+    assert set(found.values()) == {"does not hold"}
+
+
+def test_attention_that_sees_its_neighbours_only():
+    verdict, found, missed = verdicts("attention_against_recurrence", attention="local(window=8)")
+    assert (verdict, missed) == ("does not hold", [])
+    assert found["attention: right at the longest distance"] == "does not hold"
+
+
+def test_attention_that_looks_at_nothing():
+    verdict, found, missed = verdicts("attention_against_convolution", attention="uniform")
+    assert (verdict, missed) == ("does not hold", [])
+    assert found["most examples: convolution - attention"] == "does not hold"
+
+
+def test_the_bound_is_the_published_sum_written_out():
+    draw = generator(0)
+    q, k = torch.randn(2, 3, 8, generator=draw, dtype=torch.float64)
+    found = bound(q, k, 5)
+    for row in range(3):
+        h = [complex(q[row, c], q[row, c + 4]) * complex(k[row, c], -k[row, c + 4]) for c in range(4)]
+        step = max(abs(b - a) for a, b in zip(h, [*h[1:], 0], strict=True))
+        for distance in range(5):
+            total = 0.0
+            for count in range(1, 5):
+                terms = [distance * 10000.0 ** (-c / 4) for c in range(count)]
+                total += abs(complex(sum(map(math.cos, terms)), sum(map(math.sin, terms))))
+            assert found[row, distance].item() == pytest.approx(step * total, rel=1e-12)
+
+
+def test_the_longest_chain():
+    assert running_sum(5) == 5
+    x = torch.ones(3, requires_grad=True)
+    side = x * 2
+    assert chain((side.exp() + side).sum()) == 4
+    assert chain(x.sum()) == 1
+
+
+def test_markov_text_follows_its_probabilities():
+    text = MarkovText(2, 3, draw=generator(0))
+    sample = text.sample(4000, 12, generator(1))
+    counts = torch.zeros(3, 3, 3)
+    for a, b, c in zip(sample[:, 2:-2].flatten(), sample[:, 3:-1].flatten(), sample[:, 4:].flatten(), strict=True):
+        counts[a, b, c] += 1
+    share = counts / counts.sum(-1, keepdim=True)
+    # 5 standard deviations of a share of the rarest context
+    assert (share.flatten(0, 1) - text.probability).abs().max() < 5 * (0.25 / counts.sum(-1).min()) ** 0.5
+    nats = text.nats(sample[:1])
+    expected = [-math.log(text.probability[3 * a + b, c]) for a, b, c in sample[0].unfold(0, 3, 1).tolist()]
+    torch.testing.assert_close(nats[0], torch.tensor(expected), rtol=1e-5, atol=1e-6)
+
+
+def test_fitting_finds_the_least_squares():
+    draw = generator(0)
+    x = torch.randn(50, 3, generator=draw)
+    wanted = torch.tensor([1.0, -2.0, 0.5])
+    weight = nn.Parameter(torch.zeros(3))
+    train([weight], lambda step: ((x @ weight - x @ wanted) ** 2).mean(), steps=300, learning_rate=0.05)
+    torch.testing.assert_close(weight.detach(), wanted, rtol=0, atol=0.02)

@@ -1,0 +1,147 @@
+"""Claims on exact retrieval: with a wrong thing in the place of the right one."""
+
+import math
+
+import pytest
+import torch
+
+from regard import claims
+from regard.benchmark.retrieval import Plan, sequences
+from regard.claims.attention_concentration import effective_keys
+from regard.claims.code_retrieval import direction, embed
+from regard.claims.rare_names import addresses, answer, places
+from regard.claims.sparsity_regularisers import constant, spread
+from regard.core import generator
+from regard.models import LanguageModel
+from regard.tasks.recall import RecallTask
+
+SOFT = "softmax"
+
+
+def verdicts(name: str, **settings: object) -> tuple[str, dict[str, str], list[str]]:
+    """The verdict of the small form, that of each finding, and the controls that were missed."""
+    found = claims.measure(claims.build(name, tiny=True, settings=settings), range(3), tiny=True)
+    judged = {one["title"]: one["verdict"] for one in found["findings"]}
+    return found["verdict"], judged, [one["title"] for one in found["controls"] if not one["reached"]]
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "failing"),
+    [
+        ("information_loss", {"identity": SOFT, "pairs": (2, 4)}, "identity: recall, fewest - most pairs"),
+        ("information_loss", {"random": "uniform", "pairs": (2, 4)}, "middle pairs: 256 - 16 random features"),
+        ("negative_features", {"signed": "linear(feature_map=relu)"}, "recall, signed - relu"),
+        ("attention_concentration", {"linear": SOFT, "sharpness": 0.5}, "effective keys, linear / softmax"),
+        ("post_softmax", {"shortlist": "uniform"}, "shortlist of 8: recall - linear attention's"),
+        ("code_retrieval", {"relu": SOFT}, "by text: softmax - linear (relu)"),
+        ("rare_names", {"relu": SOFT}, "second occurrence: accuracy, softmax - linear (relu)"),
+    ],
+)
+def test_what_is_claimed_of_one_mechanism_does_not_hold_of_another(name, settings, failing):
+    verdict, found, missed = verdicts(name, **settings)
+    assert (verdict, missed) == ("does not hold", [])
+    assert found[failing] == "does not hold"
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "control"),
+    [
+        ("information_loss", {"softmax": "uniform"}, "softmax, most pairs"),
+        ("information_loss", {"uniform": SOFT}, "equal weights, pairs x recall"),
+        ("normalisation_and_recall", {"normalised": "linear(feature_map={map}, normalise=False)"}, "normalised output"),
+        ("negative_features", {"signed": "linear(feature_map=taylor)"}, "state of signed features"),
+        ("post_softmax", {"everything": "uniform"}, "shortlist of every key"),
+        ("code_retrieval", {"softmax": "linear"}, "by text: softmax"),
+        ("rare_names", {"softmax": "local(window=9)"}, "softmax: answers unlike the program's"),
+    ],
+)
+def test_a_measurement_that_misses_its_control_says_nothing(name, settings, control):
+    verdict, _, missed = verdicts(name, **settings)
+    assert verdict == "inconclusive"
+    assert any(title.startswith(control) for title in missed)
+
+
+def test_a_denominator_that_helped_would_be_seen():
+    plain = "linear(feature_map=relu, normalise=False)"
+    verdict, found, _ = verdicts("normalisation_and_recall", plain=plain, normalised=SOFT, sharpness=16.0, pairs=32)
+    assert verdict == "holds"
+    assert set(found.values()) == {"holds"}
+
+
+def test_effective_keys_of_known_rows():
+    rows = torch.tensor([[1.0, 0, 0, 0], [0.25, 0.25, 0.25, 0.25], [0.5, 0.25, 0.25, 0.0], [0, 0, 0, 0]])
+    assert effective_keys(rows).tolist() == pytest.approx([1, 4, 2 * math.sqrt(2), 0])
+
+
+def test_the_bound_on_a_weight_is_that_of_the_spec():
+    claim = claims.build("attention_concentration")
+    assert [round(claim.most(n), 3) for n in (64, 4096)] == [0.997, 0.843]
+
+
+def test_addresses_are_those_of_their_bytes():
+    one, other = embed(["def f(x):", "def g(x):"], 256)
+    grams = [{text[at : at + 4] for at in range(6)} for text in ("def f(x):", "def g(x):")]
+    shared = len(grams[0] & grams[1]) / 6
+    assert float(one @ other) == pytest.approx(shared, abs=0.2)
+    assert (direction(b"abcd", 8) == direction(b"abcd", 8)).all()
+    same = addresses(b"xxabcd yyabcd", 64)
+    torch.testing.assert_close(same[6], same[13])
+    assert not torch.equal(same[5], same[6])
+
+
+def test_rare_names_stand_twice_and_never_before():
+    for place in places(512):
+        name = place.text[place.second :]
+        assert len(name) == place.size >= 7
+        assert place.text[place.first : place.first + place.size] == name
+        assert place.text.count(name) == 2
+    assert len(places(512)) > 100
+
+
+def test_the_program_counts_what_followed():
+    assert answer(b"abcdX abcdY abcdY abcd", 22) == ord("Y")
+    assert answer(b"abcdX abcdY abcd", 16) is None  # a tie
+    assert answer(b"efgh abcd", 9) is None  # never seen
+
+
+def test_a_mixture_that_cannot_see_is_no_hybrid():
+    verdict, found, missed = verdicts("hybrid_recall", by_layer="local(window=0)")
+    assert (verdict, missed) == ("does not hold", [])
+    assert found["linear, then softmax: accuracy - softmax's"] == "does not hold"
+
+
+def test_a_softmax_that_has_not_learned_says_nothing_of_regularisers():
+    verdict, _, missed = verdicts("sparsity_regularisers", softmax="local(window=0)", steps=2)
+    assert verdict == "inconclusive"
+    assert "softmax: accuracy" in missed
+
+
+def test_effective_keys_of_a_model_that_looks_everywhere():
+    model = LanguageModel(Plan().model("uniform", 0)).eval()
+    tokens = torch.randint(0, 64, (3, 9), generator=generator(0))
+    assert spread(model, tokens) == pytest.approx(sum(range(1, 10)) / 9)
+    assert constant(5) < 1e-12
+
+
+def test_questions_are_counted_by_how_far_back_they_reach():
+    """The value of key i stands at 2 i + 1; a model that is always right, and one that is right on near ones only."""
+    claim = claims.build("hybrid_recall", settings={"window": 5})
+    task = RecallTask(Plan(length=32, sequences=40).task(4), seed=2)
+    _, answers = sequences(task, "test", range(40))
+
+    class Knows(LanguageModel):
+        reach = 99
+
+        def forward(self, tokens, **options):
+            said = torch.zeros_like(tokens)
+            for row, at in (answers >= 0).nonzero().tolist():
+                value = next(i + 1 for i in range(0, 8, 2) if tokens[row, i] == tokens[row, at])
+                said[row, at] = tokens[row, value] if at - value <= self.reach else 0
+            return super().forward(tokens, **options)._replace(logits=torch.nn.functional.one_hot(said, 64).float())
+
+    model = Knows(Plan().model("softmax", 0))
+    assert set(claim.counted(model, task).values()) == {1.0}
+    model.reach = 5
+    found = claim.counted(model, task)
+    assert (found["near"], found["far"], found["out of reach"]) == (1, 0, 0)
+    assert 0 < found["all"] < 1
