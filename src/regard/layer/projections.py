@@ -63,6 +63,15 @@ class Projections(nn.Module):
         """By head of keys."""
         return by_head(self.value(source), self.heads.kv_heads)
 
+    def detached(self, source: Float[Tensor, "batch length context"]) -> tuple[Tensor, Tensor]:
+        """Keys and values whose weights get no gradient."""
+        still = {name: x.detach() for name, x in self.named_parameters()}
+        return torch.func.functional_call(self, still, (source,))
+
+    def forward(self, source: Float[Tensor, "batch length context"]) -> tuple[Tensor, Tensor]:
+        """Keys and values of a source."""
+        return self.keys(source), self.values(source)
+
     def joined(self, values: Float[Tensor, "batch heads length value"]) -> Float[Tensor, "batch length dim"]:
         """The output of the averages of every head."""
         return self.output(values.transpose(1, 2).flatten(2))

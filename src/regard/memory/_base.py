@@ -8,12 +8,38 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from regard.core import registered_name
 from regard.info import Heads
 from regard.options import Configured, option
 from regard.state import Summary
 
 Project = Callable[[Tensor], tuple[Tensor, Tensor]]
 """keys and values of hidden states, by the layer's projections without gradients to their weights"""
+
+
+class MemoryState(Summary):
+    """The content of a memory by name, and under `waiting` the inputs of a segment that is not over yet.
+
+    `length` counts every position that was ever written. A mask appears beside what it masks once one was given.
+    """
+
+    @property
+    def waiting(self) -> int:
+        """Positions of the segment that is not over."""
+        return self.content["waiting"].shape[1] if "waiting" in self.content else 0
+
+    def wait(self, x: Tensor, key_mask: Tensor | None) -> Self:
+        """The state with more inputs of the running segment."""
+        content = dict(self.content)
+        pending = join(content.pop("waiting", None), content.pop("waiting_mask", None), x.detach(), key_mask)
+        content["waiting"], mask = pending
+        if mask is not None:
+            content["waiting_mask"] = mask
+        return type(self)(content, self.length)
+
+    def without_waiting(self) -> Self:
+        """The content alone."""
+        return type(self)({n: x for n, x in self.content.items() if not n.startswith("waiting")}, self.length)
 
 
 class Memory(Configured, ABC):
@@ -43,7 +69,7 @@ class Memory(Configured, ABC):
         def __init__(self, heads, dim, **options):
             super().__init__()
             self.heads, self.dim = heads, dim
-            self.configure(options, f"memory {type(self).__name__.lower()}")
+            self.configure(options, f"memory {registered_name(type(self))}")
             self.setup()
 
     @classmethod
@@ -56,10 +82,10 @@ class Memory(Configured, ABC):
     @abstractmethod
     def initial_state(
         self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
-    ) -> "MemoryState":
+    ) -> MemoryState:
         """The content before the first segment."""
 
-    def leading(self, state: "MemoryState") -> tuple[Float[Tensor, "batch past dim"], Bool[Tensor, "batch past"] | None]:
+    def leading(self, state: MemoryState) -> tuple[Float[Tensor, "batch past dim"], Bool[Tensor, "batch past"] | None]:
         """The remembered hidden states, oldest first, cut from the autograd graph, and which are real (None: all)."""
         raise NotImplementedError(f"{type(self).__name__} is searched")
 
@@ -67,7 +93,7 @@ class Memory(Configured, ABC):
         self,
         q: Float[Tensor, "batch heads queries query_dim"],
         local: Float[Tensor, "batch heads queries value"],
-        state: "MemoryState",
+        state: MemoryState,
     ) -> Float[Tensor, "batch heads queries value"]:
         """The mechanism's values mixed with those that the queries find here."""
         raise NotImplementedError(f"{type(self).__name__} is no memory that is searched")
@@ -75,7 +101,7 @@ class Memory(Configured, ABC):
     @abstractmethod
     def write(
         self,
-        state: "MemoryState",
+        state: MemoryState,
         x: Float[Tensor, "batch length dim"],
         *,
         q: Float[Tensor, "batch heads length query_dim"],
@@ -83,7 +109,7 @@ class Memory(Configured, ABC):
         v: Float[Tensor, "batch kv_heads length value"],
         project: Project,
         key_mask: Bool[Tensor, "batch length"] | None = None,
-    ) -> "tuple[MemoryState, dict[str, Tensor]]":
+    ) -> tuple[MemoryState, dict[str, Tensor]]:
         """The content after a segment, and in training the losses that `losses` names.
 
         Args:
@@ -93,31 +119,6 @@ class Memory(Configured, ABC):
             project: keys and values of other hidden states, by detached weights.
             key_mask: True = real.
         """
-
-
-class MemoryState(Summary):
-    """The content of a memory by name, and under `waiting` the inputs of a segment that is not over yet.
-
-    `length` counts every position that was ever written. A mask appears beside what it masks once one was given.
-    """
-
-    @property
-    def waiting(self) -> int:
-        """Positions of the segment that is not over."""
-        return self.content["waiting"].shape[1] if "waiting" in self.content else 0
-
-    def wait(self, x: Tensor, key_mask: Tensor | None) -> Self:
-        """The state with more inputs of the running segment."""
-        content = dict(self.content)
-        pending = join(content.pop("waiting", None), content.pop("waiting_mask", None), x.detach(), key_mask)
-        content["waiting"], mask = pending
-        if mask is not None:
-            content["waiting_mask"] = mask
-        return type(self)(content, self.length)
-
-    def without_waiting(self) -> Self:
-        """The content alone."""
-        return type(self)({n: x for n, x in self.content.items() if not n.startswith("waiting")}, self.length)
 
 
 def join(
