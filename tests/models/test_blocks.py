@@ -6,7 +6,9 @@ from torch.nn.functional import gelu, layer_norm, relu, rms_norm, silu
 
 from regard.core import generator
 from regard.layer import AttentionLayer
-from regard.models.blocks import Block, Mlp, ShortConvolution, linear
+from regard.layer import linear
+from regard.models.blocks.residual import Residual as Block
+from regard.models.parts import Mlp, ShortConvolution
 from regard.models.config import ModelConfig
 
 
