@@ -14,6 +14,7 @@ from regard.errors import ConfigError, ShapeError, UnsupportedError
 from regard.info import Heads
 from regard.layer.projections import build_projections, by_head, linear
 from regard.memory import Memory, MemoryState, build_memory
+from regard.moved import follow
 from regard.position import Position, build_position
 from regard.state import State, Summary
 
@@ -145,6 +146,7 @@ class AttentionLayer(nn.Module):
             bias=bias,
             output_bias=bias if output_bias is None else output_bias,
         )
+        follow(self)
         self.inputs = nn.ModuleDict()
         for name, each in self.attention.raw_inputs.items():
             count, width = each.shape(self.attention.heads)

@@ -21,6 +21,7 @@ from regard.models.embeddings import Embeddings, build_attention
 from regard.models.losses import add_losses, loss_names, loss_weights
 from regard.models.parts import ShortConvolution, build_norm
 from regard.models.sharing import save_once
+from regard.moved import follow
 from regard.state import State, States, Summary
 
 
@@ -140,6 +141,7 @@ class LanguageModel(nn.Module):
             draw = generator(config.seed, "output")
             self.output = linear(config.dim, config.targets or config.vocab_size, bias=False, draw=draw)
         self.loss_names, self.loss_weights = loss_names(self.layers), loss_weights(self.layers)
+        follow(self)
         save_once(self)
 
     def _block(self, at: int, spec: str) -> Block:
