@@ -46,7 +46,7 @@ def overlapping(ids: Tensor) -> list[Tensor]:
 
 
 @torch.no_grad()
-def nats(loaded: pretrained.Loaded, excerpt: Tensor) -> Tensor:
+def nats(loaded: pretrained.PublishedModel, excerpt: Tensor) -> Tensor:
     """Minus the log-probability of every token behind the first WARM ones, which fill every window."""
     model = loaded.decoder
     hidden = model.hidden(excerpt[None, :-1]).hidden[0, WARM:]
@@ -90,7 +90,7 @@ def gap(found: Tensor, wanted: Tensor) -> str:
 
 
 @torch.no_grad()
-def vectors(loaded: pretrained.Loaded, chunks: Tensor) -> Tensor:
+def vectors(loaded: pretrained.PublishedModel, chunks: Tensor) -> Tensor:
     encoder = loaded.model
     assert isinstance(encoder, Encoder)
     return normalize(torch.cat([pooled(encoder(chunk), "mean") for chunk in chunks.split(4)]))

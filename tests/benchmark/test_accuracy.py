@@ -11,7 +11,7 @@ from torch import nn
 import regard
 from regard import Heads, catalog
 from regard.benchmark import accuracy
-from regard.benchmark.accuracy import Plan, estimators, measure
+from regard.benchmark.accuracy import AccuracyConfig, estimators, measure
 from regard.benchmark.vectors import Vectors, layer_vectors, random_vectors
 from regard.core import Attended, Attention, generator
 from regard.errors import ConfigError, ResourceError, UnsupportedError
@@ -54,7 +54,7 @@ def small(causal: bool = True, norm: float = 2.0, length: int = 9, heads: int = 
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_softmax_against_itself_is_nothing(causal):
-    found = measure(Plan(specs=("softmax",)), [small(causal)])
+    found = measure(AccuracyConfig(specs=("softmax",)), [small(causal)])
     (row,) = found["rows"]
     assert row["redraws"] == 1
     assert row["effective_keys"] == pytest.approx(small(causal).facts()["effective_keys"])
@@ -68,14 +68,14 @@ def test_softmax_against_itself_is_nothing(causal):
 
 def test_the_control_misses_when_what_is_read_is_not_softmax(monkeypatch):
     monkeypatch.setattr(accuracy, "EXACT", "uniform")
-    (control,) = measure(Plan(specs=("softmax",)), [small()])["controls"]
+    (control,) = measure(AccuracyConfig(specs=("softmax",)), [small()])["controls"]
     assert not control["reached"]
     assert control["value"] > 0.1
 
 
 def test_an_unbiased_estimator_shows_its_variance_and_no_bias(noisy):
     case = small()
-    found = measure(Plan(specs=(noisy,), knobs={"spread": (5, 20)}, redraws=24), [case])
+    found = measure(AccuracyConfig(specs=(noisy,), knobs={"spread": (5, 20)}, redraws=24), [case])
     exact = case.logits.softmax(-1)
     for row, spread in zip(found["rows"], (5, 20), strict=True):
         part = row["matrix"]
@@ -87,7 +87,7 @@ def test_an_unbiased_estimator_shows_its_variance_and_no_bias(noisy):
 
 
 def test_a_biased_estimator_is_reported_biased(noisy):
-    (row,) = measure(Plan(specs=(f"{noisy}(shift=0.3, spread=10)",), redraws=24), [small()])["rows"]
+    (row,) = measure(AccuracyConfig(specs=(f"{noisy}(shift=0.3, spread=10)",), redraws=24), [small()])["rows"]
     for name in ("output", "matrix"):
         assert row[name]["biased"]
         assert abs(row[name]["bias"] - 0.09) < 4 * row[name]["bias_se"]
@@ -96,7 +96,7 @@ def test_a_biased_estimator_is_reported_biased(noisy):
 
 
 def test_a_bias_without_noise_is_the_whole_error():
-    (row,) = measure(Plan(specs=("uniform",)), [small()])["rows"]
+    (row,) = measure(AccuracyConfig(specs=("uniform",)), [small()])["rows"]
     case = small()
     facts = case.facts()
     assert row["redraws"] == 1
@@ -115,7 +115,7 @@ def grouped() -> Vectors:
 @pytest.mark.parametrize("spec", ["performer(num_features=12)", "linear", "shaw(max_distance=2)"])
 def test_outputs_and_matrices_are_those_of_the_mechanism(spec):
     case = small() if spec.startswith("shaw") else grouped()
-    (row,) = measure(Plan(specs=(spec,), redraws=3, seed=11), [case])["rows"]
+    (row,) = measure(AccuracyConfig(specs=(spec,), redraws=3, seed=11), [case])["rows"]
     outputs, matrices = [], []
     for at in range(row["redraws"]):
         seed = generator(11, "redraw", at).initial_seed()
@@ -144,7 +144,7 @@ def test_outputs_and_matrices_are_those_of_the_mechanism(spec):
 
 def test_performer_gets_better_with_features_and_worse_with_norms():
     cases = [small(norm=norm, length=24) for norm in (1.0, 3.0)]
-    rows = measure(Plan(specs=("performer",), knobs={"num_features": (8, 512)}), cases)["rows"]
+    rows = measure(AccuracyConfig(specs=("performer",), knobs={"num_features": (8, 512)}), cases)["rows"]
     error = {(row["case"], row["value"]): row["output"]["error"] for row in rows}
     assert error[0, 512] < 0.1 * error[0, 8]
     assert error[1, 512] > 10 * error[0, 512]
@@ -152,14 +152,14 @@ def test_performer_gets_better_with_features_and_worse_with_norms():
 
 
 def test_what_has_no_matrix_has_an_output():
-    (row,) = measure(Plan(specs=("linear(post='softmax')",)), [small()])["rows"]
+    (row,) = measure(AccuracyConfig(specs=("linear(post='softmax')",)), [small()])["rows"]
     assert row["matrix"] is None
     assert row["output"]["error"] > 0
 
 
 def test_shared_queries_and_keys_are_compared_with_softmax_of_the_same():
     case = grouped()
-    (row,) = measure(Plan(specs=("lsh(num_buckets=1, rounds=1)",)), [case])["rows"]
+    (row,) = measure(AccuracyConfig(specs=("lsh(num_buckets=1, rounds=1)",)), [case])["rows"]
     keys = nn.functional.normalize(case.q, dim=-1)
     logits = (case.q @ keys.mT / 6**0.5).masked_fill(torch.ones(7, 7).triu(1).bool(), -math.inf)
     alone = torch.eye(7, dtype=torch.bool)
@@ -173,12 +173,13 @@ def test_shared_queries_and_keys_are_compared_with_softmax_of_the_same():
 def test_without_names_every_estimator_of_softmax_is_measured():
     assert "performer" in estimators()
     assert all(regard.describe(name).approximates == "softmax" for name in estimators())
-    assert Plan().chosen == estimators()
+    assert AccuracyConfig().chosen == estimators()
 
 
-def test_knobs_come_from_the_facts_the_vocabulary_or_the_plan():
+def test_knobs_come_from_the_facts_the_vocabulary_or_the_config():
     found = measure(
-        Plan(specs=("performer", "performer(num_features=6)", "linformer", "linear"), redraws=3), [small(causal=False)]
+        AccuracyConfig(specs=("performer", "performer(num_features=6)", "linformer", "linear"), redraws=3),
+        [small(causal=False)],
     )
     values: dict[str, list] = {}
     for row in found["rows"]:
@@ -192,18 +193,18 @@ def test_knobs_come_from_the_facts_the_vocabulary_or_the_plan():
 def test_a_knob_of_the_plan_is_for_mechanisms_whose_facts_have_none(noisy):
     specs, knobs = ("lsh(share=False, rounds=1)", noisy), {"num_buckets": (2, 4), "spread": (3,)}
     with pytest.raises(ConfigError, match="nothing here is measured over shift"):
-        measure(Plan(specs=specs, knobs={**knobs, "shift": (1,)}), [small()])
-    rows = measure(Plan(specs=specs, knobs=knobs, redraws=3), [small()])["rows"]
+        measure(AccuracyConfig(specs=specs, knobs={**knobs, "shift": (1,)}), [small()])
+    rows = measure(AccuracyConfig(specs=specs, knobs=knobs, redraws=3), [small()])["rows"]
     assert [(row["knob"], row["value"]) for row in rows] == [("num_buckets", 2), ("num_buckets", 4), ("spread", 3)]
 
 
 def test_a_knob_without_usual_values_takes_shares_of_its_default(noisy):
-    rows = measure(Plan(specs=(noisy,), redraws=3), [small()])["rows"]
+    rows = measure(AccuracyConfig(specs=(noisy,), redraws=3), [small()])["rows"]
     assert [(row["knob"], row["value"]) for row in rows] == [("spread", 1), ("spread", 2), ("spread", 10)]
 
 
 def test_what_cannot_be_measured_says_why():
-    found = measure(Plan(specs=("linformer(rank=4)", "linear")), [small(causal=True), small(causal=False)])
+    found = measure(AccuracyConfig(specs=("linformer(rank=4)", "linear")), [small(causal=True), small(causal=False)])
     assert [(row["case"], row["spec"]) for row in found["rows"]] == [
         (0, "linear"), (1, "linformer(rank=4)"), (1, "linear"),
     ]  # fmt: skip
@@ -211,23 +212,23 @@ def test_what_cannot_be_measured_says_why():
     assert skipped["case"] == 0
     assert "linformer does not support causal=True" in skipped["reason"]
     with pytest.raises(ConfigError, match=r"nothing could be measured(.|\n)*linformer does not support causal"):
-        measure(Plan(specs=("linformer(rank=4)",)), [small(causal=True)])
+        measure(AccuracyConfig(specs=("linformer(rank=4)",)), [small(causal=True)])
 
 
 def test_bad_plans_are_refused(monkeypatch):
     with pytest.raises(ConfigError, match="redraws must be at least 3, got 2"):
-        Plan(redraws=2)
+        AccuracyConfig(redraws=2)
     with pytest.raises(ConfigError, match="num_features has no values"):
-        Plan(knobs={"num_features": ()})
+        AccuracyConfig(knobs={"num_features": ()})
     with pytest.raises(ConfigError, match="num_features must be at least"):
-        measure(Plan(specs=("performer",), knobs={"num_features": (0,)}), [small()])
+        measure(AccuracyConfig(specs=("performer",), knobs={"num_features": (0,)}), [small()])
     with pytest.raises(ConfigError, match="nothing here is measured over rank; leave the knob out"):
-        measure(Plan(specs=("performer",), knobs={"num_features": (4,), "rank": (2,)}), [small()])
+        measure(AccuracyConfig(specs=("performer",), knobs={"num_features": (4,), "rank": (2,)}), [small()])
     with pytest.raises(ConfigError, match="unknown mechanism"):
-        measure(Plan(specs=("perfomer",)), [small()])
+        measure(AccuracyConfig(specs=("perfomer",)), [small()])
     monkeypatch.setattr(accuracy, "MOST_BYTES", 1000)
     with pytest.raises(ResourceError, match="fewer redraws or shorter lengths"):
-        measure(Plan(specs=("performer",)), [small()])
+        measure(AccuracyConfig(specs=("performer",)), [small()])
 
 
 def test_facts_are_those_of_a_double_loop():

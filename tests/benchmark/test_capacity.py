@@ -7,7 +7,7 @@ import torch
 
 import regard
 from regard.benchmark import capacity
-from regard.benchmark.capacity import Plan, decoded, measure, recall
+from regard.benchmark.capacity import CapacityConfig, decoded, measure, recall
 from regard.core import generator
 from regard.errors import ConfigError, UnsupportedError
 
@@ -106,8 +106,10 @@ def test_the_sign_of_features_is_worth_more_than_their_number():
 
 
 def test_results_name_the_best_sharpness_and_the_state():
-    plan = Plan(specs=("softmax", "linear", "linformer(rank=4)"), pairs=(4, 8), sharpness=(0.5, 8.0), trials=4)
-    found = measure(plan)
+    config = CapacityConfig(
+        specs=("softmax", "linear", "linformer(rank=4)"), pairs=(4, 8), sharpness=(0.5, 8.0), trials=4
+    )
+    found = measure(config)
     assert len(found["rows"]) == 3 * 2 * 2
     assert found["best"]["linear"] == 8.0
     sizes = {(row["spec"], row["pairs"]): row["state_bytes"] for row in found["rows"]}
@@ -120,17 +122,17 @@ def test_results_name_the_best_sharpness_and_the_state():
 
 def test_the_controls_can_miss(monkeypatch):
     monkeypatch.setattr(capacity, "CONTROLS", ("linear", "softmax"))
-    found = measure(Plan(specs=("softmax",), pairs=(16,), sharpness=(8.0,), trials=3))
+    found = measure(CapacityConfig(specs=("softmax",), pairs=(16,), sharpness=(8.0,), trials=3))
     assert [one["reached"] for one in found["controls"]] == [False, False]
 
 
 def test_bad_plans_are_refused():
     with pytest.raises(ConfigError, match=r"pairs must be at least 2, got 1(.|\n)*trials must be at least 2, got 1"):
-        Plan(pairs=(8, 1), trials=1)
+        CapacityConfig(pairs=(8, 1), trials=1)
     with pytest.raises(ConfigError, match="sharpness must be positive, got 0"):
-        Plan(sharpness=(0.0,))
+        CapacityConfig(sharpness=(0.0,))
     with pytest.raises(ConfigError, match="specs must not be empty"):
-        Plan(specs=())
+        CapacityConfig(specs=())
     with pytest.raises(UnsupportedError, match="blockwise can neither attend to another sequence nor be causal"):
         decoded("blockwise", 4)
 
@@ -139,5 +141,5 @@ def test_a_wrong_mechanism_is_refused_before_any_other_is_measured():
     told: list[str] = []
     for wrong, error in (("softmx", ConfigError), ("blockwise(block_size=2)", UnsupportedError)):
         with pytest.raises(error):
-            measure(Plan(specs=("linear", wrong), pairs=(4,), sharpness=(8.0,), trials=2), tell=told.append)
+            measure(CapacityConfig(specs=("linear", wrong), pairs=(4,), sharpness=(8.0,), trials=2), tell=told.append)
     assert told == []

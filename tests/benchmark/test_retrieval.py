@@ -5,7 +5,15 @@ import torch
 
 from regard import catalog
 from regard.benchmark import retrieval
-from regard.benchmark.retrieval import Plan, accuracy, everything, measure, sequences, state_bytes, train_recall
+from regard.benchmark.retrieval import (
+    RetrievalConfig,
+    accuracy,
+    everything,
+    measure,
+    sequences,
+    state_bytes,
+    train_recall,
+)
 from regard.errors import ConfigError, UnsupportedError
 from regard.models import LanguageModel
 from regard.tasks.base import IGNORE
@@ -20,11 +28,11 @@ def test_every_causal_mechanism_is_there_and_nothing_else():
         catalog.resolve(name)[0] for name in catalog.names(supports=("causal",))
     }
     for spec in named:
-        assert LanguageModel(Plan().model(spec, 0)).mechanisms[0].heads.causal
+        assert LanguageModel(RetrievalConfig().model(spec, 0)).mechanisms[0].heads.causal
 
 
 def test_results_name_state_and_accuracy_beside_the_controls():
-    found = measure(Plan(specs=("linear / softmax",), seeds=(3,), **TINY))
+    found = measure(RetrievalConfig(specs=("linear / softmax",), seeds=(3,), **TINY))
     assert [row["spec"] for row in found["rows"]] == ["softmax", "uniform", "linear / softmax"]
     exact, _, mixed = found["rows"]
     assert exact["accuracy"] > 0.95
@@ -37,34 +45,38 @@ def test_results_name_state_and_accuracy_beside_the_controls():
 def test_the_controls_can_miss(monkeypatch):
     monkeypatch.setattr(retrieval, "CONTROLS", ("uniform", "softmax"))
     settings = {**TINY, "pairs": (2,), "steps": 150}
-    found = measure(Plan(specs=(), **settings))
+    found = measure(RetrievalConfig(specs=(), **settings))
     assert [one["reached"] for one in found["controls"]] == [False, False]
 
 
 def test_the_rate_with_the_best_validation_is_reported():
-    found = measure(Plan(specs=(), rates=(1e-9, 1e-2), **TINY))
+    found = measure(RetrievalConfig(specs=(), rates=(1e-9, 1e-2), **TINY))
     assert found["rows"][0]["rate"] == 1e-2
-    slow = train_recall(Plan(**TINY).model("softmax", 0), Plan(**TINY).task(1), steps=60, rate=1e-9)
+    slow = train_recall(
+        RetrievalConfig(**TINY).model("softmax", 0), RetrievalConfig(**TINY).task(1), steps=60, rate=1e-9
+    )
     assert slow.test < found["rows"][0]["accuracy"]
 
 
 def test_training_repeats_and_depends_on_its_seed():
-    plan = Plan(**{**TINY, "steps": 3})
-    one, again, other = (train_recall(plan.model("softmax", s), plan.task(1), seed=s, steps=3).loss for s in (0, 0, 1))
+    config = RetrievalConfig(**{**TINY, "steps": 3})
+    one, again, other = (
+        train_recall(config.model("softmax", s), config.task(1), seed=s, steps=3).loss for s in (0, 0, 1)
+    )
     assert one == again != other
 
 
 def test_auxiliary_losses_are_trained():
-    plan = Plan(**{**TINY, "steps": 2})
+    config = RetrievalConfig(**{**TINY, "steps": 2})
     spec = "linear(regulariser=entropy, regulariser_weight={})"
     plain, pressed = (
-        train_recall(plan.model(spec.format(weight), 0), plan.task(1), steps=2).loss[-1] for weight in (0.0, 100.0)
+        train_recall(config.model(spec.format(weight), 0), config.task(1), steps=2).loss[-1] for weight in (0.0, 100.0)
     )
     assert plain != pressed
 
 
 def test_accuracy_counts_questions_only():
-    task = RecallTask(Plan(**TINY).task(1))
+    task = RecallTask(RetrievalConfig(**TINY).task(1))
     tokens, answers = sequences(task, "valid", range(60))
     solved = torch.stack([torch.from_numpy(task.solve(row.numpy())) for row in tokens])
 
@@ -73,22 +85,22 @@ def test_accuracy_counts_questions_only():
             logits = torch.nn.functional.one_hot(solved, 8).float()
             return super().forward(tokens, **options)._replace(logits=logits)
 
-    assert accuracy(Solver(Plan(**TINY).model("softmax", 0)), task, "valid") == 1
+    assert accuracy(Solver(RetrievalConfig(**TINY).model("softmax", 0)), task, "valid") == 1
     assert int((answers != IGNORE).sum()) == 60
 
 
 def test_a_mechanism_without_a_state_has_no_bytes():
-    assert state_bytes(LanguageModel(Plan().model("linear(impl=reference)", 0)), 64) is None
+    assert state_bytes(LanguageModel(RetrievalConfig().model("linear(impl=reference)", 0)), 64) is None
 
 
 def test_bad_plans_are_refused():
     with pytest.raises(ConfigError, match=r"pairs must not be empty(.|\n)*steps must be at least 1, got 0"):
-        Plan(pairs=(), steps=0)
+        RetrievalConfig(pairs=(), steps=0)
     with pytest.raises(ConfigError, match="rates must be positive, got 0"):
-        Plan(rates=(0.0,))
+        RetrievalConfig(rates=(0.0,))
     with pytest.raises(ConfigError, match="num_pairs=17 is not possible"):
-        Plan(pairs=(17,))
+        RetrievalConfig(pairs=(17,))
     with pytest.raises(ConfigError, match="names 3 layers, and these models have 2"):
-        measure(Plan(specs=("softmax / linear / softmax",)))
+        measure(RetrievalConfig(specs=("softmax / linear / softmax",)))
     with pytest.raises(UnsupportedError, match="linformer does not support causal"):
-        measure(Plan(specs=("linformer(rank=4)",)))
+        measure(RetrievalConfig(specs=("linformer(rank=4)",)))

@@ -7,7 +7,7 @@ import torch
 
 from regard.benchmark import sweep
 from regard.benchmark.cost import counted
-from regard.benchmark.sweep import Plan, Row, count, crossover, measure
+from regard.benchmark.sweep import Row, SweepConfig, count, crossover, measure
 from regard.benchmark.timing import paired
 from regard.errors import ConfigError, UnsupportedError
 
@@ -33,10 +33,12 @@ def test_the_budget_stops_rounds_but_never_before_the_first():
 
 
 def test_every_pass_of_every_mechanism_is_measured():
-    plan = Plan(specs=("softmax", "linear", "linformer"), lengths=(32, 48), heads=2, key_dim=8, rounds=1, threads=1)
+    config = SweepConfig(
+        specs=("softmax", "linear", "linformer"), lengths=(32, 48), heads=2, key_dim=8, rounds=1, threads=1
+    )
     with pytest.raises(UnsupportedError, match="linformer does not support causal=True"):
-        plan.build("linformer")
-    rows = measure(Plan(specs=("softmax", "linear"), lengths=(48, 32), heads=2, key_dim=8, rounds=2, threads=1))
+        config.build("linformer")
+    rows = measure(SweepConfig(specs=("softmax", "linear"), lengths=(48, 32), heads=2, key_dim=8, rounds=2, threads=1))
     expected = {(s, n, k) for s in ("softmax", "linear") for n in (32, 48) for k in ("forward", "both", "decode")}
     expected |= {(sweep.SDPA, n, k) for n in (32, 48) for k in ("forward", "both")}
     assert {(row.spec, row.length, row.kind) for row in rows} == expected
@@ -48,20 +50,22 @@ def test_every_pass_of_every_mechanism_is_measured():
 
 
 def test_mechanisms_with_a_longest_sequence_have_room_to_decode():
-    rows = measure(Plan(specs=("dense_synthesizer",), lengths=(32,), heads=1, key_dim=8, rounds=5, threads=1))
+    rows = measure(SweepConfig(specs=("dense_synthesizer",), lengths=(32,), heads=1, key_dim=8, rounds=5, threads=1))
     assert {row.kind for row in rows} == {"forward", "both", "decode"}
 
 
 def test_bidirectional_has_no_decoding():
-    plan = Plan(specs=("linformer",), lengths=(32,), heads=1, key_dim=8, causal=False, rounds=1, threads=1)
-    assert {(row.spec, row.kind) for row in measure(plan)} == {
+    config = SweepConfig(specs=("linformer",), lengths=(32,), heads=1, key_dim=8, causal=False, rounds=1, threads=1)
+    assert {(row.spec, row.kind) for row in measure(config)} == {
         (spec, kind) for spec in ("linformer", sweep.SDPA) for kind in ("forward", "both")
     }
 
 
 def test_time_that_is_up_starts_no_longer_length():
-    plan = Plan(specs=("softmax",), lengths=(32, 64, 128), heads=1, key_dim=8, rounds=1, seconds=0.0, threads=1)
-    assert {row.length for row in measure(plan)} == {32}
+    config = SweepConfig(
+        specs=("softmax",), lengths=(32, 64, 128), heads=1, key_dim=8, rounds=1, seconds=0.0, threads=1
+    )
+    assert {row.length for row in measure(config)} == {32}
 
 
 @pytest.mark.parametrize(
@@ -76,7 +80,7 @@ def test_time_that_is_up_starts_no_longer_length():
 )
 def test_plans_that_make_no_sense(change, message):
     with pytest.raises(ConfigError) as caught:
-        Plan(**{"specs": ("softmax",), "lengths": (32,), **change})
+        SweepConfig(**{"specs": ("softmax",), "lengths": (32,), **change})
     assert str(caught.value) == message
 
 
@@ -119,8 +123,10 @@ def test_counts_are_those_of_the_definition():
     assert fused.operations == 2 * 2 * 64 * 64 * (8 + 8)
 
 
-def test_counting_a_plan():
-    plan = Plan(specs=("linear",), lengths=(64, 128), heads=1, key_dim=8, passes=("forward", "decode"), threads=1)
-    found = count(plan)
+def test_counting_a_sweep():
+    config = SweepConfig(
+        specs=("linear",), lengths=(64, 128), heads=1, key_dim=8, passes=("forward", "decode"), threads=1
+    )
+    found = count(config)
     assert {key[2] for key in found} == {"forward"}
     assert found["linear", 128, "forward"].operations <= 2.2 * found["linear", 64, "forward"].operations

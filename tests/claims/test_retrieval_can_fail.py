@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from regard import claims
-from regard.benchmark.retrieval import Plan, sequences
+from regard.benchmark.retrieval import RetrievalConfig, sequences
 from regard.claims.attention_concentration import effective_keys
 from regard.claims.code_retrieval import direction, embed
 from regard.claims.rare_names import addresses, answer, places
@@ -117,7 +117,7 @@ def test_a_softmax_that_has_not_learned_says_nothing_of_regularisers():
 
 
 def test_effective_keys_of_a_model_that_looks_everywhere():
-    model = LanguageModel(Plan().model("uniform", 0)).eval()
+    model = LanguageModel(RetrievalConfig().model("uniform", 0)).eval()
     tokens = torch.randint(0, 64, (3, 9), generator=generator(0))
     assert spread(model, tokens) == pytest.approx(sum(range(1, 10)) / 9)
     assert constant(5) < 1e-12
@@ -126,7 +126,7 @@ def test_effective_keys_of_a_model_that_looks_everywhere():
 def test_questions_are_counted_by_how_far_back_they_reach():
     """The value of key i stands at 2 i + 1; a model that is always right, and one that is right on near ones only."""
     claim = claims.build("hybrid_recall", settings={"window": 5})
-    task = RecallTask(Plan(length=32, sequences=40).task(4), seed=2)
+    task = RecallTask(RetrievalConfig(length=32, sequences=40).task(4), seed=2)
     _, answers = sequences(task, "test", range(40))
 
     class Knows(LanguageModel):
@@ -139,7 +139,7 @@ def test_questions_are_counted_by_how_far_back_they_reach():
                 said[row, at] = tokens[row, value] if at - value <= self.reach else 0
             return super().forward(tokens, **options)._replace(logits=torch.nn.functional.one_hot(said, 64).float())
 
-    model = Knows(Plan().model("softmax", 0))
+    model = Knows(RetrievalConfig().model("softmax", 0))
     assert set(claim.counted(model, task).values()) == {1.0}
     model.reach = 5
     found = claim.counted(model, task)

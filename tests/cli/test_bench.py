@@ -8,7 +8,7 @@ from regard.benchmark import sweep
 
 
 def test_times_are_beside_exact_attention_and_what_was_counted(regard, monkeypatch):
-    monkeypatch.setattr(sweep, "sweep", lambda plan, *, fixed_allocation: sweep.measure(plan))
+    monkeypatch.setattr(sweep, "sweep", lambda config, *, fixed_allocation: sweep.measure(config))
     words = ["linear", "--lengths", "16:32", "--heads", "2", "--key-dim", "8", "--rounds", "1", "--threads", "1"]
     answer = regard("bench", *words, "--counted")
     assert answer.code == 0

@@ -71,7 +71,7 @@ def test_generate_completes_held_out_images(regard, made, tmp_path, monkeypatch)
         seen.update(options, count=count)
         return draw(self, count, **options)
 
-    monkeypatch.setattr("regard.training.loaded.Loaded.draw", kept)
+    monkeypatch.setattr("regard.training.trained_model.TrainedModel.draw", kept)
     answer = regard(
         "generate", made["images"], "--out", "half.png", "--complete", "--count", "2", "--temperature", "0.5"
     )

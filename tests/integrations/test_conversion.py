@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from regard.errors import ConfigError, UnsupportedError
 from regard.integrations import pretrained
-from regard.integrations.pretrained import Loaded
+from regard.integrations.pretrained import PublishedModel
 from regard.models import (
     Classifier,
     Encoder,
@@ -30,21 +30,21 @@ HEADS = {
 }
 
 
-def loaded(model: nn.Module) -> Loaded:
+def loaded(model: nn.Module) -> PublishedModel:
     """Random numbers everywhere, where biases and norms begin as 0 and 1; in float64."""
     draw = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(0.2 * torch.randn(weight.shape, generator=draw))
     config = getattr(model, "config", None) or model.encoder.config  # type: ignore[union-attr]
-    return Loaded(model.double().eval(), None, config, (), "tiny", Path("tiny"))  # type: ignore[arg-type]
+    return PublishedModel(model.double().eval(), None, config, (), "tiny", Path("tiny"))  # type: ignore[arg-type]
 
 
-def encoder(preset: str = "bert", head: str = "bare") -> Loaded:
+def encoder(preset: str = "bert", head: str = "bare") -> PublishedModel:
     return loaded(HEADS[head](Encoder(presets.build(preset, **TINY))))
 
 
-def decoder(preset: str = "llama") -> Loaded:
+def decoder(preset: str = "llama") -> PublishedModel:
     return loaded(LanguageModel(presets.build(preset, **{**TINY, "dropout": 0.0})))
 
 
@@ -53,7 +53,7 @@ def ids(length: int = LENGTH) -> Tensor:
 
 
 @torch.no_grad()
-def found(own: Loaded, tokens: Tensor, **given: Tensor) -> Tensor:
+def found(own: PublishedModel, tokens: Tensor, **given: Tensor) -> Tensor:
     got = own.model(tokens, **given)
     return got.hidden if hasattr(got, "hidden") else got.logits
 
@@ -201,7 +201,7 @@ def test_weights_without_a_value_or_a_use(attention: str, projections: None, mes
 
 def test_what_cannot_be_converted() -> None:
     pair = EncoderDecoder(presets.build("bart", **{**TINY, "mlp_dim": 20}))
-    whole = Loaded(pair, None, pair.config, (), "bart", Path("bart"))
+    whole = PublishedModel(pair, None, pair.config, (), "bart", Path("bart"))
     with pytest.raises(UnsupportedError, match="attention of EncoderDecoder cannot be replaced"):
         pretrained.convert(whole, "local")
     with pytest.raises(ConfigError, match="unknown mechanism 'locl'"):

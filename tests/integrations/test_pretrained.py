@@ -26,7 +26,7 @@ from regard.errors import (
     UnsupportedError,
 )
 from regard.integrations import pretrained
-from regard.integrations._bigbird import published_blocks
+from regard.integrations.architectures.big_bird import published_blocks
 from regard.integrations.pretrained import PretrainedTokenizer
 from regard.models import (
     Classifier,
@@ -515,6 +515,12 @@ def test_a_gguf_file_is_the_network_that_was_stored(tmp_path: Path) -> None:
     assert loaded.stop_tokens == (5,)
     with pytest.raises(InputError, match="0x64 of U\\+0064"):
         loaded.reader.encode("abd")
+
+
+def test_a_gguf_file_of_another_architecture_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "it.gguf").write_bytes(gguf({}, {"general.architecture": "bert"}))
+    with pytest.raises(UnsupportedError, match="holds the architecture 'bert'; from GGUF regard loads llama"):
+        pretrained.load(tmp_path / "it.gguf")
 
 
 @pytest.mark.parametrize("left", [0, 3, 40, 300, 900, 1500])

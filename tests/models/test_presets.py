@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from regard.errors import ConfigError
-from regard.integrations._weights import undrawn
+from regard.integrations.weights import undrawn
 from regard.models import (
     Classifier,
     Encoder,

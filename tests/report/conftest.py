@@ -214,5 +214,5 @@ def microscope() -> dict[str, Any]:
         for norm in (1.0, 2.0)
     ]
     specs = ("performer", "linformer(rank=4)", "linear", "linear(post='softmax')", "softmax")
-    plan = accuracy.Plan(specs=specs, knobs={"num_features": (4, 64)}, redraws=4)
-    return json.loads(json.dumps(accuracy.measure(plan, cases)))
+    config = accuracy.AccuracyConfig(specs=specs, knobs={"num_features": (4, 64)}, redraws=4)
+    return json.loads(json.dumps(accuracy.measure(config, cases)))

@@ -42,7 +42,7 @@ Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Plan:
+class AccuracyConfig:
     """What to measure.
 
     Args:
@@ -100,7 +100,7 @@ def estimators() -> tuple[str, ...]:
     return tuple(name for name in names() if outline(name).approximates == EXACT)
 
 
-def measure(plan: Plan, cases: Sequence[Vectors], *, tell: Tell = lambda line: None) -> dict[str, Any]:
+def measure(config: AccuracyConfig, cases: Sequence[Vectors], *, tell: Tell = lambda line: None) -> dict[str, Any]:
     """Error, bias and variance of every mechanism on every case, over its knob, against exact softmax.
 
     Everything is computed in float64, so that what is seen is the approximation and not rounding. The attention matrix
@@ -108,7 +108,7 @@ def measure(plan: Plan, cases: Sequence[Vectors], *, tell: Tell = lambda line: N
     compares what is read from softmax with softmax written out; it must be 0 up to rounding.
 
     Args:
-        plan: what to measure.
+        config: what to measure.
         cases: on what.
         tell: called with lines about the progress.
 
@@ -122,10 +122,10 @@ def measure(plan: Plan, cases: Sequence[Vectors], *, tell: Tell = lambda line: N
     """
     begun = time.perf_counter()
     found: dict[str, list[Any]] = {"cases": [], "controls": [], "rows": [], "skipped": [], "pictures": []}
-    settings = {spec: list(_settings(spec, plan)) for spec in plan.chosen}
+    settings = {spec: list(_settings(spec, config)) for spec in config.chosen}
     used = {setting.knob for group in settings.values() for setting in group if setting.asked}
-    if plan.knobs.keys() - used:
-        raise ConfigError(f"nothing here is measured over {', '.join(plan.knobs.keys() - used)}; leave the knob out")
+    if config.knobs.keys() - used:
+        raise ConfigError(f"nothing here is measured over {', '.join(config.knobs.keys() - used)}; leave the knob out")
     pictured = {(case.source, case.causal): at for at, case in enumerate(cases)}.values()
     for at, case in enumerate(cases):
         tell(f"{case.source}, {case.label}, {'causal' if case.causal else 'bidirectional'}, {case.q.shape[2]} tokens")
@@ -134,9 +134,9 @@ def measure(plan: Plan, cases: Sequence[Vectors], *, tell: Tell = lambda line: N
         for spec, group in settings.items():
             for setting in group:
                 try:
-                    row, picture = _row(setting, case, plan)
+                    row, picture = _row(setting, case, config)
                 except (UnsupportedError, ConfigError) as error:
-                    if isinstance(error, ConfigError) and (not setting.asked or setting.knob in plan.knobs):
+                    if isinstance(error, ConfigError) and (not setting.asked or setting.knob in config.knobs):
                         raise
                     found["skipped"].append({"case": at, "spec": spec, "value": setting.value, "reason": str(error)})
                     continue
@@ -152,28 +152,28 @@ def measure(plan: Plan, cases: Sequence[Vectors], *, tell: Tell = lambda line: N
             "version": __version__,
             "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "seconds": time.perf_counter() - begun,
-            "plan": asdict(plan),
+            "plan": asdict(config),
             **found,
             "environment": environment(torch.device("cpu"), 0),
         }
     )
 
 
-def _settings(spec: str, plan: Plan) -> Iterator[_Setting]:
-    """A specification at every value of its knob: that of its facts, else one that the plan names, else a usual one."""
+def _settings(spec: str, config: AccuracyConfig) -> Iterator[_Setting]:
+    """A specification at every value of its knob: that of its facts, else one that is asked for, else a usual one."""
     info = describe(spec)
     if parts(spec) or specs.is_path(spec):
         yield _Setting(spec, info, None, None, asked=False)
         return
     cls, given = resolve(spec)
     known = {p.name: p.default for p in inspect.signature(cls.__init__).parameters.values() if p.kind is p.KEYWORD_ONLY}
-    candidates = (info.knob,) if info.knob else (*plan.knobs, *VALUES)
+    candidates = (info.knob,) if info.knob else (*config.knobs, *VALUES)
     knob = next((name for name in candidates if name in known), None)
     if knob is None or knob in given:
         fixed = given.get(knob or "")
         yield _Setting(spec, info, knob, fixed if isinstance(fixed, int) else None, asked=False)
         return
-    values = plan.knobs.get(knob) or VALUES.get(knob)
+    values = config.knobs.get(knob) or VALUES.get(knob)
     if values is None:
         if not isinstance(known[knob], int):
             raise ConfigError(f"{spec} has the knob {knob}, and there are no usual values of it; name some")
@@ -182,7 +182,7 @@ def _settings(spec: str, plan: Plan) -> Iterator[_Setting]:
         yield _Setting(spec, info, knob, value, asked=True)
 
 
-def _row(setting: _Setting, case: Vectors, plan: Plan) -> tuple[dict[str, Any], dict[str, Any]]:
+def _row(setting: _Setting, case: Vectors, config: AccuracyConfig) -> tuple[dict[str, Any], dict[str, Any]]:
     """One mechanism at one value on one case, and its picture, if it has a matrix."""
     info = setting.info
     if info.shares_query_key:
@@ -191,16 +191,17 @@ def _row(setting: _Setting, case: Vectors, plan: Plan) -> tuple[dict[str, Any], 
     affine = info.linear_in_value or info.affine_in_value
     target = info.approximates or EXACT
     length = case.q.shape[2]
-    wanted = 2 * 8 * plan.redraws * case.q.shape[1] * length * (length if affine else 0)  # each, and all in one tensor
+    # each, and all in one tensor
+    wanted = 2 * 8 * config.redraws * case.q.shape[1] * length * (length if affine else 0)
     if wanted > MOST_BYTES:
         raise ResourceError(
-            f"{plan.redraws} redraws of {case.q.shape[1]} attention matrices of {length} tokens take "
+            f"{config.redraws} redraws of {case.q.shape[1]} attention matrices of {length} tokens take "
             f"{wanted / 2**30:.1f} GiB, and {MOST_BYTES / 2**30:.0f} are allowed; fewer redraws or shorter lengths"
         )
     exact = _read(build(target, _heads(case, 0, affine)).double().eval(), case, affine=affine)
     errors: list[tuple[Tensor, ...]] = []
-    for at in range(plan.redraws):
-        seed = generator(plan.seed, "redraw", at).initial_seed()
+    for at in range(config.redraws):
+        seed = generator(config.seed, "redraw", at).initial_seed()
         estimate = _read(setting.build(_heads(case, seed, affine)), case, affine=affine)
         errors.append(tuple(got - given for got, given in zip(estimate, exact, strict=True)))
         if at == 1 and all(map(torch.equal, *errors)):

@@ -38,7 +38,7 @@ Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Plan:
+class CapacityConfig:
     """What to measure.
 
     Args:
@@ -150,14 +150,14 @@ def recall(found: Int[Tensor, "trials pairs"]) -> tuple[float, float]:
     return shares.mean().item(), shares.std().item() / math.sqrt(len(shares))
 
 
-def measure(plan: Plan, *, tell: Tell = lambda line: None) -> dict[str, Any]:
+def measure(config: CapacityConfig, *, tell: Tell = lambda line: None) -> dict[str, Any]:
     """The recall of every mechanism over pairs and sharpness.
 
     Two controls: softmax at a logit of 64 finds every pair, and equal weights find one of N, since all their outputs
     are the same.
 
     Args:
-        plan: what to measure.
+        config: what to measure.
         tell: called with lines about the progress.
 
     Returns:
@@ -168,20 +168,20 @@ def measure(plan: Plan, *, tell: Tell = lambda line: None) -> dict[str, Any]:
         ConfigError, UnsupportedError: as `decoded`.
     """
     begun = time.perf_counter()
-    shared = {"dim": plan.dim, "trials": plan.trials, "seed": plan.seed}
+    shared = {"dim": config.dim, "trials": config.trials, "seed": config.seed}
     rows: list[dict[str, Any]] = []
-    for spec in plan.specs:  # refused before anything is measured
-        memory(spec, min(plan.pairs), plan.dim, plan.seed)
-    for spec in plan.specs:
+    for spec in config.specs:  # refused before anything is measured
+        memory(spec, min(config.pairs), config.dim, config.seed)
+    for spec in config.specs:
         tell(spec)
-        for pairs in plan.pairs:
-            size = _state_bytes(spec, pairs, plan.dim)
-            for sharpness in plan.sharpness:
+        for pairs in config.pairs:
+            size = _state_bytes(spec, pairs, config.dim)
+            for sharpness in config.sharpness:
                 share, error = recall(decoded(spec, pairs, sharpness=sharpness, **shared))
                 found = {"spec": spec, "pairs": pairs, "sharpness": sharpness, "recall": share}
                 rows.append({**found, "standard_error": error, "state_bytes": size})
     controls = []
-    for spec, pairs in ((spec, pairs) for spec in CONTROLS for pairs in plan.pairs):
+    for spec, pairs in ((spec, pairs) for spec in CONTROLS for pairs in config.pairs):
         expected = 1.0 if spec == CONTROLS[0] else 1 / pairs
         value, _ = recall(decoded(spec, pairs, sharpness=SHARP, **shared))
         found = {"title": f"{spec} finds {pairs} pairs", "expected": expected, "value": value}
@@ -192,9 +192,9 @@ def measure(plan: Plan, *, tell: Tell = lambda line: None) -> dict[str, Any]:
             "version": __version__,
             "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "seconds": time.perf_counter() - begun,
-            "plan": asdict(plan),
+            "plan": asdict(config),
             "rows": rows,
-            "best": {spec: _best([row for row in rows if row["spec"] == spec]) for spec in plan.specs},
+            "best": {spec: _best([row for row in rows if row["spec"] == spec]) for spec in config.specs},
             "controls": controls,
             "environment": environment(torch.device("cpu"), 0),
         }

@@ -81,9 +81,9 @@ def _possible(config: CompareConfig, out: Path) -> str:
             model = jobs.job(config, out, measure, spec, 0, 1).model
             assert not isinstance(model, jobs.BaselineConfig)
             network.build(model, classes=2 if measure.name == "classification" else 0)
-    plan = _sweep(config, TASKS[task][0], fixed=True)
+    timed = _sweep(config, TASKS[task][0], fixed=True)
     for part in config.mechanisms:
-        plan.build(part)
+        timed.build(part)
     return task
 
 
@@ -269,10 +269,10 @@ def _cost(config: CompareConfig, measure: Measure, *, fixed: bool) -> list[dict[
     return [asdict(row) for row in sweep.sweep(_sweep(config, measure, fixed=fixed), fixed_allocation=fixed)]
 
 
-def _sweep(config: CompareConfig, measure: Measure, *, fixed: bool) -> sweep.Plan:
+def _sweep(config: CompareConfig, measure: Measure, *, fixed: bool) -> sweep.SweepConfig:
     shape = measure.shape(config)
     passes = ("forward", "both", "decode") if measure.causal else ("forward", "both")
-    return sweep.Plan(
+    return sweep.SweepConfig(
         specs=config.mechanisms,
         lengths=config.lengths,
         heads=shape.heads,

@@ -41,7 +41,7 @@ Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Plan:
+class RetrievalConfig:
     """What to train, and on what.
 
     Args:
@@ -206,14 +206,14 @@ def state_bytes(model: LanguageModel, length: int) -> int | None:
     return sum(mechanism.state_nbytes(1, length, torch.float32) for mechanism in model.mechanisms)
 
 
-def measure(plan: Plan, *, tell: Tell = lambda line: None) -> dict[str, Any]:
+def measure(config: RetrievalConfig, *, tell: Tell = lambda line: None) -> dict[str, Any]:
     """Train and ask every mechanism; two controls beside them.
 
     Softmax must answer nearly everything (0.95). Equal weights, which cannot tell one key from another, must not do
     better than naming one of the stored values: 1 / pairs, and 0.1 for chance and for a convolution that sees a little.
 
     Args:
-        plan: what to train.
+        config: what to train.
         tell: called with a line for each training.
 
     Returns:
@@ -223,18 +223,18 @@ def measure(plan: Plan, *, tell: Tell = lambda line: None) -> dict[str, Any]:
         ConfigError, UnsupportedError: a mechanism that there is not, or that is not causal.
     """
     begun = time.perf_counter()
-    specs = everything() if plan.specs is None else plan.specs
+    specs = everything() if config.specs is None else config.specs
     for spec in specs:  # refused before anything is trained
-        LanguageModel(plan.model(spec, 0))
-    rows = list(_rows(plan, dict.fromkeys((*CONTROLS, *specs)), tell))
-    controls = [_control(spec, pairs, rows) for spec in CONTROLS for pairs in plan.pairs]
+        LanguageModel(config.model(spec, 0))
+    rows = list(_rows(config, dict.fromkeys((*CONTROLS, *specs)), tell))
+    controls = [_control(spec, pairs, rows) for spec in CONTROLS for pairs in config.pairs]
     return plain(
         {
             "format": FORMAT,
             "version": __version__,
             "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "seconds": time.perf_counter() - begun,
-            "plan": asdict(replace(plan, specs=tuple(specs))),
+            "plan": asdict(replace(config, specs=tuple(specs))),
             "rows": rows,
             "controls": controls,
             "environment": environment(torch.device("cpu"), 0),
@@ -242,25 +242,30 @@ def measure(plan: Plan, *, tell: Tell = lambda line: None) -> dict[str, Any]:
     )
 
 
-def _rows(plan: Plan, specs: Mapping[str, None], tell: Tell) -> Iterator[dict[str, Any]]:
-    for pairs in plan.pairs:
+def _rows(config: RetrievalConfig, specs: Mapping[str, None], tell: Tell) -> Iterator[dict[str, Any]]:
+    for pairs in config.pairs:
         for spec in specs:
-            for seed in plan.seeds:
+            for seed in config.seeds:
                 begun = time.process_time()
                 best, rate = max(
-                    ((_trained(plan, spec, pairs, seed, rate), rate) for rate in plan.rates),
+                    ((_trained(config, spec, pairs, seed, rate), rate) for rate in config.rates),
                     key=lambda found: (found[0].valid, -found[1]),
                 )
                 row = {"spec": spec, "pairs": pairs, "seed": seed, "rate": rate, "accuracy": best.test}
-                row |= {"valid": best.valid, "state_bytes": state_bytes(best.model, plan.length), "loss": best.loss}
+                row |= {"valid": best.valid, "state_bytes": state_bytes(best.model, config.length), "loss": best.loss}
                 row |= {"weights": best.model.parameter_count(), "seconds": time.process_time() - begun}
                 tell(f"{spec}, {pairs} pairs, seed {seed}: {best.test:.3f}")
                 yield row
 
 
-def _trained(plan: Plan, spec: str, pairs: int, seed: int, rate: float) -> Trained:
+def _trained(config: RetrievalConfig, spec: str, pairs: int, seed: int, rate: float) -> Trained:
     return train_recall(
-        plan.model(spec, seed), plan.task(pairs), seed=seed, steps=plan.steps, batch_size=plan.batch_size, rate=rate
+        config.model(spec, seed),
+        config.task(pairs),
+        seed=seed,
+        steps=config.steps,
+        batch_size=config.batch_size,
+        rate=rate,
     )
 
 

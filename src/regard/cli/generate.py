@@ -14,7 +14,7 @@ from regard.errors import ConfigError
 if TYPE_CHECKING:
     from regard.models import LanguageModel
     from regard.models.generate import Tokenizer
-    from regard.training import Loaded
+    from regard.training import TrainedModel
 
 
 @dataclass(frozen=True)
@@ -120,9 +120,9 @@ def _continue(options: Options, model: "LanguageModel", tokenizer: "Tokenizer", 
     return 0
 
 
-def _translate(options: Options, loaded: "Loaded") -> int:
+def _translate(options: Options, loaded: "TrainedModel") -> int:
     """A line for every line, as many at a time as share a batch."""
-    from regard.training.loaded import BEAMS, LENGTH_PENALTY
+    from regard.training.trained_model import BEAMS, LENGTH_PENALTY
 
     _only(options, *_BEAM, does="translates")
     lines = _prompt(options).splitlines() or [""]
@@ -138,7 +138,7 @@ def _translate(options: Options, loaded: "Loaded") -> int:
     return 0
 
 
-def _classify(options: Options, loaded: "Loaded") -> int:
+def _classify(options: Options, loaded: "TrainedModel") -> int:
     """A line for every class: its probability and its name, the most probable one first."""
     _only(options, does="classifies")
     if loaded.tokenizer is None:
@@ -151,14 +151,14 @@ def _classify(options: Options, loaded: "Loaded") -> int:
     return 0
 
 
-def _fill(options: Options, loaded: "Loaded") -> int:
+def _fill(options: Options, loaded: "TrainedModel") -> int:
     """The prompt with its masks filled in."""
     _only(options, does="fills in masks")
     sys.stdout.write(loaded.fill(_prompt(options)).rstrip("\n") + "\n")
     return 0
 
 
-def _draw(options: Options, loaded: "Loaded") -> int:
+def _draw(options: Options, loaded: "TrainedModel") -> int:
     """A PNG file of new images, or of held-out ones drawn from a part of each."""
     import numpy as np
 

@@ -52,7 +52,7 @@ def _measure(options: Options) -> int:
     from regard.report import retrieval as page
     from regard.training.files import write_json
 
-    plan = retrieval.Plan(
+    config = retrieval.RetrievalConfig(
         specs=options.specs or None,
         pairs=options.pairs,
         dim=options.key_dim,
@@ -61,7 +61,7 @@ def _measure(options: Options) -> int:
         seeds=tuple(range(options.seed, options.seed + options.trainings)),
     )
     screen, told = console(machine=options.json), console(machine=True)
-    results = retrieval.measure(plan, tell=lambda line: told.print(line, markup=False))
+    results = retrieval.measure(config, tell=lambda line: told.print(line, markup=False))
     screen.print(table(*page.columns(results), rows=page.rows(results)))
     for line in page.notes(results):
         screen.print(line, markup=False)

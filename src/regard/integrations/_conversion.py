@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from regard.attention.sparse.etc import Etc
 from regard.catalog import describe
 from regard.errors import UnsupportedError
-from regard.integrations._weights import listed
+from regard.integrations.weights import listed
 from regard.models import Classifier, Encoder, EncoderConfig, LanguageModel, MaskedLanguageModel, ModelConfig, Regressor
 from regard.models.block_config import Projections
 from regard.position.learned import Learned

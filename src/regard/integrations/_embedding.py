@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from regard.errors import ConfigError, InputError, LimitError
 from regard.integrations._tokenizer import PretrainedTokenizer
-from regard.integrations._weights import listed
+from regard.integrations.weights import listed
 from regard.models.encoder import Encoder
 from regard.models.generate import evaluation
 from regard.models.heads import pooled

@@ -10,8 +10,8 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from regard.errors import CheckpointError, UnsafeFileError
-from regard.integrations._architectures import Architecture, Config, Form
-from regard.integrations._weights import Stored, listed
+from regard.integrations.architectures import Architecture, Config, Form
+from regard.integrations.weights import Stored, listed
 
 CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer.json"
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import CheckpointError, UnsupportedError
-from regard.integrations._weights import Stored, listed
+from regard.integrations.weights import Stored, listed
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)

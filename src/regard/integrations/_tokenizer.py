@@ -10,8 +10,8 @@ from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, proc
 from tokenizers import Tokenizer as Model
 
 from regard.errors import CheckpointError, InputError, UnsupportedError
-from regard.integrations._weights import listed
-from regard.tasks.tokenizer import _byte_letters
+from regard.integrations.weights import listed
+from regard.tasks.tokenizer import byte_letters
 
 _CONTROL, _USER_DEFINED = 3, 4
 """Kinds of tokens in GGUF that are found in text before it is split into words."""
@@ -62,7 +62,7 @@ class PretrainedTokenizer:
         parts = json.loads(model.to_str())
         self._missing: frozenset[int] = frozenset()
         if "ByteLevel" in json.dumps(parts["pre_tokenizer"]) and parts["model"].get("unk_token") not in names:
-            self._missing = frozenset(byte for byte, letter in enumerate(_byte_letters()) if letter not in names)
+            self._missing = frozenset(byte for byte, letter in enumerate(byte_letters()) if letter not in names)
 
     def encode(self, text: str) -> Int64[np.ndarray, "length"]:
         """The ids of a text.

@@ -10,8 +10,8 @@ causality a fact of the place, so that nothing of queries x keys is made.
 # pyright: reportMissingImports=false
 
 import fnmatch
-from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Mapping
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,46 +21,16 @@ from regard.catalog import build
 from regard.core import Attention, generator
 from regard.errors import ConfigError, UnsupportedError
 from regard.info import Heads
+from regard.integrations import architectures
 from regard.integrations._multihead import effective_weights
-from regard.integrations.torch import Plan
+from regard.integrations._replacement import Replacement
+from regard.integrations.architectures import AttentionModule
 
 NAME = "regard"
-TYPES = ("bart", "bert", "gpt2", "llama", "roberta", "t5")
 STATIC = (
     "a cache with empty slots after the last position, or one that forgets, is not served: queries must be the last "
     "positions; use the default dynamic cache"
 )
-
-
-class Widths(NamedTuple):
-    """Query heads, heads of keys and values, width of a head."""
-
-    count: int
-    kv_count: int
-    key_dim: int
-
-
-def _bert(part: Any) -> Widths:
-    return Widths(part.num_attention_heads, part.num_attention_heads, part.attention_head_size)
-
-
-def _bart(part: Any) -> Widths:
-    return Widths(part.num_heads, part.num_heads, part.head_dim)
-
-
-PLACES: dict[str, Callable[[Any], Widths]] = {
-    "BartAttention": _bart,
-    "BertCrossAttention": _bert,
-    "BertSelfAttention": _bert,
-    "GPT2Attention": _bart,
-    "LlamaAttention": lambda part: Widths(
-        part.config.num_attention_heads, part.config.num_key_value_heads, part.head_dim
-    ),
-    "RobertaCrossAttention": _bert,
-    "RobertaSelfAttention": _bert,
-    "T5Attention": lambda part: Widths(part.n_heads, part.n_heads, part.key_value_proj_dim),
-}
-"""The attention modules of these types, by the name of their class, and what each says of its heads."""
 
 
 class Place(nn.Module):
@@ -80,7 +50,7 @@ class Place(nn.Module):
         self.losses = {}
 
 
-def plan(
+def replacement(
     module: nn.Module,
     spec: str,
     *,
@@ -89,7 +59,7 @@ def plan(
     dropout: float | None,
     max_length: int | None,
     seed: int,
-) -> Plan:
+) -> Replacement:
     """The mechanisms for the attention modules of every Hugging Face model in `module`.
 
     Arguments as `regard.integrations.torch.replace_attention`. Places that `pattern` leaves out keep their softmax,
@@ -103,19 +73,21 @@ def plan(
 
     found: list[tuple[Any, str, nn.Module, Place]] = []
     roots: list[str] = []
+    served = {one.name: one.modules for one in architectures.every() if one.modules}
     for path, part in module.named_modules():
         if not isinstance(part, PreTrainedModel) or any(path.startswith(root) for root in roots):
             continue
         roots.append(f"{path}." if path else "")
         model = cast(Any, part)
         parts = _parts(model, path, pattern)
-        if parts and (model.config.model_type not in TYPES or not type(model)._can_set_attn_implementation()):
+        if parts and (model.config.model_type not in served or not type(model)._can_set_attn_implementation()):
             raise UnsupportedError(
                 f"{path or type(model).__name__}: models of type {model.config.model_type} are not served; these are: "
-                f"{', '.join(TYPES)}"
+                f"{', '.join(served)}"
             )
         for name, inner in parts:
-            place = _place(inner, name, spec, causal=causal, dropout=dropout, max_length=max_length, seed=seed)
+            kinds = served[model.config.model_type]
+            place = _place(inner, name, spec, kinds, causal=causal, dropout=dropout, max_length=max_length, seed=seed)
             found.append((model, name, inner, place))
 
     def carry_out() -> None:
@@ -125,7 +97,7 @@ def plan(
         for _, _, part, place in found:
             setattr(part, NAME, place.train(part.training))
 
-    return Plan(tuple(name for _, name, _, _ in found), carry_out)
+    return Replacement(tuple(name for _, name, _, _ in found), carry_out)
 
 
 def _parts(model: nn.Module, path: str, pattern: str) -> list[tuple[str, nn.Module]]:
@@ -142,16 +114,17 @@ def _place(
     part: Any,
     name: str,
     spec: str,
+    kinds: Mapping[str, AttentionModule],
     *,
     causal: bool | None,
     dropout: float | None,
     max_length: int | None,
     seed: int,
 ) -> Place:
-    if type(part).__name__ not in PLACES:
-        raise UnsupportedError(f"{name}: {type(part).__name__} is not served; these are: {', '.join(PLACES)}")
-    widths = PLACES[type(part).__name__](part)
-    cross = _is_cross(part)
+    kind = kinds.get(type(part).__name__)
+    if kind is None:
+        raise UnsupportedError(f"{name}: {type(part).__name__} is not served; these are: {', '.join(kinds)}")
+    widths, cross = kind.widths(part), kind.cross(part)
     is_causal = bool(part.is_causal and getattr(part.config, "is_causal", True))
     if causal is not None and not cross and causal != is_causal:
         raise ConfigError(
@@ -173,19 +146,14 @@ def _place(
             mechanism.refuse("keys of a projection of their own, which caches keep", "state")
         if cross and not mechanism.info.supports.cross:
             mechanism.refuse("cross-attention; leave it out with pattern", "cross")
-        if type(part).__name__ == "T5Attention" and not cross and not mechanism.info.supports.bias:
-            mechanism.refuse("a bias on the logits, which is how T5 knows positions", "bias")
+        if kind.biased and not cross and not mechanism.info.supports.bias:
+            network = type(part).__name__.removesuffix("Attention")
+            mechanism.refuse(f"a bias on the logits, which is how {network} knows positions", "bias")
     except UnsupportedError as error:
         hint = f" (dropout={heads.dropout} is the model's own; dropout=0.0 does without)" if heads.dropout else ""
         raise UnsupportedError(f"{name}: {error}{hint}") from error
     weight = next(part.parameters())
     return Place(mechanism.to(device=weight.device, dtype=weight.dtype), cross=cross)
-
-
-def _is_cross(part: Any) -> bool:
-    if "Cross" in type(part).__name__ or getattr(part, "is_cross_attention", False):
-        return True
-    return type(part).__name__ in ("BartAttention", "T5Attention") and part.is_decoder and not part.is_causal
 
 
 def _own_dropout(part: Any) -> float:

@@ -13,14 +13,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.errors import CheckpointError, ConfigError, UnsupportedError
-from regard.integrations import _embedding, _evaluation, _folder
-from regard.integrations._architectures import Architecture, Config, Form, by_name, known
+from regard.integrations import _embedding, _evaluation, _folder, architectures
 from regard.integrations._conversion import converted
 from regard.integrations._gguf import read_gguf
-from regard.integrations._llama import GGUF_KEYS, LLAMA, gguf_weights
 from regard.integrations._packages import PACKAGE, packaged
 from regard.integrations._tokenizer import PretrainedTokenizer, tokenizer_from_gguf, tokenizer_from_json
-from regard.integrations._weights import Settings, collect, fill, listed, noted, undrawn
+from regard.integrations.architectures import Architecture, Config, Form
+from regard.integrations.weights import Settings, collect, fill, listed, noted, undrawn
 from regard.models import Encoder, EncoderDecoder, LanguageModel
 from regard.models.beam import beam_search
 from regard.models.block_config import Projections
@@ -32,11 +31,11 @@ from regard.tasks.tokenizer import BpeTokenizer
 from regard.training.files import save_folder
 from regard.training.trainer import chosen_device
 
-__all__ = ["Loaded", "PretrainedTokenizer", "convert", "evaluate", "export", "load", "recognised"]
+__all__ = ["PretrainedTokenizer", "PublishedModel", "convert", "evaluate", "export", "load", "recognised"]
 
 
 @dataclass(frozen=True)
-class Loaded:
+class PublishedModel:
     """A published network, in float32 and evaluation mode.
 
     tokenizer: None if the folder has none. config: its shape. stop_tokens: ids that end a text. architecture: as its
@@ -147,7 +146,7 @@ def load(
     attention: str | Sequence[str] | None = None,
     max_length: int | None = None,
     projections: Projections | None = None,
-) -> Loaded:
+) -> PublishedModel:
     """Load published weights.
 
     Args:
@@ -179,12 +178,12 @@ def load(
 
 
 def convert(
-    loaded: Loaded,
+    loaded: PublishedModel,
     attention: str | Sequence[str] | None,
     *,
     max_length: int | None = None,
     projections: Projections | None = None,
-) -> Loaded:
+) -> PublishedModel:
     """The same network with other attention and more positions, such as a dense one that is to read long texts.
 
     It computes what it did, as long as everything is visible that was: with a window at least as long as the text, the
@@ -217,7 +216,7 @@ def convert(
 
 
 def evaluate(
-    loaded: Loaded,
+    loaded: PublishedModel,
     text: TextConfig,
     *,
     document: str | None = None,
@@ -237,17 +236,20 @@ def evaluate(
     )
 
 
-def _load_gguf(path: Path) -> Loaded:
+def _load_gguf(path: Path) -> PublishedModel:
     metadata, tensors = read_gguf(path)
     name = metadata.get("general.architecture")
-    if name != LLAMA.name:
-        raise UnsupportedError(f"{path} holds the architecture {name!r}; from GGUF regard loads {LLAMA.name}")
-    prefixed = {setting: metadata.get(f"{name}.{key}") for setting, key in GGUF_KEYS.items()}
+    kept = {one.name: (one, one.gguf) for one in architectures.every() if one.gguf is not None}
+    if not isinstance(name, str) or name not in kept:
+        raise UnsupportedError(f"{path} holds the architecture {name!r}; from GGUF regard loads {', '.join(kept)}")
+    architecture, gguf = kept[name]
+    prefixed = {setting: metadata.get(f"{name}.{key}") for setting, key in gguf.keys.items()}
     tokens = metadata.get("tokenizer.ggml.tokens")
     values = {setting: value for setting, value in prefixed.items() if value is not None}
     values["vocab_size"] = metadata.get(f"{name}.vocab_size", len(tokens) if isinstance(tokens, list) else None)
     values["tie_word_embeddings"] = "output.weight" not in tensors
-    config = LLAMA.config(Settings(values, str(path)))
+    settings = Settings(values, str(path))
+    config = architecture.config(settings)
     problems: list[str] = []
     tokenizer, stops = None, ()
     with noted(problems):
@@ -255,18 +257,18 @@ def _load_gguf(path: Path) -> Loaded:
     with noted(problems):
         stops = _stop_tokens(metadata.get("tokenizer.ggml.eos_token_id"), config.vocab_size)
     with undrawn():
-        model = LanguageModel(config)
-    fill(model, gguf_weights(config), tensors, str(path), problems)
-    return Loaded(model.eval(), tokenizer, config, stops, LLAMA.name, path)
+        model = architecture.forms[0].build(config, settings)
+    fill(model, gguf.weights(config), tensors, str(path), problems)
+    return PublishedModel(model.eval(), tokenizer, config, stops, name, path)
 
 
-def _load_folder(folder: Path) -> Loaded:
+def _load_folder(folder: Path) -> PublishedModel:
     values = _folder.read_json(folder, _folder.CONFIG)
     beside = _folder.read_json(folder, _folder.GENERATION) if (folder / _folder.GENERATION).exists() else {}
     if values.get("decoder_start_token_id") is None:
         values["decoder_start_token_id"] = beside.get("decoder_start_token_id")
     where = str(folder / _folder.CONFIG)
-    architecture = by_name(values.get("model_type"), where)
+    architecture = architectures.by_name(values.get("model_type"), where)
     stored = _folder.read_tensors(folder)
     settings = Settings(values, where, stored)
     form = architecture.form(settings)
@@ -283,7 +285,7 @@ def _load_folder(folder: Path) -> Loaded:
     with undrawn():
         model = form.build(config, settings)
     fill(model, form.weights(config), stored, str(folder), problems, form.derived)
-    return Loaded(model.eval(), tokenizer, config, stops, architecture.name, folder)
+    return PublishedModel(model.eval(), tokenizer, config, stops, architecture.name, folder)
 
 
 def _stop_tokens(value: object, vocab_size: int) -> tuple[int, ...]:
@@ -355,7 +357,7 @@ def _written(model: nn.Module) -> tuple[Architecture, Form, dict[str, object]]:
     """The architecture that the model can be written as, its network there, and its settings."""
     reasons: list[str] = []
     config = _config(model)
-    for architecture in known().values():
+    for architecture in architectures.every():
         for form in architecture.forms:
             if type(model) is form.model and config is not None:
                 try:

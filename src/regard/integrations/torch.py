@@ -2,7 +2,6 @@
 
 import fnmatch
 import sys
-from collections.abc import Callable
 from typing import NamedTuple, cast
 
 from torch import Tensor, nn
@@ -10,8 +9,9 @@ from torch import Tensor, nn
 from regard.core import Attention, generator
 from regard.errors import ConfigError, UnsupportedError
 from regard.integrations._multihead import MultiheadAttention, forms
+from regard.integrations._replacement import Replacement
 
-__all__ = ["MultiheadAttention", "Plan", "Replaced", "losses", "replace_attention"]
+__all__ = ["MultiheadAttention", "Replaced", "losses", "replace_attention"]
 
 PARAMETERS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight", "in_proj_bias", "bias_k", "bias_v")
 
@@ -21,13 +21,6 @@ class Replaced(NamedTuple):
 
     count: int
     names: tuple[str, ...]
-
-
-class Plan(NamedTuple):
-    """A replacement that was built and checked; `carry_out` changes the model."""
-
-    names: tuple[str, ...]
-    carry_out: Callable[[], None]
 
 
 def replace_attention(
@@ -73,29 +66,31 @@ def replace_attention(
         >>> torch.allclose(model(x), before, atol=1e-5)
         True
     """
-    plans = [_plan(module, spec, causal=causal, pattern=pattern, dropout=dropout, max_length=max_length, seed=seed)]
+    found = [
+        _replacement(module, spec, causal=causal, pattern=pattern, dropout=dropout, max_length=max_length, seed=seed)
+    ]
     transformers = sys.modules.get("transformers")
     if transformers is not None and any(isinstance(part, transformers.PreTrainedModel) for part in module.modules()):
         from regard.integrations import huggingface
 
-        plans.append(
-            huggingface.plan(
+        found.append(
+            huggingface.replacement(
                 module, spec, causal=causal, pattern=pattern, dropout=dropout, max_length=max_length, seed=seed
             )
         )
-    names = tuple(name for plan in plans for name in plan.names)
+    names = tuple(name for one in found for name in one.names)
     if not names:
         raise ConfigError(
             f"{type(module).__name__} holds no attention that can be replaced under pattern={pattern!r}: neither "
             "nn.MultiheadAttention nor a Hugging Face model. If it is itself an nn.MultiheadAttention, build "
             "MultiheadAttention instead"
         )
-    for plan in plans:
-        plan.carry_out()
+    for one in found:
+        one.carry_out()
     return Replaced(len(names), names)
 
 
-def _plan(
+def _replacement(
     module: nn.Module,
     spec: str,
     *,
@@ -104,7 +99,7 @@ def _plan(
     dropout: float | None,
     max_length: int | None,
     seed: int,
-) -> Plan:
+) -> Replacement:
     """A `MultiheadAttention` for each of torch's."""
     found: list[tuple[nn.Module, str, str, nn.MultiheadAttention]] = []
     for path, parent in module.named_modules(remove_duplicate=False):
@@ -135,7 +130,7 @@ def _plan(
         for parent, child, _, old in found:
             setattr(parent, child, new[id(old)])
 
-    return Plan(tuple(name for _, _, name, _ in found), carry_out)
+    return Replacement(tuple(name for _, _, name, _ in found), carry_out)
 
 
 def _like(

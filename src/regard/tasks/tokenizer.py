@@ -160,7 +160,7 @@ class BpeTokenizer(Tokenizer):
     kind = "bpe"
 
     def __init__(self, model: "tokenizers.Tokenizer"):
-        byte_of = {letter: bytes([byte]) for byte, letter in enumerate(_byte_letters())}
+        byte_of = {letter: bytes([byte]) for byte, letter in enumerate(byte_letters())}
         names = {index: name for name, index in model.get_vocab().items()}
         try:
             pieces = [b"".join(byte_of[letter] for letter in names[index]) for index in range(len(names))]
@@ -297,7 +297,7 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
         ) from error
 
 
-def _byte_letters() -> list[str]:
+def byte_letters() -> list[str]:
     """GPT-2's letter for each byte: itself where it is printable Latin-1, else the next letter from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = iter(range(0x100, 0x200))

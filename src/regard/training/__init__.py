@@ -8,7 +8,7 @@ _HOMES = {
     "TrainingConfig": "config",
     "Trainer": "trainer",
     "Interrupted": "interruption",
-    "Loaded": "loaded",
+    "TrainedModel": "trained_model",
     "RunResult": "run",
     "evaluate": "run",
     "load": "run",
@@ -18,9 +18,9 @@ _HOMES = {
 
 __all__ = [
     "Interrupted",
-    "Loaded",
     "RunConfig",
     "RunResult",
+    "TrainedModel",
     "Trainer",
     "TrainingConfig",
     "evaluate",
@@ -32,8 +32,8 @@ __all__ = [
 if TYPE_CHECKING:
     from regard.training.config import RunConfig, TrainingConfig
     from regard.training.interruption import Interrupted
-    from regard.training.loaded import Loaded
     from regard.training.run import RunResult, evaluate, load, resume, train
+    from regard.training.trained_model import TrainedModel
     from regard.training.trainer import Trainer
 
 

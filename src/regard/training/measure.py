@@ -15,7 +15,7 @@ from regard.tasks.scoring import Rows, classification_rows, image_rows, library,
 from regard.tasks.translation import TranslationTask
 from regard.training.batches import Batch
 from regard.training.evaluation import Scores
-from regard.training.loaded import translations
+from regard.training.trained_model import translations
 
 
 class Measure:

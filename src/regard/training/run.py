@@ -29,9 +29,9 @@ from regard.training import checkpoint, environment, metrics, network, toml
 from regard.training.config import AnyModelConfig, RunConfig
 from regard.training.evaluation import measured, score
 from regard.training.files import writing
-from regard.training.loaded import BEAMS, LENGTH_PENALTY, Loaded
 from regard.training.measure import Measure
 from regard.training.stages import Stages, model_after
+from regard.training.trained_model import BEAMS, LENGTH_PENALTY, TrainedModel
 from regard.training.trainer import OnProgress, Trainer, chosen_device
 
 Report = dict[str, object]
@@ -122,7 +122,7 @@ def resume(run: Path | str, *, on_progress: OnProgress | None = None) -> RunResu
     return _finish(run, config, task, on_progress)
 
 
-def load(run: Path | str, *, best: bool = False, device: str = "auto") -> Loaded:
+def load(run: Path | str, *, best: bool = False, device: str = "auto") -> TrainedModel:
     """The model of a run, in evaluation mode.
 
     Args:
@@ -149,11 +149,11 @@ def load(run: Path | str, *, best: bool = False, device: str = "auto") -> Loaded
     checkpoint.restore_model(model, found)
     model = model.to(chosen_device(device)).eval()
     grid = network.load_grid(run / IMAGES) if isinstance(config.task, ImagesConfig) else None
-    return Loaded(model, _tokenizer(run, config), config, run, found.progress.step, labels, grid)
+    return TrainedModel(model, _tokenizer(run, config), config, run, found.progress.step, labels, grid)
 
 
 def evaluate(
-    run_or_model: Path | str | Loaded | nn.Module,
+    run_or_model: Path | str | TrainedModel | nn.Module,
     task: Task | TaskConfig | None = None,
     split: Split = "valid",
     *,
@@ -170,7 +170,7 @@ def evaluate(
         split: train, valid or test.
         batch_size: examples at a time.
         limit: as many examples, evenly spaced; 0: all.
-        beams, length_penalty: of translations, as `Loaded.translate`; None: its defaults.
+        beams, length_penalty: of translations, as `TrainedModel.translate`; None: its defaults.
 
     Returns:
         split, task, nats_per_token, bits_per_byte (None without text), accuracy, tokens, bytes, and `documents`: the
@@ -186,10 +186,10 @@ def evaluate(
         raise ConfigError(f"batch_size must be at least 1 and limit at least 0 (all), got {batch_size} and {limit}")
     if isinstance(run_or_model, Path | str):
         run_or_model = load(run_or_model)
-    model = run_or_model.model if isinstance(run_or_model, Loaded) else run_or_model
-    if isinstance(task, TaskConfig) or (task is None and isinstance(run_or_model, Loaded)):
-        config = run_or_model.config if isinstance(run_or_model, Loaded) else RunConfig()
-        tokenizer = run_or_model.tokenizer if isinstance(run_or_model, Loaded) else None
+    model = run_or_model.model if isinstance(run_or_model, TrainedModel) else run_or_model
+    if isinstance(task, TaskConfig) or (task is None and isinstance(run_or_model, TrainedModel)):
+        config = run_or_model.config if isinstance(run_or_model, TrainedModel) else RunConfig()
+        tokenizer = run_or_model.tokenizer if isinstance(run_or_model, TrainedModel) else None
         wanted = config.task if task is None else task
         keeps = tokenizer is not None and wanted.name == config.task.name
         task = build_task(wanted, seed=config.training.seed, tokenizer=tokenizer if keeps else None)

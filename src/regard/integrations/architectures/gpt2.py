@@ -1,7 +1,15 @@
 """GPT-2: names and configuration. Its linear layers are stored (in, out), and one tensor holds q, k and v."""
 
-from regard.integrations._architectures import ACTIVATIONS, Architecture, Form, activation, require
-from regard.integrations._weights import Settings, Weight, each
+from regard.integrations.architectures._base import (
+    ACTIVATIONS,
+    Architecture,
+    AttentionModule,
+    Form,
+    Widths,
+    activation,
+    require,
+)
+from regard.integrations.weights import Settings, Weight, each
 from regard.models import LanguageModel
 from regard.models.config import ModelConfig
 
@@ -103,4 +111,10 @@ GPT2 = Architecture(
         ),
     ),
     prefix="transformer.",
+    modules={
+        "GPT2Attention": AttentionModule(
+            widths=lambda module: Widths(module.num_heads, module.num_heads, module.head_dim),
+            cross=lambda module: module.is_cross_attention,
+        )
+    },
 )

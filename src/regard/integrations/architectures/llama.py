@@ -1,9 +1,11 @@
 """Llama: names, configuration, and the same in GGUF."""
 
+from typing import Any
+
 from regard import specs
 from regard.errors import UnsupportedError
-from regard.integrations._architectures import Architecture, Form, pairs, require
-from regard.integrations._weights import Settings, Weight, each
+from regard.integrations.architectures._base import Architecture, AttentionModule, Form, Gguf, Widths, pairs, require
+from regard.integrations.weights import Settings, Weight, each
 from regard.models import LanguageModel
 from regard.models.config import ModelConfig
 
@@ -94,24 +96,11 @@ def _weights(config: ModelConfig) -> list[Weight]:
     return each([*pairs(linear, bias=config.bias), *pairs(rest, bias=False)], config.layers)
 
 
-LLAMA = Architecture(
-    name="llama",
-    config=_config,
-    settings=_settings,
-    forms=(
-        Form(
-            titles=("LlamaForCausalLM", "LlamaModel"),
-            model=LanguageModel,
-            build=lambda config, settings: LanguageModel(config),
-            weights=_weights,
-            ignored=("rotary_emb.inv_freq",),
-            copies={"lm_head.weight": "model.embed_tokens.weight"},
-        ),
-    ),
-    prefix="model.",
-)
+def _widths(module: Any) -> Widths:
+    return Widths(module.config.num_attention_heads, module.config.num_key_value_heads, module.head_dim)
 
-GGUF_KEYS = {
+
+_GGUF_KEYS = {
     "hidden_size": "embedding_length",
     "intermediate_size": "feed_forward_length",
     "num_hidden_layers": "block_count",
@@ -126,7 +115,7 @@ GGUF_KEYS = {
 """Setting -> GGUF metadata key below `llama.`"""
 
 
-def gguf_weights(config: ModelConfig) -> list[Weight]:
+def _gguf_weights(config: ModelConfig) -> list[Weight]:
     """Our weights in a GGUF file, whose rows of q and k are stored for rotary planes of neighbouring channels."""
     layer, block = "blk.{layer}", "blocks.{layer}"
     heads, kv_heads = config.heads, config.kv_heads or config.heads
@@ -145,3 +134,23 @@ def gguf_weights(config: ModelConfig) -> list[Weight]:
         *([] if config.tied else [Weight("output.weight", "output.weight")]),
     ]
     return each(weights, config.layers)
+
+
+LLAMA = Architecture(
+    name="llama",
+    config=_config,
+    settings=_settings,
+    forms=(
+        Form(
+            titles=("LlamaForCausalLM", "LlamaModel"),
+            model=LanguageModel,
+            build=lambda config, settings: LanguageModel(config),
+            weights=_weights,
+            ignored=("rotary_emb.inv_freq",),
+            copies={"lm_head.weight": "model.embed_tokens.weight"},
+        ),
+    ),
+    prefix="model.",
+    gguf=Gguf(keys=_GGUF_KEYS, weights=_gguf_weights),
+    modules={"LlamaAttention": AttentionModule(_widths)},
+)

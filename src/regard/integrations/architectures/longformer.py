@@ -5,8 +5,8 @@ from typing import cast
 
 from regard.attention.sparse.longformer import Longformer
 from regard.errors import UnsupportedError
-from regard.integrations._architectures import Architecture, require
-from regard.integrations._bert import (
+from regard.integrations.architectures._base import Architecture, require
+from regard.integrations.architectures._encoders import (
     CLASSES_ROBERTA,
     MASKED_ROBERTA,
     Network,
@@ -15,7 +15,7 @@ from regard.integrations._bert import (
     padding_rows,
     roberta_settings,
 )
-from regard.integrations._weights import Settings
+from regard.integrations.weights import Settings
 from regard.models import Classifier, Encoder, EncoderConfig
 
 

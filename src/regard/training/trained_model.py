@@ -27,7 +27,7 @@ from regard.training.config import RunConfig
 from regard.training.network import Labels, Network
 
 MASK = "[MASK]"
-"""What stands for a hidden token in the text that `Loaded.fill` takes."""
+"""What stands for a hidden token in the text that `TrainedModel.fill` takes."""
 BEAMS = 4
 LENGTH_PENALTY = 0.6
 """Of beam search: Vaswani et al. 2017, section 6.1."""
@@ -42,7 +42,7 @@ _DOES = {
 
 
 @dataclass(frozen=True)
-class Loaded:
+class TrainedModel:
     """A trained model with what it needs to read and write. tokenizer: None for tasks without text. labels: of classes.
     grid: of images.
 
@@ -320,7 +320,7 @@ def translations(
     batch_size: int = 16,
 ) -> list[str]:
     """The best translation that beam search finds of each source, which ends in the separator; arguments as
-    `Loaded.translate`. Sources of like length share a batch.
+    `TrainedModel.translate`. Sources of like length share a batch.
     """
     if batch_size < 1:
         raise ConfigError(f"batch_size must be at least 1, got {batch_size}")

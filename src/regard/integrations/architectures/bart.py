@@ -1,7 +1,16 @@
 """BART: names and configuration. Its position tables have two rows before the first token's."""
 
-from regard.integrations._architectures import ACTIVATIONS, Architecture, Form, activation, pairs, require
-from regard.integrations._weights import Settings, Weight, each
+from regard.integrations.architectures._base import (
+    ACTIVATIONS,
+    Architecture,
+    AttentionModule,
+    Form,
+    Widths,
+    activation,
+    pairs,
+    require,
+)
+from regard.integrations.weights import Settings, Weight, each
 from regard.models import EncoderDecoder, EncoderDecoderConfig
 
 _OFFSET = 2
@@ -141,4 +150,10 @@ BART = Architecture(
         ),
     ),
     prefix="model.",
+    modules={
+        "BartAttention": AttentionModule(
+            widths=lambda module: Widths(module.num_heads, module.num_heads, module.head_dim),
+            cross=lambda module: module.is_decoder and not module.is_causal,
+        )
+    },
 )

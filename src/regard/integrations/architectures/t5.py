@@ -1,8 +1,8 @@
 """T5, both versions: names and configuration."""
 
 from regard import specs
-from regard.integrations._architectures import Architecture, Form, pairs, require
-from regard.integrations._weights import Settings, Weight, each
+from regard.integrations.architectures._base import Architecture, AttentionModule, Form, Widths, pairs, require
+from regard.integrations.weights import Settings, Weight, each
 from regard.models import EncoderDecoder, EncoderDecoderConfig
 from regard.models.block_config import GATED, MlpKind
 
@@ -151,4 +151,11 @@ T5 = Architecture(
             },
         ),
     ),
+    modules={
+        "T5Attention": AttentionModule(
+            widths=lambda module: Widths(module.n_heads, module.n_heads, module.key_value_proj_dim),
+            cross=lambda module: module.is_decoder and not module.is_causal,
+            biased=True,
+        )
+    },
 )

@@ -10,8 +10,8 @@ from torch import Tensor
 from regard import specs
 from regard.attention.sparse.bigbird import Bigbird
 from regard.errors import UnsupportedError
-from regard.integrations._architectures import Architecture, require
-from regard.integrations._bert import (
+from regard.integrations.architectures._base import Architecture, require
+from regard.integrations.architectures._encoders import (
     MASKED,
     Network,
     encoder_config,
@@ -19,7 +19,7 @@ from regard.integrations._bert import (
     encoder_settings,
     own_activation,
 )
-from regard.integrations._weights import Settings
+from regard.integrations.weights import Settings
 from regard.models import Encoder, EncoderConfig
 from regard.patterns.picks import visible
 
@@ -133,7 +133,7 @@ def _pattern(network: Network) -> dict[str, object]:
     return {"attention_type": _SPARSE, "block_size": first.block_size, "num_random_blocks": first.num_random}
 
 
-BIGBIRD = Architecture(
+BIG_BIRD = Architecture(
     name="big_bird",
     config=_config,
     settings=_settings,

@@ -1,14 +1,14 @@
-"""Published architectures that our models can be, by the name in their configuration."""
+"""What a published architecture is, and what their files share."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
 from regard import specs
 from regard.errors import UnsupportedError
-from regard.integrations._weights import Settings, Weight, listed
+from regard.integrations.weights import Settings, Weight, listed
 from regard.models.block_config import MlpKind
 from regard.models.config import ModelConfig
 from regard.models.encoder_config import EncoderConfig
@@ -49,13 +49,43 @@ class Form:
 
 
 @dataclass(frozen=True)
+class Gguf:
+    """How GGUF keeps an architecture. keys: setting -> metadata key below its name. weights: ours there."""
+
+    keys: Mapping[str, str]
+    weights: Callable[[Any], list[Weight]]
+
+
+class Widths(NamedTuple):
+    """Query heads, heads of keys and values, width of a head."""
+
+    count: int
+    kv_count: int
+    key_dim: int
+
+
+@dataclass(frozen=True)
+class AttentionModule:
+    """An attention module of transformers, whose softmax another mechanism can stand for.
+
+    widths: what a module says of its heads. cross: whether it reads another sequence. biased: where it does not, its
+    logits have a bias, which is how the network knows positions.
+    """
+
+    widths: Callable[[Any], Widths]
+    cross: Callable[[Any], bool] = lambda module: False
+    biased: bool = False
+
+
+@dataclass(frozen=True)
 class Architecture:
     """How a published architecture maps to our models and back.
 
     name: `model_type` of its configuration. config: our configuration from theirs; raises if there are problems.
     settings: theirs from ours; raises if ours is none of this architecture. forms: its networks, the first for a
     configuration that names none. prefix: of its tensors' names, which a file of a bare network leaves out. renamed:
-    endings that old files have -> those of today.
+    endings that old files have -> those of today. gguf: None if GGUF files of it are not read. modules: its attention
+    modules in transformers by the name of their class; none if other mechanisms cannot stand there.
     """
 
     name: str
@@ -64,6 +94,8 @@ class Architecture:
     forms: tuple[Form, ...]
     prefix: str = ""
     renamed: Mapping[str, str] = field(default_factory=dict)
+    gguf: Gguf | None = None
+    modules: Mapping[str, AttentionModule] = field(default_factory=dict)
 
     def form(self, settings: Settings) -> Form:
         """The network that a configuration names.
@@ -79,31 +111,6 @@ class Architecture:
                 return form
         titles = ", ".join(title for form in self.forms for title in form.titles)
         raise UnsupportedError(f"{settings.where} holds the network {named[0]!r}; of {self.name} regard loads {titles}")
-
-
-def known() -> dict[str, Architecture]:
-    """Every architecture by name."""
-    from regard.integrations._bart import BART
-    from regard.integrations._bert import BERT, ROBERTA
-    from regard.integrations._bigbird import BIGBIRD
-    from regard.integrations._gpt2 import GPT2
-    from regard.integrations._llama import LLAMA
-    from regard.integrations._longformer import LONGFORMER
-    from regard.integrations._t5 import T5
-
-    return {one.name: one for one in (LLAMA, GPT2, BERT, ROBERTA, LONGFORMER, BIGBIRD, T5, BART)}
-
-
-def by_name(name: object, where: str) -> Architecture:
-    """The architecture of a configuration.
-
-    Raises:
-        UnsupportedError: one that no model of ours is.
-    """
-    found = known()
-    if not isinstance(name, str) or name not in found:
-        raise UnsupportedError(f"{where} holds the architecture {name!r}; regard loads {', '.join(sorted(found))}")
-    return found[name]
 
 
 def require(config: Config, name: str, *, attention: str | None = "softmax", position: str, **wanted: object) -> None:

@@ -1,11 +1,19 @@
-"""BERT and RoBERTa: names, configuration, and their networks: bare, for masked tokens, for classes."""
+"""Encoders in the shape of BERT: configuration, weights, and networks: bare, for masked tokens, for classes."""
 
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 from regard.errors import UnsupportedError
-from regard.integrations._architectures import ACTIVATIONS, Architecture, Form, activation, pairs, require
-from regard.integrations._weights import Settings, Weight, each
+from regard.integrations.architectures._base import (
+    ACTIVATIONS,
+    AttentionModule,
+    Form,
+    Widths,
+    activation,
+    pairs,
+    require,
+)
+from regard.integrations.weights import Settings, Weight, each
 from regard.models import Classifier, Encoder, EncoderConfig, MaskedLanguageModel
 from regard.models.heads import Activation
 
@@ -112,12 +120,6 @@ def encoder_settings(
         "type_vocab_size": config.token_types,
         "layer_norm_eps": config.norm_eps,
     }
-
-
-def _bert_settings(config: EncoderConfig) -> dict[str, object]:
-    found = encoder_settings(config, "bert")
-    require(config, "bert", position="learned", position_offset=0)
-    return {**found, "pad_token_id": 0}
 
 
 def padding_rows(settings: Settings) -> int:
@@ -246,6 +248,18 @@ def encoder_forms(
     )
 
 
+def attention_modules(title: str) -> dict[str, AttentionModule]:
+    """The attention modules of transformers whose names begin with a title."""
+
+    def widths(module: Any) -> Widths:
+        return Widths(module.num_attention_heads, module.num_attention_heads, module.attention_head_size)
+
+    return {
+        f"{title}CrossAttention": AttentionModule(widths, cross=lambda module: True),
+        f"{title}SelfAttention": AttentionModule(widths),
+    }
+
+
 def _classes(model: Classifier) -> dict[str, object]:
     count = model.output.out_features
     return {
@@ -258,35 +272,3 @@ MASKED = [("transform", "cls.predictions.transform.dense"), ("norm", "cls.predic
 """BERT's head for masked tokens: our modules and theirs"""
 MASKED_ROBERTA = [("transform", "lm_head.dense"), ("norm", "lm_head.layer_norm")]
 CLASSES_ROBERTA = [("pooler", "classifier.dense"), ("output", "classifier.out_proj")]
-
-BERT = Architecture(
-    name="bert",
-    config=lambda settings: encoder_config(settings, offset=0),
-    settings=_bert_settings,
-    forms=encoder_forms(
-        "bert.",
-        "Bert",
-        masked=MASKED,
-        bias="cls.predictions.bias",
-        decoder="cls.predictions.decoder",
-        classes=[("pooler", "bert.pooler.dense"), ("output", "classifier")],
-        transform=own_activation,
-    ),
-    prefix="bert.",
-    renamed={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
-)
-
-ROBERTA = Architecture(
-    name="roberta",
-    config=lambda settings: encoder_config(settings, offset=padding_rows(settings)),
-    settings=roberta_settings,
-    forms=encoder_forms(
-        "roberta.",
-        "Roberta",
-        masked=MASKED_ROBERTA,
-        bias="lm_head.bias",
-        decoder="lm_head.decoder",
-        classes=CLASSES_ROBERTA,
-    ),
-    prefix="roberta.",
-)

@@ -1,0 +1,11 @@
+"""What replacing the attention of a model does, built and checked before anything is changed."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+
+class Replacement(NamedTuple):
+    """Places that get other attention, by their names; `carry_out` changes the model."""
+
+    names: tuple[str, ...]
+    carry_out: Callable[[], None]

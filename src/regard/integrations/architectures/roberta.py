@@ -1,0 +1,28 @@
+"""RoBERTa: names and configuration."""
+
+from regard.integrations.architectures._base import Architecture
+from regard.integrations.architectures._encoders import (
+    CLASSES_ROBERTA,
+    MASKED_ROBERTA,
+    attention_modules,
+    encoder_config,
+    encoder_forms,
+    padding_rows,
+    roberta_settings,
+)
+
+ROBERTA = Architecture(
+    name="roberta",
+    config=lambda settings: encoder_config(settings, offset=padding_rows(settings)),
+    settings=roberta_settings,
+    forms=encoder_forms(
+        "roberta.",
+        "Roberta",
+        masked=MASKED_ROBERTA,
+        bias="lm_head.bias",
+        decoder="lm_head.decoder",
+        classes=CLASSES_ROBERTA,
+    ),
+    prefix="roberta.",
+    modules=attention_modules("Roberta"),
+)
