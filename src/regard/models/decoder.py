@@ -56,6 +56,11 @@ class ModelState(States):
         return super().length
 
     @property
+    def streaming(self) -> bool:
+        """Whether mechanisms keep the running segment."""
+        return "layers" in self.parts
+
+    @property
     def running(self) -> int:
         """Tokens of the segment that is not over."""
         if "memories" not in self.parts:
@@ -209,7 +214,8 @@ class LanguageModel(nn.Module):
 
         Args:
             batch: rows.
-            segments: of a model with a memory: every call is a whole segment, as in training; mechanisms keep nothing.
+            segments: of a model with a memory: every call ends its last segment; mechanisms keep nothing, as in
+                training.
             device, dtype: of the state.
 
         Raises:
@@ -249,6 +255,9 @@ class LanguageModel(nn.Module):
     ) -> ModelOutput:
         """Logits of the next token at every position.
 
+        A model with a memory reads `max_length` tokens at a time: each such segment sees itself and what the memories
+        have of earlier ones, to which no gradient flows. Any split of a text with a state gives the same.
+
         Args:
             tokens: ids below `vocab_size`.
             key_mask: True = real token; masked ones influence no other position.
@@ -284,6 +293,37 @@ class LanguageModel(nn.Module):
                 f"got {key_mask.dtype} {tuple(key_mask.shape)}"
             )
         self.embeddings.check(tokens, positions=positions)
+        if self.config.memory == "none":
+            return self._segment(tokens, key_mask, positions, state)
+        return self._segments(tokens, key_mask, positions, state)
+
+    def _segments(
+        self, tokens: Tensor, key_mask: Tensor | None, positions: Tensor | None, state: ModelState | None
+    ) -> Hidden:
+        """Segments of `max_length` tokens, one after the other; the running one goes on and ends when it is full."""
+        if positions is not None:
+            raise UnsupportedError("a model with a memory counts slots; leave positions out, or pad on the right")
+        streaming, size = state is not None and state.streaming, self.config.max_length
+        past = state or self.initial_state(len(tokens), segments=True)
+        parts: list[Tensor] = []
+        losses: dict[str, list[Tensor]] = {}
+        first = 0
+        while first < tokens.shape[1] or not parts:
+            cut = slice(first, first + size - past.running)
+            mask = None if key_mask is None else key_mask[:, cut]
+            hidden, after, more = self._segment(tokens[:, cut], mask, None, past)
+            assert after is not None
+            past = self.next_segment(after) if streaming and after.running == size else after
+            parts.append(hidden)
+            for name, loss in more.items():
+                losses.setdefault(name, []).append(loss)
+            first = cut.stop
+        means = {name: torch.stack(each).mean() for name, each in losses.items()}
+        return Hidden(torch.cat(parts, 1), None if state is None else past, means)
+
+    def _segment(
+        self, tokens: Tensor, key_mask: Tensor | None, positions: Tensor | None, state: ModelState | None
+    ) -> Hidden:
         x, past, tail = self.embeddings.content(tokens), 0 if state is None else state.length, None
         if self.convolution is not None:
             x, tail = self.convolution(x, key_mask, None if state is None else state.convolution)
