@@ -10,7 +10,6 @@ import regard
 from regard import AttentionLayer, catalog, position
 from regard.errors import ConfigError, ShapeError, UnsupportedError
 from regard.layer import HeadMix, Prepared
-from regard.memory.recent import Recent
 from regard.testing.compare import assert_close, assert_identical
 
 LENGTH = 13
@@ -176,7 +175,7 @@ def test_a_memory_is_the_past_as_leading_keys():
     x = randn(2, LENGTH, 16)
     with torch.no_grad():
         whole = attention(x).hidden
-        memory, pieces = attention.memory.initial(2, 16, dtype=torch.float64), []
+        memory, pieces = attention.memory.initial_state(2, 16, dtype=torch.float64), []
         for piece in x.split([4, 5, 4], 1):
             found = attention(piece, memory=memory)
             memory, _ = found.memory, pieces.append(found.hidden)
@@ -185,9 +184,9 @@ def test_a_memory_is_the_past_as_leading_keys():
 
 
 def test_a_short_memory_forgets_and_stops_the_gradient():
-    attention = layer(memory=Recent(length=3))
+    attention = layer(memory="recent(length=3)")
     x = randn(1, 5, 16).requires_grad_()
-    memory = attention(x, memory=attention.memory.initial(1, 16, dtype=torch.float64)).memory
+    memory = attention(x, memory=attention.memory.initial_state(1, 16, dtype=torch.float64)).memory
     assert memory.shape == (1, 3, 16)
     assert_identical(memory, x[:, 2:].detach(), what="the last three")
     attention(randn(1, 2, 16, seed=3), memory=memory).hidden.sum().backward()

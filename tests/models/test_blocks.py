@@ -5,11 +5,10 @@ import torch
 from torch.nn.functional import gelu, layer_norm, relu, rms_norm, silu
 
 from regard.core import generator
-from regard.layer import AttentionLayer
-from regard.layer import linear
+from regard.layer import AttentionLayer, linear
 from regard.models.blocks.residual import Residual as Block
-from regard.models.parts import Mlp, ShortConvolution
 from regard.models.config import ModelConfig
+from regard.models.parts import Mlp, ShortConvolution
 
 
 def signed(*shape: int, seed: int = 0) -> torch.Tensor:

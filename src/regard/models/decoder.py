@@ -179,7 +179,9 @@ class LanguageModel(nn.Module):
 
     @property
     def pads(self) -> bool:
-        """Whether rows of unequal length may share a batch by left padding: no pattern depends on absolute slots."""
+        """Whether rows of unequal length may share a batch by left padding: no pattern or segment depends on slots."""
+        if self.config.memory != "none":
+            return False
         return all(m.info.supports.key_mask and not m.info.anchored for m in self.mechanisms)
 
     @cached_property
