@@ -71,7 +71,7 @@ class Call:
     """added to the logits"""
     marks: Tensor | None = None
     """(batch, keys), integer labels"""
-    inputs: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
+    inputs: Mapping[str, Tensor] = field(default_factory=lambda: {})  # torch.compile cannot call `dict[str, Tensor]`
     """exactly those of `info.inputs`"""
     state: State | None = None
     """the past"""
@@ -461,6 +461,8 @@ class Attention(Configured, ABC):
                 )
         if state is not None and not supports.state:
             self.refuse("state", "state")
+        if query_start is not None and query_start < 0:
+            raise ShapeError(f"{self._name}: query_start is a slot, so at least 0; got {query_start}")
         if heads.causal and query_start is not None:
             if not self.info.mergeable:
                 raise UnsupportedError(
