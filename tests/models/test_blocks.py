@@ -116,6 +116,6 @@ def test_residual_outputs_shrink_with_depth_under_pre_norm(place: str, scale: fl
     config = ModelConfig(dim=64, heads=2, layers=4, norm=place)
     block = Block(config, AttentionLayer(64, "softmax", heads=2), seed=0)
     assert block.mlp is not None
-    assert block.attention.output.weight.std().item() == pytest.approx(scale / 8, rel=0.05)
+    assert block.attention.projections.output.weight.std().item() == pytest.approx(scale / 8, rel=0.05)
     assert block.mlp.down.weight.std().item() == pytest.approx(scale / 16, rel=0.05)
     assert block.mlp.up.weight.std().item() == pytest.approx(1 / 8, rel=0.05)

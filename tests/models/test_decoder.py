@@ -220,7 +220,7 @@ def test_layers_draw_from_seeds_of_their_own() -> None:
     model = model_of("softmax", layers=3)
     seeds = {mechanism.heads.seed for mechanism in model.mechanisms}
     assert len(seeds) == 3
-    weights = [block.attention.value.weight for block in model.blocks]
+    weights = [block.attention.projections.value.weight for block in model.blocks]
     assert not torch.equal(weights[0], weights[1])
 
 

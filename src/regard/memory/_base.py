@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -28,18 +28,18 @@ class MemoryState(Summary):
         """Positions of the segment that is not over."""
         return self.content["waiting"].shape[1] if "waiting" in self.content else 0
 
-    def wait(self, x: Tensor, key_mask: Tensor | None) -> Self:
+    def wait(self, x: Tensor, key_mask: Tensor | None) -> "MemoryState":
         """The state with more inputs of the running segment."""
         content = dict(self.content)
         pending = join(content.pop("waiting", None), content.pop("waiting_mask", None), x.detach(), key_mask)
         content["waiting"], mask = pending
         if mask is not None:
             content["waiting_mask"] = mask
-        return type(self)(content, self.length)
+        return MemoryState(content, self.length)
 
-    def without_waiting(self) -> Self:
+    def without_waiting(self) -> "MemoryState":
         """The content alone."""
-        return type(self)({n: x for n, x in self.content.items() if not n.startswith("waiting")}, self.length)
+        return MemoryState({n: x for n, x in self.content.items() if not n.startswith("waiting")}, self.length)
 
 
 class Memory(Configured, ABC):
