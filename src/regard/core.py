@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, NoReturn, 
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.bias import ScoreBias
 from regard.errors import InputError, LimitError, ShapeError, UnsupportedError
@@ -219,7 +219,7 @@ class Attention(Configured, ABC):
 
         Raises:
             UnsupportedError: an argument that `info.supports` does not list; left padding where `info.anchored`.
-            ShapeError: shapes or dtypes that do not fit; inputs other than those declared.
+            ShapeError: shapes or dtypes that do not fit; inputs other than those declared; a negative `query_start`.
             InputError: an input out of its bounds.
             LimitError: longer than `heads.max_length` where weights depend on it.
         """
@@ -309,9 +309,12 @@ class Attention(Configured, ABC):
             kept = state.view()
             k, v, inputs = kept["k"], kept["v"], {name: kept.get(name, x) for name, x in call.inputs.items()}
             call = replace(call, key_mask=kept.get("key_mask"), marks=kept.get("marks"), inputs=inputs, past=0)
+        wide = accumulation_dtype(q.dtype)
+        weights = {f"of.{name}": x.to(wide) for name, x in self.named_parameters() if x.dtype != wide}
         with torch.autocast(q.device.type, enabled=False):
-            q, k, v = (x.to(accumulation_dtype(x.dtype)) for x in (q, k, v))
-            return Attended(self.reference(q, k, v, call), state)
+            arguments = (*(x.to(wide) for x in (q, k, v)), call)
+            values = torch.func.functional_call(_Definition(self), weights, arguments)
+        return Attended(values, state)
 
     @property
     def _name(self) -> str:
@@ -524,6 +527,17 @@ class Attention(Configured, ABC):
 
     def extra_repr(self) -> str:
         return repr(self.heads)
+
+
+class _Definition(nn.Module):
+    """The definition of a mechanism as a module, so that its weights can be exchanged for a call."""
+
+    def __init__(self, mechanism: Attention) -> None:
+        super().__init__()
+        self.of = mechanism
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
+        return self.of.reference(q, k, v, call)
 
 
 def described(cls: type[Attention], options: Mapping[str, Any]) -> Info:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any, ClassVar, Literal, final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from regard.core import Attended, Attention, Call, accumulation_dtype
@@ -96,13 +97,10 @@ class Uniform(Attention):
         return {"total": constant(*shape, dtype="accumulation"), "count": constant(1, dtype=torch.int64)}
 
     def reference(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
-        """One query at a time."""
-        visible = call.visible(q, k)[:, 0].expand(v.shape[0], -1, -1)
-        rows: list[Tensor] = []
-        for batch in range(v.shape[0]):
-            for seen in visible[batch]:
-                picked = v[batch, :, seen]
-                total = picked.sum(1) / seen.sum().clamp(min=1)
-                rows.append(total if self.pool == "mean" or not bool(seen.any()) else picked.amax(1))
-        values = torch.stack(rows).unflatten(0, (v.shape[0], q.shape[2])).transpose(1, 2)
-        return values.repeat_interleave(self.heads.group, 1)
+        """The values that each query sees, side by side, (queries, keys, value), then their mean or maximum."""
+        seen = call.visible(q, k)[..., None]
+        v = v.repeat_interleave(self.heads.group, 1)[:, :, None]
+        if self.pool == "mean":
+            return torch.where(seen, v, 0.0).sum(3) / seen.sum(3).clamp(min=1)
+        highest = F.pad(v.masked_fill(~seen, float("-inf")), (0, 0, 0, 1), value=float("-inf")).amax(3)
+        return highest.masked_fill(~seen.any(3), 0.0)
