@@ -312,8 +312,11 @@ class Attention(Configured, ABC):
         wide = accumulation_dtype(q.dtype)
         weights = {f"of.{name}": x.to(wide) for name, x in self.named_parameters() if x.dtype != wide}
         with torch.autocast(q.device.type, enabled=False):
-            arguments = (*(x.to(wide) for x in (q, k, v)), call)
-            values = torch.func.functional_call(_Definition(self), weights, arguments)
+            q, k, v = (x.to(wide) for x in (q, k, v))
+            if weights:
+                values = torch.func.functional_call(_Definition(self), weights, (q, k, v, call))
+            else:
+                values = self.reference(q, k, v, call)
         return Attended(values, state)
 
     @property
