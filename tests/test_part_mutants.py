@@ -54,7 +54,7 @@ def test_a_scheme_of_ones_own_needs_a_definition():
 def test_what_cannot_be_checked_is_refused():
     with pytest.raises(ConfigError, match="unknown check"):
         check_part(Residual, checks=["residual_onse"])
-    with pytest.raises(ConfigError, match="is none of AttentionLayer, Block"):
+    with pytest.raises(ConfigError, match="is none of AttentionLayer, CrossBlock"):
         check_part(int)
     with pytest.raises(ConfigError, match="is none of"):
         check_part(Residual, checks=["targets_are_next"])

@@ -50,11 +50,11 @@ def test_linear_is_drawn_from_its_generator() -> None:
 def test_short_convolution_is_its_sum() -> None:
     convolution = ShortConvolution(3, 4, draw=generator(0)).double()
     x, taps = signed(2, 6, 3), convolution.taps
-    y, tail = convolution(x)
+    y, state = convolution(x)
     for t in range(6):
         expected = sum(taps[s] * x[:, t - s] for s in range(4) if t >= s)
         torch.testing.assert_close(y[:, t], expected, rtol=0, atol=1e-12)
-    assert torch.equal(tail, x[:, 3:])
+    assert torch.equal(state["tail"], x[:, 3:])
 
 
 @pytest.mark.parametrize("split", [0, 1, 2, 3, 5, 6])
@@ -62,10 +62,11 @@ def test_short_convolution_streams(split: int) -> None:
     convolution = ShortConvolution(3, 4, draw=generator(0)).double()
     x = signed(2, 6, 3)
     whole, end = convolution(x)
-    first, tail = convolution(x[:, :split])
-    second, after = convolution(x[:, split:], None, tail)
+    first, state = convolution(x[:, :split])
+    second, after = convolution(x[:, split:], None, state)
     assert torch.equal(torch.cat([first, second], 1), whole)
-    assert torch.equal(after, end)
+    assert torch.equal(after["tail"], end["tail"])
+    assert after.length == end.length == 6
 
 
 def test_short_convolution_reads_masked_positions_as_the_start() -> None:

@@ -197,7 +197,7 @@ def test_state_selects_rows_survives_safetensors_and_counts_bytes(cross: str) ->
     read = model.prepare(source, key_mask=MASK).load(load(save(state.dump())))
     assert read.length == 5
     assert torch.equal(model.decode(tokens[:, 5:], read).logits, expected)
-    assert state.nbytes == sum(part.nbytes for part in (*state.layers, *state.sources))
+    assert state.nbytes == sum(part.nbytes for part in (*state["layers"].parts.values(), *state.sources))
     assert not any(x.requires_grad for x in state.detach().tensors().values())
 
 

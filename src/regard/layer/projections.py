@@ -26,14 +26,12 @@ class Projections(nn.Module):
         output_bias: whether the output has one.
     """
 
-    global_rows: GlobalRows | None = None
-    """the rows of global tokens, where they have projections of their own"""
-
     def __init__(
         self, attention: Attention, heads: Heads, dim: int, context_dim: int, *, bias: bool, output_bias: bool
     ) -> None:
         super().__init__()
         self.heads, self.shares = heads, attention.info.shares_query_key
+        self.global_rows: GlobalRows | None = None
         reads = attention.info.reads
         query = heads.count * heads.query_width if "q" in reads else 0
         key = heads.kv_heads * heads.key_dim if "k" in reads and not self.shares else 0
