@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from regard.bias import ScoreBias
 from regard.errors import InputError, LimitError, ShapeError, UnsupportedError
 from regard.info import Heads, Info, Input, Supports
+from regard.moved import follow
 from regard.options import Configured, option, weight
 from regard.state import Entry, Slots, State, States, Summary, accumulation_dtype, begin, constant, per_slot
 
@@ -132,6 +133,7 @@ class Attention(Configured, ABC):
             self._check_heads()
             self.check_options()
             self.setup()
+            follow(self)
 
     @classmethod
     def _places(cls) -> tuple[str, ...]:
@@ -360,7 +362,11 @@ class Attention(Configured, ABC):
             self.refuse("state", "state")
         if self.impl != "reference":
             return self.state_layout()
-        more = {n: per_slot(*each.shape(self.heads)) for n, each in self.info.inputs.items() if each.slots == "keys"}
+        more = {
+            name: per_slot(*each.shape(self.heads), dtype="accumulation")  # 8 bits of a log decay are too few to add up
+            for name, each in self.info.inputs.items()
+            if each.slots == "keys"
+        }
         if self.info.supports.marks:
             more["marks"] = per_slot(dtype=torch.long)
         return {**Attention.state_layout(self), **more}

@@ -21,7 +21,14 @@ MOVED: Mapping[str, Mapping[str, Mapping[str, str]]] = {
 }
 """last version that wrote them -> class -> beginning of a name inside it -> its beginning now"""
 
-REFUSED: Mapping[str, Mapping[str, Mapping[str, str]]] = {}
+REFUSED: Mapping[str, Mapping[str, Mapping[str, str]]] = {
+    "0.1": {
+        "Rfa": {
+            "gate_weight": "rfa(gate=True) of version 0.1 read its gate from the key; as in the paper, the layer now "
+            "projects it from its own input, so train again"
+        },
+    },
+}
 """last version that wrote them -> class -> name inside it -> why it has no place any more"""
 
 
