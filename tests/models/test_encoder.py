@@ -97,8 +97,14 @@ def copied(layer: nn.Module, block: nn.Module) -> None:
     layer.self_attn.in_proj_weight.data = torch.cat(
         [getattr(block.attention.projections, n).weight for n in ("query", "key", "value")]
     )
-    layer.self_attn.in_proj_bias.data = torch.cat([getattr(block.attention.projections, n).bias for n in ("query", "key", "value")])
-    pairs = {"self_attn.out_proj": block.attention.projections.output, "linear1": block.mlp.up, "linear2": block.mlp.down}
+    layer.self_attn.in_proj_bias.data = torch.cat(
+        [getattr(block.attention.projections, n).bias for n in ("query", "key", "value")]
+    )
+    pairs = {
+        "self_attn.out_proj": block.attention.projections.output,
+        "linear1": block.mlp.up,
+        "linear2": block.mlp.down,
+    }
     pairs |= {"norm1": block.attention_norm, "norm2": block.mlp_norm}
     for name, ours in pairs.items():
         layer.get_submodule(name).load_state_dict(ours.state_dict())
