@@ -333,8 +333,13 @@ class Attention(Configured, ABC):
     def reference(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         """The definition, explicit and slow, for float64: values (batch, heads, queries, value)."""
 
+    @property
+    def raw_inputs(self) -> Mapping[str, Input]:
+        """What a layer projects for `activate`, by name; by default tensors like the declared inputs."""
+        return self.info.inputs
+
     def activate(self, raw: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """The declared inputs from a layer's raw projections of the same names."""
+        """The declared inputs from a layer's projections of `raw_inputs`; by default these themselves."""
         return raw
 
     def state_layout(self) -> Mapping[str, Entry]:
