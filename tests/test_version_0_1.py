@@ -34,7 +34,7 @@ def is_read(spec: str) -> None:
     for causal in (causal for causal, served in ((True, serves.causal), (False, serves.bidirectional)) if served):
         heads = regard.Heads(count=2, key_dim=8, causal=causal, max_length=32)
         mechanism = regard.build(spec, heads).eval()
-        if "flex" not in spec:
+        if "flex" not in spec:  # it has tests of its own
             q, k, v = torch.randn(3, 1, 2, 13, 8, generator=torch.Generator().manual_seed(0))
             q = k if mechanism.info.shares_query_key else q
             with torch.no_grad():
