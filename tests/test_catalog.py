@@ -72,7 +72,7 @@ def test_what_cannot_be_built(spec, options, message):
 def test_an_import_path_is_a_specification():
     path = "regard.attention.dense.softmax:Softmax"
     assert type(regard.build(path, HEADS)) is Softmax
-    assert regard.describe(path) == Softmax.info
+    assert regard.describe(path) == Softmax.default_info
 
 
 def test_a_mix_supports_what_all_its_parts_do():
@@ -97,13 +97,13 @@ def test_a_mix_is_its_parts_side_by_side():
 class HalfSum(Attention):
     """Half the sum of all values."""
 
-    info = Info(title="Half sum", source="none", supports=Supports(bidirectional=True), rows_sum_to_one=False)
+    default_info = Info(title="Half sum", source="none", supports=Supports(bidirectional=True), rows_sum_to_one=False)
 
-    def attend(self, q, k, v, *, key_mask, bias, marks, state):
-        return regard.Attended(0.5 * v.sum(2, keepdim=True).expand(*q.shape[:3], v.shape[-1]), None, {})
+    def attend(self, q, k, v, call):
+        return regard.Attended(0.5 * v.sum(2, keepdim=True).expand(*q.shape[:3], v.shape[-1]))
 
-    def reference(self, q, k, v, *, key_mask=None, bias=None, marks=None):
-        return self.attend(q, k, v, key_mask=None, bias=None, marks=None, state=None).values
+    def reference(self, q, k, v, call):
+        return self.attend(q, k, v, call).values
 
 
 @pytest.fixture
@@ -116,9 +116,9 @@ def registered():
 def test_a_third_party_is_listed_described_and_built(registered):
     assert regard.names()[-1] == "half_sum"
     assert "half_sum" not in regard.names(supports=["causal"])
-    assert regard.describe("half_sum") is HalfSum.info
+    assert regard.describe("half_sum") is HalfSum.default_info
     assert catalog.family("half_sum") == HalfSum.__module__
-    assert catalog.outline("half_sum") is HalfSum.info
+    assert catalog.outline("half_sum") is HalfSum.default_info
     assert "Half the sum" in catalog.docstring("half_sum")
     found = regard.attend(*torch.ones(3, 1, 2, 5, 4), "half_sum")
     assert found.unique().tolist() == [2.5]
@@ -132,13 +132,13 @@ def test_registering_twice_is_once_and_another_of_the_name_is_refused(registered
     with pytest.raises(ConfigError, match="the name 'half_sum' is taken"):
         catalog.register(type("HalfSum", (Attention,), dict(vars(HalfSum))))
     with pytest.raises(ConfigError, match="the name 'softmax' is taken"):
-        catalog.register(type("Softmax", (Attention,), {"info": HalfSum.info}))
+        catalog.register(type("Softmax", (Attention,), {"default_info": HalfSum.default_info}))
 
 
 def test_what_cannot_be_registered():
     with pytest.raises(ConfigError, match="is not a subclass of"):
         catalog.register(dict)
-    with pytest.raises(ConfigError, match="NoFacts has no class attribute `info"):
+    with pytest.raises(ConfigError, match="NoFacts has no class attribute `default_info"):
         catalog.register(type("NoFacts", (Attention,), {}))
     with pytest.raises(ConfigError, match="'half_sum' was not registered"):
         catalog.unregister("half_sum")

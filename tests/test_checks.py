@@ -22,7 +22,7 @@ def test_the_toys_need_every_check_that_honest_facts_do_not_excuse():
     infos = [Subject(toy, toy.samples[0]).info for toy in toys.TOYS]
     unused = {name for name, each in CHECKS.items() if all(any(e.holds(info) for e in each.excuses) for info in infos)}
     # No toy has marks together with a state or a bias; mutants of longformer fail these checks.
-    assert unused == {"leak", "compilation_in_parts", "marks_state", "marks_bias"}
+    assert unused == {"leak", "compilation_in_parts", "marks_state", "marks_bias", "queries_mix"}
 
 
 def test_substitutes_are_checks_and_excuses_are_facts():
@@ -46,8 +46,8 @@ def test_a_failure_says_the_law_and_the_finding():
     class Constant(toys.ToyDense):
         """Returns zeros."""
 
-        def attend(self, q, k, v, **given):
-            return super().attend(q, k, 0 * v, **given)
+        def attend(self, q, k, v, call):
+            return super().attend(q, k, 0 * v, call)
 
     (result,) = check_attention(Constant, checks=["reference"])
     assert result.status == "failed"
@@ -62,7 +62,7 @@ def test_any_exception_is_a_finding():
     class Crashes(toys.ToyDense):
         """Crashes."""
 
-        def attend(self, q, k, v, **given):
+        def attend(self, q, k, v, call):
             raise KeyError("no such thing")
 
     results = check_attention(Crashes, checks=["shapes", "prefix"])
@@ -118,7 +118,7 @@ def test_margin_is_noticed_where_a_choice_is_about_to_flip():
     k = x.k.clone()
     k[:, :, 4] -= (k[:, :, 4] @ plane)[..., None] * plane
     assert has_margin(mechanism, subject.inputs(mechanism, batch=1))
-    assert not has_margin(mechanism, x._replace(q=k, k=k))
+    assert not has_margin(mechanism, x.replaced(q=k, k=k))
 
 
 def test_splits_and_masks():

@@ -4,7 +4,6 @@ The budget is 8 seconds of one idle core for each name (recorded in LOG.md); on 
 longer, so the test only guards against a runaway.
 """
 
-import inspect
 import typing
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import pytest
 
 import regard
 from regard import catalog
-from regard.core import Attention
 from regard.errors import ConfigError, UnsupportedError
 from regard.testing import CHECKS, check_attention, record
 from regard.testing.inputs import Subject
@@ -45,7 +43,7 @@ def test_contract(name):
 @pytest.mark.parametrize("name", catalog.names())
 def test_several_option_sets(name):
     cls, _ = catalog.resolve(name)
-    if cls.__init__ is not Attention.__init__ and len(inspect.signature(cls.__init__).parameters) > 2:
+    if cls.defaults.keys() - {"impl"}:
         assert len(cls.samples) > 1, f"{name} has options, so `samples` should hold at least two option sets"
     assert all(isinstance(options, dict) for options in cls.samples)
 
@@ -56,9 +54,9 @@ ENGINES = {path.stem.rpartition("_")[2] for path in (Path(regard.__file__).paren
 
 def unsampled(cls):
     """One option set for every value of an option with few values that `samples` leaves out, GPU engines apart."""
-    hints = typing.get_type_hints(cls.__init__)
-    for parameter in list(inspect.signature(cls.__init__).parameters.values())[2:]:
-        hint = hints[parameter.name]
+    hints = typing.get_type_hints(cls, include_extras=True)
+    for name, default in cls.defaults.items():
+        hint = hints[name]
         values = (
             (False, True)
             if hint is bool
@@ -66,9 +64,9 @@ def unsampled(cls):
             if typing.get_origin(hint) is typing.Literal
             else ()
         )
-        engines = ENGINES if parameter.name == "impl" else ()
-        sampled = [options.get(parameter.name, parameter.default) for options in cls.samples]
-        yield from ({**cls.samples[0], parameter.name: value} for value in values if value not in (*sampled, *engines))
+        engines = ENGINES if name == "impl" else ()
+        sampled = [options.get(name, default) for options in cls.samples]
+        yield from ({**cls.samples[0], name: value} for value in values if value not in (*sampled, *engines))
 
 
 def buildable(cls, options):
@@ -83,9 +81,7 @@ def buildable(cls, options):
 def test_every_value_of_an_option(name):
     cls, _ = catalog.resolve(name)
     quick = [check for check, law in CHECKS.items() if not law.once and check != "cost"]
-    served = [
-        options for options in unsampled(cls) if cls.__init__ is not Attention.__init__ and buildable(cls, options)
-    ]
+    served = [options for options in unsampled(cls) if buildable(cls, options)]
     results = check_attention(cls, options=served, checks=quick)
     failed = [f"{r.check} {dict(r.options)}: {r.message}" for r in results if r.status == "failed"]
     assert not failed, "\n\n".join(failed)

@@ -17,10 +17,11 @@ def heads(causal):
 def test_without_a_state(name):
     mechanism = build(name, heads(causal=not describe(name).supports.bidirectional)).train()
     nothing = torch.zeros(2, 2, 0, 8)
-    values, state, losses = mechanism(nothing, nothing, nothing)
-    assert values.shape == (2, 2, 0, 8)
-    assert state is None
-    assert set(losses) == set(mechanism.info.losses)
+    answer = mechanism(nothing, nothing, nothing)
+    assert answer.values.shape == (2, 2, 0, 8)
+    assert answer.state is None
+    assert answer.lse is None
+    assert set(answer.losses) == set(mechanism.info.losses)
 
 
 @pytest.mark.parametrize("name", STREAMING)

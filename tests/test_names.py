@@ -5,7 +5,9 @@ import importlib
 import inspect
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,21 +37,42 @@ def test_file_class_and_registered_name(name):
 @pytest.mark.parametrize("name", catalog.names())
 def test_facts_read_without_importing_are_those_of_the_class(name):
     cls, _ = catalog.resolve(name)
-    assert catalog.outline(name) == cls.info == catalog.describe(name)
+    assert catalog.outline(name) == cls.default_info == catalog.describe(name)
     assert catalog.docstring(name) == inspect.getdoc(cls)
 
 
 @pytest.mark.parametrize("name", catalog.names())
 def test_every_option_is_keyword_only_with_a_default_and_a_type(name):
     cls, _ = catalog.resolve(name)
-    parameters = list(inspect.signature(cls.__init__).parameters.values())[2:]
+    heads, *parameters = inspect.signature(cls).parameters.values()
+    assert heads.name == "heads"
+    assert [parameter.name for parameter in parameters] == list(cls.defaults)
     for parameter in parameters:
-        assert parameter.kind is parameter.KEYWORD_ONLY or cls.__init__ is Attention.__init__
-        assert parameter.default is not parameter.empty or cls.__init__ is Attention.__init__
-        assert parameter.annotation is not parameter.empty
-    described = inspect.getdoc(cls) or ""
-    if cls.__init__ is not Attention.__init__:
-        assert all(parameter.name in described for parameter in parameters), "every option is described"
+        assert parameter.kind is parameter.KEYWORD_ONLY
+        assert parameter.default is not parameter.empty
+        assert parameter.annotation not in (parameter.empty, Any)
+
+
+def declared(cls):
+    """The annotated attributes of a class body, each with the docstring below it."""
+    (body,) = (node.body for node in ast.parse(textwrap.dedent(inspect.getsource(cls))).body)
+    for node, below in zip(body, [*body[1:], ast.Pass()], strict=True):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            told = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+            yield node.target.id, below.value.value if told else ""
+
+
+@pytest.mark.parametrize("name", catalog.names())
+def test_every_option_is_described_once_where_it_is_declared(name):
+    cls, _ = catalog.resolve(name)
+    described = {
+        option: text
+        for base in reversed(cls.__mro__[:-1])
+        if issubclass(base, Attention)
+        for option, text in declared(base)
+    }
+    assert [option for option in cls.defaults if not described[option].strip()] == []
+    assert "Args:" not in (inspect.getdoc(cls) or ""), "options have their docstrings, and heads are everybody's"
 
 
 def test_no_file_of_a_family_is_left_out():

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, NoReturn, 
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.bias import ScoreBias
 from regard.errors import InputError, LimitError, ShapeError, UnsupportedError
@@ -72,7 +72,7 @@ class Call:
     """added to the logits"""
     marks: Tensor | None = None
     """(batch, keys), integer labels"""
-    inputs: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
+    inputs: Mapping[str, Tensor] = field(default_factory=lambda: {})  # torch.compile cannot call `dict[str, Tensor]`
     """exactly those of `info.inputs`"""
     state: State | None = None
     """the past"""
@@ -221,7 +221,7 @@ class Attention(Configured, ABC):
 
         Raises:
             UnsupportedError: an argument that `info.supports` does not list; left padding where `info.anchored`.
-            ShapeError: shapes or dtypes that do not fit; inputs other than those declared.
+            ShapeError: shapes or dtypes that do not fit; inputs other than those declared; a negative `query_start`.
             InputError: an input out of its bounds.
             LimitError: longer than `heads.max_length` where weights depend on it.
         """
@@ -311,9 +311,15 @@ class Attention(Configured, ABC):
             kept = state.view()
             k, v, inputs = kept["k"], kept["v"], {name: kept.get(name, x) for name, x in call.inputs.items()}
             call = replace(call, key_mask=kept.get("key_mask"), marks=kept.get("marks"), inputs=inputs, past=0)
+        wide = accumulation_dtype(q.dtype)
+        weights = {f"of.{name}": x.to(wide) for name, x in self.named_parameters() if x.dtype != wide}
         with torch.autocast(q.device.type, enabled=False):
-            q, k, v = (x.to(accumulation_dtype(x.dtype)) for x in (q, k, v))
-            return Attended(self.reference(q, k, v, call), state)
+            q, k, v = (x.to(wide) for x in (q, k, v))
+            if weights:
+                values = torch.func.functional_call(_Definition(self), weights, (q, k, v, call))
+            else:
+                values = self.reference(q, k, v, call)
+        return Attended(values, state)
 
     @property
     def _name(self) -> str:
@@ -327,8 +333,13 @@ class Attention(Configured, ABC):
     def reference(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         """The definition, explicit and slow, for float64: values (batch, heads, queries, value)."""
 
+    @property
+    def raw_inputs(self) -> Mapping[str, Input]:
+        """What a layer projects for `activate`, by name; by default tensors like the declared inputs."""
+        return self.info.inputs
+
     def activate(self, raw: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """The declared inputs from a layer's raw projections of the same names."""
+        """The declared inputs from a layer's projections of `raw_inputs`; by default these themselves."""
         return raw
 
     def state_layout(self) -> Mapping[str, Entry]:
@@ -462,6 +473,8 @@ class Attention(Configured, ABC):
                 )
         if state is not None and not supports.state:
             self.refuse("state", "state")
+        if query_start is not None and query_start < 0:
+            raise ShapeError(f"{self._name}: query_start is a slot, so at least 0; got {query_start}")
         if heads.causal and query_start is not None:
             if not self.info.mergeable:
                 raise UnsupportedError(
@@ -523,6 +536,17 @@ class Attention(Configured, ABC):
 
     def extra_repr(self) -> str:
         return repr(self.heads)
+
+
+class _Definition(nn.Module):
+    """The definition of a mechanism as a module, so that its weights can be exchanged for a call."""
+
+    def __init__(self, mechanism: Attention) -> None:
+        super().__init__()
+        self.of = mechanism
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
+        return self.of.reference(q, k, v, call)
 
 
 def described(cls: type[Attention], options: Mapping[str, Any]) -> Info:

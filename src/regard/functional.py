@@ -1,5 +1,6 @@
 """Attention as functions: `attend` without a module, `weights` as the black-box attention matrix."""
 
+from collections.abc import Mapping
 from functools import lru_cache
 
 import torch
@@ -77,6 +78,7 @@ def weights(
     *,
     key_mask: Bool[Tensor, "batch keys"] | None = None,
     bias: ScoreBias | None = None,
+    inputs: Mapping[str, Tensor] | None = None,
 ) -> Float[Tensor, "batch heads queries keys"]:
     """The effective attention matrix of any mechanism whose output is affine in the values.
 
@@ -102,13 +104,14 @@ def weights(
     try:
         zero: Tensor | float = 0.0
         if not info.linear_in_value:
-            zero = mechanism(q, k, k.new_zeros(shape), key_mask=key_mask, bias=bias).values
+            zero = mechanism(q, k, k.new_zeros(shape), key_mask=key_mask, bias=bias, inputs=inputs).values
         columns: list[Tensor] = []
         for first in range(0, keys, width):
             v = k.new_zeros(shape)
             count = min(width, keys - first)
             v[:, :, first : first + count, :count] = torch.eye(count, dtype=k.dtype, device=k.device)
-            columns.append((mechanism(q, k, v, key_mask=key_mask, bias=bias).values - zero)[..., :count])
+            values = mechanism(q, k, v, key_mask=key_mask, bias=bias, inputs=inputs).values
+            columns.append((values - zero)[..., :count])
     finally:
         mechanism.train(training)
     return torch.cat(columns, -1)

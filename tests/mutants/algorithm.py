@@ -1,12 +1,14 @@
 """Mutants that compute something else: leaks, masks, scores, precision."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.core import Attended, Heads
+from regard.core import Attended, Call, accumulation_dtype
+from regard.options import weight
 from tests.mutants import mutant
 from tests.mutants.toys import (
     ToyBuckets,
@@ -15,31 +17,28 @@ from tests.mutants.toys import (
     ToyKernel,
     allowed_pairs,
     expanded,
+    positions,
 )
-
-
-def _positions(queries: int, keys: int) -> tuple[Tensor, Tensor]:
-    return torch.arange(queries)[:, None] + keys - queries, torch.arange(keys)[None]
 
 
 @mutant("causality")
 class CausalOffByOne(ToyDense):
     """Sees one token ahead."""
 
-    def allowed(self, queries: int, keys: int, key_mask: Tensor | None) -> Tensor:
-        i, j = _positions(queries, keys)
-        ahead = super().allowed(queries, keys, key_mask) | (j == i + 1)
-        return ahead if key_mask is None else ahead & key_mask[:, None, None]
+    def allowed(self, queries: int, keys: int, call: Call) -> Tensor:
+        i, j = positions(queries, keys, call)
+        ahead = super().allowed(queries, keys, call) | (j == i + 1)
+        return ahead if call.key_mask is None else ahead & call.key_mask[:, None, None]
 
 
 @mutant("causality_across_tiles")
 class LeaksAtATileBorder(ToyDense):
     """Rounds the last visible key up to the end of its tile of 64, once there is more than one."""
 
-    def allowed(self, queries: int, keys: int, key_mask: Tensor | None) -> Tensor:
-        i, j = _positions(queries, keys)
-        border = super().allowed(queries, keys, key_mask) | ((i >= 64) & (j // 64 == i // 64))
-        return border if key_mask is None else border & key_mask[:, None, None]
+    def allowed(self, queries: int, keys: int, call: Call) -> Tensor:
+        i, j = positions(queries, keys, call)
+        border = super().allowed(queries, keys, call) | ((i >= 64) & (j // 64 == i // 64))
+        return border if call.key_mask is None else border & call.key_mask[:, None, None]
 
 
 @mutant("causality")
@@ -56,11 +55,11 @@ class FutureSelectionLeak(ToyBuckets):
     """Splits the keys at their median, which depends on keys to come."""
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
-        exact = k.detach().to(torch.promote_types(k.dtype, torch.float32)) @ self.plane.to(torch.float32).to(k.dtype)
+        exact = k.detach().to(accumulation_dtype(k.dtype)) @ self.plane.to(torch.float32).to(k.dtype)
         middle = exact.median(-1, keepdim=True).values
         side = exact > middle
         near = side[..., k.shape[2] - q.shape[2] :, None] == side[..., None, :]
-        i, j = _positions(q.shape[2], k.shape[2])
+        i, j = torch.arange(q.shape[2])[:, None] + k.shape[2] - q.shape[2], torch.arange(k.shape[2])[None]
         return ToyDense.score(self, q, k).masked_fill(~(near | (i == j)), float("-inf"))
 
 
@@ -76,73 +75,70 @@ class KeyMaximumLeak(ToyFeatures):
 class GradientLeak(ToyDense):
     """Adds the mean value minus itself: no effect on the output, but gradients flow from the future."""
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Attended:  # type: ignore[override]
-        values, state, losses = super().attend(q, k, v, **given)
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
+        answer = super().attend(q, k, v, call)
         mean = expanded(v, q.shape[1]).mean(2, keepdim=True)
-        return Attended(values + (mean - mean.detach()), state, losses)
+        return answer._replace(values=answer.values + (mean - mean.detach()))
 
 
 @mutant("power")
 class SkipsItself(ToyDense):
     """Causal without the own position."""
 
-    def allowed(self, queries: int, keys: int, key_mask: Tensor | None) -> Tensor:
-        i, j = _positions(queries, keys)
-        pairs = super().allowed(queries, keys, key_mask)
-        return pairs & (j < i) if self.heads.causal else pairs
+    def allowed(self, queries: int, keys: int, call: Call) -> Tensor:
+        i, j = positions(queries, keys, call)
+        pairs = super().allowed(queries, keys, call)
+        return pairs & (j < i) if call.causal else pairs
 
 
 @mutant("power")
 class NeverLooksAhead(ToyDense):
     """Stays causal when it was built not to be."""
 
-    def allowed(self, queries: int, keys: int, key_mask: Tensor | None) -> Tensor:
-        return allowed_pairs(queries, keys, True, key_mask)
+    def allowed(self, queries: int, keys: int, call: Call) -> Tensor:
+        return allowed_pairs(queries, keys, replace(call, causal=True))
 
 
 @mutant("prefix")
 class UpperLeftCausal(ToyDense):
     """Aligns the queries with the first keys, as torch's `is_causal` does."""
 
-    def allowed(self, queries: int, keys: int, key_mask: Tensor | None) -> Tensor:
-        if not self.heads.causal:
-            return super().allowed(queries, keys, key_mask)
-        pairs = torch.arange(keys)[None] <= torch.arange(queries)[:, None]
-        return pairs[None, None] if key_mask is None else pairs & key_mask[:, None, None]
+    def allowed(self, queries: int, keys: int, call: Call) -> Tensor:
+        return super().allowed(queries, keys, replace(call, query_start=0) if call.causal else call)
 
 
 @mutant("cross")
 class SeesAsManyKeysAsQueries(ToyDense):
     """Uses the first n keys of another sequence for n queries."""
 
-    def allowed(self, queries: int, keys: int, key_mask: Tensor | None) -> Tensor:
-        pairs = super().allowed(queries, keys, key_mask)
-        return pairs if self.heads.causal else pairs & (torch.arange(keys) < queries)
+    def allowed(self, queries: int, keys: int, call: Call) -> Tensor:
+        pairs = super().allowed(queries, keys, call)
+        return pairs if call.causal else pairs & (torch.arange(keys) < queries)
 
 
 @mutant("key_mask")
 class IgnoresMask(ToyDense):
     """Drops the mask."""
 
-    def allowed(self, queries: int, keys: int, key_mask: Tensor | None) -> Tensor:
-        return super().allowed(queries, keys, None)
+    def allowed(self, queries: int, keys: int, call: Call) -> Tensor:
+        return super().allowed(queries, keys, replace(call, key_mask=None))
 
 
 @mutant("key_mask")
 class InvertsMask(ToyDense):
     """Reads True as hidden."""
 
-    def allowed(self, queries: int, keys: int, key_mask: Tensor | None) -> Tensor:
-        return super().allowed(queries, keys, None if key_mask is None else ~key_mask)
+    def allowed(self, queries: int, keys: int, call: Call) -> Tensor:
+        return super().allowed(queries, keys, call if call.key_mask is None else replace(call, key_mask=~call.key_mask))
 
 
 @mutant("masked_content")
 class KeysFromQueries(ToyBuckets):
     """Shares one projection, and takes the keys from where nothing was hidden."""
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Attended:  # type: ignore[override]
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         same = q.shape[1] == k.shape[1] and q.shape[2] == k.shape[2]
-        return super().attend(q, q if same else k, v, **given)
+        return super().attend(q, q if same else k, v, call)
 
     def normalise(self, logits: Tensor, pairs: Tensor) -> Tensor:
         weight = (logits - logits.amax(-1, keepdim=True).detach()).exp() * pairs
@@ -153,21 +149,21 @@ class KeysFromQueries(ToyBuckets):
 class MasksByMultiplication(ToyDense):
     """Multiplies keys and values by the mask: 0 times NaN is NaN."""
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Attended:  # type: ignore[override,misc]
-        mask = given.get("key_mask")
-        if mask is not None:
-            k, v = (x * mask[:, None, :, None] for x in (k, v))
-        given = {"key_mask": None, "bias": None, "marks": None, "state": None, **given}
-        return self.attend(q, k, v, **given)
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None, **given: Any) -> Attended:  # type: ignore[override,misc]
+        del given
+        if key_mask is not None:
+            k, v = (x * key_mask[:, None, :, None] for x in (k, v))
+        return self.attend(q, k, v, self._call(q, k, key_mask, None, None, {}, None))
 
 
 @mutant("masked_gradients")
 class RootOfZero(ToyDense):
     """Takes the norm of keys that are 0 under the mask: the gradient of the gain is not a number."""
 
-    def __init__(self, heads: Heads) -> None:
-        super().__init__(heads)
-        self.gain = nn.Parameter(torch.ones(heads.key_dim))
+    gain: nn.Parameter = weight()
+
+    def setup(self) -> None:
+        self.gain = nn.Parameter(torch.ones(self.heads.key_dim))
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         k = k * self.gain.to(k.dtype)
@@ -245,7 +241,7 @@ class ChoosesInHalf(ToyBuckets):
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         near = [x.bfloat16() @ self.plane.bfloat16() > 0 for x in (q.detach(), k.detach())]
         same = near[0][..., :, None] == near[1][..., None, :]
-        i, j = _positions(q.shape[2], k.shape[2])
+        i, j = torch.arange(q.shape[2])[:, None] + k.shape[2] - q.shape[2], torch.arange(k.shape[2])[None]
         return ToyDense.score(self, q, k).masked_fill(~(same | (i == j)), float("-inf"))
 
 
@@ -265,9 +261,9 @@ class AccumulatesInHalf(ToyKernel):
 
     chunk = 1
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Attended:  # type: ignore[override]
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         self.in_half = q.dtype == torch.bfloat16
-        return super().attend(q, k, v, **given)
+        return super().attend(q, k, v, call)
 
     def running(self, sums: Tensor) -> Tensor:
         if not self.in_half:
@@ -287,10 +283,10 @@ class AccumulatesInHalf(ToyKernel):
 class AssemblesInOneDtype(ToyDense):
     """Writes products into a buffer of the input dtype, which autocast makes another."""
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Attended:  # type: ignore[override]
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         buffer = torch.zeros_like(q)
         buffer.index_copy_(2, torch.arange(q.shape[2]), q @ torch.eye(q.shape[-1], dtype=q.dtype))
-        return super().attend(buffer, k, v, **given)
+        return super().attend(buffer, k, v, call)
 
 
 @mutant("huge_logits")
@@ -306,8 +302,8 @@ class NoMaximum(ToyDense):
 class WrongWhenEven(ToyDense):
     """Skips the middle key of an even number of keys."""
 
-    def allowed(self, queries: int, keys: int, key_mask: Tensor | None) -> Tensor:
-        pairs = super().allowed(queries, keys, key_mask)
+    def allowed(self, queries: int, keys: int, call: Call) -> Tensor:
+        pairs = super().allowed(queries, keys, call)
         return pairs & (torch.arange(keys) != keys // 2) if keys % 2 == 0 and keys > 2 else pairs
 
 
@@ -332,7 +328,7 @@ class BiasedNormaliser(ToyKernel):
 class WrongHeadMapping(ToyDense):
     """Gives the heads of a group to alternating keys."""
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Attended:  # type: ignore[override]
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         order = torch.arange(q.shape[1]).reshape(-1, self.heads.kv_heads).mT.flatten()
-        values, state, losses = super().attend(q[:, order], k, v, **given)
-        return Attended(values[:, order.argsort()], state, losses)
+        answer = super().attend(q[:, order], k, v, call)
+        return answer._replace(values=answer.values[:, order.argsort()])

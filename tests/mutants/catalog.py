@@ -3,6 +3,7 @@
 # Mechanisms are final; only a mutant may break that.
 # pyright: reportGeneralTypeIssues=false
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,19 +20,20 @@ from regard.attention.routed.lsh import Lsh
 from regard.attention.routed.vector_quantized import VectorQuantized
 from regard.attention.sparse.local import Local
 from regard.attention.synthesized.dense_synthesizer import DenseSynthesizer
-from regard.core import Attended
+from regard.core import Attended, Call, Slots
 from regard.info import Info
-from tests.mutants import mutant
+from tests.mutants import claiming, mutant
 
 
 @mutant("prefix")
 class TorchCausal(Softmax):
     """Uses torch's `is_causal`, which is upper-left."""
 
-    def average(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Any, bias: Any) -> Tensor:
-        if not self.heads.causal or key_mask is not None or bias is not None:
-            return super().average(q, k, v, key_mask=key_mask, bias=bias)
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    def average(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
+        answer = super().average(q, k, v, call)
+        if not call.causal or call.key_mask is not None or call.bias is not None:
+            return answer
+        return answer._replace(values=F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True))
 
 
 @mutant("causality")
@@ -41,8 +43,8 @@ class ChunkedHashes(Lsh):
     samples = ({"num_buckets": 2, "rounds": 1, "bucket_size": 2, "form": "paper"},)
 
     @classmethod
-    def facts(cls, **options: object) -> Info:
-        return replace(super().facts(**options), leaks=False)
+    def facts(cls, options: Mapping[str, Any]) -> Info:
+        return replace(super().facts(options), leaks=False)
 
 
 @mutant("causality")
@@ -52,8 +54,8 @@ class MaximumOfAllKeys(Performer):
     samples = ({"form": "paper"},)
 
     @classmethod
-    def facts(cls, **options: object) -> Info:
-        return replace(super().facts(**options), leaks=False)
+    def facts(cls, options: Mapping[str, Any]) -> Info:
+        return replace(super().facts(options), leaks=False)
 
 
 @mutant("rows_sum_to_one")
@@ -63,8 +65,8 @@ class ClaimsToNormalise(Linear):
     samples = ({"normalise": False},)
 
     @classmethod
-    def facts(cls, **options: object) -> Info:
-        return replace(super().facts(**options), rows_sum_to_one=True)
+    def facts(cls, options: Mapping[str, Any]) -> Info:
+        return replace(super().facts(options), rows_sum_to_one=True)
 
 
 @mutant("linear_in_value")
@@ -74,42 +76,42 @@ class ClaimsLinearMaximum(Uniform):
     samples = ({"pool": "max"},)
 
     @classmethod
-    def facts(cls, **options: object) -> Info:
-        return replace(super().facts(**options), linear_in_value=True, affine_in_value=True)
+    def facts(cls, options: Mapping[str, Any]) -> Info:
+        return replace(super().facts(options), linear_in_value=True, affine_in_value=True)
 
 
 @mutant("length_limit")
 class BeyondItsWeights(Linformer):
     """Cuts a sequence that is longer than its projection."""
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Attended:  # type: ignore[override]
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         limit = self.heads.max_length
-        return super().attend(q, k[:, :, :limit], v[:, :, :limit], **given)
+        return super().attend(q, k[:, :, :limit], v[:, :, :limit], call)
 
 
 @mutant("causality")
 class ProjectsTheFuture(Linformer):
     """Says that it is causal, though every slot mixes all positions."""
 
-    info = replace(Linformer.info, supports=replace(Linformer.info.supports, causal=True))
+    default_info = claiming(Linformer.default_info, {"causal": True})
 
 
 @mutant("state_splits")
 class OneSlotTooFew(Local):
     """Drops the oldest slot that its window still reaches."""
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Attended:  # type: ignore[override]
-        values, state, losses = super().attend(q, k, v, **given)
-        kept = getattr(state, "kept", 0)
-        return Attended(values, state.drop(1) if state is not None and kept else state, losses)  # type: ignore[attr-defined]
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
+        answer = super().attend(q, k, v, call)
+        state = answer.state
+        return answer._replace(state=state.drop(1)) if isinstance(state, Slots) and state.kept else answer
 
 
 @mutant("evaluation")
 class LearnsInEvaluation(VectorQuantized):
     """Moves its codebook whenever it is called."""
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Attended:  # type: ignore[override]
-        answer = super().attend(q, k, v, **given)
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
+        answer = super().attend(q, k, v, call)
         with torch.no_grad():
             self.code_sum.mul_(0.99)
         return answer
@@ -119,8 +121,8 @@ class LearnsInEvaluation(VectorQuantized):
 class ForgetsTheCommitment(VectorQuantized):
     """Trains without its loss."""
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Attended:  # type: ignore[override]
-        return super().attend(q, k, v, **given)._replace(losses={})
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
+        return super().attend(q, k, v, call)._replace(losses={})
 
 
 @mutant("left_padding_refusal")

@@ -3,6 +3,7 @@
 # Mechanisms are final; only a mutant may break that.
 # pyright: reportGeneralTypeIssues=false
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from regard.attention.dense.quantized import Quantized
 from regard.attention.dense.relu_squared import ReluSquared
 from regard.attention.dense.shaw import Shaw
 from regard.attention.dense.sigmoid import Sigmoid
-from regard.core import Attended, Heads
+from regard.core import Attended, Call
 from regard.engines.dense import Rule, publish, softmax, visible_count
 from regard.info import Info
 from tests.mutants import mutant
@@ -42,24 +43,24 @@ class RootOutsideTheExponential(ToyDense):
 class RatioOutsideTheExponential(EntropyScaled):
     """Scales the weights with the logarithm of the number of keys, not the logits."""
 
-    def __init__(self, heads: Heads) -> None:
-        super().__init__(heads)
-        factor = heads.key_dim**-0.5
+    def setup(self) -> None:
+        super().setup()
+        factor = self.heads.key_dim**-0.5
         self.rule = publish(
             f"mutant ratio outside({factor!r})",
             Rule(lambda q, k: q @ k.mT * factor, lambda logits: softmax(logits) * ratio(visible_count(logits), 512, 1)),
         )
 
-    def average(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Tensor:
-        return Dense.average(self, q, k, v, **given)
+    def average(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
+        return Dense.average(self, q, k, v, call)
 
 
 @mutant("reference")
 class CountsEveryKey(EntropyScaled):
     """Takes the length of the sequence for the number of keys that a query sees."""
 
-    def counts(self, q: Tensor, k: Tensor, key_mask: Tensor | None) -> Tensor:
-        del q, key_mask
+    def counts(self, q: Tensor, k: Tensor, call: Call) -> Tensor:
+        del q, call
         return torch.full((1, 1), k.shape[2])
 
 
@@ -67,8 +68,8 @@ class CountsEveryKey(EntropyScaled):
 class HalfOutsideTheExponential(Gaussian):
     """exp(-u^2) / 2 for exp(-u^2 / 2): the half cancels, and the kernel is narrower."""
 
-    def __init__(self, heads: Heads) -> None:
-        super().__init__(heads)
+    def setup(self) -> None:
+        super().setup()
         rule = Rule(lambda q, k, distances: -square_distance(q, k), softmax, relative=True)
         self.rule = publish("mutant half outside", rule)
 
@@ -77,8 +78,8 @@ class HalfOutsideTheExponential(Gaussian):
 class ForgetsTheNormOfKeys(Gaussian):
     """softmax(q.k) for a Gaussian kernel: right only where all keys have one norm."""
 
-    def __init__(self, heads: Heads) -> None:
-        super().__init__(heads)
+    def setup(self) -> None:
+        super().setup()
         self.rule = publish("mutant no norm", Rule(lambda q, k, distances: q @ k.mT, softmax, relative=True))
 
 
@@ -86,8 +87,8 @@ class ForgetsTheNormOfKeys(Gaussian):
 class DistanceOutsideTheSoftmax(DistanceAware):
     """Multiplies the weights by the function of the distance, not the logits."""
 
-    def __init__(self, heads: Heads) -> None:
-        super().__init__(heads)
+    def setup(self) -> None:
+        super().setup()
 
         def score(q: Tensor, k: Tensor, distances: Tensor, *weights: Tensor) -> Tensor:
             del distances, weights
@@ -105,8 +106,8 @@ class DistanceOutsideTheSoftmax(DistanceAware):
 class DistanceOfSignedLogits(DistanceAware):
     """Leaves out the relu: where nothing matches, far keys are pushed away."""
 
-    def __init__(self, heads: Heads) -> None:
-        super().__init__(heads)
+    def setup(self) -> None:
+        super().setup()
 
         def score(q: Tensor, k: Tensor, distances: Tensor, slope: Tensor, ceiling: Tensor) -> Tensor:
             alone = torch.ones_like(q[:1, :1, :1, :1])
@@ -120,8 +121,8 @@ class DistanceOfSignedLogits(DistanceAware):
 class WithoutTheValueTable(Shaw):
     """Adds relative positions to the keys alone."""
 
-    def __init__(self, heads: Heads, *, max_distance: int = 16) -> None:
-        super().__init__(heads, max_distance=max_distance)
+    def setup(self) -> None:
+        super().setup()
         self.rule = publish("mutant without the value table", Rule(shaw.score, softmax, relative=True))
 
 
@@ -129,8 +130,8 @@ class WithoutTheValueTable(Shaw):
 class ReadsTablesBackwards(Shaw):
     """Gives the past the rows of the future."""
 
-    def __init__(self, heads: Heads, *, max_distance: int = 16) -> None:
-        super().__init__(heads, max_distance=max_distance)
+    def setup(self) -> None:
+        super().setup()
 
         def score(q: Tensor, k: Tensor, distances: Tensor, *tables: Tensor) -> Tensor:
             return shaw.score(q, k, -distances, *tables)
@@ -145,8 +146,8 @@ class ReadsTablesBackwards(Shaw):
 class KinksBeforeTheSum(Graph):
     """LeakyReLU of each half, then the sum: the query's half is the same for all keys and has no effect."""
 
-    def __init__(self, heads: Heads) -> None:
-        super().__init__(heads)
+    def setup(self) -> None:
+        super().setup()
         rule = Rule(lambda q, k: F.leaky_relu(q, 0.2) + F.leaky_relu(k.mT, 0.2), softmax)
         self.rule = publish("mutant kinks before the sum", rule)
 
@@ -167,8 +168,8 @@ class BiasOfTheWholeCall(Sigmoid):
     samples = ({"form": "paper"},)
 
     @classmethod
-    def facts(cls, **options: object) -> Info:
-        return replace(super().facts(**options), leaks=False)
+    def facts(cls, options: Mapping[str, Any]) -> Info:
+        return replace(super().facts(options), leaks=False)
 
 
 @mutant("causality_of_length")
@@ -178,25 +179,25 @@ class DividesByTheWholeCall(ReluSquared):
     samples = ({"form": "paper"},)
 
     @classmethod
-    def facts(cls, **options: object) -> Info:
-        return replace(super().facts(**options), leaks=False)
+    def facts(cls, options: Mapping[str, Any]) -> Info:
+        return replace(super().facts(options), leaks=False)
 
 
 @mutant("replayed_choices")
 class RoundsTowardsZero(Quantized):
     """Cuts off what a code cannot hold, so that every stored number is too small."""
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Attended:  # type: ignore[override]
-        if given["state"] is not None:
-            return super().attend(q, k, v, **given)
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
+        if call.state is not None:
+            return super().attend(q, k, v, call)
         cut = [torch.trunc(x / (u := x.abs().amax(-1, keepdim=True).clamp(min=1e-30) / 127)) * u for x in (k, v)]
-        return Attended(self.average(q, *cut, key_mask=given["key_mask"], bias=given["bias"]), None, {})
+        return self.average(q, *cut, call)
 
 
 @mutant("state_splits")
 class OneUnitForAll(Quantized):
     """One unit for all keys of a call: a token's rounding depends on the tokens beside it."""
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Attended:  # type: ignore[override]
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         unit = k.detach().abs().amax((2, 3), keepdim=True).clamp(min=1e-30) / 127
-        return super().attend(q, torch.round(k / unit) * unit if k.shape[2] else k, v, **given)
+        return super().attend(q, torch.round(k / unit) * unit if k.shape[2] else k, v, call)

@@ -1,70 +1,76 @@
 """Mutants whose algorithm is sound and whose facts are lies."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from regard.core import Attended, Heads
+from regard.core import Attended, Call
+from regard.state import State, begin
 from tests.mutants import claiming, mutant
-from tests.mutants.toys import ToyCodes, ToyDense, ToyFeatures, ToyKernel, ToyProjection, ToyTable, ToyWindow
+from tests.mutants.toys import ToyCodes, ToyDense, ToyFeatures, ToyKernel, ToyProjection, ToyTable, ToyWindow, positions
 
 
 @mutant("facts")
 class StateWithoutGrowth(ToyDense):
     """Supports a state, and says it has none."""
 
-    info = claiming(ToyDense.info, state="none")
+    default_info = claiming(ToyDense.default_info, state="none")
 
 
 @mutant("facts")
 class KnobWithoutTarget(ToyFeatures):
     """Has a knob, and approximates nothing."""
 
-    info = claiming(ToyFeatures.info, approximates=None)
+    default_info = claiming(ToyFeatures.default_info, approximates=None)
 
 
 @mutant("refusals")
 class UnderclaimsState(ToyDense):
     """Streams, and says it does not."""
 
-    info = claiming(ToyDense.info, {"state": False}, state="none")
+    default_info = claiming(ToyDense.default_info, {"state": False}, state="none")
+
+    def initial_state(self, batch: int, **like: Any) -> State:  # type: ignore[override]
+        return begin(self.state_layout(), batch, **like)
 
 
 @mutant("refusals")
 class AcceptsUndeclaredBias(ToyDense):
     """Says it takes no bias, and drops one silently."""
 
-    info = claiming(ToyDense.info, {"bias": False})
+    default_info = claiming(ToyDense.default_info, {"bias": False})
 
-    def _check(self, q: Tensor, k: Tensor, v: Tensor, key_mask: object, bias: object, *rest: object) -> None:  # type: ignore[override]
-        super()._check(q, k, v, key_mask, None, *rest)  # type: ignore[arg-type]
+    def _check(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Any, bias: Any, *rest: Any) -> None:
+        super()._check(q, k, v, key_mask, None, *rest)
 
 
 @mutant("causality")
 class OverclaimsCausal(ToyProjection):
     """Projects all positions, and says it is causal."""
 
-    info = claiming(ToyProjection.info, {"causal": True})
+    default_info = claiming(ToyProjection.default_info, {"causal": True})
 
 
 @mutant("finite_differences")
 class DeniesItsGradient(ToyDense):
     """Has the gradient of its queries, and is declared straight-through, so that no slope would be compared."""
 
-    info = claiming(ToyDense.info, straight_through="q")
+    default_info = claiming(ToyDense.default_info, straight_through="q")
 
 
 @mutant("parameter_gradients")
 class DeniesItsSlope(ToyDense):
     """Says that it is a step function of the keys."""
 
-    info = claiming(ToyDense.info, flat="k")
+    default_info = claiming(ToyDense.default_info, flat="k")
 
 
 @mutant("leak")
 class DeniesTheLeak(ToyDense):
     """Is causal, and is declared to leak, so that no causality check would run."""
 
-    info = claiming(ToyDense.info, {"state": False}, state="none", leaks=True)
+    default_info = claiming(ToyDense.default_info, {"state": False}, state="none", leaks=True)
 
 
 @mutant("reads")
@@ -79,16 +85,15 @@ class ReadsSecretly(ToyTable):
 class ReadsNothing(ToyTable):
     """Says it reads the keys, and does not."""
 
-    info = claiming(ToyTable.info, reads="qkv")
+    default_info = claiming(ToyTable.default_info, reads="qkv")
 
 
 @mutant("left_padding")
 class SecretlyAnchored(ToyWindow):
     """Sees blocks of absolute slots, and does not say so."""
 
-    def near(self, pairs: Tensor) -> Tensor:
-        queries, keys = pairs.shape[-2:]
-        i, j = torch.arange(queries)[:, None] + keys - queries, torch.arange(keys)[None]
+    def near(self, pairs: Tensor, call: Call) -> Tensor:
+        i, j = positions(*pairs.shape[-2:], call)
         return pairs & (i // 4 == j // 4)
 
 
@@ -104,118 +109,117 @@ class AcceptsLeftPadding(ToyTable):
 class ModestAboutRows(ToyDense):
     """Is normalised, and says it is not, so that nobody checks it."""
 
-    info = claiming(ToyDense.info, rows_sum_to_one=False)
+    default_info = claiming(ToyDense.default_info, rows_sum_to_one=False)
 
 
 @mutant("nonnegative")
 class ClaimsNonnegative(ToyProjection):
     """Has negative weights, and says it has none."""
 
-    info = claiming(ToyProjection.info, nonnegative=True)
+    default_info = claiming(ToyProjection.default_info, nonnegative=True)
 
 
 @mutant("signed")
 class ModestAboutSigns(ToyDense):
     """Has nonnegative weights, and says some are negative."""
 
-    info = claiming(ToyDense.info, nonnegative=False)
+    default_info = claiming(ToyDense.default_info, nonnegative=False)
 
 
 @mutant("matrix")
 class ClaimsNoOffset(ToyProjection):
     """Adds a constant, and says it is linear in the values."""
 
-    info = claiming(ToyProjection.info, linear_in_value=True)
+    default_info = claiming(ToyProjection.default_info, linear_in_value=True)
 
 
 @mutant("linear_in_value")
 class NormalisesValues(ToyDense):
     """Divides the values by their norm, and says it is linear in them."""
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: object) -> Attended:  # type: ignore[override]
-        return super().attend(q, k, v / v.norm(dim=-1, keepdim=True).clamp_min(1e-6), **given)  # type: ignore[arg-type]
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
+        return super().attend(q, k, v / v.norm(dim=-1, keepdim=True).clamp_min(1e-6), call)
 
 
 @mutant("affine_in_value")
 class ModestAboutLinearity(ToyDense):
     """Is linear in the values, and says it is only affine."""
 
-    info = claiming(ToyDense.info, linear_in_value=False)
+    default_info = claiming(ToyDense.default_info, linear_in_value=False)
 
 
 @mutant("nonlinear")
 class DeniesAffinity(ToyDense):
     """Is linear in the values, and says it is not even affine, so that its matrix is never looked at."""
 
-    info = claiming(ToyDense.info, linear_in_value=False, affine_in_value=False)
+    default_info = claiming(ToyDense.default_info, linear_in_value=False, affine_in_value=False)
 
 
 @mutant("permutation")
 class ClaimsToIgnoreOrder(ToyWindow):
     """Sees a window, and says that positions do not matter."""
 
-    info = claiming(ToyWindow.info, sees_content_only=True)
+    default_info = claiming(ToyWindow.default_info, sees_content_only=True)
 
 
 @mutant("order")
 class ModestAboutOrder(ToyDense):
     """Sees content only, and says that positions matter."""
 
-    info = claiming(ToyDense.info, sees_content_only=False)
+    default_info = claiming(ToyDense.default_info, sees_content_only=False)
 
 
 @mutant("approximation")
 class KnobWithoutEffect(ToyFeatures):
     """Uses eight random features however many are asked for, and says that more bring it closer to softmax."""
 
-    def __init__(self, heads: Heads, *, num_features: int = 24) -> None:
-        super().__init__(heads, num_features=num_features)
-        self.omega = self.omega[:, :8].repeat(1, -(-num_features // 8))[:, :num_features]
+    def setup(self) -> None:
+        super().setup()
+        self.omega = self.omega[:, :8].repeat(1, -(-self.num_features // 8))[:, : self.num_features]
 
 
 @mutant("approximation")
 class ClaimsToApproximate(ToyKernel):
     """Is another kernel, and says it approaches softmax."""
 
-    info = claiming(ToyKernel.info, approximates="softmax", knob="size")
+    default_info = claiming(ToyKernel.default_info, approximates="softmax", knob="size")
 
-    def __init__(self, heads: Heads, *, size: int = 4) -> None:
-        super().__init__(heads)
-        self.size = size
+    size: int = 4
+    """of nothing"""
 
 
 @mutant("cost")
 class ClaimsLinearCost(ToyDense):
     """Makes every pair, and says its cost is linear."""
 
-    info = claiming(ToyDense.info, time=1, memory=1)
+    default_info = claiming(ToyDense.default_info, time=1, memory=1)
 
 
 @mutant("state_bytes")
 class ClaimsConstantState(ToyDense):
     """Keeps every key, and says its state has a constant size."""
 
-    info = claiming(ToyDense.info, state="constant")
+    default_info = claiming(ToyDense.default_info, state="constant")
 
 
 @mutant("compilation_in_parts")
 class ModestAboutGraphs(ToyDense):
     """Compiles as one graph, and says it does not."""
 
-    info = claiming(ToyDense.info, compiles_whole=False)
+    default_info = claiming(ToyDense.default_info, compiles_whole=False)
 
 
 @mutant("losses")
 class UndeclaredLoss(ToyCodes):
     """Returns a loss in training that it does not declare."""
 
-    info = claiming(ToyCodes.info, losses={})
+    default_info = claiming(ToyCodes.default_info, losses={})
 
 
 @mutant("determinism")
 class SeedWithoutEffect(ToyFeatures):
     """Is declared to draw from the seed, and draws the same from every seed."""
 
-    def __init__(self, heads: Heads, *, num_features: int = 24) -> None:
-        super().__init__(heads, num_features=num_features)
+    def setup(self) -> None:
+        super().setup()
         self.omega = torch.linspace(-1, 1, self.omega.numel()).reshape(self.omega.shape)

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.bias import ScoreBias
-from regard.core import Attended, Heads
+from regard.core import Attended, Call
+from regard.options import weight
 from tests.mutants import mutant
 from tests.mutants.toys import ToyCodes, ToyDense, ToyTable, ToyWindow
 
@@ -16,15 +16,15 @@ from tests.mutants.toys import ToyCodes, ToyDense, ToyTable, ToyWindow
 class BiasReplacesScale(ToyDense):
     """Forgets the scale when there is a bias."""
 
-    def biased(self, logits: Tensor, bias: ScoreBias | None) -> Tensor:
-        return logits if bias is None else super().biased(logits * 8**0.5, bias)
+    def biased(self, logits: Tensor, call: Call) -> Tensor:
+        return logits if call.bias is None else super().biased(logits * 8**0.5, call)
 
 
 @mutant("bias_curve")
 class IgnoresBias(ToyDense):
     """Drops the bias."""
 
-    def biased(self, logits: Tensor, bias: ScoreBias | None) -> Tensor:
+    def biased(self, logits: Tensor, call: Call) -> Tensor:
         return logits
 
 
@@ -32,34 +32,37 @@ class IgnoresBias(ToyDense):
 class SubtractsBias(ToyDense):
     """Subtracts the bias."""
 
-    def biased(self, logits: Tensor, bias: ScoreBias | None) -> Tensor:
-        return 2 * logits - super().biased(logits, bias)
+    def biased(self, logits: Tensor, call: Call) -> Tensor:
+        return 2 * logits - super().biased(logits, call)
 
 
 @mutant("bias_curve")
 class BiasOffByOne(ToyDense):
     """Reads the column of the next distance."""
 
-    def biased(self, logits: Tensor, bias: ScoreBias | None) -> Tensor:
-        shifted = None if bias is None or bias.curve is None else replace(bias, high=bias.high + 1)
-        return super().biased(logits, shifted or bias)
+    def biased(self, logits: Tensor, call: Call) -> Tensor:
+        bias = call.bias
+        shifted = bias if bias is None or bias.curve is None else replace(bias, high=bias.high + 1)
+        return super().biased(logits, replace(call, bias=shifted))
 
 
 @mutant("bias_relative")
 class IgnoresRelative(ToyDense):
     """Drops the part that depends on the query."""
 
-    def biased(self, logits: Tensor, bias: ScoreBias | None) -> Tensor:
-        return super().biased(logits, None if bias is None else replace(bias, query=None, relative=None))
+    def biased(self, logits: Tensor, call: Call) -> Tensor:
+        curve = None if call.bias is None else replace(call.bias, query=None, relative=None)
+        return super().biased(logits, replace(call, bias=curve))
 
 
 @mutant("bias_table")
 class AddsBooleans(ToyDense):
     """Adds a boolean table as zeros and ones."""
 
-    def biased(self, logits: Tensor, bias: ScoreBias | None) -> Tensor:
-        boolean = bias is not None and bias.table is not None and bias.table.dtype == torch.bool
-        return logits + bias.table.to(logits.dtype) if boolean else super().biased(logits, bias)  # type: ignore[union-attr]
+    def biased(self, logits: Tensor, call: Call) -> Tensor:
+        table = None if call.bias is None else call.bias.table
+        boolean = table is not None and table.dtype == torch.bool
+        return logits + table.to(logits.dtype) if boolean else super().biased(logits, call)
 
 
 @mutant("bias_reach")
@@ -83,18 +86,20 @@ class ReachTooLong(ToyWindow):
 class IndexesHeads(ToyDense):
     """Takes the bias of each head by number, where there may be one for all."""
 
-    def biased(self, logits: Tensor, bias: ScoreBias | None) -> Tensor:
+    def biased(self, logits: Tensor, call: Call) -> Tensor:
+        bias = call.bias
         if bias is not None and bias.curve is not None:
-            bias = replace(bias, curve=bias.curve[torch.arange(self.heads.count)])
-        return super().biased(logits, bias)
+            call = replace(call, bias=replace(bias, curve=bias.curve[torch.arange(self.heads.count)]))
+        return super().biased(logits, call)
 
 
 @mutant("bias_gradients")
 class DetachedBias(ToyDense):
     """Gives the bias no gradient."""
 
-    def biased(self, logits: Tensor, bias: ScoreBias | None) -> Tensor:
-        return logits + (super().biased(logits, bias) - logits).detach()
+    def biased(self, logits: Tensor, call: Call) -> Tensor:
+        biased = super().biased(logits, call)
+        return logits + (biased - logits).detach() + 0 * biased
 
 
 @mutant("reference_gradients")
@@ -113,9 +118,9 @@ class DetachedNormaliser(ToyDense):
 class NoStraightThrough(ToyCodes):
     """Passes no gradient through the choice of a code."""
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Attended:  # type: ignore[override]
-        values, state, losses = super().attend(q, k.detach(), v, **given)
-        return Attended(values + 0 * k.sum(), state, losses)
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
+        answer = super().attend(q, k.detach(), v, call)
+        return answer._replace(values=answer.values + 0 * k.sum())
 
 
 class _RoundsGradient(torch.autograd.Function):
@@ -144,8 +149,8 @@ class QueriesWithoutGradient(ToyDense):
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         return super().score(q.detach() + 0 * q, k)
 
-    def reference(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Tensor:  # type: ignore[override]
-        return super().reference(q.detach(), k, v, **given)
+    def reference(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
+        return super().reference(q.detach(), k, v, call)
 
 
 @mutant("finite_differences_of_keys")
@@ -155,14 +160,16 @@ class KeysWithoutGradient(ToyDense):
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         return super().score(q, k.detach() + 0 * k)
 
-    def reference(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Tensor:  # type: ignore[override]
-        return super().reference(q, k.detach(), v, **given)
+    def reference(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
+        return super().reference(q, k.detach(), v, call)
 
 
 @mutant("parameter_gradients")
 class DeadParameter(ToyTable):
     """Holds a parameter that nothing uses."""
 
-    def __init__(self, heads: Heads) -> None:
-        super().__init__(heads)
+    unused: torch.nn.Parameter = weight()
+
+    def setup(self) -> None:
+        super().setup()
         self.unused = torch.nn.Parameter(torch.zeros(3))

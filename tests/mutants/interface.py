@@ -1,12 +1,14 @@
 """Mutants that break the rules around the algorithm: randomness, purity, sizes, losses, costs, graphs."""
 
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.core import Attended, Heads, recomputing
+from regard.core import Attended, Call, recomputing
+from regard.options import Options
 from tests.mutants import mutant
 from tests.mutants.toys import ToyCodes, ToyDense, ToyFeatures, ToyKernel, ToyMarked, ToyTable, ToyWindow, expanded
 
@@ -15,54 +17,81 @@ from tests.mutants.toys import ToyCodes, ToyDense, ToyFeatures, ToyKernel, ToyMa
 class ForgetsOption(ToyWindow):
     """Accepts a window, and uses its own."""
 
-    def __init__(self, heads: Heads, *, window: int = 3) -> None:
-        super().__init__(heads, window=4)
+    def setup(self) -> None:
+        self.window = 4
 
 
 @mutant("options")
 class SwallowsOptions(ToyWindow):
     """Accepts any option, and ignores those it does not know."""
 
-    def __init__(self, heads: Heads, *, window: int = 3, **rest: object) -> None:
-        super().__init__(heads, window=window)
+    @classmethod
+    def filled(cls, given: Mapping[str, object], label: str) -> Options:
+        return super().filled({name: value for name, value in given.items() if name in cls.defaults}, label)
+
+
+@mutant("options")
+class IgnoresBounds(ToyWindow):
+    """Checks the types of its options, and takes the nearest number within their bounds."""
+
+    @classmethod
+    def filled(cls, given: Mapping[str, object], label: str) -> Options:
+        near = {n: max(value, 0) if isinstance(value, int) else value for n, value in given.items()}
+        return super().filled(near, label)
+
+
+@mutant("options")
+class KeepsOnlyWhatWasGiven(ToyWindow):
+    """Keeps the options that were given, and not the defaults of the others."""
+
+    def check_options(self) -> None:
+        self.options = Options({name: value for name, value in self.options.items() if name == "window"})
 
 
 @mutant("shapes")
 class DropsAChannel(ToyDense):
     """Returns one value channel too few."""
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Attended:  # type: ignore[override]
-        values, state, losses = super().attend(q, k, v, **given)
-        return Attended(values[..., :-1], state, losses)
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
+        answer = super().attend(q, k, v, call)
+        return answer._replace(values=answer.values[..., :-1])
 
 
 @mutant("shapes")
 class StateUnasked(ToyDense):
     """Returns a state although none was passed."""
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Attended:  # type: ignore[override]
-        values, state, losses = super().attend(q, k, v, **given)
-        return Attended(values, state or self.initial_state(q.shape[0]), losses)
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
+        answer = super().attend(q, k, v, call)
+        return answer._replace(state=answer.state or self.initial_state(q.shape[0]))
+
+
+@mutant("shapes")
+class LseUnasked(ToyDense):
+    """Returns a log-sum-exp although nobody asked for it."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
+        return super().attend(q, k, v, replace(call, lse=True))
 
 
 @mutant("inputs_untouched")
 class EditsInput(ToyDense):
     """Scales the queries in place."""
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Attended:  # type: ignore[override]
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         with torch.no_grad():
             q.mul_(0.5)
-        return super().attend(2 * q, k, v, **given)
+        return super().attend(2 * q, k, v, call)
 
 
 @mutant("inputs_untouched")
 class EditsAndRestoresInput(ToyDense):
     """Scales the queries in place and scales them back."""
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Attended:  # type: ignore[override]
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         with torch.no_grad():
             q.mul_(0.5).mul_(2)
-        return super().attend(q, k, v, **given)
+        return super().attend(q, k, v, call)
 
 
 @mutant("determinism")
@@ -77,8 +106,8 @@ class HiddenRandomness(ToyFeatures):
 class UnseededInit(ToyTable):
     """Initialises its weights from the global generator."""
 
-    def __init__(self, heads: Heads) -> None:
-        super().__init__(heads)
+    def setup(self) -> None:
+        super().setup()
         self.slots = nn.Parameter(torch.randn(self.slots.shape))
 
 
@@ -99,10 +128,10 @@ class UnregisteredMemory(ToyDense):
 
     offset = 0.0
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Attended:  # type: ignore[override]
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         if self.training:
             self.offset = k.mean().item()
-        return super().attend(q + self.offset, k, v, **given)
+        return super().attend(q + self.offset, k, v, call)
 
 
 @mutant("evaluation")
@@ -117,10 +146,10 @@ class OtherScaleInTraining(ToyDense):
 class AssumesEvenHeads(ToyDense):
     """Exchanges the heads in pairs and back, which loses the last of an odd number."""
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Attended:  # type: ignore[override]
-        values, state, losses = super().attend(q, k, v, **given)
-        pairs = values[:, : values.shape[1] // 2 * 2]
-        return Attended(torch.cat([pairs, 0 * values[:, pairs.shape[1] :]], 1), state, losses)
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
+        answer = super().attend(q, k, v, call)
+        pairs = answer.values[:, : answer.values.shape[1] // 2 * 2]
+        return answer._replace(values=torch.cat([pairs, 0 * answer.values[:, pairs.shape[1] :]], 1))
 
 
 @mutant("head_shapes")
@@ -136,16 +165,16 @@ class AssumesNarrowValues(ToyKernel):
 class IgnoresMarks(ToyMarked):
     """Drops the marks."""
 
-    def seen(self, pairs: Tensor, marks: Tensor | None) -> Tensor:
-        return super().seen(pairs, None)
+    def seen(self, pairs: Tensor, call: Call) -> Tensor:
+        return super().seen(pairs, replace(call, marks=None))
 
 
 @mutant("marks")
 class MarksBeatTheMask(ToyMarked):
     """Shows every key once some are marked."""
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Attended:  # type: ignore[override]
-        return super().attend(q, k, v, **{**given, "key_mask": given["key_mask"] if given["marks"] is None else None})
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
+        return super().attend(q, k, v, call if call.marks is None else replace(call, key_mask=None))
 
 
 @mutant("redraw")
@@ -188,25 +217,25 @@ class WrapsAround(ToyTable):
 class AssumesContiguous(ToyDense):
     """Reads the numbers of k in the order in which they lie in memory."""
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Attended:  # type: ignore[override]
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         flat = torch.as_strided(k, (k.untyped_storage().size() // k.element_size(),), (1,), 0)
-        return super().attend(q, flat[: k.numel()].reshape(k.shape) if flat.numel() >= k.numel() else k, v, **given)
+        return super().attend(q, flat[: k.numel()].reshape(k.shape) if flat.numel() >= k.numel() else k, v, call)
 
 
 @mutant("memory_layout")
 class ViewsInputs(ToyDense):
     """Views its inputs in a shape that only one layout allows."""
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Attended:  # type: ignore[override]
-        return super().attend(q.view(-1, q.shape[-1]).view(q.shape), k, v, **given)
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
+        return super().attend(q.view(-1, q.shape[-1]).view(q.shape), k, v, call)
 
 
 @mutant("round_trip")
 class WeightsOutsideState(ToyFeatures):
     """Keeps its random features out of state_dict."""
 
-    def __init__(self, heads: Heads, *, num_features: int = 24) -> None:
-        super().__init__(heads, num_features=num_features)
+    def setup(self) -> None:
+        super().setup()
         self.register_buffer("omega", self.omega, persistent=False)
 
 
@@ -223,8 +252,8 @@ class CountsRecomputation(ToyCodes):
 class LearnsBeforeRecomputation(ToyCodes):
     """Moves its codes at the end of a training call, so that a checkpointed block is computed again with others."""
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Attended:  # type: ignore[override]
-        answer = super().attend(q, k, v, **given)
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
+        answer = super().attend(q, k, v, call)
         if self.training and not recomputing():
             with torch.no_grad():
                 self.codes.mul_(0.9)
@@ -235,17 +264,17 @@ class LearnsBeforeRecomputation(ToyCodes):
 class DroppedLoss(ToyCodes):
     """Declares a loss and returns none."""
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Attended:  # type: ignore[override]
-        return super().attend(q, k, v, **given)._replace(losses={})
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
+        return super().attend(q, k, v, call)._replace(losses={})
 
 
 @mutant("losses")
 class LossInEval(ToyCodes):
     """Returns its loss in evaluation too."""
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Attended:  # type: ignore[override]
-        answer = super().attend(q, k, v, **given)
-        return answer._replace(losses={"commitment": self.commitment(k, self.nearest(k), given["key_mask"])})
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
+        answer = super().attend(q, k, v, call)
+        return answer._replace(losses={"commitment": self.commitment(k, self.nearest(k), call.key_mask)})
 
 
 @mutant("losses")
@@ -268,10 +297,10 @@ class LossWithoutGradient(ToyCodes):
 class IgnoresDropout(ToyDense):
     """Accepts a dropout, and drops nothing."""
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Attended:  # type: ignore[override]
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         training, self.training = self.training, False
         try:
-            return super().attend(q, k, v, **given)
+            return super().attend(q, k, v, call)
         finally:
             self.training = training
 
@@ -280,9 +309,9 @@ class IgnoresDropout(ToyDense):
 class DropoutWithoutRescaling(ToyDense):
     """Drops weights, and does not make up for them."""
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Attended:  # type: ignore[override]
-        values, state, losses = super().attend(q, k, v, **given)
-        return Attended(values * (1 - self.heads.dropout) if self.training else values, state, losses)
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
+        answer = super().attend(q, k, v, call)
+        return answer._replace(values=answer.values * (1 - self.heads.dropout)) if self.training else answer
 
 
 @mutant("cost")

@@ -1,40 +1,43 @@
 """Mutants that remember wrongly."""
 
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from regard.core import Attended, Slots, State, Summary
-from regard.state import Tape
+from regard.core import Attended, Call, Slots, State, Summary
+from regard.errors import UnsupportedError
+from regard.state import Entry, Tape, per_slot
 from tests.mutants import mutant
-from tests.mutants.toys import ToyDense, ToyKernel, ToyWindow, allowed_pairs
+from tests.mutants.toys import ToyDense, ToyKernel, ToyWindow, allowed_pairs, expanded
 
 
 @mutant("state_splits")
 class ForgetsState(ToyKernel):
     """Starts every piece from nothing, and counts on."""
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, *, state: State | None, **given: Any) -> Attended:  # type: ignore[override]
-        fresh = None if state is None else self.initial_state(q.shape[0], dtype=q.dtype)
-        values, grown, losses = super().attend(q, k, v, state=fresh, **given)
-        if state is not None and isinstance(grown, Summary):
-            grown = Summary(grown.content, state.length + k.shape[2])
-        return Attended(values, grown, losses)
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
+        if call.state is None:
+            return super().attend(q, k, v, call)
+        answer = super().attend(q, k, v, replace(call, state=self.initial_state(q.shape[0], dtype=q.dtype)))
+        assert isinstance(answer.state, Summary)
+        return answer._replace(state=replace(answer.state, length=call.past + k.shape[2]))
 
 
 @mutant("state_splits")
 class StaleCache(ToyDense):
     """Attends to the keys before this piece, and adds the piece afterwards."""
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, *, state: State | None, **given: Any) -> Attended:  # type: ignore[override]
-        values, grown, losses = super().attend(q, k, v, state=state, **given)
-        if state is not None and state.length:
-            old = state.tensors()
-            pairs = allowed_pairs(q.shape[2], old["k"].shape[2], False, old.get("key_mask"))
-            one = old["k"].repeat_interleave(self.heads.group, 1), old["v"].repeat_interleave(self.heads.group, 1)
-            values = self.normalise(self.score(q, one[0]), pairs) @ one[1]
-        return Attended(values, grown, losses)
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
+        answer = super().attend(q, k, v, call)
+        if call.state is None or not call.past:
+            return answer
+        old = call.state.tensors()
+        pairs = allowed_pairs(q.shape[2], call.past, replace(call, causal=False, key_mask=old.get("key_mask")))
+        keys, values = (expanded(old[name], q.shape[1]) for name in "kv")
+        return answer._replace(values=self.normalise(self.score(q, keys), pairs) @ values)
 
 
 @mutant("state_splits")
@@ -59,37 +62,31 @@ class PartialChunkLost(ToyKernel):
 class StateForgetsMask(ToyDense):
     """Keeps hidden keys as if they were real."""
 
-    def remember(self, state: State, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Slots:
-        grown = super().remember(state, k, v, key_mask)
-        if key_mask is None:
-            return grown
-        bare = super().remember(state, k, v, None)
-        return bare if bare.length > k.shape[2] else grown
+    def remember(self, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor, Call]:
+        return super().remember(k, v, replace(call, key_mask=None) if call.past else call)
 
 
 @mutant("state_prefix")
 class StoresQueriesOnly(ToyDense):
     """Keeps as many new keys as there are queries."""
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, *, state: State | None, **given: Any) -> Attended:  # type: ignore[override]
-        values, grown, losses = super().attend(q, k, v, state=state, **given)
-        lead = k.shape[2] - q.shape[2]
-        if self.heads.causal and isinstance(grown, Slots) and lead > 0:
-            picked = torch.cat([torch.arange(grown.kept - k.shape[2]), torch.arange(grown.kept)[-q.shape[2] :]])
-            return Attended(values, grown.keep(picked), losses)
-        return Attended(values, grown, losses)
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
+        answer = super().attend(q, k, v, call)
+        grown, lead = answer.state, k.shape[2] - q.shape[2]
+        if not (call.causal and isinstance(grown, Slots) and lead > 0):
+            return answer
+        picked = torch.cat([torch.arange(grown.kept - k.shape[2]), torch.arange(grown.kept)[-q.shape[2] :]])
+        return answer._replace(state=grown.keep(picked))
 
 
 @mutant("state_bias")
 class BiasForgetsThePast(ToyDense):
     """Counts distances from the first slot of the piece."""
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, *, state: State | None, bias: Any, **given: Any) -> Attended:  # type: ignore[override]
-        if bias is not None and state is not None and bias.high > 0 and state.length:
-            from dataclasses import replace
-
-            bias = replace(bias, high=bias.high + 1)
-        return super().attend(q, k, v, state=state, bias=bias, **given)
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
+        if call.bias is not None and call.bias.high > 0 and call.past:
+            call = replace(call, bias=replace(call.bias, high=call.bias.high + 1))
+        return super().attend(q, k, v, call)
 
 
 @mutant("state_immutability")
@@ -117,8 +114,7 @@ class OverwritesSharedTape(ToyDense):
     """Appends where a sibling has already written."""
 
     def initial_state(self, batch: int, **like: Any) -> Slots:  # type: ignore[override]
-        empty = super().initial_state(batch, **like)
-        return _SharedTape(Tape(dict(empty.tape.data), 0, 0))
+        return _SharedTape(Tape(super().initial_state(batch, **like).tensors(), 0, 0))
 
 
 @mutant("state_inference")
@@ -142,7 +138,7 @@ class SelectSortsRows(ToyKernel):
     """Picks the right rows of a state in the wrong order."""
 
     def initial_state(self, batch: int, **like: Any) -> Summary:  # type: ignore[override]
-        return _UnorderedSummary(super().initial_state(batch, **like).content)
+        return _UnorderedSummary(super().initial_state(batch, **like).tensors())
 
     def grown(self, state: State, total: Tensor, keys: int) -> State:
         return _UnorderedSummary({"sum": total}, state.length + keys)
@@ -176,18 +172,12 @@ class NarrowState(ToyKernel):
 class ExpandedState(ToyDense):
     """Keeps one copy of the keys per query head."""
 
-    def remember(self, state: State, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Slots:
-        k, v = (x.repeat_interleave(self.heads.group, 1) for x in (k, v))
-        return super().remember(state, k, v, key_mask)
+    def remember(self, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor, Call]:
+        return super().remember(expanded(k, self.heads.count), expanded(v, self.heads.count), call)
 
-    def initial_state(self, batch: int, **like: Any) -> Slots:  # type: ignore[override]
-        k, v = (
-            torch.empty(batch, self.heads.count, 0, w, **like) for w in (self.heads.key_dim, self.heads.value_width)
-        )
-        return Slots.empty(k=k, v=v)
-
-    def state_nbytes(self, batch: int, length: int, dtype: torch.dtype) -> int:
-        return super().state_nbytes(batch, length, dtype) * self.heads.group
+    def state_layout(self) -> Mapping[str, Entry]:
+        heads = self.heads
+        return {"k": per_slot(heads.count, heads.key_dim), "v": per_slot(heads.count, heads.value_width)}
 
 
 class _ForgetfulSummary(Summary):
@@ -200,7 +190,7 @@ class FileLosesLength(ToyKernel):
     """Writes its sums to the file, and not how many slots they hold."""
 
     def initial_state(self, batch: int, **like: Any) -> Summary:  # type: ignore[override]
-        return _ForgetfulSummary(super().initial_state(batch, **like).content)
+        return _ForgetfulSummary(super().initial_state(batch, **like).tensors())
 
     def grown(self, state: State, total: Tensor, keys: int) -> State:
         return _ForgetfulSummary({"sum": total}, state.length + keys)
@@ -218,8 +208,105 @@ class DetachedState(ToyKernel):
 class IgnoresSource(ToyDense):
     """Attends to the keys of the call alone when it is not causal."""
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, *, state: State | None, **given: Any) -> Attended:  # type: ignore[override]
-        if self.heads.causal or state is None or not k.shape[2]:
-            return super().attend(q, k, v, state=state, **given)
-        values = super().attend(q, k, v, state=None, **given).values
-        return Attended(values, self.remember(state, k, v, given["key_mask"]), {})
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
+        answer = super().attend(q, k, v, call)
+        if call.causal or call.state is None or not k.shape[2]:
+            return answer
+        return answer._replace(values=super().attend(q, k, v, replace(call, state=None)).values)
+
+
+@mutant("remember")
+class NothingWithoutQueries(ToyKernel):
+    """Counts keys that come without queries, and does not add them up."""
+
+    def grown(self, state: State, total: Tensor, keys: int) -> State:
+        assert isinstance(state, Summary)
+        return super().grown(state, state["sum"] if self.idle else total, keys)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
+        self.idle = not q.shape[2]
+        return super().attend(q, k, v, call)
+
+
+@mutant("remember")
+class KeepsWhatWasAskedFor(ToyDense):
+    """Keeps a value times the number of queries that came with it, at most once."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
+        return super().attend(q, k, v * min(q.shape[2], 1), call)
+
+
+class _SwappedSummary(Summary):
+    def where(self, rows: Tensor, other: State) -> "Summary":  # type: ignore[override]
+        return super().where(~rows, cast(Summary, other))
+
+
+@mutant("state_where")
+class TakesTheOtherRows(ToyKernel):
+    """Joins two states by taking each row from the wrong one."""
+
+    def initial_state(self, batch: int, **like: Any) -> Summary:  # type: ignore[override]
+        return _SwappedSummary(super().initial_state(batch, **like).tensors())
+
+    def grown(self, state: State, total: Tensor, keys: int) -> State:
+        return _SwappedSummary({"sum": total}, state.length + keys)
+
+
+class _MaskOfOne(Slots):
+    def where(self, rows: Tensor, other: State) -> "Slots":  # type: ignore[override]
+        joined, mask = super().where(rows, cast(Slots, other)), self.view().get("key_mask")
+        if "key_mask" not in joined.tape.data:
+            return joined
+        every = torch.ones(len(rows), joined.kept, dtype=torch.bool)
+        return joined.with_tensors({**joined.tensors(), "key_mask": every if mask is None else mask})
+
+
+@mutant("state_where")
+class MaskOfTheFirst(ToyDense):
+    """Joins the keys of two states, and takes the mask of the first for all rows."""
+
+    def initial_state(self, batch: int, **like: Any) -> Slots:  # type: ignore[override]
+        return _MaskOfOne(Tape(super().initial_state(batch, **like).tensors(), 0, 0))
+
+
+class _OneTooFew(Slots):
+    def rewind(self, count: int) -> "Slots":
+        return replace(super().rewind(count - 1), length=self.length - count) if count else self
+
+
+@mutant("state_rewind")
+class GivesBackOneTooFew(ToyDense):
+    """Counts the slots that are given back, and keeps one of them."""
+
+    def initial_state(self, batch: int, **like: Any) -> Slots:  # type: ignore[override]
+        return _OneTooFew(Tape(super().initial_state(batch, **like).tensors(), 0, 0))
+
+
+class _OnlyForgets(Slots):
+    def rewind(self, count: int) -> "Slots":
+        if count > self.kept:
+            return super().rewind(count)
+        return replace(self, stop=self.stop - count, length=self.length - count)
+
+
+@mutant("state_rewind")
+class WindowWithoutItsPast(ToyWindow):
+    """Gives back the newest slots, and not those that they had pushed out of the window."""
+
+    def initial_state(self, batch: int, **like: Any) -> Slots:  # type: ignore[override]
+        return _OnlyForgets(Tape(super().initial_state(batch, **like).tensors(), 0, 0))
+
+
+class _Refusing(Slots):
+    def rewind(self, count: int) -> "Slots":
+        if count:
+            raise UnsupportedError("none of them")
+        return self
+
+
+@mutant("state_rewind")
+class RefusesToRewind(ToyDense):
+    """Keeps every slot, and gives none back."""
+
+    def initial_state(self, batch: int, **like: Any) -> Slots:  # type: ignore[override]
+        return _Refusing(Tape(super().initial_state(batch, **like).tensors(), 0, 0))

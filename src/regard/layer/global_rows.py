@@ -8,9 +8,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from regard.attention.sparse import Globals, Tokens, View
-from regard.core import Attention, registered_name
+from regard.core import Attention, accumulation_dtype, registered_name
 from regard.engines.tiles import plain
-from regard.engines.tiles.gathered import put, take
+from regard.engines.tiles.gathered import gather_tokens, replace_tokens
 from regard.errors import ConfigError
 from regard.position import Position
 
@@ -68,9 +68,9 @@ class GlobalRows(nn.Module):
             return k, v
         assert isinstance(attention, Globals)
         tokens = attention.tokens(_view(x, key_mask, marks))
-        few, count = take(x[:, None], tokens.at)[:, 0], self.heads.kv_heads
-        k = put(k, tokens.at, tokens.real, _split(self.key_l2g(few), count))
-        return k, put(v, tokens.at, tokens.real, _split(self.value_l2g(few), count))
+        x, count = gather_tokens(x[:, None], tokens.at)[:, 0], self.heads.kv_heads
+        k = replace_tokens(k, tokens.at, tokens.real, _split(self.key_l2g(x), count))
+        return k, replace_tokens(v, tokens.at, tokens.real, _split(self.value_l2g(x), count))
 
     def forward(
         self,
@@ -100,56 +100,57 @@ class GlobalRows(nn.Module):
             return values
         if view.key_mask is not None:
             x = x.masked_fill(~view.key_mask[..., None], 0)  # NaN under the mask must not survive a product
-        few = take(x[:, None], tokens.at)[:, 0]
-        q, bias = _split(self.query(few), self.heads.count), None
+        asking = gather_tokens(x[:, None], tokens.at)[:, 0]
+        q, bias = _split(self.query(asking), self.heads.count), None
         if position is not None and position.biased:
             bias = position.bias(q, *Attention.bias_distances(attention, x.shape[1], x.shape[1]))
         transforms = position is not None and position.transforms
         if transforms or tokens.at.shape[1] * self.heads.group >= self.heads.key_dim:
             k, v = (_split(each(x), self.heads.kv_heads) for each in (self.key, self.value))
             if self.key_g2g is not None and self.value_g2g is not None:
-                own = (_split(each(few), self.heads.kv_heads) for each in (self.key_g2g, self.value_g2g))
-                k, v = (put(old, tokens.at, tokens.real, new) for old, new in zip((k, v), own, strict=True))
+                k = replace_tokens(k, tokens.at, tokens.real, _split(self.key_g2g(asking), self.heads.kv_heads))
+                v = replace_tokens(v, tokens.at, tokens.real, _split(self.value_g2g(asking), self.heads.kv_heads))
             if transforms:
                 assert position is not None
                 assert places is not None
-                rows = places[tokens.at][:, None] if places.ndim == 1 else take(places[..., None], tokens.at)[..., 0]
+                shared = places.ndim == 1
+                rows = places[tokens.at][:, None] if shared else gather_tokens(places[..., None], tokens.at)[..., 0]
                 q, k = position.transform(q, k, rows, places)
             allowed, logits = attention.row_terms(q, tokens, view, bias)
             new = plain(q, k, v, allowed, scale=attention.factor, bias=logits)[0]
         else:
             allowed, logits = attention.row_terms(q, tokens, view, bias)
-            new = self._absorbed(q, x, few, tokens, attention.factor, allowed, logits)
-        return put(values, tokens.at, tokens.real, new.to(values.dtype))
+            new = self._absorbed(q, x, asking, tokens, attention.factor, allowed, logits)
+        return replace_tokens(values, tokens.at, tokens.real, new.to(values.dtype))
 
     def _absorbed(
         self,
         q: Float[Tensor, "batch heads globals key"],
         x: Float[Tensor, "batch length dim"],
-        few: Float[Tensor, "batch globals dim"],
+        asking: Float[Tensor, "batch globals dim"],
         tokens: Tokens,
         scale: float,
         allowed: Bool[Tensor, "batch 1 globals length"],
         bias: Tensor | None,
     ) -> Float[Tensor, "batch heads globals value"]:
         """Without keys and values of every x: their weights move to the few queries and to the few averages."""
-        shape, wide = (*q.shape[:3], x.shape[1]), torch.promote_types(q.dtype, torch.float32)
+        shape, wide = (*q.shape[:3], x.shape[1]), accumulation_dtype(q.dtype)
         q, x = q.to(wide), x.to(wide)
         content = (q @ self._by_head(self.key).to(wide)).flatten(1, 2) @ x.mT
         content = content.view(shape) + self._offset(self.key, q)
         columns = tokens.at[:, None, None].expand(*q.shape[:3], -1)
         real = tokens.real[:, None, None]
         if self.key_g2g is not None:
-            own = q @ self._repeated(_split(self.key_g2g(few), self.heads.kv_heads)).mT.to(wide)
-            content = content.scatter(3, columns, torch.where(real, own, content.gather(3, columns)))
+            among = q @ self._repeated(_split(self.key_g2g(asking), self.heads.kv_heads)).mT.to(wide)
+            content = content.scatter(3, columns, torch.where(real, among, content.gather(3, columns)))
         logits = scale * content if bias is None else scale * content + bias
         logits = logits.masked_fill(~allowed, float("-inf"))
         none = ~allowed.any(-1, keepdim=True)
         p = logits.masked_fill(none, 0).softmax(-1).masked_fill(none, 0)
         part: Tensor | float = 0.0
         if self.value_g2g is not None:
-            mine = p.gather(3, columns).masked_fill(~real, 0)
-            part = mine @ self._repeated(_split(self.value_g2g(few), self.heads.kv_heads)).to(wide)
+            among = p.gather(3, columns).masked_fill(~real, 0)
+            part = among @ self._repeated(_split(self.value_g2g(asking), self.heads.kv_heads)).to(wide)
             p = p.scatter(3, columns, p.gather(3, columns).masked_fill(real, 0))
         mixed = (p.flatten(1, 2) @ x).view(*q.shape[:3], -1)
         values = mixed @ self._by_head(self.value).mT.to(wide)

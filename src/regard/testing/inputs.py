@@ -1,15 +1,16 @@
 """What a check is given: one mechanism with one option set, and signed random inputs that fit it."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import NamedTuple, Self
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from regard.bias import ScoreBias
 from regard.core import Attended, Attention, Heads, State, generator
-from regard.info import Info
+from regard.info import Info, Input
 from regard.testing.compare import largest_error
 
 LENGTH = 13
@@ -18,25 +19,69 @@ LENGTH = 13
 LONG = 150
 """positions where a check must cross the tiles of an engine; not a multiple of any tile"""
 
+CLEAR = 0.02
+"""how far declared inputs keep from their bounds"""
 
-class Inputs(NamedTuple):
+
+@dataclass(frozen=True)
+class Inputs:
+    """Every tensor of a call, each (batch, heads, slots, width)."""
+
     q: Tensor
     k: Tensor
     v: Tensor
+    more: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
+    """those that the mechanism declares in `info.inputs`"""
+    asking: frozenset[str] = frozenset({"q"})
+    """names of those with one slot per query; the others have one per key"""
+
+    def named(self) -> dict[str, Tensor]:
+        """Every tensor by name."""
+        return {"q": self.q, "k": self.k, "v": self.v, **self.more}
+
+    def replaced(self, **tensors: Tensor) -> Self:
+        """With other tensors of some names."""
+        every = {**self.named(), **tensors}
+        q, k, v = (every.pop(name) for name in "qkv")
+        assert every.keys() == self.more.keys(), f"{sorted(tensors)} are not all of q, k, v, {sorted(self.more)}"
+        return replace(self, q=q, k=k, v=v, more=every)
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """With every tensor changed."""
+        return self.replaced(**{name: change(x) for name, x in self.named().items()})
 
     def to(self, dtype: torch.dtype) -> Self:
-        return type(self)(*(x.to(dtype) for x in self))
+        return self.map(lambda x: x.to(dtype))
 
     def clone(self) -> Self:
-        return type(self)(*(x.clone() for x in self))
+        return self.map(torch.Tensor.clone)
+
+    def leaves(self) -> Self:
+        """The same tensors, which from now on record gradients."""
+        return self.map(torch.Tensor.requires_grad_)
+
+    def queries(self, first: int, stop: int | None = None) -> Self:
+        """Only some of the queries, on all keys."""
+        return self.replaced(**{name: x[:, :, first:stop] for name, x in self.named().items() if name in self.asking})
+
+    def keys(self, first: int, stop: int | None = None) -> Self:
+        """Only some of the keys, for all queries."""
+        of_keys = {name: x for name, x in self.named().items() if name not in self.asking}
+        return self.replaced(**{name: x[:, :, first:stop] for name, x in of_keys.items()})
 
     def slots(self, first: int, stop: int) -> Self:
-        """Queries, keys and values at the positions [first, stop) of a sequence."""
-        return type(self)(*(x[:, :, first:stop] for x in self))
+        """The positions [first, stop) of a sequence that asks at every one."""
+        assert self.q.shape[2] == self.k.shape[2]
+        return self.queries(first, stop).keys(first, stop)
 
     def rows(self, picked: slice | Tensor) -> Self:
         """Some rows of the batch."""
-        return type(self)(*(x[picked] for x in self))
+        return self.map(lambda x: x[picked])
+
+    @staticmethod
+    def joined(parts: "list[Inputs]", axis: int) -> "Inputs":
+        """Rows (axis 0) or slots (axis 2) of several, one behind the other."""
+        return parts[0].replaced(**{n: torch.cat([x.named()[n] for x in parts], axis) for n in parts[0].named()})
 
 
 def randn(*shape: int, seed: int | str, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -116,17 +161,40 @@ class Subject:
 
 
 def draw(heads: Heads, info: Info, queries: int, keys: int, batch: int, seed: str, scale: float = 1.0) -> Inputs:
-    """Signed random inputs, the same leading numbers at every length."""
+    """Signed random inputs, the same leading numbers at every length; declared ones inside their bounds."""
 
-    def one(name: str, count: int, length: int, width: int, times: float = 1.0) -> Tensor:
-        long = randn(batch, count, max(length, LONG), width, seed=f"{name}.{seed}")
-        return times * long[:, :, :length]
+    def one(name: str, count: int, length: int, width: int) -> Tensor:
+        return randn(batch, count, max(length, LONG), width, seed=f"{name}.{seed}")[:, :, :length]
 
-    k = one("k", heads.kv_heads, keys, heads.key_dim, scale)
+    k = scale * one("k", heads.kv_heads, keys, heads.key_dim)
     v = one("v", heads.kv_heads, keys, heads.value_width)
-    if info.shares_query_key:
-        return Inputs(as_queries(k, heads, queries), k, v)
-    return Inputs(one("q", heads.count, queries, heads.query_width, scale), k, v)
+    shared = info.shares_query_key
+    q = as_queries(k, heads, queries) if shared else scale * one("q", heads.count, queries, heads.query_width)
+    more: dict[str, Tensor] = {}
+    for name, each in info.inputs.items():
+        count, width = each.shape(heads)
+        more[name] = bounded(one(name, count, queries if each.slots == "queries" else keys, width), each)
+    return Inputs(q, k, v, more, asking_names(info))
+
+
+def asking_names(info: Info) -> frozenset[str]:
+    """Names of the tensors with one slot per query."""
+    return frozenset({"q", *(name for name, each in info.inputs.items() if each.slots == "queries")})
+
+
+def bounded(x: Tensor, each: Input, scale: float = 1.0) -> Tensor:
+    """Signed random numbers brought inside the bounds of an input: uniform between two, half normal beside one.
+
+    Half of a deviation away from a single bound on average, so that decays leave something of a dozen slots.
+    """
+    if math.isinf(each.low) and math.isinf(each.high):
+        return scale * x
+    if math.isinf(each.low):
+        return each.high - CLEAR - 0.5 * scale * x.abs()
+    if math.isinf(each.high):
+        return each.low + CLEAR + 0.5 * scale * x.abs()
+    share = CLEAR + (1 - 2 * CLEAR) * torch.special.ndtr(x)
+    return each.low + (each.high - each.low) * share
 
 
 def as_queries(k: Tensor, heads: Heads, queries: int) -> Tensor:
@@ -138,15 +206,16 @@ def has_margin(mechanism: Attention, x: Inputs) -> bool:
     """Whether the definition moves little under tiny changes of the inputs, so that no choice is about to flip."""
     exact, shares = x.to(torch.float64), mechanism.info.shares_query_key
     oracle = exact_copy(mechanism)
-    with torch.no_grad():
-        still = oracle.definition(*exact)
-        for trial in range(2):
-            q, k, v = (
-                y * (1 + 1e-4 * randn(*y.shape, seed=f"margin {trial} {i}").double()) for i, y in enumerate(exact)
-            )
-            q = as_queries(k, mechanism.heads, q.shape[2]) if shares else q
-            if largest_error(oracle.definition(q, k, v), still) > 2e-3:
-                return False
+    still = definition(oracle, exact)
+    for trial in range(2):
+        moved = {
+            name: y * (1 + 1e-4 * randn(*y.shape, seed=f"margin {trial} {at}").double())
+            for at, (name, y) in enumerate(exact.named().items())
+        }
+        if shares:
+            moved["q"] = as_queries(moved["k"], mechanism.heads, x.q.shape[2])
+        if largest_error(definition(oracle, exact.replaced(**moved)), still) > 2e-3:
+            return False
     return True
 
 
@@ -157,6 +226,23 @@ def exact_copy(mechanism: Attention) -> Attention:
     return copy.deepcopy(mechanism).double()
 
 
+def call(
+    mechanism: Attention,
+    x: Inputs,
+    *,
+    key_mask: Tensor | None = None,
+    bias: ScoreBias | None = None,
+    marks: Tensor | None = None,
+    query_start: int | None = None,
+    state: State | None = None,
+    lse: bool = False,
+) -> Attended:
+    """Call the mechanism with every tensor of `x`."""
+    given: dict[str, Any] = {"key_mask": key_mask, "bias": bias, "marks": marks, "query_start": query_start}
+    return mechanism(x.q, x.k, x.v, **given, inputs=x.more, state=state, lse=lse)
+
+
+@torch.no_grad()
 def run(
     mechanism: Attention,
     x: Inputs,
@@ -164,23 +250,69 @@ def run(
     key_mask: Tensor | None = None,
     bias: ScoreBias | None = None,
     marks: Tensor | None = None,
+    query_start: int | None = None,
     state: State | None = None,
+    lse: bool = False,
 ) -> Attended:
     """Call the mechanism without recording gradients."""
-    with torch.no_grad():
-        return mechanism(*x, key_mask=key_mask, bias=bias, marks=marks, state=state)
+    given: dict[str, Any] = {"key_mask": key_mask, "bias": bias, "marks": marks, "query_start": query_start}
+    return call(mechanism, x, **given, state=state, lse=lse)
+
+
+def define(
+    mechanism: Attention,
+    x: Inputs,
+    *,
+    key_mask: Tensor | None = None,
+    bias: ScoreBias | None = None,
+    marks: Tensor | None = None,
+    decisions: object = None,
+) -> Tensor:
+    """The values that the definition gives."""
+    given: dict[str, Any] = {"key_mask": key_mask, "bias": bias, "marks": marks, "decisions": decisions}
+    return mechanism.definition(x.q, x.k, x.v, inputs=x.more, **given)
+
+
+@torch.no_grad()
+def definition(
+    mechanism: Attention,
+    x: Inputs,
+    *,
+    key_mask: Tensor | None = None,
+    bias: ScoreBias | None = None,
+    marks: Tensor | None = None,
+    decisions: object = None,
+) -> Tensor:
+    """The values that the definition gives, without recording gradients."""
+    return define(mechanism, x, key_mask=key_mask, bias=bias, marks=marks, decisions=decisions)
 
 
 def changed(x: Inputs, where: Tensor | slice, heads: Heads, info: Info, seed: str, scale: float = 1.0) -> Inputs:
-    """The inputs with other content at some positions, in q, k and v alike (the same in q and k where they are one)."""
-    q, k, v = x.clone()
-    k[:, :, where] = scale * randn(*k[:, :, where].shape, seed=f"k {seed}", dtype=k.dtype)
-    v[:, :, where] = scale * randn(*v[:, :, where].shape, seed=f"v {seed}", dtype=v.dtype)
+    """The inputs with other content at some positions, in every tensor alike (the same in q and k where they are one).
+
+    Of keys of another sequence than the queries, only what belongs to the keys.
+    """
+    other = x.clone().named()
+    for name, y in other.items():
+        if name in x.asking and x.q.shape[2] != x.k.shape[2]:
+            continue
+        drawn = randn(*y[:, :, where].shape, seed=f"{name} {seed}", dtype=y.dtype)
+        y[:, :, where] = bounded(drawn, info.inputs[name], scale) if name in info.inputs else scale * drawn
     if info.shares_query_key:
-        q = as_queries(k, heads, q.shape[2])
-    else:
-        q[:, :, where] = scale * randn(*q[:, :, where].shape, seed=f"q {seed}", dtype=q.dtype)
-    return Inputs(q, k, v)
+        other["q"] = as_queries(other["k"], heads, x.q.shape[2])
+    return x.replaced(**other)
+
+
+def under_mask(x: Inputs, keep: Tensor, content: float, info: Info) -> Inputs:
+    """The inputs with some content in every hidden slot, as near to it as the bounds of declared inputs allow."""
+    hidden = ~keep[:, None, :, None]
+    other = {name: y.masked_fill(hidden, content) for name, y in x.named().items() if name not in x.asking}
+    for name in x.more.keys() & other.keys():
+        each = info.inputs[name]
+        other[name] = torch.where(hidden, other[name].clamp(each.low, each.high), other[name])
+    if info.shares_query_key:
+        other["q"] = x.q.masked_fill(hidden[:, :, hidden.shape[2] - x.q.shape[2] :], content)
+    return x.replaced(**other)
 
 
 def mask_with_holes(batch: int, keys: int) -> Tensor:

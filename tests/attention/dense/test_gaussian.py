@@ -236,7 +236,7 @@ def test_a_box_is_flat_and_says_so() -> None:
         ("gaussian(kernel=triangle)", "kernel"),
         ("gaussian(bandwidth=diagonal)", "bandwidth"),
         ("gaussian(kernel=box, bandwidth=scalar)", "flat"),
-        ("gaussian(inverse_bandwidth=0.0)", "positive"),
+        ("gaussian(inverse_bandwidth=0.0)", "greater than 0"),
     ],
 )
 def test_bad_options_are_refused(spec: str, problem: str) -> None:

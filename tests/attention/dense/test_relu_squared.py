@@ -142,7 +142,7 @@ def test_the_published_form_does_and_says_so() -> None:
         ("relu_squared(normaliser=seq_len)", "form='paper'"),
         ("relu_squared(normaliser=visible, form=paper)", "seq_len"),
         ("relu_squared(normaliser=visible, constant=2.0)", "constant"),
-        ("relu_squared(constant=0.0)", "positive"),
+        ("relu_squared(constant=0.0)", "greater than 0"),
         ("relu_squared(normaliser=mean)", "normaliser"),
         ("relu_squared(activation=gelu)", "activation"),
     ],

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 import regard
 from regard.bias import ScoreBias
+from regard.core import Call, merge
 from regard.engines.dense.fused import MATERIALISED_PAIRS, choose
 from regard.testing.counting import count
 
@@ -155,7 +156,7 @@ def test_auto_leaves_the_fused_kernel_only_where_it_would_materialise() -> None:
     assert small * small < MATERIALISED_PAIRS < large * large
 
     def chosen(queries: int, keys: int, bias: ScoreBias | None = None, dropout: float = 0.0) -> str:
-        return choose(queries, keys, causal=True, bias=bias, dropout=dropout)
+        return choose(queries, keys, Call(causal=True, bias=bias), dropout)
 
     assert {chosen(small, small, bias, rate) for bias in (None, curve, table) for rate in (0.0, 0.1)} == {"torch"}
     assert chosen(large, large) == chosen(large, large, table) == chosen(1, large * large) == "torch"
@@ -210,10 +211,63 @@ def test_scale_and_impl_are_refused_where_they_make_no_sense() -> None:
     with pytest.raises(regard.ConfigError, match="impl"):
         regard.build("softmax", regard.Heads(count=1, key_dim=2), impl="magic")
     for name in ("softmax", "softmax_plus_one"):
-        with pytest.raises(regard.ConfigError, match="positive scale"):
+        with pytest.raises(regard.ConfigError, match=r"scale=0\.0 is not valid: .* greater than 0"):
             regard.build(name, regard.Heads(count=1, key_dim=2), scale=0.0)
     with pytest.raises(regard.UnsupportedError, match="dropout"):
         regard.build("softmax", regard.Heads(count=1, key_dim=2, dropout=0.1), impl="tiles")
+
+
+def bias_by_distance(queries: int, table: bool) -> ScoreBias:
+    """Of seven keys, for queries of slots up to 20."""
+    return ScoreBias(
+        high=20,
+        curve=draw(4, 30, seed=3),
+        query=draw(2, 4, queries, 3, seed=4),
+        relative=draw(4, 30, 3, seed=5),
+        table=draw(1, 4, queries, 7, seed=6) if table else None,
+    )
+
+
+@pytest.mark.parametrize("spec", ["softmax", *(f"softmax(impl={impl})" for impl in ("torch", "tiles", "chunks"))])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("start", [0, 3, 6, 9])
+def test_queries_stand_where_they_are_told(spec: str, causal: bool, start: int) -> None:
+    """Behind the keys, or before the last of them: the mask and the distances of a bias follow."""
+    mechanism = regard.build(spec, regard.Heads(count=4, key_dim=8, kv_count=2, causal=causal))
+    q, k, v = draw(2, 4, 5, 8), draw(2, 2, 7, 8, seed=1), draw(2, 2, 7, 8, seed=2)
+    keep = torch.tensor([[True] * 7, [False, True, True, False, True, True, False]])
+    for bias in (None, bias_by_distance(5, table=False), bias_by_distance(5, table=True)):
+        given = {"key_mask": keep, "bias": bias, "query_start": start}
+        expected = mechanism.definition(q, k, v, **given)
+        for lse in (True, False):
+            torch.testing.assert_close(mechanism(q, k, v, lse=lse, **given).values, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("spec", ["softmax", "softmax(impl=chunks)", "cosine", "bilinear"])
+@pytest.mark.parametrize("causal", [True, False])
+def test_parts_over_disjoint_keys_merge(spec: str, causal: bool) -> None:
+    mechanism = regard.build(spec, regard.Heads(count=4, key_dim=8, kv_count=2, causal=causal)).double()
+    leaves = [draw(2, 4, 6, 8), draw(2, 2, 11, 8, seed=1), draw(2, 2, 11, 8, seed=2)]
+    q, k, v = (x.requires_grad_() for x in leaves)
+    keep = torch.tensor([[True] * 11, [False] * 6 + [True, False] * 2 + [True]])
+    whole = mechanism(q, k, v, key_mask=keep).values
+    parts = [
+        mechanism(q, k[:, :, seen], v[:, :, seen], key_mask=keep[:, seen], query_start=start, lse=True)
+        for seen, start in ((slice(0, 5), 5), (slice(5, 11), 0))
+    ]
+    merged, lse = merge([(part.values, part.lse) for part in parts])
+    torch.testing.assert_close(merged, whole, rtol=0, atol=1e-12)
+    assert lse.isneginf().sum() == (4 if causal else 0)  # the first query of the second row, in every head
+    way = draw(*whole.shape, seed=7)
+    slopes = (torch.autograd.grad((x * way).sum(), leaves) for x in (merged, whole))
+    for one, other in zip(*slopes, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+def test_a_slot_is_not_negative() -> None:
+    mechanism = regard.build("softmax", regard.Heads(count=1, key_dim=4))
+    with pytest.raises(regard.ShapeError, match="query_start is a slot"):
+        mechanism(*(draw(1, 1, 3, 4) for _ in range(3)), query_start=-1)
 
 
 def test_decoding_in_pieces_is_one_call() -> None:

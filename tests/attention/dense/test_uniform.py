@@ -76,6 +76,17 @@ def test_sixteen_bits_are_summed_in_float32() -> None:
     assert abs(mean.double() - v.double().mean()) <= 2**-8 * v.double().mean()
 
 
+@pytest.mark.parametrize("impl", ["auto", "reference"])
+@pytest.mark.parametrize("pool", ["mean", "max"])
+def test_nothing_to_pool_and_nobody_to_pool_for(pool: str, impl: str) -> None:
+    mechanism = regard.build("uniform", regard.Heads(count=2, key_dim=2, kv_count=1), pool=pool, impl=impl)
+    for queries, keys in ((3, 0), (0, 3)):
+        k = draw(1, 1, keys, 2)
+        values = mechanism(draw(1, 2, queries, 2), k, k).values
+        assert values.shape == (1, 2, queries, 2)
+        assert not values.any()
+
+
 def test_an_unknown_pool_is_refused() -> None:
     with pytest.raises(regard.ConfigError, match="pool"):
         regard.build("uniform", regard.Heads(count=1, key_dim=2), pool="median")

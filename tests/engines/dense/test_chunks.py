@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from regard.bias import ScoreBias
+from regard.core import Call
 from regard.engines.dense import Rule, chunked, chunks, publish, softmax
 
 
@@ -37,7 +38,8 @@ def values(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: torch.Tenso
     keep = torch.ones(2, k.shape[2], dtype=torch.bool)
     keep[0], keep[1, 0] = False, False
     bias = ScoreBias(high=6, curve=curve, query=query, relative=relative, table=table)
-    return chunked(RULE, q, k, v, [gain], causal=causal, key_mask=keep, bias=bias)
+    start = k.shape[2] - q.shape[2] if causal else 0
+    return chunked(RULE, q, k, v, Call(keep, bias, causal=causal, query_start=start), [gain])
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -79,7 +81,8 @@ def test_softmax_with_nulls() -> None:
 
 def test_sixteen_bits_accumulate_in_float32() -> None:
     q, k, v, gain, *_ = (x.detach().bfloat16() for x in leaves(6, 7))
-    got = chunked(RULE, q, k, v, [gain], causal=True)
-    exact = chunked(RULE, *(x.double() for x in (q, k, v)), [gain.double()], causal=True)
+    call = Call(causal=True, query_start=1)
+    got = chunked(RULE, q, k, v, call, [gain])
+    exact = chunked(RULE, *(x.double() for x in (q, k, v)), call, [gain.double()])
     assert got.dtype == torch.bfloat16
     assert (got.double() - exact).abs().max() <= 2**-8 * exact.abs().max()

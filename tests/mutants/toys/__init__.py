@@ -4,8 +4,18 @@ They use nothing of the engines, so that a mutant tests the suite and not an eng
 """
 
 from regard.core import Attention
-from tests.mutants.toys.dense import ToyBuckets, ToyCodes, ToyDense, ToyTable, ToyWindow, allowed_pairs, expanded
-from tests.mutants.toys.kernel import ToyFeatures, ToyKernel, ToyMarked, ToyMaximum, ToyProjection
+from tests.mutants.toys.dense import (
+    ToyBuckets,
+    ToyCodes,
+    ToyDense,
+    ToyGated,
+    ToyTable,
+    ToyWindow,
+    allowed_pairs,
+    expanded,
+    positions,
+)
+from tests.mutants.toys.kernel import ToyDecay, ToyFeatures, ToyKernel, ToyMarked, ToyMaximum, ToyProjection
 
 TOYS: tuple[type[Attention], ...] = (
     ToyDense,
@@ -18,14 +28,18 @@ TOYS: tuple[type[Attention], ...] = (
     ToyMarked,
     ToyProjection,
     ToyMaximum,
+    ToyGated,
+    ToyDecay,
 )
 
 __all__ = [
     "TOYS",
     "ToyBuckets",
     "ToyCodes",
+    "ToyDecay",
     "ToyDense",
     "ToyFeatures",
+    "ToyGated",
     "ToyKernel",
     "ToyMarked",
     "ToyMaximum",
@@ -34,4 +48,5 @@ __all__ = [
     "ToyWindow",
     "allowed_pairs",
     "expanded",
+    "positions",
 ]

@@ -1,14 +1,19 @@
-"""Toys that look at every pair of positions: dense, windowed, quantized, bucketed, with weights per slot."""
+"""Toys that look at every pair of positions: dense, windowed, quantized, bucketed, with weights per slot, gated."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated
 
 import torch
+from annotated_types import Ge
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.bias import ScoreBias
-from regard.core import Attended, Attention, Heads, Slots, State, generator, recomputing
+from regard.core import Attended, Attention, Call, Slots, accumulation_dtype, generator, recomputing
 from regard.errors import ConfigError
-from regard.info import Info, Supports
-from regard.state import slot_bytes
+from regard.info import Info, Input, Supports
+from regard.options import weight
+from regard.state import Entry, State, per_slot
 
 
 def expanded(x: Tensor, heads: int) -> Tensor:
@@ -16,68 +21,67 @@ def expanded(x: Tensor, heads: int) -> Tensor:
     return x.repeat_interleave(heads // x.shape[1], 1)
 
 
-def allowed_pairs(queries: int, keys: int, causal: bool, key_mask: Tensor | None) -> Tensor:
-    """(batch or 1, 1, queries, keys): the last queries of a sequence, hidden keys removed."""
-    i, j = torch.arange(queries)[:, None] + keys - queries, torch.arange(keys)[None]
-    pairs = (j <= i if causal else torch.ones_like(j <= i))[None, None]
-    return pairs if key_mask is None else pairs & key_mask[:, None, None]
+def positions(queries: int, keys: int, call: Call) -> tuple[Tensor, Tensor]:
+    """Slots of the queries as a column, of the keys as a row."""
+    return torch.arange(queries)[:, None] + call.query_start, torch.arange(keys)[None]
 
 
-def definition(logits: Tensor, pairs: Tensor, v: Tensor) -> Tensor:
+def allowed_pairs(queries: int, keys: int, call: Call) -> Tensor:
+    """(batch or 1, 1, queries, keys): no later key in causal calls, hidden keys removed."""
+    i, j = positions(queries, keys, call)
+    pairs = (j <= i if call.causal else torch.ones_like(j <= i))[None, None]
+    return pairs if call.key_mask is None else pairs & call.key_mask[:, None, None]
+
+
+def defined(logits: Tensor, pairs: Tensor, v: Tensor) -> Tensor:
     """softmax over the allowed pairs, by torch; a row without any is 0."""
     logits = logits.masked_fill(~pairs, float("-inf"))
     empty = logits.isneginf().all(-1, keepdim=True)
-    return logits.masked_fill(empty, 0).softmax(-1).masked_fill(empty, 0) @ v
+    return logits.masked_fill(empty, 0).softmax(-1).masked_fill(empty, 0) @ expanded(v, logits.shape[1])
+
+
+def defined_logits(q: Tensor, k: Tensor, call: Call) -> Tensor:
+    """q k^T / sqrt(d) + bias."""
+    logits = torch.einsum("bhid,bhjd->bhij", q, expanded(k, q.shape[1])) / q.shape[-1] ** 0.5
+    if call.bias is None:
+        return logits
+    return logits + call.bias.logits(torch.arange(q.shape[2]) + call.query_start, torch.arange(k.shape[2]))
 
 
 class ToyDense(Attention):
     """softmax(q k^T / sqrt(d) + bias) v with every capability, all pairs at once."""
 
-    info = Info(
+    default_info = Info(
         title="Toy dense attention",
         source="written for the mutants",
-        supports=Supports(
-            causal=True,
-            bidirectional=True,
-            cross=True,
-            key_mask=True,
-            bias=True,
-            state=True,
-            prefix=True,
-            dropout=True,
-        ),
+        supports=Supports.all(but=("marks",)),
         memory=2,
         state="length",
-        grouped="native",
         sees_content_only=True,
+        mergeable=True,
     )
 
-    def initial_state(
-        self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
-    ) -> Slots:
-        h, like = self.heads, {"device": device, "dtype": dtype}
-        k, v = (torch.empty(batch, h.kv_heads, 0, width, **like) for width in (h.key_dim, h.value_width))
-        return Slots.empty(k=k, v=v)
-
-    def state_nbytes(self, batch: int, length: int, dtype: torch.dtype) -> int:
-        return slot_bytes(self.heads.kv_heads * (self.heads.key_dim + self.heads.value_width), length, dtype, batch)
-
-    def remember(self, state: State, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Slots:
-        assert isinstance(state, Slots)
-        return state.append(key_mask, k=k, v=v)
+    def remember(self, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor, Call]:
+        """Every key and value that is kept, and the call as these see it: slot 0 is the first that is kept."""
+        if call.state is None:
+            return k, v, call
+        assert isinstance(call.state, Slots)
+        state = call.state.append(call.key_mask, k=k, v=v) if k.shape[2] else call.state
+        kept, gone = state.view(), state.length - state.kept
+        call = replace(call, state=state, key_mask=kept.get("key_mask"), query_start=call.query_start - gone)
+        return kept["k"], kept["v"], call
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         return q @ k.mT * q.shape[-1] ** -0.5
 
-    def allowed(self, queries: int, keys: int, key_mask: Tensor | None) -> Tensor:
-        return allowed_pairs(queries, keys, self.heads.causal, key_mask)
+    def allowed(self, queries: int, keys: int, call: Call) -> Tensor:
+        return allowed_pairs(queries, keys, call)
 
-    def biased(self, logits: Tensor, bias: ScoreBias | None) -> Tensor:
-        if bias is None:
+    def biased(self, logits: Tensor, call: Call) -> Tensor:
+        if call.bias is None:
             return logits
-        queries, keys = logits.shape[-2:]
-        shift = keys - queries if self.heads.causal else 0
-        return logits + bias.logits(torch.arange(queries) + shift, torch.arange(keys))
+        i, j = positions(*logits.shape[-2:], call)
+        return logits + call.bias.logits(i[:, 0], j[0])
 
     def normalise(self, logits: Tensor, pairs: Tensor) -> Tensor:
         logits = logits.masked_fill(~pairs, float("-inf"))
@@ -86,54 +90,34 @@ class ToyDense(Attention):
         total = weight.sum(-1, keepdim=True)
         return weight / total.masked_fill(total == 0, 1)
 
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        key_mask: Tensor | None,
-        bias: ScoreBias | None,
-        marks: Tensor | None,
-        state: State | None,
-    ) -> Attended:
-        if state is not None:
-            state = self.remember(state, k, v, key_mask)
-            kept = state.view()
-            k, v, key_mask = kept["k"], kept["v"], kept.get("key_mask")
-        dtype, exact = q.dtype, torch.promote_types(q.dtype, torch.float32)
+    def log_sum(self, logits: Tensor, pairs: Tensor) -> Tensor:
+        """log of the sum of exp(logits) over the allowed pairs, -inf for a row without any."""
+        logits = logits.masked_fill(~pairs, float("-inf"))
+        empty = logits.isneginf().all(-1)
+        return logits.masked_fill(empty[..., None], 0).logsumexp(-1).masked_fill(empty, float("-inf"))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
+        k, v, call = self.remember(k, v, call)
+        dtype, exact = q.dtype, accumulation_dtype(q.dtype)
         with torch.autocast("cpu", enabled=False):
             q, k, v = (x.to(exact) for x in (q, expanded(k, q.shape[1]), expanded(v, q.shape[1])))
             if k.shape[2] == 0:
-                return Attended(v.new_zeros(*q.shape[:3], v.shape[-1]).to(dtype), state, {})
-            logits = self.biased(self.score(q, k), bias)
-            weight = self.normalise(logits, self.allowed(q.shape[2], k.shape[2], key_mask))
-            weight = F.dropout(weight, self.heads.dropout, self.training)
-            return Attended((weight @ v).to(dtype), state, {})
+                nothing = q.new_full(q.shape[:3], float("-inf")) if call.lse else None
+                return Attended(v.new_zeros(*q.shape[:3], v.shape[-1]).to(dtype), call.state, lse=nothing)
+            logits, pairs = self.biased(self.score(q, k), call), self.allowed(q.shape[2], k.shape[2], call)
+            weight = F.dropout(self.normalise(logits, pairs), self.heads.dropout, self.training)
+            lse = self.log_sum(logits, pairs) if call.lse else None
+            return Attended((weight @ v).to(dtype), call.state, lse=lse)
 
-    def reference(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        key_mask: Tensor | None = None,
-        bias: ScoreBias | None = None,
-        marks: Tensor | None = None,
-    ) -> Tensor:
-        queries, keys = q.shape[2], k.shape[2]
-        logits = torch.einsum("bhid,bhjd->bhij", q, k) / q.shape[-1] ** 0.5
-        if bias is not None:
-            shift = keys - queries if self.heads.causal else 0
-            logits = logits + bias.logits(torch.arange(queries) + shift, torch.arange(keys))
-        return definition(logits, allowed_pairs(queries, keys, self.heads.causal, key_mask), v)
+    def reference(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
+        return defined(defined_logits(q, k, call), call.visible(q, k), v)
 
 
 class ToyWindow(ToyDense):
     """Dense attention within `window` positions, with a state of so many slots."""
 
     samples = ({"window": 3},)
-    info = Info(
+    default_info = Info(
         title="Toy window",
         source="written for the mutants",
         supports=Supports(causal=True, bidirectional=True, key_mask=True, bias=True, state=True, prefix=True),
@@ -141,66 +125,47 @@ class ToyWindow(ToyDense):
         state="window",
     )
 
-    def __init__(self, heads: Heads, *, window: int = 3) -> None:
-        super().__init__(heads)
-        self.window = window
+    window: Annotated[int, Ge(0)] = 3
+    """each side; causal: that many past keys besides the query's own"""
 
-    def near(self, pairs: Tensor) -> Tensor:
-        queries, keys = pairs.shape[-2:]
-        shift = keys - queries if self.heads.causal else 0
-        distance = torch.arange(queries)[:, None] + shift - torch.arange(keys)[None]
-        return pairs & (distance.abs() <= self.window)
+    def near(self, pairs: Tensor, call: Call) -> Tensor:
+        i, j = positions(*pairs.shape[-2:], call)
+        return pairs & ((i - j).abs() <= self.window)
 
-    def allowed(self, queries: int, keys: int, key_mask: Tensor | None) -> Tensor:
-        return self.near(super().allowed(queries, keys, key_mask))
+    def allowed(self, queries: int, keys: int, call: Call) -> Tensor:
+        return self.near(super().allowed(queries, keys, call), call)
 
     def bias_distances(self, queries: int, keys: int, state: State | None = None) -> tuple[int, int]:
         low, high = super().bias_distances(queries, keys, state)
         return max(low, -self.window), min(high, self.window)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: object) -> Attended:  # type: ignore[override]
-        values, state, losses = super().attend(q, k, v, **given)  # type: ignore[arg-type]
-        return Attended(values, None if state is None else self.forget(state), losses)
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
+        answer = super().attend(q, k, v, call)
+        return answer if answer.state is None else answer._replace(state=self.forget(answer.state))
 
     def forget(self, state: State) -> State:
         assert isinstance(state, Slots)
         return state.drop(max(0, state.kept - self.window))
 
-    def state_nbytes(self, batch: int, length: int, dtype: torch.dtype) -> int:
-        return super().state_nbytes(batch, min(length, self.window), dtype)
+    def kept_slots(self, length: int) -> int:
+        return min(length, self.window)
 
-    def reference(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        key_mask: Tensor | None = None,
-        bias: ScoreBias | None = None,
-        marks: Tensor | None = None,
-    ) -> Tensor:
-        far = torch.zeros(1, 1, q.shape[2], k.shape[2], dtype=torch.bool)
-        shift = k.shape[2] - q.shape[2] if self.heads.causal else 0
+    def reference(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
+        near = torch.zeros(1, 1, q.shape[2], k.shape[2], dtype=torch.bool)
         for i in range(q.shape[2]):
             for j in range(k.shape[2]):
-                far[..., i, j] = abs(i + shift - j) > self.window
-        logits = torch.einsum("bhid,bhjd->bhij", q, k) / q.shape[-1] ** 0.5
-        if bias is not None:
-            logits = logits + bias.logits(torch.arange(q.shape[2]) + shift, torch.arange(k.shape[2]))
-        pairs = allowed_pairs(q.shape[2], k.shape[2], self.heads.causal, key_mask)
-        return definition(logits, pairs & ~far, v)
+                near[..., i, j] = abs(i + call.query_start - j) <= self.window
+        return defined(defined_logits(q, k, call), call.visible(q, k) & near, v)
 
 
 class ToyCodes(ToyDense):
     """Dense attention on keys replaced by their nearest code, straight through, with a commitment loss."""
 
     samples = ({"num_codes": 6},)
-    info = Info(
+    default_info = Info(
         title="Toy vector quantization",
         source="written for the mutants",
-        supports=Supports(
-            causal=True, bidirectional=True, cross=True, key_mask=True, bias=True, state=True, prefix=True
-        ),
+        supports=Supports.all(but=("marks", "dropout")),
         memory=2,
         state="length",
         selects=True,
@@ -208,18 +173,20 @@ class ToyCodes(ToyDense):
         sees_content_only=True,
         losses={"commitment": 0.1},
     )
-    codes: Tensor
-    steps: Tensor
 
-    def __init__(self, heads: Heads, *, num_codes: int = 6) -> None:
-        super().__init__(heads)
-        self.num_codes = num_codes
-        drawn = torch.randn(num_codes, heads.key_dim, generator=generator(heads.seed, "codes"))
+    num_codes: Annotated[int, Ge(1)] = 6
+    """that a key may be replaced by"""
+    codes: Tensor = weight()
+    steps: Tensor = weight()
+
+    def setup(self) -> None:
+        heads = self.heads
+        drawn = torch.randn(self.num_codes, heads.key_dim, generator=generator(heads.seed, "codes"))
         self.register_buffer("codes", drawn)
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))
 
     def decisions(self, q: Tensor, k: Tensor) -> Tensor:
-        exact = k.detach().to(torch.promote_types(k.dtype, torch.float32))
+        exact = k.detach().to(accumulation_dtype(k.dtype))
         codes = self.codes.to(exact.dtype)
         return (exact.square().sum(-1, keepdim=True) - 2 * exact @ codes.mT + codes.square().sum(-1)).argmin(-1)
 
@@ -230,36 +197,26 @@ class ToyCodes(ToyDense):
         error = (k - code).square().mean((1, 3))
         return error.mean() if key_mask is None else (error * key_mask).sum() / key_mask.sum().clamp_min(1)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: object) -> Attended:  # type: ignore[override]
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         code = self.nearest(k)
-        values, state, _ = super().attend(q, k + (code - k).detach(), v, **given)  # type: ignore[arg-type]
+        answer = super().attend(q, k + (code - k).detach(), v, call)
         if not self.training:
-            return Attended(values, state, {})
+            return answer
         if not recomputing():
             self.steps.add_(1)
-        return Attended(values, state, {"commitment": self.commitment(k, code, given["key_mask"])})  # type: ignore[arg-type]
+        return answer._replace(losses={"commitment": self.commitment(k, code, call.key_mask)})
 
-    def reference(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        key_mask: Tensor | None = None,
-        bias: ScoreBias | None = None,
-        marks: Tensor | None = None,
-        decisions: Tensor | None = None,
-    ) -> Tensor:
+    def reference(self, q: Tensor, k: Tensor, v: Tensor, call: Call, decisions: Tensor | None = None) -> Tensor:
         closest = (k.detach()[..., None, :] - self.codes.to(k.dtype)).pow(2).sum(-1).argmin(-1)
         closest = closest if decisions is None else decisions
         quantized = k + (self.codes.to(k.dtype)[closest] - k).detach()
-        return super().reference(q, quantized, v, key_mask=key_mask, bias=bias)
+        return super().reference(q, quantized, v, call)
 
 
 class ToyBuckets(ToyDense):
     """Shared queries and keys: a query sees the keys of its own bucket, and itself."""
 
-    info = Info(
+    default_info = Info(
         title="Toy buckets",
         source="written for the mutants",
         supports=Supports(causal=True, bidirectional=True, key_mask=True, state=True),
@@ -270,14 +227,14 @@ class ToyBuckets(ToyDense):
         sees_content_only=True,
         stochastic=True,
     )
-    plane: Tensor
+    plane: Tensor = weight()
 
-    def __init__(self, heads: Heads) -> None:
-        super().__init__(heads)
-        self.register_buffer("plane", torch.randn(heads.key_dim, generator=generator(heads.seed, "plane")))
+    def setup(self) -> None:
+        drawn = torch.randn(self.heads.key_dim, generator=generator(self.heads.seed, "plane"))
+        self.register_buffer("plane", drawn)
 
     def side(self, x: Tensor) -> Tensor:
-        exact = x.detach().to(torch.promote_types(x.dtype, torch.float32))
+        exact = x.detach().to(accumulation_dtype(x.dtype))
         return exact @ self.plane.to(exact.dtype) > 0
 
     def decisions(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -289,28 +246,20 @@ class ToyBuckets(ToyDense):
         return super().score(q, k).masked_fill(~(same | (i == j)), float("-inf"))
 
     def reference(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        key_mask: Tensor | None = None,
-        bias: ScoreBias | None = None,
-        marks: Tensor | None = None,
-        decisions: tuple[Tensor, Tensor] | None = None,
+        self, q: Tensor, k: Tensor, v: Tensor, call: Call, decisions: tuple[Tensor, Tensor] | None = None
     ) -> Tensor:
         queries, keys = q.shape[2], k.shape[2]
         sides = (torch.einsum("bhid,d->bhi", x.detach(), self.plane.to(x.dtype)) > 0 for x in (q, k))
         left, right = sides if decisions is None else decisions
+        right = expanded(right, q.shape[1])
         seen = ~(left[..., :, None] ^ right[..., None, :]) | torch.eye(keys, dtype=torch.bool)[keys - queries :]
-        logits = torch.einsum("bhid,bhjd->bhij", q, k) / q.shape[-1] ** 0.5
-        return definition(logits, seen & allowed_pairs(queries, keys, self.heads.causal, key_mask), v)
+        return defined(defined_logits(q, k, call), seen & call.visible(q, k), v)
 
 
 class ToyTable(ToyDense):
     """Logits from the query and a weight per absolute slot; the keys are not read."""
 
-    info = Info(
+    default_info = Info(
         title="Toy table of slots",
         source="written for the mutants",
         supports=Supports(causal=True, bidirectional=True, key_mask=True, state=True, prefix=True),
@@ -319,9 +268,10 @@ class ToyTable(ToyDense):
         state="length",
         anchored=True,
     )
+    slots: nn.Parameter = weight()
 
-    def __init__(self, heads: Heads) -> None:
-        super().__init__(heads)
+    def setup(self) -> None:
+        heads = self.heads
         if heads.max_length is None:
             raise ConfigError("toy_table needs Heads.max_length: its weights belong to slots")
         drawn = torch.randn(heads.key_dim, heads.max_length, generator=generator(heads.seed, "slots"))
@@ -330,20 +280,66 @@ class ToyTable(ToyDense):
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         return F.gelu(q) @ self.slots[:, : k.shape[2]].to(q.dtype)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: object) -> Attended:  # type: ignore[override]
-        state = given["state"]
-        self.require_length(k.shape[2] + (state.length if isinstance(state, State) else 0))
-        return super().attend(q, k, v, **given)  # type: ignore[arg-type]
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
+        self.require_length(call.past + k.shape[2])
+        return super().attend(q, k, v, call)
 
-    def reference(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        key_mask: Tensor | None = None,
-        bias: ScoreBias | None = None,
-        marks: Tensor | None = None,
-    ) -> Tensor:
-        logits = torch.einsum("bhid,dj->bhij", F.gelu(q), self.slots[:, : k.shape[2]])
-        return definition(logits, allowed_pairs(q.shape[2], k.shape[2], self.heads.causal, key_mask), v)
+    def reference(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
+        logits = torch.einsum("bhid,dj->bhij", F.gelu(q), self.slots[:, : k.shape[2]].to(q.dtype))
+        return defined(logits, call.visible(q, k), v)
+
+
+class ToyGated(ToyDense):
+    """softmax_j(q_i . k_j / sqrt(d) + sum of log gates of the slots j+1 .. i) v, one gate per query head and key."""
+
+    default_info = Info(
+        title="Toy forget gate",
+        source="written for the mutants",
+        supports=Supports(causal=True, key_mask=True, bias=True, state=True, prefix=True),
+        inputs={"log_gate": Input(slots="keys", heads="query", high=0.0)},
+        memory=2,
+        state="length",
+    )
+    openness: nn.Parameter = weight()
+
+    def setup(self) -> None:
+        self.openness = nn.Parameter(torch.full((self.heads.count, 1, 1), 1.0))
+
+    def activate(self, raw: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return {"log_gate": F.logsigmoid(raw["log_gate"] + self.openness)}
+
+    def state_layout(self) -> Mapping[str, Entry]:
+        return {**super().state_layout(), "log_gate": per_slot(self.heads.count, dtype="accumulation")}
+
+    def gates(self, call: Call) -> Tensor:
+        """(batch, heads, slots of this call's keys)."""
+        x = call.inputs["log_gate"][..., 0]
+        return x.to(accumulation_dtype(x.dtype))
+
+    def remember(self, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor, Call]:
+        state, gates = call.state, self.gates(call)
+        if state is not None:
+            assert isinstance(state, Slots)
+            state = state.append(call.key_mask, k=k, v=v, log_gate=gates) if k.shape[2] else state
+            kept = state.view()
+            k, v, gates = kept["k"], kept["v"], kept["log_gate"]
+            call = replace(call, state=state, key_mask=kept.get("key_mask"))
+        return k, v, replace(call, inputs={"log_gate": gates})
+
+    def biased(self, logits: Tensor, call: Call) -> Tensor:
+        held = self.summed(call.inputs["log_gate"])
+        asking = held[:, :, call.query_start : call.query_start + logits.shape[2]]
+        return super().biased(logits, call) + asking[..., :, None] - held[..., None, :]
+
+    def summed(self, gates: Tensor) -> Tensor:
+        return gates.cumsum(-1)
+
+    def reference(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
+        gates = call.inputs["log_gate"][..., 0].to(q.dtype)
+        if call.key_mask is not None:
+            gates = gates.masked_fill(~call.key_mask[:, None], 0)
+        rows = []
+        for i in range(call.query_start, call.query_start + q.shape[2]):
+            after = gates[:, :, : i + 1].flip(2).cumsum(2).flip(2) - gates[:, :, : i + 1]
+            rows.append(F.pad(after, (0, k.shape[2] - i - 1)))
+        return defined(defined_logits(q, k, call) + torch.stack(rows, 2), call.visible(q, k), v)

@@ -1,5 +1,31 @@
 """Every query against every key that it may see, by other scores and normalisers."""
 
-from regard.attention.dense._base import Dense, masked_logits, real_keys, reference_softmax, remember
+from regard.attention.dense._base import (
+    Dense,
+    Scaled,
+    concatenated_pairs,
+    distances,
+    inner_products,
+    masked_logits,
+    random_weight,
+    real_keys,
+    reference_softmax,
+    reference_weights,
+    remember,
+    whole_call,
+)
 
-__all__ = ["Dense", "masked_logits", "real_keys", "reference_softmax", "remember"]
+__all__ = [
+    "Dense",
+    "Scaled",
+    "concatenated_pairs",
+    "distances",
+    "inner_products",
+    "masked_logits",
+    "random_weight",
+    "real_keys",
+    "reference_softmax",
+    "reference_weights",
+    "remember",
+    "whole_call",
+]

@@ -1,14 +1,16 @@
-"""The dense template: every query against every key that it may see."""
+"""The dense templates: every query against every key that it may see, and the steps that definitions share."""
 
 from dataclasses import replace
+from typing import Annotated
 
 import torch
+from annotated_types import Gt
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.core import Attended, Attention, Call
-from regard.engines.dense.chunks import chunked
-from regard.engines.dense.fused import expand_heads
+from regard.engines.dense import chunked, dot_product, expand_heads, tiles
+from regard.info import Info
 from regard.options import weight
 from regard.state import Entry, Slots, per_slot
 
@@ -52,10 +54,32 @@ class Dense(Attention):
         k, v = expand_heads(k, self.heads.count), expand_heads(v, self.heads.count)
         return Attended(chunked(self.rule, q, k, v, call, self.weights(), dropout=self.dropped), call.state)
 
+    def dot_product(self, q: Tensor, k: Tensor, v: Tensor, call: Call, *, scale: float = 1.0) -> Attended:
+        """`average` where the weights are a softmax of scaled inner products: by the fastest engine, without a rule."""
+        q = q.to(k.dtype)  # autocast leaves the dtype of its product
+        if call.lse and not self.dropped:
+            values, lse = tiles(q, k, v, call, scale=scale)
+            return Attended(values, call.state, lse=lse)
+        values = dot_product(q, k, v, call, scale=scale, dropout=self.dropped, impl=self.impl)
+        lse = tiles(q, k, v, call, scale=scale)[1] if call.lse else None
+        return Attended(values, call.state, lse=lse)
+
     def state_layout(self) -> dict[str, Entry]:
         """Every projected key, and every value."""
         heads = self.heads
         return {"k": per_slot(heads.kv_heads, self.key_width), "v": per_slot(heads.kv_heads, heads.value_width)}
+
+
+class Scaled(Dense):
+    """Template: the score reads inner products times one number."""
+
+    scale: Annotated[float, Gt(0)] | None = None
+    """of the inner products; None: 1/sqrt(key_dim)"""
+
+    @property
+    def factor(self) -> float:
+        """What the inner products are multiplied by."""
+        return self.heads.key_dim**-0.5 if self.scale is None else self.scale
 
 
 def remember(k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor, Call]:
@@ -68,11 +92,43 @@ def remember(k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor, Call]:
     return kept["k"], kept["v"], replace(call, key_mask=kept.get("key_mask"), state=grown)
 
 
-def real_keys(k: Tensor, key_mask: Tensor | None) -> Int[Tensor, "batch 1 1 1"]:
-    """The keys of a whole call that are not hidden, at least 1: what published forms divide by, future included."""
-    if key_mask is None:
+def random_weight(draw: torch.Generator, *shape: int) -> nn.Parameter:
+    """Normal numbers of variance 1 / (last of the shape)."""
+    return nn.Parameter(torch.randn(shape, generator=draw) * shape[-1] ** -0.5)
+
+
+def whole_call(info: Info) -> Info:
+    """The facts of a published form that divides by the length of the whole call, future included."""
+    return replace(info, supports=replace(info.supports, state=False), state="none", leaks=True)
+
+
+def real_keys(k: Tensor, call: Call) -> Int[Tensor, "batch 1 1 1"]:
+    """The keys of a whole call that are not hidden, at least 1: what such forms divide by."""
+    if call.key_mask is None:
         return torch.full((1, 1, 1, 1), max(k.shape[2], 1), device=k.device)
-    return key_mask.sum(1).clamp(min=1)[:, None, None, None]
+    return call.key_mask.sum(1).clamp(min=1)[:, None, None, None]
+
+
+def inner_products(
+    q: Float[Tensor, "batch heads queries dim"], k: Float[Tensor, "batch kv_heads keys dim"]
+) -> Float[Tensor, "batch heads queries keys"]:
+    """q_i . k_j of every pair; for definitions."""
+    return torch.einsum("bhid,bhjd->bhij", q, k.repeat_interleave(q.shape[1] // k.shape[1], 1))
+
+
+def concatenated_pairs(
+    q: Float[Tensor, "batch heads queries query_dim"], k: Float[Tensor, "batch kv_heads keys key_dim"]
+) -> Float[Tensor, "batch heads queries keys dims"]:
+    """[q_i || k_j] of every pair; for definitions."""
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    size = *q.shape[:3], k.shape[2], -1
+    return torch.cat([q[:, :, :, None].expand(size), k[:, :, None].expand(size)], -1)
+
+
+def distances(q: Tensor, k: Tensor, call: Call) -> Int[Tensor, "queries keys"]:
+    """Slot of the query - slot of the key, of every pair; for definitions."""
+    i, j = (torch.arange(x.shape[2], device=x.device) for x in (q, k))
+    return (i + call.query_start)[:, None] - j
 
 
 def masked_logits(
@@ -85,6 +141,19 @@ def masked_logits(
     return logits.masked_fill(~call.visible(logits, logits.mT), float("-inf"))
 
 
+def reference_weights(
+    logits: Float[Tensor, "batch heads queries keys"], call: Call, *, nulls: float = 0.0
+) -> Float[Tensor, "batch heads queries keys"]:
+    """exp(z_ij) / (nulls + sum_r exp(z_ir)) over the allowed keys, 0 elsewhere; for definitions."""
+    logits = masked_logits(logits, call)
+    allowed = logits > float("-inf")
+    null = logits.new_full((*logits.shape[:3], 1), 0.0 if nulls else torch.finfo(logits.dtype).min)
+    top = torch.cat([logits.masked_fill(~allowed, torch.finfo(logits.dtype).min), null], -1).amax(-1, keepdim=True)
+    odds = torch.where(allowed, torch.exp(torch.where(allowed, logits - top, 0.0)), 0.0)
+    total = odds.sum(-1, keepdim=True) + nulls * torch.exp(-top) if nulls else odds.sum(-1, keepdim=True)
+    return odds / torch.where(total == 0, 1.0, total)
+
+
 def reference_softmax(
     logits: Float[Tensor, "batch heads queries keys"],
     v: Float[Tensor, "batch kv_heads keys value"],
@@ -93,11 +162,4 @@ def reference_softmax(
     nulls: float = 0.0,
 ) -> Float[Tensor, "batch heads queries value"]:
     """sum_j exp(z_ij) v_j / (nulls + sum_j exp(z_ij)) over the allowed keys, 0 without any; for definitions."""
-    logits = masked_logits(logits, call)
-    allowed = logits > float("-inf")
-    null = logits.new_full((*logits.shape[:3], 1), 0.0 if nulls else torch.finfo(logits.dtype).min)
-    top = torch.cat([logits.masked_fill(~allowed, torch.finfo(logits.dtype).min), null], -1).amax(-1, keepdim=True)
-    odds = torch.where(allowed, torch.exp(torch.where(allowed, logits - top, 0.0)), 0.0)
-    total = odds.sum(-1, keepdim=True) + nulls * torch.exp(-top) if nulls else odds.sum(-1, keepdim=True)
-    weights = odds / torch.where(total == 0, 1.0, total)
-    return weights @ v.repeat_interleave(logits.shape[1] // v.shape[1], 1)
+    return reference_weights(logits, call, nulls=nulls) @ v.repeat_interleave(logits.shape[1] // v.shape[1], 1)

@@ -1,16 +1,17 @@
 """Additive attention."""
 
 from collections.abc import Mapping
-from typing import ClassVar, final
+from typing import Annotated, ClassVar, final
 
 import torch
+from annotated_types import Ge
 from torch import Tensor, nn
 
-from regard.attention.dense import Dense, reference_softmax
-from regard.bias import ScoreBias
-from regard.core import generator
+from regard.attention.dense import Dense, concatenated_pairs, random_weight, reference_softmax
+from regard.core import Call, generator
 from regard.engines.dense import Rule, publish, softmax
-from regard.info import Heads, Info, Supports
+from regard.info import Info, Supports
+from regard.options import weight
 
 
 def score(q: Tensor, k: Tensor, combine: Tensor) -> Tensor:
@@ -27,10 +28,6 @@ class Additive(Dense):
 
     Cost: O(queries keys hidden) time; memory of one chunk of queries x keys x hidden. State: every W_k k and value.
 
-    Args:
-        heads: what to serve.
-        hidden: width of the network; None: key_dim.
-
     Example:
         >>> from regard import Heads
         >>> mechanism = Additive(Heads(count=2, key_dim=8, query_dim=6), hidden=4)
@@ -40,44 +37,34 @@ class Additive(Dense):
     Source: Bahdanau et al. 2015, appendix A.1.2.
     """
 
-    info = Info(
+    default_info = Info(
         title="Additive",
         source="Bahdanau et al. 2015, appendix A.1.2",
-        supports=Supports(
-            causal=True,
-            bidirectional=True,
-            cross=True,
-            key_mask=True,
-            bias=True,
-            state=True,
-            prefix=True,
-            dropout=True,
-        ),
+        supports=Supports.all(but=("marks",)),
         state="length",
         sees_content_only=True,
     )
-
     samples: ClassVar[tuple[Mapping[str, object], ...]] = ({}, {"hidden": 5})
     compares_widths: ClassVar[bool] = True
 
-    def __init__(self, heads: Heads, *, hidden: int | None = None) -> None:
-        super().__init__(heads, hidden=hidden)
-        self.hidden = hidden
-        width = self.width = heads.key_dim if hidden is None else hidden
+    hidden: Annotated[int, Ge(1)] | None = None
+    """width of the network; None: key_dim"""
+    query: nn.Parameter = weight()
+    key: nn.Parameter = weight()
+    combine: nn.Parameter = weight()
+
+    def setup(self) -> None:
+        heads, width = self.heads, self.key_width
         draw = generator(heads.seed, "additive")
-
-        def normal(*shape: int) -> nn.Parameter:
-            return nn.Parameter(torch.randn(shape, generator=draw) * shape[-1] ** -0.5)
-
-        self.query = normal(heads.count, width, heads.query_width)
-        self.key = normal(heads.kv_heads, width, heads.key_dim)
-        self.combine = normal(heads.count, width)
+        self.query = random_weight(draw, heads.count, width, heads.query_width)
+        self.key = random_weight(draw, heads.kv_heads, width, heads.key_dim)
+        self.combine = random_weight(draw, heads.count, width)
         self.rule = publish(f"additive({width})", Rule(score, softmax, depth=width))
 
     @property
     def key_width(self) -> int:
         """Width of W_k k."""
-        return self.width
+        return self.heads.key_dim if self.hidden is None else self.hidden
 
     def project(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """W_q q and W_k k."""
@@ -87,23 +74,8 @@ class Additive(Dense):
         """w_v."""
         return [self.combine]
 
-    def reference(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        key_mask: Tensor | None = None,
-        bias: ScoreBias | None = None,
-        marks: Tensor | None = None,
-    ) -> Tensor:
+    def reference(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         """Concatenate each query with each key, then the network, then the softmax of each row."""
-        del marks
-        group, (queries, keys) = self.heads.group, (q.shape[2], k.shape[2])
-        k = k.repeat_interleave(group, 1)
-        pairs = torch.cat(
-            [q[:, :, :, None].expand(-1, -1, -1, keys, -1), k[:, :, None].expand(-1, -1, queries, -1, -1)], -1
-        )
-        network = torch.cat([self.query, self.key.repeat_interleave(group, 0)], -1)
-        logits = (torch.tanh(torch.einsum("bhijd,hed->bhije", pairs, network)) * self.combine[:, None, None]).sum(-1)
-        return reference_softmax(logits, v, causal=self.heads.causal, key_mask=key_mask, bias=bias)
+        network = torch.cat([self.query, self.key.repeat_interleave(self.heads.group, 0)], -1)
+        hidden = torch.tanh(torch.einsum("bhijd,hed->bhije", concatenated_pairs(q, k), network))
+        return reference_softmax((hidden * self.combine[:, None, None]).sum(-1), v, call)

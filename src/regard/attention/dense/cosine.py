@@ -8,9 +8,8 @@ import torch.nn.functional as F
 from annotated_types import Gt
 from torch import Tensor, nn
 
-from regard.attention.dense import Dense, reference_softmax
+from regard.attention.dense import Dense, inner_products, reference_softmax
 from regard.core import Attended, Call, accumulation_dtype
-from regard.engines.dense import dot_product
 from regard.info import Info, Supports
 from regard.options import weight
 
@@ -48,6 +47,7 @@ class Cosine(Dense):
         supports=Supports.all(but=("marks",)),
         state="length",
         sees_content_only=True,
+        mergeable=True,
     )
     samples: ClassVar[tuple[Mapping[str, object], ...]] = ({}, {"gain": 3.0, "learned": False})
 
@@ -68,12 +68,12 @@ class Cosine(Dense):
 
     def average(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         """The softmax of their inner products."""
-        return Attended(dot_product(q, k, v, call, scale=1.0, dropout=self.dropped), call.state)
+        return self.dot_product(q, k, v, call)
 
     def reference(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         """Every inner product over the product of the two norms, times g, then the softmax of each row."""
         k = k.repeat_interleave(self.heads.group, 1)
         q_norm, k_norm = (x.square().sum(-1).sqrt().clamp(min=EPS) for x in (q, k))
-        cosines = torch.einsum("bhid,bhjd->bhij", q, k) / (q_norm[..., :, None] * k_norm[..., None, :])
+        cosines = inner_products(q, k) / (q_norm[..., :, None] * k_norm[..., None, :])
         logits = cosines * (torch.exp(self.log_gain)[:, None, None] if self.learned else self.gain)
         return reference_softmax(logits, v, call)

@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.attention.dense import Dense, reference_softmax
-from regard.bias import ScoreBias
-from regard.core import generator
+from regard.attention.dense import Dense, distances, inner_products, reference_softmax
+from regard.core import Call, generator
 from regard.engines.dense import Rule, publish, softmax
-from regard.info import Heads, Info, Supports
+from regard.info import Info, Supports
+from regard.options import weight
 
 
 def score(q: Tensor, k: Tensor, distances: Tensor, slope: Tensor, ceiling: Tensor) -> Tensor:
@@ -37,9 +37,6 @@ class DistanceAware(Dense):
     Cost: O(queries keys dim) time, O(queries keys) of it for f; O(heads) further memory. (A survey swaps the two.)
     State: every key and value; distances are those of slots.
 
-    Args:
-        heads: what to serve.
-
     Example:
         >>> from regard import Heads
         >>> mechanism = DistanceAware(Heads(count=1, key_dim=1))
@@ -52,47 +49,33 @@ class DistanceAware(Dense):
     deviation 0.1, so that heads begin apart, and beta is 0, where f is at most 2.
     """
 
-    info = Info(
+    default_info = Info(
         title="Distance-aware",
         source="Wu, Wu, Huang 2021, section 3",
-        supports=Supports(causal=True, bidirectional=True, key_mask=True, state=True, prefix=True, dropout=True),
+        supports=Supports.all(but=("cross", "bias", "marks")),
         state="length",
     )
-
     reasons: ClassVar[Mapping[str, str]] = {
         "cross": "the positions of two sequences have no distance",
         "bias": "it rescales logits by distance instead of adding to them",
     }
 
-    def __init__(self, heads: Heads) -> None:
-        super().__init__(heads)
+    slope: nn.Parameter = weight()
+    ceiling: nn.Parameter = weight()
+
+    def setup(self) -> None:
+        draw = generator(self.heads.seed, "distance_aware")
+        self.slope = nn.Parameter(0.1 * torch.randn(self.heads.count, generator=draw))
+        self.ceiling = nn.Parameter(torch.zeros(self.heads.count))
         self.rule = RULE
-        draw = generator(heads.seed, "distance_aware")
-        self.slope = nn.Parameter(0.1 * torch.randn(heads.count, generator=draw))
-        self.ceiling = nn.Parameter(torch.zeros(heads.count))
 
     def weights(self) -> list[Tensor]:
         """w and beta."""
         return [self.slope, self.ceiling]
 
-    def reference(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        key_mask: Tensor | None = None,
-        bias: ScoreBias | None = None,
-        marks: Tensor | None = None,
-    ) -> Tensor:
+    def reference(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         """Every logit times f as published, then the softmax of each row."""
-        del bias, marks
-        queries, keys = q.shape[2], k.shape[2]
-        slots = torch.arange(keys, device=q.device)
-        apart = (slots[keys - queries :, None] - slots).abs()
-        stretched = torch.einsum("h,ij->hij", self.slope, apart.to(self.slope.dtype))
+        apart = distances(q, k, call).abs().to(self.slope.dtype)
         beta = self.ceiling[:, None, None]
-        factor = (1 + torch.exp(beta)) * torch.sigmoid(stretched - beta)
-        matches = torch.einsum("bhid,bhjd->bhij", q, k.repeat_interleave(self.heads.group, 1)).clamp(min=0)
-        logits = matches * factor / q.shape[-1] ** 0.5
-        return reference_softmax(logits, v, causal=self.heads.causal, key_mask=key_mask)
+        factor = (1 + torch.exp(beta)) * torch.sigmoid(torch.einsum("h,ij->hij", self.slope, apart) - beta)
+        return reference_softmax(inner_products(q, k).clamp(min=0) * factor / q.shape[-1] ** 0.5, v, call)

@@ -2,17 +2,17 @@
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar, final
+from dataclasses import replace
+from typing import Annotated, ClassVar, final
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
-from regard.attention.dense import Dense, masked_logits, reference_softmax
-from regard.bias import ScoreBias
+from regard.attention.dense import Dense, inner_products, masked_logits, reference_softmax
+from regard.core import Attended, Call, accumulation_dtype
 from regard.engines.dense import Rule, publish, softmax, visible_count
-from regard.engines.dense.fused import dot_product
-from regard.errors import ConfigError
-from regard.info import Heads, Info, Supports
+from regard.info import Info, Supports
 
 
 def ratio(count: Tensor, base_length: int, least_keys: int) -> Tensor:
@@ -30,15 +30,6 @@ class EntropyScaled(Dense):
 
     Cost: as `softmax`; with a bias, memory of one chunk of queries x keys. State: every key and value.
 
-    Args:
-        heads: what to serve.
-        base_length: n_0, the number of keys at which nothing changes; 512 is the source's.
-        least_keys: rows that see fewer keys count as many. 1: no clamp, and a query with one key has scale 0, which
-            changes nothing; 16 is that of bert4keras.
-
-    Raises:
-        ConfigError: `base_length` below 2, or `least_keys` below 1.
-
     Example:
         >>> from regard import Heads, attend
         >>> q, k, v = torch.randn(3, 1, 2, 64, 8)
@@ -49,82 +40,51 @@ class EntropyScaled(Dense):
     Source: Su 2021, kexue.fm 8823; `softmax_plus` of bert4keras, used in GAU-alpha.
     """
 
-    info = Info(
+    default_info = Info(
         title="Entropy-invariant softmax",
         source="Su 2021, kexue.fm 8823; softmax_plus of bert4keras",
-        supports=Supports(
-            causal=True,
-            bidirectional=True,
-            cross=True,
-            key_mask=True,
-            bias=True,
-            state=True,
-            prefix=True,
-            dropout=True,
-        ),
+        supports=Supports.all(but=("marks",)),
         state="length",
         sees_content_only=True,
     )
-
     samples: ClassVar[tuple[Mapping[str, object], ...]] = ({}, {"base_length": 4, "least_keys": 3})
 
-    def __init__(self, heads: Heads, *, base_length: int = 512, least_keys: int = 1) -> None:
-        super().__init__(heads, base_length=base_length, least_keys=least_keys)
-        if base_length < 2 or least_keys < 1:
-            raise ConfigError(
-                f"entropy_scaled needs base_length of at least 2 and least_keys of at least 1, "
-                f"got {base_length=}, {least_keys=}"
-            )
-        self.base_length, self.least_keys = base_length, least_keys
+    base_length: Annotated[int, Ge(2)] = 512
+    """n_0, the number of keys at which nothing changes; 512 is the source's"""
+    least_keys: Annotated[int, Ge(1)] = 1
+    """rows that see fewer keys count as many; 1: no clamp, and a query with one key has scale 0, which changes nothing;
+    16 is that of bert4keras"""
+
+    def setup(self) -> None:
+        base_length, least_keys, factor = self.base_length, self.least_keys, self.heads.key_dim**-0.5
 
         def normalise(logits: Tensor) -> Tensor:
             scaled = logits * ratio(visible_count(logits), base_length, least_keys)
             # the ratio may be 0, and 0 times -inf is NaN
             return softmax(scaled.masked_fill(logits == float("-inf"), float("-inf")))
 
-        factor = heads.key_dim**-0.5
         self.rule = publish(
             f"entropy_scaled({base_length}, {least_keys}, {factor!r})",
             Rule(lambda q, k: (q * factor) @ k.mT, normalise),
         )
 
-    def average(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None, bias: ScoreBias | None) -> Tensor:
+    def average(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         """Without a bias the scale goes into the queries, and the fused kernel does the rest."""
-        if bias is not None:
-            return super().average(q, k, v, key_mask=key_mask, bias=bias)
-        wide = torch.promote_types(q.dtype, torch.float32)
-        scale = ratio(self.counts(q, k, key_mask).to(wide), self.base_length, self.least_keys)[:, None, :, None]
-        return dot_product(
-            (q.to(wide) * scale).to(q.dtype),
-            k,
-            v,
-            scale=self.heads.key_dim**-0.5,
-            causal=self.heads.causal,
-            key_mask=key_mask,
-            dropout=self.dropped,
-        )
+        if call.bias is not None:
+            return super().average(q, k, v, call)
+        wide = accumulation_dtype(q.dtype)
+        scale = ratio(self.counts(q, k, call).to(wide), self.base_length, self.least_keys)[:, None, :, None]
+        return self.dot_product((q.to(wide) * scale).to(q.dtype), k, v, call, scale=self.heads.key_dim**-0.5)
 
-    def counts(self, q: Tensor, k: Tensor, key_mask: Tensor | None) -> Tensor:
+    def counts(self, q: Tensor, k: Tensor, call: Call) -> Tensor:
         """The keys that each query may see: (batch or 1, queries or 1)."""
-        queries, keys = q.shape[2], k.shape[2]
-        real = torch.ones(1, keys, dtype=torch.bool, device=k.device) if key_mask is None else key_mask
-        return real.cumsum(1)[:, keys - queries :] if self.heads.causal else real.sum(1, keepdim=True)
+        real = torch.ones(1, k.shape[2], dtype=torch.bool, device=k.device) if call.key_mask is None else call.key_mask
+        return real.cumsum(1)[:, k.shape[2] - q.shape[2] :] if call.causal else real.sum(1, keepdim=True)
 
-    def reference(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        key_mask: Tensor | None = None,
-        bias: ScoreBias | None = None,
-        marks: Tensor | None = None,
-    ) -> Tensor:
+    def reference(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         """Every logit, times the ratio of the logarithms, then the softmax of each row."""
-        del marks
-        logits = torch.einsum("bhid,bhjd->bhij", q, k.repeat_interleave(self.heads.group, 1)) / q.shape[-1] ** 0.5
-        logits = masked_logits(logits, causal=self.heads.causal, key_mask=key_mask, bias=bias)
+        logits = masked_logits(inner_products(q, k) / q.shape[-1] ** 0.5, call)
         allowed = logits > float("-inf")
         count = allowed.sum(-1, keepdim=True).clamp(min=self.least_keys).to(logits.dtype)
         scaled = torch.where(allowed, logits, 0.0) * torch.log(count) / math.log(self.base_length)
-        return reference_softmax(scaled.masked_fill(~allowed, float("-inf")), v, causal=False, key_mask=None)
+        return reference_softmax(scaled.masked_fill(~allowed, float("-inf")), v, replace(call, bias=None))

@@ -2,19 +2,18 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar, Literal, final
+from typing import Annotated, Any, ClassVar, Literal, final
 
 import torch
+from annotated_types import Gt
 from torch import Tensor, nn
 
-from regard.attention.dense import Dense, reference_softmax
-from regard.bias import ScoreBias
+from regard import options
+from regard.attention.dense import Dense, distances, reference_softmax
+from regard.core import Call
 from regard.engines.dense import Rule, publish, softmax
 from regard.errors import ConfigError
-from regard.info import Heads, Info, Supports
-
-KERNELS = ("gaussian", "box", "epanechnikov")
-BANDWIDTHS = ("fixed", "scalar", "matrix")
+from regard.info import Info, Supports
 
 
 def square_distance(q: Tensor, k: Tensor) -> Tensor:
@@ -48,18 +47,8 @@ class Gaussian(Dense):
     Cost: O(queries keys dim) time, with inner products in float64; memory of one chunk of queries x keys. State: every
     key (times w, where that is a matrix) and every value.
 
-    Args:
-        heads: what to serve.
-        kernel: K. `box` is flat, so that queries and keys get no gradient and no bandwidth can be learned.
-        bandwidth: `fixed`, or learned: `scalar` is one w per query head (`weight`), `matrix` one per head of keys, with
-            u_ij = |W (q_i - k_j)|. It starts from `inverse_bandwidth`.
-        inverse_bandwidth: w. Small averages everything, large picks the nearest key.
-        leave_one_out: the queries are the sample itself, and none sees its own value: what a bandwidth is trained with.
-            Load the weights into a mechanism without it to predict.
-
     Raises:
-        ConfigError: an unknown kernel or bandwidth, a learned bandwidth of a box, an `inverse_bandwidth` that is not
-            positive.
+        ConfigError: a learned bandwidth of a box.
 
     Example:
         >>> from regard import Heads
@@ -70,23 +59,13 @@ class Gaussian(Dense):
     Source: Nadaraya 1964, Watson 1964.
     """
 
-    info = Info(
+    default_info = Info(
         title="Nadaraya-Watson",
         source="Nadaraya 1964, Watson 1964",
-        supports=Supports(
-            causal=True,
-            bidirectional=True,
-            cross=True,
-            key_mask=True,
-            bias=True,
-            state=True,
-            prefix=True,
-            dropout=True,
-        ),
+        supports=Supports.all(but=("marks",)),
         state="length",
         sees_content_only=True,
     )
-
     samples: ClassVar[tuple[Mapping[str, object], ...]] = (
         {},
         {"bandwidth": "scalar", "inverse_bandwidth": 0.4},
@@ -99,43 +78,42 @@ class Gaussian(Dense):
         ("causal", "cross", "state", "prefix"), "leave_one_out=True predicts each point from all others of one sample"
     )
 
+    kernel: Literal["gaussian", "box", "epanechnikov"] = "gaussian"
+    """K; `box` is flat, so that queries and keys get no gradient and no bandwidth can be learned"""
+    bandwidth: Literal["fixed", "scalar", "matrix"] = "fixed"
+    """`fixed`, or learned: `scalar` is one w per query head (`weight`), `matrix` one per head of keys, with
+    u_ij = |W (q_i - k_j)|; it starts from `inverse_bandwidth`"""
+    inverse_bandwidth: Annotated[float, Gt(0)] = 1.0
+    """w; small averages everything, large picks the nearest key"""
+    leave_one_out: bool = False
+    """the queries are the sample itself, and none sees its own value: what a bandwidth is trained with; load the
+    weights into a mechanism without it to predict"""
+    weight: nn.Parameter = options.weight()
+
     @classmethod
-    def facts(cls, **options: object) -> Info:
+    def facts(cls, options: Mapping[str, Any]) -> Info:
         """Compact kernels have empty windows, and a box is flat; leaving one out is for one sample on itself."""
-        kernel = options.get("kernel", "gaussian")
-        info = replace(cls.info, rows_sum_to_one=kernel == "gaussian", flat="qk" if kernel == "box" else "")
-        if not options.get("leave_one_out", False):
+        kernel = options["kernel"]
+        info = replace(cls.default_info, rows_sum_to_one=kernel == "gaussian", flat="qk" if kernel == "box" else "")
+        if not options["leave_one_out"]:
             return info
         supports = replace(info.supports, causal=False, cross=False, state=False, prefix=False)
         return replace(info, supports=supports, state="none", shares_query_key=True)
 
-    def __init__(
-        self,
-        heads: Heads,
-        *,
-        kernel: Literal["gaussian", "box", "epanechnikov"] = "gaussian",
-        bandwidth: Literal["fixed", "scalar", "matrix"] = "fixed",
-        inverse_bandwidth: float = 1.0,
-        leave_one_out: bool = False,
-    ) -> None:
-        super().__init__(heads, kernel=kernel, leave_one_out=leave_one_out)
-        if kernel not in KERNELS or bandwidth not in BANDWIDTHS:
+    def check_options(self) -> None:
+        if self.kernel == "box" and self.bandwidth != "fixed":
             raise ConfigError(
-                f"gaussian has kernels {', '.join(KERNELS)} and bandwidths {', '.join(BANDWIDTHS)}, "
-                f"got {kernel=}, {bandwidth=}"
+                f"gaussian: a box is flat, so bandwidth={self.bandwidth!r} gets no gradient; use bandwidth='fixed'"
             )
-        if kernel == "box" and bandwidth != "fixed":
-            raise ConfigError(f"gaussian: a box is flat, so {bandwidth=} gets no gradient; use bandwidth='fixed'")
-        if inverse_bandwidth <= 0:
-            raise ConfigError(f"gaussian needs a positive inverse_bandwidth, got {inverse_bandwidth}")
-        self.kernel, self.bandwidth, self.leave_one_out = kernel, bandwidth, leave_one_out
-        self.inverse_bandwidth = inverse_bandwidth
-        if bandwidth == "scalar":
-            self.weight = nn.Parameter(torch.full((heads.count,), inverse_bandwidth))
-        elif bandwidth == "matrix":
-            metric = inverse_bandwidth * torch.eye(heads.key_dim)
+
+    def setup(self) -> None:
+        heads, kernel, leave_one_out = self.heads, self.kernel, self.leave_one_out
+        if self.bandwidth == "scalar":
+            self.weight = nn.Parameter(torch.full((heads.count,), float(self.inverse_bandwidth)))
+        elif self.bandwidth == "matrix":
+            metric = self.inverse_bandwidth * torch.eye(heads.key_dim)
             self.weight = nn.Parameter(metric.repeat(heads.kv_heads, 1, 1))
-        times = inverse_bandwidth**2 if bandwidth == "fixed" else 1.0
+        times = self.inverse_bandwidth**2 if self.bandwidth == "fixed" else 1.0
 
         def score(q: Tensor, k: Tensor, distances: Tensor, *weight: Tensor) -> Tensor:
             square = square_distance(q, k) * (weight[0].square()[:, None, None] if weight else times)
@@ -148,26 +126,16 @@ class Gaussian(Dense):
         """W q and W k, where W is a matrix."""
         if self.bandwidth != "matrix":
             return q, k
-        weight = self.weight.to(k.dtype)
+        metric = self.weight.to(k.dtype)
         with torch.autocast(k.device.type, enabled=False):  # a rounded point is another point
-            return q @ weight.repeat_interleave(self.heads.group, 0).mT, k @ weight.mT
+            return q @ metric.repeat_interleave(self.heads.group, 0).mT, k @ metric.mT
 
     def weights(self) -> list[Tensor]:
         """w, where it is a learned number."""
         return [self.weight] if self.bandwidth == "scalar" else []
 
-    def reference(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        key_mask: Tensor | None = None,
-        bias: ScoreBias | None = None,
-        marks: Tensor | None = None,
-    ) -> Tensor:
+    def reference(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         """Every difference, then the kernel of its length, over the sum of each row."""
-        del marks
         group = self.heads.group
         difference = q[:, :, :, None] - k.repeat_interleave(group, 1)[:, :, None]
         match self.bandwidth:
@@ -179,7 +147,7 @@ class Gaussian(Dense):
                 difference = difference * self.inverse_bandwidth
         square = (difference * difference).sum(-1)
         if self.leave_one_out:
-            square = square.masked_fill(torch.eye(q.shape[2], dtype=torch.bool, device=q.device), float("inf"))
+            square = square.masked_fill(distances(q, k, call) == 0, float("inf"))
         match self.kernel:
             case "gaussian":
                 logits = -square / 2
@@ -188,4 +156,4 @@ class Gaussian(Dense):
             case _:
                 height = torch.log(1 - torch.where(square < 1, square, 0.0))
                 logits = torch.where(square < 1, height, float("-inf"))
-        return reference_softmax(logits, v, causal=self.heads.causal, key_mask=key_mask, bias=bias)
+        return reference_softmax(logits, v, call)

@@ -1,18 +1,18 @@
 """Graph attention's score."""
 
 from collections.abc import Mapping
-from typing import ClassVar, final
+from typing import Annotated, ClassVar, final
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge, Le
 from torch import Tensor, nn
 
-from regard.attention.dense import Dense, reference_softmax
-from regard.bias import ScoreBias
-from regard.core import generator
+from regard.attention.dense import Dense, concatenated_pairs, random_weight, reference_softmax
+from regard.core import Call, generator
 from regard.engines.dense import Rule, publish, softmax
-from regard.errors import ConfigError
-from regard.info import Heads, Info, Supports
+from regard.info import Info, Supports
+from regard.options import weight
 
 
 @final
@@ -29,13 +29,6 @@ class Graph(Dense):
     Cost: O((queries + keys) dim + queries keys value) time; memory of one chunk of queries x keys. State: one number
     and one value per key.
 
-    Args:
-        heads: what to serve.
-        slope: of LeakyReLU below 0.
-
-    Raises:
-        ConfigError: a slope outside [0, 1].
-
     Example:
         >>> from regard import Heads
         >>> q, k, v = torch.randn(3, 1, 2, 5, 8)
@@ -45,33 +38,24 @@ class Graph(Dense):
     Source: Velickovic et al. 2018, Eq. 3.
     """
 
-    info = Info(
+    default_info = Info(
         title="Graph attention",
         source="Velickovic et al. 2018, Graph Attention Networks, Eq. 3",
-        supports=Supports(
-            causal=True,
-            bidirectional=True,
-            cross=True,
-            key_mask=True,
-            bias=True,
-            state=True,
-            prefix=True,
-            dropout=True,
-        ),
+        supports=Supports.all(but=("marks",)),
         state="length",
         sees_content_only=True,
     )
-
     samples: ClassVar[tuple[Mapping[str, object], ...]] = ({}, {"slope": 0.5})
 
-    def __init__(self, heads: Heads, *, slope: float = 0.2) -> None:
-        super().__init__(heads, slope=slope)
-        if not 0 <= slope <= 1:
-            raise ConfigError(f"graph needs a slope in [0, 1], got {slope}; the paper's is 0.2")
-        self.slope, scale = slope, heads.key_dim**-0.5
-        draw = generator(heads.seed, "graph")
-        self.query = nn.Parameter(torch.randn(heads.count, heads.key_dim, generator=draw) * scale)
-        self.key = nn.Parameter(torch.randn(heads.kv_heads, heads.key_dim, generator=draw) * scale)
+    slope: Annotated[float, Ge(0), Le(1)] = 0.2
+    """of LeakyReLU below 0; 0.2 is the paper's"""
+    query: nn.Parameter = weight()
+    key: nn.Parameter = weight()
+
+    def setup(self) -> None:
+        heads, slope, draw = self.heads, self.slope, generator(self.heads.seed, "graph")
+        self.query = random_weight(draw, heads.count, heads.key_dim)
+        self.key = random_weight(draw, heads.kv_heads, heads.key_dim)
         self.rule = publish(f"graph({slope!r})", Rule(lambda q, k: F.leaky_relu(q + k.mT, slope), softmax))
 
     @property
@@ -83,24 +67,8 @@ class Graph(Dense):
         """a_1 . q and a_2 . k: the score of a pair is a function of their sum."""
         return q @ self.query[:, :, None], k @ self.key[:, :, None]
 
-    def reference(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        key_mask: Tensor | None = None,
-        bias: ScoreBias | None = None,
-        marks: Tensor | None = None,
-    ) -> Tensor:
+    def reference(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         """Concatenate each query with each key, then a, then LeakyReLU, then the softmax of each row."""
-        del marks
-        group, (queries, keys) = self.heads.group, (q.shape[2], k.shape[2])
-        k = k.repeat_interleave(group, 1)
-        pairs = torch.cat(
-            [q[:, :, :, None].expand(-1, -1, -1, keys, -1), k[:, :, None].expand(-1, -1, queries, -1, -1)], -1
-        )
-        a = torch.cat([self.query, self.key.repeat_interleave(group, 0)], -1)
-        sums = torch.einsum("bhijd,hd->bhij", pairs, a)
-        logits = torch.where(sums > 0, sums, self.slope * sums)
-        return reference_softmax(logits, v, causal=self.heads.causal, key_mask=key_mask, bias=bias)
+        a = torch.cat([self.query, self.key.repeat_interleave(self.heads.group, 0)], -1)
+        sums = torch.einsum("bhijd,hd->bhij", concatenated_pairs(q, k), a)
+        return reference_softmax(torch.where(sums > 0, sums, self.slope * sums), v, call)

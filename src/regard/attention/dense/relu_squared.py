@@ -2,21 +2,18 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import ClassVar, Literal, final
+from typing import Annotated, Any, ClassVar, Literal, final
 
 import torch
+from annotated_types import Gt
 from torch import Tensor
 
-from regard.attention.dense import Dense, masked_logits, real_keys
-from regard.bias import ScoreBias
+from regard.attention.dense import Dense, inner_products, masked_logits, real_keys, whole_call
+from regard.core import Attended, Call, accumulation_dtype
 from regard.engines.dense import Rule, publish, visible_count
 from regard.errors import ConfigError
-from regard.info import Heads, Info, Supports
+from regard.info import Info, Supports
 
-ACTIVATIONS = ("relu_squared", "laplace")
-NORMALISERS = ("const", "visible", "seq_len")
-FORMS = ("exact", "paper")
 MEAN, DEVIATION = math.sqrt(1 / 2), math.sqrt(1 / (4 * math.pi))
 """of `laplace`: so that it meets relu(x)^2 in value and slope at x = sqrt(1/2)"""
 
@@ -41,18 +38,9 @@ class ReluSquared(Dense):
 
     Cost: O(queries keys dim) time; memory of one chunk of queries x keys. State: every key and value.
 
-    Args:
-        heads: what to serve.
-        activation: f; `laplace` is Mega's bounded (1 + erf((x - mean) / (deviation sqrt 2))) / 2.
-        normaliser: `const`, `visible`, or, in form="paper" only, `seq_len`: c is the number of real keys in the call.
-            None: the form's own, `const` or `seq_len`.
-        constant: c of `const`; None: max_length, or 512 without one.
-        form: `exact` is strictly causal. `paper` divides by the length of the call, so that early outputs depend on how
-            long the sequence is; it has no state.
-
     Raises:
-        ConfigError: an unknown activation, normaliser or form, `seq_len` in form="exact", another normaliser in
-            form="paper", a constant that is not positive or without the normaliser `const`.
+        ConfigError: `seq_len` in form="exact", another normaliser in form="paper", a constant of another normaliser
+            than `const`.
 
     Example:
         >>> from regard import Heads
@@ -63,24 +51,14 @@ class ReluSquared(Dense):
     Source: Hua et al. 2022, Transformer Quality in Linear Time, section 3; `laplace`: Ma et al. 2022, Mega, Eq. 16.
     """
 
-    info = Info(
+    default_info = Info(
         title="Squared ReLU",
         source="Hua et al. 2022, Transformer Quality in Linear Time, section 3; Ma et al. 2022, Mega, Eq. 16",
-        supports=Supports(
-            causal=True,
-            bidirectional=True,
-            cross=True,
-            key_mask=True,
-            bias=True,
-            state=True,
-            prefix=True,
-            dropout=True,
-        ),
+        supports=Supports.all(but=("marks",)),
         state="length",
         rows_sum_to_one=False,
         sees_content_only=True,
     )
-
     samples: ClassVar[tuple[Mapping[str, object], ...]] = (
         {},
         {"normaliser": "visible"},
@@ -90,81 +68,76 @@ class ReluSquared(Dense):
     )
     reasons: ClassVar[Mapping[str, str]] = {"state": "form='paper' divides by the length of the whole sequence"}
 
-    @classmethod
-    def facts(cls, **options: object) -> Info:
-        """The published normaliser looks at the whole sequence."""
-        if options.get("form", "exact") != "paper":
-            return cls.info
-        return replace(cls.info, supports=replace(cls.info.supports, state=False), state="none", leaks=True)
+    activation: Literal["relu_squared", "laplace"] = "relu_squared"
+    """f; `laplace` is Mega's bounded (1 + erf((x - mean) / (deviation sqrt 2))) / 2"""
+    normaliser: Literal["const", "visible", "seq_len"] | None = None
+    """`const`, `visible`, or, in form="paper" only, `seq_len`: c is the number of real keys in the call; None: the
+    form's own, `const` or `seq_len`"""
+    constant: Annotated[float, Gt(0)] | None = None
+    """c of `const`; None: max_length, or 512 without one"""
+    form: Literal["exact", "paper"] = "exact"
+    """`exact` is strictly causal; `paper` divides by the length of the call, so that early outputs depend on how long
+    the sequence is, and has no state"""
 
-    def __init__(
-        self,
-        heads: Heads,
-        *,
-        activation: Literal["relu_squared", "laplace"] = "relu_squared",
-        normaliser: Literal["const", "visible", "seq_len"] | None = None,
-        constant: float | None = None,
-        form: Literal["exact", "paper"] = "exact",
-    ) -> None:
-        super().__init__(heads, form=form)
-        if normaliser is None:
-            normaliser = "seq_len" if form == "paper" else "const"
-        known = {"activation": ACTIVATIONS, "normaliser": NORMALISERS, "form": FORMS}
-        for label, value in (("activation", activation), ("normaliser", normaliser), ("form", form)):
-            if value not in known[label]:
-                raise ConfigError(f"relu_squared has no {label}={value!r}; it has {', '.join(known[label])}")
-        if (normaliser == "seq_len") != (form == "paper"):
+    @classmethod
+    def facts(cls, options: Mapping[str, Any]) -> Info:
+        """The published normaliser looks at the whole sequence."""
+        return whole_call(cls.default_info) if options["form"] == "paper" else cls.default_info
+
+    def check_options(self) -> None:
+        if (self.divides_by == "seq_len") != (self.form == "paper"):
             raise ConfigError(
-                f"relu_squared: normaliser='seq_len' looks at the whole call, so it is what form='paper' has, and no "
-                f"other form; got {normaliser=}, {form=}. Strictly causal: normaliser='const' or 'visible'"
+                "relu_squared: normaliser='seq_len' looks at the whole call, so it is what form='paper' has, and no "
+                f"other form; got normaliser={self.normaliser!r}, form={self.form!r}. Strictly causal: "
+                "normaliser='const' or 'visible'"
             )
-        if constant is not None and (constant <= 0 or normaliser != "const"):
+        if self.constant is not None and self.divides_by != "const":
             raise ConfigError(
-                f"relu_squared takes a positive constant with normaliser='const', got {constant=}, {normaliser=}"
+                f"relu_squared takes a constant with normaliser='const', got constant={self.constant}, "
+                f"normaliser={self.divides_by!r}"
             )
-        self.activation, self.normaliser, self.constant, self.form = activation, normaliser, constant, form
-        default = 512.0 if heads.max_length is None else float(heads.max_length)
-        self.divisor = {"const": constant or default, "visible": heads.key_dim**0.5, "seq_len": 1.0}[normaliser]
-        squash, counted = (relu_squared if activation == "relu_squared" else laplace), normaliser == "visible"
+
+    def setup(self) -> None:
+        squash, counted = (relu_squared if self.activation == "relu_squared" else laplace), self.divides_by == "visible"
         self.rule = publish(
-            f"relu_squared({activation}, {counted})",
+            f"relu_squared({self.activation}, {counted})",
             Rule(
                 lambda q, k: q @ k.mT,
                 lambda logits: squash(logits) / visible_count(logits) if counted else squash(logits),
             ),
         )
 
-    def average(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None, bias: ScoreBias | None) -> Tensor:
-        """What is divided inside f is divided in the queries."""
-        q = q.to(torch.promote_types(q.dtype, torch.float32)) / self.divisor
-        if self.normaliser == "seq_len":
-            q = q / real_keys(k, key_mask)
-        return super().average(q, k, v, key_mask=key_mask, bias=bias)
+    @property
+    def divides_by(self) -> str:
+        """The normaliser, also where it is the form's own."""
+        return self.normaliser or ("seq_len" if self.form == "paper" else "const")
 
-    def reference(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        key_mask: Tensor | None = None,
-        bias: ScoreBias | None = None,
-        marks: Tensor | None = None,
-    ) -> Tensor:
+    @property
+    def divisor(self) -> float:
+        """What inner products are divided by inside f, the length of the call apart."""
+        default = 512.0 if self.heads.max_length is None else float(self.heads.max_length)
+        return {"const": self.constant or default, "visible": self.heads.key_dim**0.5, "seq_len": 1.0}[self.divides_by]
+
+    def average(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
+        """What is divided inside f is divided in the queries."""
+        q = q.to(accumulation_dtype(q.dtype)) / self.divisor
+        if self.form == "paper":
+            q = q / real_keys(k, call)
+        return super().average(q, k, v, call)
+
+    def reference(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         """f of every logit, 0 where it is not allowed, over the normaliser."""
-        del marks
-        k, v = (x.repeat_interleave(self.heads.group, 1) for x in (k, v))
-        logits = torch.einsum("bhid,bhjd->bhij", q, k) / self.divisor
-        if self.normaliser == "seq_len":
-            lengths = k.shape[2] if key_mask is None else key_mask.sum(1).clamp(min=1)[:, None, None, None]
+        logits = inner_products(q, k) / self.divisor
+        if self.form == "paper":
+            lengths = k.shape[2] if call.key_mask is None else call.key_mask.sum(1).clamp(min=1)[:, None, None, None]
             logits = logits / lengths
-        logits = masked_logits(logits, causal=self.heads.causal, key_mask=key_mask, bias=bias)
+        logits = masked_logits(logits, call)
         allowed = logits > float("-inf")
         x = torch.where(allowed, logits, 0.0)
         squared = torch.where(x > 0, x * x, 0.0)
         # the distribution function of a normal variable
         weights = squared if self.activation == "relu_squared" else torch.special.ndtr((x - MEAN) / DEVIATION)
         weights = torch.where(allowed, weights, 0.0)
-        if self.normaliser == "visible":
+        if self.divides_by == "visible":
             weights = weights / allowed.sum(-1, keepdim=True).clamp(min=1)
-        return weights @ v
+        return weights @ v.repeat_interleave(self.heads.group, 1)

@@ -1,17 +1,17 @@
 """Relative positions in keys and values."""
 
 from collections.abc import Mapping
-from typing import ClassVar, final
+from typing import Annotated, ClassVar, final
 
 import torch
+from annotated_types import Ge
 from torch import Tensor, nn
 
-from regard.attention.dense import Dense, reference_softmax
-from regard.bias import ScoreBias
-from regard.core import generator
+from regard.attention.dense import Dense, distances, random_weight, reference_weights
+from regard.core import Call, generator
 from regard.engines.dense import Rule, publish, softmax
-from regard.errors import ConfigError
-from regard.info import Heads, Info, Supports
+from regard.info import Info, Supports
+from regard.options import weight
 
 
 def _rows(distances: Tensor, table: Tensor) -> Tensor:
@@ -51,13 +51,6 @@ class Shaw(Dense):
     Cost: O(queries keys dim) time, O((2 c + 1) dim) further memory: the tables, and per query of a chunk 2 c + 1 logits
     and 2 c + 1 total weights. State: every key and value; distances are those of slots.
 
-    Args:
-        heads: what to serve.
-        max_distance: c; 16 as in the paper.
-
-    Raises:
-        ConfigError: a `max_distance` below 1.
-
     Example:
         >>> from regard import Heads
         >>> mechanism = Shaw(Heads(count=2, key_dim=8, value_dim=4, causal=True), max_distance=3)
@@ -67,59 +60,38 @@ class Shaw(Dense):
     Source: Shaw, Uszkoreit, Vaswani 2018, equations 3 to 5. Initial tables are ours: normal, of variance 1 / width.
     """
 
-    info = Info(
+    default_info = Info(
         title="Relative keys and values",
         source="Shaw et al. 2018, Eq. 3-5",
-        supports=Supports(causal=True, bidirectional=True, key_mask=True, state=True, prefix=True, dropout=True),
+        supports=Supports.all(but=("cross", "bias", "marks")),
         state="length",
         rows_sum_to_one=False,
         linear_in_value=False,
     )
-
     samples: ClassVar[tuple[Mapping[str, object], ...]] = ({"max_distance": 4}, {"max_distance": 1}, {})
     reasons: ClassVar[Mapping[str, str]] = {
         "cross": "the positions of two sequences have no distance",
         "bias": "its own tables say what a distance is worth; the position scheme shaw_keys is a bias",
     }
 
-    def __init__(self, heads: Heads, *, max_distance: int = 16) -> None:
-        super().__init__(heads, max_distance=max_distance)
-        if max_distance < 1:
-            raise ConfigError(
-                f"shaw needs max_distance of at least 1, got {max_distance}: one label for all knows no distance"
-            )
-        self.max_distance, self.rule = max_distance, RULE
-        draw = generator(heads.seed, "shaw")
+    max_distance: Annotated[int, Ge(1)] = 16
+    """c; 16 as in the paper"""
+    key_table: nn.Parameter = weight()
+    value_table: nn.Parameter = weight()
 
-        def normal(width: int) -> nn.Parameter:
-            return nn.Parameter(torch.randn(2 * max_distance + 1, width, generator=draw) * width**-0.5)
-
-        self.key_table, self.value_table = normal(heads.key_dim), normal(heads.value_width)
+    def setup(self) -> None:
+        heads, rows, draw = self.heads, 2 * self.max_distance + 1, generator(self.heads.seed, "shaw")
+        self.key_table = random_weight(draw, rows, heads.key_dim)
+        self.value_table = random_weight(draw, rows, heads.value_width)
+        self.rule = RULE
 
     def weights(self) -> list[Tensor]:
         """P^K and P^V."""
         return [self.key_table, self.value_table]
 
-    def reference(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        key_mask: Tensor | None = None,
-        bias: ScoreBias | None = None,
-        marks: Tensor | None = None,
-    ) -> Tensor:
+    def reference(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         """A key and a value for every pair, (queries, keys, dim)."""
-        del bias, marks
-        causal, group, queries, keys = self.heads.causal, self.heads.group, q.shape[2], k.shape[2]
-        slots = torch.arange(keys, device=q.device)
-        most = self.max_distance
-        label = (slots - slots[keys - queries :, None]).clamp(-most, most) + most
-        pair_keys = k.repeat_interleave(group, 1)[:, :, None] + self.key_table[label]
-        logits = torch.einsum("bhid,bhijd->bhij", q, pair_keys) / q.shape[-1] ** 0.5
-        # reference_softmax with the identity as values gives the weights.
-        eye = torch.eye(keys, dtype=v.dtype, device=v.device).expand(v.shape[0], 1, -1, -1)
-        weights = reference_softmax(logits, eye, causal=causal, key_mask=key_mask)
-        pair_values = v.repeat_interleave(group, 1)[:, :, None] + self.value_table[label]
-        return torch.einsum("bhij,bhije->bhie", weights, pair_values)
+        k, v = (x.repeat_interleave(self.heads.group, 1)[:, :, None] for x in (k, v))
+        label = self.max_distance - distances(q, k[:, :, 0], call).clamp(-self.max_distance, self.max_distance)
+        logits = torch.einsum("bhid,bhijd->bhij", q, k + self.key_table[label]) / q.shape[-1] ** 0.5
+        return torch.einsum("bhij,bhije->bhie", reference_weights(logits, call), v + self.value_table[label])

@@ -1,24 +1,21 @@
 """Sigmoid attention: every pair by itself, without a softmax."""
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import ClassVar, Literal, final
+from typing import Any, ClassVar, Literal, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.attention.dense import Dense, masked_logits, real_keys
-from regard.bias import ScoreBias
+from regard.attention.dense import Scaled, inner_products, masked_logits, real_keys, whole_call
+from regard.core import Attended, Call, accumulation_dtype
 from regard.engines.dense import Rule, publish, visible_count
-from regard.errors import ConfigError
-from regard.info import Heads, Info, Supports
-
-FORMS = ("exact", "paper")
+from regard.info import Info, Supports
+from regard.options import weight
 
 
 @final
-class Sigmoid(Dense):
+class Sigmoid(Scaled):
     """Sigmoid of each logit: w_ij = sigmoid(scale q_i . k_j + c - log n_i), not normalised; scale = 1/sqrt(d).
 
     n_i counts the keys that query i may see, where the paper's bias is b = -log n of the whole sequence: a causal row
@@ -27,17 +24,6 @@ class Sigmoid(Dense):
     count.
 
     Cost: O(queries keys dim) time; memory of one chunk of queries x keys. State: every key and value.
-
-    Args:
-        heads: what to serve.
-        scale: of the inner products; None: 1/sqrt(key_dim).
-        offset: c, where it starts if it is learned.
-        learned: whether c is a weight, `shift`, of each query head.
-        form: `exact` is strictly causal. `paper` takes for n_i the number of real keys in the call, so that its early
-            outputs depend on how long the sequence is; it differs in causal use only, and has no state.
-
-    Raises:
-        ConfigError: a scale that is not positive, or an unknown `form`.
 
     Example:
         >>> from regard import Heads
@@ -48,24 +34,14 @@ class Sigmoid(Dense):
     Source: Ramapuram et al. 2024, Theory, Analysis, and Best Practices for Sigmoid Self-Attention, Eqs. 2 and 3.
     """
 
-    info = Info(
+    default_info = Info(
         title="Sigmoid",
         source="Ramapuram et al. 2024, Sigmoid Self-Attention, Eqs. 2 and 3",
-        supports=Supports(
-            causal=True,
-            bidirectional=True,
-            cross=True,
-            key_mask=True,
-            bias=True,
-            state=True,
-            prefix=True,
-            dropout=True,
-        ),
+        supports=Supports.all(but=("marks",)),
         state="length",
         rows_sum_to_one=False,
         sees_content_only=True,
     )
-
     samples: ClassVar[tuple[Mapping[str, object], ...]] = (
         {},
         {"offset": 0.5, "learned": True},
@@ -74,32 +50,24 @@ class Sigmoid(Dense):
     )
     reasons: ClassVar[Mapping[str, str]] = {"state": "form='paper' counts the keys of the whole sequence"}
 
-    @classmethod
-    def facts(cls, **options: object) -> Info:
-        """The published normaliser looks at the whole sequence."""
-        if options.get("form", "exact") != "paper":
-            return cls.info
-        return replace(cls.info, supports=replace(cls.info.supports, state=False), state="none", leaks=True)
+    offset: float = 0.0
+    """c, where it starts if it is learned"""
+    learned: bool = False
+    """whether c is a weight, `shift`, of each query head"""
+    form: Literal["exact", "paper"] = "exact"
+    """`exact` is strictly causal; `paper` takes for n_i the number of real keys in the call, so that its early outputs
+    depend on how long the sequence is; it differs in causal use only, and has no state"""
+    shift: nn.Parameter = weight()
 
-    def __init__(
-        self,
-        heads: Heads,
-        *,
-        scale: float | None = None,
-        offset: float = 0.0,
-        learned: bool = False,
-        form: Literal["exact", "paper"] = "exact",
-    ) -> None:
-        super().__init__(heads, form=form)
-        if scale is not None and scale <= 0:
-            raise ConfigError(f"sigmoid needs a positive scale, got {scale}; None is 1/sqrt(key_dim)")
-        if form not in FORMS:
-            raise ConfigError(f"sigmoid has no form={form!r}; it has {', '.join(FORMS)}")
-        self.scale, self.offset, self.learned, self.form = scale, offset, learned, form
-        self.factor = heads.key_dim**-0.5 if scale is None else scale
-        if learned:
-            self.shift = nn.Parameter(torch.full((heads.count,), offset))
-        counted = form == "exact"
+    @classmethod
+    def facts(cls, options: Mapping[str, Any]) -> Info:
+        """The published normaliser looks at the whole sequence."""
+        return whole_call(cls.default_info) if options["form"] == "paper" else cls.default_info
+
+    def setup(self) -> None:
+        offset, counted = self.offset, self.form == "exact"
+        if self.learned:
+            self.shift = nn.Parameter(torch.full((self.heads.count,), float(offset)))
         self.rule = publish(
             f"sigmoid({offset!r}, {counted})",
             Rule(
@@ -112,33 +80,22 @@ class Sigmoid(Dense):
         """c of each head, where it is learned."""
         return [self.shift] if self.learned else []
 
-    def average(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None, bias: ScoreBias | None) -> Tensor:
+    def average(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         """The published count becomes one more column of the inner product."""
-        q = q.to(torch.promote_types(q.dtype, torch.float32)) * self.factor
+        q = q.to(accumulation_dtype(q.dtype)) * self.factor
         if self.form == "paper":
-            bias_column = -real_keys(k, key_mask).to(q.dtype).log()
-            q = torch.cat([q, bias_column.expand(*q.shape[:3], 1)], -1)
+            column = -real_keys(k, call).to(q.dtype).log()
+            q = torch.cat([q, column.expand(*q.shape[:3], 1)], -1)
             k = F.pad(k, (0, 1), value=1.0)
-        return super().average(q, k, v, key_mask=key_mask, bias=bias)
+        return super().average(q, k, v, call)
 
-    def reference(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        key_mask: Tensor | None = None,
-        bias: ScoreBias | None = None,
-        marks: Tensor | None = None,
-    ) -> Tensor:
+    def reference(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         """1 / (1 + n exp(-z)) for every pair that is allowed."""
-        del marks
-        k, v = (x.repeat_interleave(self.heads.group, 1) for x in (k, v))
-        logits = torch.einsum("bhid,bhjd->bhij", q, k) * self.factor
-        logits = logits + (self.shift[:, None, None] if self.learned else self.offset)
-        logits = masked_logits(logits, causal=self.heads.causal, key_mask=key_mask, bias=bias)
+        shift = self.shift[:, None, None] if self.learned else self.offset
+        logits = masked_logits(inner_products(q, k) * self.factor + shift, call)
         allowed = logits > float("-inf")
         count = allowed.sum(-1, keepdim=True)
         if self.form == "paper":
-            count = k.shape[2] if key_mask is None else key_mask.sum(1)[:, None, None, None]
-        return torch.where(allowed, 1 / (1 + count * torch.exp(-logits.masked_fill(~allowed, 0.0))), 0.0) @ v
+            count = k.shape[2] if call.key_mask is None else call.key_mask.sum(1)[:, None, None, None]
+        weights = torch.where(allowed, 1 / (1 + count * torch.exp(-logits.masked_fill(~allowed, 0.0))), 0.0)
+        return weights @ v.repeat_interleave(self.heads.group, 1)

@@ -1,0 +1,5 @@
+"""Each query meets the keys that discrete choices route it to: buckets, lists, codes."""
+
+from regard.attention.routed._base import Routed, remember
+
+__all__ = ["Routed", "remember"]

@@ -1,14 +1,14 @@
 """Attention to every r-th position."""
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal, final
+from typing import ClassVar, final
 
 from torch import Tensor
 
-from regard.attention.sparse import Sparse
+from regard.attention.sparse._base import Sparse
 from regard.errors import ConfigError
-from regard.info import Heads, Info, Supports
-from regard.patterns import strided
+from regard.info import Info, Supports
+from regard.patterns import Pattern, strided
 
 
 @final
@@ -20,17 +20,6 @@ class Atrous(Sparse):
     never exchange anything, in any number of layers; `local_atrous` adds the neighbours that join the classes.
     State: every key and value, of which a step reads one in r.
 
-    Args:
-        heads: what to serve.
-        dilation: distance between the keys of a query, at least 2.
-        scale: of the logits; None: 1/sqrt(key_dim).
-        impl: `torch` always walks 64 x 64 tiles; `auto` takes one tile up to 256 positions; `reference` is the
-            definition, without a state; `flex` is FlexAttention, which has no backward on a CPU.
-
-    Raises:
-        ConfigError: a dilation below 2, an unknown `impl`.
-        UnsupportedError: an `impl` that this mechanism does not have.
-
     Example:
         >>> import torch
         >>> from regard import Heads
@@ -41,12 +30,13 @@ class Atrous(Sparse):
     Source: Su 2019, From standard attention to sparse attention (atrous self-attention).
     """
 
-    info = Info(
+    default_info = Info(
         title="Atrous",
         source="Su 2019, From standard attention to sparse attention",
-        supports=Supports(causal=True, bidirectional=True, key_mask=True, bias=True, state=True, prefix=True),
+        supports=Supports.all(but=("cross", "marks", "dropout")),
         time=2,
         state="length",
+        mergeable=True,
     )
 
     samples: ClassVar[tuple[Mapping[str, object], ...]] = (
@@ -58,18 +48,18 @@ class Atrous(Sparse):
 
     reasons: ClassVar[Mapping[str, str]] = {"cross": "a distance needs queries and keys at the same positions"}
 
-    def __init__(
-        self,
-        heads: Heads,
-        *,
-        dilation: int = 16,
-        scale: float | None = None,
-        impl: Literal["auto", "reference", "torch", "flex"] = "auto",
-    ) -> None:
-        if dilation < 2:
-            raise ConfigError(f"atrous needs dilation >= 2, got {dilation=}; 1 would be every key, which is softmax")
-        super().__init__(heads, strided(dilation), scale=scale, impl=impl)
-        self.dilation = dilation
+    dilation: int = 16
+    """distance between the keys of a query, at least 2"""
+
+    def check_options(self) -> None:
+        if self.dilation < 2:
+            raise ConfigError(
+                f"atrous needs dilation >= 2, got {self.dilation}; 1 would be every key, which is softmax"
+            )
+
+    def pairs(self) -> Pattern:
+        """The residue class of the query."""
+        return strided(self.dilation)
 
     def allowed(self, i: Tensor, j: Tensor) -> Tensor:
         """(i - j) mod r = 0."""

@@ -2,21 +2,20 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, final
+from typing import Annotated, Any, ClassVar, Literal, final
 
 import torch
+from annotated_types import Ge
 from jaxtyping import Int
 from torch import Tensor
 
-from regard.attention.sparse import Globals
-from regard.core import Attended, generator
-from regard.errors import ConfigError, nearest
-from regard.info import Heads, Info, Supports
-from regard.patterns import Pattern, causal, per_head, random_blocks
+from regard.attention.sparse._globals import Globals
+from regard.core import generator
+from regard.errors import ConfigError
+from regard.info import Info, Supports
+from regard.options import weight
+from regard.patterns import Pattern, per_head, random_blocks
 from regard.patterns.picks import draw, visible
-from regard.state import State
-
-FORMS = ("itc", "etc")
 
 
 @final
@@ -34,22 +33,6 @@ class Bigbird(Globals):
     part. What is lost: any two tokens meet over two layers, but only through the global blocks or by chance.
     State: every key and value, since a global token that is yet to come sees all.
 
-    Args:
-        heads: what to serve; form `itc` needs `max_length`.
-        block_size: positions in a block.
-        num_global: form `itc`: global blocks at the start; form `etc`: global tokens there.
-        num_random: random blocks per query block and head; causal, among the earlier ones. None: 3; form `etc`: none.
-        last_global: whether the last block of `max_length` is global. None: it is; form `etc`: it is not.
-        form: `itc` or `etc`.
-        scale: of the logits; None: 1/sqrt(key_dim).
-        impl: `torch` always walks 64 x 64 tiles; `auto` takes one tile up to 256 positions; `reference` is the
-            definition, without a state.
-
-    Raises:
-        ConfigError: a size below 1, a negative number, an unknown `form` or `impl`; no `max_length` in form `itc`;
-            random blocks or a global last one in form `etc`.
-        LimitError: in form `itc`, a sequence longer than `max_length`.
-
     Example:
         >>> from regard import Heads
         >>> q = torch.randn(1, 2, 300, 8)
@@ -60,12 +43,10 @@ class Bigbird(Globals):
     already and counts them twice; ours are always others.
     """
 
-    info = Info(
+    default_info = Info(
         title="Neighbour, global and random blocks (BigBird)",
         source="Zaheer et al. 2020, sections 2 and 3.1, appendix D",
-        supports=Supports(
-            causal=True, bidirectional=True, key_mask=True, bias=True, marks=True, state=True, prefix=True
-        ),
+        supports=Supports.all(but=("cross", "dropout")),
         time=1,
         state="length",
         anchored=True,
@@ -78,83 +59,84 @@ class Bigbird(Globals):
 
     reasons: ClassVar[Mapping[str, str]] = {"cross": "neighbours need queries and keys at the same positions"}
 
-    @classmethod
-    def facts(cls, **options: object) -> Info:
-        """Random blocks smaller than a tile touch most tiles of a short sequence, each with a mask of its own."""
-        info, size = super().facts(**options), options.get("block_size", 64)
-        assert isinstance(size, int)
-        chance = options.get("form", "itc") == "itc" and options.get("num_random") != 0
-        return replace(info, time=2, memory=2) if size < 64 and chance else info
+    block_size: Annotated[int, Ge(1)] = 64
+    """positions in a block"""
+    num_global: Annotated[int, Ge(0)] = 1
+    """form `itc`: global blocks at the start; form `etc`: global tokens there"""
+    num_random: Annotated[int, Ge(0)] | None = None
+    """random blocks per query block and head; causal, among the earlier ones; None: 3; form `etc`: none"""
+    last_global: bool | None = None
+    """whether the last block of `max_length` is global; None: it is; form `etc`: it is not"""
+    form: Literal["itc", "etc"] = "itc"
+    """`itc` (internal) or `etc` (extended)"""
 
-    def __init__(
-        self,
-        heads: Heads,
-        *,
-        block_size: int = 64,
-        num_global: int = 1,
-        num_random: int | None = None,
-        last_global: bool | None = None,
-        form: Literal["itc", "etc"] = "itc",
-        scale: float | None = None,
-        impl: Literal["auto", "reference", "torch"] = "auto",
-    ) -> None:
-        if block_size < 1 or min(num_global, num_random or 0) < 0:
-            raise ConfigError(
-                "bigbird needs block_size >= 1, num_global >= 0 and num_random >= 0, got "
-                f"{block_size=}, {num_global=}, {num_random=}"
-            )
-        if form not in FORMS:
-            raise ConfigError(f"bigbird has no form={form!r}; {nearest(form, FORMS)}")
-        if form == "etc" and (num_random or last_global):
+    picks: Tensor = weight()
+    """form `itc`: for every head and query block, its random key blocks, -1 for none"""
+
+    @classmethod
+    def facts(cls, options: Mapping[str, Any]) -> Info:
+        """Random blocks smaller than a tile touch most tiles of a short sequence, each with a mask of its own."""
+        chance = options["form"] == "itc" and options["num_random"] != 0
+        return (
+            replace(cls.default_info, time=2, memory=2) if chance and options["block_size"] < 64 else cls.default_info
+        )
+
+    def check_options(self) -> None:
+        if self.form == "etc" and (self.num_random or self.last_global):
             raise ConfigError(
                 "bigbird(form='etc') has neither random blocks nor a global last one, got "
-                f"{num_random=}, {last_global=}; leave them out, or use form='itc'"
+                f"num_random={self.num_random}, last_global={self.last_global}; leave them out, or use form='itc'"
             )
-        num_random = (3 if form == "itc" else 0) if num_random is None else num_random
-        last_global = form == "itc" if last_global is None else last_global
-        blocks = 0
-        if form == "itc":
-            if heads.max_length is None:
-                raise ConfigError("bigbird places its blocks within a longest length; give max_length, or form='etc'")
-            blocks = -(-heads.max_length // block_size)
-        super().__init__(
-            heads,
-            _local(block_size, 0, -1),
-            leading=num_global if form == "etc" else 0,
-            symmetric=True,
-            scale=scale,
-            impl=impl,
-            block_size=block_size,
-            form=form,
-            num_random=num_random,
-        )
-        self.block_size, self.num_global, self.num_random = block_size, num_global, num_random
-        self.last_global, self.last = last_global, blocks - 1 if last_global else -1
-        self.form: Literal["itc", "etc"] = form
-        self.picks: Tensor
-        if form == "itc":
-            sees = visible(blocks, num_global, self.last)
-            each = [generator(heads.seed, "bigbird", head) for head in range(heads.count)]
-            picks = [draw(sees, num_random, causal=heads.causal, source=source) for source in each]
-            self.register_buffer("picks", torch.stack(picks))
-            self.register_load_state_dict_post_hook(_follow)
-            self.place(self.picks)
+        if self.form == "itc" and self.heads.max_length is None:
+            raise ConfigError("bigbird places its blocks within a longest length; give max_length, or form='etc'")
+
+    def draw_weights(self) -> None:
+        """The random blocks."""
+        internal = self.form == "itc"
+        self.num_random = (3 if internal else 0) if self.num_random is None else self.num_random
+        self.last_global = internal if self.last_global is None else self.last_global
+        if not internal:
+            return
+        sees = visible(self.blocks, self.num_global, self.last)
+        sources = [generator(self.heads.seed, "bigbird", head) for head in range(self.heads.count)]
+        picks = [draw(sees, self.num_random, causal=self.heads.causal, source=source) for source in sources]
+        self.register_buffer("picks", torch.stack(picks))
+        self.register_load_state_dict_post_hook(_follow)
+
+    @property
+    def blocks(self) -> int:
+        """Blocks in the longest sequence."""
+        return -(-(self.heads.max_length or 0) // self.block_size)
+
+    @property
+    def last(self) -> int:
+        """The last block, where it is global; -1: it is not."""
+        return self.blocks - 1 if self.last_global else -1
+
+    @property
+    def leading(self) -> int:
+        """Form `etc`: the first tokens that are global."""
+        return self.num_global if self.form == "etc" else 0
+
+    def pairs(self) -> Pattern:
+        """Neighbouring blocks; form `itc`: and global ones, and the random ones of every head."""
+        if self.form == "etc":
+            return _local(self.block_size, 0, -1)
+        certain = _local(self.block_size, self.num_global, self.last)
+        return per_head(*(certain | random_blocks(self.block_size, each) for each in self.picks))
 
     def place(self, picks: Int[Tensor, "heads blocks picks"]) -> None:
         """Take these random blocks: for every head and query block, key blocks, -1 for none.
 
         None may be visible already: a pair that is seen twice counts once.
         """
-        first = _local(self.block_size, self.num_global, self.last)
-        pattern = per_head(*(first | random_blocks(self.block_size, each) for each in picks))
-        self.pattern = causal & pattern if self.heads.causal else pattern
         self.picks = picks
+        self.make_pattern()
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, *, state: State | None, **given: Any) -> Attended:
-        """Within `max_length`, as the template."""
+    def check_length(self, length: int) -> None:
+        """Refuse more slots than `max_length`, in form `itc`."""
         if self.form == "itc":
-            self.require_length(k.shape[2] + (0 if state is None else state.length))
-        return super().attend(q, k, v, state=state, **given)
+            self.require_length(length)
 
     def allowed(self, i: Tensor, j: Tensor) -> Tensor:
         """Neighbouring, global and picked blocks."""

@@ -2,21 +2,22 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar, Literal, final
+from typing import Annotated, Any, ClassVar, Literal, final
 
 import torch
+from annotated_types import Ge
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from regard.attention.sparse import Globals, Tokens, View, masked_average
+from regard.attention.sparse._base import masked_average
+from regard.attention.sparse._globals import Globals, Tokens, View
 from regard.bias import ScoreBias
-from regard.core import generator
+from regard.core import Call, generator
 from regard.engines.tiles.gathered import spanning
-from regard.errors import ConfigError, nearest
-from regard.info import Heads, Info, Supports
+from regard.info import Info, Supports
+from regard.options import weight
+from regard.patterns import Pattern
 from regard.patterns import window as neighbours
-
-CHOICES = {"g2g": ("all", "self"), "g2l": ("all", "segment"), "l2g": ("all", "segment")}
 
 
 @final
@@ -33,20 +34,6 @@ class Etc(Globals):
     for each stream are the layer's: `projections="global"` or `"separate"`.
     Cost: O(length (w + G) dim) time, O(length (G + dim)) memory. What is lost: as in longformer.
 
-    Args:
-        heads: what to serve; encoders only.
-        window: long tokens on either side.
-        max_distance: further distances share a label.
-        num_global: the first tokens that are global without a mark.
-        g2g, g2l, l2g: what global tokens see of their kind and of long ones, and long ones of them.
-        scale: of the logits; None: 1/sqrt(key_dim).
-        impl: `torch` always walks 64 x 64 tiles; `auto` takes one tile up to 256 positions; `reference` is the
-            definition.
-
-    Raises:
-        ConfigError: a negative number, an unknown mask or `impl`.
-        UnsupportedError: causal heads, an `impl` that this mechanism does not have.
-
     Example:
         >>> from regard import Heads
         >>> q, marks = torch.randn(1, 2, 6, 8), torch.tensor([[-1, -2, 1, 1, 2, 2]])
@@ -56,7 +43,7 @@ class Etc(Globals):
     Source: Ainslie et al. 2020, section 3.
     """
 
-    info = Info(
+    default_info = Info(
         title="Long and global streams (ETC)",
         source="Ainslie et al. 2020, section 3",
         supports=Supports(bidirectional=True, key_mask=True, bias=True, marks=True),
@@ -76,37 +63,40 @@ class Etc(Globals):
         "cross": "a window needs queries and keys at the same positions",
     }
 
-    @classmethod
-    def facts(cls, **options: object) -> Info:
-        """Without first global tokens nothing depends on absolute slots."""
-        return replace(super().facts(**options), anchored=bool(options.get("num_global", 1)))
+    window: Annotated[int, Ge(0)] = 84
+    """long tokens on either side"""
+    max_distance: Annotated[int, Ge(0)] = 12
+    """further distances share a label"""
+    num_global: Annotated[int, Ge(0)] = 1
+    """the first tokens that are global without a mark"""
+    g2g: Literal["all", "self"] = "all"
+    """which global tokens a global token sees"""
+    g2l: Literal["all", "segment"] = "all"
+    """which long tokens a global token sees"""
+    l2g: Literal["all", "segment"] = "all"
+    """which global tokens a long token sees"""
 
-    def __init__(
-        self,
-        heads: Heads,
-        *,
-        window: int = 84,
-        max_distance: int = 12,
-        num_global: int = 1,
-        g2g: Literal["all", "self"] = "all",
-        g2l: Literal["all", "segment"] = "all",
-        l2g: Literal["all", "segment"] = "all",
-        scale: float | None = None,
-        impl: Literal["auto", "reference", "torch"] = "auto",
-    ) -> None:
-        if min(window, max_distance) < 0:
-            raise ConfigError(f"etc needs window >= 0 and max_distance >= 0, got {window=}, {max_distance=}")
-        for name, choice in (("g2g", g2g), ("g2l", g2l), ("l2g", l2g)):
-            if choice not in CHOICES[name]:
-                raise ConfigError(f"etc has no {name}={choice!r}; {nearest(choice, CHOICES[name])}")
-        pattern = neighbours(window)
-        super().__init__(
-            heads, pattern, leading=num_global, symmetric=True, scale=scale, impl=impl, num_global=num_global
-        )
-        self.window, self.max_distance, self.num_global = window, max_distance, num_global
-        self.g2g, self.g2l, self.l2g = g2g, g2l, l2g
-        draw = generator(heads.seed, "etc")
-        self.labels = nn.Parameter(0.02 * torch.randn(heads.count, 2 * max_distance + 5, heads.key_dim, generator=draw))
+    labels: nn.Parameter = weight()
+
+    @classmethod
+    def facts(cls, options: Mapping[str, Any]) -> Info:
+        """Without first global tokens nothing depends on absolute slots."""
+        return replace(cls.default_info, anchored=options["num_global"] > 0)
+
+    def draw_weights(self) -> None:
+        """The vectors of the labels."""
+        shape = self.heads.count, 2 * self.max_distance + 5, self.heads.key_dim
+        source = generator(self.heads.seed, "etc")
+        self.labels = nn.Parameter(0.02 * torch.randn(shape, generator=source))
+
+    @property
+    def leading(self) -> int:
+        """The first tokens that are global."""
+        return self.num_global
+
+    def pairs(self) -> Pattern:
+        """l2l."""
+        return neighbours(self.window)
 
     @staticmethod
     def marked(marks: Tensor) -> Tensor:
@@ -146,7 +136,7 @@ class Etc(Globals):
     ) -> tuple[Bool[Tensor, "batch 1 globals keys"], Float[Tensor, "b h globals keys"]]:
         """g2g and g2l: what their masks allow, and the labels of distances and of membership."""
         allowed, logits = super().row_terms(q, tokens, view, bias)
-        member, kin = self._members(view, tokens), self._global(view)[:, None]
+        member, kin = self._members(view, tokens), self.global_keys(view)[:, None]
         distance = view.keys - view.keys[tokens.at][:, :, None]
         if self.g2l == "segment":
             allowed = allowed & (kin | member)[:, None]
@@ -172,21 +162,12 @@ class Etc(Globals):
         """l2l."""
         return (i - j).abs() <= self.window
 
-    def reference(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        key_mask: Tensor | None = None,
-        bias: ScoreBias | None = None,
-        marks: Tensor | None = None,
-    ) -> Tensor:
+    def reference(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         """A key for every pair, (queries, keys, dim), from the label of the pair."""
         length, most, group = q.shape[2], self.max_distance, self.heads.group
         slots = torch.arange(length, device=q.device)
-        real = torch.ones(len(q), length, dtype=torch.bool, device=q.device) if key_mask is None else key_mask
-        marks = torch.zeros_like(real, dtype=torch.long) if marks is None else marks
+        real = torch.ones(len(q), length, dtype=torch.bool, device=q.device) if call.key_mask is None else call.key_mask
+        marks = torch.zeros_like(real, dtype=torch.long) if call.marks is None else call.marks
         free = slots < self.num_global
         kin = (free | (marks < 0)) & real
         distance = (slots[None] - slots[:, None]).expand(len(q), -1, -1)
@@ -196,8 +177,8 @@ class Etc(Globals):
         vectors = self.labels[:, label].transpose(0, 1)
         keys = k.repeat_interleave(group, 1)[:, :, None] + vectors
         logits = self.factor * torch.einsum("bhid,bhijd->bhij", q, keys)
-        if bias is not None:
-            logits = logits + bias.logits(slots, slots).to(q.dtype)
+        if call.bias is not None:
+            logits = logits + call.bias.logits(slots, slots).to(q.dtype)
         of_kin = torch.where(columns, (distance == 0) | (self.g2g == "all"), own | (self.g2l == "all"))
         of_long = torch.where(columns, own | (self.l2g == "all"), self.allowed(slots[:, None], slots[None]))
         seen = torch.where(rows, of_kin, of_long) & real[:, None]

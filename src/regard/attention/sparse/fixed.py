@@ -2,15 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar, Literal, final
+from typing import Annotated, Any, ClassVar, Literal, final
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
-from regard.attention.sparse import Sparse
+from regard.attention.sparse._base import Sparse
 from regard.errors import ConfigError
-from regard.info import Heads, Info, Supports
-from regard.patterns import block, per_head, summary
+from regard.info import Info, Supports
+from regard.patterns import Pattern, block, per_head, summary
 
 
 @final
@@ -28,19 +29,6 @@ class Fixed(Sparse):
     positions and returns 0 there.
     State: the current block and the summary columns of all blocks, length c / l slots for each v in use.
 
-    Args:
-        heads: what to serve; causal. A single head with `part="heads"` has the blocks alone.
-        stride: positions in a block; the paper takes 128 or 256.
-        columns: summary positions of a block for each head; the paper takes 8, 16 or 32.
-        part: which heads see which set.
-        scale: of the logits; None: 1/sqrt(key_dim).
-        impl: `torch` always walks 64 x 64 tiles; `auto` takes one tile up to 256 positions; `reference` is the
-            definition, without a state; `flex` is FlexAttention, which has no backward on a CPU.
-
-    Raises:
-        ConfigError: columns that are not from 1 to stride, an unknown `part` or `impl`.
-        UnsupportedError: heads that are not causal, an `impl` that this mechanism does not have.
-
     Example:
         >>> import torch
         >>> from regard import Heads
@@ -51,10 +39,10 @@ class Fixed(Sparse):
     Source: Child et al. 2019, sections 4.2 (fixed; distinct columns for heads) and 4.3 (combining).
     """
 
-    info = Info(
+    default_info = Info(
         title="Fixed",
         source="Child et al. 2019, sections 4.2 and 4.3",
-        supports=Supports(causal=True, key_mask=True, bias=True, state=True, prefix=True),
+        supports=Supports.all(but=("bidirectional", "cross", "marks", "dropout")),
         time=2,
         state="length",
         rows_sum_to_one=False,
@@ -73,53 +61,56 @@ class Fixed(Sparse):
         "cross": "blocks need queries and keys at the same positions",
     }
 
-    @classmethod
-    def facts(cls, **options: object) -> Info:
-        """Blocks are linear in the length, and every query has a key."""
-        info = super().facts(**options)
-        if options.get("part") != "block":
-            return info
-        info = replace(info, rows_sum_to_one=True)
-        return replace(info, time=1, state="window") if info.supports.state else info
+    stride: Annotated[int, Ge(1)] = 128
+    """positions in a block; the paper takes 128 or 256"""
+    columns: Annotated[int, Ge(1)] = 8
+    """summary positions of a block for each head, at most stride; the paper takes 8, 16 or 32"""
+    part: Literal["heads", "block", "summary"] = "heads"
+    """which heads see which set; a single head with `heads` has the blocks alone"""
 
-    def __init__(
-        self,
-        heads: Heads,
-        *,
-        stride: int = 128,
-        columns: int = 8,
-        part: Literal["heads", "block", "summary"] = "heads",
-        scale: float | None = None,
-        impl: Literal["auto", "reference", "torch", "flex"] = "auto",
-    ) -> None:
-        if not 1 <= columns <= stride:
-            raise ConfigError(f"fixed needs 1 <= columns <= stride, got {stride=}, {columns=}")
-        around = stride // columns
-        match part:
+    @classmethod
+    def facts(cls, options: Mapping[str, Any]) -> Info:
+        """Blocks are linear in the length, and every query has a key."""
+        if options["part"] != "block":
+            return cls.default_info
+        return replace(cls.default_info, rows_sum_to_one=True, time=1, state="window")
+
+    def check_options(self) -> None:
+        if self.columns > self.stride:
+            raise ConfigError(f"fixed needs columns <= stride, got columns={self.columns}, stride={self.stride}")
+
+    def summaries(self) -> list[int | None]:
+        """For each head the v of its summary, None where it sees its block."""
+        around = self.stride // self.columns
+        match self.part:
             case "heads":
-                pattern = per_head(
-                    *(
-                        summary(stride, columns, h // 2 % around * columns) if h % 2 else block(stride)
-                        for h in range(heads.count)
-                    )
-                )
+                return [head // 2 % around if head % 2 else None for head in range(self.heads.count)]
             case "block":
-                pattern = block(stride)
+                return [None] * self.heads.count
             case "summary":
-                pattern = per_head(*(summary(stride, columns, h % around * columns) for h in range(heads.count)))
-            case _:
-                raise ConfigError(f"fixed has no part={part!r}; it has heads, block, summary")
-        super().__init__(heads, pattern, scale=scale, impl=impl, part=part)
-        self.stride, self.columns, self.part = stride, columns, part
+                return [head % around for head in range(self.heads.count)]
+
+    def pairs(self) -> Pattern:
+        """A1 or A2 for each head."""
+        if self.part == "block":
+            return block(self.stride)
+        sets = (
+            block(self.stride) if v is None else summary(self.stride, self.columns, v * self.columns)
+            for v in self.summaries()
+        )
+        return per_head(*sets)
 
     def allowed(self, i: Tensor, j: Tensor) -> Tensor:
         """A1 or A2 for each head."""
-        own = i - i % self.stride <= j
+        in_block = i - i % self.stride <= j
         from_end = (self.stride - 1 - j % self.stride) // self.columns  # the summary that j belongs to, 0 the last
-        around = self.stride // self.columns
-        sets = []
-        for head in range(self.heads.count):
-            number = head // 2 if self.part == "heads" else head
-            is_block = self.part == "block" or (self.part == "heads" and head % 2 == 0)
-            sets.append(own if is_block else (from_end == number % around).expand(own.shape))
-        return torch.stack(sets)
+        return torch.stack(
+            [in_block if v is None else (from_end == v).expand(in_block.shape) for v in self.summaries()]
+        )
+
+    def kept_slots(self, length: int) -> int:
+        """The current block where a head sees it, and the summary columns in use."""
+        blocks, inside = divmod(length, self.stride)
+        seen = set(self.summaries())
+        columns = self.columns * len(seen - {None})
+        return blocks * columns + (inside if None in seen else max(inside - (self.stride - columns), 0))

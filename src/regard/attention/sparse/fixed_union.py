@@ -1,15 +1,16 @@
 """Sparse Transformer's fixed pattern in one head: the own block and the summary columns of all blocks."""
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal, final
+from typing import Annotated, ClassVar, final
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
-from regard.attention.sparse import Sparse
+from regard.attention.sparse._base import Sparse
 from regard.errors import ConfigError
-from regard.info import Heads, Info, Supports
-from regard.patterns import block, per_head, summary
+from regard.info import Info, Supports
+from regard.patterns import Pattern, block, per_head, summary
 
 
 @final
@@ -23,18 +24,6 @@ class FixedUnion(Sparse):
     columns, but through a layer before.
     State: the current block and the summary columns of all blocks, length c / l slots for each v in use.
 
-    Args:
-        heads: what to serve; causal.
-        stride: positions in a block; the paper takes 128 or 256.
-        columns: summary positions of a block for each head; the paper takes 8, 16 or 32.
-        scale: of the logits; None: 1/sqrt(key_dim).
-        impl: `torch` always walks 64 x 64 tiles; `auto` takes one tile up to 256 positions; `reference` is the
-            definition, without a state; `flex` is FlexAttention, which has no backward on a CPU.
-
-    Raises:
-        ConfigError: columns that are not from 1 to stride, an unknown `impl`.
-        UnsupportedError: heads that are not causal, an `impl` that this mechanism does not have.
-
     Example:
         >>> import torch
         >>> from regard import Heads
@@ -45,10 +34,10 @@ class FixedUnion(Sparse):
     Source: Child et al. 2019, sections 4.2 (fixed; distinct columns for heads) and 4.3 (merged head).
     """
 
-    info = Info(
+    default_info = Info(
         title="Fixed, in one head",
         source="Child et al. 2019, sections 4.2 and 4.3",
-        supports=Supports(causal=True, key_mask=True, bias=True, state=True, prefix=True),
+        supports=Supports.all(but=("bidirectional", "cross", "marks", "dropout")),
         time=2,
         state="length",
         anchored=True,
@@ -66,25 +55,31 @@ class FixedUnion(Sparse):
         "cross": "blocks need queries and keys at the same positions",
     }
 
-    def __init__(
-        self,
-        heads: Heads,
-        *,
-        stride: int = 128,
-        columns: int = 8,
-        scale: float | None = None,
-        impl: Literal["auto", "reference", "torch", "flex"] = "auto",
-    ) -> None:
-        if not 1 <= columns <= stride:
-            raise ConfigError(f"fixed_union needs 1 <= columns <= stride, got {stride=}, {columns=}")
-        around = stride // columns
-        seen = per_head(*(block(stride) | summary(stride, columns, h % around * columns) for h in range(heads.count)))
-        super().__init__(heads, seen, scale=scale, impl=impl)
-        self.stride, self.columns = stride, columns
+    stride: Annotated[int, Ge(1)] = 128
+    """positions in a block; the paper takes 128 or 256"""
+    columns: Annotated[int, Ge(1)] = 8
+    """summary positions of a block for each head, at most stride; the paper takes 8, 16 or 32"""
+
+    def check_options(self) -> None:
+        if self.columns > self.stride:
+            raise ConfigError(f"fixed_union needs columns <= stride, got columns={self.columns}, stride={self.stride}")
+
+    def summaries(self) -> list[int]:
+        """For each head the v of its summary."""
+        return [head % (self.stride // self.columns) for head in range(self.heads.count)]
+
+    def pairs(self) -> Pattern:
+        """The block, or the summary of the head."""
+        sets = (summary(self.stride, self.columns, v * self.columns) for v in self.summaries())
+        return per_head(*(block(self.stride) | each for each in sets))
 
     def allowed(self, i: Tensor, j: Tensor) -> Tensor:
         """In the block of i, or in the summary of the head."""
-        own = i - i % self.stride <= j
+        in_block = i - i % self.stride <= j
         from_end = (self.stride - 1 - j % self.stride) // self.columns  # the summary that j belongs to, 0 the last
-        around = self.stride // self.columns
-        return torch.stack([own | (from_end == head % around) for head in range(self.heads.count)])
+        return torch.stack([in_block | (from_end == v) for v in self.summaries()])
+
+    def kept_slots(self, length: int) -> int:
+        """The current block, and the summary columns in use of those before."""
+        blocks, inside = divmod(length, self.stride)
+        return blocks * self.columns * len(set(self.summaries())) + inside

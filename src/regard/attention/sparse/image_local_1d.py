@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, ClassVar, Literal, final
+from typing import Annotated, Any, ClassVar, final
 
+from annotated_types import Ge
 from torch import Tensor
 
-from regard.attention.sparse import Sparse
-from regard.errors import ConfigError
-from regard.info import Heads, Info, Supports
+from regard.attention.sparse._base import Sparse
+from regard.info import Info, Supports
 from regard.patterns import Pattern
 
 
@@ -22,18 +22,6 @@ class ImageLocal1d(Sparse):
     rows above where a row is longer than M; further layers reach them block by block.
     State: the current block and the M positions before it, between M and M + B - 1 slots.
 
-    Args:
-        heads: what to serve; causal.
-        block_size: positions in a block.
-        memory: positions before the block that its queries see too; None: as many as `block_size`.
-        scale: of the logits; None: 1/sqrt(key_dim).
-        impl: `torch` always walks 64 x 64 tiles; `auto` takes one tile up to 256 positions; `reference` is the
-            definition, without a state; `flex` is FlexAttention, which has no backward on a CPU.
-
-    Raises:
-        ConfigError: a block_size below 1, a negative memory, an unknown `impl`.
-        UnsupportedError: heads that are not causal, an `impl` that this mechanism does not have.
-
     Example:
         >>> import torch
         >>> from regard import Heads
@@ -44,10 +32,10 @@ class ImageLocal1d(Sparse):
     Source: Parmar et al. 2018, section 3.3 (1D local attention); the default sizes are those of its public code.
     """
 
-    info = Info(
+    default_info = Info(
         title="Blocks of an image's raster",
         source="Parmar et al. 2018, section 3.3",
-        supports=Supports(causal=True, key_mask=True, bias=True, state=True, prefix=True),
+        supports=Supports.all(but=("bidirectional", "cross", "marks", "dropout")),
         time=1,
         state="window",
         anchored=True,
@@ -65,25 +53,29 @@ class ImageLocal1d(Sparse):
         "cross": "blocks need queries and keys in the same image",
     }
 
-    def __init__(
-        self,
-        heads: Heads,
-        *,
-        block_size: int = 256,
-        memory: int | None = None,
-        scale: float | None = None,
-        impl: Literal["auto", "reference", "torch", "flex"] = "auto",
-    ) -> None:
-        if block_size < 1 or (memory is not None and memory < 0):
-            raise ConfigError(f"image_local_1d needs block_size >= 1 and memory >= 0, got {block_size=}, {memory=}")
-        self_and_before = _block_and_before(block_size, block_size if memory is None else memory)
-        super().__init__(heads, self_and_before, scale=scale, impl=impl)
-        self.block_size, self.memory = block_size, block_size if memory is None else memory
+    block_size: Annotated[int, Ge(1)] = 256
+    """positions in a block"""
+    memory: Annotated[int, Ge(0)] | None = None
+    """positions before the block that its queries see too; None: as many as `block_size`"""
+
+    @property
+    def before(self) -> int:
+        """M."""
+        return self.block_size if self.memory is None else self.memory
+
+    def pairs(self) -> Pattern:
+        """The block and the positions before it."""
+        return _block_and_before(self.block_size, self.before)
 
     def allowed(self, i: Tensor, j: Tensor) -> Tensor:
         """In the block of i, or at most M positions before its first."""
         start = i - i % self.block_size
-        return (j <= i) & (start - j <= self.memory)
+        return (j <= i) & (start - j <= self.before)
+
+    def kept_slots(self, length: int) -> int:
+        """The current block, and M positions before it."""
+        inside = length % self.block_size
+        return inside + min(self.before, length - inside)
 
 
 @lru_cache

@@ -2,15 +2,16 @@
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, ClassVar, Literal, final
+from typing import Annotated, Any, ClassVar, final
 
 import torch
+from annotated_types import Ge
 from jaxtyping import Int
 from torch import Tensor
 
-from regard.attention.sparse import Sparse
+from regard.attention.sparse._base import Sparse
 from regard.errors import ConfigError
-from regard.info import Heads, Info, Supports
+from regard.info import Info, Supports
 from regard.patterns import Pattern
 
 
@@ -27,20 +28,6 @@ class ImageLocal2d(Sparse):
     rectangle, which further layers reach block by block.
     State: the block-rows of height h_q + m_h: the current one, and the last m_h rows of pixels before it.
 
-    Args:
-        heads: what to serve; causal.
-        width: pixels in a row of the image.
-        channels: consecutive slots of one pixel.
-        query_block: rows and columns of a block; the columns divide `width`.
-        flange: rows above the block, and columns on either side of it, that it sees too.
-        scale: of the logits; None: 1/sqrt(key_dim).
-        impl: `torch` always walks 64 x 64 tiles; `auto` takes one tile up to 256 positions; `reference` is the
-            definition, without a state; `flex` is FlexAttention, which has no backward on a CPU.
-
-    Raises:
-        ConfigError: sizes below 1, a negative flange, blocks that do not divide the width, an unknown `impl`.
-        UnsupportedError: heads that are not causal, an `impl` that this mechanism does not have.
-
     Example:
         >>> import torch
         >>> from regard import Heads
@@ -55,10 +42,10 @@ class ImageLocal2d(Sparse):
     Source: Parmar et al. 2018, section 3.3 (2D local attention); the default sizes are those of its public code.
     """
 
-    info = Info(
+    default_info = Info(
         title="2D blocks of an image",
         source="Parmar et al. 2018, section 3.3",
-        supports=Supports(causal=True, key_mask=True, bias=True, state=True, prefix=True),
+        supports=Supports.all(but=("bidirectional", "cross", "marks", "dropout")),
         time=1,
         state="window",
         anchored=True,
@@ -76,29 +63,26 @@ class ImageLocal2d(Sparse):
         "cross": "a rectangle needs queries and keys in the same image",
     }
 
-    def __init__(
-        self,
-        heads: Heads,
-        *,
-        width: int = 32,
-        channels: int = 1,
-        query_block: tuple[int, int] = (8, 16),
-        flange: tuple[int, int] = (8, 16),
-        scale: float | None = None,
-        impl: Literal["auto", "reference", "torch", "flex"] = "auto",
-    ) -> None:
-        if min(width, channels, *query_block) < 1 or min(flange) < 0:
+    width: Annotated[int, Ge(1)] = 32
+    """pixels in a row of the image"""
+    channels: Annotated[int, Ge(1)] = 1
+    """consecutive slots of one pixel"""
+    query_block: tuple[Annotated[int, Ge(1)], Annotated[int, Ge(1)]] = (8, 16)
+    """rows and columns of a block; the columns divide `width`"""
+    flange: tuple[Annotated[int, Ge(0)], Annotated[int, Ge(0)]] = (8, 16)
+    """rows above the block, and columns on either side of it, that it sees too"""
+
+    def check_options(self) -> None:
+        if self.width % self.query_block[1]:
+            fitting = ", ".join(str(x) for x in range(1, self.width + 1) if self.width % x == 0)
             raise ConfigError(
-                f"image_local_2d needs width, channels and query_block >= 1, flange >= 0; "
-                f"got {width=}, {channels=}, {query_block=}, {flange=}"
+                f"image_local_2d: blocks of {self.query_block[1]} columns do not divide width={self.width}; these do: "
+                f"{fitting}"
             )
-        if width % query_block[1]:
-            fitting = ", ".join(str(x) for x in range(1, width + 1) if width % x == 0)
-            raise ConfigError(
-                f"image_local_2d: blocks of {query_block[1]} columns do not divide width={width}; these do: {fitting}"
-            )
-        super().__init__(heads, _rectangle(width, channels, query_block, flange), scale=scale, impl=impl)
-        self.width, self.channels, self.query_block, self.flange = width, channels, query_block, flange
+
+    def pairs(self) -> Pattern:
+        """What is generated of the rectangle."""
+        return _rectangle(self.width, self.channels, self.query_block, self.flange)
 
     def order(self, height: int) -> Int[Tensor, " slots"]:
         """Where in the raster each slot lies: pixels of `height` rows as (rows, columns, channels), flattened.
@@ -123,6 +107,12 @@ class ImageLocal2d(Sparse):
         row, column = pixel // self.width, pixel % self.width
         top, left = row[i] // rows * rows, column[i] // columns * columns
         return (j <= i) & (row[j] >= top - above) & (column[j] >= left - beside) & (column[j] < left + columns + beside)
+
+    def kept_slots(self, length: int) -> int:
+        """The current block-row, and the last m_h rows of pixels before it."""
+        rows, row = self.query_block[0], self.width * self.channels
+        blocks, inside = divmod(length, rows * row)
+        return inside + min(self.flange[0], blocks * rows) * row
 
 
 def place(pixel: Any, width: int, query_block: tuple[int, int]) -> tuple[Any, Any]:

@@ -1,14 +1,14 @@
 """Attention to a window of neighbours."""
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal, final
+from typing import Annotated, ClassVar, final
 
+from annotated_types import Ge
 from torch import Tensor
 
-from regard.attention.sparse import Sparse
-from regard.errors import ConfigError
-from regard.info import Heads, Info, Supports
-from regard.patterns import dilated
+from regard.attention.sparse._base import Sparse
+from regard.info import Info, Supports
+from regard.patterns import Pattern, dilated
 from regard.patterns import window as neighbours
 
 
@@ -21,18 +21,6 @@ class Local(Sparse):
     wide. What is lost: after L layers a position has seen L w r positions on either side, nothing further.
     State: a ring of the last w r keys and values, which is what later queries can still see.
 
-    Args:
-        heads: what to serve.
-        window: keys on either side; causal: past keys besides the query's own.
-        dilation: distance between the keys of the window.
-        scale: of the logits; None: 1/sqrt(key_dim).
-        impl: `torch` always walks 64 x 64 tiles; `auto` takes one tile up to 256 positions; `reference` is the
-            definition, without a state; `flex` is FlexAttention, which has no backward on a CPU.
-
-    Raises:
-        ConfigError: a negative window, a dilation below 1, an unknown `impl`.
-        UnsupportedError: an `impl` that this mechanism does not have.
-
     Example:
         >>> import torch
         >>> from regard import Heads
@@ -43,12 +31,13 @@ class Local(Sparse):
     Source: Child et al. 2019, section 4; dilation: Beltagy et al. 2020, section 3.1.
     """
 
-    info = Info(
+    default_info = Info(
         title="Local window",
         source="Child et al. 2019, section 4; Beltagy et al. 2020, section 3.1 (dilation)",
-        supports=Supports(causal=True, bidirectional=True, key_mask=True, bias=True, state=True, prefix=True),
+        supports=Supports.all(but=("cross", "marks", "dropout")),
         time=1,
         state="window",
+        mergeable=True,
     )
 
     samples: ClassVar[tuple[Mapping[str, object], ...]] = (
@@ -60,22 +49,20 @@ class Local(Sparse):
 
     reasons: ClassVar[Mapping[str, str]] = {"cross": "a window needs queries and keys at the same positions"}
 
-    def __init__(
-        self,
-        heads: Heads,
-        *,
-        window: int = 128,
-        dilation: int = 1,
-        scale: float | None = None,
-        impl: Literal["auto", "reference", "torch", "flex"] = "auto",
-    ) -> None:
-        if window < 0 or dilation < 1:
-            raise ConfigError(f"local needs window >= 0 and dilation >= 1, got {window=}, {dilation=}")
-        pattern = neighbours(window) if dilation == 1 else dilated(window, dilation)
-        super().__init__(heads, pattern, scale=scale, impl=impl)
-        self.window, self.dilation = window, dilation
+    window: Annotated[int, Ge(0)] = 128
+    """keys on either side; causal: past keys besides the query's own"""
+    dilation: Annotated[int, Ge(1)] = 1
+    """distance between the keys of the window"""
+
+    def pairs(self) -> Pattern:
+        """The window, in steps of the dilation."""
+        return neighbours(self.window) if self.dilation == 1 else dilated(self.window, self.dilation)
 
     def allowed(self, i: Tensor, j: Tensor) -> Tensor:
         """|i - j| in {0, r, ..., wr}."""
         distance = (i - j).abs()
         return (distance % self.dilation == 0) & (distance // self.dilation <= self.window)
+
+    def kept_slots(self, length: int) -> int:
+        """Causal: the last w r."""
+        return min(length, self.window * self.dilation) if self.heads.causal else length

@@ -1,14 +1,14 @@
 """Attention to a window of neighbours and to every r-th position."""
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal, final
+from typing import Annotated, ClassVar, final
 
+from annotated_types import Ge
 from torch import Tensor
 
-from regard.attention.sparse import Sparse
-from regard.errors import ConfigError
-from regard.info import Heads, Info, Supports
-from regard.patterns import strided
+from regard.attention.sparse._base import Sparse
+from regard.info import Info, Supports
+from regard.patterns import Pattern, strided
 from regard.patterns import window as neighbours
 
 
@@ -22,18 +22,6 @@ class LocalAtrous(Sparse):
     w >= (r - 1) / 2 is enough.
     State: every key and value, of which a step reads w and one in r.
 
-    Args:
-        heads: what to serve.
-        window: neighbours on either side; causal: past keys besides the query's own.
-        dilation: distance between the far keys of a query.
-        scale: of the logits; None: 1/sqrt(key_dim).
-        impl: `torch` always walks 64 x 64 tiles; `auto` takes one tile up to 256 positions; `reference` is the
-            definition, without a state; `flex` is FlexAttention, which has no backward on a CPU.
-
-    Raises:
-        ConfigError: a negative window, a dilation below 1, an unknown `impl`.
-        UnsupportedError: an `impl` that this mechanism does not have.
-
     Example:
         >>> import torch
         >>> from regard import Heads
@@ -44,12 +32,13 @@ class LocalAtrous(Sparse):
     Source: Su 2019, From standard attention to sparse attention (local + atrous, "sparse self-attention").
     """
 
-    info = Info(
+    default_info = Info(
         title="Local and atrous",
         source="Su 2019, From standard attention to sparse attention",
-        supports=Supports(causal=True, bidirectional=True, key_mask=True, bias=True, state=True, prefix=True),
+        supports=Supports.all(but=("cross", "marks", "dropout")),
         time=2,
         state="length",
+        mergeable=True,
     )
 
     samples: ClassVar[tuple[Mapping[str, object], ...]] = (
@@ -61,19 +50,14 @@ class LocalAtrous(Sparse):
 
     reasons: ClassVar[Mapping[str, str]] = {"cross": "a distance needs queries and keys at the same positions"}
 
-    def __init__(
-        self,
-        heads: Heads,
-        *,
-        window: int = 32,
-        dilation: int = 32,
-        scale: float | None = None,
-        impl: Literal["auto", "reference", "torch", "flex"] = "auto",
-    ) -> None:
-        if window < 0 or dilation < 1:
-            raise ConfigError(f"local_atrous needs window >= 0 and dilation >= 1, got {window=}, {dilation=}")
-        super().__init__(heads, neighbours(window) | strided(dilation), scale=scale, impl=impl)
-        self.window, self.dilation = window, dilation
+    window: Annotated[int, Ge(0)] = 32
+    """neighbours on either side; causal: past keys besides the query's own"""
+    dilation: Annotated[int, Ge(1)] = 32
+    """distance between the far keys of a query"""
+
+    def pairs(self) -> Pattern:
+        """The window or the residue class."""
+        return neighbours(self.window) | strided(self.dilation)
 
     def allowed(self, i: Tensor, j: Tensor) -> Tensor:
         """|i - j| <= w or (i - j) mod r = 0."""

@@ -2,15 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar, Literal, final
+from typing import Annotated, Any, ClassVar, final
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
-from regard.attention.sparse import Globals
+from regard.attention.sparse._globals import Globals
 from regard.errors import ConfigError
-from regard.info import Heads, Info, Supports
-from regard.patterns import dilated, per_head
+from regard.info import Info, Supports
+from regard.patterns import Pattern, dilated, per_head
 from regard.patterns import window as neighbours
 
 
@@ -25,19 +26,6 @@ class Longformer(Globals):
     Cost: O(length (w + G) dim) time, O(length) memory. What is lost: two distant tokens meet only through G.
     State: a ring of the last w r keys and values, and those of G.
 
-    Args:
-        heads: what to serve.
-        window: keys on either side; causal: past keys besides the query's own.
-        dilation: distance between the keys of the window; a tuple: heads take its numbers in turn.
-        num_global: the first tokens that are global without a mark.
-        scale: of the logits; None: 1/sqrt(key_dim).
-        impl: `torch` always walks 64 x 64 tiles; `auto` takes one tile up to 256 positions; `reference` is the
-            definition, without a state.
-
-    Raises:
-        ConfigError: a negative window or number, no dilation or one below 1, an unknown `impl`.
-        UnsupportedError: an `impl` that this mechanism does not have.
-
     Example:
         >>> import torch
         >>> from regard import Heads
@@ -49,12 +37,10 @@ class Longformer(Globals):
     Source: Beltagy et al. 2020, section 3.1.
     """
 
-    info = Info(
+    default_info = Info(
         title="Window and global tokens (Longformer)",
         source="Beltagy et al. 2020, section 3.1",
-        supports=Supports(
-            causal=True, bidirectional=True, key_mask=True, bias=True, marks=True, state=True, prefix=True
-        ),
+        supports=Supports.all(but=("cross", "dropout")),
         time=1,
         state="window",
         anchored=True,
@@ -68,40 +54,51 @@ class Longformer(Globals):
 
     reasons: ClassVar[Mapping[str, str]] = {"cross": "a window needs queries and keys at the same positions"}
 
-    @classmethod
-    def facts(cls, **options: object) -> Info:
-        """Without first global tokens nothing depends on absolute slots."""
-        return replace(super().facts(**options), anchored=bool(options.get("num_global", 1)))
+    window: Annotated[int, Ge(0)] = 256
+    """keys on either side; causal: past keys besides the query's own"""
+    dilation: Annotated[int, Ge(1)] | tuple[Annotated[int, Ge(1)], ...] = 1
+    """distance between the keys of the window; a tuple: heads take its numbers in turn"""
+    num_global: Annotated[int, Ge(0)] = 1
+    """the first tokens that are global without a mark"""
 
-    def __init__(
-        self,
-        heads: Heads,
-        *,
-        window: int = 256,
-        dilation: int | tuple[int, ...] = 1,
-        num_global: int = 1,
-        scale: float | None = None,
-        impl: Literal["auto", "reference", "torch"] = "auto",
-    ) -> None:
-        steps = (dilation,) if isinstance(dilation, int) else tuple(dilation)
-        if window < 0 or min(steps, default=0) < 1:
-            raise ConfigError(f"longformer needs window >= 0 and dilations >= 1, got {window=}, {dilation=}")
-        each_step = [steps[head % len(steps)] for head in range(heads.count)]
-        each = [neighbours(window) if step == 1 else dilated(window, step) for step in each_step]
-        pattern = each[0] if len(set(each_step)) == 1 else per_head(*each)
-        # Causal, a global row would see every earlier token, and the state would keep all of them.
-        super().__init__(
-            heads,
-            pattern,
-            leading=num_global,
-            symmetric=not heads.causal,
-            scale=scale,
-            impl=impl,
-            num_global=num_global,
-        )
-        self.window, self.dilation, self.num_global, self.steps = window, dilation, num_global, each_step
+    @classmethod
+    def facts(cls, options: Mapping[str, Any]) -> Info:
+        """Without first global tokens nothing depends on absolute slots."""
+        return replace(cls.default_info, anchored=options["num_global"] > 0)
+
+    def check_options(self) -> None:
+        if self.dilation == ():
+            raise ConfigError("longformer needs a dilation for the heads to take, got dilation=()")
+
+    @property
+    def steps(self) -> list[int]:
+        """r of every head."""
+        steps = (self.dilation,) if isinstance(self.dilation, int) else self.dilation
+        return [steps[head % len(steps)] for head in range(self.heads.count)]
+
+    @property
+    def leading(self) -> int:
+        """The first tokens that are global."""
+        return self.num_global
+
+    @property
+    def symmetric(self) -> bool:
+        """Causal, a global row would see every earlier token, and the state would keep all of them."""
+        return not self.heads.causal
+
+    def pairs(self) -> Pattern:
+        """The window of every head."""
+        each = [neighbours(self.window) if step == 1 else dilated(self.window, step) for step in self.steps]
+        return each[0] if len(set(self.steps)) == 1 else per_head(*each)
 
     def allowed(self, i: Tensor, j: Tensor) -> Tensor:
         """|i - j| in {0, r, ..., wr}, for the r of every head."""
         distance = (i - j).abs()
         return torch.stack([(distance % step == 0) & (distance // step <= self.window) for step in self.steps])
+
+    def kept_slots(self, length: int) -> int:
+        """Causal: the last w r of the largest r, and the first global ones before these."""
+        if not self.heads.causal:
+            return length
+        last = min(length, self.window * max(self.steps))
+        return last + min(self.num_global, length - last)

@@ -3,14 +3,15 @@
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, final
+from typing import Any, ClassVar, final
 
+import torch
 from torch import Tensor
 
 from regard import patterns
-from regard.attention.sparse import Sparse
+from regard.attention.sparse._base import Sparse
 from regard.errors import ConfigError
-from regard.info import Heads, Info, Supports
+from regard.info import Info, Supports
 
 
 @final
@@ -22,17 +23,6 @@ class Pattern(Sparse):
     the tiles that it touches; a function that intervals cannot follow is exact too, and costs a mask of every tile.
     Cost: O(tiles touched x 64^2 x dim) time, O(length) memory. State: the keys that a later query may see.
 
-    Args:
-        heads: what to serve. Causal heads also ask for j <= i.
-        rule: which keys j a query i sees.
-        scale: of the logits; None: 1/sqrt(key_dim).
-        impl: `torch` always walks 64 x 64 tiles; `auto` takes one tile up to 256 positions; `reference` is the
-            definition, without a state; `flex` is FlexAttention, which has no backward on a CPU.
-
-    Raises:
-        ConfigError: a text that is no pattern, an unknown `impl`.
-        UnsupportedError: an `impl` that this mechanism does not have.
-
     Example:
         >>> import torch
         >>> from regard import Heads
@@ -43,14 +33,13 @@ class Pattern(Sparse):
     Source: block-sparse attention of Child et al. 2019, section 5.5; the patterns themselves are the user's.
     """
 
-    info = Info(
+    default_info = Info(
         title="Any pattern",
         source="Child et al. 2019, section 5.5 (block-sparse attention)",
-        supports=Supports(
-            causal=True, bidirectional=True, cross=True, key_mask=True, bias=True, state=True, prefix=True
-        ),
+        supports=Supports.all(but=("marks", "dropout")),
         time=2,
         state="length",
+        mergeable=True,
     )
 
     samples: ClassVar[tuple[Mapping[str, object], ...]] = (
@@ -59,36 +48,39 @@ class Pattern(Sparse):
         {"rule": "block(5) | strided(4)", "scale": 0.7},
     )
 
-    def __init__(
-        self,
-        heads: Heads,
-        *,
-        rule: str | patterns.Pattern | Callable[[Any, Any], Any] = "window(64) | strided(128)",
-        scale: float | None = None,
-        impl: Literal["auto", "reference", "torch", "flex"] = "auto",
-    ) -> None:
-        if not isinstance(rule, str | patterns.Pattern):
-            _require_positions(rule)
-        super().__init__(heads, _read(rule), scale=scale, impl=impl, rule=rule)
-        self.rule = rule
+    rule: str | patterns.Pattern | Callable[[Any, Any], Any] = "window(64) | strided(128)"
+    """which keys j a query i sees; causal heads also ask for j <= i"""
 
     @classmethod
-    def facts(cls, **options: object) -> Info:
+    def facts(cls, options: Mapping[str, Any]) -> Info:
         """A rule of bounded distance is linear in the length; one that names positions is anchored to them."""
-        info = super().facts(**options)
-        rule = options.get("rule")
-        if rule is None:
-            return info
-        pattern = _read(rule)
-        info = replace(info, anchored=pattern.anchored)
+        pattern = _read(options["rule"])
+        info = replace(cls.default_info, anchored=pattern.anchored, mergeable=not pattern.anchored)
         low, high = pattern.distances
-        if max(-low, high) < patterns.FAR and info.supports.state:
-            info = replace(info, time=1, state="window")
-        return info
+        return replace(info, time=1, state="window") if max(-low, high) < patterns.FAR else info
+
+    def check_options(self) -> None:
+        if not isinstance(self.rule, str | patterns.Pattern):
+            _require_positions(self.rule)
+        own, count = self.pairs().heads, self.heads.count
+        if own not in (None, count):
+            raise ConfigError(f"pattern has {count} heads and patterns for {own}; give each head one, or one to all")
+
+    def pairs(self) -> patterns.Pattern:
+        """The rule as a pattern."""
+        return _read(self.rule)
 
     def allowed(self, i: Tensor, j: Tensor) -> Tensor:
         """The rule on every pair."""
         return _read(self.rule).mask(i[:, 0], j[0])
+
+    def kept_slots(self, length: int) -> int:
+        """Causal: those that a later query may see, as far as the rule can be followed over all later ones."""
+        if not self.heads.causal:
+            return length
+        if not self.pattern.anchored:
+            return min(length, max(self.pattern.distances[1], 0))
+        return int(self.pattern.alive(torch.arange(length), length).sum())
 
 
 def _read(rule: object) -> patterns.Pattern:

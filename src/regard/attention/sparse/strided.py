@@ -2,15 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar, Literal, final
+from typing import Annotated, Any, ClassVar, Literal, final
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
-from regard.attention.sparse import Sparse
-from regard.errors import ConfigError
-from regard.info import Heads, Info, Supports
-from regard.patterns import per_head, strided, window
+from regard.attention.sparse._base import Sparse
+from regard.info import Info, Supports
+from regard.patterns import Pattern, per_head, strided, window
 
 
 @final
@@ -25,18 +25,6 @@ class Strided(Sparse):
     O(length stride dim); O(length) memory. What is lost: in one layer the far keys between the multiples of l.
     State: every key and value; `part="window"`: the last l.
 
-    Args:
-        heads: what to serve; causal. A single head with `part="heads"` has the window alone.
-        stride: past keys of the window, and distance between the far keys.
-        part: which heads see which set.
-        scale: of the logits; None: 1/sqrt(key_dim).
-        impl: `torch` always walks 64 x 64 tiles; `auto` takes one tile up to 256 positions; `reference` is the
-            definition, without a state; `flex` is FlexAttention, which has no backward on a CPU.
-
-    Raises:
-        ConfigError: a stride below 1, an unknown `part` or `impl`.
-        UnsupportedError: heads that are not causal, an `impl` that this mechanism does not have.
-
     Example:
         >>> import torch
         >>> from regard import Heads
@@ -47,12 +35,13 @@ class Strided(Sparse):
     Source: Child et al. 2019, sections 4.2 (strided) and 4.3 (heads of either kind, interleaved layers).
     """
 
-    info = Info(
+    default_info = Info(
         title="Strided",
         source="Child et al. 2019, sections 4.2 and 4.3",
-        supports=Supports(causal=True, key_mask=True, bias=True, state=True, prefix=True),
+        supports=Supports.all(but=("bidirectional", "cross", "marks", "dropout")),
         time=2,
         state="length",
+        mergeable=True,
     )
 
     samples: ClassVar[tuple[Mapping[str, object], ...]] = (
@@ -67,39 +56,34 @@ class Strided(Sparse):
         "cross": "a distance needs queries and keys at the same positions",
     }
 
-    @classmethod
-    def facts(cls, **options: object) -> Info:
-        """A window is linear in the length."""
-        info = super().facts(**options)
-        if options.get("part") == "window" and info.supports.state:
-            info = replace(info, time=1, state="window")
-        return info
+    stride: Annotated[int, Ge(1)] = 128
+    """past keys of the window, and distance between the far keys"""
+    part: Literal["heads", "window", "stride"] = "heads"
+    """which heads see which set; a single head with `heads` has the window alone"""
 
-    def __init__(
-        self,
-        heads: Heads,
-        *,
-        stride: int = 128,
-        part: Literal["heads", "window", "stride"] = "heads",
-        scale: float | None = None,
-        impl: Literal["auto", "reference", "torch", "flex"] = "auto",
-    ) -> None:
-        if stride < 1:
-            raise ConfigError(f"strided needs stride >= 1, got {stride=}")
-        match part:
+    @classmethod
+    def facts(cls, options: Mapping[str, Any]) -> Info:
+        """A window is linear in the length."""
+        return replace(cls.default_info, time=1, state="window") if options["part"] == "window" else cls.default_info
+
+    def pairs(self) -> Pattern:
+        """A1 for the even heads, A2 for the odd ones; or one of the two for all."""
+        match self.part:
             case "heads":
-                pattern = per_head(*(strided(stride) if h % 2 else window(stride) for h in range(heads.count)))
+                sets = window(self.stride), strided(self.stride)
+                return per_head(*(sets[head % 2] for head in range(self.heads.count)))
             case "window":
-                pattern = window(stride)
+                return window(self.stride)
             case "stride":
-                pattern = strided(stride)
-            case _:
-                raise ConfigError(f"strided has no part={part!r}; it has heads, window, stride")
-        super().__init__(heads, pattern, scale=scale, impl=impl, part=part)
-        self.stride, self.part = stride, part
+                return strided(self.stride)
 
     def allowed(self, i: Tensor, j: Tensor) -> Tensor:
         """A1 for the even heads, A2 for the odd ones; or one of the two for all."""
         window, strided = i - j <= self.stride, (i - j) % self.stride == 0
         by_head = [window, strided] * self.heads.count
         return {"heads": torch.stack(by_head[: self.heads.count]), "window": window, "stride": strided}[self.part]
+
+    def kept_slots(self, length: int) -> int:
+        """The last l, where all heads see A1; a later query of A2 may see any."""
+        alone = self.part == "window" or (self.part == "heads" and self.heads.count == 1)
+        return min(length, self.stride) if alone else length

@@ -1,14 +1,14 @@
 """Sparse Transformer's strided pattern in one head: the last positions and every l-th one before."""
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal, final
+from typing import Annotated, ClassVar, final
 
+from annotated_types import Ge
 from torch import Tensor
 
-from regard.attention.sparse import Sparse
-from regard.errors import ConfigError
-from regard.info import Heads, Info, Supports
-from regard.patterns import strided, window
+from regard.attention.sparse._base import Sparse
+from regard.info import Info, Supports
+from regard.patterns import Pattern, strided, window
 
 
 @final
@@ -21,17 +21,6 @@ class StridedUnion(Sparse):
     memory. What is lost: in one layer the far keys between the multiples of l; two layers reach every earlier position.
     State: every key and value, of which a step reads the last l + 1 and one in l.
 
-    Args:
-        heads: what to serve; causal.
-        stride: past keys of the window, and distance between the far keys.
-        scale: of the logits; None: 1/sqrt(key_dim).
-        impl: `torch` always walks 64 x 64 tiles; `auto` takes one tile up to 256 positions; `reference` is the
-            definition, without a state; `flex` is FlexAttention, which has no backward on a CPU.
-
-    Raises:
-        ConfigError: a stride below 1, an unknown `impl`.
-        UnsupportedError: heads that are not causal, an `impl` that this mechanism does not have.
-
     Example:
         >>> import torch
         >>> from regard import Heads
@@ -42,12 +31,13 @@ class StridedUnion(Sparse):
     Source: Child et al. 2019, sections 4.2 (strided) and 4.3 (merged head).
     """
 
-    info = Info(
+    default_info = Info(
         title="Strided, in one head",
         source="Child et al. 2019, sections 4.2 and 4.3",
-        supports=Supports(causal=True, key_mask=True, bias=True, state=True, prefix=True),
+        supports=Supports.all(but=("bidirectional", "cross", "marks", "dropout")),
         time=2,
         state="length",
+        mergeable=True,
     )
 
     samples: ClassVar[tuple[Mapping[str, object], ...]] = (
@@ -62,18 +52,12 @@ class StridedUnion(Sparse):
         "cross": "a distance needs queries and keys at the same positions",
     }
 
-    def __init__(
-        self,
-        heads: Heads,
-        *,
-        stride: int = 128,
-        scale: float | None = None,
-        impl: Literal["auto", "reference", "torch", "flex"] = "auto",
-    ) -> None:
-        if stride < 1:
-            raise ConfigError(f"strided_union needs stride >= 1, got {stride=}")
-        super().__init__(heads, window(stride) | strided(stride), scale=scale, impl=impl)
-        self.stride = stride
+    stride: Annotated[int, Ge(1)] = 128
+    """past keys of the window, and distance between the far keys"""
+
+    def pairs(self) -> Pattern:
+        """The union of both sets."""
+        return window(self.stride) | strided(self.stride)
 
     def allowed(self, i: Tensor, j: Tensor) -> Tensor:
         """i - j <= l or (i - j) mod l = 0."""

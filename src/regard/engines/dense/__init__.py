@@ -1,18 +1,37 @@
 """Every query against every key, a chunk of rows at a time."""
 
 from regard.engines.dense.chunks import Rule, chunked, publish, softmax, visible_count
-from regard.engines.dense.fused import average_once, bias_logits, dot_product, expand_heads, fused, logits_once, tiles
+from regard.engines.dense.functions import functional, imported, require_pairwise
+from regard.engines.dense.fused import (
+    average_once,
+    bias_logits,
+    dot_product,
+    dot_product_with_nulls,
+    expand_heads,
+    fused,
+    logits_once,
+    tiles,
+)
+from regard.engines.dense.rounding import append_codes, codes, rounded, rounded_rows
 
 __all__ = [
     "Rule",
+    "append_codes",
     "average_once",
     "bias_logits",
     "chunked",
+    "codes",
     "dot_product",
+    "dot_product_with_nulls",
     "expand_heads",
+    "functional",
     "fused",
+    "imported",
     "logits_once",
     "publish",
+    "require_pairwise",
+    "rounded",
+    "rounded_rows",
     "softmax",
     "tiles",
     "visible_count",

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.bias import ScoreBias
-from regard.core import Call
+from regard.core import Call, accumulation_dtype
 
 CHUNK_ELEMENTS = 1 << 18
 """numbers in the largest tensor of a chunk, 1 MiB in float32"""
@@ -124,7 +124,7 @@ def _named(
     given: dict[str, Tensor | None] = {"q": q, "k": k, "v": v}
     given.update(zip(("curve", "query", "relative", "table"), parts, strict=True))
     given.update((f"weight{at}", x) for at, x in enumerate(weights))
-    wide = torch.promote_types(v.dtype, torch.float32)
+    wide = accumulation_dtype(v.dtype)
     return {name: x if x.dtype == torch.bool else x.to(wide) for name, x in given.items() if x is not None}
 
 
@@ -135,7 +135,7 @@ def _chunks(tensors: dict[str, Tensor], fixed: Fixed) -> Iterator[tuple[slice, s
     step = max(1, CHUNK_ELEMENTS // max(1, batch * heads * keys * RULES[fixed.rule].depth))
     for first in range(0, queries, step):
         last = min(first + step, queries)
-        yield slice(first, last), slice(0, fixed.first + last if fixed.causal else keys)
+        yield slice(first, last), slice(0, min(fixed.first + last, keys) if fixed.causal else keys)
 
 
 def _attend(part: dict[str, Tensor], fixed: Fixed, rows: slice, seen: slice) -> Tensor:

@@ -1,5 +1,8 @@
 """Softmax of inner products in linear memory: torch's fused kernel where it applies, our engines elsewhere."""
 
+import math
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
@@ -49,6 +52,37 @@ def dot_product(
             return chunked(INNER, q, k, v, call, dropout=dropout)
 
 
+def dot_product_with_nulls(
+    q: Float[Tensor, "batch heads queries dim"],
+    k: Float[Tensor, "batch kv_heads keys dim"],
+    v: Float[Tensor, "batch kv_heads keys value"],
+    call: Call,
+    *,
+    scale: float,
+    nulls: int,
+) -> Float[Tensor, "batch heads queries value"]:
+    """`dot_product` over `nulls` more keys of logit 0 and value 0, which every query sees; at least one key is real.
+
+    One query at once; plain calls by the fused kernel on real null keys; others from the log-sum-exp.
+    """
+    queries, keys = q.shape[2], k.shape[2]
+    if queries == 1:
+        logits = logits_once(q * scale, k)
+        if call.bias is not None:
+            logits = logits + bias_logits(call, 1, keys, like=logits)
+        return average_once(logits, v, call.key_mask, nulls=nulls)
+    if call.bias is not None or (call.causal and queries != keys):
+        values, lse = tiles(q, k, v, call, scale=scale)
+        # sum exp(z) / (nulls + sum exp(z)) of the softmax's own output: the null keys are merged once.
+        return values * torch.sigmoid(lse - math.log(nulls))[..., None].to(values.dtype)
+    # The null keys come first, so that every query sees them; null queries keep a causal call square.
+    k, v = (F.pad(x, (0, 0, nulls, 0)) for x in (k, v))
+    q = F.pad(q, (0, 0, nulls, 0)) if call.causal else q
+    key_mask = None if call.key_mask is None else F.pad(call.key_mask, (nulls, 0), value=True)
+    values = fused(q, k, v, replace(call, key_mask=key_mask), scale=scale, dropout=0.0)
+    return values[:, :, nulls:] if call.causal else values
+
+
 def choose(queries: int, keys: int, call: Call, dropout: float) -> str:
     """The fastest engine that makes no tensor of more than 2^20 queries x keys, unless the caller brought one.
 
@@ -70,7 +104,7 @@ def tiles(
     if q.shape[2] == 0:
         return v.new_zeros(*q.shape[:3], v.shape[3]), q.new_zeros(q.shape[:3])
     pattern = causal if call.causal else everything
-    first = call.query_start if call.causal else 0
+    first = call.query_start if call.causal or call.bias is not None else 0  # one layout wherever the queries stand
     return tiled(q, k, v, pattern, scale=scale, query_positions=first, key_mask=call.key_mask, bias=call.bias)
 
 

@@ -16,11 +16,6 @@ def room(x: Tensor) -> int:
     return ELEMENTS.get(x.device.type, 1 << 25)
 
 
-def wide(x: Tensor) -> torch.dtype:
-    """The dtype to accumulate in."""
-    return torch.promote_types(x.dtype, torch.float32)
-
-
 def exact(x: Tensor) -> torch.autocast:
     """No autocast: inside an operator it would round products to bfloat16."""
     return torch.autocast(x.device.type, enabled=False)

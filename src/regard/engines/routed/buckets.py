@@ -14,12 +14,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.engines.routed import LOG2E, accumulate, exact, room, wide
+from regard.engines.routed import LOG2E, accumulate, exact, room
+from regard.state import accumulation_dtype
 
 HIDDEN = 1e29
 """what hides a pair, per unit by which it is out of reach"""
 ABSENT = float(1 << 25)
 """the position of an empty place; positions and codes are exact floats below 2^24"""
+
+
+def tile_size(crowd: int) -> int:
+    """Places in a tile where a run of equal codes holds about so many tokens."""
+    return 64 if crowd > 48 else 32 if crowd > 24 else 16
 
 
 class Rule(NamedTuple):
@@ -78,20 +84,17 @@ class Items(NamedTuple):
     """(items,) position"""
     codes: Tensor
     """(items, rounds)"""
-    flat: Tensor | None
-    """(items,) where each is among all; None: all take part, in order"""
+    flat: Tensor
+    """(items,) where each is among all"""
 
-    def take(self, x: Tensor, empty: float) -> Tensor:
-        """Rows for the items, and for the empty one, of (batch, heads, length, width)."""
-        x = x.flatten(0, 2)
-        return F.pad(x if self.flat is None else x[self.flat], (0, 0, 0, 1), value=empty)
+    def take(self, x: Tensor) -> Tensor:
+        """Rows for the items, and zeros for the empty one, of (batch, heads, length, width)."""
+        return F.pad(x.flatten(0, 2)[self.flat], (0, 0, 0, 1))
 
     def put(self, x: Tensor, shape: tuple[int, ...], nothing: float = 0.0) -> Tensor:
         """Rows of the items and the empty one as (batch, heads, length, width); `nothing` where no item is."""
-        x = x[:-1]
-        if self.flat is not None:
-            x = x.new_full((math.prod(shape[:3]), x.shape[1]), nothing).index_copy_(0, self.flat, x)
-        return x.reshape(*shape[:3], x.shape[1])
+        every = x.new_full((math.prod(shape[:3]), x.shape[1]), nothing)
+        return every.index_copy_(0, self.flat, x[:-1]).view(*shape[:3], x.shape[1])
 
 
 def _items(
@@ -99,138 +102,95 @@ def _items(
 ) -> Items:
     """Items from (batch, heads, length, ...) tensors; `kept` (batch, heads or 1, length) picks some."""
     batch, heads, length, rounds = codes.shape
-    device = codes.device
-    widths = [*(x.shape[3] for x in parts), 1, rounds]
-    if kept is None:
-        where, flat = None, None
-        head = torch.arange(batch * heads, device=device).repeat_interleave(length)
-        at = torch.arange(length, device=device).repeat(batch * heads)
-        codes = codes.flatten(0, 2)
-    else:
-        row, one, at = where = kept.expand(batch, heads, length).nonzero(as_tuple=True)
-        head, codes = row * heads + one, codes[where]
-        flat = head * length + at
-    at = at + first
-    matrix = torch.empty(len(at) + 1, sum(widths), dtype=dtype, device=device)
-    for x, to in zip([*parts, at[:, None], codes], matrix[:-1].split(widths, 1), strict=True):
-        if x.ndim == 2:
-            to.copy_(x)
-        elif where is None:
-            to.view(*x.shape).copy_(x)
-        else:
-            to.copy_(x[where])
-    matrix[-1] = 0
+    kept = torch.ones(1, 1, 1, dtype=torch.bool, device=codes.device) if kept is None else kept
+    row, head, at = where = kept.expand(batch, heads, length).nonzero(as_tuple=True)
+    head, codes = row * heads + head, codes[where]
+    columns = [*(x[where] for x in parts), (at + first)[:, None], codes]
+    matrix = torch.zeros(len(at) + 1, sum(x.shape[1] for x in columns), dtype=dtype, device=codes.device)
+    for x, to in zip(columns, matrix[:-1].split([x.shape[1] for x in columns], 1), strict=True):
+        to.copy_(x)
     matrix[-1, -rounds - 1] = nowhere
-    return Items(matrix, head, at, codes.long(), flat)
+    return Items(matrix, head, at + first, codes.long(), head * length + at)
 
 
-class Tokens(NamedTuple):
-    """What a call is about."""
+class Walk:
+    """The tiles of a call, and the pairs of them that meet."""
 
-    queries: Items
-    """scaled"""
-    keys: Items
-    """keys and values"""
-    group: int
-    span: int
-    """positions are below this"""
-    size: int
-    """queries in a tile"""
-    together: int
-    """tiles of queries in a step"""
+    def __init__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        query_codes: Tensor,
+        key_codes: Tensor,
+        query_mask: Tensor | None,
+        key_mask: Tensor | None,
+        scale: float,
+        rule: Rule,
+    ) -> None:
+        batch, kv_heads, keys, self.dim = k.shape
+        queries, dtype = q.shape[2], accumulation_dtype(q.dtype)
+        self.rule, self.group, self.span = rule, q.shape[1] // kv_heads, max(queries, keys)
+        kept = None if key_mask is None else key_mask[:, None]
+        if queries == 1 and not rule.back:  # decoding: only keys in the query's buckets matter
+            asked = query_codes.view(batch, kv_heads, self.group, 1, -1)
+            met = (asked == key_codes[:, :, None]).any(-1).any(2)
+            kept = met if kept is None else met & kept
+        past, asking = keys - queries if rule.causal else 0, None if query_mask is None else query_mask[:, None]
+        self.queries = _items([q.to(dtype) * (scale * LOG2E)], query_codes, past, -1.0, asking, dtype)
+        self.keys = _items([k, v], key_codes, 0, ABSENT, kept, dtype)
+        # Whole cache lines, since a product may round otherwise on unaligned rows; decoding has no future to leak.
+        self.size = self.group if queries == 1 else rule.tile
+        self.together = max(1, min(room(q) // (self.size * rule.tile), batch * q.shape[1] * queries))
+        self.logits = self.hidden = self.near = q.new_empty(0, dtype=dtype)
 
+    def steps(self) -> Iterator[tuple[Tensor, Tensor, Iterator[tuple[Tensor, Tensor, Tensor]]]]:
+        """For some tiles of queries at a time: their rows, what these hold, and the tiles of keys that they meet.
 
-def _tokens(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    query_codes: Tensor,
-    key_codes: Tensor,
-    query_mask: Tensor | None,
-    key_mask: Tensor | None,
-    scale: float,
-    rule: Rule,
-) -> Tokens:
-    batch, kv_heads, keys = k.shape[:3]
-    dtype, group, queries = wide(q), q.shape[1] // k.shape[1], q.shape[2]
-    kept = None if key_mask is None else key_mask[:, None]
-    if queries == 1 and not rule.back:  # decoding: only keys in the query's buckets matter
-        ours = query_codes.view(batch, kv_heads, group, 1, -1)
-        met = (ours == key_codes[:, :, None]).any(-1).any(2)
-        kept = met if kept is None else met & kept
-    # Whole cache lines, since a product may round otherwise on unaligned rows; decoding has no future to leak.
-    size = group if queries == 1 else rule.tile
-    number = batch * q.shape[1] * queries
-    asking = None if query_mask is None else query_mask[:, None]
-    past = keys - queries if rule.causal else 0
-    return Tokens(
-        _items([q.to(dtype) * (scale * LOG2E)], query_codes, past, -1.0, asking, dtype),
-        _items([k, v], key_codes, 0, ABSENT, kept, dtype),
-        group,
-        max(queries, keys),
-        size,
-        max(1, min(room(q) // (size * rule.tile), number)),
-    )
+        Of these tiles, one after the other: their rows, what these hold, and the logits, see `scores`. Every step has
+        the same shapes, filled up with empty tiles: a product over more tiles may round otherwise, and how many there
+        are depends on the future.
+        """
+        queries, keys, rule = self.queries, self.keys, self.rule
+        if not (len(queries.at) and len(keys.at)):
+            return
+        head, member = queries.head // self.group, queries.head % self.group
+        for which in range(keys.codes.shape[1]):
+            # Position before member of the group: a place in a tile depends on the past alone.
+            rank = ((head * rule.choices + queries.codes[:, which]) * self.span + queries.at) * self.group + member
+            asked = _tiles(rank, self.span * self.group, self.size)
+            rank = (keys.head * rule.choices + keys.codes[:, which]) * self.span + keys.at
+            found = _tiles(rank, self.span, rule.tile)
+            start, count = _meeting(asked, found, self.span, self.group, rule)
+            order = count.argsort(descending=True, stable=True)
+            most = count[order[:: self.together]].tolist()
+            order = F.pad(order, (0, len(most) * self.together - len(order)), value=len(count))
+            start, count = F.pad(start, (0, 1)), F.pad(count, (0, 1))
+            for tiles, meets in zip(order.split(self.together), most, strict=True):
+                if not meets:
+                    break
+                at = asked.rows.index_select(0, tiles).flatten()
+                query = queries.matrix.index_select(0, at).view(-1, self.size, queries.matrix.shape[1])
+                yield at, query, self._met(query, found, start[tiles], count[tiles], meets, which)
 
-
-def _walk(tokens: Tokens, rule: Rule) -> Iterator[tuple[int, Tensor, list[Tensor]]]:
-    """(round, rows of some tiles of queries, rows of the tiles of keys that each meets, one after the other).
-
-    Every step has the same shapes, filled up with empty tiles: a product over more tiles may round otherwise, and how
-    many there are depends on the future.
-    """
-    queries, keys, group, span, size, together = tokens
-    if not (len(queries.at) and len(keys.at)):
-        return
-    head, member = queries.head // group, queries.head % group
-    for which in range(keys.codes.shape[1]):
-        # Position before member of the group: a place in a tile depends on the past alone.
-        rank = ((head * rule.choices + queries.codes[:, which]) * span + queries.at) * group + member
-        asked = _tiles(rank, span * group, size)
-        found = _tiles((keys.head * rule.choices + keys.codes[:, which]) * span + keys.at, span, rule.tile)
-        start, count = _meeting(asked, found, span, group, rule)
-        order = count.argsort(descending=True, stable=True)
-        most = count[order[::together]].tolist()
-        order = F.pad(order, (0, len(most) * together - len(order)), value=len(count))
-        start, count = F.pad(start, (0, 1)), F.pad(count, (0, 1))
-        nothing = len(found.rows) - 1
-        for part, steps in enumerate(most):
-            if not steps:
-                break
-            mine = order[part * together : (part + 1) * together]
-            tiles = [torch.where(count[mine] > step, start[mine] + step, nothing) for step in range(steps)]
-            rows = [found.rows.index_select(0, x).flatten() for x in tiles]
-            yield which, asked.rows.index_select(0, mine).flatten(), rows
-
-
-def _meeting(asked: Tiles, found: Tiles, span: int, group: int, rule: Rule) -> tuple[Tensor, Tensor]:
-    """The first tile of keys that each tile of queries meets, and how many."""
-    last = torch.cat([asked.first[1:], asked.first.new_tensor([len(asked.rank)])]) - 1
-    run = asked.rank[asked.first] // (span * group)
-    end = asked.rank[last] // group + 1 if rule.causal else (run + 1) * span
-    low = torch.searchsorted(found.rank, (run - rule.back) * span)
-    high = torch.searchsorted(found.rank, end)
-    start = found.of[low.clamp(max=len(found.of) - 1)]
-    return start, torch.where(high > low, found.of[(high - 1).clamp(min=0)] - start + 1, 0)
-
-
-class Buffers:
-    """Logits of one step, computed in place."""
-
-    def __init__(self, tokens: Tokens, dim: int, rule: Rule) -> None:
-        self.dim, self.rule = dim, rule
-        self.rounds = tokens.keys.codes.shape[1]
-        self.logits = self.hidden = self.near = tokens.keys.matrix.new_empty(0)
+    def _met(
+        self, query: Tensor, found: Tiles, start: Tensor, count: Tensor, meets: int, which: int
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        nothing, matrix = len(found.rows) - 1, self.keys.matrix
+        for step in range(meets):
+            rows = found.rows.index_select(0, torch.where(count > step, start + step, nothing)).flatten()
+            key = matrix.index_select(0, rows).view(-1, self.rule.tile, matrix.shape[1])
+            yield rows, key, self.scores(query, key, which)
 
     def scores(self, query: Tensor, key: Tensor, which: int) -> Tensor:
-        """Logits (tiles, queries, keys) in base 2, below -HIDDEN / 2 where a pair does not count."""
+        """Logits (tiles, queries, keys) in base 2, below -HIDDEN / 2 where a pair does not count; in one buffer."""
         rule, shape = self.rule, (len(query), query.shape[1], key.shape[1])
         if self.logits.shape != shape:
             self.logits, self.hidden, self.near = (query.new_empty(shape) for _ in range(3))
         logits, hidden = self.logits, self.hidden
         torch.bmm(query[..., : self.dim], key[..., : self.dim].mT, out=logits)
         # Arithmetic, not comparisons: those and masked_fill_ are ten times slower on a CPU.
-        place = -self.rounds - 1
+        place = -self.keys.codes.shape[1] - 1
         torch.sub(key[..., place, None].mT, query[..., place, None], out=hidden)
         if rule.causal:
             hidden.add_(0 if rule.itself else 1).clamp_(min=0)
@@ -246,6 +206,17 @@ class Buffers:
             near.add_(rule.back / 2).abs_().sub_(rule.back / 2).clamp_(max=1)  # 0 where the codes match
             hidden.sub_(near).add_(1)
         return logits.sub_(hidden, alpha=HIDDEN)
+
+
+def _meeting(asked: Tiles, found: Tiles, span: int, group: int, rule: Rule) -> tuple[Tensor, Tensor]:
+    """The first tile of keys that each tile of queries meets, and how many."""
+    last = torch.cat([asked.first[1:], asked.first.new_tensor([len(asked.rank)])]) - 1
+    run = asked.rank[asked.first] // (span * group)
+    end = asked.rank[last] // group + 1 if rule.causal else (run + 1) * span
+    low = torch.searchsorted(found.rank, (run - rule.back) * span)
+    high = torch.searchsorted(found.rank, end)
+    start = found.of[low.clamp(max=len(found.of) - 1)]
+    return start, torch.where(high > low, found.of[(high - 1).clamp(min=0)] - start + 1, 0)
 
 
 @torch.library.custom_op("regard::bucketed", mutates_args=())
@@ -278,42 +249,37 @@ def bucketed_op(
     Returns:
         values, and the log-sum-exp of each query in base 2; 0 and -inf where no key matches. At least float32.
     """
-    rule = Rule(causal, itself, back, duplicates, choices, tile)
-    dim, value = q.shape[3], v.shape[3]
+    value = v.shape[3]
     with exact(q):
-        tokens = _tokens(q, k, v, query_codes, key_codes, query_mask, key_mask, scale, rule)
-        buffers = Buffers(tokens, dim, rule)
-        queries, keys, size = tokens.queries.matrix, tokens.keys.matrix, tokens.size
+        rule = Rule(causal, itself, back, duplicates, choices, tile)
+        walk = Walk(q, k, v, query_codes, key_codes, query_mask, key_mask, scale, rule)
         # Per query: the highest logit so far, and against it the sum of weights and of weighted values.
-        peaks = queries.new_zeros(len(queries), 2)
+        peaks = walk.queries.matrix.new_zeros(len(walk.queries.matrix), 2)
         peaks[:, 0] = float("-inf")
-        sums = queries.new_zeros(len(queries), value)
-        for which, at, meets in _walk(tokens, rule):
-            query = queries.index_select(0, at).view(-1, size, queries.shape[1])
-            high, mass = peaks.index_select(0, at).view(-1, size, 2).split(1, -1)
-            mean = sums.index_select(0, at).view(-1, size, value)
-            for rows in meets:
-                key = keys.index_select(0, rows).view(-1, tile, keys.shape[1])
-                odds = buffers.scores(query, key, which)
+        sums = peaks.new_zeros(len(peaks), value)
+        for at, _, meets in walk.steps():
+            high, mass = peaks.index_select(0, at).view(-1, walk.size, 2).split(1, -1)
+            mean = sums.index_select(0, at).view(-1, walk.size, value)
+            for _, key, odds in meets:
                 higher = torch.maximum(high, odds.amax(-1, keepdim=True))
                 fade = torch.exp2(high - higher)
                 odds.sub_(higher).exp2_()
                 mass = mass * fade + odds.sum(-1, keepdim=True)
-                mean.mul_(fade).baddbmm_(odds, key[..., dim : dim + value])
+                mean.mul_(fade).baddbmm_(odds, key[..., walk.dim : walk.dim + value])
                 high = higher
             peaks.index_copy_(0, at, torch.cat([high, mass], -1).flatten(0, 1))
             sums.index_copy_(0, at, mean.flatten(0, 1))
         top, total = peaks.split(1, -1)
         seen = top > -HIDDEN / 2
-        values = tokens.queries.put(torch.where(seen, sums / total, 0.0), q.shape)
+        values = walk.queries.put(torch.where(seen, sums / total, 0.0), q.shape)
         lse = torch.where(seen, top + total.log2(), float("-inf"))
-        lse = tokens.queries.put(lse, q.shape, float("-inf"))[..., 0]
+        lse = walk.queries.put(lse, q.shape, float("-inf"))[..., 0]
     return values, lse
 
 
 @bucketed_op.register_fake
 def _(q, k, v, *others):  # type: ignore[no-untyped-def]
-    dtype = wide(q)
+    dtype = accumulation_dtype(q.dtype)
     return q.new_empty((*q.shape[:3], v.shape[3]), dtype=dtype), q.new_empty(q.shape[:3], dtype=dtype)
 
 
@@ -338,28 +304,24 @@ def bucketed_backward(
     tile: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v."""
-    rule = Rule(causal, itself, back, duplicates, choices, tile)
-    dim, value = q.shape[3], v.shape[3]
+    value = v.shape[3]
     with exact(q):
-        tokens = _tokens(q, k, v, query_codes, key_codes, query_mask, key_mask, scale, rule)
-        buffers = Buffers(tokens, dim, rule)
-        queries, keys, size = tokens.queries.matrix, tokens.keys.matrix, tokens.size
+        rule = Rule(causal, itself, back, duplicates, choices, tile)
+        walk = Walk(q, k, v, query_codes, key_codes, query_mask, key_mask, scale, rule)
+        dim, queries, keys = walk.dim, walk.queries, walk.keys
         # What each query brings: its gradient, the mean gradient of its weights, its log-sum-exp (inf: no weights).
         mean = (grad * values).sum(-1, keepdim=True)
         norm = torch.where(lse == float("-inf"), float("inf"), lse)[..., None]
-        brings = tokens.queries.take(torch.cat([grad.to(values.dtype), mean, norm], -1), 0.0)
+        brings = queries.take(torch.cat([grad.to(values.dtype), mean, norm], -1))
         brings[-1, -1] = float("inf")
-        dq = queries.new_zeros(len(queries), dim)
-        dk, dv = (keys.new_zeros(len(keys), width) for width in (dim, value))
+        dq = brings.new_zeros(len(queries.matrix), dim)
+        dk, dv = (brings.new_zeros(len(keys.matrix), width) for width in (dim, value))
         slope = q.new_empty(0)
-        for which, at, meets in _walk(tokens, rule):
-            query = queries.index_select(0, at).view(-1, size, queries.shape[1])
-            brought = brings.index_select(0, at).view(-1, size, value + 2)
-            out, mean, norm = brought[..., :value], brought[..., value : value + 1], brought[..., value + 1 :]
+        for at, query, meets in walk.steps():
+            out, mean, norm = brings.index_select(0, at).view(-1, walk.size, value + 2).split([value, 1, 1], -1)
             change = torch.zeros_like(query[..., :dim])
-            for rows in meets:
-                key = keys.index_select(0, rows).view(-1, tile, keys.shape[1])
-                weights = buffers.scores(query, key, which).sub_(norm).exp2_()
+            for rows, key, weights in meets:
+                weights.sub_(norm).exp2_()
                 accumulate(dv, rows, torch.bmm(weights.mT, out).flatten(0, 1))
                 slope = torch.empty_like(weights) if slope.shape != weights.shape else slope
                 torch.bmm(out, key[..., dim : dim + value].mT, out=slope)
@@ -369,7 +331,7 @@ def bucketed_backward(
             accumulate(dq, at, change.flatten(0, 1))
         dq.mul_(scale)
         dk.div_(LOG2E)  # queries were scaled by scale x log2(e)
-        grads = (tokens.queries.put(dq, q.shape), tokens.keys.put(dk, k.shape), tokens.keys.put(dv, v.shape))
+        grads = (queries.put(dq, q.shape), keys.put(dk, k.shape), keys.put(dv, v.shape))
     return tuple(x.to(like.dtype) for x, like in zip(grads, (q, k, v), strict=True))  # type: ignore[return-value]
 
 

@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.engines.routed import LOG2E, accumulate, exact, room, wide
+from regard.engines.routed import LOG2E, accumulate, exact, room
+from regard.state import Slots, accumulation_dtype
 
 
 class Segment(NamedTuple):
@@ -75,7 +76,7 @@ def _parts(
     row = group * (codebook.shape[1] + min(2 * block, k.shape[2]))
     step = max(1, min(longest, room(q) // row))
     together = max(1, room(q) // (step * row))
-    dtype = wide(q)
+    dtype = accumulation_dtype(q.dtype)
     for at in range(0, batch * kv_heads, together):
         some = slice(at, min(at + together, batch * kv_heads))
         mine = torch.arange(some.start, some.stop, device=q.device) % kv_heads
@@ -148,8 +149,8 @@ def coded_op(
         values, and the log-sum-exp of each query in base 2; 0 and -inf without keys. At least float32.
     """
     with exact(q):
-        values = q.new_empty((*q.shape[:3], v.shape[3]), dtype=wide(q))
-        lse = q.new_empty((*q.shape[:3], 1), dtype=wide(q))
+        values = q.new_empty((*q.shape[:3], v.shape[3]), dtype=accumulation_dtype(q.dtype))
+        lse = q.new_empty((*q.shape[:3], 1), dtype=accumulation_dtype(q.dtype))
         into = [x.view(-1, q.shape[1] // k.shape[1], *x.shape[2:]) for x in (values, lse)]
         for some, part, step in _parts(q, k, v, codes, codebook, cache, block):
             for segment in _segments(q.shape[2], k.shape[2], first, block):
@@ -170,7 +171,7 @@ def coded_op(
 
 @coded_op.register_fake
 def _(q, k, v, codes, codebook, cache, first, block):  # type: ignore[no-untyped-def]
-    return q.new_empty((*q.shape[:3], v.shape[3]), dtype=wide(q)), q.new_empty(q.shape[:3], dtype=wide(q))
+    return q.new_empty((*q.shape[:3], v.shape[3]), dtype=accumulation_dtype(q.dtype)), q.new_empty(q.shape[:3], dtype=accumulation_dtype(q.dtype))
 
 
 @torch.library.custom_op("regard::coded_backward", mutates_args=())
@@ -190,7 +191,7 @@ def coded_backward(
     """Gradients of q, k, v and cache."""
     with exact(q):
         dq, dk, dv, dcache = (
-            torch.zeros_like(x, dtype=wide(q), memory_format=torch.contiguous_format) for x in (q, k, v, cache)
+            torch.zeros_like(x, dtype=accumulation_dtype(q.dtype), memory_format=torch.contiguous_format) for x in (q, k, v, cache)
         )
         group, width, past = q.shape[1] // k.shape[1], v.shape[3], k.shape[2] - q.shape[2]
         into = dq.view(-1, group, *dq.shape[2:])
@@ -256,3 +257,42 @@ def _backward(ctx, grad: Tensor, _: Tensor):  # type: ignore[no-untyped-def]
 
 
 coded_op.register_autograd(_backward, setup_context=_setup)
+
+
+def coded(
+    q: Tensor, k: Tensor, v: Tensor, codes: Tensor, codebook: Tensor, block: int, state: Slots | None
+) -> tuple[Tensor, Slots | None]:
+    """The values in the dtype of v, and the state behind these keys.
+
+    A state holds, in slots, what `window` says, and `cache`: the sums of values, and counts, of all keys before them.
+
+    Args:
+        q, k, v, codes, codebook: see `coded_op`.
+        block: length of a block, causal; 0: every query sees every key.
+        state: None: there is no past.
+    """
+    if state is None:
+        cache = k.new_zeros(*codebook.shape[:-1], v.shape[3] + 1).expand(len(k), -1, -1, -1)
+        return coded_op(q, k, v, codes, codebook, cache, 0, block)[0].to(v.dtype), None
+    past, cache = state.length, state.steady["cache"]
+    grown = state.append(k=k.to(v.dtype), v=v, codes=codes)
+    recent = _recent(past, block)
+    kept = {name: x[:, :, state.kept - recent :] for name, x in grown.view().items()}
+    values = coded_op(q, kept["k"], kept["v"], kept["codes"], codebook, cache, past - recent, block)[0]
+    leaving = recent + grown.length - past - _recent(grown.length, block)
+    if leaving:
+        sums = F.pad(cache.flatten(0, 1), (0, 0, 0, 1))
+        left = kept["codes"][:, :, :leaving].flatten(0, 1).long(), kept["v"][:, :, :leaving].flatten(0, 1)
+        gather_codes(sums, left[0], left[1].to(cache.dtype))
+        cache = sums[:, :-1].view(cache.shape)
+    return values.to(v.dtype), grown.drop(grown.length - past).with_steady(cache=cache)
+
+
+def window(block: int) -> int:
+    """Slots that a state keeps, so that it has the block in progress and the one before it at any length."""
+    return 2 * block - 1
+
+
+def _recent(length: int, block: int) -> int:
+    """Slots that a next block would still read one by one: the block in progress and the one before it."""
+    return min(length, block + length % block)

@@ -9,12 +9,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from regard.engines.routed import accumulate, exact, room, wide
+from regard.engines.routed import accumulate, exact, room
+from regard.state import accumulation_dtype
 
 LOWEST = -1e30
 """stands for the largest logit of an empty list, whose differences would be NaN"""
 
-FEW = 16
+PIECEWISE_QUERIES = 16
 """up to this many queries the keys are widened piece by piece"""
 
 
@@ -54,7 +55,7 @@ def doubled_scores(
     """
     (batch, heads, queries), (kv_heads, keys) = q.shape[:3], k.shape[1:3]
     past = keys - queries if causal else 0
-    whole = doubled(k) if queries > FEW else None
+    whole = doubled(k) if queries > PIECEWISE_QUERIES else None
     step = max(1, room(k) // max(1, batch * heads * keys))
     with exact(q):
         for first in range(0, queries, step):
@@ -126,7 +127,7 @@ def listed(q: Tensor, k: Tensor, v: Tensor, lists: Tensor, scale: float) -> Tens
     Returns:
         (batch, heads, queries, value) in the dtype of the arithmetic, at least float32.
     """
-    dtype = wide(q)
+    dtype = accumulation_dtype(q.dtype)
     values = q.new_zeros((*q.shape[:3], v.shape[3]), dtype=dtype)
     if lists.numel():
         with exact(q):
@@ -139,7 +140,7 @@ def listed(q: Tensor, k: Tensor, v: Tensor, lists: Tensor, scale: float) -> Tens
 
 @listed.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, lists: Tensor, scale: float) -> Tensor:
-    return q.new_empty((*q.shape[:3], v.shape[3]), dtype=wide(q))
+    return q.new_empty((*q.shape[:3], v.shape[3]), dtype=accumulation_dtype(q.dtype))
 
 
 @torch.library.custom_op("regard::listed_backward", mutates_args=())
@@ -147,7 +148,7 @@ def listed_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, lists: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v; the weights are computed again."""
-    dtype = wide(q)
+    dtype = accumulation_dtype(q.dtype)
     dq = q.new_zeros(q.shape, dtype=dtype)
     dk, dv = (x.new_zeros((x.shape[:3].numel(), x.shape[3]), dtype=dtype) for x in (k, v))
     if lists.numel():

@@ -16,11 +16,14 @@ from regard.engines.tiles._operands import LOWEST
 from regard.engines.tiles._operator import tiles
 from regard.errors import ConfigError
 from regard.patterns import Pattern
+from regard.state import accumulation_dtype
 
-__all__ = ["WHOLE", "explicit", "plain", "tiled"]
+__all__ = ["ONE_TILE_POSITIONS", "explicit", "gathered_attention", "plain", "tiled"]
 
-WHOLE = 256
-"""Up to this many queries and keys, one tile holds everything."""
+ONE_TILE_POSITIONS = 256
+"""up to so many queries and keys, one tile holds everything"""
+GATHERED_KEYS = 1024
+"""out of more keys than this, a single query gathers those that it sees"""
 
 
 def tiled(
@@ -34,7 +37,7 @@ def tiled(
     key_positions: Int[Tensor, " keys"] | int = 0,
     key_mask: Bool[Tensor, "batch keys"] | None = None,
     bias: ScoreBias | None = None,
-    whole: int = WHOLE,
+    whole: int = ONE_TILE_POSITIONS,
 ) -> tuple[Float[Tensor, "batch heads queries value"], Float[Tensor, "batch heads queries"]]:
     """Softmax attention over the pairs of a pattern.
 
@@ -73,7 +76,7 @@ def tiled(
         return plain(q, k, v, allowed, scale=scale, bias=bias.logits(i, j))
     if not pattern.anchored and isinstance(query_positions, int) and isinstance(key_positions, int):
         query_positions, key_positions = query_positions - key_positions, 0  # distances alone: one layout at any offset
-    dtype = torch.promote_types(q.dtype, torch.float32)
+    dtype = accumulation_dtype(q.dtype)
     curve = query = relative = None
     if bias is not None and bias.curve is not None:
         curve = bias.curve.to(dtype).expand(q.shape[1], -1)
@@ -117,7 +120,7 @@ def plain(
         scale: of the logits.
         bias: added to the logits, broadcast over (batch, heads).
     """
-    dtype = torch.promote_types(q.dtype, torch.float32)
+    dtype = accumulation_dtype(q.dtype)
     batch, heads, queries, dim = q.shape
     shape = (batch, k.shape[1], heads // k.shape[1] * queries)  # the heads that share keys, one after another
     scores = (q.to(dtype).reshape(*shape, dim) @ k.to(dtype).mT * scale).view(batch, heads, queries, k.shape[2])
@@ -133,6 +136,23 @@ def plain(
     values = (weights @ v.to(dtype)).reshape(batch, heads, queries, v.shape[3])
     lse = torch.where(total == 0, float("-inf"), torch.log(safe) + highest)
     return values.to(v.dtype), lse.squeeze(-1)
+
+
+def gathered_attention(
+    q: Float[Tensor, "batch heads queries dim"],
+    k: Float[Tensor, "batch kv_heads keys dim"],
+    v: Float[Tensor, "batch kv_heads keys value"],
+    allowed: Bool[Tensor, "*#pairs queries keys"],
+    *,
+    scale: float,
+    bias: Float[Tensor, "*#pairs queries keys"] | None = None,
+) -> tuple[Float[Tensor, "batch heads queries value"], Float[Tensor, "batch heads queries"]]:
+    """The same as `plain`; a single query that sees few of many keys gathers these before."""
+    if q.shape[2] == 1 and k.shape[2] > GATHERED_KEYS and bias is None and not torch.compiler.is_compiling():
+        used = allowed.flatten(0, -2).any(0).nonzero().flatten()
+        if len(used) <= k.shape[2] // 2:
+            k, v, allowed = k.index_select(2, used), v.index_select(2, used), allowed[..., used]
+    return plain(q, k, v, allowed, scale=scale, bias=bias)
 
 
 def explicit(positions: Int[Tensor, " length"] | int, length: int, device: torch.device) -> Int[Tensor, " length"]:

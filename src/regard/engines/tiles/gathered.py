@@ -10,21 +10,21 @@ from torch import Tensor
 from regard.bias import ScoreBias
 
 
-def take(
+def gather_tokens(
     x: Float[Tensor, "b heads length dim"], at: Int[Tensor, "batch globals"]
 ) -> Float[Tensor, "batch heads globals dim"]:
     """The positions `at` of each row."""
     return x.expand(len(at), -1, -1, -1).gather(2, at[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
 
 
-def put(
+def replace_tokens(
     x: Float[Tensor, "batch heads length dim"],
     at: Int[Tensor, "batch globals"],
     real: Bool[Tensor, "batch globals"],
     new: Float[Tensor, "batch heads globals dim"],
 ) -> Float[Tensor, "batch heads length dim"]:
     """x with `new` at the positions `at`, where `real`."""
-    new = torch.where(real[:, None, :, None], new, take(x, at))
+    new = torch.where(real[:, None, :, None], new, gather_tokens(x, at))
     return x.scatter(2, at[:, None, :, None].expand_as(new), new)
 
 

@@ -2,8 +2,8 @@
 
 # ruff: noqa: B023 - every lambda is called before its loop moves on
 import copy
-import inspect
 import random
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -12,9 +12,9 @@ from torch import Tensor
 
 from regard.bias import ScoreBias
 from regard.core import Attention, Heads, State
-from regard.errors import ConfigError, LimitError, UnsupportedError
+from regard.errors import ConfigError, LimitError, ShapeError, UnsupportedError
 from regard.testing.compare import assert_close, assert_identical
-from regard.testing.inputs import LENGTH, Inputs, Subject, changed, exact_copy, randn, run
+from regard.testing.inputs import LENGTH, Inputs, Subject, call, changed, definition, exact_copy, randn, run
 from regard.testing.registry import Failure, check, require
 
 
@@ -34,48 +34,19 @@ def facts(subject: Subject) -> None:
     require(set(info.flat) <= set(info.reads), f"flat={info.flat!r} beyond reads={info.reads!r}")
     require(info.supports.state is (info.state != "none"), f"supports.state with state={info.state!r}")
     require((info.approximates is None) is (info.knob is None), "approximates and knob come together")
-    require(info.knob is None or hasattr(subject.fresh(subject.modes[0]), info.knob), f"no option {info.knob!r}")
+    require(info.knob is None or info.knob in cls.defaults, f"no option {info.knob!r}")
     require(info.affine_in_value or not info.linear_in_value, "linear_in_value implies affine_in_value")
     require(not (info.leaks and info.supports.state), "a form whose past depends on the future has no state")
     require(info.time > 0 and info.memory >= 0, "time and memory are exponents of the length")
     require(all(weight >= 0 for weight in info.losses.values()), f"negative loss weight in {dict(info.losses)}")
-    require(subject.fresh(subject.modes[0]).info == info, "the instance's info differs from facts(**options)")
-
-
-@check()
-def options(subject: Subject) -> None:
-    """The keyword-only signature is the configuration: it rebuilds the mechanism."""
-    signature = inspect.signature(subject.cls.__init__)
-    without = subject.cls.__init__ is Attention.__init__
-    given = [] if without else list(signature.parameters.values())[2:]
-    for parameter in given:
-        require(parameter.kind is parameter.KEYWORD_ONLY, f"option {parameter.name} must be keyword-only")
-        require(parameter.default is not parameter.empty, f"option {parameter.name} has no default")
-    for causal in subject.modes:
-        mechanism = subject.build(causal)
-        for parameter in given:
-            require(hasattr(mechanism, parameter.name), f"option {parameter.name} is not kept as an attribute")
-            wanted = subject.options.get(parameter.name, parameter.default)
-            kept = getattr(mechanism, parameter.name)  # None stands for a value that depends on the heads
-            require(wanted is None or kept == wanted, f"option {parameter.name}={wanted!r} became {kept!r}")
-        _refuses_option(subject, causal)
-        again = subject.cls(mechanism.heads, **{p.name: getattr(mechanism, p.name) for p in given}).eval()
-        again.load_state_dict(mechanism.state_dict())
-        x = subject.inputs(mechanism)
-        assert_identical(run(again, x).values, run(mechanism, x).values, what="rebuilt from its options")
-
-
-def _refuses_option(subject: Subject, causal: bool) -> None:
-    try:
-        subject.cls(subject.heads(causal), **subject.options, no_such_option=1)
-    except (TypeError, ConfigError):
-        return
-    raise Failure("an unknown option was accepted")
+    named = all(name.isidentifier() and name not in ("q", "k", "v") for name in info.inputs)
+    require(named, f"inputs are named as Python names other than q, k, v, got {sorted(info.inputs)}")
+    require(subject.fresh(subject.modes[0]).info == info, "the instance's info differs from facts(options)")
 
 
 @check()
 def shapes(subject: Subject) -> None:
-    """Values are finite, (batch, heads, queries, value), in the dtype of the inputs; no state unless one was passed."""
+    """Values are finite, (batch, heads, queries, value), in the dtype of the inputs; a state and lse only if asked."""
     for causal in subject.modes:
         for dtype in (torch.float32, torch.float64, torch.bfloat16):
             mechanism = subject.build(causal, dtype=dtype)
@@ -84,6 +55,7 @@ def shapes(subject: Subject) -> None:
             require(out.values.dtype == dtype, f"{dtype} in, {out.values.dtype} out")
             require(bool(out.values.isfinite().all()), f"{dtype}: values are not finite")
             require(out.state is None, "a state came back although none was passed")
+            require(out.lse is None, "a log-sum-exp came back although nobody asked for it")
 
 
 @check()
@@ -94,10 +66,12 @@ def inputs_untouched(subject: Subject) -> None:
         x = subject.inputs(mechanism)
         mask = torch.ones(2, LENGTH, dtype=torch.bool)
         mask[1, LENGTH - 2 :] = False
-        given = [*x, mask] if subject.info.supports.key_mask else [*x]
-        before = [(y.clone(), y._version) for y in given]
-        run(mechanism, x, key_mask=mask if subject.info.supports.key_mask else None)
-        for name, y, (value, version) in zip(["q", "k", "v", "key_mask"], given, before, strict=False):
+        masked = subject.info.supports.key_mask
+        given = {**x.named(), **({"key_mask": mask} if masked else {})}
+        before = {name: (y.clone(), y._version) for name, y in given.items()}
+        run(mechanism, x, key_mask=mask if masked else None)
+        for name, y in given.items():
+            value, version = before[name]
             require(torch.equal(y, value), f"forward changed {name}")
             require(y._version == version, f"forward wrote to {name} in place")
 
@@ -137,7 +111,7 @@ def evaluation(subject: Subject) -> None:
         for name, kept in _weights(mechanism).items():
             assert_identical(kept, before[name], what=f"{name} after a call in evaluation mode")
         mechanism.train()
-        trained = mechanism(*x).values.detach()
+        trained = call(mechanism, x).values.detach()
         if not any(True for _ in mechanism.buffers()):
             assert_close(trained, first, tolerance=1e-5, what="without dropout or buffers, training")
         names = set(dict(mechanism.named_parameters()))
@@ -162,7 +136,7 @@ def batch_independence(subject: Subject) -> None:
         info, x = subject.info, subject.inputs(mechanism, batch=3, dtype=torch.float64)
         whole = run(mechanism, x).values
         other = changed(x, slice(None), mechanism.heads, info, "neighbours", scale=3.0)
-        mixed = Inputs(*(torch.cat([a[:1], b[1:]]) for a, b in zip(x, other, strict=True)))
+        mixed = Inputs.joined([x.rows(slice(0, 1)), other.rows(slice(1, None))], 0)
         assert_identical(run(mechanism, mixed).values[0], whole[0], what="row 0 beside other neighbours")
         for row in range(3):
             alone = run(mechanism, x.rows(slice(row, row + 1))).values
@@ -190,18 +164,25 @@ def refusals(subject: Subject) -> None:
             _refuses(lambda: run(mechanism, x, bias=curve), "bias")
             _refuses(lambda: run(mechanism, x, bias=table), "bias.table")
         if not supports.marks:
-            _refuses(lambda: mechanism(*x, marks=torch.zeros(2, LENGTH, dtype=torch.long)), "marks")
+            _refuses(lambda: run(mechanism, x, marks=torch.zeros(2, LENGTH, dtype=torch.long)), "marks")
         if not supports.state:
             _refuses(lambda: mechanism.initial_state(2, dtype=torch.float32), "initial_state")
             _refuses(lambda: mechanism.state_nbytes(2, LENGTH, torch.float32), "state_nbytes")
         if not supports.dropout:
             _refuses(lambda: subject.fresh(causal, dropout=0.5), "dropout")
         if causal and not supports.prefix:
-            _refuses(lambda: run(mechanism, x._replace(q=x.q[:, :, 5:])), "leading keys")
+            _refuses(lambda: run(mechanism, x.queries(5)), "leading keys")
         if not causal and not supports.cross:
-            _refuses(lambda: run(mechanism, x._replace(q=x.q[:, :, 5:])), "keys of another sequence")
+            _refuses(lambda: run(mechanism, x.queries(5)), "keys of another sequence")
             if supports.state:
                 _refuses(lambda: run(mechanism, x, state=_any_state(subject, mechanism)), "state with causal=False")
+        if not subject.info.mergeable:
+            _refuses(lambda: run(mechanism, x, lse=True), "lse")
+            if causal:
+                _refuses(lambda: run(mechanism, x, query_start=2 * LENGTH), "keys that end before the queries")
+        if not subject.info.inputs:
+            unknown = {"no_such_input": torch.zeros(2, 2, LENGTH, 1)}
+            _refuses(lambda: mechanism(x.q, x.k, x.v, inputs=unknown), "an unknown input", ShapeError)
 
 
 def _any_state(subject: Subject, mechanism: Attention) -> State:
@@ -209,13 +190,13 @@ def _any_state(subject: Subject, mechanism: Attention) -> State:
     return owner.initial_state(2, dtype=torch.float32)
 
 
-def _refuses(call: object, what: str) -> None:
+def _refuses(attempt: Callable[[], object], what: str, expected: type[Exception] = UnsupportedError) -> None:
     try:
-        call()  # pyright: ignore[reportCallIssue]
-    except UnsupportedError:
+        attempt()
+    except expected:
         return
     except Exception as error:
-        raise Failure(f"{what}: expected UnsupportedError, got {type(error).__name__}: {error}") from error
+        raise Failure(f"{what}: expected {expected.__name__}, got {type(error).__name__}: {error}") from error
     raise Failure(f"{what}: accepted although not declared")
 
 
@@ -240,9 +221,9 @@ def length_limit(subject: Subject) -> None:
             _exceeds(lambda: run(mechanism, x.slots(0, 1), state=state), "through a state")
 
 
-def _exceeds(call: object, what: str) -> None:
+def _exceeds(attempt: Callable[[], object], what: str) -> None:
     try:
-        call()  # pyright: ignore[reportCallIssue]
+        attempt()
     except LimitError:
         return
     raise Failure(f"{what}: a sequence beyond max_length was accepted")
@@ -250,18 +231,26 @@ def _exceeds(call: object, what: str) -> None:
 
 @check()
 def reads(subject: Subject) -> None:
-    """Tensors that `info.reads` names matter; the others change nothing, not even a bit."""
+    """Tensors that `info.reads` and `info.inputs` name matter; the others change nothing, not even a bit."""
     info = subject.info
     for causal in subject.modes:
         mechanism = subject.build(causal)
         x = subject.inputs(mechanism)
         first = run(mechanism, x).values
-        for name in "qkv":
-            other = x._replace(**{name: randn(*getattr(x, name).shape, seed=f"other {name}")})
-            if info.shares_query_key and name in "qk" and name in info.reads:
-                other = changed(x, slice(None), mechanism.heads, info, "other")._replace(v=x.v)
+        renewed = changed(x, slice(None), mechanism.heads, info, "other")
+        for name, y in x.named().items():
+            if name in info.inputs:
+                other = x.replaced(**{name: renewed.more[name]})
+            elif info.shares_query_key and name in "qk" and name in info.reads:
+                other = renewed.replaced(v=x.v, **x.more)
+            else:
+                other = x.replaced(**{name: randn(*y.shape, seed=f"other {name}")})
             moved = not torch.equal(run(mechanism, other).values, first)
-            require(moved is (name in info.reads), f"{name} {'matters' if moved else 'is ignored'}: {info.reads=}")
+            named = f"{info.reads=}, inputs {sorted(info.inputs)}"
+            require(
+                moved is (name in (*info.reads, *info.inputs)),
+                f"{name} {'matters' if moved else 'is ignored'}: {named}",
+            )
 
 
 @check()
@@ -277,8 +266,7 @@ def odd_sizes(subject: Subject) -> None:
             sizes += [(1, 17), (17, 1), (5, 31), (31, 5)]
         for queries, keys in sizes:
             x = subject.inputs(mechanism, queries=queries, keys=keys, dtype=torch.float64)
-            with torch.no_grad():
-                expected = mechanism.definition(*x)
+            expected = definition(mechanism, x)
             what = f"{queries} queries, {keys} keys, {causal=}"
             assert_close(run(mechanism, x).values, expected, tolerance=1e-10, what=what)
 
@@ -290,8 +278,7 @@ def head_shapes(subject: Subject) -> None:
         for count, key_dim, value_dim in ((3, 4, 9), (1, 16, 1), (5, 2, None)):
             mechanism = subject.build(causal, dtype=torch.float64, count=count, key_dim=key_dim, value_dim=value_dim)
             x = subject.inputs(mechanism, dtype=torch.float64)
-            with torch.no_grad():
-                expected = mechanism.definition(*x)
+            expected = definition(mechanism, x)
             what = f"{count} heads, keys of width {key_dim}, values of width {value_dim}, {causal=}"
             assert_close(run(mechanism, x).values, expected, tolerance=1e-10, what=what)
 
@@ -308,8 +295,7 @@ def redraw(subject: Subject) -> None:
             before = _generators()
             mechanism.redraw(torch.Generator().manual_seed(5))
             require(_generators() == before, "redraw moved a global random generator")
-            with torch.no_grad():
-                expected = mechanism.definition(*x)
+            expected = definition(mechanism, x)
             outputs.append(run(mechanism, x).values)
             assert_close(outputs[-1], expected, tolerance=1e-10, what=f"after redraw, {causal=}")
         assert_identical(outputs[1], outputs[0], what="drawn again from the same generator")
@@ -323,14 +309,14 @@ def memory_layout(subject: Subject) -> None:
         x = subject.inputs(mechanism, dtype=torch.float64)
         expected = run(mechanism, x).values
         layouts = {
-            "(batch, length, heads, dim)": Inputs(*(y.transpose(1, 2).contiguous().transpose(1, 2) for y in x)),
-            "dim outside length": Inputs(*(y.mT.contiguous().mT for y in x)),
-            "every other number": Inputs(*(y.repeat_interleave(2, -1)[..., ::2] for y in x)),
+            "(batch, length, heads, dim)": x.map(lambda y: y.transpose(1, 2).contiguous().transpose(1, 2)),
+            "dim outside length": x.map(lambda y: y.mT.contiguous().mT),
+            "every other number": x.map(lambda y: y.repeat_interleave(2, -1)[..., ::2]),
         }
         for name, y in layouts.items():
             assert_close(run(mechanism, y).values, expected, tolerance=1e-12, what=name)
         first = x.rows(slice(0, 1))
-        spread = Inputs(*(y.expand(3, -1, -1, -1) for y in first))
+        spread = first.map(lambda y: y.expand(3, -1, -1, -1))
         alone = run(mechanism, first).values.expand(3, -1, -1, -1)
         assert_close(run(mechanism, spread).values, alone, tolerance=1e-12, what="one row expanded to three")
 

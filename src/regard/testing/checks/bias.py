@@ -8,7 +8,18 @@ from torch import Tensor
 from regard.bias import ScoreBias
 from regard.core import Attention
 from regard.testing.compare import assert_close
-from regard.testing.inputs import LENGTH, LONG, Subject, draw, mask_with_holes, randn, run
+from regard.testing.inputs import (
+    LENGTH,
+    LONG,
+    Subject,
+    call,
+    define,
+    definition,
+    draw,
+    mask_with_holes,
+    randn,
+    run,
+)
 from regard.testing.registry import check, require
 
 _REFUSED = ("not supports.bias", "refusals")
@@ -58,8 +69,8 @@ def as_table(bias: ScoreBias, queries: int, keys: int, causal: bool, batch: int 
 def _used(subject: Subject, mechanism: Attention, length: int, bias: ScoreBias) -> ScoreBias:
     """The bias cut to the distances that the mechanism asks for."""
     low, high = mechanism.bias_distances(length, length)
-    require(low <= 0 <= high, f"reach({length}, {length}) is {(low, high)}; it must contain distance 0")
-    require(1 - length <= low and high <= length - 1, f"reach({length}, {length}) is {(low, high)}, beyond any pair")
+    require(low <= 0 <= high, f"bias_distances are {(low, high)} of {length} positions; distance 0 is missing")
+    require(1 - length <= low and high <= length - 1, f"bias_distances are {(low, high)}, beyond {length} positions")
     return within(bias, low, high)
 
 
@@ -108,8 +119,7 @@ def _agrees(subject: Subject, make: object) -> None:
                 if keep is not None and not subject.info.supports.key_mask:
                     continue
                 out = run(mechanism, x, key_mask=keep, bias=bias).values
-                with torch.no_grad():
-                    expected = mechanism.definition(*x, key_mask=keep, bias=table)
+                expected = definition(mechanism, x, key_mask=keep, bias=table)
                 what = f"{length} positions, {causal=}, {'masked' if keep is not None else 'no mask'}"
                 assert_close(out, expected, tolerance=1e-10, what=f"by distance, {what}")
                 tabled = run(mechanism, x, key_mask=keep, bias=table).values
@@ -130,8 +140,7 @@ def bias_table(subject: Subject) -> None:
             keep |= torch.eye(LENGTH, dtype=torch.bool) & (torch.arange(LENGTH) > 0)
             infinite = torch.zeros(keep.shape, dtype=torch.float64).masked_fill(~keep, float("-inf"))
             chosen = run(mechanism, x, bias=ScoreBias(table=keep)).values
-            with torch.no_grad():
-                expected = mechanism.definition(*x, bias=ScoreBias(table=keep))
+            expected = definition(mechanism, x, bias=ScoreBias(table=keep))
             assert_close(chosen, expected, tolerance=1e-10, what=f"boolean table {shape}, {causal=}")
             require(not chosen[:, :, 0].any(), "a query whose keys the table removes must return exactly 0")
             minus = run(mechanism, x, bias=ScoreBias(table=infinite)).values
@@ -147,7 +156,7 @@ def bias_table(subject: Subject) -> None:
 
 @check(_REFUSED)
 def bias_reach(subject: Subject) -> None:
-    """`reach` is true: distances outside it have no influence, and its ends have."""
+    """`bias_distances` are true: distances outside them have no influence, and their ends have."""
     for causal in subject.modes:
         mechanism = subject.build(causal, dtype=torch.float64)
         x = subject.inputs(mechanism, dtype=torch.float64)
@@ -155,10 +164,9 @@ def bias_reach(subject: Subject) -> None:
         for far in (far_curve(LENGTH), far_relative(LENGTH)):
             cut = _used(subject, mechanism, LENGTH, far)
             expected = run(mechanism, x, bias=cut).values
-            with torch.no_grad():
-                assert_close(mechanism.definition(*x, bias=cut), expected, tolerance=1e-10, what="definition, cut")
+            assert_close(definition(mechanism, x, bias=cut), expected, tolerance=1e-10, what="definition, cut")
             wide = run(mechanism, x, bias=far).values
-            assert_close(wide, expected, tolerance=1e-12, what=f"columns beyond the reach {(low, high)}, {causal=}")
+            assert_close(wide, expected, tolerance=1e-12, what=f"columns beyond the distances {(low, high)}, {causal=}")
         moved = []
         still = run(mechanism, x, bias=far_curve(LENGTH)).values
         for distance in range(1 - LENGTH, LENGTH):
@@ -167,7 +175,7 @@ def bias_reach(subject: Subject) -> None:
             far.curve[:, far.high - distance] += 2.0
             if (run(mechanism, x, bias=far).values - still).abs().max() > 1e-9:
                 moved.append(distance)
-        require((moved[0], moved[-1]) == (low, high), f"reach is {(low, high)}, but distances {moved} act, {causal=}")
+        require((moved[0], moved[-1]) == (low, high), f"bias_distances are {(low, high)}, but {moved} act, {causal=}")
 
 
 @check(_REFUSED)
@@ -216,8 +224,8 @@ def bias_gradients(subject: Subject) -> None:
             leaves = {name: part.clone().requires_grad_() for name, part in parts.items() if part is not None}
             bias = ScoreBias(high=high, **leaves)
             way = randn(1, 2, length, 6, seed="way", dtype=torch.float64)
-            got = _gradients(mechanism(*x, bias=bias).values * way, leaves)
-            wanted = _gradients(mechanism.definition(*x, bias=bias) * way, leaves)
+            got = _gradients(call(mechanism, x, bias=bias).values * way, leaves)
+            wanted = _gradients(define(mechanism, x, bias=bias) * way, leaves)
             for name in leaves:
                 what = f"gradient of {name}, {length} positions, {causal=}"
                 assert_close(got[name], wanted[name], tolerance=1e-9, what=what)

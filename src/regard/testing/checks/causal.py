@@ -5,7 +5,7 @@ from torch import Tensor
 
 from regard.core import Attention
 from regard.testing.compare import assert_close, assert_identical, largest_error
-from regard.testing.inputs import LENGTH, LONG, Inputs, Subject, as_queries, changed, draw, run
+from regard.testing.inputs import LENGTH, LONG, Inputs, Subject, call, changed, definition, draw, run
 from regard.testing.registry import check, require
 
 
@@ -43,11 +43,12 @@ def draw_long(subject: Subject, mechanism: Attention, batch: int = 1) -> Inputs:
 def causality_of_gradients(subject: Subject) -> None:
     """No gradient flows from an output to a later token."""
     mechanism = subject.build(True)
-    x = Inputs(*(y.requires_grad_() for y in subject.inputs(mechanism)))
-    values = mechanism(*x).values
+    x = subject.inputs(mechanism).leaves()
+    values, leaves = call(mechanism, x).values, x.named()
     for at in range(LENGTH - 1):
-        grads = torch.autograd.grad(values[:, :, at].square().sum(), x, retain_graph=True, allow_unused=True)
-        for name, grad in zip("qkv", grads, strict=True):
+        total = values[:, :, at].square().sum()
+        grads = torch.autograd.grad(total, list(leaves.values()), retain_graph=True, allow_unused=True)
+        for name, grad in zip(leaves, grads, strict=True):
             late = 0.0 if grad is None else grad[:, :, at + 1 :].abs().max().item()
             require(late == 0, f"d output[{at}] / d {name}[later] is {late:.2e}")
 
@@ -110,13 +111,13 @@ def prefix(subject: Subject) -> None:
         x = subject.inputs(mechanism, queries=n, dtype=torch.float64)
         whole = run(mechanism, x).values
         for queries in (1, 4, n - 1):
-            some = run(mechanism, x._replace(q=x.q[:, :, n - queries :])).values
+            some = run(mechanism, x.queries(n - queries)).values
             assert_close(some, whole[:, :, n - queries :], tolerance=1e-10, what=f"the last {queries} of {n} queries")
     mechanism = subject.build(True, dtype=torch.float64, max_length=LONG)
     x = draw_long(subject, mechanism).to(torch.float64)
     whole = run(mechanism, x).values
     for queries in (1, 65, 100):
-        some = run(mechanism, x._replace(q=x.q[:, :, LONG - queries :])).values
+        some = run(mechanism, x.queries(LONG - queries)).values
         assert_close(some, whole[:, :, LONG - queries :], tolerance=1e-10, what=f"the last {queries} of {LONG} queries")
 
 
@@ -124,15 +125,12 @@ def prefix(subject: Subject) -> None:
 def cross(subject: Subject) -> None:
     """Queries of one sequence on keys of another: each query is served on its own, from all keys."""
     mechanism = subject.build(False, dtype=torch.float64)
-    info = subject.info
     x = subject.inputs(mechanism, queries=5, keys=LENGTH, dtype=torch.float64)
-    with torch.no_grad():
-        expected = mechanism.definition(*x)
+    expected = definition(mechanism, x)
     whole = run(mechanism, x).values
     assert_close(whole, expected, tolerance=1e-10, what=f"5 queries on {LENGTH} keys")
     used = 0
     for at in range(LENGTH):
-        q, k, v = changed(Inputs(x.k, x.k, x.v), slice(at, at + 1), mechanism.heads, info, f"cross {at}")
-        q = as_queries(k, mechanism.heads, 5) if info.shares_query_key else x.q
-        used += int((run(mechanism, Inputs(q, k, v)).values - whole).abs().max() > 1e-6)
+        other = changed(x, slice(at, at + 1), mechanism.heads, subject.info, f"cross {at}")
+        used += int((run(mechanism, other).values - whole).abs().max() > 1e-6)
     require(used == LENGTH, f"only {used} of {LENGTH} keys reach any query")

@@ -8,7 +8,7 @@ import torch
 from regard.core import Attention
 from regard.testing.compare import assert_close
 from regard.testing.counting import Count, count
-from regard.testing.inputs import Inputs, Subject, draw, run
+from regard.testing.inputs import Inputs, Subject, call, draw, run
 from regard.testing.registry import check, require
 
 SHORT, DOUBLE = 512, 1024
@@ -23,12 +23,12 @@ def _costs(subject: Subject, causal: bool, length: int) -> tuple[Count, Count]:
     mechanism = subject.build(causal, count=1, max_length=length)
     x = draw(mechanism.heads, subject.info, length, length, 1, "cost")
     forward = count(lambda: run(mechanism, x))
-    leaves = Inputs(*(y.requires_grad_() for y in x))
+    leaves = x.leaves()
     return forward, count(lambda: _step(mechanism, leaves))
 
 
 def _step(mechanism: Attention, x: Inputs) -> None:
-    mechanism(*x).values.sum().backward()
+    call(mechanism, x).values.sum().backward()
 
 
 @check()
@@ -63,14 +63,17 @@ def compilation(subject: Subject) -> None:
 def _train_compiled(subject: Subject, causal: bool) -> None:
     """One graph in training too, with the gradients of the mechanism as it is."""
     mechanism = subject.build(causal).train()
-    x = Inputs(*(y.requires_grad_() for y in subject.inputs(mechanism)))
+    x = subject.inputs(mechanism).leaves()
     twin = copy.deepcopy(mechanism)
     torch._dynamo.reset()
     compiled = torch.compile(twin, backend="eager", fullgraph=True, dynamic=False)
-    wanted, got = mechanism(*x), compiled(*x)
+    wanted, got = call(mechanism, x), call(compiled, x)
     assert_close(got.values, wanted.values, tolerance=1e-6, what=f"compiled in training, {causal=}")
-    grads = [torch.autograd.grad(y.values.square().sum(), x, allow_unused=True) for y in (got, wanted)]
-    for name, one, other in zip("qkv", *grads, strict=True):
+    leaves = x.named()
+    grads = [
+        torch.autograd.grad(y.values.square().sum(), list(leaves.values()), allow_unused=True) for y in (got, wanted)
+    ]
+    for name, one, other in zip(leaves, *grads, strict=True):
         if other is not None:
             assert_close(one, other, tolerance=1e-5, what=f"gradient of {name}, compiled in training, {causal=}")
 
@@ -95,7 +98,5 @@ def _compiled(subject: Subject, causal: bool, length: int, *, whole: bool) -> tu
 
     torch._dynamo.reset()
     compiled = torch.compile(mechanism, backend=backend, fullgraph=whole, dynamic=False)
-    with torch.no_grad():
-        out = compiled(*x).values
-    assert_close(out, expected, tolerance=1e-6, what=f"compiled, {length} positions, {causal=}")
+    assert_close(run(compiled, x).values, expected, tolerance=1e-6, what=f"compiled, {length} positions, {causal=}")
     return len(nodes), sum(nodes)

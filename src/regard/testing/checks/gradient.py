@@ -1,6 +1,6 @@
 """Gradients, losses and dropout: what training needs."""
 
-from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,39 +14,41 @@ from regard.testing.inputs import (
     Inputs,
     Subject,
     as_queries,
+    call,
+    define,
     exact_copy,
     mask_with_holes,
     randn,
     run,
+    under_mask,
 )
 from regard.testing.registry import check, require
 
-
-def _call(
-    mechanism: Attention,
-    leaves: dict[str, Tensor],
-    x: Inputs,
-    keep: Tensor | None,
-    definition: bool,
-    decisions: object = None,
-) -> Tensor:
-    """Values with the inputs and parameters replaced by `leaves`; q follows k where one projection serves as both."""
-    replay = {} if decisions is None else {"decisions": decisions}
-    k, v = leaves.get("k", x.k), leaves.get("v", x.v)
-    shared = mechanism.info.shares_query_key
-    q = as_queries(k, mechanism.heads, x.q.shape[2]) if shared else leaves.get("q", x.q)
-    if definition:
-        return mechanism.definition(q, k, v, key_mask=keep, **replay)  # pyright: ignore[reportArgumentType]
-    return mechanism(q, k, v, key_mask=keep).values
+DRAWS = 2000
+"""calls of one input over which dropout is averaged"""
 
 
-def _leaves(mechanism: Attention, x: Inputs) -> dict[str, Tensor]:
-    """Everything with a gradient: inputs that are read, and parameters (which the mechanism holds itself)."""
-    shared = mechanism.info.shares_query_key
-    inputs = {name: getattr(x, name) for name in "qkv" if name in mechanism.info.reads or (shared and name == "k")}
-    if shared:
-        inputs.pop("q", None)
+def _leaves(mechanism: Attention, x: Inputs, *, raw: bool = False) -> dict[str, Tensor]:
+    """Everything with a gradient: inputs that are read, and parameters (which the mechanism holds itself).
+
+    Args:
+        raw: declared inputs as a layer projects them, to be activated by the mechanism; else effective ones.
+    """
+    read = mechanism.info.reads.replace("q", "k") if mechanism.info.shares_query_key else mechanism.info.reads
+    inputs = {name: y for name, y in x.named().items() if name in read or name in x.more}
+    if raw:
+        inputs.update((name, randn(*y.shape, seed=f"raw {name}", dtype=y.dtype)) for name, y in x.more.items())
     return {**{name: y.requires_grad_() for name, y in inputs.items()}, **dict(mechanism.named_parameters())}
+
+
+def _with(mechanism: Attention, leaves: dict[str, Tensor], x: Inputs, *, raw: bool = False) -> Inputs:
+    """The inputs with those among `leaves` in place; q follows k where one projection serves as both."""
+    inputs = {name: leaves[name] for name in x.named() if name in leaves}
+    if raw and x.more:
+        inputs.update(mechanism.activate({name: leaves[name] for name in x.more}))
+    if mechanism.info.shares_query_key:
+        inputs["q"] = as_queries(inputs.get("k", x.k), mechanism.heads, x.q.shape[2])
+    return x.replaced(**inputs)
 
 
 @check()
@@ -62,8 +64,9 @@ def reference_gradients(subject: Subject) -> None:
             for keep in masks:
                 if keep is not None and subject.info.shares_query_key:
                     way = way * keep[:, None, :, None]
-                got = _gradients((_call(mechanism, leaves, x, keep, False) * way).sum(), leaves)
-                wanted = _gradients((_call(mechanism, leaves, x, keep, True) * way).sum(), leaves)
+                given = _with(mechanism, leaves, x)
+                got = _gradients((call(mechanism, given, key_mask=keep).values * way).sum(), leaves)
+                wanted = _gradients((define(mechanism, given, key_mask=keep) * way).sum(), leaves)
                 for name in leaves:
                     what = f"gradient of {name}, {length} positions, {causal=}{'' if keep is None else ', masked'}"
                     assert_close(got[name], wanted[name], tolerance=1e-9, what=what)
@@ -83,10 +86,13 @@ def float32_gradients(subject: Subject) -> None:
         oracle, exact = exact_copy(mechanism), x.to(torch.float64)
         way = randn(1, 2, LONG, 6, seed="way")
         made = mechanism.decisions(x.q, x.k) if subject.info.rounding else None  # pyright: ignore[reportCallIssue]
-        leaves, true_leaves = _leaves(mechanism, x), _leaves(oracle, exact)
-        got = _gradients((_call(mechanism, leaves, x, None, False) * way).sum(), leaves)
-        own = _gradients((_call(mechanism, leaves, x, None, True, made) * way).sum(), leaves)
-        wanted = _gradients((_call(oracle, true_leaves, exact, None, True, made) * way.double()).sum(), true_leaves)
+        leaves = _leaves(mechanism, x, raw=True)
+        true_leaves = {**_leaves(oracle, exact), **{n: leaves[n].detach().double().requires_grad_() for n in x.more}}
+        got = _gradients((call(mechanism, _with(mechanism, leaves, x, raw=True)).values * way).sum(), leaves)
+        loss = define(mechanism, _with(mechanism, leaves, x, raw=True), decisions=made) * way
+        own = _gradients(loss.sum(), leaves)
+        loss = define(oracle, _with(oracle, true_leaves, exact, raw=True), decisions=made) * way.double()
+        wanted = _gradients(loss.sum(), true_leaves)
         allowed = max(1e-5, 4 * max(largest_error(own[name], grad) for name, grad in wanted.items()))
         for name, grad in wanted.items():
             what = f"gradient of {name} in float32, {causal=}"
@@ -95,7 +101,7 @@ def float32_gradients(subject: Subject) -> None:
 
 @check()
 def finite_differences(subject: Subject) -> None:
-    """In float64 the gradients of q, v and every parameter are the slopes, those of straight-through ones are not."""
+    """In float64 gradients of q, v, inputs and parameters are the slopes, those of straight-through ones are not."""
     _slopes(subject, keys=False)
 
 
@@ -110,9 +116,9 @@ def _slopes(subject: Subject, *, keys: bool) -> None:
     for causal in subject.modes:
         mechanism = subject.build(causal, dtype=torch.float64)
         x = subject.inputs(mechanism, dtype=torch.float64, margin=True)
-        leaves = _leaves(mechanism, x)
+        leaves = _leaves(mechanism, x, raw=True)
         way = randn(2, 2, LENGTH, 6, seed="way", dtype=torch.float64)
-        grads = _gradients((_call(mechanism, leaves, x, None, False) * way).sum(), leaves)
+        grads = _gradients(_along(mechanism, leaves, x, way), leaves)
         for name, leaf in leaves.items():
             if (name == "k") is not keys:
                 continue
@@ -123,7 +129,7 @@ def _slopes(subject: Subject, *, keys: bool) -> None:
                     still = leaf.detach().clone()
                     for side in (1, -1, 2, -2):
                         leaf.copy_(still + side * step * along)
-                        ends.append((_call(mechanism, leaves, x, None, False) * way).sum())
+                        ends.append(_along(mechanism, leaves, x, way))
                     leaf.copy_(still)
                 # five points: the error falls with step^4, so that strong curvature does not look like a wrong gradient
                 slope = (8 * (ends[0] - ends[1]) - (ends[2] - ends[3])) / (12 * step)
@@ -141,17 +147,19 @@ def _slopes(subject: Subject, *, keys: bool) -> None:
                 )
 
 
+def _along(mechanism: Attention, leaves: dict[str, Tensor], x: Inputs, way: Tensor) -> Tensor:
+    """The values of a call with raw inputs, along one direction."""
+    return (call(mechanism, _with(mechanism, leaves, x, raw=True)).values * way).sum()
+
+
 @check()
 def parameter_gradients(subject: Subject) -> None:
     """Every parameter and every tensor that is read gets a finite gradient that is not 0, but where `info.flat`."""
     for causal in subject.modes:
         mechanism = subject.build(causal).train()
         x = subject.inputs(mechanism)
-        leaves = _leaves(mechanism, x)
-        k = leaves.get("k", x.k)
-        shared = subject.info.shares_query_key
-        q = as_queries(k, mechanism.heads, LENGTH) if shared else leaves.get("q", x.q)
-        out = mechanism(q, k, leaves.get("v", x.v))
+        leaves = _leaves(mechanism, x, raw=True)
+        out = call(mechanism, _with(mechanism, leaves, x, raw=True))
         total = out.values.square().sum() + sum(out.losses.values())
         for name, leaf in leaves.items():
             (grad,) = torch.autograd.grad(total, leaf, retain_graph=True, allow_unused=True)
@@ -173,25 +181,23 @@ def losses(subject: Subject) -> None:
         found = run(mechanism, x).losses
         require(found == {}, f"losses in evaluation: {sorted(found)}")
         mechanism.train()
-        leaves = Inputs(*(y.requires_grad_() for y in x))
-        found = mechanism(*leaves).losses
+        found = call(mechanism, x.leaves()).losses
         require(set(found) == set(info.losses), f"info declares {sorted(info.losses)}, training gave {sorted(found)}")
         for name, loss in found.items():
             require(loss.ndim == 0 and bool(loss.isfinite()), f"{name} must be one finite number")
             require(loss.requires_grad, f"{name} has no gradient")
         if found and info.supports.key_mask:
-            padded = Inputs(*(torch.nn.functional.pad(y.detach(), (0, 0, 0, 5)) for y in x))
+            x = x.map(Tensor.detach)
+            padded = x.map(lambda y: torch.nn.functional.pad(y, (0, 0, 0, 5)))
             keep = torch.arange(LENGTH + 5).expand(2, -1) < LENGTH
-            longer = subject.build(causal).train()(*padded, key_mask=keep).losses
+            longer = call(subject.build(causal).train(), padded, key_mask=keep).losses
             for name, loss in longer.items():
                 assert_close(loss.detach(), found[name].detach(), tolerance=1e-5, what=f"{name} with 5 hidden keys")
             keep = mask_with_holes(2, LENGTH)
-            hidden = ~keep[:, None, :, None]
             for content in (1e4, float("nan")):
-                k, v = (y.detach().masked_fill(hidden, content) for y in (x.k, x.v))
-                q = x.q.detach().masked_fill(hidden, content) if info.shares_query_key else x.q.detach()
-                other = subject.build(causal).train()(q, k, v, key_mask=keep).losses
-                clean = subject.build(causal).train()(*(y.detach() for y in x), key_mask=keep).losses
+                hidden = under_mask(x, keep, content, info)
+                other = call(subject.build(causal).train(), hidden, key_mask=keep).losses
+                clean = call(subject.build(causal).train(), x, key_mask=keep).losses
                 for name, loss in other.items():
                     assert_close(loss.detach(), clean[name].detach(), tolerance=1e-6, what=f"{name}, {content} hidden")
 
@@ -204,16 +210,15 @@ def recomputation(subject: Subject) -> None:
         for again in (False, True):
             mechanism = subject.build(causal, dtype=torch.float64).train()
             x = subject.inputs(mechanism, dtype=torch.float64)
-            leaves = Inputs(*(y.requires_grad_() for y in x))
-            call = partial(checkpoint, mechanism, use_reentrant=False) if again else mechanism
-            values = call(*leaves).values
-            grads = torch.autograd.grad(values.square().sum(), leaves, allow_unused=True)
+            x = x.leaves()
+            out: Any = checkpoint(call, mechanism, x, use_reentrant=False) if again else call(mechanism, x)
+            grads = torch.autograd.grad(out.values.square().sum(), list(x.named().values()), allow_unused=True)
             results.append((dict(mechanism.named_buffers()), grads))
         (once, grads), (twice, same) = results
         for name, buffer in once.items():
             if buffer.numel():
                 assert_identical(twice[name], buffer, what=f"buffer {name} after a block that was computed twice")
-        for name, one, other in zip("qkv", grads, same, strict=True):
+        for name, one, other in zip(x.named(), grads, same, strict=True):
             if one is not None:
                 assert_close(other, one, tolerance=1e-12, what=f"gradient of {name} with checkpointing")
 
@@ -228,8 +233,7 @@ def dropout(subject: Subject) -> None:
         expected = run(plain, x).values
         assert_close(run(mechanism, x).values, expected, tolerance=1e-12, what="dropout in evaluation")
         mechanism.train()
-        draws = 2000
-        many = Inputs(*(y.expand(draws, -1, -1, -1) for y in x))
+        many = x.map(lambda y: y.expand(DRAWS, -1, -1, -1))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             first, second = run(mechanism, many).values, run(mechanism, many).values
@@ -237,6 +241,6 @@ def dropout(subject: Subject) -> None:
         require(bool((first.std(0) > 0).any()), "every row of a batch drops the same weights")
         if subject.info.linear_in_value:
             both = torch.cat([first, second])
-            error = both.std(0) / (2 * draws) ** 0.5
+            error = both.std(0) / (2 * DRAWS) ** 0.5
             z = ((both.mean(0) - expected[0]).abs() / error.clamp_min(1e-12)).max().item()
-            require(z < 5, f"the mean over {2 * draws} draws is {z:.1f} standard errors away")
+            require(z < 5, f"the mean over {2 * DRAWS} draws is {z:.1f} standard errors away")

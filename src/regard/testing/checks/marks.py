@@ -6,7 +6,18 @@ from torch import Tensor
 from regard.bias import ScoreBias
 from regard.testing.checks.bias import as_table, far_curve, far_relative
 from regard.testing.compare import assert_close, assert_identical
-from regard.testing.inputs import LENGTH, LONG, Inputs, Subject, changed, draw, mask_with_holes, run
+from regard.testing.inputs import (
+    LENGTH,
+    LONG,
+    Subject,
+    call,
+    changed,
+    define,
+    definition,
+    draw,
+    mask_with_holes,
+    run,
+)
 from regard.testing.registry import check, require
 
 _REFUSED = ("not supports.marks", "refusals")
@@ -37,8 +48,7 @@ def marks(subject: Subject) -> None:
                 for keep in (None, mask_with_holes(2, length)) if short else (None,):
                     if keep is None or subject.info.supports.key_mask:
                         out = run(mechanism, x, key_mask=keep, marks=given).values
-                        with torch.no_grad():
-                            expected = mechanism.definition(*x, key_mask=keep, marks=given)
+                        expected = definition(mechanism, x, key_mask=keep, marks=given)
                         assert_close(out, expected, tolerance=1e-10, what=f"{what}, masked={keep is not None}")
                 out = run(mechanism, x, marks=given).values
                 moved = max(moved, (out - plain).abs().max().item())
@@ -100,8 +110,7 @@ def marks_bias(subject: Subject) -> None:
         for name, given in some_marks(LENGTH).items():
             for far in (far_curve(LENGTH), far_relative(LENGTH)):
                 table = ScoreBias(table=as_table(far, LENGTH, LENGTH, causal))
-                with torch.no_grad():
-                    expected = mechanism.definition(*x, bias=table, marks=given)
+                expected = definition(mechanism, x, bias=table, marks=given)
                 what = f"{name} marks, {causal=}"
                 out = run(mechanism, x, bias=far, marks=given).values
                 assert_close(out, expected, tolerance=1e-10, what=f"{what}, by distance")
@@ -118,12 +127,10 @@ def marks_gradients(subject: Subject) -> None:
         for name, given in some_marks(LENGTH).items():
             grads = []
             for defined in (False, True):
-                leaves = Inputs(*(y.clone().requires_grad_() for y in x))
-                answer = (
-                    mechanism.definition(*leaves, marks=given) if defined else mechanism(*leaves, marks=given).values
-                )
-                total = (answer * x.k[:, :1, :, :1]).sum()
+                y = x.clone().leaves()
+                answer = define(mechanism, y, marks=given) if defined else call(mechanism, y, marks=given).values
+                total, leaves = (answer * x.k[:, :1, :, :1]).sum(), list(y.named().values())
                 grads.append(torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True))
-            for letter, one, other in zip("qkv", *grads, strict=True):
+            for each, one, other in zip(x.named(), *grads, strict=True):
                 if other.any():
-                    assert_close(one, other, tolerance=1e-9, what=f"gradient of {letter}, {name} marks, {causal=}")
+                    assert_close(one, other, tolerance=1e-9, what=f"gradient of {each}, {name} marks, {causal=}")

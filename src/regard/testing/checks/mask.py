@@ -5,7 +5,19 @@ from torch import Tensor
 
 from regard.errors import UnsupportedError
 from regard.testing.compare import assert_close, assert_identical
-from regard.testing.inputs import LENGTH, LONG, Inputs, Subject, as_queries, changed, draw, mask_with_holes, run
+from regard.testing.inputs import (
+    LENGTH,
+    LONG,
+    Inputs,
+    Subject,
+    call,
+    changed,
+    definition,
+    draw,
+    mask_with_holes,
+    run,
+    under_mask,
+)
 from regard.testing.registry import check, require
 
 _REFUSED = ("not supports.key_mask", "refusals")
@@ -27,8 +39,7 @@ def key_mask(subject: Subject) -> None:
             y = x if n == LENGTH else draw(mechanism_n.heads, subject.info, n, n, 2, "masked").to(torch.float64)
             keep = mask_with_holes(2, n)
             masked = run(mechanism_n, y, key_mask=keep).values
-            with torch.no_grad():
-                expected = mechanism_n.definition(*y, key_mask=keep)
+            expected = definition(mechanism_n, y, key_mask=keep)
             real = _real_queries(subject, keep)
             assert_close(masked[real], expected[real], tolerance=1e-10, what=f"{n} keys with holes, {causal=}")
             if n == LENGTH:
@@ -44,16 +55,13 @@ def _real_queries(subject: Subject, keep: Tensor) -> Tensor:
 @check(_REFUSED)
 def masked_content(subject: Subject) -> None:
     """Hidden keys have no influence: neither NaN, infinity nor 1e4 under the mask changes an output bit."""
-    info = subject.info
     for causal in subject.modes:
         mechanism = subject.build(causal)
         x, keep = subject.inputs(mechanism), mask_with_holes(2, LENGTH)
         real = _real_queries(subject, keep)
         whole = run(mechanism, x, key_mask=keep).values
         for content in (float("nan"), float("inf"), 1e4, -1e4):
-            k, v = (y.masked_fill(~keep[:, None, :, None], content) for y in (x.k, x.v))
-            q = as_queries(k, mechanism.heads, LENGTH) if info.shares_query_key else x.q
-            out = run(mechanism, Inputs(q, k, v), key_mask=keep).values
+            out = run(mechanism, under_mask(x, keep, content, subject.info), key_mask=keep).values
             assert_identical(out[real], whole[real], what=f"{content} under the mask, {causal=}")
 
 
@@ -64,17 +72,17 @@ def masked_gradients(subject: Subject) -> None:
         mechanism = subject.build(causal)
         x, keep = subject.inputs(mechanism), mask_with_holes(2, LENGTH)
         hidden = ~keep[:, None, :, None]
-        leaves = [x.q.requires_grad_(), *(y.masked_fill(hidden, float("nan")).requires_grad_() for y in (x.k, x.v))]
-        values = mechanism(*leaves, key_mask=keep).values
+        of_keys = {n: y.masked_fill(hidden, float("nan")) for n, y in x.named().items() if n not in x.asking}
+        leaves = x.replaced(**of_keys).leaves()
+        values = call(mechanism, leaves, key_mask=keep).values
         real = _real_queries(subject, keep)
-        named = [*zip("qkv", leaves, strict=True), *mechanism.named_parameters()]
         total = values[real].square().sum()
-        for name, leaf in named:
+        for name, leaf in [*leaves.named().items(), *mechanism.named_parameters()]:
             (grad,) = torch.autograd.grad(total, leaf, retain_graph=True, allow_unused=True)
             if grad is None:
                 continue
             require(bool(grad.isfinite().all()), f"the gradient of {name} is not finite")
-            if name in ("k", "v"):
+            if name in of_keys:
                 require(not grad[hidden.expand_as(grad)].any(), f"hidden positions of {name} get a gradient")
 
 
@@ -86,11 +94,13 @@ def empty_rows(subject: Subject) -> None:
         x = subject.inputs(mechanism)
         keep = torch.ones(2, LENGTH, dtype=torch.bool)
         keep[1] = False
-        leaves = Inputs(*(y.requires_grad_() for y in x))
-        values = mechanism(*leaves, key_mask=keep).values
+        leaves = x.leaves()
+        values = call(mechanism, leaves, key_mask=keep).values
         require(not values[1].any(), f"a row without keys returned up to {values[1].abs().max().item():.2e}, not 0")
         assert_close(values[0].detach(), run(mechanism, x).values[0], tolerance=2e-6, what="the full row beside it")
-        grads = torch.autograd.grad(values.square().sum(), [*leaves, *mechanism.parameters()], allow_unused=True)
+        grads = torch.autograd.grad(
+            values.square().sum(), [*leaves.named().values(), *mechanism.parameters()], allow_unused=True
+        )
         require(all(g.isfinite().all() for g in grads if g is not None), "a gradient is not finite")
         if causal and not subject.info.anchored:
             keep[1, LENGTH // 2 :] = True
@@ -142,7 +152,7 @@ def left_padding_refusal(subject: Subject) -> None:
 def _pad(subject: Subject, x: Inputs, before: int, behind: int) -> tuple[Inputs, Tensor]:
     """The sequence between positions with other content, and the mask that hides those."""
     real = x.k.shape[2]
-    wide = Inputs(*(torch.nn.functional.pad(y, (0, 0, before, behind)) for y in x))
+    wide = x.map(lambda y: torch.nn.functional.pad(y, (0, 0, before, behind)))
     keep = torch.zeros(x.k.shape[0], before + real + behind, dtype=torch.bool)
     keep[:, before : before + real] = True
     heads = subject.heads(subject.modes[0])

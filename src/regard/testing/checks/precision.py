@@ -6,7 +6,7 @@ import torch
 
 from regard.core import Attention
 from regard.testing.compare import assert_close, largest_error
-from regard.testing.inputs import LENGTH, LONG, Inputs, Subject, draw, exact_copy, run
+from regard.testing.inputs import LENGTH, LONG, Inputs, Subject, call, definition, draw, exact_copy, run
 from regard.testing.registry import check, require
 
 FLOAT32 = 2e-6
@@ -35,8 +35,7 @@ def _cases(subject: Subject, dtype: torch.dtype) -> Iterator[tuple[str, Attentio
 def reference(subject: Subject) -> None:
     """In float64 the algorithm is its definition to 1e-10."""
     for what, mechanism, x in _cases(subject, torch.float64):
-        with torch.no_grad():
-            expected = mechanism.definition(*x)
+        expected = definition(mechanism, x)
         assert_close(run(mechanism, x).values, expected, tolerance=1e-10, what=what)
 
 
@@ -49,12 +48,11 @@ def replayed_choices(subject: Subject) -> None:
             require(hasattr(mechanism, "decisions"), "info.selects asks for decisions(q, k), which reference takes")
             for seed in range(2):
                 x = draw(mechanism.heads, subject.info, LONG, LONG, 1, f"close calls {seed}").to(dtype)
-                x = x._replace(v=x.v + 2)
+                x = x.replaced(v=x.v + 2)
                 with torch.no_grad():
                     made = mechanism.decisions(x.q, x.k)  # pyright: ignore[reportCallIssue]
-                    replay = {"decisions": made}
-                    expected = exact_copy(mechanism).definition(*x.to(torch.float64), **replay)  # pyright: ignore
-                    own = largest_error(mechanism.definition(*x, **replay), expected)  # pyright: ignore
+                expected = definition(exact_copy(mechanism), x.to(torch.float64), decisions=made)
+                own = largest_error(definition(mechanism, x, decisions=made), expected)
                 tolerance = max(allowed, 4 * own) if dtype == torch.float32 else allowed
                 what = f"{dtype}, {causal=}, choices replayed"
                 assert_close(run(mechanism, x).values.double(), expected, tolerance=tolerance, what=what)
@@ -64,9 +62,8 @@ def replayed_choices(subject: Subject) -> None:
 def reference_float32(subject: Subject) -> None:
     """In float32 the error is at most 2e-6 of the largest output, or 4 times that of the definition in float32."""
     for what, mechanism, x in _cases(subject, torch.float32):
-        with torch.no_grad():
-            expected = exact_copy(mechanism).definition(*x.to(torch.float64))
-            own = largest_error(mechanism.definition(*x), expected)
+        expected = definition(exact_copy(mechanism), x.to(torch.float64))
+        own = largest_error(definition(mechanism, x), expected)
         assert_close(run(mechanism, x).values.double(), expected, tolerance=max(FLOAT32, 4 * own), what=what)
 
 
@@ -74,9 +71,8 @@ def reference_float32(subject: Subject) -> None:
 def bfloat16(subject: Subject) -> None:
     """In bfloat16 the result is the definition's on the same rounded inputs, accumulated in float32 at least."""
     for what, mechanism, x in _cases(subject, torch.bfloat16):
-        x = x._replace(v=x.v + 2)  # late averages as large as early ones, so that a sum that stalls shows
-        with torch.no_grad():
-            expected = exact_copy(mechanism).definition(*x.to(torch.float64))
+        x = x.replaced(v=x.v + 2)  # late averages as large as early ones, so that a sum that stalls shows
+        expected = definition(exact_copy(mechanism), x.to(torch.float64))
         assert_close(run(mechanism, x).values.double(), expected, tolerance=BFLOAT16, what=what)
 
 
@@ -86,16 +82,15 @@ def autocast(subject: Subject) -> None:
     for causal in subject.modes:
         for dtype in (torch.float32, torch.bfloat16):  # a layer's projections hand over bfloat16
             mechanism = subject.build(causal)
-            x = Inputs(*(y.requires_grad_() for y in subject.inputs(mechanism, dtype=dtype)))
-            with torch.no_grad():
-                expected = exact_copy(mechanism).definition(*x.to(torch.float64))
+            x = subject.inputs(mechanism, dtype=dtype).leaves()
+            expected = definition(exact_copy(mechanism), x.to(torch.float64))
             with torch.autocast("cpu", dtype=torch.bfloat16):
-                out = mechanism(*x).values
+                out = call(mechanism, x).values
             require(out.dtype == dtype, f"{dtype} in, {out.dtype} out")
             what = f"{dtype} under autocast, {causal=}"
             assert_close(out.detach().double(), expected, tolerance=AUTOCAST, what=what)
             out.float().square().sum().backward()
-            for name, y in zip("qkv", x, strict=True):
+            for name, y in x.named().items():
                 require(
                     y.grad is None or bool(y.grad.isfinite().all()), f"the gradient of {name} is not finite, {what}"
                 )
@@ -109,15 +104,14 @@ def huge_logits(subject: Subject) -> None:
         for length in (LENGTH, LONG):
             mechanism = subject.build(causal, max_length=LONG)
             for scale in (100.0, 1e-4) if length == LENGTH else (100.0,):
-                drawn = draw(mechanism.heads, info, length, length, 1, "huge", scale)
-                x = Inputs(*(y.requires_grad_() for y in drawn))
-                out = mechanism(*x).values
+                x = draw(mechanism.heads, info, length, length, 1, "huge", scale).leaves()
+                out = call(mechanism, x).values
                 what = f"q and k times {scale:g}, {length} positions, {causal=}"
                 require(bool(out.isfinite().all()), f"{what}: values are not finite")
                 if info.rows_sum_to_one and info.nonnegative and info.linear_in_value:
                     v = x.v.repeat_interleave(mechanism.heads.group, 1)
                     inside = (out <= v.amax(2, keepdim=True) + 1e-5) & (out >= v.amin(2, keepdim=True) - 1e-5)
                     require(bool(inside.all()), f"{what}: averages leave the range of the values")
-                grads = torch.autograd.grad(out.square().sum(), x, allow_unused=True)
+                grads = torch.autograd.grad(out.square().sum(), list(x.named().values()), allow_unused=True)
                 finite = all(g.isfinite().all() for g in grads if g is not None)
                 require(finite, f"{what}: gradients are not finite")

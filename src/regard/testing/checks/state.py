@@ -5,9 +5,21 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from regard.core import Attention, State
+from regard.errors import UnsupportedError
 from regard.testing.checks.bias import far_curve, far_relative, within
 from regard.testing.compare import assert_close, assert_identical
-from regard.testing.inputs import LENGTH, LONG, Inputs, Subject, draw, mask_with_holes, randn, run, two_way_splits
+from regard.testing.inputs import (
+    LENGTH,
+    LONG,
+    Inputs,
+    Subject,
+    call,
+    draw,
+    mask_with_holes,
+    randn,
+    run,
+    two_way_splits,
+)
 from regard.testing.registry import check, require
 
 _STATELESS = ("not supports.state", "refusals")
@@ -81,7 +93,7 @@ def state_prefix(subject: Subject) -> None:
     whole = run(mechanism, x).values
     first = run(mechanism, x.slots(0, 4), state=start(mechanism, 2))
     piece = x.slots(4, 10)
-    second = run(mechanism, piece._replace(q=piece.q[:, :, 4:]), state=first.state)
+    second = run(mechanism, piece.queries(4), state=first.state)
     third = run(mechanism, x.slots(10, LENGTH), state=second.state)
     assert_close(second.values, whole[:, :, 8:10], tolerance=1e-10, what="2 queries on 6 new keys")
     assert_close(third.values, whole[:, :, 10:], tolerance=1e-10, what="the piece after it")
@@ -89,7 +101,7 @@ def state_prefix(subject: Subject) -> None:
 
 @check(_STATELESS, _NOT_CAUSAL, ("not supports.bias", "refusals"))
 def state_bias(subject: Subject) -> None:
-    """A bias means the same distances with a state as without, and `reach` counts the state's slots."""
+    """A bias means the same distances with a state as without, and `bias_distances` count the state's slots."""
     mechanism = subject.build(True, dtype=torch.float64)
     x = subject.inputs(mechanism, dtype=torch.float64)
     for far in (far_curve(LENGTH), far_relative(LENGTH)):
@@ -114,17 +126,17 @@ def state_immutability(subject: Subject) -> None:
     other = subject.inputs(mechanism, seed=1, dtype=torch.float64)
     for recording in (False, True):
         with torch.set_grad_enabled(recording):
-            trunk = mechanism(*x.slots(0, 6), state=start(mechanism, 2)).state
+            trunk = call(mechanism, x.slots(0, 6), state=start(mechanism, 2)).state
             assert trunk is not None
             before = {name: y.detach().clone() for name, y in trunk.tensors().items()}
-            ours = mechanism(*x.slots(6, 9), state=trunk)
-            theirs = mechanism(*other.slots(6, 10), state=trunk)
+            ours = call(mechanism, x.slots(6, 9), state=trunk)
+            theirs = call(mechanism, other.slots(6, 10), state=trunk)
             for name, y in trunk.tensors().items():
                 assert_identical(y.detach(), before[name], what=f"{name} of a state that was passed")
             require(trunk.length == 6, f"length of a state that was passed is {trunk.length}, not 6")
-            ours_next = mechanism(*x.slots(9, LENGTH), state=ours.state).values
-            theirs_next = mechanism(*other.slots(10, LENGTH), state=theirs.state).values
-        mixed = Inputs(*(torch.cat([a[:, :, :6], b[:, :, 6:]], 2) for a, b in zip(x, other, strict=True)))
+            ours_next = call(mechanism, x.slots(9, LENGTH), state=ours.state).values
+            theirs_next = call(mechanism, other.slots(10, LENGTH), state=theirs.state).values
+        mixed = Inputs.joined([x.slots(0, 6), other.slots(6, LENGTH)], 2)
         for name, inputs, first, second in (("first", x, ours, ours_next), ("second", mixed, theirs, theirs_next)):
             grown = torch.cat([first.values, second], 2).detach()
             expected = run(mechanism, inputs).values[:, :, 6:]
@@ -165,8 +177,8 @@ def state_select(subject: Subject) -> None:
         out = run(mechanism, x.rows(rows).slots(8, LENGTH), key_mask=picked, state=state.select(rows)).values
         assert_close(out, expected, tolerance=1e-12, what=f"rows {rows.tolist()}")
         require(state.select(rows).length == 8, "select changed the length")
-    leaf = x._replace(k=x.k.requires_grad_(), v=x.v.requires_grad_())
-    grown = mechanism(*leaf.slots(0, 8), state=start(mechanism, 3)).state
+    grown = call(mechanism, x.leaves().slots(0, 8), state=start(mechanism, 3)).state
+    assert grown is not None
     cut = grown.detach()
     require(not any(y.requires_grad for y in cut.tensors().values()), "detach left a gradient")
     require(cut.length == grown.length, "detach changed the length")
@@ -226,16 +238,19 @@ def state_file(subject: Subject) -> None:
 def state_gradients(subject: Subject) -> None:
     """Gradients pass through a state as they pass through the whole sequence."""
     mechanism = subject.build(True, dtype=torch.float64)
-    leaves = Inputs(*(y.requires_grad_() for y in subject.inputs(mechanism, dtype=torch.float64)))
+    x = subject.inputs(mechanism, dtype=torch.float64).leaves()
+    leaves = x.named()
     way = randn(2, 2, LENGTH, 6, seed="way", dtype=torch.float64)
-    wanted = torch.autograd.grad((mechanism(*leaves).values * way).sum(), leaves, allow_unused=True)
+    total = (call(mechanism, x).values * way).sum()
+    wanted = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
     state, total, at = start(mechanism, 2), torch.zeros((), dtype=torch.float64), 0
     for count in (5, 1, 7):
-        answer = mechanism(*leaves.slots(at, at + count), state=state)
+        answer = call(mechanism, x.slots(at, at + count), state=state)
         total = total + (answer.values * way[:, :, at : at + count]).sum()
+        assert answer.state is not None
         state, at = answer.state, at + count
-    got = torch.autograd.grad(total, leaves, allow_unused=True)
-    for name, one, other in zip("qkv", got, wanted, strict=True):
+    got = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+    for name, one, other in zip(leaves, got, wanted, strict=True):
         require((one is None) is (other is None), f"gradient of {name} appears or vanishes")
         if one is not None and other is not None:
             assert_close(one, other, tolerance=1e-9, what=f"gradient of {name} through a state")
@@ -252,11 +267,105 @@ def state_of_source(subject: Subject) -> None:
         expected = whole if mask is None else run(mechanism, x, key_mask=mask).values
         early, late = (None, None) if mask is None else (mask[:, :9], mask[:, 9:])
         state = start(mechanism, 2)
-        piece = Inputs(x.q[:, :, :0], x.k[:, :, :9], x.v[:, :, :9])
-        state = run(mechanism, piece, key_mask=early, state=state).state
-        tail = Inputs(x.q, x.k[:, :, 9:], x.v[:, :, 9:])
-        out = run(mechanism, tail, key_mask=late, state=state)
+        state = run(mechanism, x.queries(0, 0).keys(0, 9), key_mask=early, state=state).state
+        out = run(mechanism, x.keys(9), key_mask=late, state=state)
         assert_close(out.values, expected, tolerance=1e-10, what="9 keys in the state, 4 in the call")
-        nothing = Inputs(x.q, x.k[:, :, :0], x.v[:, :, :0])
-        again = run(mechanism, nothing, state=out.state).values
+        again = run(mechanism, x.keys(0, 0), state=out.state).values
         assert_close(again, expected, tolerance=1e-10, what="every key in the state")
+
+
+def same_state(state: State | None, expected: State | None, what: str) -> None:
+    """The same number of slots with the same content, to rounding."""
+    assert expected is not None
+    require(state is not None, f"{what}: no state")
+    assert state is not None
+    require(state.length == expected.length, f"{what}: {state.length} slots, expected {expected.length}")
+    found, wanted = state.tensors(), expected.tensors()
+    require(found.keys() == wanted.keys(), f"{what}: content {sorted(found)}, expected {sorted(wanted)}")
+    for name, y in wanted.items():
+        require(found[name].shape == y.shape, f"{what}: {name} {tuple(found[name].shape)}, expected {tuple(y.shape)}")
+        if y.numel():
+            assert_close(found[name], y, tolerance=1e-12, what=f"{what}, {name}")
+
+
+@check(_STATELESS, _NOT_CAUSAL, ("not supports.prefix", "refusals"))
+def remember(subject: Subject) -> None:
+    """Keys without queries leave the state that the whole call leaves, and decoding goes on from it."""
+    mechanism = subject.build(True, dtype=torch.float64)
+    x = subject.inputs(mechanism, dtype=torch.float64)
+    keep = mask_with_holes(2, LENGTH) if subject.info.supports.key_mask else None
+    for mask in (None, keep) if keep is not None else (None,):
+        whole = run(mechanism, x, key_mask=mask).values
+        for first in (0, 4):
+            early, new, late = (
+                None if mask is None else mask[:, a:b] for a, b in ((0, first), (first, 10), (10, None))
+            )
+            state = start(mechanism, 2)
+            if first:
+                state = run(mechanism, x.slots(0, first), key_mask=early, state=state).state
+            piece, what = x.slots(first, 10), f"slots {first}:10{'' if mask is None else ', masked'}"
+            asked = run(mechanism, piece, key_mask=new, state=state)
+            told = run(mechanism, piece.queries(0, 0), key_mask=new, state=state)
+            require(told.values.shape == (2, 2, 0, 6), f"values {tuple(told.values.shape)} without queries, {what}")
+            same_state(told.state, asked.state, what)
+            rest = run(mechanism, x.slots(10, LENGTH), key_mask=late, state=told.state).values
+            real = _real(mask, 10)
+            assert_close(rest[real], whole[:, :, 10:][real], tolerance=1e-10, what=f"decoding behind {what}")
+    mechanism = subject.build(True, dtype=torch.float64, max_length=LONG)
+    x = draw(mechanism.heads, subject.info, LONG, LONG, 1, "remembered").to(torch.float64)
+    asked = run(mechanism, x, state=start(mechanism, 1))
+    told = run(mechanism, x.queries(0, 0), state=start(mechanism, 1))
+    same_state(told.state, asked.state, f"{LONG} slots")
+
+
+def _real(mask: Tensor | None, first: int) -> Tensor:
+    """Rows of the queries from `first` on that are real themselves."""
+    rows = torch.ones(2, LENGTH, dtype=torch.bool) if mask is None else mask
+    return rows[:, None, first:].expand(-1, 2, -1)
+
+
+@check(_STATELESS, _NOT_CAUSAL)
+def state_where(subject: Subject) -> None:
+    """`state.where(rows, other)` goes on in every row from the state that the row was taken from."""
+    mechanism = subject.build(True, dtype=torch.float64)
+    x, y = (subject.inputs(mechanism, batch=3, seed=seed, dtype=torch.float64) for seed in (0, 1))
+    rows, keep = torch.tensor([True, False, True]), mask_with_holes(3, LENGTH)[:, :8]
+    masks = ((None, None), (keep, None), (None, keep)) if subject.info.supports.key_mask else ((None, None),)
+    for ours, theirs in masks:
+        first = run(mechanism, x.slots(0, 8), key_mask=ours, state=start(mechanism, 3)).state
+        second = run(mechanism, y.slots(0, 8), key_mask=theirs, state=start(mechanism, 3)).state
+        assert first is not None
+        assert second is not None
+        joined, tail = first.where(rows, second), x.slots(8, LENGTH)
+        require(joined.length == 8, f"where made {joined.length} slots of 8")
+        out = [run(mechanism, tail, state=state).values for state in (joined, first, second)]
+        expected = torch.where(rows[:, None, None, None], *out[1:])
+        what = f"rows of two states, masked: {ours is not None}, {theirs is not None}"
+        assert_close(out[0], expected, tolerance=1e-12, what=what)
+
+
+@check(_STATELESS, _NOT_CAUSAL)
+def state_rewind(subject: Subject) -> None:
+    """`state.rewind(n)` is the state before the newest n slots, or refused; never where every slot is kept."""
+    mechanism = subject.build(True, dtype=torch.float64)
+    x, other = (subject.inputs(mechanism, seed=seed, dtype=torch.float64) for seed in (0, 1))
+    layout = mechanism.layout().values()
+    every = all(entry.slots for entry in layout) and mechanism.state_nbytes(2, LENGTH, torch.float64) == sum(
+        entry.nbytes(2, LENGTH, torch.float64) for entry in layout
+    )
+    for cut in ((1,) * LENGTH, (LENGTH,), (4, 9)):
+        for count in (0, 1, 3, LENGTH):
+            newest, left = stream(mechanism, x, cut)[1], LENGTH - count
+            what = f"{count} slots of pieces {cut} given back"
+            try:
+                earlier = newest.rewind(count)
+            except UnsupportedError:
+                require(bool(count) and not every, f"{what}: refused, though every slot is kept")
+                continue
+            expected = stream(mechanism, x, (left,))[1] if left else start(mechanism, 2)
+            same_state(earlier, expected, what)
+            if not count:
+                continue
+            whole = run(mechanism, Inputs.joined([x.slots(0, left), other.slots(left, LENGTH)], 2)).values
+            out = run(mechanism, other.slots(left, LENGTH), state=earlier).values
+            assert_close(out, whole[:, :, left:], tolerance=1e-10, what=f"other slots behind {what}")

@@ -5,7 +5,7 @@ import torch
 from regard.core import Attention
 from regard.functional import weights
 from regard.testing.compare import assert_close, largest_error
-from regard.testing.inputs import LENGTH, Inputs, Subject, as_queries, draw, mask_with_holes, randn, run
+from regard.testing.inputs import LENGTH, Subject, as_queries, draw, mask_with_holes, randn, run
 from regard.testing.registry import check, require
 
 
@@ -15,7 +15,7 @@ def rows_sum_to_one(subject: Subject) -> None:
     for causal in subject.modes:
         mechanism = subject.build(causal, dtype=torch.float64)
         x = subject.inputs(mechanism, dtype=torch.float64)
-        one = x._replace(v=torch.ones_like(x.v))
+        one = x.replaced(v=torch.ones_like(x.v))
         out = run(mechanism, one).values
         assert_close(out, torch.ones_like(out), tolerance=1e-10, what=f"values of 1, {causal=}")
         if subject.info.supports.key_mask:
@@ -30,8 +30,8 @@ def rows_free(subject: Subject) -> None:
     for causal in subject.modes:
         mechanism = subject.build(causal, dtype=torch.float64)
         x = subject.inputs(mechanism, dtype=torch.float64)
-        tried = [x] if subject.info.shares_query_key else [x, x._replace(q=-x.q.abs(), k=x.k.abs())]
-        out = torch.stack([run(mechanism, y._replace(v=torch.ones_like(y.v))).values for y in tried])
+        tried = [x] if subject.info.shares_query_key else [x, x.replaced(q=-x.q.abs(), k=x.k.abs())]
+        out = torch.stack([run(mechanism, y.replaced(v=torch.ones_like(y.v))).values for y in tried])
         require((out - 1).abs().max().item() > 1e-4, "info.rows_sum_to_one is False, but the rows do")
 
 
@@ -42,7 +42,7 @@ def nonnegative(subject: Subject) -> None:
         mechanism = subject.build(causal, dtype=torch.float64)
         for seed in range(3):
             x = subject.inputs(mechanism, seed=seed, dtype=torch.float64)
-            lowest = weights(mechanism, x.q, x.k).min().item()
+            lowest = weights(mechanism, x.q, x.k, inputs=x.more).min().item()
             require(lowest > -1e-12, f"weight {lowest:.2e}, {causal=}")
 
 
@@ -52,7 +52,7 @@ def signed(subject: Subject) -> None:
     for causal in subject.modes:
         mechanism = subject.build(causal, dtype=torch.float64)
         drawn = [subject.inputs(mechanism, seed=seed, dtype=torch.float64) for seed in range(5)]
-        lowest = min(weights(mechanism, x.q, x.k).min().item() for x in drawn)
+        lowest = min(weights(mechanism, x.q, x.k, inputs=x.more).min().item() for x in drawn)
         require(lowest < -1e-6, "info.nonnegative is False, but no weight is negative")
 
 
@@ -62,10 +62,10 @@ def matrix(subject: Subject) -> None:
     for causal in subject.modes:
         mechanism = subject.build(causal, dtype=torch.float64)
         x = subject.inputs(mechanism, dtype=torch.float64)
-        found = weights(mechanism, x.q, x.k)
+        found = weights(mechanism, x.q, x.k, inputs=x.more)
         if causal and not subject.info.leaks:
             require(not found.triu(1).any(), "a weight above the diagonal is not 0")
-        free = run(mechanism, x._replace(v=torch.zeros_like(x.v))).values
+        free = run(mechanism, x.replaced(v=torch.zeros_like(x.v))).values
         if subject.info.linear_in_value:
             require(not free.any(), "info.linear_in_value, but values of 0 do not give 0")
         v = x.v.repeat_interleave(mechanism.heads.group, 1)
@@ -79,8 +79,8 @@ def linear_in_value(subject: Subject) -> None:
         mechanism = subject.build(causal, dtype=torch.float64)
         x = subject.inputs(mechanism, dtype=torch.float64)
         w = randn(*x.v.shape, seed="w", dtype=torch.float64)
-        parts = run(mechanism, x).values + 2 * run(mechanism, x._replace(v=w)).values
-        both = run(mechanism, x._replace(v=x.v + 2 * w)).values
+        parts = run(mechanism, x).values + 2 * run(mechanism, x.replaced(v=w)).values
+        both = run(mechanism, x.replaced(v=x.v + 2 * w)).values
         assert_close(both, parts, tolerance=1e-10, what=f"f(v + 2 w), {causal=}")
 
 
@@ -91,9 +91,9 @@ def affine_in_value(subject: Subject) -> None:
         mechanism = subject.build(causal, dtype=torch.float64)
         x = subject.inputs(mechanism, dtype=torch.float64)
         w = randn(*x.v.shape, seed="w", dtype=torch.float64)
-        free = run(mechanism, x._replace(v=torch.zeros_like(x.v))).values
-        parts = run(mechanism, x).values + 2 * (run(mechanism, x._replace(v=w)).values - free)
-        both = run(mechanism, x._replace(v=x.v + 2 * w)).values
+        free = run(mechanism, x.replaced(v=torch.zeros_like(x.v))).values
+        parts = run(mechanism, x).values + 2 * (run(mechanism, x.replaced(v=w)).values - free)
+        both = run(mechanism, x.replaced(v=x.v + 2 * w)).values
         assert_close(both, parts, tolerance=1e-10, what=f"f(v + 2 w), {causal=}")
         require(bool(free.any()), "info.linear_in_value is False, but values of 0 give 0")
 
@@ -105,9 +105,9 @@ def nonlinear(subject: Subject) -> None:
         mechanism = subject.build(causal, dtype=torch.float64)
         x = subject.inputs(mechanism, dtype=torch.float64)
         w = randn(*x.v.shape, seed="w", dtype=torch.float64)
-        free = run(mechanism, x._replace(v=torch.zeros_like(x.v))).values
-        parts = run(mechanism, x).values + 2 * (run(mechanism, x._replace(v=w)).values - free)
-        off = largest_error(run(mechanism, x._replace(v=x.v + 2 * w)).values, parts)
+        free = run(mechanism, x.replaced(v=torch.zeros_like(x.v))).values
+        parts = run(mechanism, x).values + 2 * (run(mechanism, x.replaced(v=w)).values - free)
+        off = largest_error(run(mechanism, x.replaced(v=x.v + 2 * w)).values, parts)
         require(off > 1e-3, "info.affine_in_value is False, but the output is affine in the values")
 
 
@@ -118,12 +118,14 @@ def permutation(subject: Subject) -> None:
     x = subject.inputs(mechanism, dtype=torch.float64)
     whole = run(mechanism, x).values
     shuffled = torch.arange(LENGTH - 1, -1, -1).roll(3)
+    moved = {name: y[:, :, shuffled] for name, y in x.named().items()}
     if subject.info.shares_query_key:
-        out = run(mechanism, Inputs(*(y[:, :, shuffled] for y in x))).values
+        out = run(mechanism, x.replaced(**moved)).values
     else:
-        keys = x._replace(k=x.k[:, :, shuffled], v=x.v[:, :, shuffled])
-        assert_close(run(mechanism, keys).values, whole, tolerance=1e-10, what="keys in another order")
-        out = run(mechanism, x._replace(q=x.q[:, :, shuffled])).values
+        keys = {name: y for name, y in moved.items() if name not in x.asking}
+        assert_close(run(mechanism, x.replaced(**keys)).values, whole, tolerance=1e-10, what="keys in another order")
+        queries = {name: y for name, y in moved.items() if name in x.asking}
+        out = run(mechanism, x.replaced(**queries)).values
     assert_close(out, whole[:, :, shuffled], tolerance=1e-10, what="queries in another order")
 
 
@@ -133,7 +135,7 @@ def order(subject: Subject) -> None:
     mechanism = subject.build(False, dtype=torch.float64)
     x = subject.inputs(mechanism, dtype=torch.float64)
     shuffled = torch.arange(LENGTH - 1, -1, -1).roll(3)
-    out = run(mechanism, Inputs(*(y[:, :, shuffled] for y in x))).values
+    out = run(mechanism, x.map(lambda y: y[:, :, shuffled])).values
     off = largest_error(out, run(mechanism, x).values[:, :, shuffled])
     require(off > 1e-4, "info.sees_content_only is False, but the order of the positions changes nothing")
 
@@ -146,14 +148,17 @@ def grouped_heads(subject: Subject) -> None:
         apart = subject.build(causal, dtype=torch.float64, count=4)
         _copy_repeated(grouped, apart)
         x = draw(grouped.heads, subject.info, LENGTH, LENGTH, 2, "grouped").to(torch.float64)
-        k, v = (y.repeat_interleave(2, 1) for y in (x.k, x.v))
-        q = as_queries(x.k, grouped.heads, LENGTH) if subject.info.shares_query_key else x.q
-        expected = run(apart, Inputs(q, k, v)).values
+        of_keys = {name for name, each in subject.info.inputs.items() if each.heads == "key"} | {"k", "v"}
+        wide = {name: y.repeat_interleave(2, 1) for name, y in x.named().items() if name in of_keys}
+        if subject.info.shares_query_key:
+            wide["q"] = as_queries(x.k, grouped.heads, LENGTH)
+        repeated = x.replaced(**wide)
+        expected = run(apart, repeated).values
         assert_close(run(grouped, x).values, expected, tolerance=1e-10, what=f"2 heads for 4, {causal=}")
         if subject.info.supports.key_mask:
             keep = mask_with_holes(2, LENGTH)
             masked = run(grouped, x, key_mask=keep).values
-            expected = run(apart, Inputs(q, k, v), key_mask=keep).values
+            expected = run(apart, repeated, key_mask=keep).values
             assert_close(masked, expected, tolerance=1e-10, what=f"2 heads for 4, masked, {causal=}")
         if causal and subject.info.supports.state:
             require(subject.info.grouped == "native", "a mechanism with a state must serve grouped heads natively")

@@ -1,0 +1,107 @@
+"""Parts of one softmax: values and log-sum-exp over disjoint keys; queries apart from one another."""
+
+from collections.abc import Sequence
+
+import torch
+
+from regard.core import Attended, accumulation_dtype, merge
+from regard.testing.checks.bias import far_curve
+from regard.testing.compare import assert_close, largest_error
+from regard.testing.inputs import LENGTH, Inputs, Subject, call, mask_with_holes, randn, run
+from regard.testing.registry import check, require
+
+_CUT = 5
+"""keys of the first part"""
+
+
+@check(("not mergeable", "refusals"))
+def mergeable(subject: Subject) -> None:
+    """Values and log-sum-exp over disjoint keys merge into those over all of them, and so do their gradients."""
+    supports = subject.info.supports
+    for causal in subject.modes:
+        mechanism = subject.build(causal, dtype=torch.float64)
+        x = subject.inputs(mechanism, dtype=torch.float64).leaves()
+        for bias in (None, far_curve(LENGTH)) if supports.bias else (None,):
+            what = f"{causal=}{'' if bias is None else ', biased'}"
+            whole = call(mechanism, x, bias=bias, lse=True)
+            alone = run(mechanism, x, bias=bias).values
+            assert_close(whole.values.detach(), alone, tolerance=1e-12, what=f"values beside a log-sum-exp, {what}")
+            masks = (mask_with_holes(2, LENGTH), torch.arange(LENGTH).expand(2, -1) < _CUT)
+            for keep in masks if supports.key_mask else ():
+                parts = [call(mechanism, x, key_mask=mask, bias=bias, lse=True) for mask in (keep, ~keep)]
+                _require_merged(parts, whole, x, f"complementary masks, {what}")
+            for at in (_CUT, _CUT + 3) if causal and supports.prefix else (_CUT,) if causal else ():
+                late = x.queries(at)
+                front = call(mechanism, late.keys(0, _CUT), bias=bias, query_start=at, lse=True)
+                back = call(mechanism, late.keys(_CUT), bias=bias, lse=True)
+                rest = Attended(whole.values[:, :, at:], lse=_lse(whole)[:, :, at:])
+                _require_merged([front, back], rest, x, f"{_CUT} keys before, queries from {at} on, {what}")
+
+
+def _lse(answer: Attended) -> torch.Tensor:
+    require(answer.lse is not None, "no log-sum-exp came back")
+    assert answer.lse is not None
+    return answer.lse
+
+
+def _require_merged(parts: Sequence[Attended], whole: Attended, x: Inputs, what: str) -> None:
+    values, lse = merge([(part.values, _lse(part)) for part in parts])
+    assert_close(lse.detach(), _lse(whole).detach(), tolerance=1e-10, what=f"log-sum-exp, {what}")
+    assert_close(values.detach(), whole.values.detach(), tolerance=1e-10, what=f"values, {what}")
+    leaves, way = x.named(), randn(*values.shape, seed="way", dtype=torch.float64)
+    grads = [
+        torch.autograd.grad((y * way).sum(), list(leaves.values()), retain_graph=True, materialize_grads=True)
+        for y in (values, whole.values)
+    ]
+    for name, got, wanted in zip(leaves, *grads, strict=True):
+        assert_close(got, wanted, tolerance=1e-9, what=f"gradient of {name}, {what}")
+
+
+@check(("not mergeable", "refusals"))
+def log_sum_exp(subject: Subject) -> None:
+    """The log-sum-exp has at least float32, is -inf for a query without keys, and the same in pieces with a state."""
+    supports = subject.info.supports
+    for causal in subject.modes:
+        for dtype in (torch.bfloat16, torch.float32, torch.float64):
+            mechanism = subject.build(causal, dtype=dtype)
+            lse = _lse(run(mechanism, subject.inputs(mechanism, dtype=dtype), lse=True))
+            require(lse.shape == (2, 2, LENGTH), f"the log-sum-exp has shape {tuple(lse.shape)}, {dtype}")
+            require(lse.dtype == accumulation_dtype(dtype), f"the log-sum-exp of {dtype} has {lse.dtype}")
+        mechanism = subject.build(causal, dtype=torch.float64)
+        x = subject.inputs(mechanism, dtype=torch.float64)
+        if supports.key_mask:
+            keep = torch.ones(2, LENGTH, dtype=torch.bool)
+            keep[1] = False
+            empty = _lse(run(mechanism, x, key_mask=keep, lse=True))[1]
+            require(bool(empty.isneginf().all()), f"{empty.max().item():.3g} is the log-sum-exp of no keys, {causal=}")
+        if causal and supports.state:
+            whole, state = _lse(run(mechanism, x, lse=True)), mechanism.initial_state(2, dtype=torch.float64)
+            for first, stop in ((0, _CUT), (_CUT, _CUT + 1), (_CUT + 1, LENGTH)):
+                answer = run(mechanism, x.slots(first, stop), state=state, lse=True)
+                assert answer.state is not None
+                state, what = answer.state, f"log-sum-exp of the queries {first}:{stop}"
+                assert_close(_lse(answer), whole[:, :, first:stop], tolerance=1e-10, what=what)
+
+
+_NOT_CROSS = (("not supports.bidirectional", "refusals"), ("not supports.cross", "refusals"))
+
+
+@check(*_NOT_CROSS, ("mixes_queries", "queries_mix"))
+def query_pieces(subject: Subject) -> None:
+    """Queries of another sequence than the keys are independent: any split of them gives the rows of the whole."""
+    mechanism = subject.build(False, dtype=torch.float64)
+    x = subject.inputs(mechanism, queries=9, keys=LENGTH, dtype=torch.float64)
+    whole = run(mechanism, x).values
+    for first, stop in ((0, 9), (0, 4), (4, 9), (3, 4), (8, 9)):
+        some = run(mechanism, x.queries(first, stop), query_start=first).values
+        assert_close(some, whole[:, :, first:stop], tolerance=1e-10, what=f"the queries {first}:{stop} of 9 alone")
+
+
+@check(*_NOT_CROSS, ("not mixes_queries", "query_pieces"))
+def queries_mix(subject: Subject) -> None:
+    """A mechanism that is declared to mix queries does: others than its own change what a query gets."""
+    mechanism = subject.build(False, dtype=torch.float64)
+    x = subject.inputs(mechanism, queries=9, keys=LENGTH, dtype=torch.float64)
+    some = run(mechanism, x.queries(3, 4), query_start=3).values
+    off = largest_error(some, run(mechanism, x).values[:, :, 3:4])
+    require(off > 1e-6, "info.mixes_queries, but a query alone gets what it gets among others")

@@ -1,0 +1,114 @@
+"""Mutants whose parts do not add up: log-sum-exps that are none, queries that depend on one another."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from regard.core import Attended, Call
+from tests.mutants import claiming, mutant
+from tests.mutants.toys import ToyDense, ToyKernel
+
+
+@mutant("mergeable")
+class LseWithoutTheScale(ToyDense):
+    """Adds up the exponentials of inner products that are not divided by sqrt(d)."""
+
+    def log_sum(self, logits: Tensor, pairs: Tensor) -> Tensor:
+        return super().log_sum(logits * self.heads.key_dim**0.5, pairs)
+
+
+@mutant("mergeable")
+class LseOfHiddenKeys(ToyDense):
+    """Adds up hidden keys too."""
+
+    def log_sum(self, logits: Tensor, pairs: Tensor) -> Tensor:
+        return super().log_sum(logits, pairs | pairs.any(0, keepdim=True))
+
+
+@mutant("mergeable")
+class LseOfTheMean(ToyDense):
+    """The logarithm of the mean, not of the sum: parts of different sizes count alike."""
+
+    def log_sum(self, logits: Tensor, pairs: Tensor) -> Tensor:
+        return super().log_sum(logits, pairs) - pairs.sum(-1).clamp_min(1).log().to(logits.dtype)
+
+
+@mutant("mergeable")
+class LseWithoutGradient(ToyDense):
+    """Weighs the parts as if their shares were constants."""
+
+    def log_sum(self, logits: Tensor, pairs: Tensor) -> Tensor:
+        return super().log_sum(logits, pairs).detach()
+
+
+@mutant("mergeable")
+class KeysUpToTheQueries(ToyDense):
+    """Takes the last key for the last query's own, also where the keys end before the queries."""
+
+    def allowed(self, queries: int, keys: int, call: Call) -> Tensor:
+        start = min(call.query_start, keys - queries) if call.causal else call.query_start
+        return super().allowed(queries, keys, replace(call, query_start=max(start, 0)))
+
+
+@mutant("mergeable")
+class ClaimsToMerge(ToyDense):
+    """Divides by one more than the sum, and says that parts can be merged."""
+
+    def normalise(self, logits: Tensor, pairs: Tensor) -> Tensor:
+        share = super().log_sum(logits, pairs).sigmoid()[..., None]
+        return super().normalise(logits, pairs) * share
+
+
+@mutant("log_sum_exp")
+class LseInHalf(ToyDense):
+    """Hands the log-sum-exp on in the dtype of the inputs."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
+        answer = super().attend(q, k, v, call)
+        return answer if answer.lse is None else answer._replace(lse=answer.lse.to(q.dtype))
+
+
+@mutant("log_sum_exp")
+class LowestForNone(ToyDense):
+    """Gives a query without keys the lowest number: beside another lowest, it counts for half."""
+
+    def log_sum(self, logits: Tensor, pairs: Tensor) -> Tensor:
+        return super().log_sum(logits, pairs).clamp_min(-1e9)
+
+
+@mutant("log_sum_exp")
+class LseOfThePiece(ToyDense):
+    """Adds up the keys of this call alone."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
+        answer = super().attend(q, k, v, call)
+        if not call.past:
+            return answer
+        return answer._replace(lse=super().attend(q, k, v, replace(call, state=None, query_start=0)).lse)
+
+
+@mutant("query_pieces")
+class CentresQueries(ToyKernel):
+    """Takes their mean off the queries of another sequence, in algorithm and definition alike."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
+        return super().attend(q if call.causal else q - q.mean(2, keepdim=True), k, v, call)
+
+    def reference(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
+        return super().reference(q if call.causal else q - q.mean(2, keepdim=True), k, v, call)
+
+
+@mutant("query_pieces")
+class NumbersTheQueriesOfACall(ToyDense):
+    """Sharpens its weights with the number of the query in the call, wherever the call begins."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q, k) * (1 + 0.1 * torch.arange(q.shape[2], dtype=q.dtype)[:, None])
+
+
+@mutant("queries_mix")
+class ModestAboutQueries(ToyDense):
+    """Serves each query on its own, and says that it mixes them."""
+
+    default_info = claiming(ToyDense.default_info, mixes_queries=True)

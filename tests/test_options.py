@@ -1,0 +1,277 @@
+"""Options as class attributes: what a class body declares is what Python, messages and type checkers see."""
+
+import copy
+import importlib.util
+import inspect
+import json
+import pickle
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import pytest
+import torch
+from annotated_types import Ge, Gt, Interval, Le, Lt, MultipleOf
+from torch import Tensor, nn
+
+import regard
+from regard.attention.dense.cosine import Cosine
+from regard.attention.dense.softmax import Softmax
+from regard.core import Attended, Attention, Call
+from regard.errors import ConfigError
+from regard.info import Heads, Info, Supports
+from regard.options import Configured, Options, validate, weight
+from regard.testing.checks.configuration import misfits
+
+HEADS = Heads(count=2, key_dim=8, causal=True)
+
+
+class Template(Configured):
+    """Options that others inherit."""
+
+    depth: Annotated[int, Ge(0)] = 2
+    """layers"""
+    mode: Literal["fast", "slow", "exact"] = "fast"
+    """how"""
+    weight: Tensor = weight()
+    """made by the instance"""
+    count: ClassVar[int] = 7
+    plain = 3
+    _hidden: int = 4
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.configure(options, "thing")
+
+
+class Narrowed(Template):
+    """Fewer modes, another default, one option more."""
+
+    mode: Literal["slow", "exact"] = "slow"
+    """how, but never fast"""
+    width: float | tuple[Annotated[int, Ge(1)], ...] | None = None
+    """of a layer, or of each"""
+    inner: nn.Module | None = None
+    """whose weights belong to it"""
+
+
+def test_defaults_leave_the_class_and_become_attributes_of_the_instance():
+    for name in ("depth", "mode", "weight"):
+        assert name not in vars(Template), "a value of the class would hide what a module stores"
+    assert (Template.count, Template.plain, Template._hidden) == (7, 3, 4)
+    assert Template.defaults == {"depth": 2, "mode": "fast"}
+    thing = Template(depth=5)
+    assert (thing.depth, thing.mode) == (5, "fast")
+    assert dict(thing.options) == {"depth": 5, "mode": "fast"}
+    assert repr(thing.options) == "depth=5, mode='fast'"
+    assert not hasattr(thing, "weight")
+    thing.weight = nn.Parameter(torch.ones(3))
+    assert [name for name, _ in thing.named_parameters()] == ["weight"]
+
+
+def test_the_signature_is_what_the_body_declares():
+    signature = inspect.signature(Cosine)
+    assert list(signature.parameters) == ["heads", *Cosine.defaults]
+    assert signature.parameters["gain"].default == 10.0
+    assert signature.parameters["gain"].annotation == Annotated[float, Gt(0)]
+    assert all(p.kind is p.KEYWORD_ONLY for name, p in signature.parameters.items() if name != "heads")
+
+
+def test_options_are_inherited_and_narrowed():
+    assert list(Narrowed.defaults) == ["mode", "width", "inner", "depth"]
+    thing = Narrowed(depth=0)
+    assert (thing.depth, thing.mode, thing.width) == (0, "slow", None)
+    assert Template(mode="fast").mode == "fast"
+    with pytest.raises(ConfigError, match=r"thing: option mode='fast' is not valid: valid: exact, slow"):
+        Narrowed(mode="fast")
+    assert Template.defaults["mode"] == "fast", "a subclass leaves its template alone"
+
+
+def test_options_cannot_be_changed():
+    options = Template().options
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        options["depth"] = 3  # type: ignore[index]
+    source = {"depth": 1}
+    kept = Options(source)
+    source["depth"] = 2
+    assert kept["depth"] == 1
+
+
+def test_filled_checks_without_building():
+    found = Narrowed.filled({"width": (1, 2)}, "thing")
+    assert dict(found) == {"mode": "slow", "width": (1, 2), "inner": None, "depth": 2}
+    with pytest.raises(ConfigError, match="thing has no option 'widht': did you mean 'width'"):
+        Narrowed.filled({"widht": 1}, "thing")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"dept": 1}, r"thing has no option 'dept': did you mean 'depth'\?"),
+        ({"zzz": 1}, r"thing has no option 'zzz': valid: depth, inner, mode, width"),
+        ({"depth": "2"}, r"thing: option depth='2' is not valid: Input should be a valid integer"),
+        ({"depth": 2.0}, r"thing: option depth=2.0 is not valid: Input should be a valid integer"),
+        ({"depth": True}, r"thing: option depth=True is not valid: Input should be a valid integer"),
+        ({"depth": None}, r"thing: option depth=None is not valid: Input should be a valid integer"),
+        ({"depth": -1}, r"thing: option depth=-1 is not valid: Input should be greater than or equal to 0"),
+        ({"mode": "slowly"}, r"thing: option mode='slowly' is not valid: did you mean 'slow'\?"),
+        ({"mode": "zzz"}, r"thing: option mode='zzz' is not valid: valid: exact, slow"),
+        ({"width": (1, 0)}, r"thing: option width=\(1, 0\) is not valid: .*greater than or equal to 1"),
+        ({"width": "wide"}, r"thing: option width='wide' is not valid"),
+        ({"inner": 3}, r"thing: option inner=3 is not valid: Input should be an instance of Module"),
+    ],
+)
+def test_one_wording(given, message):
+    with pytest.raises(ConfigError, match=message):
+        Narrowed(**given)
+    with pytest.raises(ConfigError, match=message):
+        Narrowed.filled(given, "thing")
+
+
+def test_a_class_without_options_says_so():
+    class Bare(Configured):
+        """Nothing."""
+
+    with pytest.raises(ConfigError, match="bare has no options, got 'depth'"):
+        Bare.filled({"depth": 1}, "bare")
+
+
+def test_mechanisms_have_the_same_wording():
+    with pytest.raises(ConfigError, match=r"mechanism cosine: option gain=0.0 is not valid: Input should be greater"):
+        Cosine(HEADS, gain=0.0)
+    with pytest.raises(ConfigError, match=r"mechanism softmax: option impl='tile' is not valid: did you mean 'tiles'"):
+        regard.build("softmax(impl=tile)", HEADS)
+    with pytest.raises(ConfigError, match=r"mechanism softmax has no option 'scal': did you mean 'scale'\?"):
+        Softmax.describe({"scal": 1.0})
+
+
+def test_a_module_as_an_option_is_registered_once():
+    inner = nn.Linear(2, 3)
+    thing = Narrowed(inner=inner)
+    assert thing.inner is inner
+    assert thing.options["inner"] is inner
+    assert sorted(name for name, _ in thing.named_parameters()) == ["inner.bias", "inner.weight"]
+    twin = copy.deepcopy(thing)
+    assert twin.inner is twin.options["inner"]
+    assert twin.inner is not inner
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["deepcopy", "pickle"])
+def test_copies_keep_options_facts_and_weights(copied: Callable[[Any], Any]):
+    for thing in (Narrowed(depth=4, width=(1, 2)), Cosine(HEADS, gain=3.0), Softmax(HEADS, impl="chunks")):
+        twin = copied(thing)
+        assert type(twin) is type(thing)
+        assert twin.options == thing.options
+        assert all(getattr(twin, name) == value for name, value in thing.options.items())
+    assert twin.info == thing.info
+    assert twin.heads == thing.heads
+    x = torch.randn(3, 1, 2, 5, 8)
+    assert torch.equal(twin(*x).values, thing(*x).values)
+
+
+def test_state_dicts_hold_weights_and_no_options():
+    assert list(Cosine(HEADS, gain=3.0).state_dict()) == ["log_gain"]
+    assert list(Softmax(HEADS, scale=2.0).state_dict()) == []
+
+
+class Scaled(Attention):
+    """Values times two options."""
+
+    default_info = Info(title="Scaled", source="none", supports=Supports(bidirectional=True), rows_sum_to_one=False)
+
+    times: float = 3.0
+    """how much"""
+    plus: tuple[int, ...] = (1, 2)
+    """and what else"""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
+        return Attended(v * self.times + sum(self.plus) if self.options["times"] > 1 else v)
+
+    def reference(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
+        return self.attend(q, k, v, call).values
+
+
+def test_a_compiled_graph_sees_options():
+    torch._dynamo.reset()
+    x = torch.randn(3, 1, 2, 5, 8)
+    for options in ({}, {"times": 5.0}, {"plus": ()}, {"times": 0.5}):
+        mechanism = Scaled(Heads(count=2, key_dim=8), **options)
+        compiled = torch.compile(mechanism, backend="eager", fullgraph=True)
+        assert torch.equal(compiled(*x).values, mechanism(*x).values)
+
+
+def test_the_reference_is_an_option_of_every_mechanism():
+    assert Scaled.defaults["impl"] == "auto"
+    info = Softmax.describe({"impl": "reference"})
+    assert not info.supports.dropout
+    assert not info.mergeable
+    q, k, v = torch.randn(3, 1, 2, 5, 8)
+    found = Softmax(HEADS, impl="reference")(q, k, v).values
+    torch.testing.assert_close(found, Softmax(HEADS)(q, k, v).values)
+
+
+@pytest.mark.parametrize(
+    ("hint", "values"),
+    [
+        (int, []),
+        (Any, None),
+        (Annotated[int, Ge(1)] | None, [0]),
+        (Annotated[float, Gt(0), Lt(1)], [0.0, 1.0]),
+        (Annotated[int, Ge(2), Le(5), MultipleOf(2)], [1, 6, 3]),
+        (Annotated[int, Interval(ge=1, le=3)], [0, 4]),
+        (Literal["a", "b"], ["no such choice"]),
+        (Literal["a"] | str, []),
+        (tuple[Annotated[int, Ge(1)], ...] | int, [(0,)]),
+    ],
+)
+def test_the_check_of_options_tries_what_does_not_fit(hint, values):
+    tried = list(misfits(hint))
+    if values is None:
+        assert tried == []
+        return
+    assert type(tried[0]) is object
+    rest = [value for value in tried[1:] if not (isinstance(value, tuple) and type(value[0]) is object)]
+    assert rest == values
+    for value in tried:
+        with pytest.raises(ConfigError):
+            validate("thing", "option", value, hint)
+
+
+RIGHT_AND_WRONG = """
+    from regard.attention.dense.cosine import Cosine
+    from regard.attention.dense.softmax import Softmax
+    from regard.info import Heads
+
+    heads = Heads(count=2, key_dim=8)
+    Cosine(heads)
+    Cosine(heads=heads, gain=3.0, learned=False, impl="reference")
+    Softmax(heads, scale=None, impl="tiles")
+    gain: float = Cosine(heads).gain
+    impl: str = Softmax(heads).impl
+    Cosine(heads, gian=3.0)  # wrong
+    Cosine(heads, gain="3")  # wrong
+    Cosine(heads, 3.0)  # wrong
+    Cosine(heads, impl="tiles")  # wrong
+    Softmax(heads, impl="tile")  # wrong
+    Softmax(scale=0.5)  # wrong
+    Cosine(heads, log_gain=3.0)  # wrong
+"""
+
+
+def test_type_checkers_see_options(tmp_path):
+    if importlib.util.find_spec("pyright") is None:
+        pytest.skip("pyright is not installed; it comes with the extra `test`")
+    source = textwrap.dedent(RIGHT_AND_WRONG).lstrip()
+    (tmp_path / "options.py").write_text(source, encoding="utf-8")
+    settings = {"extraPaths": [str(Path(regard.__file__).parents[1])], "typeCheckingMode": "basic"}
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings), encoding="utf-8")
+    command = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable, "-p", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    if not done.stdout.startswith("{"):
+        pytest.skip(f"pyright does not start here: {(done.stderr or done.stdout).strip().splitlines()[-1:]}")
+    found = json.loads(done.stdout)["generalDiagnostics"]
+    lines = sorted({each["range"]["start"]["line"] for each in found if each["severity"] == "error"})
+    assert lines == [at for at, line in enumerate(source.splitlines()) if line.endswith("# wrong")], found
