@@ -27,7 +27,7 @@ def test_it_is_in_the_catalog_under_its_name(mechanism):
     assert isinstance(regard.build("soft_cap(cap=3.0)", regard.Heads(count=1, key_dim=4)), mechanism)
     with pytest.raises(ConfigError, match="did you mean 'cap'"):
         regard.build("soft_cap(cp=3.0)", regard.Heads(count=1, key_dim=4))
-    with pytest.raises(ConfigError, match="positive"):
+    with pytest.raises(ConfigError, match="greater than 0"):
         regard.build("soft_cap(cap=-1.0)", regard.Heads(count=1, key_dim=4))
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from regard.bias import ScoreBias
 from regard.errors import InputError, LimitError, ShapeError, UnsupportedError
 from regard.info import Heads, Info, Input, Supports
+from regard.moved import follow
 from regard.options import Configured, option, weight
 from regard.state import Entry, Slots, State, States, Summary, accumulation_dtype, begin, constant, per_slot
 
@@ -132,6 +133,7 @@ class Attention(Configured, ABC):
             self._check_heads()
             self.check_options()
             self.setup()
+            follow(self)
 
     @classmethod
     def _places(cls) -> tuple[str, ...]:
@@ -331,8 +333,13 @@ class Attention(Configured, ABC):
     def reference(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         """The definition, explicit and slow, for float64: values (batch, heads, queries, value)."""
 
+    @property
+    def raw_inputs(self) -> Mapping[str, Input]:
+        """What a layer projects for `activate`, by name; by default tensors like the declared inputs."""
+        return self.info.inputs
+
     def activate(self, raw: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """The declared inputs from a layer's raw projections of the same names."""
+        """The declared inputs from a layer's projections of `raw_inputs`; by default these themselves."""
         return raw
 
     def state_layout(self) -> Mapping[str, Entry]:
@@ -355,7 +362,11 @@ class Attention(Configured, ABC):
             self.refuse("state", "state")
         if self.impl != "reference":
             return self.state_layout()
-        more = {n: per_slot(*each.shape(self.heads)) for n, each in self.info.inputs.items() if each.slots == "keys"}
+        more = {
+            name: per_slot(*each.shape(self.heads), dtype="accumulation")  # 8 bits of a log decay are too few to add up
+            for name, each in self.info.inputs.items()
+            if each.slots == "keys"
+        }
         if self.info.supports.marks:
             more["marks"] = per_slot(dtype=torch.long)
         return {**Attention.state_layout(self), **more}
