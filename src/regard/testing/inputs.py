@@ -1,6 +1,6 @@
 """What a check is given: one mechanism with one option set, and signed random inputs that fit it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
@@ -24,11 +24,15 @@ class Inputs(NamedTuple):
     k: Tensor
     v: Tensor
 
+    def map(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """With every tensor changed."""
+        return type(self)(*(change(x) for x in self))
+
     def to(self, dtype: torch.dtype) -> Self:
-        return type(self)(*(x.to(dtype) for x in self))
+        return self.map(lambda x: x.to(dtype))
 
     def clone(self) -> Self:
-        return type(self)(*(x.clone() for x in self))
+        return self.map(torch.Tensor.clone)
 
     def slots(self, first: int, stop: int) -> Self:
         """Queries, keys and values at the positions [first, stop) of a sequence."""
@@ -36,7 +40,7 @@ class Inputs(NamedTuple):
 
     def rows(self, picked: slice | Tensor) -> Self:
         """Some rows of the batch."""
-        return type(self)(*(x[picked] for x in self))
+        return self.map(lambda x: x[picked])
 
 
 def randn(*shape: int, seed: int | str, dtype: torch.dtype = torch.float32) -> Tensor:
