@@ -44,7 +44,7 @@ def test_it_equals_the_convolution_borders_included(kernel, options, size):
     assert (attention(image) - wanted).abs().max() < 1e-9 * wanted.abs().max()
     rows, columns = convolution.kernel_size
     assert attention.attention.heads.count == rows * columns, "one head per tap"
-    assert (attention.projections.output.bias is None) == (convolution.bias is None)
+    assert (attention.output.bias is None) == (convolution.bias is None)
 
 
 def test_it_equals_the_sum_over_taps_and_pixels():
@@ -109,7 +109,7 @@ def test_a_gaussian_head_equals_the_loop_over_pixels():
                         offset = torch.tensor([r - 1 - y, s - 2 - x]) - attention.centre[h].detach()
                         weights[r, s] = (-attention.alpha[h] * offset.square().sum()).exp()
                 found.append((padded * weights / weights.sum()).sum((2, 3)))
-            wanted = torch.cat(found, 1) @ attention.projections.output.weight.T + attention.projections.output.bias
+            wanted = torch.cat(found, 1) @ attention.output.weight.T + attention.output.bias
             assert (got[:, :, y, x] - wanted).abs().max() < 1e-10
 
 
@@ -133,7 +133,7 @@ def test_a_head_learns_where_to_look():
     image = randn(2, 1, 6, 6)
     wanted = torch.roll(nn.functional.pad(image, (1, 1, 1, 1)), (1, -1), (2, 3))[:, :, 1:-1, 1:-1]
     attention = ConvolutionAttention(1, 1, heads=1, alpha=0.3, std=0.1, bias=False, seed=2).double()
-    nn.init.ones_(attention.projections.output.weight)
+    nn.init.ones_(attention.output.weight)
     train = torch.optim.Adam(attention.parameters(), lr=0.1)
     losses = []
     for _ in range(200):

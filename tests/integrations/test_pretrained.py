@@ -476,7 +476,7 @@ def llama_file(path: Path) -> LanguageModel:
     def planes(weight: Tensor, heads: int) -> Tensor:
         return weight.unflatten(0, (heads, 2, -1)).transpose(1, 2).reshape(weight.shape)
 
-    tensors = {"token_embd.weight": model.embedding.weight, "output_norm.weight": model.norm.weight}  # type: ignore[union-attr]
+    tensors = {"token_embd.weight": model.table.weight, "output_norm.weight": model.norm.weight}  # type: ignore[union-attr]
     tensors["output.weight"] = model.output.weight  # type: ignore[union-attr]
     for at, block in enumerate(model.blocks):
         attention, mlp = block.attention, block.mlp

@@ -1,4 +1,4 @@
-"""Who runs the blocks: the loop is the model's own, and a scheme that stops early needs nothing more of the protocol."""
+"""Who runs the blocks: the loop of a model, and a scheme that stops early, which needs nothing more of the protocol."""
 
 from typing import Annotated
 

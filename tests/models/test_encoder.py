@@ -94,20 +94,13 @@ def test_a_post_norm_block_adds_each_branch_once() -> None:
 
 def copied(layer: nn.Module, block: nn.Module) -> None:
     """torch's encoder layer takes the weights of one of our blocks."""
-    layer.self_attn.in_proj_weight.data = torch.cat(
-        [getattr(block.attention.projections, n).weight for n in ("query", "key", "value")]
-    )
-    layer.self_attn.in_proj_bias.data = torch.cat(
-        [getattr(block.attention.projections, n).bias for n in ("query", "key", "value")]
-    )
-    pairs = {
-        "self_attn.out_proj": block.attention.projections.output,
-        "linear1": block.mlp.up,
-        "linear2": block.mlp.down,
-    }
+    ours = block.attention.projections
+    layer.self_attn.in_proj_weight.data = torch.cat([x.weight for x in (ours.query, ours.key, ours.value)])
+    layer.self_attn.in_proj_bias.data = torch.cat([x.bias for x in (ours.query, ours.key, ours.value)])
+    pairs = {"self_attn.out_proj": ours.output, "linear1": block.mlp.up, "linear2": block.mlp.down}
     pairs |= {"norm1": block.attention_norm, "norm2": block.mlp_norm}
-    for name, ours in pairs.items():
-        layer.get_submodule(name).load_state_dict(ours.state_dict())
+    for name, module in pairs.items():
+        layer.get_submodule(name).load_state_dict(module.state_dict())
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])

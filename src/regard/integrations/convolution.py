@@ -102,9 +102,9 @@ class ConvolutionAttention(nn.Module):
         ).to(convolution.weight)
         with torch.no_grad():
             made.centre.copy_(_grid(rows, columns, (border[0], border[1]), convolution.weight.device))
-            made.projections.output.weight.copy_(convolution.weight.permute(0, 2, 3, 1).flatten(1))
+            made.output.weight.copy_(convolution.weight.permute(0, 2, 3, 1).flatten(1))
             if convolution.bias is not None:
-                made.projections.output.bias.copy_(convolution.bias)
+                made.output.bias.copy_(convolution.bias)
         return made.train(convolution.training)
 
     def forward(

@@ -110,9 +110,7 @@ class Lsh(Routed):
             return replace(info, supports=supports, state="none", sees_content_only=False, leaks=True)
         if options["share"]:
             return info
-        return replace(
-            info, supports=replace(info.supports, cross=True), rows_sum_to_one=False, shares_query_key=False
-        )
+        return replace(info, supports=replace(info.supports, cross=True), rows_sum_to_one=False, shares_query_key=False)
 
     def check_options(self) -> None:
         if self.form == "paper" and not self.share:
@@ -186,7 +184,7 @@ class Lsh(Routed):
         rank = buckets.argsort(dim=2, stable=True).argsort(dim=2)
         return buckets * chunks + rank // self.bucket_size + 1
 
-    def state_layout(self) -> dict[str, Entry]:
+    def state_layout(self) -> Mapping[str, Entry]:
         """Key, value and buckets."""
         buckets = per_slot(self.heads.kv_heads, self.rounds, dtype=torch.int32)
         return {**super().state_layout(), "buckets": buckets}

@@ -171,7 +171,9 @@ def coded_op(
 
 @coded_op.register_fake
 def _(q, k, v, codes, codebook, cache, first, block):  # type: ignore[no-untyped-def]
-    return q.new_empty((*q.shape[:3], v.shape[3]), dtype=accumulation_dtype(q.dtype)), q.new_empty(q.shape[:3], dtype=accumulation_dtype(q.dtype))
+    return q.new_empty((*q.shape[:3], v.shape[3]), dtype=accumulation_dtype(q.dtype)), q.new_empty(
+        q.shape[:3], dtype=accumulation_dtype(q.dtype)
+    )
 
 
 @torch.library.custom_op("regard::coded_backward", mutates_args=())
@@ -191,7 +193,8 @@ def coded_backward(
     """Gradients of q, k, v and cache."""
     with exact(q):
         dq, dk, dv, dcache = (
-            torch.zeros_like(x, dtype=accumulation_dtype(q.dtype), memory_format=torch.contiguous_format) for x in (q, k, v, cache)
+            torch.zeros_like(x, dtype=accumulation_dtype(q.dtype), memory_format=torch.contiguous_format)
+            for x in (q, k, v, cache)
         )
         group, width, past = q.shape[1] // k.shape[1], v.shape[3], k.shape[2] - q.shape[2]
         into = dq.view(k.shape[0] * k.shape[1], group, *dq.shape[2:])

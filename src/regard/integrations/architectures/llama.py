@@ -87,7 +87,7 @@ def _weights(config: ModelConfig) -> list[Weight]:
         (f"{block}.mlp.down", f"{layer}.mlp.down_proj"),
     ]
     rest = [
-        ("embedding", "model.embed_tokens"),
+        ("embeddings.table", "model.embed_tokens"),
         (f"{block}.attention_norm", f"{layer}.input_layernorm"),
         (f"{block}.mlp_norm", f"{layer}.post_attention_layernorm"),
         ("norm", "model.norm"),
