@@ -238,7 +238,7 @@ def test_facts_follow_the_options() -> None:
     ("options", "message"),
     [
         ({"feature_map": "elu"}, "option feature_map='elu' is not valid: did you mean 'relu'"),
-        ({"feature_map": "positive_random"}, "option feature_map='positive_random' is not valid: valid: elu_plus_one, "),
+        ({"feature_map": "positive_random"}, "option feature_map='positive_random' is not valid: valid: elu_plus"),
         ({"key_feature_map": "positive_random"}, "option key_feature_map='positive_random' is not valid: valid: elu_"),
         ({"feature_map": "identity"}, "pass normalise=False"),
         ({"feature_map": "taylor", "key_feature_map": "relu"}, "features of one size"),

@@ -199,11 +199,11 @@ def test_weights_of_a_gate_that_read_the_key_are_refused_by_name() -> None:
     mechanism = build(gate=True)
     written = {**mechanism.state_dict(), "gate_weight": torch.zeros(2, 4)}
     with pytest.raises(
-        CheckpointError, match=r"rfa\(gate=True\) of version 0.1 read its gate from the key.*train again"
+        CheckpointError, match=r"rfa\(gate=True\) of version 0\.1 read its gate from the key.*train again"
     ):
         mechanism.load_state_dict(written)
     inside = torch.nn.ModuleDict({"attention": mechanism})
-    with pytest.raises(CheckpointError, match="gate_weight was written by version 0.1"):
+    with pytest.raises(CheckpointError, match=r"gate_weight was written by version 0\.1"):
         inside.load_state_dict({f"attention.{name}": x for name, x in written.items()}, strict=False)
 
 

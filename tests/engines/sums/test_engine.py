@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.core import merge
-from regard.engines.sums import passes
-from regard.engines.sums import engine
+from regard.engines.sums import engine, passes
 from regard.engines.sums.engine import kernel_average
 from regard.engines.sums.step import Averaged
 from regard.features import FEATURE_MAPS, draw_projection
@@ -64,9 +63,10 @@ def case(
     q, k = randn(BATCH, KV_HEADS * group, queries, dim), randn(BATCH, KV_HEADS, keys, dim)
     v = randn(BATCH, KV_HEADS, keys, VALUE)
     options: dict = {"query_map": maps[0], "key_map": maps[1], "causal": causal, "normalise": normalise, "scale": 0.7}
-    features = map_.count(dim, 8 // map_.per_row)
+    rows = 8 // map_.per_row
+    features = map_.count(dim, rows)
     if map_.random:
-        options["projection"] = torch.stack([draw_projection(8 // map_.per_row, dim, g) for _ in range(KV_HEADS)]).to(dtype)
+        options["projection"] = torch.stack([draw_projection(rows, dim, g) for _ in range(KV_HEADS)]).to(dtype)
     if weighted:
         options["log_weight"] = randn(BATCH, KV_HEADS, keys)
     if masked:

@@ -68,7 +68,7 @@ class Performer(RandomKernel):
         "bias": "its weights are products of features, so no term can be added to a logit",
         "state": "form='paper' divides by the largest key of the whole call",
     }
-    maps = {
+    maps: ClassVar[Mapping[str, str]] = {
         "positive": "positive_random",
         "hyperbolic": "hyperbolic_random",
         "trigonometric": "trigonometric",

@@ -76,7 +76,7 @@ class Rfa(RandomKernel):
         "bidirectional": "gate=True forgets along the sequence",
         "cross": "gate=True forgets along the sequence",
     }
-    maps = {"trigonometric": "fourier_random", "arc_cosine": "arc_cosine_random"}
+    maps: ClassVar[Mapping[str, str]] = {"trigonometric": "fourier_random", "arc_cosine": "arc_cosine_random"}
 
     num_features: Annotated[int, Ge(1)] = 128
     """features per key, the paper's 2 D; even for `trigonometric`"""
@@ -132,10 +132,10 @@ class Rfa(RandomKernel):
         past = call.state
         assert past is None or isinstance(past, Summary)
         with torch.autocast(q.device.type, enabled=False):
-            exact = (x.to(accumulation_dtype(x.dtype)) for x in (q, k, v))
-            result, content = self._sums(*exact, call, None if past is None else past.content)
-            values = (result.values / away_from_zero(result.total)[..., None]).to(q.dtype)
-        return Attended(values, None if past is None else Summary(content, past.length + k.shape[2]))
+            exact_q, exact_k, exact_v = (x.to(accumulation_dtype(x.dtype)) for x in (q, k, v))
+            result, content = self._sums(exact_q, exact_k, exact_v, call, None if past is None else past.content)
+            values = result.values / away_from_zero(result.total)[..., None]
+        return Attended(values.to(q.dtype), None if past is None else Summary(content, past.length + k.shape[2]))
 
     def _sums(
         self, q: Tensor, k: Tensor, v: Tensor, call: Call, past: Mapping[str, Tensor] | None

@@ -171,18 +171,16 @@ def backward(
     out = _by_rows(Results(values, total, top.new_empty(0), sum, top, kept_sum, kept_top), x)
     into = _gradients(q, k, v, log_weight, sum)
     flat = Gradients(into.q.view_as(x.q), *(g.flatten(0, 1) if g.ndim > 1 else g for g in into[1:]))
-    of_values, of_total = (
-        None if g is None else g.reshape(*x.q.shape[:2], *g.shape[2:]) for g in (of_values, of_total)
-    )
+    of_values = of_values.reshape(*x.q.shape[:2], *of_values.shape[2:])
+    of_total = None if of_total is None else of_total.reshape(x.q.shape[:3])
     run, states = backward_causal if causal else backward_full, None if of_sum is None else of_sum.flatten(0, 1)
     with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
         for part, some in x.split(sum.shape[2]):
             of_state = torch.zeros_like(out.sum[part].mT, memory_format=torch.contiguous_format)
             if states is not None:
                 of_state += states[part].mT
-            found = Results(*(y[part] for y in out[:5]), out.kept_sum[:, part], out.kept_top[:, part])
-            grads = None if of_total is None else of_total[part]
-            run(some, found, Gradients(*(g[part] for g in flat)), of_values[part], grads, of_state)
+            slope = None if of_total is None else of_total[part]
+            run(some, out.of(part), Gradients(*(g[part] for g in flat)), of_values[part], slope, of_state)
     return into
 
 

@@ -208,6 +208,11 @@ class Results(NamedTuple):
     """(spans, rows, value + 1, features): passes hold states transposed, in which products are faster by a fifth"""
     kept_top: Tensor
 
+    def of(self, part: slice) -> "Results":
+        """Those of some rows."""
+        values, total, highest, sum, top = (x[part] for x in self[:5])
+        return Results(values, total, highest, sum, top, self.kept_sum[:, part], self.kept_top[:, part])
+
 
 def empty_sum(k: Tensor, v: Tensor, key_map: FeatureMap, rows: int = 0) -> Tensor:
     """The state before the first key, (batch, kv_heads, features, value + 1); `rows`: of the projection."""
