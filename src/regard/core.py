@@ -286,6 +286,7 @@ class Attention(Configured, ABC):
         Args:
             decisions: what `decisions(q, k)` returned, of a mechanism that selects: its choices are replayed.
         """
+        self.check_length(k.shape[2])
         call = self._call(q, k, key_mask, bias, marks, inputs or {}, query_start)
         replay: dict[str, Any] = {} if decisions is None else {"decisions": decisions}
         return self.reference(q, k, v, call, **replay)
