@@ -68,6 +68,7 @@ class Lara(Attention):
         supports=Supports(bidirectional=True, cross=True, key_mask=True),
         time=1,
         memory=1,
+        mixes_queries=True,
         stochastic=True,
     )
     samples: ClassVar[tuple[Mapping[str, object], ...]] = (
@@ -147,7 +148,7 @@ class Lara(Attention):
 
     def _landmark(self, name: str, means: Tensor) -> Tensor:
         weight, bias, gain, shift = (
-            self.get_parameter(f"{name}_{part}").to(means.dtype) for part in ("weight", "bias", "gain", "shift")
+            getattr(self, f"{name}_{part}").to(means.dtype) for part in ("weight", "bias", "gain", "shift")
         )
         return F.layer_norm(F.linear(means, weight, bias), gain.shape, gain, shift)
 
@@ -195,7 +196,7 @@ class Lara(Attention):
         return torch.stack(out)
 
     def _explicit_landmarks(self, name: str, x: Tensor) -> Tensor:
-        weight, bias, gain, shift = (self.get_parameter(f"{name}_{p}") for p in ("weight", "bias", "gain", "shift"))
+        weight, bias, gain, shift = (getattr(self, f"{name}_{p}") for p in ("weight", "bias", "gain", "shift"))
         count, length = self.num_landmarks, x.shape[1]
         bounds = [(c * length // count, -(-(c + 1) * length // count)) for c in range(count)]
         y = torch.stack([x[:, first:last].mean(1) for first, last in bounds], 1) @ weight.mT + bias

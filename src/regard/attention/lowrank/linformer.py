@@ -121,9 +121,12 @@ class Linformer(Attention):
         )
         self.mixtures = Mixtures(key, None if self.share in ("key_value", "layer") else value)
 
+    def check_length(self, length: int) -> None:
+        """Refuse a sequence longer than the projections."""
+        self.require_length(length)
+
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         """Project, then softmax. Keys and values under the mask are 0 before E and F, so padding changes nothing."""
-        self.require_length(k.shape[2])
         dtype = accumulation_dtype(q.dtype)  # mixtures sum over the length
         e, f = (x.to(dtype) for x in self.mixtures.matrices(k.shape[2]))
         q, k, v = q.to(dtype), e @ k.to(dtype), f @ v.to(dtype)
@@ -133,7 +136,6 @@ class Linformer(Attention):
     def reference(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         """With every matrix written out for every head."""
         heads = self.heads
-        self.require_length(k.shape[2])
         if call.key_mask is not None:
             k, v = (torch.where(call.key_mask[:, None, :, None], x, 0.0) for x in (k, v))
         e, f = (

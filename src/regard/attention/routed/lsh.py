@@ -151,7 +151,6 @@ class Lsh(Routed):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         """Hash, remember, walk the tiles of each bucket."""
-        self.check_length(call.past + k.shape[2])
         queries, keys = self.decisions(q, k)
         slots, call = remember({"k": unit(k) if self.share else k, "v": v, "buckets": keys}, call)
         buckets = Buckets(queries, slots["buckets"])
@@ -191,7 +190,6 @@ class Lsh(Routed):
 
     def choices(self, q: Tensor, k: Tensor, call: Call) -> Buckets:
         """argmax([x R; -x R]) of every vector and round."""
-        self.check_length(k.shape[2])
         rotations = self.rotations.float()
         buckets: list[Tensor] = []
         for x, turn in ((q, rotations.repeat_interleave(self.heads.group, 0)), (k, rotations)):

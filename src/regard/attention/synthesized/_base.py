@@ -35,13 +35,16 @@ class Synthesizer(Attention):
     def factors(self, q: Tensor, keys: int) -> tuple[Tensor, Tensor, Tensor]:
         """B = rows columns^T + offset: (batch, heads, queries, width), (heads, keys, width) and (heads, keys)."""
 
+    def check_length(self, length: int) -> None:
+        """Refuse a sequence longer than B."""
+        self.require_length(length)
+
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         """Slice B to the slots so far, mask, average."""
         if call.state is not None:
             assert isinstance(call.state, Slots)
             grown = call.state.append(call.key_mask, v=v)
             v, call = grown.view()["v"], replace(call, key_mask=grown.view().get("key_mask"), state=grown)
-        self.require_length(v.shape[2])
         rows, columns, offset = self.factors(q, v.shape[2])
         dropout = self.heads.dropout if self.training else 0.0
         if q.shape[2] == 1 and not dropout:
