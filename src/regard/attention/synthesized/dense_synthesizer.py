@@ -75,6 +75,7 @@ class DenseSynthesizer(Synthesizer):
     def reference(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         """Every row of B, cut to the slots, then the softmax of each row."""
         self.require_length(v.shape[2])
-        inner = (torch.einsum("bhid,hed->bhie", q, self.first) + self.first_bias[:, None]).clamp(min=0)
-        logits = torch.einsum("bhie,hje->bhij", inner, self.second) + self.second_bias[:, None]
+        w1, b1, w2, b2 = (x.to(q.dtype) for x in (self.first, self.first_bias, self.second, self.second_bias))
+        inner = (torch.einsum("bhid,hed->bhie", q, w1) + b1[:, None]).clamp(min=0)
+        logits = torch.einsum("bhie,hje->bhij", inner, w2) + b2[:, None]
         return reference_softmax(logits[..., : v.shape[2]], v, call)
