@@ -85,7 +85,7 @@ def _gradients(total: Tensor, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _gradients_of_sum(mechanism: Attention, x: Inputs, definition: bool, decisions: object = None) -> dict[str, Tensor]:
-    """Gradients of a randomly weighted sum of the values, in the dtype of the inputs, which are those of `_projected`."""
+    """Gradients of a randomly weighted sum of the values on inputs of `_projected`, in their dtype."""
     x = x.map(Tensor.detach)
     leaves = _leaves(mechanism, x)
     given = _with(mechanism, leaves, x, activated=True)
