@@ -249,6 +249,7 @@ class Attention(Configured, ABC):
             k, v = k.masked_fill(hidden, 0), v.masked_fill(hidden, 0)  # NaN under the mask must not survive a product
             given = {name: self._neutral(name, x, hidden) for name, x in given.items()}
         call = self._call(q, k, key_mask, bias, marks, given, query_start, state, lse)
+        self.check_length(call.past + k.shape[2])
         if self.impl == "reference":
             answer = self._define(q, k, v, call)
         else:
@@ -295,6 +296,7 @@ class Attention(Configured, ABC):
         Args:
             decisions: what `decisions(q, k)` returned, of a mechanism that selects: its choices are replayed.
         """
+        self.check_length(k.shape[2])
         call = self._call(q, k, key_mask, bias, marks, inputs or {}, query_start)
         replay: dict[str, Any] = {} if decisions is None else {"decisions": decisions}
         return self.reference(q, k, v, call, **replay)
@@ -525,6 +527,13 @@ class Attention(Configured, ABC):
                 f"{name}: bias.table must be (1 or {batch}, 1 or {count}, queries={queries}, keys={keys}), "
                 f"got {tuple(table.shape)}"
             )
+
+    def check_length(self, length: int) -> None:
+        """Refuse more slots than the mechanism can serve; by default it serves any number.
+
+        Raises:
+            LimitError: `length` slots are too many.
+        """
 
     def require_length(self, length: int) -> None:
         """Refuse a sequence longer than the weights were built for.

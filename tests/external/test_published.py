@@ -29,7 +29,11 @@ def test_softmax_layer_is_torchs_multihead_attention_with_its_weights():
     theirs = torch.nn.MultiheadAttention(32, 4, bias=False, batch_first=True)
     layer = regard.AttentionLayer(32, "softmax", heads=4, causal=False)
     with torch.no_grad():
-        for own, weight in zip((layer.projections.query, layer.projections.key, layer.projections.value), theirs.in_proj_weight.chunk(3), strict=True):
+        for own, weight in zip(
+            (layer.projections.query, layer.projections.key, layer.projections.value),
+            theirs.in_proj_weight.chunk(3),
+            strict=True,
+        ):
             own.weight.copy_(weight)
         layer.projections.output.weight.copy_(theirs.out_proj.weight)
     x = draw(2, 9, 32)

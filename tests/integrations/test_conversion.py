@@ -149,7 +149,10 @@ def test_projections_of_global_tokens_are_copies() -> None:
     sparse = pretrained.convert(dense, "longformer(window=2)", projections="global")
     layer = sparse.model.blocks[1].attention  # type: ignore[union-attr]
     for name in ("query", "key", "value"):
-        own, ordinary = getattr(layer.projections.global_rows, name), getattr(dense.model.blocks[1].attention.projections, name)  # type: ignore[union-attr]
+        own, ordinary = (
+            getattr(layer.projections.global_rows, name),
+            getattr(dense.model.blocks[1].attention.projections, name),
+        )  # type: ignore[union-attr]
         assert torch.equal(own.weight, ordinary.weight)
         assert torch.equal(own.bias, ordinary.bias)
         assert own.weight.data_ptr() != ordinary.weight.data_ptr()

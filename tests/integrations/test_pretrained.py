@@ -481,7 +481,10 @@ def llama_file(path: Path) -> LanguageModel:
     for at, block in enumerate(model.blocks):
         attention, mlp = block.attention, block.mlp
         own = {"attn_norm": block.attention_norm.weight, "ffn_norm": block.mlp_norm.weight}
-        own |= {"attn_q": planes(attention.projections.query.weight, 2), "attn_k": planes(attention.projections.key.weight, 1)}
+        own |= {
+            "attn_q": planes(attention.projections.query.weight, 2),
+            "attn_k": planes(attention.projections.key.weight, 1),
+        }
         own |= {"attn_v": attention.projections.value.weight, "attn_output": attention.projections.output.weight}
         own |= {"ffn_gate": mlp.gate.weight, "ffn_up": mlp.up.weight, "ffn_down": mlp.down.weight}
         tensors |= {f"blk.{at}.{name}.weight": x for name, x in own.items()}

@@ -229,7 +229,11 @@ class TestAnyMechanism:
         layer = regard.AttentionLayer(16, name, heads=2, causal=False, max_length=16).double().eval()
         layer.attention.load_state_dict(ours.attention["bidirectional"].state_dict())
         with torch.no_grad():
-            given = zip((layer.projections.query, layer.projections.key, layer.projections.value), ours.in_proj_weight.chunk(3), strict=True)
+            given = zip(
+                (layer.projections.query, layer.projections.key, layer.projections.value),
+                ours.in_proj_weight.chunk(3),
+                strict=True,
+            )
             for own, weight in given:
                 if own is not None:
                     own.weight.copy_(weight)

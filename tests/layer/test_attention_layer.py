@@ -47,9 +47,14 @@ def test_it_is_the_formula_of_the_paper():
     attention = layer(kv_heads=2, bias=True)
     x = randn(2, LENGTH, 16)
     q = heads_of(x @ attention.projections.query.weight.T + attention.projections.query.bias, 4)
-    k, v = (heads_of(x @ p.weight.T + p.bias, 2).repeat_interleave(2, 1) for p in (attention.projections.key, attention.projections.value))
+    k, v = (
+        heads_of(x @ p.weight.T + p.bias, 2).repeat_interleave(2, 1)
+        for p in (attention.projections.key, attention.projections.value)
+    )
     logits = (q @ k.mT / 2).masked_fill(torch.ones(LENGTH, LENGTH).triu(1).bool(), -math.inf)
-    wanted = (logits.softmax(-1) @ v).transpose(1, 2).flatten(2) @ attention.projections.output.weight.T + attention.projections.output.bias
+    wanted = (logits.softmax(-1) @ v).transpose(1, 2).flatten(
+        2
+    ) @ attention.projections.output.weight.T + attention.projections.output.bias
     assert_close(attention(x).hidden, wanted, tolerance=1e-12, what="hidden")
     assert {name for name, _ in attention.named_parameters()} == {
         f"{part}.{kind}" for part in ("query", "key", "value", "output") for kind in ("weight", "bias")
@@ -214,7 +219,9 @@ def test_a_memory_carries_the_mask_of_what_it_keeps():
     for content in (0.0, 1e4, float("nan")):
         first = x[:, :6].masked_fill(~keep[..., None], content)
         with torch.no_grad():
-            memory = attention(first, key_mask=keep, memory=attention.memory.initial_state(2, dtype=torch.float64)).memory
+            memory = attention(
+                first, key_mask=keep, memory=attention.memory.initial_state(2, dtype=torch.float64)
+            ).memory
             outputs.append(attention(x[:, 6:], memory=memory).hidden)
     assert_identical(outputs[1], outputs[0], what="1e4 under the mask")
     assert_identical(outputs[2], outputs[0], what="NaN under the mask")
@@ -286,10 +293,14 @@ def test_a_memory_that_is_searched_mixes_with_the_values():
         assert_close(first.hidden, attention(x[:, :6]).hidden, tolerance=1e-12, what="nothing to find yet")
         q, v = attention.projections.queries(x[:, 6:]), attention.projections.values(x[:, :6])
         more = q.sum(-1, keepdim=True) * v.mean(2).repeat_interleave(2, 1)[:, :, None]
-        wanted = plain + attention.projections.output(more.transpose(1, 2).flatten(2)) - (
-            0 if attention.projections.output.bias is None else attention.projections.output.bias
+        wanted = (
+            plain
+            + attention.projections.output(more.transpose(1, 2).flatten(2))
+            - (0 if attention.projections.output.bias is None else attention.projections.output.bias)
         )
-        assert_close(attention(x[:, 6:], memory=first.memory).hidden, wanted, tolerance=1e-12, what="with what it found")
+        assert_close(
+            attention(x[:, 6:], memory=first.memory).hidden, wanted, tolerance=1e-12, what="with what it found"
+        )
     assert first.losses == {}
     attention.train()
     assert set(attention(x, memory=empty).losses) == {"memory.size"}
@@ -303,7 +314,10 @@ def test_the_output_is_a_sum_over_heads():
         whole, total = attention(x).hidden, torch.zeros(2, LENGTH, 16, dtype=torch.float64)
         for head in range(4):
             own = slice(4 * head, 4 * head + 4)
-            q, k, v = (x @ part.weight[own].T for part in (attention.projections.query, attention.projections.key, attention.projections.value))
+            q, k, v = (
+                x @ part.weight[own].T
+                for part in (attention.projections.query, attention.projections.key, attention.projections.value)
+            )
             total = total + (q @ k.mT / 2).softmax(-1) @ v @ weight[:, own].T
         assert_close(whole, total, tolerance=1e-12, what="sum over heads")
         order = torch.tensor([2, 0, 3, 1])
@@ -316,7 +330,12 @@ def test_the_output_is_a_sum_over_heads():
 def test_one_head_with_weights_of_one_is_the_mechanism():
     attention, x = layer(heads=1, causal=False), randn(2, LENGTH, 16)
     with torch.no_grad():
-        for part in (attention.projections.query, attention.projections.key, attention.projections.value, attention.projections.output):
+        for part in (
+            attention.projections.query,
+            attention.projections.key,
+            attention.projections.value,
+            attention.projections.output,
+        ):
             part.weight.copy_(torch.eye(16))
         wanted = regard.attend(*(x[:, None],) * 3)[:, 0]
         assert_close(attention(x).hidden, wanted, tolerance=1e-12, what="identity weights")

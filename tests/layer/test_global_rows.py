@@ -66,8 +66,15 @@ def dense(layer: AttentionLayer, x: Tensor, marks: Tensor, keep: Tensor, window:
     """One pair at a time: which projections each has, and a softmax over the pairs that the paper allows."""
     rows = layer.projections.global_rows
     assert rows is not None
-    kinds = {"l2l": (layer.projections.query, layer.projections.key, layer.projections.value), "g2l": (rows.query, rows.key, rows.value)}
-    kinds["l2g"] = (layer.projections.query, rows.key_l2g or layer.projections.key, rows.value_l2g or layer.projections.value)
+    kinds = {
+        "l2l": (layer.projections.query, layer.projections.key, layer.projections.value),
+        "g2l": (rows.query, rows.key, rows.value),
+    }
+    kinds["l2g"] = (
+        layer.projections.query,
+        rows.key_l2g or layer.projections.key,
+        rows.value_l2g or layer.projections.value,
+    )
     kinds["g2g"] = (rows.query, rows.key_g2g or rows.key, rows.value_g2g or rows.value)
     made = {
         kind: (heads_of(q, x, HEADS), heads_of(k, x, layer.heads.kv_heads), heads_of(v, x, layer.heads.kv_heads))

@@ -23,7 +23,8 @@ def build(causal: bool, spec: str = "softmax", clip: int = 3, **options) -> Atte
 
 def heads_of(x, layer):
     return (
-        (x @ p.weight.T).unflatten(-1, (HEADS, WIDTH)).transpose(1, 2) for p in (layer.projections.query, layer.projections.key, layer.projections.value)
+        (x @ p.weight.T).unflatten(-1, (HEADS, WIDTH)).transpose(1, 2)
+        for p in (layer.projections.query, layer.projections.key, layer.projections.value)
     )
 
 

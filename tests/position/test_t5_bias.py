@@ -67,7 +67,10 @@ def test_a_layer_is_the_published_formula(causal):
         12, "softmax(scale=1.0)", heads=3, position="t5_bias(std=1.0)", causal=causal, dropout=0.0
     ).double()
     x = randn(2, n, 12)
-    q, k, v = ((x @ p.weight.T).unflatten(-1, (3, 4)).transpose(1, 2) for p in (layer.projections.query, layer.projections.key, layer.projections.value))
+    q, k, v = (
+        (x @ p.weight.T).unflatten(-1, (3, 4)).transpose(1, 2)
+        for p in (layer.projections.query, layer.projections.key, layer.projections.value)
+    )
     logits = q @ k.mT
     for i in range(n):
         for j in range(n):
