@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, final
+from typing import Annotated, Any, ClassVar, Self, final
 
 import torch
 from annotated_types import Ge
@@ -14,7 +14,23 @@ from regard.attention.kernel._exact import EXPLICIT_QUERIES, exact_average
 from regard.core import Attended, Call
 from regard.info import Info, Supports
 from regard.patterns import causal, everything
-from regard.state import Entry, Slots, per_slot
+from regard.state import Entry, Slots, State, per_slot
+
+
+class KeptOrDropped(Slots):
+    """Every slot, or none once every row sees too many; beside the sums."""
+
+    def where(self, rows: Tensor, other: Self) -> Self:
+        """As `Slots.where`; a row whose slots were dropped has as many empty ones, real, so that they stay too many."""
+        kept = max(self.kept, other.kept)
+        return super(KeptOrDropped, self._with(kept)).where(rows, other._with(kept))
+
+    def _with(self, kept: int) -> Self:
+        if self.kept == kept:
+            return self
+        empty = {name: x for name, x in self.view().items() if name != "key_mask"}
+        empty = {name: x.new_zeros(*x.shape[:2], kept, x.shape[3]) for name, x in empty.items()}
+        return replace(self.append(**empty), length=self.length)
 
 
 @final
@@ -121,6 +137,12 @@ class LengthSwitch(Kernel):
         heads = self.heads
         slots = {"k": per_slot(heads.kv_heads, heads.key_dim), "v": per_slot(heads.kv_heads, heads.value_width)}
         return slots | super().state_layout()
+
+    def initial_state(
+        self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
+    ) -> State:
+        state = super().initial_state(batch, device=device, dtype=dtype)
+        return KeptOrDropped(**vars(state)) if self.impl != "reference" else state
 
     def kept_slots(self, length: int) -> int:
         """All while there are at most exact_keys, then none."""
