@@ -14,7 +14,7 @@ from jaxtyping import Int64, UInt8
 from regard import catalog
 from regard.errors import ConfigError, ShapeError
 from regard.position import position_class
-from regard.specs import Spec, is_path, parse
+from regard.specs import Spec, is_path, options_of, parse
 from regard.tasks.base import SPLITS, Example, Split, Task, checked_index
 from regard.tasks.config import ImagesConfig, SuperResolutionConfig
 from regard.tasks.images import read_pixels
@@ -158,7 +158,7 @@ class Grid:
     def _shaped(self, spec: str, cls: type) -> str:
         if not _has_shape(cls):
             return spec
-        known, parsed = cls.defaults, parse(spec)
+        known, parsed = options_of(cls), parse(spec)
         own: Mapping[str, object] = {name: getattr(self, name) for name in _SHAPE}
         if self.query_block is None and known["query_block"] is not None:
             raise ConfigError(
@@ -189,7 +189,7 @@ def without_shape(position: str) -> str:
 
 
 def _has_shape(cls: type) -> bool:
-    return cls.defaults.keys() >= set(_SHAPE)
+    return options_of(cls).keys() >= set(_SHAPE)
 
 
 class Pixels:
