@@ -1,4 +1,4 @@
-"""What the checks give to a mechanism: declared inputs in their bounds, every tensor cut and changed by its own slots."""
+"""What checks give to a mechanism: declared inputs in their bounds, every tensor cut and changed by its own slots."""
 
 import math
 from dataclasses import replace

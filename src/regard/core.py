@@ -4,93 +4,40 @@ Tensors are (batch, heads, length, dim). Causal means lower-right: the queries a
 keys are the past. In masks True means keep.
 """
 
-import hashlib
-import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, NoReturn, final
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, final
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from regard.bias import ScoreBias
-from regard.errors import InputError, LimitError, ShapeError, UnsupportedError
-from regard.info import Heads, Info, Input, Supports
+from regard.call import Attended, Call, merge
+from regard.errors import LimitError, UnsupportedError
+from regard.info import Heads, Info, Input
 from regard.moved import follow
-from regard.options import Configured, option, weight
-from regard.state import Entry, Slots, State, States, Summary, accumulation_dtype, begin, constant, per_slot
+from regard.options import Configured, option, registered_name, weight
+from regard.randomness import generator, recomputing
+from regard.state import Entry, Slots, State, Summary, accumulation_dtype, begin, per_slot
+from regard.validation import check_call, check_inputs
 
 __all__ = [
     "Attended",
     "Attention",
     "Call",
     "Heads",
-    "Info",
-    "Input",
     "ScoreBias",
     "Slots",
     "State",
-    "States",
     "Summary",
-    "Supports",
     "accumulation_dtype",
-    "constant",
-    "described",
     "generator",
     "merge",
-    "option",
-    "per_slot",
     "recomputing",
     "registered_name",
-    "weight",
 ]
-
-
-class Attended(NamedTuple):
-    """What a mechanism returns.
-
-    values: (batch, heads, queries, value). state: only if one was passed. losses: unweighted, exactly `info.losses` in
-    training, empty in evaluation. lse: (batch, heads, queries), the log-sum-exp of the logits; only if asked for, from
-    mechanisms that are `mergeable`.
-    """
-
-    values: Tensor
-    state: State | None = None
-    losses: Mapping[str, Tensor] = {}
-    lse: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class Call:
-    """What a call brings besides q, k and v. Keys and values under the mask are 0, inputs under it neutral."""
-
-    key_mask: Tensor | None = None
-    """(batch, keys) of this call, True = real"""
-    bias: ScoreBias | None = None
-    """added to the logits"""
-    marks: Tensor | None = None
-    """(batch, keys), integer labels"""
-    inputs: Mapping[str, Tensor] = field(default_factory=lambda: {})  # torch.compile cannot call `dict[str, Tensor]`
-    """exactly those of `info.inputs`"""
-    state: State | None = None
-    """the past"""
-    causal: bool = False
-    """each query sees its own slot and earlier ones only"""
-    past: int = 0
-    """slots before this call's keys"""
-    query_start: int = 0
-    """the slot of the first query"""
-    lse: bool = False
-    """whether the log-sum-exp is asked for"""
-
-    def visible(self, q: Tensor, k: Tensor) -> Bool[Tensor, "batch 1 queries keys"]:
-        """The allowed pairs of a call without a state as one tensor, for definitions."""
-        i = torch.arange(self.query_start, self.query_start + q.shape[2], device=q.device)[:, None]
-        j = torch.arange(k.shape[2], device=q.device)
-        seen = (j <= i if self.causal else (i >= 0) & (j >= 0))[None, None]
-        return seen if self.key_mask is None else seen & self.key_mask[:, None, None, :]
 
 
 class Attention(Configured, ABC):
@@ -120,6 +67,8 @@ class Attention(Configured, ABC):
     heads: Heads = option(kw_only=False)
     info: Info = weight()
     """the facts of this instance"""
+    widths: Mapping[str, tuple[int, int]] = weight()
+    """heads and width of q, k and v"""
     impl: Literal["auto", "reference"] = "auto"
     """how: `reference` is the definition, whose state keeps every key and value"""
 
@@ -138,7 +87,7 @@ class Attention(Configured, ABC):
     def serve(self, heads: Heads) -> None:
         """Store what to serve, and the (heads, width) that q, k and v of a call must have."""
         self.heads = heads
-        self._widths = {
+        self.widths = {
             "q": (heads.count, heads.query_width),
             "k": (heads.kv_heads, heads.key_dim),
             "v": (heads.kv_heads, heads.value_width),
@@ -235,9 +184,9 @@ class Attention(Configured, ABC):
             LimitError: longer than `heads.max_length` where weights depend on it.
         """
         given: Mapping[str, Tensor] = inputs or {}
-        self._check(q, k, v, key_mask, bias, marks, state, query_start)
+        check_call(self, q, k, v, key_mask, bias, marks, state, query_start)
         if given or self.info.inputs:
-            self._check_inputs(given, q, k)
+            check_inputs(self, given, q, k)
         if lse and not self.info.mergeable:
             raise UnsupportedError(f"{self._name} has no log-sum-exp: it is no single softmax over its keys")
         if not q.shape[2] and not k.shape[2]:
@@ -412,122 +361,6 @@ class Attention(Configured, ABC):
         """Draw the random features again, where the mechanism has any."""
         del generator
 
-    def _check_inputs(self, inputs: Mapping[str, Tensor], q: Tensor, k: Tensor) -> None:
-        declared = self.info.inputs
-        if set(inputs) != set(declared):
-            raise ShapeError(f"{self._name} takes the inputs {sorted(declared)}, got {sorted(inputs)}")
-        for name, each in declared.items():
-            x, (heads, width) = inputs[name], each.shape(self.heads)
-            wanted = (q.shape[0], heads, (q if each.slots == "queries" else k).shape[2], width)
-            if x.shape != wanted or not x.is_floating_point():
-                raise ShapeError(
-                    f"{self._name}: input {name} must be floating (batch, heads, {each.slots}, width) = {wanted}, "
-                    f"got {x.dtype} {tuple(x.shape)}"
-                )
-            if torch.compiler.is_compiling() or not x.numel():
-                continue
-            low, high = (float(end) for end in x.detach().aminmax())
-            if low < each.low or high > each.high:
-                raise InputError(
-                    f"{self._name}: input {name} must lie in [{each.low}, {each.high}], got {low} to {high}; "
-                    "`activate` makes it from raw projections"
-                )
-
-    def _check(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        key_mask: Tensor | None,
-        bias: ScoreBias | None,
-        marks: Tensor | None,
-        state: State | None,
-        query_start: int | None,
-    ) -> None:
-        heads, supports = self.heads, self.info.supports
-        for x, (label, (count, width)) in zip((q, k, v), self._widths.items(), strict=True):
-            if x.ndim != 4 or x.shape[1] != count or x.shape[3] != width or x.shape[0] != q.shape[0]:
-                raise ShapeError(
-                    f"{self._name}: {label} must be (batch={q.shape[0]}, heads={count}, length, dim={width}), "
-                    f"got {tuple(x.shape)}"
-                )
-            if not x.is_floating_point() or x.dtype != q.dtype:
-                raise ShapeError(
-                    f"{self._name}: q, k, v must share one floating dtype, got {q.dtype}, {k.dtype}, {v.dtype}"
-                )
-        queries, keys = q.shape[2], k.shape[2]
-        if v.shape[2] != keys:
-            raise ShapeError(f"{self._name}: k has {keys} positions, v has {v.shape[2]}; they must agree")
-        if key_mask is not None:
-            if not supports.key_mask:
-                self.refuse("key_mask", "key_mask")
-            if key_mask.dtype != torch.bool or key_mask.shape != (q.shape[0], keys):
-                raise ShapeError(
-                    f"{self._name}: key_mask must be bool (batch={q.shape[0]}, keys={keys}), True = keep, "
-                    f"got {key_mask.dtype} {tuple(key_mask.shape)}"
-                )
-            if self.info.anchored and (state is None or state.length == 0) and not torch.compiler.is_compiling():
-                self._refuse_left_padding(key_mask)
-        if bias is not None and not supports.bias:
-            self.refuse("bias", "bias")
-        if marks is not None:
-            if not supports.marks:
-                self.refuse("marks", "marks")
-            if marks.is_floating_point() or marks.shape != (q.shape[0], keys):
-                raise ShapeError(
-                    f"{self._name}: marks must be integers (batch={q.shape[0]}, keys={keys}), "
-                    f"got {marks.dtype} {tuple(marks.shape)}"
-                )
-        if state is not None and not supports.state:
-            self.refuse("state", "state")
-        if query_start is not None and query_start < 0:
-            raise ShapeError(f"{self._name}: query_start is a slot, so at least 0; got {query_start}")
-        if heads.causal and query_start is not None:
-            if not self.info.mergeable:
-                raise UnsupportedError(
-                    f"{self._name}: causal queries are the last slots, so query_start is theirs already; only a "
-                    "mechanism that is mergeable takes keys that end before"
-                )
-        elif heads.causal:
-            if queries > keys:
-                raise ShapeError(
-                    f"{self._name}: causal queries are the last positions, so there are at least as many keys; "
-                    f"got {queries} queries and {keys} keys"
-                )
-            if queries < keys and not supports.prefix:
-                self.refuse(f"leading keys ({queries} queries, {keys} keys)", "prefix")
-        elif not supports.cross:
-            if state is not None:
-                self.refuse("state with causal=False", "cross")
-            if queries != keys:
-                self.refuse(f"{queries} queries on {keys} keys", "cross")
-        if bias is not None:
-            self._check_bias(bias, q, keys + (0 if state is None else state.length), self._name)
-
-    def _refuse_left_padding(self, key_mask: Tensor) -> None:
-        if bool((~key_mask[:, :1] & key_mask.any(1, keepdim=True)).any()):
-            raise UnsupportedError(
-                f"{registered_name(type(self))} does not support left padding: its weights or pattern belong to "
-                "absolute positions. Pad on the right, or run rows of unequal length one by one"
-            )
-
-    def _check_bias(self, bias: ScoreBias, q: Tensor, keys: int, name: str) -> None:
-        batch, count, queries = q.shape[:3]
-        for label, x, axis in (("curve", bias.curve, 0), ("relative", bias.relative, 0), ("query", bias.query, 1)):
-            if x is not None and x.shape[axis] not in (1, count):
-                raise ShapeError(f"{name}: bias.{label} has {x.shape[axis]} heads, must be 1 or {count}")
-        table = bias.table
-        if table is not None and (
-            table.ndim != 4
-            or table.shape[0] not in (1, batch)
-            or table.shape[1] not in (1, count)
-            or table.shape[2:] != (queries, keys)
-        ):
-            raise ShapeError(
-                f"{name}: bias.table must be (1 or {batch}, 1 or {count}, queries={queries}, keys={keys}), "
-                f"got {tuple(table.shape)}"
-            )
-
     def check_length(self, length: int) -> None:
         """Refuse more slots than the mechanism can serve; by default it serves any number.
 
@@ -571,49 +404,3 @@ def described(cls: type[Attention], options: Mapping[str, Any]) -> Info:
     supports = replace(info.supports, dropout=False)
     state = "length" if supports.state else "none"
     return replace(info, supports=supports, state=state, time=2, memory=2, losses={}, mergeable=False)
-
-
-def registered_name(cls: type) -> str:
-    """The catalog name of a mechanism class: `DenseSynthesizer` -> `dense_synthesizer`."""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
-
-
-def merge(
-    parts: Sequence[tuple[Float[Tensor, "*rows value"], Float[Tensor, "*rows"]]],
-) -> tuple[Float[Tensor, "*rows value"], Float[Tensor, "*rows"]]:
-    """One softmax from parts over disjoint sets of keys: Z = logsumexp_r z_r, o = sum_r exp(z_r - Z) o_r.
-
-    Args:
-        parts: (values, lse) each; lse is the log-sum-exp of the part's logits, -inf for a row without keys.
-
-    Returns:
-        (values, lse) over the union; a row without any key has value 0 and lse -inf.
-
-    Example:
-        >>> import torch
-        >>> v = torch.ones(1, 2)
-        >>> merge([(v, torch.zeros(1)), (3 * v, torch.zeros(1))])[0]
-        tensor([[2., 2.]])
-    """
-    values, lse = (torch.stack(x) for x in zip(*parts, strict=True))
-    highest = lse.amax(0).detach()
-    weight = torch.exp(lse - torch.where(highest.isinf(), 0.0, highest))
-    total = weight.sum(0)
-    safe = torch.where(total == 0, 1.0, total)
-    merged = (weight[..., None] * values).sum(0) / safe[..., None]
-    return merged, torch.where(total == 0, float("-inf"), torch.log(safe) + highest)
-
-
-def recomputing() -> bool:
-    """Whether this forward pass repeats an earlier one, inside a backward pass: checkpointing and reversible layers do.
-
-    A mechanism that updates buffers in training then leaves them alone. torch keeps the id of the running backward pass
-    per thread, -1 outside one (torch.utils.checkpoint reads it too); a compiled graph does its own bookkeeping.
-    """
-    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1  # pyright: ignore[reportPrivateUsage]
-
-
-def generator(seed: int, *parts: int | str) -> torch.Generator:
-    """A generator for one use, named by `parts`, so that uses of the same seed draw independently."""
-    digest = hashlib.sha256(repr((seed, *parts)).encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") & (2**63 - 1))

@@ -134,9 +134,8 @@ class Input:
             raise ConfigError(f"the neutral value {self.neutral} of an input lies outside [{self.low}, {self.high}]")
 
     def __str__(self) -> str:
-        return (
-            f"{self.slots} x {self.heads} heads x {self.width}, {self.low:g} to {self.high:g}, padding {self.neutral:g}"
-        )
+        shape = f"{self.slots} x {self.heads} heads x {self.width}"
+        return f"{shape}, {self.low:g} to {self.high:g}, padding {self.neutral:g}"
 
     def shape(self, heads: Heads) -> tuple[int, int]:
         """(heads, width) of the tensor for a mechanism that serves `heads`."""

@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import itertools
 import re
 import textwrap
 import typing
@@ -120,7 +121,7 @@ def meanings(cls: type) -> dict[str, str]:
         (written,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
         assert isinstance(written, ast.ClassDef)
         body = written.body
-        for line, below in zip(body, body[1:], strict=False):
+        for line, below in itertools.pairwise(body):
             match line, below:
                 case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str() as text)):
                     said[name] = " ".join(text.split())
@@ -189,3 +190,8 @@ def _adapter(hint: Any) -> Any:
     import pydantic
 
     return pydantic.TypeAdapter(hint, config=pydantic.ConfigDict(arbitrary_types_allowed=True))
+
+
+def registered_name(cls: type) -> str:
+    """The catalog name of a mechanism class: `DenseSynthesizer` -> `dense_synthesizer`."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()

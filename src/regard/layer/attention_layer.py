@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from functools import partial
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -12,39 +12,16 @@ from regard.catalog import build
 from regard.core import Attention, generator
 from regard.errors import ConfigError, ShapeError, UnsupportedError
 from regard.info import Heads
+from regard.layer.outputs import LayerOutput, LayerValues, Prepared
+from regard.layer.positions import SLOTS_ONLY, check_position, token_positions
 from regard.layer.projections import build_projections, by_head, linear
 from regard.memory import Memory, MemoryState, build_memory
 from regard.moved import follow
 from regard.position import Position, build_position
-from regard.state import State, Summary
+from regard.state import State
 
 _SERVED = ("count", "key_dim", "value_width", "query_width", "kv_heads", "causal", "max_length", "dropout")
 """what a shared mechanism must have been built for; its seed is its own"""
-
-_SLOTS_ONLY = "a memory has slots only; leave positions out"
-
-
-class LayerOutput(NamedTuple):
-    """hidden: (batch, length, dim). state and memory: only if they were passed. losses: as `Attended.losses`, and those
-    of the memory under `memory.`."""
-
-    hidden: Tensor
-    state: State | None
-    memory: MemoryState | None
-    losses: dict[str, Tensor]
-
-
-class LayerValues(NamedTuple):
-    """values: (batch, heads, length, value), before the output projection. The rest: as `LayerOutput`."""
-
-    values: Tensor
-    state: State | None
-    memory: MemoryState | None
-    losses: dict[str, Tensor]
-
-
-class Prepared(Summary):
-    """The projected keys and values of a source, for mechanisms that keep no state of their own."""
 
 
 class AttentionLayer(nn.Module):
@@ -132,7 +109,8 @@ class AttentionLayer(nn.Module):
         if info.shares_query_key and wanted.kv_heads != heads:
             raise ConfigError(f"{info.title} uses queries as keys, so kv_heads must equal heads={heads}")
         self.position = build_position(position, wanted, dim) if isinstance(position, str) else position
-        self._check_position()
+        if self.position is not None:
+            check_position(self.position, self.attention, wanted, dim, cross=self.cross)
         self.memory = build_memory(memory, wanted, dim) if isinstance(memory, str) else memory
         if self.memory is not None and not (info.supports.prefix and wanted.causal):
             self.attention.refuse("a memory (leading keys of the past)", "prefix")
@@ -153,42 +131,6 @@ class AttentionLayer(nn.Module):
             draw = generator(seed, "input", name)
             self.inputs[name.replace(".", "_")] = linear(
                 source if each.slots == "keys" else dim, count * width, bias=True, draw=draw
-            )
-
-    def _check_position(self) -> None:
-        scheme, info = self.position, self.attention.info
-        if scheme is None:
-            return
-        # A shared module was built for another layer; what its weights and directions depend on must agree.
-        facts = ("count", "key_dim", "causal") if scheme.biased else ("key_dim",) if scheme.transforms else ()
-        if any(getattr(scheme.heads, fact) != getattr(self.heads, fact) for fact in facts) or (
-            scheme.absolute and scheme.dim != self.dim
-        ):
-            raise ConfigError(
-                f"the shared position serves dim={scheme.dim} and {scheme.heads}, this layer needs dim={self.dim} and "
-                f"{self.heads}"
-            )
-        if scheme.transforms and self.heads.query_width != self.heads.key_dim:
-            raise UnsupportedError(
-                f"position {scheme.title} changes queries and keys of one width, got query_dim="
-                f"{self.heads.query_width}, key_dim={self.heads.key_dim}; use an absolute scheme or a bias by distance"
-            )
-        if self.cross and (scheme.transforms or scheme.biased):
-            raise UnsupportedError(
-                f"position {scheme.title} compares slots of one sequence, and cross-attention has two; "
-                "use an absolute scheme (sinusoidal, learned) on both, or none"
-            )
-        if scheme.biased and not info.supports.bias:
-            why = self.attention.reasons.get("bias", "")
-            raise UnsupportedError(
-                f"position {scheme.title} adds a bias to the logits, which {info.title} does not support"
-                f"{': ' + why if why else ''}. "
-                "Mechanisms that do: regard list --supports bias"
-            )
-        if scheme.transforms and not {"q", "k"} <= set(info.reads):
-            raise UnsupportedError(
-                f"position {scheme.title} changes queries and keys, and {info.title} reads only "
-                f"{', '.join(info.reads)}; use an absolute scheme (sinusoidal, learned)"
             )
 
     def initial_state(
@@ -246,8 +188,8 @@ class AttentionLayer(nn.Module):
         if self.projections.global_rows is not None:
             k, v = self.projections.global_rows.columns(attention, x, k, v, key_mask=key_mask, marks=marks)
         if scheme is not None and scheme.transforms:
-            _, places = self._places(scheme, past, x.shape[1], x.shape[1], positions, x.device)
-            q, k = scheme.transform(q, k, places[..., :0], places)
+            _, at = token_positions(scheme, past, x.shape[1], x.shape[1], positions, x.device)
+            q, k = scheme.transform(q, k, at[..., :0], at)
         inputs = self._inputs(x[:, :0], x)
         after = attention(q, k, v, key_mask=key_mask, marks=marks, inputs=inputs, state=state).state
         assert after is not None
@@ -363,7 +305,7 @@ class AttentionLayer(nn.Module):
             k, v = q if shared else projections.keys(source), projections.values(source)
             if attention.info.inputs:
                 inputs = self._inputs(x, source)
-        rows, bias, places = projections.global_rows, None, None
+        rows, bias, key_positions = projections.global_rows, None, None
         if rows is not None:
             k, v = rows.columns(attention, x, k, v, key_mask=keep, marks=marks)
         if scheme is not None and (scheme.transforms or scheme.biased):
@@ -372,17 +314,17 @@ class AttentionLayer(nn.Module):
                 reach = attention.bias_distances if marks is None else partial(Attention.bias_distances, attention)
                 bias = scheme.bias(q, *reach(length, keys, state))
             if scheme.transforms:
-                places = self._places(scheme, past, length, keys, positions, x.device)
-                q, k = scheme.transform(q, k, *places)
+                query_positions, key_positions = token_positions(scheme, past, length, keys, positions, x.device)
+                q, k = scheme.transform(q, k, query_positions, key_positions)
             elif positions is not None and keys != length:
-                raise UnsupportedError(_SLOTS_ONLY)
+                raise UnsupportedError(SLOTS_ONLY)
         got = attention(
             q, k, v, key_mask=keep, bias=bias, marks=marks, inputs=inputs, query_start=query_start, state=state
         )
         values, losses = got.values, dict(got.losses)
         if rows is not None:
-            at = None if places is None else places[1]
-            values = rows(attention, x, values, key_mask=keep, marks=marks, position=scheme, places=at)
+            where = {"position": scheme, "places": key_positions}
+            values = rows(attention, x, values, key_mask=keep, marks=marks, **where)
         if memory is not None:
             values, memory = self._remembered(q, values, x, key_mask, state, memory, losses)
         return LayerValues(values, got.state, memory, losses)
@@ -422,19 +364,6 @@ class AttentionLayer(nn.Module):
         after, more = self._written(memory, x, key_mask)
         losses.update(more)
         return values, after
-
-    @staticmethod
-    def _places(
-        scheme: Position, past: int, queries: int, keys: int, positions: Tensor | None, device: torch.device
-    ) -> tuple[Tensor, Tensor]:
-        """Where the queries and the keys are; one tensor for both where they are the same."""
-        if positions is None:
-            at = scheme.slots(past, past + keys, device)
-            return (at if keys == queries else at[keys - queries :]), at
-        if keys != queries:
-            raise UnsupportedError(_SLOTS_ONLY)
-        at = positions if positions.ndim == 1 else positions[:, None]
-        return at, at
 
     def _source(
         self,

@@ -1,0 +1,83 @@
+"""What a call brings and returns, and how parts of one softmax are put together."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from regard.bias import ScoreBias
+from regard.state import State
+
+
+class Attended(NamedTuple):
+    """What a mechanism returns.
+
+    values: (batch, heads, queries, value). state: only if one was passed. losses: unweighted, exactly `info.losses` in
+    training, empty in evaluation. lse: (batch, heads, queries), the log-sum-exp of the logits; only if asked for, from
+    mechanisms that are `mergeable`.
+    """
+
+    values: Tensor
+    state: State | None = None
+    losses: Mapping[str, Tensor] = {}
+    lse: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a call brings besides q, k and v. Keys and values under the mask are 0, inputs under it neutral."""
+
+    key_mask: Tensor | None = None
+    """(batch, keys) of this call, True = real"""
+    bias: ScoreBias | None = None
+    """added to the logits"""
+    marks: Tensor | None = None
+    """(batch, keys), integer labels"""
+    inputs: Mapping[str, Tensor] = field(default_factory=lambda: {})  # torch.compile cannot call `dict[str, Tensor]`
+    """exactly those of `info.inputs`"""
+    state: State | None = None
+    """the past"""
+    causal: bool = False
+    """each query sees its own slot and earlier ones only"""
+    past: int = 0
+    """slots before this call's keys"""
+    query_start: int = 0
+    """the slot of the first query"""
+    lse: bool = False
+    """whether the log-sum-exp is asked for"""
+
+    def visible(self, q: Tensor, k: Tensor) -> Bool[Tensor, "batch 1 queries keys"]:
+        """The allowed pairs of a call without a state as one tensor, for definitions."""
+        i = torch.arange(self.query_start, self.query_start + q.shape[2], device=q.device)[:, None]
+        j = torch.arange(k.shape[2], device=q.device)
+        seen = (j <= i if self.causal else (i >= 0) & (j >= 0))[None, None]
+        return seen if self.key_mask is None else seen & self.key_mask[:, None, None, :]
+
+
+def merge(
+    parts: Sequence[tuple[Float[Tensor, "*rows value"], Float[Tensor, "*rows"]]],
+) -> tuple[Float[Tensor, "*rows value"], Float[Tensor, "*rows"]]:
+    """One softmax from parts over disjoint sets of keys: Z = logsumexp_r z_r, o = sum_r exp(z_r - Z) o_r.
+
+    Args:
+        parts: (values, lse) each; lse is the log-sum-exp of the part's logits, -inf for a row without keys.
+
+    Returns:
+        (values, lse) over the union; a row without any key has value 0 and lse -inf.
+
+    Example:
+        >>> import torch
+        >>> v = torch.ones(1, 2)
+        >>> merge([(v, torch.zeros(1)), (3 * v, torch.zeros(1))])[0]
+        tensor([[2., 2.]])
+    """
+    values, lse = (torch.stack(x) for x in zip(*parts, strict=True))
+    highest = lse.amax(0).detach()
+    weight = torch.exp(lse - torch.where(highest.isinf(), 0.0, highest))
+    total = weight.sum(0)
+    safe = torch.where(total == 0, 1.0, total)
+    merged = (weight[..., None] * values).sum(0) / safe[..., None]
+    return merged, torch.where(total == 0, float("-inf"), torch.log(safe) + highest)

@@ -1,0 +1,31 @@
+"""What a layer returns, and what it keeps of a source."""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from regard.memory import MemoryState
+from regard.state import State, Summary
+
+
+class LayerOutput(NamedTuple):
+    """hidden: (batch, length, dim). state and memory: only if they were passed. losses: as `Attended.losses`, and those
+    of the memory under `memory.`."""
+
+    hidden: Tensor
+    state: State | None
+    memory: MemoryState | None
+    losses: dict[str, Tensor]
+
+
+class LayerValues(NamedTuple):
+    """values: (batch, heads, length, value), before the output projection. The rest: as `LayerOutput`."""
+
+    values: Tensor
+    state: State | None
+    memory: MemoryState | None
+    losses: dict[str, Tensor]
+
+
+class Prepared(Summary):
+    """The projected keys and values of a source, for mechanisms that keep no state of their own."""
