@@ -1,7 +1,6 @@
 """Images as sequences: every channel of every pixel is a category, predicted from those before it."""
 
 import hashlib
-import inspect
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -159,9 +158,9 @@ class Grid:
     def _shaped(self, spec: str, cls: type) -> str:
         if not _has_shape(cls):
             return spec
-        known, parsed = inspect.signature(cls.__init__).parameters, parse(spec)
+        known, parsed = cls.defaults, parse(spec)
         own: Mapping[str, object] = {name: getattr(self, name) for name in _SHAPE}
-        if self.query_block is None and known["query_block"].default is not None:
+        if self.query_block is None and known["query_block"] is not None:
             raise ConfigError(
                 f"{spec} sees rectangles, and the pixels come in raster order; give the task the rows and columns of "
                 "its blocks, such as --task.query-block 7 14"
@@ -190,7 +189,7 @@ def without_shape(position: str) -> str:
 
 
 def _has_shape(cls: type) -> bool:
-    return inspect.signature(cls.__init__).parameters.keys() >= set(_SHAPE)
+    return cls.defaults.keys() >= set(_SHAPE)
 
 
 class Pixels:

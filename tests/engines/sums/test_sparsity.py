@@ -153,7 +153,7 @@ def test_refusals() -> None:
     with pytest.raises(ConfigError, match="cannot be negative"):
         build("linear(rotary=True, regulariser=entropy)", heads)
     with pytest.raises(
-        ConfigError, match=r"regulariser_weight=-1\.0 is not valid: Input should be greater than or equal to 0"
+        ConfigError, match=r"regulariser_weight=-1.0 is not valid: Input should be greater than or equal to 0"
     ):
         build("linear(regulariser=entropy, regulariser_weight=-1.0)", heads)
     with pytest.raises(ConfigError, match="impl='auto' has"):

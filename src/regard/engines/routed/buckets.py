@@ -35,7 +35,7 @@ class Rule(NamedTuple):
     itself: bool
     """whether a query may see its own position"""
     back: int
-    """codes c - back to c match the query code c"""
+    """codes c - back to c match the query code c, which is at least `back`"""
     duplicates: bool
     """whether a pair counts once per round in which it matches"""
     choices: int
