@@ -92,9 +92,7 @@ def test_a_configuration_is_read(path, tmp_path):
 
 
 def test_a_run_with_the_gate_of_rfa_is_refused_by_name():
-    with pytest.raises(
-        CheckpointError, match=r"gate_weight was written by version 0\.1: .* its gate from the key"
-    ):
+    with pytest.raises(CheckpointError, match=r"gate_weight was written by version 0\.1: .* its gate from the key"):
         is_loaded(GATED_RUN)
 
 

@@ -29,7 +29,6 @@ __all__ = [
     "Call",
     "Heads",
     "ScoreBias",
-    "Slots",
     "State",
     "Summary",
     "accumulation_dtype",
@@ -169,8 +168,8 @@ class Attention(Configured, ABC):
             bias: added to the logits.
             marks: integer labels of tokens whose meaning the mechanism declares.
             inputs: the tensors (batch, heads, slots, width) that `info.inputs` names, effective ones (see `activate`).
-            query_start: the slot of the first query. Not causal: where the queries come in pieces; None: 0. Causal, in
-                mechanisms that are `mergeable`: where the queries stand behind the last key of this part of the keys.
+            query_start: the slot of the first query. Not causal: where the queries come in pieces; None: 0. Causal and
+                `mergeable`: where they stand behind the last key of this part of the keys.
             state: the past; never modified.
             lse: also return the log-sum-exp of the logits, by which parts over disjoint keys are merged.
 
@@ -240,11 +239,7 @@ class Attention(Configured, ABC):
         query_start: int | None = None,
         decisions: object = None,
     ) -> Tensor:
-        """`reference` on the arguments of `forward`, for tests and checks.
-
-        Args:
-            decisions: what `decisions(q, k)` returned, of a mechanism that selects: its choices are replayed.
-        """
+        """`reference` on the arguments of `forward`; with what `decisions(q, k)` returned, its choices are replayed."""
         self.check_length(k.shape[2])
         call = self._call(q, k, key_mask, bias, marks, inputs or {}, query_start)
         replay: dict[str, Any] = {} if decisions is None else {"decisions": decisions}
@@ -399,8 +394,4 @@ class _Definition(nn.Module):
 def described(cls: type[Attention], options: Mapping[str, Any]) -> Info:
     """The facts of a mechanism under all of its options; the definition makes every weight and has no training."""
     info = cls.facts(options)
-    if options["impl"] != "reference":
-        return info
-    supports = replace(info.supports, dropout=False)
-    state = "length" if supports.state else "none"
-    return replace(info, supports=supports, state=state, time=2, memory=2, losses={}, mergeable=False)
+    return info.explicit() if options["impl"] == "reference" else info

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal, Self
 
 from regard.errors import ConfigError, nearest
@@ -203,3 +203,9 @@ class Info:
     """a paper form whose past depends on the future"""
     losses: Mapping[str, float] = field(default_factory=dict[str, float])
     """auxiliary losses returned in training, with their default weights"""
+
+    def explicit(self) -> Self:
+        """The facts of the definition: every weight is made, every key kept, and nothing of training is left."""
+        supports = replace(self.supports, dropout=False)
+        state = "length" if supports.state else "none"
+        return replace(self, supports=supports, state=state, time=2, memory=2, losses={}, mergeable=False)

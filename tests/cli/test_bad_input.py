@@ -135,7 +135,7 @@ def test_token_ids_out_of_range(regard, run):
     BpeTokenizer.train(["is followed by " * 50], 266).save(run / "tokenizer.json")
     answer = regard("generate", "run", "is followed by")
     assert (answer.code, answer.out) == (3, "")
-    assert "is out of range: this model has vocab_size=256, ids 0 to 255" in answer.err
+    assert "is out of range, ids are 0 to 255" in answer.err
     answer = regard("evaluate", "run")
     assert answer.code in (2, 4)
     assert "256" in answer.err

@@ -110,12 +110,12 @@ from regard.info import Info, Supports
 class Leak(Attention):
     """Every query gets the mean of all values, the future's too."""
 
-    info = Info(title="Leak", source="none", supports=Supports(causal=True, bidirectional=True))
+    default_info = Info(title="Leak", source="none", supports=Supports(causal=True, bidirectional=True))
 
-    def attend(self, q, k, v, *, key_mask, bias, marks, state):
-        return Attended(v.mean(2, keepdim=True).expand(*q.shape[:3], v.shape[-1]).clone(), None, {})
+    def attend(self, q, k, v, call):
+        return Attended(v.mean(2, keepdim=True).expand(*q.shape[:3], v.shape[-1]).clone())
 
-    def reference(self, q, k, v, *, key_mask=None, bias=None, marks=None):
+    def reference(self, q, k, v, call):
         return v.mean(2, keepdim=True).expand(*q.shape[:3], v.shape[-1]).clone()
 '''
 

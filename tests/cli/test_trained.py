@@ -118,7 +118,7 @@ def test_checkpoints_are_listed_verified_and_exported(regard, run, tmp_path):
     answer = regard("checkpoint", "export", "run", "--out", "model.safetensors", "--json")
     assert json.loads(answer.out) == {"checkpoint": f"run/checkpoints/{names[1]}", "out": "model.safetensors"}
     exported = safetensors.torch.load_file(tmp_path / "model.safetensors")
-    assert exported["embedding.weight"].shape == (256, 16)
+    assert exported["embeddings.table.weight"].shape == (256, 16)
 
 
 @pytest.mark.parametrize(

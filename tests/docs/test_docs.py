@@ -54,7 +54,7 @@ def test_every_mechanism_has_a_page(pages, written, name):
     assert (inspect.getdoc(cls) or "").splitlines()[0] in page
     for option in pages.options(cls):
         assert f"| `{option.name}` | " in page
-    for capability in cls.info.supports.names:
+    for capability in cls.default_info.supports.names:
         assert capability in page.partition("## Options")[0]
     for method in ("reference", "attend"):
         (source,) = re.findall(rf"^`([\w.]+)\.{method}`$", page, re.MULTILINE)

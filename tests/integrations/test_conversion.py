@@ -194,7 +194,7 @@ def test_dropped_weights_stay_where_the_mechanism_drops() -> None:
     ("attention", "projections", "message"),
     [
         ("linformer(rank=4)", None, r"there are no values for blocks\.0\.attention\.attention\."),
-        ("dense_synthesizer", None, r"blocks\.1\.attention\.key\.weight would have no use"),
+        ("dense_synthesizer", None, r"blocks\.1\.attention\.projections\.key\.weight would have no use"),
     ],
 )
 def test_weights_without_a_value_or_a_use(attention: str, projections: None, message: str) -> None:

@@ -57,17 +57,17 @@ def test_it_is_the_formula_of_the_paper():
     ) @ attention.projections.output.weight.T + attention.projections.output.bias
     assert_close(attention(x).hidden, wanted, tolerance=1e-12, what="hidden")
     assert {name for name, _ in attention.named_parameters()} == {
-        f"{part}.{kind}" for part in ("query", "key", "value", "output") for kind in ("weight", "bias")
+        f"projections.{part}.{kind}" for part in ("query", "key", "value", "output") for kind in ("weight", "bias")
     }
 
 
 def test_only_what_the_mechanism_reads_is_projected():
-    assert layer("uniform").query is None
-    assert layer("uniform").key is None
-    lsh = layer(sample("lsh"))
+    assert layer("uniform").projections.query is None
+    assert layer("uniform").projections.key is None
+    lsh = layer(sample("lsh")).projections
     assert (lsh.query is not None, lsh.key) == (True, None)
-    assert layer("dense_synthesizer").key is None
-    assert layer("linear").key is not None
+    assert layer("dense_synthesizer").projections.key is None
+    assert layer("linear").projections.key is not None
 
 
 def test_widths_and_weights_from_the_seed():
@@ -79,7 +79,7 @@ def test_widths_and_weights_from_the_seed():
     assert not torch.equal(first.projections.query.weight, other.projections.query.weight)
     assert not torch.equal(first.projections.query.weight, first.projections.key.weight)
     big = AttentionLayer(512, "softmax", heads=8)
-    assert big.query.weight.std().item() == pytest.approx(512**-0.5, rel=0.02)
+    assert big.projections.query.weight.std().item() == pytest.approx(512**-0.5, rel=0.02)
 
 
 @pytest.mark.parametrize("name", [name for name in catalog.names() if "causal" in regard.describe(name).supports.names])
@@ -292,7 +292,7 @@ def test_a_memory_that_is_searched_mixes_with_the_values():
         plain = attention(x[:, 6:]).hidden
         assert_close(first.hidden, attention(x[:, :6]).hidden, tolerance=1e-12, what="nothing to find yet")
         q, v = attention.projections.queries(x[:, 6:]), attention.projections.values(x[:, :6])
-        more = q.sum(-1, keepdim=True) * v.mean(2).repeat_interleave(2, 1)[:, :, None]
+        more = q.sum(-1, keepdim=True) * v.mean(2)[:, :, None]
         wanted = (
             plain
             + attention.projections.output(more.transpose(1, 2).flatten(2))

@@ -278,7 +278,7 @@ def test_misuse_is_refused_at_the_call() -> None:
             stream(model, prompts, **{"max_new_tokens": 3, **options})
     with pytest.raises(ConfigError, match="prompts is a list"):
         stream(model, "text", max_new_tokens=3, tokenizer=BYTES)
-    with pytest.raises(InputError, match="token id 256"):
+    with pytest.raises(InputError, match="id 256 is out of range"):
         generate(model, [[256]], max_new_tokens=1)
 
 

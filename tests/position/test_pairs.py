@@ -141,7 +141,7 @@ def test_heads_of_a_mix_get_their_own_part(scheme):
     for part, spec in ((slice(0, 8), "local(window=2)"), (slice(8, 16), "softmax")):
         alone = AttentionLayer(16, spec, heads=4, kv_heads=2, position=layer.position, max_length=32).double()
         alone.load_state_dict(layer.state_dict())
-        alone.output = torch.nn.Identity()
+        alone.projections.output = torch.nn.Identity()
         apart.append(alone(x).hidden[..., part])
     wanted = torch.cat(apart, -1) @ layer.projections.output.weight.T
     assert (layer(x).hidden - wanted).abs().max() < 1e-10

@@ -52,8 +52,8 @@ def test_every_parameter_of_a_real_model_is_in_one_group():
     assert {id(x) for x in grouped} == {id(x) for x in model.parameters()}
     assert len(grouped) == len(set(map(id, grouped)))
     decays = decayed(model)
-    assert not decays["position.table"]
-    assert not decays["embedding.weight"]
+    assert not decays["embeddings.position.table"]
+    assert not decays["embeddings.table.weight"]
     assert all(
         chosen == (p.ndim == 2)
         for (n, p), chosen in zip(model.named_parameters(), decays.values(), strict=True)

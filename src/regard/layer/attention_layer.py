@@ -2,19 +2,18 @@
 
 from collections.abc import Mapping
 from functools import partial
-from typing import cast
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from regard.catalog import build
-from regard.core import Attention, generator
+from regard.core import Attention
 from regard.errors import ConfigError, ShapeError, UnsupportedError
 from regard.info import Heads
 from regard.layer.outputs import LayerOutput, LayerValues, Prepared
 from regard.layer.positions import SLOTS_ONLY, check_position, token_positions
-from regard.layer.projections import build_projections, by_head, linear
+from regard.layer.projections import InputProjections, build_projections
 from regard.memory import Memory, MemoryState, build_memory
 from regard.moved import follow
 from regard.position import Position, build_position
@@ -125,13 +124,7 @@ class AttentionLayer(nn.Module):
             output_bias=bias if output_bias is None else output_bias,
         )
         follow(self)
-        self.inputs = nn.ModuleDict()
-        for name, each in self.attention.raw_inputs.items():
-            count, width = each.shape(self.attention.heads)
-            draw = generator(seed, "input", name)
-            self.inputs[name.replace(".", "_")] = linear(
-                source if each.slots == "keys" else dim, count * width, bias=True, draw=draw
-            )
+        self.inputs = InputProjections(self.attention, dim, source, seed)
 
     def initial_state(
         self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
@@ -158,12 +151,11 @@ class AttentionLayer(nn.Module):
         if self.attention.info.supports.state:
             empty = context.new_zeros(context.shape[0], self.heads.count, 0, self.heads.query_width)
             start = self.initial_state(context.shape[0], device=context.device, dtype=v.dtype)
-            inputs = self._inputs(context[:, :0], context)
+            inputs = self.inputs(self.attention, context[:, :0], context)
             state = self.attention(empty, k, v, key_mask=key_mask, inputs=inputs, state=start).state
             assert state is not None
             return state
-        mask = {} if key_mask is None else {"key_mask": key_mask}
-        return Prepared({"k": k, "v": v, **mask}, k.shape[2])
+        return Prepared({"k": k, "v": v, **({} if key_mask is None else {"key_mask": key_mask})}, k.shape[2])
 
     def remember(
         self,
@@ -190,7 +182,7 @@ class AttentionLayer(nn.Module):
         if scheme is not None and scheme.transforms:
             _, at = token_positions(scheme, past, x.shape[1], x.shape[1], positions, x.device)
             q, k = scheme.transform(q, k, at[..., :0], at)
-        inputs = self._inputs(x[:, :0], x)
+        inputs = self.inputs(self.attention, x[:, :0], x)
         after = attention(q, k, v, key_mask=key_mask, marks=marks, inputs=inputs, state=state).state
         assert after is not None
         return after
@@ -299,12 +291,12 @@ class AttentionLayer(nn.Module):
         if source is None:
             k, v, keep, state = self._prepared(q, state)
             if attention.info.inputs:
-                inputs = self._inputs(x, x[:, :0])
+                inputs = self.inputs(self.attention, x, x[:, :0])
         else:
             shared = attention.info.shares_query_key and source is x
             k, v = q if shared else projections.keys(source), projections.values(source)
             if attention.info.inputs:
-                inputs = self._inputs(x, source)
+                inputs = self.inputs(self.attention, x, source)
         rows, bias, key_positions = projections.global_rows, None, None
         if rows is not None:
             k, v = rows.columns(attention, x, k, v, key_mask=keep, marks=marks)
@@ -335,15 +327,6 @@ class AttentionLayer(nn.Module):
             return x
         slots = torch.arange(past, past + x.shape[1], device=x.device) if positions is None else positions
         return self.position.embed(x, slots)
-
-    def _inputs(self, x: Tensor, source: Tensor) -> Mapping[str, Tensor]:
-        """The mechanism's declared inputs, from its queries' hidden states and those of its keys."""
-        raw: dict[str, Tensor] = {}
-        for name, each in self.attention.raw_inputs.items():
-            project = cast(nn.Linear, self.inputs[name.replace(".", "_")])
-            count, _ = each.shape(self.attention.heads)
-            raw[name] = by_head(project(source if each.slots == "keys" else x), count)
-        return self.attention.activate(raw)
 
     def _remembered(
         self,

@@ -1,5 +1,6 @@
 """What makes queries, keys and values of hidden states, and hidden states of averages."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -128,6 +129,37 @@ class NoProjections(Projections):
 
     def _linear(self, name: str, width: int, out: int, bias: bool) -> Any:
         return nn.Identity()  # who reads the weights of a projection has asked for projections
+
+
+class InputProjections(nn.ModuleDict):
+    """What a mechanism needs besides queries, keys and values, from the hidden states of its queries or its keys.
+
+    Args:
+        attention: the mechanism, whose `raw_inputs` are projected.
+        dim: width of the hidden states.
+        context_dim: width of the source of the keys.
+        seed: of the initial weights.
+    """
+
+    def __init__(self, attention: Attention, dim: int, context_dim: int, seed: int) -> None:
+        super().__init__()
+        for name, each in attention.raw_inputs.items():
+            count, width = each.shape(attention.heads)
+            source, draw = context_dim if each.slots == "keys" else dim, generator(seed, "input", name)
+            self[name.replace(".", "_")] = linear(source, count * width, bias=True, draw=draw)
+
+    def forward(
+        self,
+        attention: Attention,
+        x: Float[Tensor, "batch queries dim"],
+        source: Float[Tensor, "batch keys context"],
+    ) -> Mapping[str, Tensor]:
+        """The declared inputs of a call."""
+        raw: dict[str, Tensor] = {}
+        for name, each in attention.raw_inputs.items():
+            count, _ = each.shape(attention.heads)
+            raw[name] = by_head(self[name.replace(".", "_")](source if each.slots == "keys" else x), count)
+        return attention.activate(raw) if raw else raw
 
 
 KINDS = ("all", "none", "global", "separate")
