@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regard import Info, Supports, catalog, claims, register
 from regard.attention.dense.softmax import Softmax
-from regard.core import Attended, Attention, Heads
+from regard.core import Attended, Attention
 
 EVERYTHING = Supports(bidirectional=True, causal=True, cross=True, key_mask=True)
 
@@ -23,18 +23,16 @@ def verdicts(name: str, **settings: object) -> tuple[str, dict[str, str], list[s
 class _Inner(Attention):
     """Template of the wrong mechanisms: softmax with something done to it."""
 
-    def __init__(self, heads: Heads) -> None:
-        super().__init__(heads)
-        self.inner: Attention = Softmax(heads)
+    def setup(self) -> None:
+        self.inner: Attention = Softmax(self.heads)
 
-    def attend(self, q, k, v, *, key_mask, bias, marks, state):
-        del bias, marks, state
-        return Attended(self.average(q, k, v, key_mask), None, {})
+    def attend(self, q, k, v, call):
+        return Attended(self.average(q, k, v, call.key_mask))
 
     def average(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
         return self.inner(q, k, v, key_mask=key_mask).values
 
-    def reference(self, q, k, v, *, key_mask=None, bias=None, marks=None):
+    def reference(self, q, k, v, call):
         raise AssertionError
 
 
@@ -42,44 +40,40 @@ class _Inner(Attention):
 class OneMind(_Inner):
     """All heads look where the first one looks."""
 
-    info = Info(title="One mind", source="this test", supports=EVERYTHING)
+    default_info = Info(title="One mind", source="this test", supports=EVERYTHING)
 
     def average(self, q, k, v, key_mask):
         return super().average(q[:, :1].expand_as(q), k[:, :1].expand_as(k), v, key_mask)
 
 
-@final
-class Unrounded(_Inner):
-    """Says that it rounds, and does not."""
+class _Stored(_Inner):
+    """Template: takes the options of `quantized`."""
 
-    info = Info(title="Unrounded", source="this test", supports=EVERYTHING)
     samples: ClassVar[tuple[Mapping[str, object], ...]] = ({},)
 
-    def __init__(self, heads: Heads, *, bits: int = 8, store: str = "int8") -> None:
-        super().__init__(heads)
-        del bits, store
-
-    @classmethod
-    def facts(cls, **options: object) -> Info:
-        del options
-        return cls.info
+    bits: int = 8
+    """how many are kept"""
+    store: str = "int8"
+    """as what"""
 
 
 @final
-class Coarse(_Inner):
+class Unrounded(_Stored):
+    """Says that it rounds, and does not."""
+
+    default_info = Info(title="Unrounded", source="this test", supports=EVERYTHING)
+
+
+@final
+class Coarse(_Stored):
     """Makes all weights equal where keys and values are rounded too."""
 
-    info = Info(title="Coarse", source="this test", supports=EVERYTHING)
+    default_info = Info(title="Coarse", source="this test", supports=EVERYTHING)
 
-    def __init__(self, heads: Heads, *, bits: int = 8, store: str = "int8") -> None:
-        super().__init__(heads)
-        flat = "softmax(scale=1e-9)"
-        self.inner = catalog.build(flat if store == "int8" else f"quantized(bits={bits}, store=float)", heads)
-
-    @classmethod
-    def facts(cls, **options: object) -> Info:
-        del options
-        return cls.info
+    def setup(self) -> None:
+        equal = "softmax(scale=1e-9)"
+        rounded = f"quantized(bits={self.bits}, store=float)"
+        self.inner = catalog.build(equal if self.store == "int8" else rounded, self.heads)
 
 
 @pytest.fixture(autouse=True)

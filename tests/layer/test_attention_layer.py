@@ -285,7 +285,7 @@ class Searched(Memory):
 
 def test_a_memory_that_is_searched_mixes_with_the_values():
     attention, x = layer(), randn(2, LENGTH, 16)
-    attention.memory = Searched(attention.heads, 16)
+    attention.memory = Searched(attention.heads, 16).eval()
     with torch.no_grad():
         empty = attention.memory.initial_state(2, dtype=torch.float64)
         first = attention(x[:, :6], memory=empty)

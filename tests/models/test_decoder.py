@@ -238,7 +238,7 @@ def test_layers_share_one_relative_position() -> None:
     model = model_of("softmax", position="transformer_xl", layers=3)
     assert all(block.attention.position is model.embeddings.position for block in model.blocks)
     keys = [name for name in model.state_dict() if "position" in name]
-    assert sorted(keys) == ["position.content", "position.distance", "position.relative"]
+    assert sorted(keys) == [f"embeddings.position.{name}" for name in ("content", "distance", "relative")]
 
 
 def test_losses_of_layers_add_up() -> None:

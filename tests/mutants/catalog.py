@@ -132,5 +132,6 @@ class ForgetsTheCommitment(VectorQuantized):
 class ShiftedSlots(DenseSynthesizer):
     """Serves padded sequences with the weights of other slots."""
 
-    def _refuse_left_padding(self, key_mask: Tensor) -> None:
-        del key_mask
+    def setup(self) -> None:
+        super().setup()
+        self.info = replace(self.info, anchored=False)

@@ -1,5 +1,6 @@
 """Mutants whose algorithm is sound and whose facts are lies."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -41,8 +42,12 @@ class AcceptsUndeclaredBias(ToyDense):
 
     default_info = claiming(ToyDense.default_info, {"bias": False})
 
-    def _check(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Any, bias: Any, *rest: Any) -> None:
-        super()._check(q, k, v, key_mask, None, *rest)
+    def setup(self) -> None:
+        super().setup()
+        self.info = replace(self.info, supports=replace(self.info.supports, bias=True))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
+        return super().attend(q, k, v, replace(call, bias=None))
 
 
 @mutant("causality")
@@ -101,8 +106,9 @@ class SecretlyAnchored(ToyWindow):
 class AcceptsLeftPadding(ToyTable):
     """Has weights per slot, and serves shifted sequences with the wrong ones."""
 
-    def _refuse_left_padding(self, key_mask: Tensor) -> None:
-        del key_mask
+    def setup(self) -> None:
+        super().setup()
+        self.info = replace(self.info, anchored=False)
 
 
 @mutant("rows_free")

@@ -1,6 +1,6 @@
 """Mutants that get declared inputs wrong: bounds, slots, the neutral value, gradients."""
 
-from collections.abc import Mapping
+import math
 from dataclasses import replace
 
 import torch
@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from regard.core import Attended, Call
+from regard.info import Heads, Input
 from tests.mutants import mutant
 from tests.mutants.toys import ToyDecay, ToyGated
 
@@ -122,20 +123,38 @@ class ActivatesBeyondItsBounds(ToyDecay):
 class AcceptsAnyNumber(ToyGated):
     """Takes gates above 1 for open ones."""
 
-    def _check_inputs(self, inputs: Mapping[str, Tensor], q: Tensor, k: Tensor) -> None:
-        super()._check_inputs({name: x.clamp(max=0) for name, x in inputs.items()}, q, k)
+    def setup(self) -> None:
+        super().setup()
+        wider = {name: replace(each, high=math.inf) for name, each in self.info.inputs.items()}
+        self.info = replace(self.info, inputs=wider)
 
     def gates(self, call: Call) -> Tensor:
         return super().gates(call).clamp(max=0)
+
+
+class _AnyCount(int):
+    """A number that every number equals."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, int)
+
+    __hash__ = int.__hash__
+
+
+class _AnyHeads(Input):
+    def shape(self, heads: Heads) -> tuple[int, int]:
+        count, width = super().shape(heads)
+        return _AnyCount(count), width
 
 
 @mutant("input_shapes")
 class BroadcastsInputs(ToyGated):
     """Takes one gate for all heads."""
 
-    def _check_inputs(self, inputs: Mapping[str, Tensor], q: Tensor, k: Tensor) -> None:
-        wide = {name: x.expand(-1, q.shape[1], -1, -1) if x.shape[1] == 1 else x for name, x in inputs.items()}
-        super()._check_inputs(wide, q, k)
+    def setup(self) -> None:
+        super().setup()
+        loose = {name: _AnyHeads(**vars(each)) for name, each in self.info.inputs.items()}
+        self.info = replace(self.info, inputs=loose)
 
     def gates(self, call: Call) -> Tensor:
         return super().gates(call).expand(-1, self.heads.count, -1)

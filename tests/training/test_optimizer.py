@@ -57,7 +57,7 @@ def test_every_parameter_of_a_real_model_is_in_one_group():
     assert all(
         chosen == (p.ndim == 2)
         for (n, p), chosen in zip(model.named_parameters(), decays.values(), strict=True)
-        if n not in ("position.table", "embedding.weight")
+        if n not in ("embeddings.position.table", "embeddings.table.weight")
     )
 
 
