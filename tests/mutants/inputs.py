@@ -1,6 +1,7 @@
 """Mutants that get declared inputs wrong: bounds, slots, the neutral value, gradients."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
