@@ -4,7 +4,7 @@ BIN := .venv/bin
 # First and by its exact version: a bare `torch` drags in gigabytes on a machine without a GPU.
 TORCH := torch==2.13.0
 
-.PHONY: demo test quick lint docs bench mutation external clean
+.PHONY: demo test test-avx2 quick lint docs bench mutation external clean
 .DELETE_ON_ERROR:
 
 .venv/.base: pyproject.toml
@@ -31,6 +31,11 @@ demo: .venv/.base  ## compare attention mechanisms on real text; the report land
 
 test: .venv/.test  ## the whole test suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m 'not external'
+
+test-avx2: .venv/.test  ## the conformance suite and its mutants, with the rounding of a processor without AVX-512
+	OMP_NUM_THREADS=1 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 \
+		$(BIN)/python -m pytest --numprocesses 2 --dist worksteal \
+		tests/test_conformance.py tests/test_mutants.py tests/test_conditioning.py
 
 quick: .venv/.test  ## the tests without the conformance suite, mutants and installs
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m 'not external and not install' \
