@@ -62,7 +62,7 @@ def test_longformer_is_that_of_transformers(length, marked, padded):
     ours = AttentionLayer(DIM, spec, heads=HEADS, causal=False, projections="global", bias=True).double()
     rows = ours.projections.global_rows
     names = ("query", "key", "value")
-    copied((getattr(ours, name), getattr(theirs, name)) for name in names)
+    copied((getattr(ours.projections, name), getattr(theirs, name)) for name in names)
     copied((getattr(rows, name), getattr(theirs, f"{name}_global")) for name in names)
     x, keep, marks = draw(2, length, DIM, seed=9), torch.ones(2, length, dtype=torch.bool), torch.zeros(2, length)
     keep[1, length - padded :] = False
@@ -95,7 +95,7 @@ def bigbird(length, size, count, *, training):
     theirs = randomised(big_bird.BigBirdBlockSparseAttention(config, seed=0).double()).train(training)
     spec = f"bigbird(block_size={size}, num_random={count})"
     ours = AttentionLayer(DIM, spec, heads=HEADS, causal=False, max_length=whole, bias=True, seed=4).double()
-    copied((getattr(ours, name), getattr(theirs, name)) for name in ("query", "key", "value"))
+    copied((getattr(ours.projections, name), getattr(theirs, name)) for name in ("query", "key", "value"))
     assert isinstance(ours.attention, Bigbird)
     picks = ours.attention.picks[:, 1:-1]
 
