@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, NoReturn, final
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
@@ -209,6 +210,7 @@ class Attention(Configured, ABC):
             bias: added to the logits.
             marks: integer labels of tokens whose meaning the mechanism declares.
             inputs: the tensors (batch, heads, slots, width) that `info.inputs` names, effective ones (see `activate`).
+                Where causal queries stand behind the last key, those of the keys go on to the last query.
             query_start: the slot of the first query. Not causal: where the queries come in pieces; None: 0. Causal, in
                 mechanisms that are `mergeable`: where the queries stand behind the last key of this part of the keys.
             state: the past; never modified.
@@ -225,7 +227,7 @@ class Attention(Configured, ABC):
         """
         given: Mapping[str, Tensor] = inputs or {}
         self._check(q, k, v, key_mask, bias, marks, state, query_start)
-        self._check_inputs(given, q, k)
+        self._check_inputs(given, q, k, query_start, 0 if state is None else state.length)
         if lse and not self.info.mergeable:
             raise UnsupportedError(f"{self._name} has no log-sum-exp: it is no single softmax over its keys")
         if not q.shape[2] and not k.shape[2]:
@@ -291,7 +293,7 @@ class Attention(Configured, ABC):
         """An input with its neutral value under the mask."""
         declared = self.info.inputs[name]
         if declared.slots == "keys":
-            return x.masked_fill(hidden, declared.neutral)
+            return x.masked_fill(F.pad(hidden, (0, 0, 0, x.shape[2] - hidden.shape[2])), declared.neutral)
         rows = hidden[:, :, hidden.shape[2] - x.shape[2] :] if self.heads.causal else None
         return x if rows is None else x.masked_fill(rows, declared.neutral)
 
@@ -389,13 +391,18 @@ class Attention(Configured, ABC):
         """Draw the random features again, where the mechanism has any."""
         del generator
 
-    def _check_inputs(self, inputs: Mapping[str, Tensor], q: Tensor, k: Tensor) -> None:
+    def _check_inputs(
+        self, inputs: Mapping[str, Tensor], q: Tensor, k: Tensor, query_start: int | None, past: int
+    ) -> None:
         declared = self.info.inputs
         if set(inputs) != set(declared):
             raise ShapeError(f"{self._name} takes the inputs {sorted(declared)}, got {sorted(inputs)}")
+        slots = {"queries": q.shape[2], "keys": k.shape[2]}
+        if self.heads.causal and query_start is not None:
+            slots["keys"] = max(k.shape[2], query_start + q.shape[2] - past)
         for name, each in declared.items():
             x, (heads, width) = inputs[name], each.shape(self.heads)
-            wanted = (q.shape[0], heads, (q if each.slots == "queries" else k).shape[2], width)
+            wanted = (q.shape[0], heads, slots[each.slots], width)
             if x.shape != wanted or not x.is_floating_point():
                 raise ShapeError(
                     f"{self._name}: input {name} must be floating (batch, heads, {each.slots}, width) = {wanted}, "

@@ -14,11 +14,12 @@ from torch import Tensor
 from regard.bias import ScoreBias
 from regard.engines.tiles._operands import LOWEST
 from regard.engines.tiles._operator import tiles
+from regard.engines.tiles.decay import faded, pair_sums
 from regard.errors import ConfigError
 from regard.patterns import Pattern
 from regard.state import accumulation_dtype
 
-__all__ = ["ONE_TILE_POSITIONS", "explicit", "gathered_attention", "plain", "tiled"]
+__all__ = ["ONE_TILE_POSITIONS", "explicit", "gathered_attention", "pair_sums", "plain", "tiled"]
 
 ONE_TILE_POSITIONS = 256
 """up to so many queries and keys, one tile holds everything"""
@@ -37,6 +38,7 @@ def tiled(
     key_positions: Int[Tensor, " keys"] | int = 0,
     key_mask: Bool[Tensor, "batch keys"] | None = None,
     bias: ScoreBias | None = None,
+    log_gates: Float[Tensor, "batch heads slots"] | None = None,
     whole: int = ONE_TILE_POSITIONS,
 ) -> tuple[Float[Tensor, "batch heads queries value"], Float[Tensor, "batch heads queries"]]:
     """Softmax attention over the pairs of a pattern.
@@ -50,6 +52,9 @@ def tiled(
         key_positions: one per key, or the first of consecutive ones.
         key_mask: True = keep.
         bias: added to the logits. Its `table` needs a tensor of queries x keys here too.
+        log_gates: at most 0, one for every slot from the first key to the last key or query; the logit of a pair gets
+            the sum of those behind its key up to its query. -inf: nothing before is seen. Positions are consecutive,
+            and no query sees a later key.
         whole: up to this many queries and keys, one tile holds everything.
 
     Returns:
@@ -57,7 +62,8 @@ def tiled(
         arithmetic (float32 for 16-bit inputs).
 
     Raises:
-        ConfigError: a pattern per head for another number of heads.
+        ConfigError: a pattern per head for another number of heads; log gates of positions with holes, or of a pattern
+            that shows later keys.
     """
     if pattern.heads not in (None, q.shape[1]):
         raise ConfigError(f"the pattern is one of {pattern.heads} heads, the queries have {q.shape[1]}")
@@ -67,13 +73,20 @@ def tiled(
         last = key_positions[-1] + 1 if isinstance(key_positions, Tensor) else key_positions + keys
         offsets = torch.arange(queries, device=q.device) if isinstance(last, Tensor) else 0
         query_positions = last - queries + offsets
+    if log_gates is not None and not (
+        isinstance(query_positions, int) and isinstance(key_positions, int) and pattern.distances[0] >= 0
+    ):
+        raise ConfigError("log gates need consecutive positions and a causal pattern")
     if bias is not None and bias.table is not None:
         i = explicit(query_positions, queries, q.device)
         j = explicit(key_positions, keys, q.device)
         allowed = pattern.mask(i, j)
         if key_mask is not None:
             allowed = allowed & key_mask[:, None, None, :]
-        return plain(q, k, v, allowed, scale=scale, bias=bias.logits(i, j))
+        sums = None
+        if log_gates is not None:
+            sums = pair_sums(log_gates, query_positions - key_positions, queries, keys)
+        return plain(q, k, v, allowed, scale=scale, bias=bias.logits(i, j), sums=sums)
     if not pattern.anchored and isinstance(query_positions, int) and isinstance(key_positions, int):
         query_positions, key_positions = query_positions - key_positions, 0  # distances alone: one layout at any offset
     dtype = accumulation_dtype(q.dtype)
@@ -93,6 +106,7 @@ def tiled(
         curve,
         query,
         relative,
+        log_gates,
         *given,
         *starts,
         pattern.text,
@@ -111,6 +125,7 @@ def plain(
     *,
     scale: float,
     bias: Float[Tensor, "*#pairs queries keys"] | None = None,
+    sums: Float[Tensor, "batch heads queries keys"] | None = None,
 ) -> tuple[Float[Tensor, "batch heads queries value"], Float[Tensor, "batch heads queries"]]:
     """The same as `tiled` from an explicit mask: for a few queries, or a bias that is a table already.
 
@@ -119,6 +134,7 @@ def plain(
         allowed: True = keep, broadcast over (batch, heads); None: every pair.
         scale: of the logits.
         bias: added to the logits, broadcast over (batch, heads).
+        sums: of the log gates of each pair, added too (see `pair_sums`).
     """
     dtype = accumulation_dtype(q.dtype)
     batch, heads, queries, dim = q.shape
@@ -126,10 +142,12 @@ def plain(
     scores = (q.to(dtype).reshape(*shape, dim) @ k.to(dtype).mT * scale).view(batch, heads, queries, k.shape[2])
     if bias is not None:
         scores = scores + bias.to(dtype)
+    if sums is not None:
+        scores = scores + sums.to(dtype)
     if allowed is not None:
         scores = scores.masked_fill(~allowed, float("-inf"))
     highest = scores.detach().amax(-1, keepdim=True).clamp_min(LOWEST)
-    weights = torch.exp(scores - highest)
+    weights = torch.exp(scores - highest if sums is None else faded(scores - highest))
     total = weights.sum(-1, keepdim=True)
     safe = torch.where(total == 0, 1.0, total)
     weights = (weights / safe).reshape(*shape, k.shape[2])

@@ -40,9 +40,10 @@ def forward(plan: Plan, operands: Operands) -> tuple[Tensor, Tensor]:
         v, out, level = share.keys(x.v), share.blank_queries(values), share.blank_queries(lse, -math.inf)
         for group in share.layout.groups:
             for step in share.steps(group):
-                weights = scores.of(group, step)
-                highest = weights.amax(-1, keepdim=True).clamp_min_(LOWEST)
-                total = weights.sub_(highest).exp2_().sum(-1, keepdim=True)
+                logits = scores.of(group, step)
+                highest = logits.amax(-1, keepdim=True).clamp_min_(LOWEST)
+                weights = scores.weights(logits, highest)
+                total = weights.sum(-1, keepdim=True)
                 part = torch.bmm(weights, lanes(v, step, group.slots)).div_(total.clamp_min(1e-30))
                 top = total.log2_().add_(highest)
                 if share.again(group):
@@ -82,6 +83,7 @@ def backward(
     grad_lse: Tensor,
     curve_learns: bool,
     relative_learns: bool,
+    gates_learn: bool,
 ) -> Gradients:
     """Gradients of the operands from those of values and lse."""
     x, empty = operands.in_tiles(plan), lse.isinf()
@@ -96,6 +98,7 @@ def backward(
         torch.zeros_like(x.curve) if x.curve is not None and curve_learns else x.q.new_empty(0),
         torch.zeros_like(x.query) if x.query is not None and relative_learns else x.q.new_empty(0),
         torch.zeros_like(x.relative) if x.relative is not None and relative_learns else x.q.new_empty(0),
+        *_of_levels(x, learn=gates_learn),
     )
     scratch = Scratch(x.q)
     for share in shares(plan, x.q.shape[0], x.q.shape[1], x.k.shape[1]):
@@ -108,7 +111,7 @@ def backward(
         scores.learn(grads)
         for group in share.layout.groups:
             for step in share.steps(group):
-                weights = scores.of(group, step).sub_(pick(tops, step)).exp2_()
+                weights = scores.weights(scores.of(group, step), pick(tops, step))
                 outer = pick(outers, step)
                 collect(dv, step, group.slots, weights, outer)
                 slope = scratch.take("slope", *weights.shape)
@@ -128,3 +131,10 @@ def backward(
     grads.q.mul_(operands.scale)
     grads.k.mul_(operands.scale)
     return grads
+
+
+def _of_levels(x: Operands, *, learn: bool) -> list[Tensor]:
+    """Gradients of the levels of queries and keys before the first step."""
+    if x.levels is None or not learn:
+        return [x.q.new_empty(0)] * 2
+    return [torch.zeros_like(level[..., :1]) for level in x.levels]

@@ -1,4 +1,4 @@
-"""The scores of a step: products, biases by distance, masks."""
+"""The scores of a step: sums of log gates, products, biases by distance, masks."""
 
 import math
 
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from regard.engines.tiles._biases import Curve, Relative
 from regard.engines.tiles._operands import LOG2E, Gradients, Operands, Scratch, Share, lanes, pick
+from regard.engines.tiles.decay import Decay, faded
 from regard.engines.tiles.layout import Group, Step
 
 
@@ -22,12 +23,16 @@ class Scores:
         self.relative: Relative | None = None
         if x.query is not None and x.relative is not None:
             self.relative = Relative(x, x.query, x.relative, share, scratch)
+        self.decay = None if x.levels is None else Decay(x.levels, share)
 
     def of(self, group: Group, step: Step) -> Float[Tensor, "count tile lanes"]:
         """log2(e) times the logits, -inf where nothing may be seen."""
         tile, size = self.share.layout.sizes
         scores = self.scratch.take("scores", step.count, tile, group.slots * size)
-        scores.baddbmm_(pick(self.q, step), lanes(self.k, step, group.slots).mT, beta=0, alpha=self.factor)
+        if self.decay is not None:
+            self.decay.fill(scores, group, step)
+        begun = 0 if self.decay is None else 1
+        scores.baddbmm_(pick(self.q, step), lanes(self.k, step, group.slots).mT, beta=begun, alpha=self.factor)
         if self.curve is not None:
             self.curve.add(scores, group)
         if self.relative is not None:
@@ -44,14 +49,26 @@ class Scores:
             scores += lanes(self.hidden, step, group.slots).mT
         return scores
 
+    def weights(
+        self, scores: Float[Tensor, "count tile lanes"], level: Float[Tensor, "count tile 1"]
+    ) -> Float[Tensor, "count tile lanes"]:
+        """2^(scores - level), in the buffer of the scores."""
+        scores.sub_(level)
+        if self.decay is not None:
+            faded(scores)
+        return scores.exp2_()
+
     def learn(self, grads: Gradients) -> None:
         """Start to gather the gradients of the biases that learn; forget the others."""
         self.learning_curve = self.curve if len(grads.curve) else None
         self.learning_relative = self.relative if len(grads.relative) else None
+        self.learning_decay = self.decay if len(grads.key_levels) else None
         if self.learning_curve is not None:
             self.learning_curve.learn(grads, self.share)
         if self.learning_relative is not None:
             self.learning_relative.learn(grads, self.share)
+        if self.learning_decay is not None:
+            self.learning_decay.learn(grads)
 
     def gather(self, slope: Float[Tensor, "count tile lanes"], group: Group, step: Step) -> None:
         """Take the slopes of a step's logits."""
@@ -59,6 +76,8 @@ class Scores:
             self.learning_curve.gather(slope, group)
         if self.learning_relative is not None:
             self.learning_relative.gather(slope, group, step)
+        if self.learning_decay is not None:
+            self.learning_decay.gather(slope, group, step)
 
     def finish(self, grads: Gradients) -> None:
         """Hand over what was gathered."""
@@ -66,3 +85,5 @@ class Scores:
             self.learning_curve.finish()
         if self.learning_relative is not None:
             self.learning_relative.finish(grads, self.share)
+        if self.learning_decay is not None:
+            self.learning_decay.finish(grads)
