@@ -8,7 +8,7 @@ from torch import Tensor
 
 import regard
 from regard import Heads
-from regard.features import positive_random
+from regard.features import feature_map
 
 
 @erratum(
@@ -25,7 +25,7 @@ def unbiased_kernel() -> list[Row]:
     q, k, v = draw(3, 1, 1, 4, 8)
     x, y = q[0, 0, :1] * 8**-0.25, k[0, 0, :1] * 8**-0.25
     w = draw(draws, count, 8, seed=1)
-    fx, fy = (positive_random(part.expand(draws, 1, 8), w) for part in (x, y))
+    fx, fy = (feature_map("positive_random")(part.expand(draws, 1, 8), w) for part in (x, y))
     off = (fx * fy).sum(-1)[:, 0] - (x @ y.mT).exp().item()
     many = Heads(count=draws, key_dim=8)
     mechanism = regard.build("performer", many, num_features=count, orthogonal=False).double().eval()

@@ -5,7 +5,7 @@ import pytest
 from regard import position
 from regard.errors import ConfigError
 from regard.layer import AttentionLayer
-from regard.models.blocks import Block
+from regard.models.blocks.residual import Residual
 from regard.models.encoder_decoder import CrossBlock, EncoderDecoder
 from regard.position import Position
 from regard.tasks.text import Windows
@@ -16,7 +16,7 @@ from tests.mutants import MUTANTS, parts
 PART_MUTANTS = [mutant for mutant in MUTANTS if mutant.cls.__module__ == parts.__name__]
 
 SOUND = [*(position.position_class(name) for name in position.names())]
-SOUND += [AttentionLayer, Block, CrossBlock, EncoderDecoder, Windows]
+SOUND += [AttentionLayer, Residual, CrossBlock, EncoderDecoder, Windows]
 
 
 @pytest.mark.parametrize("part", SOUND, ids=lambda part: part.__name__)
@@ -53,8 +53,8 @@ def test_a_scheme_of_ones_own_needs_a_definition():
 
 def test_what_cannot_be_checked_is_refused():
     with pytest.raises(ConfigError, match="unknown check"):
-        check_part(Block, checks=["residual_onse"])
-    with pytest.raises(ConfigError, match="is none of AttentionLayer, Block"):
+        check_part(Residual, checks=["residual_onse"])
+    with pytest.raises(ConfigError, match="is none of AttentionLayer, CrossBlock"):
         check_part(int)
     with pytest.raises(ConfigError, match="is none of"):
-        check_part(Block, checks=["targets_are_next"])
+        check_part(Residual, checks=["targets_are_next"])

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from regard.bias import ScoreBias
 from regard.errors import InputError, LimitError, ShapeError, UnsupportedError
 from regard.info import Heads, Info, Input, Supports
+from regard.moved import follow
 from regard.options import Configured, option, weight
 from regard.state import Entry, Slots, State, States, Summary, accumulation_dtype, begin, constant, per_slot
 
@@ -133,6 +134,7 @@ class Attention(Configured, ABC):
             self._check_heads()
             self.check_options()
             self.setup()
+            follow(self)
 
     @classmethod
     def _places(cls) -> tuple[str, ...]:
@@ -239,6 +241,7 @@ class Attention(Configured, ABC):
             k, v = k.masked_fill(hidden, 0), v.masked_fill(hidden, 0)  # NaN under the mask must not survive a product
             given = {name: self._neutral(name, x, hidden) for name, x in given.items()}
         call = self._call(q, k, key_mask, bias, marks, given, query_start, state, lse)
+        self.check_length(call.past + k.shape[2])
         if self.impl == "reference":
             answer = self._define(q, k, v, call)
         else:
@@ -285,6 +288,7 @@ class Attention(Configured, ABC):
         Args:
             decisions: what `decisions(q, k)` returned, of a mechanism that selects: its choices are replayed.
         """
+        self.check_length(k.shape[2])
         call = self._call(q, k, key_mask, bias, marks, inputs or {}, query_start)
         replay: dict[str, Any] = {} if decisions is None else {"decisions": decisions}
         return self.reference(q, k, v, call, **replay)
@@ -333,8 +337,13 @@ class Attention(Configured, ABC):
     def reference(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         """The definition, explicit and slow, for float64: values (batch, heads, queries, value)."""
 
+    @property
+    def raw_inputs(self) -> Mapping[str, Input]:
+        """What a layer projects for `activate`, by name; by default tensors like the declared inputs."""
+        return self.info.inputs
+
     def activate(self, raw: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """The declared inputs from a layer's raw projections of the same names."""
+        """The declared inputs from a layer's projections of `raw_inputs`; by default these themselves."""
         return raw
 
     def state_layout(self) -> Mapping[str, Entry]:
@@ -357,7 +366,11 @@ class Attention(Configured, ABC):
             self.refuse("state", "state")
         if self.impl != "reference":
             return self.state_layout()
-        more = {n: per_slot(*each.shape(self.heads)) for n, each in self.info.inputs.items() if each.slots == "keys"}
+        more = {
+            name: per_slot(*each.shape(self.heads), dtype="accumulation")  # 8 bits of a log decay are too few to add up
+            for name, each in self.info.inputs.items()
+            if each.slots == "keys"
+        }
         if self.info.supports.marks:
             more["marks"] = per_slot(dtype=torch.long)
         return {**Attention.state_layout(self), **more}
@@ -516,6 +529,13 @@ class Attention(Configured, ABC):
                 f"{name}: bias.table must be (1 or {batch}, 1 or {count}, queries={queries}, keys={keys}), "
                 f"got {tuple(table.shape)}"
             )
+
+    def check_length(self, length: int) -> None:
+        """Refuse more slots than the mechanism can serve; by default it serves any number.
+
+        Raises:
+            LimitError: `length` slots are too many.
+        """
 
     def require_length(self, length: int) -> None:
         """Refuse a sequence longer than the weights were built for.

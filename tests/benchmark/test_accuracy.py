@@ -264,7 +264,7 @@ def test_vectors_of_a_layer_give_what_the_layer_computes():
     (case,) = layer_vectors(model, ids, source="tiny", layers=(1,))
     hook.remove()
     attended = case.logits.softmax(-1) @ case.v.repeat_interleave(2, 1)
-    again = layer.output(attended.transpose(1, 2).flatten(2).float())
+    again = layer.projections.output(attended.transpose(1, 2).flatten(2).float())
     assert (again - seen[0]).abs().max() < 2e-6 * seen[0].abs().max()
     assert (case.label, case.causal, case.q.dtype) == ("layer 1", True, torch.float64)
 

@@ -38,8 +38,8 @@ def copied(pairs):
 def heads_of(layer, *given, **more):
     """The averages of every head: the output projection is the identity."""
     with torch.no_grad():
-        layer.output.weight.copy_(torch.eye(DIM))
-        layer.output.bias.zero_()
+        layer.projections.output.weight.copy_(torch.eye(DIM))
+        layer.projections.output.bias.zero_()
     return layer(*given, **more).hidden
 
 
@@ -60,7 +60,7 @@ def test_longformer_is_that_of_transformers(length, marked, padded):
     theirs = randomised(longformer.LongformerSelfAttention(config, layer_id=0).double()).eval()
     spec = f"longformer(window={window}, num_global=0)"
     ours = AttentionLayer(DIM, spec, heads=HEADS, causal=False, projections="global", bias=True).double()
-    rows = ours.global_rows
+    rows = ours.projections.global_rows
     names = ("query", "key", "value")
     copied((getattr(ours, name), getattr(theirs, name)) for name in names)
     copied((getattr(rows, name), getattr(theirs, f"{name}_global")) for name in names)

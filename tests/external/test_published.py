@@ -29,9 +29,13 @@ def test_softmax_layer_is_torchs_multihead_attention_with_its_weights():
     theirs = torch.nn.MultiheadAttention(32, 4, bias=False, batch_first=True)
     layer = regard.AttentionLayer(32, "softmax", heads=4, causal=False)
     with torch.no_grad():
-        for own, weight in zip((layer.query, layer.key, layer.value), theirs.in_proj_weight.chunk(3), strict=True):
+        for own, weight in zip(
+            (layer.projections.query, layer.projections.key, layer.projections.value),
+            theirs.in_proj_weight.chunk(3),
+            strict=True,
+        ):
             own.weight.copy_(weight)
-        layer.output.weight.copy_(theirs.out_proj.weight)
+        layer.projections.output.weight.copy_(theirs.out_proj.weight)
     x = draw(2, 9, 32)
     keep = torch.arange(9) < torch.tensor([[9], [5]])
     ours = layer(x, key_mask=keep).hidden
@@ -94,10 +98,10 @@ def test_linformer_layer_is_linformers_with_its_weights():
     with torch.no_grad():
         theirs.to_out.bias.zero_()
         for own, other in (
-            (layer.query, theirs.to_q),
-            (layer.key, theirs.to_k),
-            (layer.value, theirs.to_v),
-            (layer.output, theirs.to_out),
+            (layer.projections.query, theirs.to_q),
+            (layer.projections.key, theirs.to_k),
+            (layer.projections.value, theirs.to_v),
+            (layer.projections.output, theirs.to_out),
         ):
             own.weight.copy_(other.weight)
         layer.attention.mixtures.key.copy_(theirs.proj_k.T[None])

@@ -149,7 +149,10 @@ def test_projections_of_global_tokens_are_copies() -> None:
     sparse = pretrained.convert(dense, "longformer(window=2)", projections="global")
     layer = sparse.model.blocks[1].attention  # type: ignore[union-attr]
     for name in ("query", "key", "value"):
-        own, ordinary = getattr(layer.global_rows, name), getattr(dense.model.blocks[1].attention, name)  # type: ignore[union-attr]
+        own, ordinary = (
+            getattr(layer.projections.global_rows, name),
+            getattr(dense.model.blocks[1].attention.projections, name),
+        )  # type: ignore[union-attr]
         assert torch.equal(own.weight, ordinary.weight)
         assert torch.equal(own.bias, ordinary.bias)
         assert own.weight.data_ptr() != ordinary.weight.data_ptr()
@@ -171,11 +174,11 @@ def test_what_is_not_said_stays() -> None:
     dense = encoder()
     assert pretrained.convert(dense, None, max_length=30).config == replace(dense.config, max_length=30)
     first = pretrained.convert(dense, "longformer(window=2)", projections="global")
-    own = first.model.blocks[0].attention.global_rows  # type: ignore[union-attr]
+    own = first.model.blocks[0].attention.projections.global_rows  # type: ignore[union-attr]
     with torch.no_grad():
         own.query.weight.add_(1)
     second = pretrained.convert(first, "longformer(window=5)")
-    assert torch.equal(second.model.blocks[0].attention.global_rows.query.weight, own.query.weight)  # type: ignore[union-attr]
+    assert torch.equal(second.model.blocks[0].attention.projections.global_rows.query.weight, own.query.weight)  # type: ignore[union-attr]
     dense.model.train()
     assert pretrained.convert(dense, "local(window=2)").model.training
 

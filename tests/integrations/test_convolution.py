@@ -8,7 +8,7 @@ from torch import nn
 
 from regard.errors import ConfigError, ShapeError
 from regard.integrations.convolution import ConvolutionAttention
-from regard.models.blocks import Mlp
+from regard.models.parts import Mlp
 
 
 def randn(*shape, seed=0):

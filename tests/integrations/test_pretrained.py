@@ -158,7 +158,7 @@ def test_names_of_sparse_networks_are_those_that_are_published(tmp_path: Path) -
     assert not any(name.startswith("longformer.") for name in tensors)
     for name in ("query", "key", "value"):
         theirs = tensors[f"encoder.layer.1.attention.self.{name}_global.weight"]
-        assert torch.equal(theirs, own[f"blocks.1.attention.global_rows.{name}.weight"])
+        assert torch.equal(theirs, own[f"blocks.1.attention.projections.global_rows.{name}.weight"])
     assert json.loads((tmp_path / "long" / "config.json").read_text())["attention_window"] == [6, 2]
     pretrained.export(network("BigBirdForSequenceClassification"), tmp_path / "big")
     names = set(load_file(tmp_path / "big" / "model.safetensors"))
@@ -476,13 +476,16 @@ def llama_file(path: Path) -> LanguageModel:
     def planes(weight: Tensor, heads: int) -> Tensor:
         return weight.unflatten(0, (heads, 2, -1)).transpose(1, 2).reshape(weight.shape)
 
-    tensors = {"token_embd.weight": model.embedding.weight, "output_norm.weight": model.norm.weight}  # type: ignore[union-attr]
+    tensors = {"token_embd.weight": model.table.weight, "output_norm.weight": model.norm.weight}  # type: ignore[union-attr]
     tensors["output.weight"] = model.output.weight  # type: ignore[union-attr]
     for at, block in enumerate(model.blocks):
         attention, mlp = block.attention, block.mlp
         own = {"attn_norm": block.attention_norm.weight, "ffn_norm": block.mlp_norm.weight}
-        own |= {"attn_q": planes(attention.query.weight, 2), "attn_k": planes(attention.key.weight, 1)}
-        own |= {"attn_v": attention.value.weight, "attn_output": attention.output.weight}
+        own |= {
+            "attn_q": planes(attention.projections.query.weight, 2),
+            "attn_k": planes(attention.projections.key.weight, 1),
+        }
+        own |= {"attn_v": attention.projections.value.weight, "attn_output": attention.projections.output.weight}
         own |= {"ffn_gate": mlp.gate.weight, "ffn_up": mlp.up.weight, "ffn_down": mlp.down.weight}
         tensors |= {f"blk.{at}.{name}.weight": x for name, x in own.items()}
     metadata: dict[str, object] = {

@@ -229,11 +229,15 @@ class TestAnyMechanism:
         layer = regard.AttentionLayer(16, name, heads=2, causal=False, max_length=16).double().eval()
         layer.attention.load_state_dict(ours.attention["bidirectional"].state_dict())
         with torch.no_grad():
-            given = zip((layer.query, layer.key, layer.value), ours.in_proj_weight.chunk(3), strict=True)
+            given = zip(
+                (layer.projections.query, layer.projections.key, layer.projections.value),
+                ours.in_proj_weight.chunk(3),
+                strict=True,
+            )
             for own, weight in given:
                 if own is not None:
                     own.weight.copy_(weight)
-            layer.output.weight.copy_(ours.out_proj.weight)
+            layer.projections.output.weight.copy_(ours.out_proj.weight)
         x, keep = randn(2, 9, 16), torch.arange(9) < torch.tensor([[9], [6]])
         with torch.no_grad():
             expected = layer(x, key_mask=keep).hidden

@@ -1,6 +1,7 @@
 """AttentionLayer: projections, positions and memory around any mechanism, in training, streaming and across sources."""
 
 import math
+from collections.abc import Mapping
 from typing import ClassVar
 
 import pytest
@@ -10,7 +11,7 @@ import regard
 from regard import AttentionLayer, catalog, position
 from regard.errors import ConfigError, ShapeError, UnsupportedError
 from regard.layer import HeadMix, Prepared
-from regard.memory.recent import Recent
+from regard.memory import Memory, MemoryState
 from regard.testing.compare import assert_close, assert_identical
 
 LENGTH = 13
@@ -45,10 +46,15 @@ def test_it_is_the_formula_of_the_paper():
     """head_i = softmax(q_i k_i / sqrt(d)) v_i, out = concat(head) W^o, with the layer's own matrices."""
     attention = layer(kv_heads=2, bias=True)
     x = randn(2, LENGTH, 16)
-    q = heads_of(x @ attention.query.weight.T + attention.query.bias, 4)
-    k, v = (heads_of(x @ p.weight.T + p.bias, 2).repeat_interleave(2, 1) for p in (attention.key, attention.value))
+    q = heads_of(x @ attention.projections.query.weight.T + attention.projections.query.bias, 4)
+    k, v = (
+        heads_of(x @ p.weight.T + p.bias, 2).repeat_interleave(2, 1)
+        for p in (attention.projections.key, attention.projections.value)
+    )
     logits = (q @ k.mT / 2).masked_fill(torch.ones(LENGTH, LENGTH).triu(1).bool(), -math.inf)
-    wanted = (logits.softmax(-1) @ v).transpose(1, 2).flatten(2) @ attention.output.weight.T + attention.output.bias
+    wanted = (logits.softmax(-1) @ v).transpose(1, 2).flatten(
+        2
+    ) @ attention.projections.output.weight.T + attention.projections.output.bias
     assert_close(attention(x).hidden, wanted, tolerance=1e-12, what="hidden")
     assert {name for name, _ in attention.named_parameters()} == {
         f"{part}.{kind}" for part in ("query", "key", "value", "output") for kind in ("weight", "bias")
@@ -66,12 +72,12 @@ def test_only_what_the_mechanism_reads_is_projected():
 
 def test_widths_and_weights_from_the_seed():
     first, again, other = (AttentionLayer(12, "softmax", heads=2, key_dim=5, value_dim=7, seed=s) for s in (3, 3, 4))
-    assert first.query.weight.shape == (10, 12)
-    assert first.value.weight.shape == (14, 12)
-    assert first.output.weight.shape == (12, 14)
-    assert torch.equal(first.query.weight, again.query.weight)
-    assert not torch.equal(first.query.weight, other.query.weight)
-    assert not torch.equal(first.query.weight, first.key.weight)
+    assert first.projections.query.weight.shape == (10, 12)
+    assert first.projections.value.weight.shape == (14, 12)
+    assert first.projections.output.weight.shape == (12, 14)
+    assert torch.equal(first.projections.query.weight, again.projections.query.weight)
+    assert not torch.equal(first.projections.query.weight, other.projections.query.weight)
+    assert not torch.equal(first.projections.query.weight, first.projections.key.weight)
     big = AttentionLayer(512, "softmax", heads=8)
     assert big.query.weight.std().item() == pytest.approx(512**-0.5, rel=0.02)
 
@@ -176,27 +182,27 @@ def test_a_memory_is_the_past_as_leading_keys():
     x = randn(2, LENGTH, 16)
     with torch.no_grad():
         whole = attention(x).hidden
-        memory, pieces = attention.memory.initial(2, 16, dtype=torch.float64), []
+        memory, pieces = attention.memory.initial_state(2, dtype=torch.float64), []
         for piece in x.split([4, 5, 4], 1):
             found = attention(piece, memory=memory)
             memory, _ = found.memory, pieces.append(found.hidden)
     assert_close(torch.cat(pieces, 1), whole, tolerance=1e-10, what="memory")
-    assert_identical(memory, x, what="the memory itself")
+    assert_identical(memory["hidden"], x, what="the memory itself")
+    assert memory.length == LENGTH
 
 
 def test_a_short_memory_forgets_and_stops_the_gradient():
-    attention = layer(memory=Recent(length=3))
+    attention = layer(memory="recent(length=3)")
     x = randn(1, 5, 16).requires_grad_()
-    memory = attention(x, memory=attention.memory.initial(1, 16, dtype=torch.float64)).memory
-    assert memory.shape == (1, 3, 16)
-    assert_identical(memory, x[:, 2:].detach(), what="the last three")
+    memory = attention(x, memory=attention.memory.initial_state(1, dtype=torch.float64)).memory
+    assert_identical(memory["hidden"], x[:, 2:].detach(), what="the last three")
     attention(randn(1, 2, 16, seed=3), memory=memory).hidden.sum().backward()
     assert x.grad is None
 
 
 def test_a_mask_beside_a_memory_is_of_the_new_tokens():
     attention = layer(memory="recent(length=8)")
-    past, x = randn(1, 4, 16), randn(1, 3, 16, seed=2)
+    past, x = MemoryState({"hidden": randn(1, 4, 16)}, 4), randn(1, 3, 16, seed=2)
     mask = torch.tensor([[True, False, True]])
     with torch.no_grad():
         found = attention(x, memory=past, key_mask=mask).hidden
@@ -204,28 +210,132 @@ def test_a_mask_beside_a_memory_is_of_the_new_tokens():
     assert_identical(found[:, [0, 2]], other[:, [0, 2]], what="the masked token is not seen")
 
 
+def test_a_memory_carries_the_mask_of_what_it_keeps():
+    """A masked token of an earlier segment influences nothing later, whatever it held."""
+    attention, x = layer(memory="recent(length=8)", position="rotary"), randn(2, LENGTH, 16)
+    keep = torch.ones(2, 6, dtype=torch.bool)
+    keep[0, 3] = keep[1, 0] = False
+    outputs = []
+    for content in (0.0, 1e4, float("nan")):
+        first = x[:, :6].masked_fill(~keep[..., None], content)
+        with torch.no_grad():
+            memory = attention(
+                first, key_mask=keep, memory=attention.memory.initial_state(2, dtype=torch.float64)
+            ).memory
+            outputs.append(attention(x[:, 6:], memory=memory).hidden)
+    assert_identical(outputs[1], outputs[0], what="1e4 under the mask")
+    assert_identical(outputs[2], outputs[0], what="NaN under the mask")
+    with torch.no_grad():
+        unmasked = attention(x[:, :6], memory=attention.memory.initial_state(2, dtype=torch.float64)).memory
+        assert not torch.equal(attention(x[:, 6:], memory=unmasked).hidden, outputs[0])
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_segment_goes_on_token_by_token(masked):
+    attention, x = layer(memory="recent(length=4)", position="rotary"), randn(2, LENGTH, 16)
+    keep = torch.ones(2, LENGTH, dtype=torch.bool)
+    keep[0, 2] = not masked
+    keep[1, 6] = not masked
+    segments = [(0, 5), (5, 9), (9, LENGTH)]
+    with torch.no_grad():
+        memory, wanted = attention.memory.initial_state(2, dtype=torch.float64), []
+        for first, stop in segments:
+            found = attention(x[:, first:stop], key_mask=keep[:, first:stop], memory=memory)
+            memory, _ = found.memory, wanted.append(found.hidden)
+        streamed, pieces = attention.memory.initial_state(2, dtype=torch.float64), []
+        for first, stop in segments:
+            state = attention.initial_state(2)
+            for at in range(first, stop):
+                found = attention(x[:, at : at + 1], key_mask=keep[:, at : at + 1], state=state, memory=streamed)
+                state, streamed, _ = found.state, found.memory, pieces.append(found.hidden)
+            streamed = attention.next_segment(streamed)
+    assert_close(torch.cat(pieces, 1), torch.cat(wanted, 1), tolerance=1e-10, what="token by token")
+    assert_identical(streamed["hidden"], memory["hidden"], what="the memory")
+    assert streamed.length == memory.length == LENGTH
+
+
+def test_remembering_is_the_state_of_the_whole_call():
+    attention, x = layer(position="rotary"), randn(2, LENGTH, 16)
+    with torch.no_grad():
+        whole = attention(x, state=attention.initial_state(2)).state
+        kept = attention.remember(x, state=attention.initial_state(2))
+    for name, tensor in whole.tensors().items():
+        assert_close(kept.tensors()[name], tensor, tolerance=1e-12, what=name)
+    assert kept.length == whole.length
+
+
+class Searched(Memory):
+    """Adds the mean of what earlier segments' values were: a memory that is read with the queries."""
+
+    searched: ClassVar[bool] = True
+    losses: ClassVar[Mapping[str, float]] = {"size": 0.5}
+
+    def initial_state(self, batch, *, device=None, dtype=None):
+        shape = (batch, self.heads.kv_heads, self.heads.value_width)
+        return MemoryState({"mean": torch.zeros(shape, device=device, dtype=dtype)})
+
+    def read(self, q, local, state):
+        return local + q.sum(-1, keepdim=True) * state["mean"].repeat_interleave(self.heads.group, 1)[:, :, None]
+
+    def write(self, state, x, *, q, k, v, project, key_mask=None):
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(project(x), (k, v), strict=True))
+        losses = {"size": v.square().mean()} if self.training else {}
+        return MemoryState({"mean": v.mean(2).detach()}, state.length + x.shape[1]), losses
+
+
+def test_a_memory_that_is_searched_mixes_with_the_values():
+    attention, x = layer(), randn(2, LENGTH, 16)
+    attention.memory = Searched(attention.heads, 16)
+    with torch.no_grad():
+        empty = attention.memory.initial_state(2, dtype=torch.float64)
+        first = attention(x[:, :6], memory=empty)
+        plain = attention(x[:, 6:]).hidden
+        assert_close(first.hidden, attention(x[:, :6]).hidden, tolerance=1e-12, what="nothing to find yet")
+        q, v = attention.projections.queries(x[:, 6:]), attention.projections.values(x[:, :6])
+        more = q.sum(-1, keepdim=True) * v.mean(2).repeat_interleave(2, 1)[:, :, None]
+        wanted = (
+            plain
+            + attention.projections.output(more.transpose(1, 2).flatten(2))
+            - (0 if attention.projections.output.bias is None else attention.projections.output.bias)
+        )
+        assert_close(
+            attention(x[:, 6:], memory=first.memory).hidden, wanted, tolerance=1e-12, what="with what it found"
+        )
+    assert first.losses == {}
+    attention.train()
+    assert set(attention(x, memory=empty).losses) == {"memory.size"}
+
+
 def test_the_output_is_a_sum_over_heads():
     """sum_i head_i W^o_i over the block rows of W^o; heads change places with their rows, and nothing changes."""
     attention, x = layer(causal=False), randn(2, LENGTH, 16)
-    weight = attention.output.weight.detach()
+    weight = attention.projections.output.weight.detach()
     with torch.no_grad():
         whole, total = attention(x).hidden, torch.zeros(2, LENGTH, 16, dtype=torch.float64)
         for head in range(4):
             own = slice(4 * head, 4 * head + 4)
-            q, k, v = (x @ part.weight[own].T for part in (attention.query, attention.key, attention.value))
+            q, k, v = (
+                x @ part.weight[own].T
+                for part in (attention.projections.query, attention.projections.key, attention.projections.value)
+            )
             total = total + (q @ k.mT / 2).softmax(-1) @ v @ weight[:, own].T
         assert_close(whole, total, tolerance=1e-12, what="sum over heads")
         order = torch.tensor([2, 0, 3, 1])
-        for part in (attention.query, attention.key, attention.value):
+        for part in (attention.projections.query, attention.projections.key, attention.projections.value):
             part.weight.copy_(part.weight.unflatten(0, (4, 4))[order].flatten(0, 1))
-        attention.output.weight.copy_(weight.unflatten(1, (4, 4))[:, order].flatten(1))
+        attention.projections.output.weight.copy_(weight.unflatten(1, (4, 4))[:, order].flatten(1))
         assert_close(attention(x).hidden, whole, tolerance=1e-12, what="heads in another order")
 
 
 def test_one_head_with_weights_of_one_is_the_mechanism():
     attention, x = layer(heads=1, causal=False), randn(2, LENGTH, 16)
     with torch.no_grad():
-        for part in (attention.query, attention.key, attention.value, attention.output):
+        for part in (
+            attention.projections.query,
+            attention.projections.key,
+            attention.projections.value,
+            attention.projections.output,
+        ):
             part.weight.copy_(torch.eye(16))
         wanted = regard.attend(*(x[:, None],) * 3)[:, 0]
         assert_close(attention(x).hidden, wanted, tolerance=1e-12, what="identity weights")
@@ -314,12 +424,12 @@ def test_queries_and_keys_of_different_widths(name):
     """The layer asks the mechanism for them, in self-attention, in cross-attention and in streams."""
     attention = layer(name, query_dim=6, key_dim=3)
     assert attention.attention.heads.query_width == 6
-    assert attention.query.weight.shape == (24, 16)
-    assert attention.key.weight.shape == (12, 16)
+    assert attention.projections.query.weight.shape == (24, 16)
+    assert attention.projections.key.weight.shape == (12, 16)
     x = randn(2, LENGTH, 16)
-    q, k = heads_of(x @ attention.query.weight.T, 4), heads_of(x @ attention.key.weight.T, 4)
-    v = heads_of(x @ attention.value.weight.T, 4)
-    wanted = attention.attention.definition(q, k, v).transpose(1, 2).flatten(2) @ attention.output.weight.T
+    q, k = heads_of(x @ attention.projections.query.weight.T, 4), heads_of(x @ attention.projections.key.weight.T, 4)
+    v = heads_of(x @ attention.projections.value.weight.T, 4)
+    wanted = attention.attention.definition(q, k, v).transpose(1, 2).flatten(2) @ attention.projections.output.weight.T
     assert_close(attention(x).hidden, wanted, tolerance=1e-10, what=name)
     with torch.no_grad():
         state, pieces = attention.initial_state(2), []
@@ -410,11 +520,11 @@ class TestRefusals:
         with pytest.raises(ShapeError, match="needs a context, or a state from `prepare`"):
             layer(context_dim=16)(x)
         with pytest.raises(UnsupportedError, match="a memory needs a layer built with one"):
-            layer()(x, memory=x)
+            layer()(x, memory=MemoryState({}))
         with pytest.raises(UnsupportedError, match="prepare is for cross-attention"):
             layer().prepare(x)
         with pytest.raises(ShapeError, match="a cross-attention layer has no memory"):
-            layer(context_dim=16)(x, x, memory=x)
+            layer(context_dim=16)(x, x, memory=MemoryState({}))
         remembers = layer(memory="recent", position="rotary")
         with pytest.raises(UnsupportedError, match="a memory has slots only; leave positions out"):
-            remembers(x, memory=x, positions=torch.arange(4))
+            remembers(x, memory=MemoryState({"hidden": x}, 4), positions=torch.arange(4))

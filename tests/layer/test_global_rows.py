@@ -64,10 +64,17 @@ def heads_of(projection: torch.nn.Module, x: Tensor, count: int) -> Tensor:
 
 def dense(layer: AttentionLayer, x: Tensor, marks: Tensor, keep: Tensor, window: int) -> Tensor:
     """One pair at a time: which projections each has, and a softmax over the pairs that the paper allows."""
-    rows = layer.global_rows
+    rows = layer.projections.global_rows
     assert rows is not None
-    kinds = {"l2l": (layer.query, layer.key, layer.value), "g2l": (rows.query, rows.key, rows.value)}
-    kinds["l2g"] = (layer.query, rows.key_l2g or layer.key, rows.value_l2g or layer.value)
+    kinds = {
+        "l2l": (layer.projections.query, layer.projections.key, layer.projections.value),
+        "g2l": (rows.query, rows.key, rows.value),
+    }
+    kinds["l2g"] = (
+        layer.projections.query,
+        rows.key_l2g or layer.projections.key,
+        rows.value_l2g or layer.projections.value,
+    )
     kinds["g2g"] = (rows.query, rows.key_g2g or rows.key, rows.value_g2g or rows.value)
     made = {
         kind: (heads_of(q, x, HEADS), heads_of(k, x, layer.heads.kv_heads), heads_of(v, x, layer.heads.kv_heads))
@@ -86,7 +93,7 @@ def dense(layer: AttentionLayer, x: Tensor, marks: Tensor, keep: Tensor, window:
                         values.append(v[b, h, j])
                 if logits:
                     out[b, h, i] = torch.stack(logits).softmax(0) @ torch.stack(values)
-    return layer.output(out.transpose(1, 2).flatten(2))
+    return layer.projections.output(out.transpose(1, 2).flatten(2))
 
 
 @pytest.mark.parametrize("projections", ["global", "separate"])
@@ -112,8 +119,8 @@ def test_each_pair_has_its_projections(projections: str, kv_heads: int, many: bo
 def test_few_global_rows_never_project_all_keys() -> None:
     layer = layer_of("longformer(window=2, num_global=1)", "global", kv_heads=2)
     calls: list[int] = []
-    assert layer.global_rows is not None
-    for each in (layer.global_rows.key, layer.global_rows.value):
+    assert layer.projections.global_rows is not None
+    for each in (layer.projections.global_rows.key, layer.projections.global_rows.value):
         each.register_forward_hook(lambda module, given, out: calls.append(given[0].shape[1]))
     layer(hidden_states())
     assert calls == []

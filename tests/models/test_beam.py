@@ -172,6 +172,6 @@ def test_misuse_is_refused() -> None:
     with pytest.raises(LimitError, match="max_length=24, got 25"):
         beam_search(translator(position="learned"), [[1]], max_new_tokens=25)
     with torch.no_grad():
-        model.embedding.weight.fill_(float("nan"))
+        model.table.weight.fill_(float("nan"))
     with pytest.raises(NumericsError, match="not finite"):
         beam_search(model, [[1]], max_new_tokens=3)

@@ -5,9 +5,10 @@ import torch
 from torch.nn.functional import gelu, layer_norm, relu, rms_norm, silu
 
 from regard.core import generator
-from regard.layer import AttentionLayer
-from regard.models.blocks import Block, Mlp, ShortConvolution, linear
+from regard.layer import AttentionLayer, linear
+from regard.models.blocks.residual import Residual as Block
 from regard.models.config import ModelConfig
+from regard.models.parts import Mlp, ShortConvolution
 
 
 def signed(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -49,11 +50,11 @@ def test_linear_is_drawn_from_its_generator() -> None:
 def test_short_convolution_is_its_sum() -> None:
     convolution = ShortConvolution(3, 4, draw=generator(0)).double()
     x, taps = signed(2, 6, 3), convolution.taps
-    y, tail = convolution(x)
+    y, state = convolution(x)
     for t in range(6):
         expected = sum(taps[s] * x[:, t - s] for s in range(4) if t >= s)
         torch.testing.assert_close(y[:, t], expected, rtol=0, atol=1e-12)
-    assert torch.equal(tail, x[:, 3:])
+    assert torch.equal(state["tail"], x[:, 3:])
 
 
 @pytest.mark.parametrize("split", [0, 1, 2, 3, 5, 6])
@@ -61,10 +62,11 @@ def test_short_convolution_streams(split: int) -> None:
     convolution = ShortConvolution(3, 4, draw=generator(0)).double()
     x = signed(2, 6, 3)
     whole, end = convolution(x)
-    first, tail = convolution(x[:, :split])
-    second, after = convolution(x[:, split:], None, tail)
+    first, state = convolution(x[:, :split])
+    second, after = convolution(x[:, split:], None, state)
     assert torch.equal(torch.cat([first, second], 1), whole)
-    assert torch.equal(after, end)
+    assert torch.equal(after["tail"], end["tail"])
+    assert after.length == end.length == 6
 
 
 def test_short_convolution_reads_masked_positions_as_the_start() -> None:
@@ -115,6 +117,6 @@ def test_residual_outputs_shrink_with_depth_under_pre_norm(place: str, scale: fl
     config = ModelConfig(dim=64, heads=2, layers=4, norm=place)
     block = Block(config, AttentionLayer(64, "softmax", heads=2), seed=0)
     assert block.mlp is not None
-    assert block.attention.output.weight.std().item() == pytest.approx(scale / 8, rel=0.05)
+    assert block.attention.projections.output.weight.std().item() == pytest.approx(scale / 8, rel=0.05)
     assert block.mlp.down.weight.std().item() == pytest.approx(scale / 16, rel=0.05)
     assert block.mlp.up.weight.std().item() == pytest.approx(1 / 8, rel=0.05)

@@ -220,7 +220,7 @@ def test_layers_draw_from_seeds_of_their_own() -> None:
     model = model_of("softmax", layers=3)
     seeds = {mechanism.heads.seed for mechanism in model.mechanisms}
     assert len(seeds) == 3
-    weights = [block.attention.value.weight for block in model.blocks]
+    weights = [block.attention.projections.value.weight for block in model.blocks]
     assert not torch.equal(weights[0], weights[1])
 
 
@@ -236,7 +236,7 @@ def test_copies_agree() -> None:
 
 def test_layers_share_one_relative_position() -> None:
     model = model_of("softmax", position="transformer_xl", layers=3)
-    assert all(block.attention.position is model.position for block in model.blocks)
+    assert all(block.attention.position is model.embeddings.position for block in model.blocks)
     keys = [name for name in model.state_dict() if "position" in name]
     assert sorted(keys) == ["position.content", "position.distance", "position.relative"]
 

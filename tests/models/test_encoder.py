@@ -84,24 +84,23 @@ def test_a_post_norm_block_adds_each_branch_once() -> None:
         mean, var = x.mean(-1, keepdim=True), x.var(-1, unbiased=False, keepdim=True)
         return (x - mean) / (var + 1e-12).sqrt() * weights[f"{at}{name}.weight"] + weights[f"{at}{name}.bias"]
 
-    q, k, v = (through(x, f"attention.{name}") for name in ("query", "key", "value"))
+    q, k, v = (through(x, f"attention.projections.{name}") for name in ("query", "key", "value"))
     halves = (slice(0, 8), slice(8, 16))
     heads = [softmax(q[..., head] @ k[..., head].mT / 8**0.5, -1) @ v[..., head] for head in halves]
-    x = normed(x + through(torch.cat(heads, -1), "attention.output"), "attention_norm")
+    x = normed(x + through(torch.cat(heads, -1), "attention.projections.output"), "attention_norm")
     x = normed(x + through(gelu(through(x, "mlp.up")), "mlp.down"), "mlp_norm")
     torch.testing.assert_close(encoder(tokens).hidden, x, rtol=0, atol=1e-10)
 
 
 def copied(layer: nn.Module, block: nn.Module) -> None:
     """torch's encoder layer takes the weights of one of our blocks."""
-    layer.self_attn.in_proj_weight.data = torch.cat(
-        [getattr(block.attention, n).weight for n in ("query", "key", "value")]
-    )
-    layer.self_attn.in_proj_bias.data = torch.cat([getattr(block.attention, n).bias for n in ("query", "key", "value")])
-    pairs = {"self_attn.out_proj": block.attention.output, "linear1": block.mlp.up, "linear2": block.mlp.down}
+    ours = block.attention.projections
+    layer.self_attn.in_proj_weight.data = torch.cat([x.weight for x in (ours.query, ours.key, ours.value)])
+    layer.self_attn.in_proj_bias.data = torch.cat([x.bias for x in (ours.query, ours.key, ours.value)])
+    pairs = {"self_attn.out_proj": ours.output, "linear1": block.mlp.up, "linear2": block.mlp.down}
     pairs |= {"norm1": block.attention_norm, "norm2": block.mlp_norm}
-    for name, ours in pairs.items():
-        layer.get_submodule(name).load_state_dict(ours.state_dict())
+    for name, module in pairs.items():
+        layer.get_submodule(name).load_state_dict(module.state_dict())
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
@@ -185,9 +184,9 @@ def test_a_shared_position_is_saved_once_and_copies_agree() -> None:
 def test_biases_of_projections_and_heads_of_their_own_width() -> None:
     encoder = encoder_of(projection_bias=False, head_dim=5, kv_heads=1)
     layer = encoder.blocks[0].attention
-    assert layer.query.bias is None
-    assert layer.output.bias is not None
-    assert (layer.query.weight.shape, layer.value.weight.shape) == ((10, 16), (5, 16))
+    assert layer.projections.query.bias is None
+    assert layer.projections.output.bias is not None
+    assert (layer.projections.query.weight.shape, layer.projections.value.weight.shape) == ((10, 16), (5, 16))
     assert encoder(tokens_of(1, 4)).hidden.shape == (1, 4, 16)
 
 

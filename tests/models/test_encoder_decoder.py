@@ -116,10 +116,10 @@ def projections(theirs: nn.MultiheadAttention, ours: nn.Module) -> None:
 
 def copied(layer: nn.Module, block: nn.Module) -> None:
     """torch's encoder or decoder layer takes the weights of one of our blocks."""
-    projections(layer.self_attn, block.attention)
+    projections(layer.self_attn, block.attention.projections)
     norms = [block.attention_norm, block.mlp_norm]
     if hasattr(layer, "multihead_attn"):
-        projections(layer.multihead_attn, block.cross)
+        projections(layer.multihead_attn, block.cross.projections)
         norms.insert(1, block.cross_norm)
     for number, norm in enumerate(norms, 1):
         layer.get_submodule(f"norm{number}").load_state_dict(norm.state_dict())
@@ -197,7 +197,7 @@ def test_state_selects_rows_survives_safetensors_and_counts_bytes(cross: str) ->
     read = model.prepare(source, key_mask=MASK).load(load(save(state.dump())))
     assert read.length == 5
     assert torch.equal(model.decode(tokens[:, 5:], read).logits, expected)
-    assert state.nbytes == sum(part.nbytes for part in (*state.layers, *state.sources))
+    assert state.nbytes == sum(part.nbytes for part in (*state["layers"].parts.values(), *state.sources))
     assert not any(x.requires_grad for x in state.detach().tensors().values())
 
 

@@ -23,7 +23,7 @@ def test_values_stay_and_products_agree(tied):
     for (name, own), other in zip(before.state_dict().items(), after.state_dict().values(), strict=True):
         assert torch.equal(own, other), name
     products = [x.weight for x in after.modules() if isinstance(x, torch.nn.Linear)]
-    products += [after.embedding.weight] if tied else []
+    products += [after.table.weight] if tied else []
     tall = [x for x in products if x.shape[0] > x.shape[1]]
     assert tall
     assert all(x.stride() == (1, x.shape[0]) for x in tall)

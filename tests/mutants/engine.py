@@ -3,8 +3,6 @@
 # Mechanisms are final; only a mutant may break that.
 # pyright: reportGeneralTypeIssues=false
 
-from typing import Any
-
 from torch import Tensor
 
 from regard import masks
@@ -12,7 +10,7 @@ from regard.attention.sparse.fixed import Fixed
 from regard.attention.sparse.local import Local
 from regard.attention.sparse.local_atrous import LocalAtrous
 from regard.attention.sparse.pattern import Pattern
-from regard.info import Heads
+from regard.core import Attended, Call, Slots
 from tests.mutants import mutant
 
 
@@ -20,8 +18,8 @@ from tests.mutants import mutant
 class SeesTheRestOfItsBlock(Local):
     """Also sees the keys of its block of 4, later ones included."""
 
-    def __init__(self, heads: Heads, **options: Any) -> None:
-        super().__init__(heads, **options)
+    def setup(self) -> None:
+        super().setup()
         self.pattern = self.pattern | masks.block(4)
 
 
@@ -29,9 +27,14 @@ class SeesTheRestOfItsBlock(Local):
 class RingOffByOne(Local):
     """Keeps one slot less than the window reaches, and says so."""
 
-    @property
-    def _horizon(self) -> int:
-        return max(super()._horizon - 1, 0)
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
+        answer = super().attend(q, k, v, call)
+        if not isinstance(answer.state, Slots):
+            return answer
+        return answer._replace(state=answer.state.drop(answer.state.kept - self.kept_slots(answer.state.kept)))
+
+    def kept_slots(self, length: int) -> int:
+        return min(length, max(self.window * self.dilation - 1, 0))
 
 
 @mutant("reference")
@@ -40,29 +43,29 @@ class PhaseOff(Local):
 
     samples = ({"window": 2, "dilation": 3},)
 
-    def __init__(self, heads: Heads, **options: Any) -> None:
-        super().__init__(heads, **options)
+    def setup(self) -> None:
+        super().setup()
         far, step = self.window * self.dilation, self.dilation
         shifted = masks.Pattern(lambda i, j: (abs(i - j) <= far) & ((i - j) % step == 1), distances=(-far, far))
-        self.pattern = masks.causal & shifted if heads.causal else shifted
+        self.pattern = masks.causal & shifted if self.heads.causal else shifted
 
 
 @mutant("partition")
 class CountsTheOverlapTwice(LocalAtrous):
     """Computes the window and the residue class by themselves, each with the pairs that are in both."""
 
-    def __init__(self, heads: Heads, **options: Any) -> None:
-        super().__init__(heads, **options)
+    def setup(self) -> None:
+        super().setup()
         parts = masks.apart(masks.window(self.window), masks.strided(self.dilation))
-        self.pattern = masks.causal & parts if heads.causal else parts
+        self.pattern = masks.causal & parts if self.heads.causal else parts
 
 
 @mutant("reference")
 class OnePatternForAllHeads(Fixed):
     """Gives every head the pattern of the first."""
 
-    def __init__(self, heads: Heads, **options: Any) -> None:
-        super().__init__(heads, **options)
+    def setup(self) -> None:
+        super().setup()
         self.pattern = self.pattern.of(0)
 
 
@@ -79,6 +82,6 @@ class ForgetsOneQueryEarly(Pattern):
 
     samples = ({"rule": "block(5)"},)
 
-    def __init__(self, heads: Heads, **options: Any) -> None:
-        super().__init__(heads, **options)
+    def setup(self) -> None:
+        super().setup()
         self.pattern = _Hasty(self.pattern.rule, self.pattern.text, distances=self.pattern.distances)

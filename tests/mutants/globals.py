@@ -14,7 +14,7 @@ from regard.attention.sparse.bigbird import Bigbird
 from regard.attention.sparse.etc import Etc
 from regard.attention.sparse.longformer import Longformer
 from regard.bias import ScoreBias
-from regard.core import Attended, merge
+from regard.core import Attended, Call, merge
 from regard.engines.tiles import plain, tiled
 from tests.mutants import mutant
 
@@ -54,17 +54,17 @@ class CountsGlobalColumnsTwice(Longformer):
 class LosesMarks(Longformer):
     """Drops the marks."""
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Attended:  # type: ignore[override]
-        return super().attend(q, k, v, **{**given, "marks": None})
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
+        return super().attend(q, k, v, replace(call, marks=None))
 
 
 @mutant("marks")
 class TakesMarksOfTheFirstRow(Longformer):
     """One row's global tokens for the whole batch."""
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, *, marks: Tensor | None, **given: Any) -> Attended:  # type: ignore[override]
-        marks = None if marks is None else marks[:1].expand_as(marks)
-        return super().attend(q, k, v, marks=marks, **given)
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
+        marks = None if call.marks is None else call.marks[:1].expand_as(call.marks)
+        return super().attend(q, k, v, replace(call, marks=marks))
 
 
 @mutant("marks_causality")
@@ -80,10 +80,13 @@ class SeesLaterGlobalTokens(Longformer):
 class ForgetsMarks(Longformer):
     """Keeps the keys of marked tokens only as long as the window does."""
 
-    def _recall(self, state: Any, k: Tensor, v: Tensor, key_mask: Tensor | None, marks: Tensor | None) -> Any:
-        *kept, grown = super()._recall(state, k, v, key_mask, marks)
-        content = grown.tensors()
-        return *kept, grown.with_tensors({**content, "marked": torch.zeros_like(content["marked"])})
+    def _remember(self, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor, Call, Tensor]:
+        *kept, grown, keys = super()._remember(k, v, call)
+        if grown.state is None:
+            return *kept, grown, keys
+        content = grown.state.tensors()
+        state = grown.state.with_tensors({**content, "marked": torch.zeros_like(content["marked"])})
+        return *kept, replace(grown, state=state), keys
 
 
 @mutant("marks_bias")

@@ -13,9 +13,8 @@ from regard.attention.kernel.efficient import Efficient
 from regard.attention.kernel.linear import Linear
 from regard.attention.kernel.performer import Performer
 from regard.attention.kernel.rfa import Rfa
-from regard.core import Attended, Summary
-from regard.engines.sums import causal as _causal
-from regard.engines.sums import channels as _channels
+from regard.core import Attended, Call, Summary
+from regard.engines.sums import channels, passes
 from regard.engines.sums.passes import CHUNK
 from regard.engines.sums.step import Averaged
 from tests.mutants import mutant
@@ -65,13 +64,13 @@ class StabiliserNotRescaled(Performer):
 
     samples = ({"num_features": 16},)
 
-    def attend(self, *args: Any, **given: Any) -> Attended:  # type: ignore[override]
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         def unscaled(before: Tensor, s: Any, chunk: int, into: Tensor) -> Tensor:
             del s, chunk
             return into.copy_(before)
 
-        with mock.patch.object(_causal, "_carried", unscaled):
-            return super().attend(*args, **given)
+        with mock.patch.object(passes, "carried", unscaled):
+            return super().attend(q, k, v, call)
 
 
 @mutant("state_splits")
@@ -92,16 +91,13 @@ class StateNotDecayed(Rfa):
 
     samples = ({"num_features": 32, "gate": True},)
 
-    def _gates(self, k: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        self.seen = super()._gates(k, key_mask)
-        return self.seen
-
-    def attend(self, *args: Any, **given: Any) -> Attended:  # type: ignore[override]
-        values, state, losses = super().attend(*args, **given)
-        if isinstance(state, Summary) and "top" in state.content:
-            whole = self.seen[0].sum(-1).detach()
-            state = Summary({**state.content, "top": (state["top"] - whole).to(state["top"].dtype)}, state.length)
-        return Attended(values, state, losses)
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
+        answer = super().attend(q, k, v, call)
+        if not isinstance(answer.state, Summary):
+            return answer
+        content = dict(answer.state.content)
+        content["top"] = content["top"] - call.inputs["log_gate"].sum((2, 3)).detach()
+        return answer._replace(state=Summary(content, answer.state.length))
 
 
 @mutant("key_mask")
@@ -110,9 +106,9 @@ class PaddingForgets(Rfa):
 
     samples = ({"num_features": 32, "gate": True},)
 
-    def _gates(self, k: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        del key_mask
-        return super()._gates(k, None)
+    def _neutral(self, name: str, x: Tensor, hidden: Tensor) -> Tensor:
+        del name, hidden
+        return x
 
 
 @mutant("key_mask")
@@ -171,15 +167,15 @@ class PublishedNormaliserInCausalUse(Efficient):
 class ChannelsNotRescaled(Efficient):
     """Carries the sums of a channel from chunk to chunk as they are when a larger key raises its scale."""
 
-    def attend(self, *args: Any, **given: Any) -> Attended:  # type: ignore[override]
-        exact = _channels._chunks
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
+        exact = channels._chunks
 
         def unscaled(*chunk: Any) -> Any:
             found = exact(*chunk)
             return found._replace(carry=torch.ones_like(found.carry))
 
-        with mock.patch.object(_channels, "_chunks", unscaled):
-            return super().attend(*args, **given)
+        with mock.patch.object(channels, "_chunks", unscaled):
+            return super().attend(q, k, v, call)
 
 
 @mutant("reference")
@@ -199,6 +195,6 @@ class ClampedAtOne(Rfa):
 
     samples = ({"num_features": 32},)
 
-    def attend(self, *args: Any, **given: Any) -> Attended:  # type: ignore[override]
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         with mock.patch("regard.attention.kernel.rfa.away_from_zero", lambda total: total.clamp_min(1)):
-            return super().attend(*args, **given)
+            return super().attend(q, k, v, call)

@@ -53,7 +53,7 @@ SWAPS: dict[type[Any], type[Any]] = {
     ast.Or: ast.And,
 }
 METHODS = {"amax": "amin", "amin": "amax", "tril": "triu", "exp": "sigmoid", "sum": "mean", "cumsum": "clone"}
-SKIPPED = ("reference", "facts", "state_nbytes", "__repr__", "extra_repr")
+SKIPPED = ("reference", "facts", "kept_slots", "__repr__", "extra_repr")
 """functions that are not the algorithm"""
 
 SECONDS = 120

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from regard.bias import ScoreBias
 from regard.layer import AttentionLayer, LayerOutput
 from regard.layer.global_rows import GlobalRows
-from regard.models.blocks import Block
+from regard.models.blocks.residual import Residual
 from regard.models.encoder_decoder import CrossBlock, EncoderDecoder
 from regard.position.alibi import Alibi
 from regard.position.rotary import Rotary
@@ -138,7 +138,7 @@ class RotatesValues(AttentionLayer):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.value = cast(nn.Linear, _Turned(self.value, self))
+        self.projections.value = cast(nn.Linear, _Turned(self.projections.value, self))
 
 
 class _QueriesOnly(Rotary):
@@ -167,12 +167,12 @@ class GlobalRowsWithLocalProjections(AttentionLayer):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        own = cast(Any, (self.query, self.key, self.value))
-        self.global_rows = _AsAllRows(self.attention, *own, separate=False)
+        ordinary = cast(Any, (self.projections.query, self.projections.key, self.projections.value))
+        self.projections.global_rows = _AsAllRows(self.attention, *ordinary, separate=False)
 
 
 @mutant("residual_once")
-class ResidualTwice(Block):
+class ResidualTwice(Residual):
     """Post-norm, with the input added again after the norm."""
 
     def forward(self, x: Tensor, **given: Any) -> LayerOutput:
@@ -181,7 +181,7 @@ class ResidualTwice(Block):
 
 
 @mutant("residual_once")
-class ResidualInTheBranch(Block):
+class ResidualInTheBranch(Residual):
     """Post-norm of x + (x + f(x)): the branch has a residual of its own."""
 
     def forward(self, x: Tensor, **given: Any) -> LayerOutput:
@@ -194,7 +194,7 @@ class ResidualInTheBranch(Block):
 
 
 @mutant("residual_once")
-class NormOfTheBranch(Block):
+class NormOfTheBranch(Residual):
     """x + norm(f(x)): the stream itself is never normalised."""
 
     def forward(self, x: Tensor, **given: Any) -> LayerOutput:

@@ -3,6 +3,7 @@
 # Mechanisms are final, and their steps private; only a mutant may break that.
 # pyright: reportGeneralTypeIssues=false, reportPrivateUsage=false
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,8 +15,7 @@ from regard.attention.kernel.local_linear import Keys, LocalLinear
 from regard.attention.kernel.mixed_chunk import MixedChunk
 from regard.attention.kernel.randomized import Randomized
 from regard.attention.routed.shortlist import Shortlist
-from regard.core import Heads
-from regard.engines.routed.lists import best_keys
+from regard.core import Call
 from tests.mutants import mutant
 
 
@@ -23,9 +23,9 @@ from tests.mutants import mutant
 class NoiseBeforeTheScale(Randomized):
     """Adds unit noise to vectors that are scaled afterwards, as the published code does, and calls it exact."""
 
-    def __init__(self, heads: Heads, *, num_samples: int = 1) -> None:
-        super().__init__(heads, num_samples=num_samples)
-        self.deviation = heads.key_dim**-0.25
+    def setup(self) -> None:
+        super().setup()
+        self.deviation = self.heads.key_dim**-0.25
 
 
 @mutant("state_splits")
@@ -113,8 +113,7 @@ class SwitchesByTotalLength(LengthSwitch):
 class ChoosesWithTheFuture(Shortlist):
     """Lists the best keys of the sequence, then strikes those that a query may not see."""
 
-    def _lists(self, q: Tensor, scored: Tensor, key_mask: Tensor | None) -> Tensor:
-        lists = best_keys(self._scored(q, self.heads.group), scored, key_mask, self.num_keys, False)
-        past = scored.shape[2] - q.shape[2] if self.heads.causal else scored.shape[2]
-        at = torch.arange(q.shape[2], device=q.device) + past
+    def lists(self, q: Tensor, scored: Tensor, call: Call) -> Tensor:
+        lists = super().lists(q, scored, replace(call, causal=False))
+        at = torch.arange(q.shape[2]) + (scored.shape[2] - q.shape[2] if call.causal else scored.shape[2])
         return lists.masked_fill(lists > at[:, None], -1)

@@ -17,7 +17,7 @@ from regard.attention.sparse.image_local_2d import ImageLocal2d, place
 from regard.attention.sparse.local_atrous import LocalAtrous
 from regard.attention.sparse.strided import Strided
 from regard.attention.sparse.strided_union import StridedUnion
-from regard.core import Attended, Heads, State
+from regard.core import Attended, Call
 from regard.patterns import Pattern, block, causal, per_head, strided, summary, window
 from tests.mutants import mutant
 
@@ -26,10 +26,10 @@ from tests.mutants import mutant
 class WindowOfStrideKeys(Strided):
     """A window of l keys, the query's own among them, as in the public code; the paper has l + 1."""
 
-    def __init__(self, heads: Heads, **options: Any) -> None:
-        super().__init__(heads, **options)
+    def setup(self) -> None:
+        super().setup()
         self.pattern = causal & per_head(
-            *(strided(self.stride) if h % 2 else window(self.stride - 1) for h in range(heads.count))
+            *(strided(self.stride) if h % 2 else window(self.stride - 1) for h in range(self.heads.count))
         )
 
 
@@ -37,8 +37,8 @@ class WindowOfStrideKeys(Strided):
 class UnionWithoutTheLastOfTheWindow(StridedUnion):
     """Counts on the far keys to hold the end of the window, and takes the far keys from two strides on."""
 
-    def __init__(self, heads: Heads, **options: Any) -> None:
-        super().__init__(heads, **options)
+    def setup(self) -> None:
+        super().setup()
         self.pattern = causal & (window(self.stride - 1) | (strided(self.stride) & ~window(self.stride)))
 
 
@@ -46,18 +46,18 @@ class UnionWithoutTheLastOfTheWindow(StridedUnion):
 class SummaryOneColumnAside(Fixed):
     """Summary columns from l - c - 1 on: the last position of a block is in none."""
 
-    def __init__(self, heads: Heads, **options: Any) -> None:
-        super().__init__(heads, **options)
+    def setup(self) -> None:
+        super().setup()
         pair = block(self.stride), summary(self.stride, self.columns, 1)
-        self.pattern = causal & per_head(*(pair[h % 2] for h in range(heads.count)))
+        self.pattern = causal & per_head(*(pair[h % 2] for h in range(self.heads.count)))
 
 
 @mutant("reference")
 class SameColumnsForAllHeads(FixedUnion):
     """Every head has the last columns, so that the others carry nothing."""
 
-    def __init__(self, heads: Heads, **options: Any) -> None:
-        super().__init__(heads, **options)
+    def setup(self) -> None:
+        super().setup()
         self.pattern = causal & (block(self.stride) | summary(self.stride, self.columns))
 
 
@@ -65,38 +65,38 @@ class SameColumnsForAllHeads(FixedUnion):
 class BlocksOfTheCall(FixedUnion):
     """Counts the blocks of queries from the beginning of the call."""
 
-    def first_query(self, q: Tensor, k: Tensor, state: State | None = None) -> int:
-        return super().first_query(q, k)
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
+        return super().attend(q, k, v, replace(call, query_start=k.shape[2] - q.shape[2]))
 
 
 @mutant("reference")
 class PhaseOfTheKeys(Atrous):
     """Every r-th key of the sequence, the same ones for all queries."""
 
-    def __init__(self, heads: Heads, **options: Any) -> None:
-        super().__init__(heads, **options)
+    def setup(self) -> None:
+        super().setup()
         dilation = self.dilation
         grid = Pattern(lambda i, j: j % dilation == 0)
-        self.pattern = causal & grid if heads.causal else grid
+        self.pattern = causal & grid if self.heads.causal else grid
 
 
 @mutant("reference")
 class PhaseOneAside(LocalAtrous):
     """Far keys at the distances 1, r + 1, 2 r + 1, ..."""
 
-    def __init__(self, heads: Heads, **options: Any) -> None:
-        super().__init__(heads, **options)
+    def setup(self) -> None:
+        super().setup()
         dilation = self.dilation
         seen = window(self.window) | Pattern(lambda i, j: (i - j - 1) % dilation == 0)
-        self.pattern = causal & seen if heads.causal else seen
+        self.pattern = causal & seen if self.heads.causal else seen
 
 
 @mutant("reference")
 class WithoutTheBlockBefore(ImageLocal1d):
     """Sees its own block alone."""
 
-    def __init__(self, heads: Heads, **options: Any) -> None:
-        super().__init__(heads, **options)
+    def setup(self) -> None:
+        super().setup()
         self.pattern = causal & block(self.block_size)
 
 
@@ -104,8 +104,8 @@ class WithoutTheBlockBefore(ImageLocal1d):
 class FlangeOneColumnShort(ImageLocal2d):
     """Leaves out the last column of the flange to the right."""
 
-    def __init__(self, heads: Heads, **options: Any) -> None:
-        super().__init__(heads, **options)
+    def setup(self) -> None:
+        super().setup()
         whole, width, channels, sizes, beside = (
             self.pattern,
             self.width,
@@ -125,8 +125,8 @@ class FlangeOneColumnShort(ImageLocal2d):
 class LaterBlockVisible(ImageLocal2d):
     """Takes the raster for the order of generation, and sees rows of the block to the right."""
 
-    def __init__(self, heads: Heads, **options: Any) -> None:
-        super().__init__(heads, **options)
+    def setup(self) -> None:
+        super().setup()
         width, channels, sizes, flange = self.width, self.channels, self.query_block, self.flange
 
         def rule(i: Any, j: Any) -> Any:
@@ -142,19 +142,18 @@ class LaterBlockVisible(ImageLocal2d):
 class InversePermutation(Blockwise):
     """pi(block(j)) = block(i): the same sets of blocks, the other way round."""
 
-    def __init__(self, heads: Heads, **options: Any) -> None:
-        super().__init__(heads, **options)
-        assert self.shift is not None
-        turned = [tuple((b - h * self.shift) % self.blocks for b in range(self.blocks)) for h in range(heads.count)]
-        self.pattern = Blockwise(heads, blocks=self.blocks, permutations=tuple(turned)).pattern
+    def setup(self) -> None:
+        super().setup()
+        turned = [tuple((b - h) % self.blocks for b in range(self.blocks)) for h in range(self.heads.count)]
+        self.pattern = Blockwise(self.heads, blocks=self.blocks, permutations=tuple(turned)).pattern
 
 
 @mutant("right_padding")
 class BlockSizeOfTheCall(Blockwise):
     """Divides the length of the call into blocks, so that padding moves their borders."""
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Attended:  # type: ignore[override]
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         size = -(-k.shape[2] // self.blocks)
         heads = replace(self.heads, max_length=size * self.blocks)
         self.pattern = Blockwise(heads, blocks=self.blocks, shift=self.shift).pattern
-        return super().attend(q, k, v, **given)
+        return super().attend(q, k, v, call)

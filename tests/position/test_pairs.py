@@ -137,7 +137,7 @@ def test_heads_of_a_mix_get_their_own_part(scheme):
         alone.load_state_dict(layer.state_dict())
         alone.output = torch.nn.Identity()
         apart.append(alone(x).hidden[..., part])
-    wanted = torch.cat(apart, -1) @ layer.output.weight.T
+    wanted = torch.cat(apart, -1) @ layer.projections.output.weight.T
     assert (layer(x).hidden - wanted).abs().max() < 1e-10
 
 

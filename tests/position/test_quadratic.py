@@ -19,9 +19,9 @@ def test_weights_are_the_softmax_of_the_papers_product(causal):
     """v_h = -alpha (1, -2 D), r_delta = (delta^2, delta), delta = j - i; the content logit is 0 (W_q = W_k = 0)."""
     n = 12
     layer = AttentionLayer(6, "softmax", heads=3, position="quadratic(alpha=0.3, std=2.0)", causal=causal).double()
-    torch.nn.init.zeros_(layer.query.weight)
+    torch.nn.init.zeros_(layer.projections.query.weight)
     x = randn(2, n, 6)
-    v = (x @ layer.value.weight.T).unflatten(-1, (3, 2)).transpose(1, 2)
+    v = (x @ layer.projections.value.weight.T).unflatten(-1, (3, 2)).transpose(1, 2)
     logits = torch.full((3, n, n), -math.inf, dtype=torch.float64)
     for h, (alpha, centre) in enumerate(
         zip(layer.position.alpha.tolist(), layer.position.centre.tolist(), strict=True)
@@ -30,7 +30,7 @@ def test_weights_are_the_softmax_of_the_papers_product(causal):
             for j in range(i + 1 if causal else n):
                 vector, r = (-alpha, 2 * alpha * centre), ((j - i) ** 2, j - i)
                 logits[h, i, j] = vector[0] * r[0] + vector[1] * r[1]
-    wanted = (logits.softmax(-1) @ v).transpose(1, 2).flatten(2) @ layer.output.weight.T
+    wanted = (logits.softmax(-1) @ v).transpose(1, 2).flatten(2) @ layer.projections.output.weight.T
     assert (layer(x).hidden - wanted).abs().max() < 1e-10
 
 
@@ -48,10 +48,10 @@ def test_the_logit_is_zero_at_the_centre_and_falls_on_both_sides():
 def test_a_large_alpha_is_a_shift():
     """alpha = 60 at centre -2 reads the value two slots back: what is left over is exp(-60)."""
     layer = AttentionLayer(4, "softmax", heads=1, position="quadratic(alpha=60.0)").double()
-    torch.nn.init.zeros_(layer.query.weight)
+    torch.nn.init.zeros_(layer.projections.query.weight)
     torch.nn.init.constant_(layer.position.centre, -2.0)
     x = randn(1, 9, 4)
-    moved = x @ layer.value.weight.T @ layer.output.weight.T
+    moved = x @ layer.projections.value.weight.T @ layer.projections.output.weight.T
     assert (layer(x).hidden[:, 2:] - moved[:, :-2]).abs().max() < 1e-12
 
 

@@ -23,7 +23,8 @@ def build(causal: bool, spec: str = "softmax", clip: int = 3, **options) -> Atte
 
 def heads_of(x, layer):
     return (
-        (x @ p.weight.T).unflatten(-1, (HEADS, WIDTH)).transpose(1, 2) for p in (layer.query, layer.key, layer.value)
+        (x @ p.weight.T).unflatten(-1, (HEADS, WIDTH)).transpose(1, 2)
+        for p in (layer.projections.query, layer.projections.key, layer.projections.value)
     )
 
 
@@ -41,7 +42,7 @@ def test_a_layer_equals_the_loop_over_queries_keys_and_channels(causal, clip):
         for j in range(i + 1 if causal else n):
             a = table[max(-clip, min(clip, j - i)) + clip]
             logits[:, :, i, j] = sum(q[:, :, i, c] * (k[:, :, j, c] + a[c]) for c in range(WIDTH)) / math.sqrt(WIDTH)
-    wanted = (logits.softmax(-1) @ v).transpose(1, 2).flatten(2) @ layer.output.weight.T
+    wanted = (logits.softmax(-1) @ v).transpose(1, 2).flatten(2) @ layer.projections.output.weight.T
     assert (layer(x).hidden - wanted).abs().max() < 1e-10
 
 
@@ -55,7 +56,7 @@ def test_a_window_takes_them_as_the_full_softmax_does():
     keys = k[:, :, None] + layer.position.table[(3 - distance).clamp(0, 3)]
     logits = (q[:, :, :, None] * keys).sum(-1) / math.sqrt(WIDTH)
     logits = logits.masked_fill((distance < 0) | (distance > 3), -math.inf)
-    wanted = (logits.softmax(-1) @ v).transpose(1, 2).flatten(2) @ layer.output.weight.T
+    wanted = (logits.softmax(-1) @ v).transpose(1, 2).flatten(2) @ layer.projections.output.weight.T
     assert (layer(x).hidden - wanted).abs().max() < 1e-10
 
 

@@ -67,7 +67,10 @@ def test_a_layer_is_the_published_formula(causal):
         12, "softmax(scale=1.0)", heads=3, position="t5_bias(std=1.0)", causal=causal, dropout=0.0
     ).double()
     x = randn(2, n, 12)
-    q, k, v = ((x @ p.weight.T).unflatten(-1, (3, 4)).transpose(1, 2) for p in (layer.query, layer.key, layer.value))
+    q, k, v = (
+        (x @ p.weight.T).unflatten(-1, (3, 4)).transpose(1, 2)
+        for p in (layer.projections.query, layer.projections.key, layer.projections.value)
+    )
     logits = q @ k.mT
     for i in range(n):
         for j in range(n):
@@ -75,7 +78,7 @@ def test_a_layer_is_the_published_formula(causal):
             logits[:, :, i, j] += layer.position.table[:, bucket]
     if causal:
         logits = logits.masked_fill(torch.ones(n, n).triu(1).bool(), -math.inf)
-    wanted = (logits.softmax(-1) @ v).transpose(1, 2).flatten(2) @ layer.output.weight.T
+    wanted = (logits.softmax(-1) @ v).transpose(1, 2).flatten(2) @ layer.projections.output.weight.T
     assert (layer(x).hidden - wanted).abs().max() < 1e-10
 
 

@@ -1,6 +1,6 @@
 """Feature maps phi of kernel attention, weight(i, j) = phi(q_i) . phi(k_j)
 
-A map is called like a function: `elu_plus_one(x)`, `positive_random(x, projection)`. Engines call `scaled` and `pull`
+A map is called like a function: `feature_map("positive_random")(x, projection)`. Engines call `scaled` and `pull`
 instead, chunk by chunk, and select a map by its name, so that no callable crosses an operator's boundary.
 """
 
@@ -13,24 +13,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.errors import ConfigError, nearest
-
-__all__ = [
-    "FEATURE_MAPS",
-    "FeatureMap",
-    "arc_cosine_random",
-    "elu_plus_one",
-    "feature_map",
-    "fourier_random",
-    "hyperbolic_random",
-    "identity",
-    "positive_random",
-    "relu",
-    "relu_random",
-    "sigmoid",
-    "softmax_features",
-    "taylor",
-    "trigonometric",
-]
 
 LOG2E = math.log2(math.e)
 
@@ -47,15 +29,12 @@ class FeatureMap(ABC):
     """phi(x) . phi(y) > 0 for every x and y, up to underflow"""
     log_scale: ClassVar[bool] = False
     """`scaled` takes a factor out of each vector"""
+    per_row: ClassVar[int] = 1
+    """features that a random map makes of each row of the projection"""
 
     def count(self, dim: int, rows: int = 0) -> int:
         """Features of a vector of `dim` numbers; `rows`: of the projection, where there is one."""
-        del rows
-        return dim
-
-    def rows(self, count: int) -> int:
-        """Rows of the projection that gives `count` features."""
-        return count
+        return self.per_row * rows if self.random else dim
 
     def __call__(
         self, x: Float[Tensor, "*vectors dim"], projection: Float[Tensor, "*heads rows dim"] | None = None
@@ -163,143 +142,102 @@ class _Taylor(FeatureMap):
         return gradient[..., 1 : 1 + dim] + both * 0.5**0.5
 
 
-class _Random(FeatureMap):
-    random = True
-
-    def count(self, dim: int, rows: int = 0) -> int:
-        return rows
-
-    @staticmethod
-    def projected(x: Tensor, projection: Tensor | None) -> Tensor:
-        assert projection is not None, "a random feature map takes a projection"
-        return x @ projection.mT
-
-    @staticmethod
-    def half_square(x: Tensor) -> Tensor:
-        return x.square().sum(-1) / 2
-
-
-class _PositiveRandom(_Random):
+class _PositiveRandom(FeatureMap):
     """rows^(-1/2) exp(W x - |x|^2 / 2): E[phi(q) . phi(k)] = exp(q . k) (Choromanski et al. 2021, Eq. 7)."""
 
     name = "positive_random"
-    positive = True
-    log_scale = True
+    random = positive = log_scale = True
 
     def scaled(self, x: Tensor, projection: Tensor | None) -> tuple[Tensor, Tensor]:
-        return _exponentials(self.projected(x * LOG2E, projection), self.half_square(x))
+        return _exponentials(_projected(x * LOG2E, projection), _half_square(x))
 
     def pull(self, gradient: Tensor, features: Tensor, x: Tensor, projection: Tensor | None) -> Tensor:
-        assert projection is not None
         slope = gradient.mul_(features)
-        return slope @ projection - x * slope.sum(-1, keepdim=True)
+        return _pulled(slope, projection) - x * slope.sum(-1, keepdim=True)
 
 
-class _HyperbolicRandom(_Random):
+class _HyperbolicRandom(FeatureMap):
     """(2 rows)^(-1/2) [exp(W x), exp(-W x)] exp(-|x|^2 / 2) (Choromanski et al. 2021, Lemma 1): less variance."""
 
     name = "hyperbolic_random"
-    positive = True
-    log_scale = True
-
-    def count(self, dim: int, rows: int = 0) -> int:
-        return 2 * rows
-
-    def rows(self, count: int) -> int:
-        return count // 2
+    random = positive = log_scale = True
+    per_row = 2
 
     def scaled(self, x: Tensor, projection: Tensor | None) -> tuple[Tensor, Tensor]:
-        y = self.projected(x * LOG2E, projection)
-        return _exponentials(torch.cat([y, -y], -1), self.half_square(x))
+        y = _projected(x * LOG2E, projection)
+        return _exponentials(torch.cat([y, -y], -1), _half_square(x))
 
     def pull(self, gradient: Tensor, features: Tensor, x: Tensor, projection: Tensor | None) -> Tensor:
-        assert projection is not None
         slope = gradient.mul_(features)
         plus, minus = slope.chunk(2, -1)
-        return (plus - minus) @ projection - x * slope.sum(-1, keepdim=True)
+        return _pulled(plus - minus, projection) - x * slope.sum(-1, keepdim=True)
 
 
-class _Trigonometric(_Random):
+class _FourierRandom(FeatureMap):
+    """rows^(-1/2) [sin W x, cos W x]: E[phi(q) . phi(k)] = exp(-|q - k|^2 / 2) (Rahimi and Recht 2007); signed."""
+
+    name = "fourier_random"
+    random = True
+    nonnegative = False
+    per_row = 2
+
+    def scaled(self, x: Tensor, projection: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        y = _projected(x, projection)
+        return torch.cat([y.sin(), y.cos()], -1) * y.shape[-1] ** -0.5, None
+
+    def pull(self, gradient: Tensor, features: Tensor, x: Tensor, projection: Tensor | None) -> Tensor:
+        sin, cos = features.chunk(2, -1)
+        of_sin, of_cos = gradient.chunk(2, -1)
+        return _pulled(of_sin * cos - of_cos * sin, projection)
+
+
+class _Trigonometric(_FourierRandom):
     """rows^(-1/2) exp(+|x|^2 / 2) [sin W x, cos W x] (Rahimi and Recht 2007): unbiased for exp(q . k), but signed."""
 
     name = "trigonometric"
-    nonnegative = False
     log_scale = True
 
-    def count(self, dim: int, rows: int = 0) -> int:
-        return 2 * rows
-
-    def rows(self, count: int) -> int:
-        return count // 2
-
     def scaled(self, x: Tensor, projection: Tensor | None) -> tuple[Tensor, Tensor]:
-        y = self.projected(x, projection)
-        features, half = torch.cat([y.sin(), y.cos()], -1), self.half_square(x)
+        y = _projected(x, projection)
+        features, half = torch.cat([y.sin(), y.cos()], -1), _half_square(x)
         if half.requires_grad:
             features = features * (half - half.detach()).exp()[..., None]
         return features, half.detach() - math.log(y.shape[-1]) / 2
 
     def pull(self, gradient: Tensor, features: Tensor, x: Tensor, projection: Tensor | None) -> Tensor:
-        assert projection is not None
-        sin, cos = features.chunk(2, -1)
-        of_sin, of_cos = gradient.chunk(2, -1)
         total = (gradient * features).sum(-1, keepdim=True)
-        return (of_sin * cos - of_cos * sin) @ projection + x * total
+        return super().pull(gradient, features, x, projection) + x * total
 
 
-class _ReluRandom(_Random):
+class _ReluRandom(FeatureMap):
     """ReLU(W x) + 0.001: the generalised kernel of Choromanski et al. 2021, section 4; no estimate of softmax."""
 
     name = "relu_random"
-    positive = True
+    random = positive = True
     floor: ClassVar[float] = 1e-3
 
     def scaled(self, x: Tensor, projection: Tensor | None) -> tuple[Tensor, None]:
-        return self.projected(x, projection).relu_() + self.floor, None
+        return _projected(x, projection).relu_() + self.floor, None
 
     def pull(self, gradient: Tensor, features: Tensor, x: Tensor, projection: Tensor | None) -> Tensor:
-        assert projection is not None
-        return (gradient * (features > self.floor)) @ projection
+        return _pulled(gradient * (features > self.floor), projection)
 
 
-class _FourierRandom(_Random):
-    """rows^(-1/2) [sin W x, cos W x]: E[phi(q) . phi(k)] = exp(-|q - k|^2 / 2) (Rahimi and Recht 2007); signed."""
-
-    name = "fourier_random"
-    nonnegative = False
-
-    def count(self, dim: int, rows: int = 0) -> int:
-        return 2 * rows
-
-    def rows(self, count: int) -> int:
-        return count // 2
-
-    def scaled(self, x: Tensor, projection: Tensor | None) -> tuple[Tensor, None]:
-        y = self.projected(x, projection)
-        return torch.cat([y.sin(), y.cos()], -1) * y.shape[-1] ** -0.5, None
-
-    def pull(self, gradient: Tensor, features: Tensor, x: Tensor, projection: Tensor | None) -> Tensor:
-        assert projection is not None
-        sin, cos = features.chunk(2, -1)
-        of_sin, of_cos = gradient.chunk(2, -1)
-        return (of_sin * cos - of_cos * sin) @ projection
-
-
-class _ArcCosineRandom(_Random):
+class _ArcCosineRandom(FeatureMap):
     """rows^(-1/2) max(W x, 0): E[phi(q) . phi(k)] = |q| |k| (sin t + (pi - t) cos t) / (2 pi), t the angle.
 
     Cho and Saul 2009. Random rows may leave a query and a key without a common feature: weight 0.
     """
 
     name = "arc_cosine_random"
+    random = True
 
     def scaled(self, x: Tensor, projection: Tensor | None) -> tuple[Tensor, None]:
-        y = self.projected(x, projection)
+        y = _projected(x, projection)
         return y.relu_() * y.shape[-1] ** -0.5, None
 
     def pull(self, gradient: Tensor, features: Tensor, x: Tensor, projection: Tensor | None) -> Tensor:
-        assert projection is not None
-        return (gradient * (features > 0)) @ projection * projection.shape[-2] ** -0.5
+        return _pulled(gradient * (features > 0), projection) * features.shape[-1] ** -0.5
 
 
 def smallest(dtype: torch.dtype) -> float:
@@ -310,6 +248,20 @@ def smallest(dtype: torch.dtype) -> float:
         '4e-18'
     """
     return torch.finfo(dtype).tiny ** 0.46
+
+
+def _projected(x: Tensor, projection: Tensor | None) -> Tensor:
+    assert projection is not None, "a random feature map takes a projection"
+    return x @ projection.mT
+
+
+def _pulled(slope: Tensor, projection: Tensor | None) -> Tensor:
+    assert projection is not None
+    return slope @ projection
+
+
+def _half_square(x: Tensor) -> Tensor:
+    return x.square().sum(-1) / 2
 
 
 def _exponentials(y: Tensor, half: Tensor) -> tuple[Tensor, Tensor]:
@@ -323,34 +275,21 @@ def _exponentials(y: Tensor, half: Tensor) -> tuple[Tensor, Tensor]:
     return features, top / LOG2E - half.detach() - math.log(y.shape[-1]) / 2
 
 
-elu_plus_one = _EluPlusOne()
-relu = _Relu()
-sigmoid = _Sigmoid()
-identity = _Identity()
-softmax_features = _SoftmaxFeatures()
-taylor = _Taylor()
-positive_random = _PositiveRandom()
-hyperbolic_random = _HyperbolicRandom()
-trigonometric = _Trigonometric()
-relu_random = _ReluRandom()
-fourier_random = _FourierRandom()
-arc_cosine_random = _ArcCosineRandom()
-
 FEATURE_MAPS: dict[str, FeatureMap] = {
     map_.name: map_
     for map_ in (
-        elu_plus_one,
-        relu,
-        sigmoid,
-        identity,
-        softmax_features,
-        taylor,
-        positive_random,
-        hyperbolic_random,
-        trigonometric,
-        relu_random,
-        fourier_random,
-        arc_cosine_random,
+        _EluPlusOne(),
+        _Relu(),
+        _Sigmoid(),
+        _Identity(),
+        _SoftmaxFeatures(),
+        _Taylor(),
+        _PositiveRandom(),
+        _HyperbolicRandom(),
+        _Trigonometric(),
+        _ReluRandom(),
+        _FourierRandom(),
+        _ArcCosineRandom(),
     )
 }
 

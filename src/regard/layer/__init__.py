@@ -1,6 +1,7 @@
 """What stands around a mechanism: projections, positions, memory, and rows of their own for global tokens."""
 
 from regard.head_mix import HeadMix
-from regard.layer.attention_layer import AttentionLayer, LayerOutput, Prepared, linear
+from regard.layer.attention_layer import AttentionLayer, LayerOutput, LayerValues, Prepared
+from regard.layer.projections import Projections, linear
 
-__all__ = ["AttentionLayer", "HeadMix", "LayerOutput", "Prepared", "linear"]
+__all__ = ["AttentionLayer", "HeadMix", "LayerOutput", "LayerValues", "Prepared", "Projections", "linear"]

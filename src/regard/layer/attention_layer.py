@@ -1,7 +1,6 @@
 """AttentionLayer: projections, positions and memory around any mechanism."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, cast
 
@@ -13,47 +12,39 @@ from regard.catalog import build
 from regard.core import Attention, generator
 from regard.errors import ConfigError, ShapeError, UnsupportedError
 from regard.info import Heads
-from regard.layer.global_rows import GlobalRows
-from regard.memory import Memory, build_memory
+from regard.layer.projections import build_projections, by_head, linear
+from regard.memory import Memory, MemoryState, build_memory
+from regard.moved import follow
 from regard.position import Position, build_position
-from regard.state import State
-
-__all__ = ["AttentionLayer", "LayerOutput", "Prepared", "linear"]
-
+from regard.state import State, Summary
 
 _SERVED = ("count", "key_dim", "value_width", "query_width", "kv_heads", "causal", "max_length", "dropout")
 """what a shared mechanism must have been built for; its seed is its own"""
-
-
-PROJECTIONS = ("all", "none", "global", "separate")
 
 _SLOTS_ONLY = "a memory has slots only; leave positions out"
 
 
 class LayerOutput(NamedTuple):
-    """hidden: (batch, length, dim). state and memory: only if they were passed. losses: as `Attended.losses`."""
+    """hidden: (batch, length, dim). state and memory: only if they were passed. losses: as `Attended.losses`, and those
+    of the memory under `memory.`."""
 
     hidden: Tensor
     state: State | None
-    memory: Tensor | None
+    memory: MemoryState | None
     losses: dict[str, Tensor]
 
 
-@dataclass(frozen=True)
-class Prepared(State):
+class LayerValues(NamedTuple):
+    """values: (batch, heads, length, value), before the output projection. The rest: as `LayerOutput`."""
+
+    values: Tensor
+    state: State | None
+    memory: MemoryState | None
+    losses: dict[str, Tensor]
+
+
+class Prepared(Summary):
     """The projected keys and values of a source, for mechanisms that keep no state of their own."""
-
-    content: Mapping[str, Tensor]
-    length: int
-
-    def tensors(self) -> dict[str, Tensor]:
-        return dict(self.content)
-
-    def with_tensors(self, tensors: Mapping[str, Tensor]) -> "Prepared":
-        return Prepared(dict(tensors), self.length)
-
-    def load(self, tensors: Mapping[str, Tensor]) -> "Prepared":
-        return Prepared({name: x for name, x in tensors.items() if name != "length"}, int(tensors["length"]))
 
 
 class AttentionLayer(nn.Module):
@@ -134,7 +125,7 @@ class AttentionLayer(nn.Module):
         self.attention = build(spec, wanted) if isinstance(spec, str) else spec
         if any(getattr(self.attention.heads, fact) != getattr(wanted, fact) for fact in _SERVED):
             raise ConfigError(f"the shared mechanism serves {self.attention.heads}, this layer needs {wanted}")
-        self.heads, self.projections = wanted, projections
+        self.heads = wanted
         info = self.attention.info
         if self.cross and not info.supports.cross:
             self.attention.refuse("cross-attention (context_dim)", "cross")
@@ -142,52 +133,27 @@ class AttentionLayer(nn.Module):
             raise ConfigError(f"{info.title} uses queries as keys, so kv_heads must equal heads={heads}")
         self.position = build_position(position, wanted, dim) if isinstance(position, str) else position
         self._check_position()
-        self.memory = build_memory(memory) if isinstance(memory, str) else memory
+        self.memory = build_memory(memory, wanted, dim) if isinstance(memory, str) else memory
         if self.memory is not None and not (info.supports.prefix and wanted.causal):
             self.attention.refuse("a memory (leading keys of the past)", "prefix")
         source = dim if context_dim is None else context_dim
-        output_bias = bias if output_bias is None else output_bias
-        self._check_projections(source, bias or output_bias)
-        reads_key = "k" in info.reads and not info.shares_query_key
-        # Who reads the weights of a projection has asked for projections.
-        query = self._project("query", dim, heads * wanted.query_width, bias) if "q" in info.reads else None
-        key = self._project("key", source, wanted.kv_heads * wanted.key_dim, bias) if reads_key else None
-        self.query, self.key = cast("nn.Linear | None", query), cast("nn.Linear | None", key)
-        self.value = cast(nn.Linear, self._project("value", source, wanted.kv_heads * wanted.value_width, bias))
-        self.output = cast(nn.Linear, self._project("output", heads * wanted.value_width, dim, output_bias))
-        self.global_rows: GlobalRows | None = None
-        if projections in ("global", "separate"):
-            own = query or nn.Identity(), key or nn.Identity(), self.value
-            self.global_rows = GlobalRows(self.attention, *own, separate=projections == "separate")
-
-    def _check_projections(self, source: int, bias: bool) -> None:
-        if self.projections not in PROJECTIONS:
-            raise ConfigError(
-                f"AttentionLayer has no projections={self.projections!r}; it has {', '.join(PROJECTIONS)}"
+        self.projections = build_projections(
+            projections,
+            self.attention,
+            wanted,
+            dim,
+            source,
+            bias=bias,
+            output_bias=bias if output_bias is None else output_bias,
+        )
+        follow(self)
+        self.inputs = nn.ModuleDict()
+        for name, each in self.attention.raw_inputs.items():
+            count, width = each.shape(self.attention.heads)
+            draw = generator(seed, "input", name)
+            self.inputs[name.replace(".", "_")] = linear(
+                source if each.slots == "keys" else dim, count * width, bias=True, draw=draw
             )
-        if self.projections != "none":
-            return
-        heads, each = self.heads, self.dim // self.heads.count
-        widths = {"query_dim": heads.query_width, "key_dim": heads.key_dim, "value_dim": heads.value_width}
-        wrong = [f"{name}={width}, not dim / heads = {each}" for name, width in widths.items() if width != each]
-        if heads.count * each != self.dim:
-            wrong.append(f"heads={heads.count}, which does not divide dim={self.dim}")
-        if heads.kv_heads != heads.count:
-            wrong.append(f"kv_heads={heads.kv_heads}, not heads={heads.count}")
-        if source != self.dim:
-            wrong.append(f"context_dim={source}, not dim={self.dim}")
-        if bias:
-            wrong.append("a bias, which belongs to a projection")
-        if wrong:
-            raise ConfigError(
-                f"projections='none' splits the hidden states into heads as they are; got {'; '.join(wrong)}. "
-                "Leave it out, or use projections='all'"
-            )
-
-    def _project(self, name: str, width: int, out: int, bias: bool) -> nn.Module:
-        if self.projections == "none":
-            return nn.Identity()
-        return linear(width, out, bias=bias, draw=generator(self.heads.seed, name))
 
     def _check_position(self) -> None:
         scheme, info = self.position, self.attention.info
@@ -246,15 +212,77 @@ class AttentionLayer(nn.Module):
         """
         if not self.cross:
             raise UnsupportedError("prepare is for cross-attention: build the layer with context_dim")
-        k, v = self._keys(context), self._split(self.value(context), self.heads.kv_heads)
+        k, v = self.projections(context)
         if self.attention.info.supports.state:
             empty = context.new_zeros(context.shape[0], self.heads.count, 0, self.heads.query_width)
             start = self.initial_state(context.shape[0], device=context.device, dtype=v.dtype)
-            state = self.attention(empty, k, v, key_mask=key_mask, state=start).state
+            inputs = self._inputs(context[:, :0], context)
+            state = self.attention(empty, k, v, key_mask=key_mask, inputs=inputs, state=start).state
             assert state is not None
             return state
         mask = {} if key_mask is None else {"key_mask": key_mask}
         return Prepared({"k": k, "v": v, **mask}, k.shape[2])
+
+    def remember(
+        self,
+        x: Float[Tensor, "batch length dim"],
+        *,
+        key_mask: Bool[Tensor, "batch length"] | None = None,
+        positions: Int[Tensor, "*batch length"] | None = None,
+        marks: Int[Tensor, "batch length"] | None = None,
+        state: State,
+    ) -> State:
+        """The state after `x`, whose averages nobody asks for: that of `forward`, at the price of keys and values.
+
+        Raises:
+            UnsupportedError: this is a cross-attention layer.
+        """
+        if self.cross:
+            raise UnsupportedError("remember is for self-attention: what a cross-attention layer keeps is its source")
+        past, scheme, attention = state.length, self.position, self.attention
+        x = self._placed(x, positions, past)
+        k, v = self.projections(x)
+        q = self.projections.queries(x[:, :0])
+        if self.projections.global_rows is not None:
+            k, v = self.projections.global_rows.columns(attention, x, k, v, key_mask=key_mask, marks=marks)
+        if scheme is not None and scheme.transforms:
+            _, places = self._places(scheme, past, x.shape[1], x.shape[1], positions, x.device)
+            q, k = scheme.transform(q, k, places[..., :0], places)
+        inputs = self._inputs(x[:, :0], x)
+        after = attention(q, k, v, key_mask=key_mask, marks=marks, inputs=inputs, state=state).state
+        assert after is not None
+        return after
+
+    def next_segment(self, memory: MemoryState) -> MemoryState:
+        """The memory once the running segment is over, whose inputs waited while it was read with a state.
+
+        The mechanism's state begins anew with the next segment. Losses belong to whole segments: here there are none.
+
+        Raises:
+            UnsupportedError: a layer without a memory.
+        """
+        if self.memory is None:
+            raise UnsupportedError("next_segment is for a layer built with a memory")
+        if not memory.waiting:
+            return memory
+        x, mask = memory["waiting"], memory.content.get("waiting_mask")
+        return self._written(memory.without_waiting(), x, mask)[0]
+
+    def _written(
+        self, memory: MemoryState, x: Tensor, key_mask: Tensor | None
+    ) -> tuple[MemoryState, dict[str, Tensor]]:
+        assert self.memory is not None
+        k, v = self.projections(x)
+        after, losses = self.memory.write(
+            memory,
+            x,
+            q=self.projections.queries(x),
+            k=k,
+            v=v,
+            project=self.projections.detached,
+            key_mask=key_mask,
+        )
+        return after, {f"memory.{name}": loss for name, loss in losses.items()}
 
     def forward(
         self,
@@ -265,7 +293,8 @@ class AttentionLayer(nn.Module):
         positions: Int[Tensor, "*batch length"] | None = None,
         marks: Int[Tensor, "batch keys"] | None = None,
         state: State | None = None,
-        memory: Tensor | None = None,
+        memory: MemoryState | None = None,
+        query_start: int | None = None,
     ) -> LayerOutput:
         """Attend from `x` to itself, or to `context` in a cross-attention layer.
 
@@ -278,45 +307,121 @@ class AttentionLayer(nn.Module):
                 by slots give the same (not in additive, and not under feature maps).
             marks: labels of tokens, for mechanisms that declare a meaning.
             state: the past, from `initial_state`, `prepare` or an earlier call.
-            memory: hidden states of the past, from `Memory.initial` or an earlier call.
+            memory: what earlier segments left, from `Memory.initial_state` or an earlier call. Without a state `x` is a
+                whole segment; with one it goes on with a segment that ends at `next_segment`.
+            query_start: in a cross-attention layer, how many queries came before.
 
         Raises:
             ShapeError: a context where none belongs, or none where one is needed.
             UnsupportedError: what the mechanism does not support.
         """
-        past = state.length if state is not None and not self.cross else 0
-        length = x.shape[1]
-        scheme, attention = self.position, self.attention
-        if scheme is not None and scheme.absolute:
-            where = torch.arange(past, past + length, device=x.device) if positions is None else positions
-            x = scheme.embed(x, where)
-        source, key_mask, remembered = self._source(x, context, key_mask, state, memory)
-        q = self._queries(x)
+        got = self.values(
+            x,
+            context,
+            key_mask=key_mask,
+            positions=positions,
+            marks=marks,
+            state=state,
+            memory=memory,
+            query_start=query_start,
+        )
+        return LayerOutput(self.output(got.values, x), got.state, got.memory, got.losses)
+
+    def output(
+        self, values: Float[Tensor, "batch heads length value"], x: Float[Tensor, "batch length dim"]
+    ) -> Float[Tensor, "batch length dim"]:
+        """The output projection of averages; `x` are the inputs that they belong to."""
+        del x
+        return self.projections.joined(values)
+
+    def values(
+        self,
+        x: Float[Tensor, "batch length dim"],
+        context: Float[Tensor, "batch keys context"] | None = None,
+        *,
+        key_mask: Bool[Tensor, "batch keys"] | None = None,
+        positions: Int[Tensor, "*batch length"] | None = None,
+        marks: Int[Tensor, "batch keys"] | None = None,
+        state: State | None = None,
+        memory: MemoryState | None = None,
+        query_start: int | None = None,
+    ) -> LayerValues:
+        """The averages of every head, before the output projection; arguments and errors as `forward`."""
+        begun = memory.waiting if memory is not None else state.length if state is not None and not self.cross else 0
+        past, length = state.length if state is not None and not self.cross else 0, x.shape[1]
+        scheme, attention, projections = self.position, self.attention, self.projections
+        x = self._placed(x, positions, begun)
+        source, keep = self._source(x, context, key_mask, state, memory)
+        q = projections.queries(x)
+        inputs: Mapping[str, Tensor] = {}
         if source is None:
-            k, v, key_mask, state = self._prepared(q, state)
+            k, v, keep, state = self._prepared(q, state)
+            if attention.info.inputs:
+                inputs = self._inputs(x, x[:, :0])
         else:
-            k = q if attention.info.shares_query_key and source is x else self._keys(source)
-            v = self._split(self.value(source), self.heads.kv_heads)
-        rows, bias, places = self.global_rows, None, None
+            shared = attention.info.shares_query_key and source is x
+            k, v = q if shared else projections.keys(source), projections.values(source)
+            if attention.info.inputs:
+                inputs = self._inputs(x, source)
+        rows, bias, places = projections.global_rows, None, None
         if rows is not None:
-            k, v = rows.columns(attention, x, k, v, key_mask=key_mask, marks=marks)
+            k, v = rows.columns(attention, x, k, v, key_mask=keep, marks=marks)
         if scheme is not None and (scheme.transforms or scheme.biased):
             keys = k.shape[2]
             if scheme.biased:  # a marked token may be seen from anywhere
-                reach = attention.reach if marks is None else partial(Attention.reach, attention)
+                reach = attention.bias_distances if marks is None else partial(Attention.bias_distances, attention)
                 bias = scheme.bias(q, *reach(length, keys, state))
             if scheme.transforms:
                 places = self._places(scheme, past, length, keys, positions, x.device)
                 q, k = scheme.transform(q, k, *places)
             elif positions is not None and keys != length:
                 raise UnsupportedError(_SLOTS_ONLY)
-        got = attention(q, k, v, key_mask=key_mask, bias=bias, marks=marks, state=state)
-        values = got.values
+        got = attention(
+            q, k, v, key_mask=keep, bias=bias, marks=marks, inputs=inputs, query_start=query_start, state=state
+        )
+        values, losses = got.values, dict(got.losses)
         if rows is not None:
             at = None if places is None else places[1]
-            values = rows(attention, x, values, key_mask=key_mask, marks=marks, position=scheme, places=at)
-        hidden = self.output(values.transpose(1, 2).flatten(2))
-        return LayerOutput(hidden, got.state, remembered, got.losses)
+            values = rows(attention, x, values, key_mask=keep, marks=marks, position=scheme, places=at)
+        if memory is not None:
+            values, memory = self._remembered(q, values, x, key_mask, state, memory, losses)
+        return LayerValues(values, got.state, memory, losses)
+
+    def _placed(self, x: Tensor, positions: Tensor | None, past: int) -> Tensor:
+        """Hidden states with their absolute positions, where the layer has such a scheme."""
+        if self.position is None or not self.position.absolute:
+            return x
+        slots = torch.arange(past, past + x.shape[1], device=x.device) if positions is None else positions
+        return self.position.embed(x, slots)
+
+    def _inputs(self, x: Tensor, source: Tensor) -> Mapping[str, Tensor]:
+        """The mechanism's declared inputs, from its queries' hidden states and those of its keys."""
+        raw: dict[str, Tensor] = {}
+        for name, each in self.attention.raw_inputs.items():
+            project = cast(nn.Linear, self.inputs[name.replace(".", "_")])
+            count, _ = each.shape(self.attention.heads)
+            raw[name] = by_head(project(source if each.slots == "keys" else x), count)
+        return self.attention.activate(raw)
+
+    def _remembered(
+        self,
+        q: Tensor,
+        values: Tensor,
+        x: Tensor,
+        key_mask: Tensor | None,
+        state: State | None,
+        memory: MemoryState,
+        losses: dict[str, Tensor],
+    ) -> tuple[Tensor, MemoryState]:
+        """Values mixed with what a searched memory has, and the memory after this call, whose losses are added."""
+        assert self.memory is not None
+        if self.memory.searched:
+            values = self.memory.read(q, values, memory.without_waiting())
+        if state is not None:
+            return values, memory.wait(x, key_mask)
+        after, more = self._written(memory, x, key_mask)
+        losses.update(more)
+        return values, after
 
     @staticmethod
     def _places(
@@ -332,63 +437,44 @@ class AttentionLayer(nn.Module):
         return at, at
 
     def _source(
-        self, x: Tensor, context: Tensor | None, key_mask: Tensor | None, state: State | None, memory: Tensor | None
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Where keys come from, their mask, and the memory after this call."""
+        self,
+        x: Tensor,
+        context: Tensor | None,
+        key_mask: Tensor | None,
+        state: State | None,
+        memory: MemoryState | None,
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Where keys come from, and their mask."""
         if self.cross:
             if memory is not None:
                 raise ShapeError("a cross-attention layer has no memory")
             if context is None and state is None:
                 raise ShapeError("a cross-attention layer needs a context, or a state from `prepare`")
-            return context, key_mask, None
+            return context, key_mask
         if context is not None:
             raise ShapeError("a self-attention layer takes no context; build it with context_dim for cross-attention")
         if memory is None:
-            return x, key_mask, None
-        if self.memory is None or state is not None:
-            raise UnsupportedError("a memory needs a layer built with one, and excludes a state: use one of the two")
-        leading = self.memory.read(memory)
-        if key_mask is not None:
-            key_mask = torch.cat([key_mask.new_ones(leading.shape[:2]), key_mask], 1)
-        return torch.cat([leading, x], 1), key_mask, self.memory.write(memory, x)
+            return x, key_mask
+        if self.memory is None:
+            raise UnsupportedError("a memory needs a layer built with one")
+        if memory.waiting and state is None:
+            raise ShapeError("a segment is running: go on with its state, or end it with next_segment")
+        if self.memory.searched or (state is not None and state.length):
+            return x, key_mask
+        leading, remembered = self.memory.leading(memory)
+        if not leading.shape[1]:
+            return x, key_mask
+        parts = (remembered, leading), (key_mask, x)
+        if remembered is not None or key_mask is not None:
+            key_mask = torch.cat([y.new_ones(y.shape[:2], dtype=torch.bool) if m is None else m for m, y in parts], 1)
+        return torch.cat([leading, x], 1), key_mask
 
     def _prepared(self, q: Tensor, state: State | None) -> tuple[Tensor, Tensor, Tensor | None, State | None]:
         if isinstance(state, Prepared):
-            return state.content["k"], state.content["v"], state.content.get("key_mask"), None
+            return state["k"], state["v"], state.content.get("key_mask"), None
         heads = self.heads
         k = q.new_zeros(q.shape[0], heads.kv_heads, 0, heads.key_dim)
         return k, q.new_zeros(q.shape[0], heads.kv_heads, 0, heads.value_width), None, state
 
-    def _queries(self, x: Tensor) -> Tensor:
-        query = self.query
-        if query is not None:
-            return self._split(query(x), self.heads.count)
-        return x.new_zeros(()).expand(x.shape[0], self.heads.count, x.shape[1], self.heads.query_width)
-
-    def _keys(self, source: Tensor) -> Tensor:
-        if self.attention.info.shares_query_key:
-            assert self.query is not None
-            return self._split(self.query(source), self.heads.kv_heads)
-        key = self.key
-        if key is not None:
-            return self._split(key(source), self.heads.kv_heads)
-        return source.new_zeros(()).expand(source.shape[0], self.heads.kv_heads, source.shape[1], self.heads.key_dim)
-
-    @staticmethod
-    def _split(x: Tensor, heads: int) -> Tensor:
-        batch, length, width = x.shape
-        return x.reshape(batch, length, heads, width // heads).transpose(1, 2)
-
     def extra_repr(self) -> str:
-        return f"dim={self.dim}, cross={self.cross}, projections={self.projections}"
-
-
-def linear(width: int, out: int, *, bias: bool, draw: torch.Generator, scale: float = 1.0) -> nn.Linear:
-    """A linear layer with normal weights of variance scale^2 / width and zero biases, drawn from `draw`."""
-    # On the meta device its own initial weights cost nothing and leave the global random state alone.
-    layer = nn.Linear(width, out, bias=bias, device="meta").to_empty(device="cpu")
-    with torch.no_grad():
-        layer.weight.normal_(0, scale * width**-0.5, generator=draw)
-        if bias:
-            layer.bias.zero_()
-    return layer
+        return f"dim={self.dim}, cross={self.cross}"

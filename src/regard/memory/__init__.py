@@ -3,13 +3,14 @@
 from typing import TYPE_CHECKING, Any
 
 from regard import specs
+from regard.info import Heads
 
 if TYPE_CHECKING:
-    from regard.memory._base import Memory
+    from regard.memory._base import Memory, MemoryState
 
 PACKAGE = "regard.memory"
 
-__all__ = ["PACKAGE", "Memory", "build_memory", "names"]
+__all__ = ["PACKAGE", "Memory", "MemoryState", "build_memory", "names"]
 
 
 def names() -> list[str]:
@@ -17,22 +18,25 @@ def names() -> list[str]:
     return sorted(specs.files(PACKAGE))
 
 
-def build_memory(spec: str) -> "Memory":
+def build_memory(spec: str, heads: Heads, dim: int) -> "Memory":
     """Build a memory from a specification such as `recent(length=128)`.
+
+    Args:
+        heads: the heads of the layer.
+        dim: width of its hidden states.
 
     Raises:
         ConfigError: an unknown name or option.
     """
     parsed = specs.parse(spec)
     cls = specs.load("memory", parsed.name, specs.files(PACKAGE))
-    specs.check_options("memory", parsed.name, cls, parsed.options)
     options: dict[str, Any] = dict(parsed.options)
-    return cls(**options)
+    return cls(heads, dim, **options)
 
 
 def __getattr__(name: str) -> object:
-    if name != "Memory":
+    if name not in ("Memory", "MemoryState"):
         raise AttributeError(f"module 'regard.memory' has no attribute {name!r}")
-    from regard.memory._base import Memory
+    from regard.memory import _base
 
-    return Memory
+    return getattr(_base, name)

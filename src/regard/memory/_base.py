@@ -1,25 +1,136 @@
-"""What a layer remembers of earlier segments, as hidden states."""
+"""What a layer remembers of earlier segments."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
+from regard.core import registered_name
+from regard.info import Heads
+from regard.options import Configured, option
+from regard.state import Summary
 
-class Memory(ABC):
-    """Hidden states of the past that a layer reads as leading keys. The content is a tensor, passed in and out."""
+Project = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""keys and values of hidden states, by the layer's projections without gradients to their weights"""
+
+
+class MemoryState(Summary):
+    """The content of a memory by name, and under `waiting` the inputs of a segment that is not over yet.
+
+    `length` counts every position that was ever written. A mask appears beside what it masks once one was given.
+    """
+
+    @property
+    def waiting(self) -> int:
+        """Positions of the segment that is not over."""
+        return self.content["waiting"].shape[1] if "waiting" in self.content else 0
+
+    def wait(self, x: Tensor, key_mask: Tensor | None) -> "MemoryState":
+        """The state with more inputs of the running segment."""
+        content = dict(self.content)
+        pending = join(content.pop("waiting", None), content.pop("waiting_mask", None), x.detach(), key_mask)
+        content["waiting"], mask = pending
+        if mask is not None:
+            content["waiting_mask"] = mask
+        return MemoryState(content, self.length)
+
+    def without_waiting(self) -> "MemoryState":
+        """The content alone."""
+        return MemoryState({n: x for n, x in self.content.items() if not n.startswith("waiting")}, self.length)
+
+
+class Memory(Configured, ABC):
+    """What a layer remembers of earlier segments, in a state that is passed in and out.
+
+    A memory is read in one of two ways. Its hidden states lead the segment as its past (`leading`); or it is searched
+    with the queries (`searched`, `read`), and mixes what it finds with the mechanism's values.
+
+    Args:
+        heads: the heads of the layer.
+        dim: width of the hidden states.
+
+    Raises:
+        ConfigError: an unknown option, one of another type or out of bounds.
+    """
+
+    losses: ClassVar[Mapping[str, float]] = {}
+    """losses that `write` returns in training, with their default weights"""
+    searched: ClassVar[bool] = False
+    """read by `read` instead of `leading`"""
+
+    heads: Heads = option(kw_only=False)
+    dim: int = option(kw_only=False)
+
+    if not TYPE_CHECKING:  # type checkers make the signature from the annotated attributes
+
+        def __init__(self, heads, dim, **options):
+            super().__init__()
+            self.heads, self.dim = heads, dim
+            self.configure(options, f"memory {registered_name(type(self))}")
+            self.setup()
+
+    @classmethod
+    def _places(cls) -> tuple[str, ...]:
+        return "heads", "dim"
+
+    def setup(self) -> None:
+        """Draw the weights."""
 
     @abstractmethod
-    def initial(
-        self, batch: int, dim: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
-    ) -> Tensor:
+    def initial_state(
+        self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
+    ) -> MemoryState:
         """The content before the first segment."""
 
-    @abstractmethod
-    def read(self, memory: Tensor) -> Float[Tensor, "batch past dim"]:
-        """The remembered hidden states, oldest first, cut from the autograd graph."""
+    def leading(self, state: MemoryState) -> tuple[Float[Tensor, "batch past dim"], Bool[Tensor, "batch past"] | None]:
+        """The remembered hidden states, oldest first, cut from the autograd graph, and which are real (None: all)."""
+        raise NotImplementedError(f"{type(self).__name__} is searched")
+
+    def read(
+        self,
+        q: Float[Tensor, "batch heads queries query_dim"],
+        local: Float[Tensor, "batch heads queries value"],
+        state: MemoryState,
+    ) -> Float[Tensor, "batch heads queries value"]:
+        """The mechanism's values mixed with those that the queries find here."""
+        raise NotImplementedError(f"{type(self).__name__} is no memory that is searched")
 
     @abstractmethod
-    def write(self, memory: Tensor, x: Float[Tensor, "batch length dim"]) -> Tensor:
-        """The content after a segment with the layer inputs `x`."""
+    def write(
+        self,
+        state: MemoryState,
+        x: Float[Tensor, "batch length dim"],
+        *,
+        q: Float[Tensor, "batch heads length query_dim"],
+        k: Float[Tensor, "batch kv_heads length key_dim"],
+        v: Float[Tensor, "batch kv_heads length value"],
+        project: Project,
+        key_mask: Bool[Tensor, "batch length"] | None = None,
+    ) -> tuple[MemoryState, dict[str, Tensor]]:
+        """The content after a segment, and in training the losses that `losses` names.
+
+        Args:
+            state: the content before it; never modified.
+            x: the layer's inputs.
+            q, k, v: their queries, keys and values, before rotation.
+            project: keys and values of other hidden states, by detached weights.
+            key_mask: True = real.
+        """
+
+
+def join(
+    old: Tensor | None, old_mask: Tensor | None, new: Tensor, new_mask: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Hidden states one behind the other, and their mask; None: all real. What is masked is 0, so that no NaN stays."""
+    if new_mask is not None:
+        new = new.masked_fill(~new_mask[..., None], 0)
+    if old is None:
+        return new, new_mask
+    mask = None
+    if old_mask is not None or new_mask is not None:
+        parts = (old, old_mask), (new, new_mask)
+        mask = torch.cat([x.new_ones(x.shape[:2], dtype=torch.bool) if m is None else m for x, m in parts], 1)
+    return torch.cat([old, new], 1), mask

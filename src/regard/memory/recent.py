@@ -1,42 +1,51 @@
 """The memory of Transformer-XL: the most recent hidden states."""
 
-from typing import final
+from typing import Annotated, final
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
-from regard.errors import ConfigError
-from regard.memory._base import Memory
+from regard.memory._base import Memory, MemoryState, Project, join
 
 
 @final
 class Recent(Memory):
     """Keeps the last `length` inputs of the layer; h~ = [SG(memory); h].
 
-    Args:
-        length: positions to keep.
-
-    Raises:
-        ConfigError: `length` below 1.
+    State: `length` hidden states, and their mask once one was given.
 
     Source: Dai et al. 2019, section 3.2.
     """
 
-    def __init__(self, *, length: int = 512) -> None:
-        if length < 1:
-            raise ConfigError(f"memory recent keeps at least one position, got length={length}")
-        self.length = length
+    length: Annotated[int, Ge(1)] = 512
+    """positions to keep"""
 
-    def initial(
-        self, batch: int, dim: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
-    ) -> Tensor:
+    def initial_state(
+        self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
+    ) -> MemoryState:
         """No hidden states yet."""
-        return torch.zeros(batch, 0, dim, device=device, dtype=dtype)
+        return MemoryState({"hidden": torch.zeros(batch, 0, self.dim, device=device, dtype=dtype)})
 
-    def read(self, memory: Tensor) -> Tensor:
+    def leading(self, state: MemoryState) -> tuple[Tensor, Tensor | None]:
         """All of it, detached: no gradient reaches earlier segments."""
-        return memory.detach()
+        return state["hidden"].detach(), state.content.get("key_mask")
 
-    def write(self, memory: Tensor, x: Tensor) -> Tensor:
+    def write(
+        self,
+        state: MemoryState,
+        x: Tensor,
+        *,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        project: Project,
+        key_mask: Tensor | None = None,
+    ) -> tuple[MemoryState, dict[str, Tensor]]:
         """The last `length` of what was kept and what came."""
-        return torch.cat([memory, x.detach()], 1)[:, -self.length :]
+        del q, k, v, project
+        hidden, mask = join(state["hidden"], state.content.get("key_mask"), x.detach(), key_mask)
+        kept = {"hidden": hidden[:, -self.length :]}
+        if mask is not None:
+            kept["key_mask"] = mask[:, -self.length :]
+        return MemoryState(kept, state.length + x.shape[1]), {}

@@ -116,7 +116,7 @@ Advance = Callable[[Tensor, State], tuple[Tensor, State]]
 
 def _begun(model: LanguageModel | EncoderDecoder, ids: list[Tensor]) -> tuple[Tensor, State, Advance]:
     """Logits of each row's first new token, the state before the second, and how to go on."""
-    device = model.embedding.weight.device if isinstance(model, LanguageModel) else next(model.parameters()).device
+    device = model.table.weight.device if isinstance(model, LanguageModel) else next(model.parameters()).device
     if isinstance(model, EncoderDecoder):
         lengths = torch.tensor([len(x) for x in ids])
         source = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True).to(device)

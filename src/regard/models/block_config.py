@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from regard import specs
 from regard.errors import ConfigError, nearest
 
 MlpKind = Literal["gelu", "gelu_tanh", "relu", "swiglu", "geglu", "geglu_tanh", "none"]
@@ -38,6 +39,10 @@ class BlockConfig:
     """One specification for all layers, such as local(window=128), or one per layer."""
     position: str = "rotary"
     """Position scheme, such as rotary(base=500000.0) or learned; none: no scheme."""
+    block: str = "residual"
+    """How attention and MLP stand around the hidden states: residual (one after the other), parallel (side by side)."""
+    depth: str = "fixed"
+    """Who runs the blocks: fixed (each once, in order)."""
     mlp: MlpKind = "gelu"
     """The MLP of a block: its activation (gelu_tanh: GPT-2's approximation), swiglu or geglu for a gated unit, none to
     leave it out."""
@@ -88,6 +93,7 @@ class BlockConfig:
             checkpoint=get_args(Recomputed),
             projections=get_args(Projections),
         )
+        found += self._named("block", "regard.models.blocks") + self._named("depth", "regard.models.depth")
         if not 0 < self.norm_eps < 1:
             found.append(f"norm_eps must be in (0, 1), got {self.norm_eps}")
         for name in ("dropout", "attention_dropout"):
@@ -111,6 +117,14 @@ class BlockConfig:
             for name, x in values.items()
             if x not in allowed[name]
         ]
+
+    def _named(self, name: str, package: str) -> list[str]:
+        """An unknown name of a file in a package."""
+        try:
+            given, known = specs.parse(getattr(self, name)).name, sorted(specs.files(package))
+        except ConfigError as error:
+            return [f"{name}: {error}"]
+        return [] if given in known else [f"{name}: no choice {given!r}: {nearest(given, known)}"]
 
     def _specs(self, name: str, layers: int) -> list[str]:
         value = getattr(self, name)

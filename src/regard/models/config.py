@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 
 from regard.models.block_config import BlockConfig, MlpKind, NormKind, NormPlace, untied
+from regard.models.encoder_config import InputConfig
 
 __all__ = ["BlockConfig", "MlpKind", "ModelConfig", "NormKind", "NormPlace"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig(BlockConfig):
+class ModelConfig(InputConfig):
     """A causal Transformer decoder.
 
     Raises:
@@ -21,8 +22,12 @@ class ModelConfig(BlockConfig):
         24
     """
 
-    vocab_size: int = 256
-    """Number of different tokens; 256 reads bytes."""
+    position: str = "rotary"
+    """Position scheme, such as rotary(base=500000.0) or learned; none: no scheme."""
+    bias: bool = False
+    """Bias terms in linear layers and LayerNorm."""
+    memory: str = "none"
+    """What every layer remembers of earlier segments, such as recent(length=256); none: nothing."""
     tied: bool = True
     """The output layer is the embedding table."""
     targets: int | None = None
@@ -35,6 +40,10 @@ class ModelConfig(BlockConfig):
     def problems(self) -> list[str]:
         """What makes no sense."""
         found = self._sizes("vocab_size", "targets") + super().problems() + untied(self.targets, self.tied)
+        if self.memory != "none":
+            found += self._named("memory", "regard.memory")
+        if self.projections != "all":
+            found.append(f"projections={self.projections!r} are for encoders: a causal row is never global; use all")
         if self.short_convolution < 0 or self.short_convolution == 1:
             found.append(
                 f"short_convolution must be 0 (none) or at least 2 (a token and its past), got {self.short_convolution}"

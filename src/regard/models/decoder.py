@@ -1,7 +1,6 @@
 """The causal decoder language model: embeddings, blocks, output layer, and its state."""
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple, Self, cast
@@ -12,56 +11,75 @@ from torch import Tensor, nn
 
 from regard.catalog import build
 from regard.core import Attention, generator
-from regard.errors import ConfigError, InputError, ShapeError, UnsupportedError
-from regard.info import Heads
-from regard.layer import AttentionLayer
-from regard.models.blocks import Block, ShortConvolution, build_norm, linear
+from regard.errors import ConfigError, ShapeError, UnsupportedError
+from regard.layer import AttentionLayer, linear
+from regard.memory import MemoryState
+from regard.models.blocks import Block, block_class
 from regard.models.config import ModelConfig
+from regard.models.depth import Threads, build_depth
+from regard.models.embeddings import Embeddings, build_attention
 from regard.models.losses import add_losses, loss_names, loss_weights
+from regard.models.parts import ShortConvolution, build_norm
 from regard.models.sharing import save_once
-from regard.position import Position, build_position
-from regard.position.sinusoidal import Sinusoidal
-from regard.state import State
+from regard.moved import follow
+from regard.state import State, States, Summary
 
 
 @dataclass(frozen=True)
-class ModelState(State):
-    """The past of every layer, and the last embeddings that the short convolution still needs (None without one)."""
+class ModelState(States):
+    """The past of a decoder: `layers`, the states of its mechanisms in the running segment; `memories`, what earlier
+    segments left; `convolution`, the last embeddings that the short convolution needs. Each where there is one."""
 
-    layers: tuple[State, ...]
-    tail: Tensor | None = None
+    @classmethod
+    def of(
+        cls,
+        layers: Sequence[State | None],
+        memories: Sequence[MemoryState | None],
+        convolution: Summary | None,
+    ) -> Self:
+        """From what each block keeps; None: nothing."""
+        parts: dict[str, State] = {}
+        for name, each in (("layers", layers), ("memories", memories)):
+            kept = {str(at): part for at, part in enumerate(each) if part is not None}
+            if kept:
+                parts[name] = States(kept)
+        if convolution is not None:
+            parts["convolution"] = convolution
+        return cls(parts)
 
     @property
     def length(self) -> int:  # type: ignore[override]
-        return self.layers[0].length
+        """Tokens that were ever read."""
+        if "memories" in self.parts:
+            memory = cast(MemoryState, next(iter(cast(States, self.parts["memories"]).parts.values())))
+            return memory.length + memory.waiting
+        return super().length
 
-    def tensors(self) -> dict[str, Tensor]:
-        own = {} if self.tail is None else {"tail": self.tail}
-        return {**self._gather([layer.tensors() for layer in self.layers]), **own}
+    @property
+    def streaming(self) -> bool:
+        """Whether mechanisms keep the running segment."""
+        return "layers" in self.parts
 
-    def shared(self) -> frozenset[str]:
-        return frozenset(f"layers.{at}.{name}" for at, layer in enumerate(self.layers) for name in layer.shared())
+    @property
+    def running(self) -> int:
+        """Tokens of the segment that is not over."""
+        if "memories" not in self.parts:
+            return self.length
+        return cast(MemoryState, next(iter(cast(States, self.parts["memories"]).parts.values()))).waiting
 
-    def with_tensors(self, tensors: Mapping[str, Tensor]) -> Self:
-        layers = [layer.with_tensors(self._below(tensors, at)) for at, layer in enumerate(self.layers)]
-        return type(self)(tuple(layers), tensors.get("tail"))
+    def threads(self, blocks: int) -> Threads:
+        """What each block goes on with."""
+        layers, memories = (
+            cast("States | None", self.parts.get(name)) or States({}) for name in ("layers", "memories")
+        )
+        numbers = [str(at) for at in range(blocks)]
+        remembered = [cast("MemoryState | None", memories.parts.get(at)) for at in numbers]
+        return Threads([layers.parts.get(at) for at in numbers], remembered)
 
-    def dump(self) -> dict[str, Tensor]:
-        own = {} if self.tail is None else {"tail": self.tail.contiguous()}
-        return {**self._gather([layer.dump() for layer in self.layers]), **own}
-
-    def load(self, tensors: Mapping[str, Tensor]) -> Self:
-        layers = [layer.load(self._below(tensors, at)) for at, layer in enumerate(self.layers)]
-        return type(self)(tuple(layers), tensors.get("tail"))
-
-    @staticmethod
-    def _gather(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        return {f"layers.{at}.{name}": x for at, part in enumerate(parts) for name, x in part.items()}
-
-    @staticmethod
-    def _below(tensors: Mapping[str, Tensor], at: int) -> dict[str, Tensor]:
-        prefix = f"layers.{at}."
-        return {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
+    @property
+    def convolution(self) -> Summary | None:
+        """The short convolution's last inputs."""
+        return cast("Summary | None", self.parts.get("convolution"))
 
 
 class ModelOutput(NamedTuple):
@@ -113,19 +131,13 @@ class LanguageModel(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.embedding = nn.Embedding(config.vocab_size, config.dim, _weight=torch.empty(config.vocab_size, config.dim))
-        draw = generator(config.seed, "embedding")
-        with torch.no_grad():
-            self.embedding.weight.normal_(0, 0.02 * (768 / config.dim) ** 0.5, generator=draw)
+        self.embeddings = Embeddings(config, causal=True, seed=config.seed)
         self.convolution: ShortConvolution | None = None
         if config.short_convolution:
             taps = generator(config.seed, "convolution")
             self.convolution = ShortConvolution(config.dim, config.short_convolution, draw=taps)
-        self.position = self._position()
-        # Vaswani et al. 2017, section 3.4: without the factor the sinusoids, of size 1, would drown the tokens.
-        self.scale = math.sqrt(config.dim) if isinstance(self.position, Sinusoidal) else 1.0
-        self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(self._block(at, spec) for at, spec in enumerate(config.specs))
+        self.depth = build_depth(config.depth)
         self.norm: nn.Module | None = None
         if config.norm == "pre":
             self.norm = build_norm(config.norm_kind, config.dim, bias=config.bias, eps=config.norm_eps)
@@ -133,62 +145,32 @@ class LanguageModel(nn.Module):
         if not config.tied:
             draw = generator(config.seed, "output")
             self.output = linear(config.dim, config.targets or config.vocab_size, bias=False, draw=draw)
-        self.loss_names = loss_names(self.mechanisms)
-        self.loss_weights = loss_weights(self.mechanisms)
+        self.loss_names, self.loss_weights = loss_names(self.layers), loss_weights(self.layers)
+        follow(self)
         save_once(self)
-
-    def _position(self) -> Position | None:
-        config = self.config
-        if config.position == "none":
-            return None
-        heads = Heads(
-            count=config.heads,
-            key_dim=config.key_dim,
-            kv_count=config.kv_heads,
-            causal=True,
-            max_length=config.max_length,
-            seed=config.seed,
-        )
-        return build_position(config.position, heads, config.dim)
 
     def _block(self, at: int, spec: str) -> Block:
         config = self.config
         seed = generator(config.seed, "layer", at).initial_seed()
-        attention = AttentionLayer(
-            config.dim,
-            spec,
-            heads=config.heads,
-            kv_heads=config.kv_heads,
-            key_dim=config.key_dim,
-            value_dim=config.key_dim,
-            position=self.relative,
-            max_length=config.max_length,
-            dropout=config.attention_dropout,
-            projections=config.projections,
-            bias=config.bias,
-            seed=seed,
-        )
-        return Block(config, attention, seed=seed)
+        memory = None if config.memory == "none" else config.memory
+        relative = self.embeddings.relative
+        attention = build_attention(config, spec, causal=True, position=relative, memory=memory, seed=seed)
+        return block_class(config.block)(config, attention, seed=seed)
 
     @property
-    def absolute(self) -> Position | None:
-        """The scheme that acts on the embeddings, if there is one."""
-        return self.position if self.position is not None and self.position.absolute else None
+    def table(self) -> nn.Embedding:
+        """The embeddings of the tokens."""
+        return cast(nn.Embedding, self.embeddings.table)
 
     @property
-    def relative(self) -> Position | None:
-        """The scheme that acts in every layer, if there is one."""
-        return self.position if self.position is not None and not self.position.absolute else None
-
-    @property
-    def placed(self) -> bool:
-        """Whether the scheme takes `positions`: it acts on tokens where they are, not on distances alone."""
-        return self.position is not None and (self.position.absolute or self.position.transforms)
+    def layers(self) -> list[AttentionLayer]:
+        """The attention layer of every block, in order."""
+        return [cast(Block, block).attention for block in self.blocks]
 
     @property
     def mechanisms(self) -> list[Attention]:
         """The attention mechanism of every layer, in order."""
-        return [cast(Block, block).attention.attention for block in self.blocks]
+        return [layer.attention for layer in self.layers]
 
     @property
     def streams(self) -> bool:
@@ -197,7 +179,9 @@ class LanguageModel(nn.Module):
 
     @property
     def pads(self) -> bool:
-        """Whether rows of unequal length may share a batch by left padding: no pattern depends on absolute slots."""
+        """Whether rows of unequal length may share a batch by left padding: no pattern or segment depends on slots."""
+        if self.config.memory != "none":
+            return False
         return all(m.info.supports.key_mask and not m.info.anchored for m in self.mechanisms)
 
     @cached_property
@@ -206,7 +190,8 @@ class LanguageModel(nn.Module):
 
         A mechanism that depends on it refuses to be built without it (see `Heads`).
         """
-        if self.position is not None and self.position.sized:
+        position = self.embeddings.position
+        if position is not None and position.sized:
             return self.config.max_length
         for spec, mechanism in zip(self.config.specs, self.mechanisms, strict=True):
             try:
@@ -220,20 +205,47 @@ class LanguageModel(nn.Module):
         return sum(x.numel() for x in self.parameters())
 
     def initial_state(
-        self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
+        self,
+        batch: int,
+        *,
+        segments: bool = False,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
     ) -> ModelState:
         """The state before the first token, by default on the device and in the dtype of the weights.
 
+        Args:
+            batch: rows.
+            segments: of a model with a memory: every call ends its last segment; mechanisms keep nothing, as in
+                training.
+            device, dtype: of the state.
+
         Raises:
-            UnsupportedError: a mechanism without a state.
+            UnsupportedError: a mechanism without a state; `segments` without a memory.
         """
-        weight = self.embedding.weight
-        device, dtype = device or weight.device, dtype or weight.dtype
-        layers = tuple(
-            cast(Block, block).attention.initial_state(batch, device=device, dtype=dtype) for block in self.blocks
-        )
-        tail = None if self.convolution is None else self.convolution.initial(batch, device=device, dtype=dtype)
-        return ModelState(layers, tail)
+        weight = self.table.weight
+        place = {"device": device or weight.device, "dtype": dtype or weight.dtype}
+        if segments and self.config.memory == "none":
+            raise UnsupportedError("segments are for a model with a memory, such as memory='recent(length=256)'")
+        layers = [None if segments else layer.initial_state(batch, **place) for layer in self.layers]
+        memories = [
+            None if layer.memory is None else layer.memory.initial_state(batch, **place) for layer in self.layers
+        ]
+        convolution = None if self.convolution is None else self.convolution.initial_state(batch, **place)
+        return ModelState.of(layers, memories, convolution)
+
+    def next_segment(self, state: ModelState) -> ModelState:
+        """The state once the running segment is over: what it brought is in the memories, mechanisms begin anew.
+
+        Raises:
+            UnsupportedError: a model without a memory.
+        """
+        _, memories = state.threads(len(self.blocks))
+        after = [layer.next_segment(cast(MemoryState, m)) for layer, m in zip(self.layers, memories, strict=True)]
+        first = next(iter(after[0].tensors().values()))
+        place = {"device": first.device, "dtype": first.dtype}
+        layers = [layer.initial_state(len(first), **place) for layer in self.layers]
+        return ModelState.of(layers, after, state.convolution)
 
     def forward(
         self,
@@ -244,6 +256,9 @@ class LanguageModel(nn.Module):
         state: ModelState | None = None,
     ) -> ModelOutput:
         """Logits of the next token at every position.
+
+        A model with a memory reads `max_length` tokens at a time: each such segment sees itself and what the memories
+        have of earlier ones, to which no gradient flows. Any split of a text with a state gives the same.
 
         Args:
             tokens: ids below `vocab_size`.
@@ -263,7 +278,7 @@ class LanguageModel(nn.Module):
 
     def logits(self, hidden: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows vocab"]:
         """The output layer alone."""
-        return nn.functional.linear(hidden, self.embedding.weight) if self.output is None else self.output(hidden)
+        return nn.functional.linear(hidden, self.table.weight) if self.output is None else self.output(hidden)
 
     def hidden(
         self,
@@ -274,50 +289,52 @@ class LanguageModel(nn.Module):
         state: ModelState | None = None,
     ) -> Hidden:
         """All but the output layer; arguments and errors as `forward`."""
-        self._check(tokens, key_mask, positions)
-        x = self.embedding(tokens) * self.scale
-        tail: Tensor | None = None
-        if self.convolution is not None:
-            x, tail = self.convolution(x, key_mask, None if state is None else state.tail)
-        if self.absolute is not None:
-            past = 0 if state is None else state.length
-            slots = torch.arange(past, past + tokens.shape[1], device=tokens.device)
-            x = self.absolute.embed(x, slots if positions is None else positions)
-        x = self.dropout(x)
-        states: list[State] = []
-        losses: dict[str, Tensor] = {}
-        for at, (block, names) in enumerate(zip(self.blocks, self.loss_names, strict=True)):
-            before = None if state is None else state.layers[at]
-            x, after, _, extra = block(x, key_mask=key_mask, positions=positions, state=before)
-            if after is not None:
-                states.append(after)
-            add_losses(losses, extra, names)
-        x = x if self.norm is None else self.norm(x)
-        return Hidden(x, None if state is None else ModelState(tuple(states), tail), losses)
-
-    def _check(self, tokens: Tensor, key_mask: Tensor | None, positions: Tensor | None) -> None:
-        if tokens.ndim != 2 or tokens.is_floating_point() or tokens.dtype == torch.bool:
-            raise ShapeError(f"tokens must be integers (batch, length), got {tokens.dtype} {tuple(tokens.shape)}")
         if key_mask is not None and (key_mask.dtype != torch.bool or key_mask.shape != tokens.shape):
             raise ShapeError(
                 f"key_mask must be bool {tuple(tokens.shape)}, True = real token, "
                 f"got {key_mask.dtype} {tuple(key_mask.shape)}"
             )
-        if positions is not None and not self.placed:
-            raise UnsupportedError(
-                "positions are for schemes that place each token (sinusoidal, learned, rotary); "
-                f"position {self.config.position!r} knows distances between slots only"
-            )
-        if positions is not None and positions.shape not in (tokens.shape, tokens.shape[1:]):
-            raise ShapeError(
-                f"positions must be (length,) or (batch, length) as the tokens {tuple(tokens.shape)}, "
-                f"got {tuple(positions.shape)}"
-            )
-        if torch.compiler.is_compiling() or not tokens.numel():
-            return
-        low, high = (int(x) for x in tokens.aminmax())
-        if low < 0 or high >= self.config.vocab_size:
-            raise InputError(
-                f"token id {low if low < 0 else high} is out of range: this model has "
-                f"vocab_size={self.config.vocab_size}, ids 0 to {self.config.vocab_size - 1}"
-            )
+        self.embeddings.check(tokens, positions=positions)
+        if self.config.memory == "none":
+            return self._segment(tokens, key_mask, positions, state)
+        return self._segments(tokens, key_mask, positions, state)
+
+    def _segments(
+        self, tokens: Tensor, key_mask: Tensor | None, positions: Tensor | None, state: ModelState | None
+    ) -> Hidden:
+        """Segments of `max_length` tokens, one after the other; the running one goes on and ends when it is full."""
+        if positions is not None:
+            raise UnsupportedError("a model with a memory counts slots; leave positions out, or pad on the right")
+        streaming, size = state is not None and state.streaming, self.config.max_length
+        past = state or self.initial_state(len(tokens), segments=True)
+        parts: list[Tensor] = []
+        losses: dict[str, list[Tensor]] = {}
+        first = 0
+        while first < tokens.shape[1] or not parts:
+            cut = slice(first, first + size - past.running)
+            mask = None if key_mask is None else key_mask[:, cut]
+            hidden, after, more = self._segment(tokens[:, cut], mask, None, past)
+            assert after is not None
+            past = self.next_segment(after) if streaming and after.running == size else after
+            parts.append(hidden)
+            for name, loss in more.items():
+                losses.setdefault(name, []).append(loss)
+            first = cut.stop
+        means = {name: torch.stack(each).mean() for name, each in losses.items()}
+        return Hidden(torch.cat(parts, 1), None if state is None else past, means)
+
+    def _segment(
+        self, tokens: Tensor, key_mask: Tensor | None, positions: Tensor | None, state: ModelState | None
+    ) -> Hidden:
+        x, past, tail = self.embeddings.content(tokens), 0 if state is None else state.length, None
+        if self.convolution is not None:
+            x, tail = self.convolution(x, key_mask, None if state is None else state.convolution)
+        x = self.embeddings.placed_at(x, positions, past)
+        blocks, nothing = [cast(Block, block) for block in self.blocks], [None] * len(self.blocks)
+        threads = Threads(nothing, nothing) if state is None else state.threads(len(blocks))
+        looped = self.depth(blocks, x, threads, key_mask=key_mask, positions=positions)
+        x, losses = looped.hidden, dict[str, Tensor]()
+        for of_layer, names in zip(looped.losses, self.loss_names, strict=True):
+            add_losses(losses, of_layer, names)
+        after = None if state is None else ModelState.of(looped.states, looped.memories, tail)
+        return Hidden(x if self.norm is None else self.norm(x), after, losses)

@@ -12,8 +12,8 @@ from regard.core import generator
 from regard.errors import ConfigError, InputError, LimitError, ShapeError, UnsupportedError
 from regard.info import Heads
 from regard.layer import AttentionLayer, linear
-from regard.models.blocks import build_norm
 from regard.models.encoder_config import EncoderConfig, InputConfig
+from regard.models.parts import build_norm
 from regard.position import Position, build_position
 from regard.position.sinusoidal import Sinusoidal
 
@@ -106,20 +106,25 @@ class Embeddings(nn.Module):
             LimitError: more positions than the table has.
             UnsupportedError: positions for a scheme that does not take them, or types without a table.
         """
-        self._check(inputs, token_types, positions)
-        x = self._embedded(inputs)
+        self.check(inputs, token_types, positions)
+        x = self.content(inputs)
         if self.types is not None:
             kinds = inputs.new_zeros(()).expand(inputs.shape[:2]) if token_types is None else token_types
             x = x + self.types(kinds)
         if self.cls is not None:
             x = torch.cat([self.cls.expand(len(x), 1, -1).to(x.dtype), x], 1)
+        return self.placed_at(x, positions, past)
+
+    def placed_at(self, x: Float[Tensor, "batch length dim"], positions: Tensor | None, past: int) -> Tensor:
+        """Embedded inputs with their absolute positions, the norm and dropout."""
         if self.position is not None and self.position.absolute:
             self.require_room(past + x.shape[1])
             slots = torch.arange(past, past + x.shape[1], device=x.device) if positions is None else positions
             x = self.position.embed(x, slots + self.config.position_offset)
         return self.dropout(x if self.norm is None else self.norm(x))
 
-    def _embedded(self, inputs: Tensor) -> Tensor:
+    def content(self, inputs: Shaped[Tensor, "batch given *width"]) -> Float[Tensor, "batch given dim"]:
+        """The rows of the table, or projected vectors, alone."""
         if self.project is not None:
             return self.project(inputs) * self.scale
         return cast(nn.Embedding, self.table)(inputs) * self.scale
@@ -136,7 +141,8 @@ class Embeddings(nn.Module):
                 "a larger max_length, or use a scheme without a table (sinusoidal, rotary, alibi)"
             )
 
-    def _check(self, inputs: Tensor, token_types: Tensor | None, positions: Tensor | None) -> None:
+    def check(self, inputs: Tensor, token_types: Tensor | None = None, positions: Tensor | None = None) -> None:
+        """Refuse inputs of the wrong shape or out of range; errors as `forward`."""
         if self.project is not None:
             width = self.project.in_features
             if inputs.ndim != 3 or not inputs.is_floating_point() or inputs.shape[2] != width:
@@ -195,11 +201,12 @@ def build_attention(
     *,
     causal: bool,
     position: Position | None = None,
+    memory: str | None = None,
     context_dim: int | None = None,
     seed: int,
 ) -> AttentionLayer:
-    """The attention layer of a block. Initial logits have the variance of scaled ones whatever the softmax's scale."""
-    layer = AttentionLayer(
+    """The attention layer of a block."""
+    return AttentionLayer(
         config.dim,
         spec,
         heads=config.heads,
@@ -207,6 +214,7 @@ def build_attention(
         key_dim=config.key_dim,
         value_dim=config.key_dim,
         position=position,
+        memory=memory,
         context_dim=context_dim,
         causal=causal,
         max_length=config.max_length,
@@ -216,8 +224,14 @@ def build_attention(
         output_bias=config.bias,
         seed=seed,
     )
-    if isinstance(layer.attention, Softmax) and layer.query is not None:
-        # Raffel et al. 2020 have no 1/sqrt(key_dim) in the score and put it into the initial queries.
+
+
+def with_usual_logits(layer: AttentionLayer, config: InputConfig) -> AttentionLayer:
+    """The layer with initial logits of the variance of scaled ones, whatever the softmax's scale.
+
+    Raffel et al. 2020 have no 1/sqrt(key_dim) in the score and put it into the initial queries.
+    """
+    if isinstance(layer.attention, Softmax) and layer.projections.query is not None:
         with torch.no_grad():
-            layer.query.weight.mul_(config.key_dim**-0.5 / layer.attention.factor)
+            layer.projections.query.weight.mul_(config.key_dim**-0.5 / layer.attention.factor)
     return layer

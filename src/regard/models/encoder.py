@@ -8,10 +8,13 @@ from torch import Tensor, nn
 
 from regard.core import Attention, generator
 from regard.errors import ShapeError, UnsupportedError
-from regard.models.blocks import Block, build_norm
-from regard.models.embeddings import Embeddings, build_attention
+from regard.layer import AttentionLayer
+from regard.models.blocks import Block, block_class
+from regard.models.depth import Threads, build_depth
+from regard.models.embeddings import Embeddings, build_attention, with_usual_logits
 from regard.models.encoder_config import EncoderConfig
 from regard.models.losses import add_losses, loss_names, loss_weights
+from regard.models.parts import build_norm
 from regard.models.sharing import save_once
 
 Marks = Literal["none", "tokens", "segments"]
@@ -54,24 +57,28 @@ class Encoder(nn.Module):
         self.config = config
         self.embeddings = Embeddings(config, causal=False, table=table, seed=config.seed)
         self.blocks = nn.ModuleList(self._block(at, spec) for at, spec in enumerate(config.specs))
+        self.depth = build_depth(config.depth)
         self.norm: nn.Module | None = None
         if config.norm == "pre":
             self.norm = build_norm(config.norm_kind, config.dim, bias=config.bias, eps=config.norm_eps)
-        self.loss_names = loss_names(self.mechanisms)
-        self.loss_weights = loss_weights(self.mechanisms)
+        self.loss_names = loss_names(self.layers)
+        self.loss_weights = loss_weights(self.layers)
         save_once(self)
 
     def _block(self, at: int, spec: str) -> Block:
         seed = generator(self.config.seed, "encoder layer", at).initial_seed()
-        position = self.embeddings.relative
-        return Block(
-            self.config, build_attention(self.config, spec, causal=False, position=position, seed=seed), seed=seed
-        )
+        layer = build_attention(self.config, spec, causal=False, position=self.embeddings.relative, seed=seed)
+        return block_class(self.config.block)(self.config, with_usual_logits(layer, self.config), seed=seed)
+
+    @property
+    def layers(self) -> list[AttentionLayer]:
+        """The attention layer of every block, in order."""
+        return [cast(Block, block).attention for block in self.blocks]
 
     @property
     def mechanisms(self) -> list[Attention]:
         """The attention mechanism of every layer, in order."""
-        return [cast(Block, block).attention.attention for block in self.blocks]
+        return [layer.attention for layer in self.layers]
 
     def parameter_count(self) -> int:
         """Trained weights, shared ones once."""
@@ -122,10 +129,14 @@ class Encoder(nn.Module):
         of_layers = self._marks(marks, inputs)
         if key_mask is not None and self.config.cls_token:
             key_mask = nn.functional.pad(key_mask, (1, 0), value=True)
-        losses: dict[str, Tensor] = {}
-        for block, names, own in zip(self.blocks, self.loss_names, of_layers, strict=True):
-            x, _, _, extra = block(x, key_mask=key_mask, positions=positions, marks=own)
-            add_losses(losses, extra, names)
+        nothing = [None] * len(self.blocks)
+        blocks = [cast(Block, block) for block in self.blocks]
+        looped = self.depth(
+            blocks, x, Threads(nothing, nothing), key_mask=key_mask, positions=positions, marks=of_layers
+        )
+        x, losses = looped.hidden, dict[str, Tensor]()
+        for of_layer, names in zip(looped.losses, self.loss_names, strict=True):
+            add_losses(losses, of_layer, names)
         return Encoded(x if self.norm is None else self.norm(x), key_mask, losses)
 
     def _marks(self, marks: Tensor | None, inputs: Tensor) -> list[Tensor | None]:

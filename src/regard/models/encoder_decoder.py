@@ -1,6 +1,6 @@
 """The encoder-decoder: a causal decoder whose every block also reads an encoded source."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Self, cast
@@ -13,57 +13,38 @@ from regard.core import Attention, generator
 from regard.errors import ShapeError
 from regard.layer import AttentionLayer, linear
 from regard.models.block_config import Recomputed
-from regard.models.blocks import Mlp, build_norm
-from regard.models.embeddings import Embeddings, build_attention, token_table
+from regard.models.embeddings import Embeddings, build_attention, token_table, with_usual_logits
 from regard.models.encoder import Encoded, Encoder
 from regard.models.encoder_decoder_config import EncoderDecoderConfig
 from regard.models.losses import add_losses, loss_names, loss_weights
+from regard.models.parts import Mlp, build_norm
 from regard.models.recompute import recomputed
 from regard.models.sharing import save_once
-from regard.state import State
+from regard.state import State, States
 
 
 @dataclass(frozen=True)
-class EncoderDecoderState(State):
-    """The decoder's past, layer by layer, and the prepared source of every layer, which stays as it is."""
+class EncoderDecoderState(States):
+    """The decoder's past, `layers`, and the prepared source of every layer, `sources`, which stays as it is."""
 
-    layers: tuple[State, ...]
-    sources: tuple[State, ...]
+    @classmethod
+    def of(cls, layers: Sequence[State], sources: Sequence[State]) -> Self:
+        """From the states of every block."""
+        numbered = (States({str(at): part for at, part in enumerate(parts)}) for parts in (layers, sources))
+        return cls(dict(zip(("layers", "sources"), numbered, strict=True)))
+
+    def layer(self, at: int) -> State:
+        """The past of a block."""
+        return cast(States, self.parts["layers"])[str(at)]
 
     @property
-    def length(self) -> int:  # type: ignore[override]
-        return self.layers[0].length
+    def sources(self) -> list[State]:
+        """The prepared source of every block."""
+        return list(cast(States, self.parts["sources"]).parts.values())
 
-    def _parts(self) -> dict[str, State]:
-        named = {f"layers.{at}.": part for at, part in enumerate(self.layers)}
-        return named | {f"sources.{at}.": part for at, part in enumerate(self.sources)}
-
-    def tensors(self) -> dict[str, Tensor]:
-        return {prefix + name: x for prefix, part in self._parts().items() for name, x in part.tensors().items()}
-
-    def shared(self) -> frozenset[str]:
-        return frozenset(prefix + name for prefix, part in self._parts().items() for name in part.shared())
-
-    def dump(self) -> dict[str, Tensor]:
-        return {prefix + name: x for prefix, part in self._parts().items() for name, x in part.dump().items()}
-
-    def with_tensors(self, tensors: Mapping[str, Tensor]) -> Self:
-        below = self._below(tensors)
-        return self._rebuilt([part.with_tensors(own) for part, own in zip(self._parts().values(), below, strict=True)])
-
-    def load(self, tensors: Mapping[str, Tensor]) -> Self:
-        below = self._below(tensors)
-        return self._rebuilt([part.load(own) for part, own in zip(self._parts().values(), below, strict=True)])
-
-    def _below(self, tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-        return [
-            {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
-            for prefix in self._parts()
-        ]
-
-    def _rebuilt(self, parts: list[State]) -> Self:
-        count = len(self.layers)
-        return type(self)(tuple(parts[:count]), tuple(parts[count:]))
+    def rewind(self, count: int) -> Self:
+        """The decoder's past before its newest `count` slots; the source stays."""
+        return type(self)({**self.parts, "layers": self.parts["layers"].rewind(count)})
 
 
 class EncoderDecoderOutput(NamedTuple):
@@ -108,8 +89,8 @@ class CrossBlock(nn.Module):
         # As in `Block`: the variance of the residual stream does not grow with the 3 branches of each layer.
         scale = (3 * config.layers) ** -0.5 if self.pre else 1.0
         with torch.no_grad():
-            attention.output.weight.mul_(scale)
-            cross.output.weight.mul_(scale)
+            attention.projections.output.weight.mul_(scale)
+            cross.projections.output.weight.mul_(scale)
         self.mlp: Mlp | None = None
         if config.mlp != "none":
             draw = generator(seed, "mlp")
@@ -130,12 +111,12 @@ class CrossBlock(nn.Module):
         prepared: State | None = None,
         key_mask: Bool[Tensor, "batch length"] | None = None,
         positions: Int[Tensor, "*batch length"] | None = None,
+        query_start: int | None = None,
         state: State | None = None,
     ) -> Crossed:
-        """The hidden states after this block, from a source or from a prepared one."""
-        return recomputed(
-            self.checkpoint == "block", self._whole, x, source, source_mask, prepared, key_mask, positions, state=state
-        )
+        """The hidden states after this block, from a source or from a prepared one; `query_start` came before."""
+        again, rest = self.checkpoint == "block", (source_mask, prepared, key_mask, positions, query_start)
+        return recomputed(again, self._whole, x, source, *rest, state=state)
 
     def _whole(
         self,
@@ -145,6 +126,7 @@ class CrossBlock(nn.Module):
         prepared: State | None,
         key_mask: Tensor | None,
         positions: Tensor | None,
+        query_start: int | None,
         state: State | None,
     ) -> Crossed:
         again = self.checkpoint == "attention"
@@ -153,7 +135,8 @@ class CrossBlock(nn.Module):
         got = recomputed(again, attend, inner, state=state)
         x = self._joined(x, got.hidden, self.attention_norm)
         inner = self._entering(x, self.cross_norm)
-        read = recomputed(again, partial(self.cross, key_mask=source_mask), inner, source, state=prepared)
+        read = partial(self.cross, key_mask=source_mask, query_start=query_start)
+        read = recomputed(again, read, inner, source, state=prepared)
         x = self._joined(x, read.hidden, self.cross_norm)
         if self.mlp is not None:
             x = self._joined(x, self.mlp(self._entering(x, self.mlp_norm)), self.mlp_norm)
@@ -211,9 +194,11 @@ class EncoderDecoder(nn.Module):
             draw = generator(config.seed, "output")
             self.output = linear(config.dim, rows, bias=False, draw=draw)
         self.bias = nn.Parameter(torch.zeros(rows)) if config.output_bias else None
-        self.loss_names, self.cross_loss_names = loss_names(self.mechanisms), loss_names(self.cross_mechanisms)
+        blocks = [cast(CrossBlock, block) for block in self.blocks]
+        of_kinds = {"decoder": [block.attention for block in blocks], "cross": [block.cross for block in blocks]}
+        self.loss_names, self.cross_loss_names = (loss_names(layers) for layers in of_kinds.values())
         kinds = {"encoder": self.encoder.loss_weights}
-        kinds |= {"decoder": loss_weights(self.mechanisms), "cross": loss_weights(self.cross_mechanisms)}
+        kinds |= {kind: loss_weights(layers) for kind, layers in of_kinds.items()}
         self.loss_weights = {f"{kind}.{name}": x for kind, own in kinds.items() for name, x in own.items()}
         save_once(self)
 
@@ -222,7 +207,7 @@ class EncoderDecoder(nn.Module):
         seed, cross_seed = (generator(config.seed, f"{kind} layer", at).initial_seed() for kind in ("decoder", "cross"))
         attention = build_attention(config, spec, causal=True, position=self.embeddings.relative, seed=seed)
         cross = build_attention(config, cross_spec, causal=False, context_dim=config.dim, seed=cross_seed)
-        return CrossBlock(config, attention, cross, seed=seed)
+        return CrossBlock(config, *(with_usual_logits(each, config) for each in (attention, cross)), seed=seed)
 
     @property
     def mechanisms(self) -> list[Attention]:
@@ -275,7 +260,7 @@ class EncoderDecoder(nn.Module):
         encoded = self.encoder(source, key_mask=key_mask, marks=marks)
         blocks = [cast(CrossBlock, block) for block in self.blocks]
         batch, device, dtype = len(source), encoded.hidden.device, encoded.hidden.dtype
-        return EncoderDecoderState(
+        return EncoderDecoderState.of(
             tuple(block.attention.initial_state(batch, device=device, dtype=dtype) for block in blocks),
             tuple(block.cross.prepare(encoded.hidden, key_mask=encoded.key_mask) for block in blocks),
         )
@@ -321,15 +306,17 @@ class EncoderDecoder(nn.Module):
             )
         x = self.embeddings(tokens, past=0 if state is None else state.length)
         states: list[State] = []
+        sources = None if state is None else state.sources
         losses: dict[str, dict[str, Tensor]] = {"decoder": {}, "cross": {}}
         for at, block in enumerate(self.blocks):
             got = block(
                 x,
                 None if encoded is None else encoded.hidden,
                 source_mask=None if encoded is None else encoded.key_mask,
-                prepared=None if state is None else state.sources[at],
+                prepared=None if sources is None else sources[at],
                 key_mask=key_mask,
-                state=None if state is None else state.layers[at],
+                query_start=None if state is None else state.length,
+                state=None if state is None else state.layer(at),
             )
             x = got.hidden
             if got.state is not None:
@@ -338,7 +325,7 @@ class EncoderDecoder(nn.Module):
             add_losses(losses["cross"], got.cross_losses, self.cross_loss_names[at])
         x = x if self.norm is None else self.norm(x)
         named = {f"{kind}.{name}": loss for kind, own in losses.items() for name, loss in own.items()}
-        after = None if state is None else EncoderDecoderState(tuple(states), state.sources)
+        after = None if sources is None else EncoderDecoderState.of(states, sources)
         return EncoderDecoderOutput(self.logits(x), after, named)
 
     def logits(self, hidden: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows vocab"]:

@@ -243,7 +243,7 @@ def _pieces(model: LanguageModel, rows: list[_Row], sampling: Sampling, use_stat
 
 def _group(model: LanguageModel, rows: list[_Row], sampling: Sampling, use_state: bool) -> Iterator[Piece]:
     """Rows that share a batch."""
-    device = model.embedding.weight.device
+    device = model.table.weight.device
     width = max(len(row.prompt) for row in rows)
     start = torch.tensor([width - len(row.prompt) for row in rows], device=device)
     tokens = torch.stack([torch.nn.functional.pad(row.prompt, (width - len(row.prompt), 0)) for row in rows])
@@ -278,7 +278,7 @@ def _next(
         past = 0 if state is None else state.length
         slots = torch.arange(past, past + tokens.shape[1], device=tokens.device)
         mask = slots >= start[:, None] if past == 0 else None
-        positions = (slots - start[:, None]).clamp_min(0) if model.placed else None
+        positions = (slots - start[:, None]).clamp_min(0) if model.embeddings.placed else None
     got = model.hidden(tokens, key_mask=mask, positions=positions, state=state)
     return model.logits(got.hidden[:, -1]), got.state
 

@@ -12,11 +12,11 @@ from torch.nn import functional as F
 from regard.core import generator
 from regard.errors import ConfigError, InputError
 from regard.layer import linear
-from regard.models.blocks import build_norm
 from regard.models.contrast import alone, contrast
 from regard.models.decoder import ModelOutput
 from regard.models.encoder import Encoded, Encoder
 from regard.models.encoder_config import Pooling
+from regard.models.parts import build_norm
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "tanh"]
 

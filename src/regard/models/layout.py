@@ -18,12 +18,12 @@ def by_columns(model: LanguageModel) -> None:
         >>> from regard.models import ModelConfig
         >>> model = LanguageModel(ModelConfig(dim=32, vocab_size=50))
         >>> by_columns(model)
-        >>> model.embedding.weight.shape, model.embedding.weight.stride()
+        >>> model.table.weight.shape, model.table.weight.stride()
         (torch.Size([50, 32]), (1, 50))
     """
     products: list[nn.Linear | nn.Embedding] = [module for module in model.modules() if isinstance(module, nn.Linear)]
     if model.config.tied:
-        products.append(model.embedding)
+        products.append(model.table)
     for module in products:
         weight = module.weight.data
         if weight.device.type == "cpu" and weight.shape[0] > weight.shape[1]:

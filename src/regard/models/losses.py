@@ -4,36 +4,47 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from regard.core import Attention
+from regard.layer import AttentionLayer
 
 
-def loss_names(mechanisms: Sequence[Attention]) -> list[dict[str, str]]:
+def declared(layers: Sequence[AttentionLayer]) -> list[dict[str, float]]:
+    """For every layer, the default weight of each loss: of its mechanism, and under `memory.` of its memory."""
+    return [
+        {
+            **layer.attention.info.losses,
+            **({} if layer.memory is None else {f"memory.{name}": x for name, x in layer.memory.losses.items()}),
+        }
+        for layer in layers
+    ]
+
+
+def loss_names(layers: Sequence[AttentionLayer]) -> list[dict[str, str]]:
     """For every layer, the model's name of each of its losses.
 
     Layers whose weights for a loss differ cannot be added up, so there the name carries the layer's number.
     """
-    declared = [mechanism.info.losses for mechanism in mechanisms]
+    of_layers = declared(layers)
     weights: dict[str, set[float]] = {}
-    for losses in declared:
+    for losses in of_layers:
         for name, weight in losses.items():
             weights.setdefault(name, set()).add(weight)
     return [
         {name: name if len(weights[name]) == 1 else f"{name}.{at}" for name in losses}
-        for at, losses in enumerate(declared)
+        for at, losses in enumerate(of_layers)
     ]
 
 
-def loss_weights(mechanisms: Sequence[Attention]) -> dict[str, float]:
+def loss_weights(layers: Sequence[AttentionLayer]) -> dict[str, float]:
     """The weight of each of the model's losses."""
     return {
-        own: mechanism.info.losses[name]
-        for mechanism, names in zip(mechanisms, loss_names(mechanisms), strict=True)
-        for name, own in names.items()
+        model_name: losses[name]
+        for losses, names in zip(declared(layers), loss_names(layers), strict=True)
+        for name, model_name in names.items()
     }
 
 
 def add_losses(total: dict[str, Tensor], layer: Mapping[str, Tensor], names: Mapping[str, str]) -> None:
     """Add one layer's losses to the model's, under the model's names."""
     for name, loss in layer.items():
-        own = names[name]
-        total[own] = total[own] + loss if own in total else loss
+        model_name = names[name]
+        total[model_name] = total[model_name] + loss if model_name in total else loss

@@ -7,7 +7,7 @@ from torch import Tensor
 __all__ = ["assert_close", "assert_identical", "largest_error"]
 
 
-def assert_close(actual: Tensor, expected: Tensor, *, tolerance: float, what: str) -> None:
+def assert_close(actual: Tensor, expected: Tensor, *, tolerance: float, what: str, source: str = "") -> None:
     """Require max |actual - expected| <= tolerance * max |expected|.
 
     Args:
@@ -15,6 +15,7 @@ def assert_close(actual: Tensor, expected: Tensor, *, tolerance: float, what: st
         expected: what it should be; must not hold NaN.
         tolerance: relative to the largest expected magnitude.
         what: one phrase that opens the message.
+        source: where the tolerance comes from, if it was derived; it closes the message.
 
     Raises:
         AssertionError: another dtype or shape (nothing is cast or broadcast), no element, NaN, infinities in other
@@ -38,9 +39,11 @@ def assert_close(actual: Tensor, expected: Tensor, *, tolerance: float, what: st
     largest = torch.where(infinite, 0.0, expected.double().abs()).max().item()
     if error.max().item() > tolerance * largest:
         at = tuple(int(i) for i in torch.unravel_index(error.argmax(), error.shape))
+        share = f", which is {error.max().item() / largest:.1e} of it" if largest else ""
         raise AssertionError(
             f"{what}: error {error.max().item():.3e} at {at} (got {actual[at].item():.6g}, expected "
             f"{expected[at].item():.6g}); allowed {tolerance:.1e} of the largest expected magnitude {largest:.3g}"
+            f"{share}{f' ({source})' if source else ''}"
         )
 
 
@@ -62,8 +65,9 @@ def assert_identical(actual: Tensor, expected: Tensor, *, what: str) -> None:
 
 
 def largest_error(actual: Tensor, expected: Tensor) -> float:
-    """max |actual - expected| / max |expected| in float64; infinite where anything is not finite."""
-    error = (actual.double() - expected.double()).abs().max() / expected.double().abs().max()
+    """max |actual - expected| / max |expected| in float64; 0 where they are equal, infinite where one is not finite."""
+    off = (actual.double() - expected.double()).abs().max()
+    error = off / expected.double().abs().max() if off else off
     return error.item() if error.isfinite() else float("inf")
 
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import CheckpointError, ResourceError
+from regard.moved import current_names
 from regard.training.files import load_folder, remove_folder, save_file, save_folder
 
 _FORMAT = 1
@@ -197,11 +198,12 @@ def restore_model(model: nn.Module, checkpoint: Checkpoint) -> None:
     Raises:
         CheckpointError: names, shapes or dtypes differ: the checkpoint is of another model.
     """
-    own = own_tensors(model)
-    problems = [f"{name} is missing" for name in own.keys() - checkpoint.model.keys()]
-    problems += [f"{name} is not in the model" for name in checkpoint.model.keys() - own.keys()]
-    for name in own.keys() & checkpoint.model.keys():
-        wanted, found = own[name], checkpoint.model[name]
+    own, names = own_tensors(model), current_names(model, checkpoint.model)
+    written = {names[name]: tensor for name, tensor in checkpoint.model.items()}
+    problems = [f"{name} is missing" for name in own.keys() - written.keys()]
+    problems += [f"{name} is not in the model" for name in written.keys() - own.keys()]
+    for name in own.keys() & written.keys():
+        wanted, found = own[name], written[name]
         if (wanted.shape, wanted.dtype) != (found.shape, found.dtype):
             problems.append(
                 f"{name} is {tuple(found.shape)} {found.dtype}, the model's {tuple(wanted.shape)} {wanted.dtype}"
@@ -213,7 +215,7 @@ def restore_model(model: nn.Module, checkpoint: Checkpoint) -> None:
         )
     with torch.no_grad():
         for name, tensor in own.items():
-            tensor.copy_(checkpoint.model[name])
+            tensor.copy_(written[name])
 
 
 def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: Checkpoint) -> None:
@@ -221,8 +223,10 @@ def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, checkp
     parameters = dict(model.named_parameters())
     places = {parameter: place for place, parameter in enumerate(_optimized(optimizer))}
     state: dict[int, dict[str, Tensor]] = {}
+    names = current_names(model, {key.rpartition("/")[0] for key in checkpoint.optimizer})
     for key, tensor in checkpoint.optimizer.items():
-        name, _, kind = key.rpartition("/")
+        written, _, kind = key.rpartition("/")
+        name = names[written]
         if name not in parameters:
             raise CheckpointError(f"{checkpoint.path}: the optimizer holds {name!r}, which the model does not")
         state.setdefault(places[parameters[name]], {})[kind] = tensor

@@ -178,7 +178,8 @@ def test_the_state_and_its_bytes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"), [({"normaliser": "l2"}, "no normaliser"), ({"impl": "flex"}, "no impl")]
+    ("options", "message"),
+    [({"normaliser": "l2"}, "option normaliser='l2' is not valid"), ({"impl": "flex"}, "impl='flex' is not valid")],
 )
 def test_bad_options(options: dict, message: str) -> None:
     from regard.attention.kernel.efficient import Efficient

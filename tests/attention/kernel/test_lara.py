@@ -195,7 +195,7 @@ def test_training_draws_once_for_the_batch_and_anew_at_each_call() -> None:
 
 def test_refusals() -> None:
     heads = Heads(count=1, key_dim=4)
-    with pytest.raises(ConfigError, match="num_landmarks=0"):
+    with pytest.raises(ConfigError, match="num_landmarks=0 is not valid: Input should be greater than or equal to 1"):
         build("lara(num_landmarks=0)", heads)
     with pytest.raises(ConfigError, match="coefficient belongs to alpha='full'"):
         build("lara(alpha=balance, coefficient=2.0)", heads)

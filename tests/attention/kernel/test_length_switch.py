@@ -101,5 +101,5 @@ def test_a_source_that_grows_past_the_limit() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(ConfigError, match="exact_keys >= 0, got -1"):
+    with pytest.raises(ConfigError, match="exact_keys=-1 is not valid: Input should be greater than or equal to 0"):
         build("length_switch(exact_keys=-1)", Heads(count=1, key_dim=4))

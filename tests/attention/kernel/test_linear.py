@@ -122,7 +122,7 @@ def test_leading_keys_and_cross() -> None:
 def test_every_split_with_a_state(options: dict) -> None:
     q, k, v = draw(70, 70)
     mask = torch.rand(2, 70, generator=torch.Generator().manual_seed(5)) > 0.3
-    for impl in ("torch", "quadratic", "recurrent", "cumsum"):
+    for impl in IMPLS:
         mechanism = regard.build("linear", heads(True), impl=impl, **options)
         whole = mechanism(q, k, v, key_mask=mask).values
         for cuts in ((0, 35, 70), (0, 1, 2, 3, 66, 69, 70)):
@@ -132,7 +132,8 @@ def test_every_split_with_a_state(options: dict) -> None:
                 state, parts = out.state, [*parts, out.values]
             assert (torch.cat(parts, 2) - whole).abs().max() < 1e-12 * max(1, whole.abs().max())
             assert state.length == 70
-            assert state.nbytes == mechanism.state_nbytes(2, 70, torch.float64)
+            kept_mask = 2 * 70 if impl == "reference" else 0
+            assert state.nbytes == mechanism.state_nbytes(2, 70, torch.float64) + kept_mask
 
 
 @pytest.mark.parametrize("impl", ["quadratic", "recurrent", "cumsum", "reference"])
@@ -228,20 +229,22 @@ def test_facts_follow_the_options() -> None:
     for claim in (rotary.nonnegative, rotary.rows_sum_to_one, rotary.sees_content_only, rotary.supports.cross):
         assert not claim
     assert not describe('linear(post="softmax")').linear_in_value
-    assert not describe('linear(impl="reference")').supports.state
+    assert describe("linear").state == "constant"
+    assert describe('linear(impl="reference")').state == "length"
     assert describe('linear(impl="quadratic")').time == 2
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"feature_map": "elu"}, "unknown feature map 'elu'"),
-        ({"feature_map": "positive_random"}, "random ones belong to performer"),
+        ({"feature_map": "elu"}, "option feature_map='elu' is not valid: did you mean 'relu'"),
+        ({"feature_map": "positive_random"}, "option feature_map='positive_random' is not valid: valid: elu_plus"),
+        ({"key_feature_map": "positive_random"}, "option key_feature_map='positive_random' is not valid: valid: elu_"),
         ({"feature_map": "identity"}, "pass normalise=False"),
         ({"feature_map": "taylor", "key_feature_map": "relu"}, "features of one size"),
         ({"feature_map": "taylor", "rotary": True}, "must be even"),
-        ({"impl": "flex"}, "no impl='flex'"),
-        ({"post": "relu"}, "no post='relu'"),
+        ({"impl": "flex"}, "option impl='flex' is not valid: valid: auto, cumsum, fla"),
+        ({"post": "relu"}, "option post='relu' is not valid: valid: none, softmax"),
     ],
 )
 def test_bad_options(options: dict, message: str) -> None:
@@ -257,5 +260,5 @@ def test_what_is_not_supported_is_refused() -> None:
         regard.build("linear", heads(True))(q, k, v, bias=regard.core.ScoreBias(table=torch.zeros(1, 1, 9, 9)))
     with pytest.raises(UnsupportedError, match="one sequence of slots"):
         regard.build("linear", heads(False), rotary=True)(q, k[:, :, :5], v[:, :, :5])
-    with pytest.raises(UnsupportedError, match="has none"):
-        regard.build("linear", heads(True), impl="reference").initial_state(1)
+    with pytest.raises(ConfigError, match="impl='auto' has"):
+        regard.build("linear", heads(True), impl="reference", regulariser="output_l1")

@@ -156,7 +156,7 @@ def test_a_key_enters_the_sums_when_it_leaves_the_window(window: int) -> None:
 
 def test_refusals() -> None:
     heads = Heads(count=1, key_dim=4)
-    with pytest.raises(ConfigError, match="window >= 0, got -1"):
+    with pytest.raises(ConfigError, match="window=-1 is not valid: Input should be greater than or equal to 0"):
         build("local_linear(window=-1)", heads)
     with pytest.raises(ConfigError, match="feature_map='identity'"):
         build("local_linear(feature_map=identity)", heads)

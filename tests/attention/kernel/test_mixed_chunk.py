@@ -136,7 +136,7 @@ def test_state_is_the_sum_of_whole_chunks_and_the_current_one(normaliser: str) -
 def test_seq_len_refuses_causal() -> None:
     with pytest.raises(UnsupportedError, match="length of the whole sequence"):
         build("mixed_chunk(normaliser=seq_len)", Heads(count=1, key_dim=4, causal=True))
-    with pytest.raises(ConfigError, match="chunk_size >= 1, got 0"):
+    with pytest.raises(ConfigError, match="chunk_size=0 is not valid: Input should be greater than or equal to 1"):
         build("mixed_chunk(chunk_size=0)", Heads(count=1, key_dim=4))
 
 

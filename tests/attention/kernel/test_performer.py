@@ -302,13 +302,13 @@ def test_facts_follow_the_options() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"feature_map": "softmax"}, "no feature_map='softmax'"),
-        ({"norms": "unit"}, "no norms='unit'"),
-        ({"form": "published"}, "no form='published'"),
-        ({"impl": "quadratic"}, "no impl='quadratic'"),
+        ({"feature_map": "softmax"}, "option feature_map='softmax' is not valid: valid: hyperbolic, positive, "),
+        ({"norms": "unit"}, "option norms='unit' is not valid: valid: chi, sqrt"),
+        ({"form": "published"}, "option form='published' is not valid: valid: paper, strict"),
+        ({"impl": "quadratic"}, "option impl='quadratic' is not valid: valid: auto, reference, torch"),
         ({"num_features": 7, "feature_map": "hyperbolic"}, "multiple"),
-        ({"num_features": 0}, "at least 1"),
-        ({"redraw_interval": 0}, "at least 1, or None"),
+        ({"num_features": 0}, "num_features=0 is not valid: Input should be greater than or equal to 1"),
+        ({"redraw_interval": 0}, "redraw_interval=0 is not valid: Input should be greater than or equal to 1"),
         ({"form": "paper", "feature_map": "relu"}, "feature_map='positive' only"),
     ],
 )

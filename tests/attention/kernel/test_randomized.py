@@ -156,7 +156,7 @@ def test_pieces_draw_what_the_whole_draws() -> None:
 
 def test_refusals() -> None:
     heads = Heads(count=1, key_dim=4)
-    with pytest.raises(ConfigError, match="num_samples=0"):
+    with pytest.raises(ConfigError, match="num_samples=0 is not valid: Input should be greater than or equal to 1"):
         build("randomized(num_samples=0)", heads)
     with pytest.raises(ConfigError, match="form='mean'"):
         build("randomized(form=mean, num_samples=2)", heads)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import regard
-from regard import ConfigError, Heads, UnsupportedError
+from regard import CheckpointError, ConfigError, Heads, InputError, ShapeError, UnsupportedError
 
 
 def sigmoid(x: float) -> float:
@@ -22,9 +22,9 @@ def features(name: str, x: list[float], rows: list[list[float]], sigma: list[flo
     return [y / math.sqrt(len(rows)) for y in found]
 
 
-def loops(mechanism, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+def loops(mechanism, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, inputs: dict | None = None) -> Tensor:
     """The recurrence, one slot after another; padding has g = 1 and no key. The queries are the last positions."""
-    name, causal, gated = mechanism.feature_map, mechanism.heads.causal, mechanism.gate
+    name, causal = mechanism.feature_map, mechanism.heads.causal
     batch, heads, queries, keys = *q.shape[:3], k.shape[2]
     out, group = torch.zeros(batch, heads, queries, v.shape[3], dtype=torch.float64), heads // k.shape[1]
     for b, h in itertools.product(range(batch), range(heads)):
@@ -42,8 +42,8 @@ def loops(mechanism, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None
             if mask is None or mask[b, j]:
                 key = torch.tensor(features(name, k[b, kv, j].tolist(), rows, sigma), dtype=torch.float64)
                 g, added = 1.0, 1.0
-                if gated:
-                    g = sigmoid((mechanism.gate_weight[kv] @ k[b, kv, j] + mechanism.gate_bias[kv]).item())
+                if inputs:
+                    g = math.exp(inputs["log_gate"][b, kv, j, 0].item())
                     added = 1 - g
                 s.mul_(g).add_(added * key[:, None] * v[b, kv, j])
                 z.mul_(g).add_(added * key)
@@ -59,6 +59,14 @@ def draw(queries: int = 9, keys: int = 9, seed: int = 0, dim: int = 4) -> tuple[
     shapes = ((2, 4, queries, dim), (2, 2, keys, dim), (2, 2, keys, 3))
     q, k, v = (torch.randn(*shape, generator=g, dtype=torch.float64) for shape in shapes)
     return q, k, v
+
+
+def gates(mechanism, length: int, seed: int = 1) -> dict[str, Tensor]:
+    """Inputs of a mechanism: none without a gate; logs of gates from 0.02 to 0.99, drawn apart from the keys."""
+    if not mechanism.gate:
+        return {}
+    g = torch.Generator().manual_seed(seed)
+    return {"log_gate": torch.nn.functional.logsigmoid(2 * torch.randn(2, 2, length, 1, generator=g).double())}
 
 
 def build(causal: bool = True, *, dim: int = 4, seed: int = 0, **options: object):
@@ -80,15 +88,17 @@ def test_equals_the_recurrence(options: dict) -> None:
     for causal in (True,) if options.get("gate") else (True, False):
         mechanism = build(causal, **options)
         for queries, key_mask in itertools.product((9, 4), (None, mask)):
-            q, k, v = draw(queries, 9)
-            expected = loops(mechanism, q, k, v, key_mask)
+            (q, k, v), inputs = draw(queries, 9), gates(mechanism, 9)
+            expected = loops(mechanism, q, k, v, key_mask, inputs)
             bound = 1e-10 * max(1, expected.abs().max())
-            assert (mechanism(q, k, v, key_mask=key_mask).values - expected).abs().max() < bound
-            assert (mechanism.definition(q, k, v, key_mask=key_mask) - expected).abs().max() < bound
+            given = {"key_mask": key_mask, "inputs": inputs}
+            assert (mechanism(q, k, v, **given).values - expected).abs().max() < bound
+            assert (mechanism.definition(q, k, v, **given) - expected).abs().max() < bound
     for n in range(1, 41) if options == {"gate": True} else ():
         q, k, v = (x[:1] for x in draw(n, n, seed=n))
-        expected = loops(mechanism, q, k, v)
-        assert (mechanism(q, k, v).values - expected).abs().max() < 1e-10 * max(1, expected.abs().max())
+        inputs = {"log_gate": gates(mechanism, n, seed=n)["log_gate"][:1]}
+        expected = loops(mechanism, q, k, v, None, inputs)
+        assert (mechanism(q, k, v, inputs=inputs).values - expected).abs().max() < 1e-10 * max(1, expected.abs().max())
 
 
 def test_gates_have_their_closed_form() -> None:
@@ -97,13 +107,14 @@ def test_gates_have_their_closed_form() -> None:
     with torch.no_grad():
         mechanism.log_sigma.fill_(20.0)  # a kernel so wide that every weight is 1
     q, k, v = draw(70, 70)
-    g = torch.sigmoid(torch.einsum("bhjd,hd->bhj", k, mechanism.gate_weight) + mechanism.gate_bias[:, None])
+    inputs = gates(mechanism, 70)
+    g = inputs["log_gate"][..., 0].exp()
     weights = torch.zeros(2, 2, 70, 70, dtype=torch.float64)
     for t, s in itertools.product(range(70), range(70)):
         if s <= t:
             weights[:, :, t, s] = (1 - g[:, :, s]) * g[:, :, s + 1 : t + 1].prod(-1)
     expected = (weights / weights.sum(-1, keepdim=True) @ v).repeat_interleave(2, 1)
-    assert (mechanism(q, k, v).values - expected).abs().max() < 1e-10
+    assert (mechanism(q, k, v, inputs=inputs).values - expected).abs().max() < 1e-10
 
 
 def test_a_gate_of_1_less_1_over_t_is_no_gate() -> None:
@@ -111,49 +122,138 @@ def test_a_gate_of_1_less_1_over_t_is_no_gate() -> None:
     gated, plain = build(gate=True, dim=5), build(dim=5)
     q, k, v = draw(150, 150, dim=5)
     t = torch.arange(1, 151, dtype=torch.float64)
-    k[..., 0] = (t - 1 + 1e-30).log().clamp_min(-60)  # sigmoid(log(t - 1)) = 1 - 1/t
+    raw = (t - 1 + 1e-30).log().clamp_min(-60)  # sigmoid(log(t - 1)) = 1 - 1/t
     with torch.no_grad():
-        gated.gate_weight.zero_()
-        gated.gate_weight[:, 0] = 1
         gated.gate_bias.zero_()
     assert torch.equal(gated.projection, plain.projection)
     expected = plain(q, k, v).values
-    assert (gated(q, k, v).values - expected).abs().max() < 1e-9 * expected.abs().max()
+    inputs = gated.activate({"log_gate": raw[:, None].expand(2, 2, -1, 1)})
+    assert (gated(q, k, v, inputs=inputs).values - expected).abs().max() < 1e-9 * expected.abs().max()
+
+
+def test_the_gate_is_the_sigmoid_of_what_the_layer_projects() -> None:
+    """log g = log sigmoid(w_g . x + b_g) with a b_g per head of keys that starts at 3, in float32 at least."""
+    mechanism = build(gate=True)
+    assert mechanism.gate_bias.tolist() == [3.0, 3.0]
+    assert dict(mechanism.info.inputs) == {"log_gate": regard.core.Input(slots="keys", heads="key", high=0.0)}
+    assert build().info.inputs == {}
+    with torch.no_grad():
+        mechanism.gate_bias.copy_(torch.tensor([0.5, -1.0]))
+    raw = torch.randn(2, 2, 6, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = mechanism.activate({"log_gate": raw})["log_gate"]
+    for b, h, i in itertools.product(range(2), range(2), range(6)):
+        expected = math.log(sigmoid(raw[b, h, i, 0].item() + (0.5, -1.0)[h]))
+        assert found[b, h, i, 0].item() == pytest.approx(expected, abs=1e-14)
+    assert mechanism.float().activate({"log_gate": raw.bfloat16()})["log_gate"].dtype == torch.float32
+
+
+def test_a_gate_of_1_writes_nothing_and_one_near_it_a_little() -> None:
+    """log g = 0 has weight exactly 0 with finite gradients; log g = -1e-12 has weight 1e-12, every digit of it."""
+    mechanism = build(gate=True, dim=5)
+    q, k, v = draw(9, 9, dim=5)
+    inputs = gates(mechanism, 9)
+    inputs["log_gate"][:, :, 3] = 0
+    x = [y.requires_grad_() for y in (q, k, v, inputs["log_gate"])]
+    out = mechanism(*x[:3], inputs={"log_gate": x[3]}).values
+    assert all(g.isfinite().all() for g in torch.autograd.grad(out.square().sum(), x))
+    real = torch.arange(9) != 3
+    kept = mechanism(q, k, v, key_mask=real.expand(2, -1), inputs=inputs).values
+    assert (out - kept).abs().max() < 1e-12
+    none = mechanism(q, k, v, inputs={"log_gate": torch.zeros_like(x[3])}).values
+    assert not none.any()
+    with torch.no_grad():
+        mechanism.log_sigma.fill_(20.0)  # a kernel so wide that every weight is 1
+        same = mechanism(q, k, v, inputs={"log_gate": torch.full_like(x[3], -1e-12)}).values
+    mean = v.cumsum(2) / torch.arange(1, 10)[:, None]
+    assert (same - mean.repeat_interleave(2, 1)).abs().max() < 1e-10
+
+
+def test_hidden_keys_have_no_gate() -> None:
+    """What stands under the mask as a gate, NaN included, forgets nothing, writes nothing and gets no gradient."""
+    mechanism = build(gate=True)
+    q, k, v = draw(30, 30)
+    mask = torch.rand(2, 30, generator=torch.Generator().manual_seed(5)) > 0.4
+    inputs = gates(mechanism, 30)["log_gate"]
+    expected = mechanism(q, k, v, key_mask=mask, inputs={"log_gate": inputs}).values
+    for other in (-7.0, float("nan")):
+        changed = torch.where(mask[:, None, :, None], inputs, other).requires_grad_()
+        for impl in (mechanism, build(gate=True, impl="reference")):
+            found = impl(q, k, v, key_mask=mask, inputs={"log_gate": changed}).values
+            assert (found - expected).abs().max() < 1e-10 * expected.abs().max()
+            (slope,) = torch.autograd.grad(found.square().sum(), changed)
+            assert slope.isfinite().all()
+            assert not slope[~mask[:, None, :, None].expand_as(slope)].any()
+
+
+def test_gates_are_required_and_bounded() -> None:
+    mechanism, x = build(gate=True), draw()
+    with pytest.raises(ShapeError, match="takes the inputs \\['log_gate'\\], got \\[\\]"):
+        mechanism(*x)
+    with pytest.raises(InputError, match="must lie in"):
+        mechanism(*x, inputs={"log_gate": 0.1 * torch.ones(2, 2, 9, 1, dtype=torch.float64)})
+    with pytest.raises(ShapeError, match="takes the inputs \\[\\], got"):
+        build()(*x, inputs=gates(mechanism, 9))
+
+
+def test_weights_of_a_gate_that_read_the_key_are_refused_by_name() -> None:
+    mechanism = build(gate=True)
+    written = {**mechanism.state_dict(), "gate_weight": torch.zeros(2, 4)}
+    with pytest.raises(
+        CheckpointError, match=r"rfa\(gate=True\) of version 0\.1 read its gate from the key.*train again"
+    ):
+        mechanism.load_state_dict(written)
+    inside = torch.nn.ModuleDict({"attention": mechanism})
+    with pytest.raises(CheckpointError, match=r"gate_weight was written by version 0\.1"):
+        inside.load_state_dict({f"attention.{name}": x for name, x in written.items()}, strict=False)
 
 
 @pytest.mark.parametrize("options", OPTIONS[:2], ids=str)
-def test_every_split_with_a_state_and_its_gradient(options: dict) -> None:
+@pytest.mark.parametrize("impl", ["auto", "reference"])
+def test_every_split_with_a_state_and_its_gradient(impl: str, options: dict) -> None:
     """Also that of the gates, through states whose scale is a constant to autograd; padding forgets nothing."""
-    mechanism, (q, k, v) = build(**options), draw(700, 700)
-    mask = torch.rand(2, 700, generator=torch.Generator().manual_seed(5)) > 0.3
-    mask[:, 50:650] = False
-    x = [y.requires_grad_() for y in (q, k, v)]
+    length = 700 if impl == "auto" else 120
+    mechanism, (q, k, v) = build(impl=impl, **options), draw(length, length)
+    mask = torch.rand(2, length, generator=torch.Generator().manual_seed(5)) > 0.3
+    mask[:, 50 : length - 50] = False
+    inputs = gates(mechanism, length)
+    x = [y.requires_grad_() for y in (q, k, v, *inputs.values())]
     leaves = [*x, *mechanism.parameters()]
-    whole = mechanism(*x, key_mask=mask).values
+    leaves = leaves if not mechanism.gate else leaves[:-1]  # the bias acts in `activate`
+    assert len(leaves) == 4 + mechanism.gate
+    whole = mechanism(*x[:3], key_mask=mask, inputs=inputs).values
     g = torch.randn(whole.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     wanted = torch.autograd.grad(whole, leaves, g)
-    for cuts in ((0, 35, 700), (0, 1, 2, 3, 66, 660, 700)):
+    for cuts in ((0, 35, length), (0, 1, 2, 3, 66, length - 40, length)):
         state, parts = mechanism.initial_state(2, dtype=torch.float64), []
         for a, b in itertools.pairwise(cuts):
-            out = mechanism(q[:, :, a:b], k[:, :, a:b], v[:, :, a:b], key_mask=mask[:, a:b], state=state)
+            piece = {name: y[:, :, a:b] for name, y in inputs.items()}
+            pieces = (y[:, :, a:b] for y in (q, k, v))
+            out = mechanism(*pieces, key_mask=mask[:, a:b], inputs=piece, state=state)
             state, parts = out.state, [*parts, out.values]
         split = torch.cat(parts, 2)
         assert (split - whole).abs().max() < 1e-9 * whole.abs().max()
         for one, other in zip(torch.autograd.grad(split, leaves, g), wanted, strict=True):
             assert (one - other).abs().max() < 1e-8 * other.abs().max()
-        assert state.nbytes == mechanism.state_nbytes(2, 700, torch.float64) == 2 * 2 * (12 * 4 + mechanism.gate) * 8
+        kept = (
+            2 * 2 * (12 * 4 + mechanism.gate) * 8 if impl == "auto" else 2 * 2 * length * (4 + 3 + mechanism.gate) * 8
+        )
+        assert mechanism.state_nbytes(2, length, torch.float64) == kept
+        assert state.nbytes == kept + (0 if impl == "auto" else mask.numel())
 
 
 def test_gates_stay_precise_over_a_long_past() -> None:
     """Float32 against float64, 2e-6: strong decay, whose logarithms reach thousands."""
     mechanism = build(gate=True, num_features=64)
+    raw = 3 * torch.randn(2, 2, 1500, 1, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     with torch.no_grad():
-        mechanism.gate_weight.mul_(3)
         mechanism.gate_bias.fill_(-1)
         mechanism.log_sigma.fill_(0.5)
+    inputs = mechanism.activate({"log_gate": raw})
+    assert inputs["log_gate"].sum(2).min() < -2000
     x = draw(1500, 1500)
-    exact = mechanism(*x).values
-    found = mechanism.float()(*(y.float() for y in x)).values
+    exact = mechanism(*x, inputs=inputs).values
+    single = {name: y.float() for name, y in inputs.items()}
+    found = mechanism.float()(*(y.float() for y in x), inputs=single).values
     assert (found - exact).abs().max() < 2e-6 * exact.abs().max()
 
 
@@ -217,6 +317,12 @@ def test_nonpositive_counts_rows_that_see_a_key() -> None:
         seen, below = seen + bool(keys), below + (bool(keys) and total <= 0)
     assert mechanism.nonpositive(q, k, key_mask=mask)[3].item() == pytest.approx(below / seen)
     assert 0 < below < seen
+    gated = build(sigma=0.2, gate=True)
+    inputs = gates(gated, 30)
+    inputs["log_gate"][:, :, ~mask[0]] = float("nan")
+    found = gated.nonpositive(q, k, key_mask=mask, inputs=inputs)
+    assert ((found >= 0) & (found <= 1)).all()
+    assert not torch.equal(found, mechanism.nonpositive(q, k, key_mask=mask))
 
 
 def test_the_length_of_a_vector_does_not_matter() -> None:
@@ -277,12 +383,12 @@ def test_gates_need_an_order() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"feature_map": "positive"}, "no feature_map='positive'"),
-        ({"impl": "quadratic"}, "no impl='quadratic'"),
+        ({"feature_map": "positive"}, "option feature_map='positive' is not valid: valid: arc_cosine, trigonometric"),
+        ({"impl": "quadratic"}, "option impl='quadratic' is not valid: valid: auto, reference, torch"),
         ({"num_features": 7}, "multiple"),
-        ({"sigma": 0.0}, "positive sigma"),
-        ({"pool_size": 0}, "pool_size must be at least 1"),
-        ({"redraw_interval": 0}, "redraw_interval must be at least 1"),
+        ({"sigma": 0.0}, "sigma=0.0 is not valid: Input should be greater than 0"),
+        ({"pool_size": 0}, "pool_size=0 is not valid: Input should be greater than or equal to 1"),
+        ({"redraw_interval": 0}, "redraw_interval=0 is not valid: Input should be greater than or equal to 1"),
     ],
 )
 def test_bad_options(options: dict, message: str) -> None:

@@ -115,7 +115,14 @@ def test_refusals(changes: dict[str, object], options: dict[str, object], error:
         regard.build("linformer", heads, **options)
 
 
-def test_too_many_keys() -> None:
+@pytest.mark.parametrize("impl", ["auto", "reference"])
+def test_too_many_keys(impl: str) -> None:
     q = draw(1, 2, 9, 4)
     with pytest.raises(regard.LimitError, match="max_length=8"):
-        build(8, rank=2)(q, q, q)
+        build(8, rank=2, impl=impl)(q, q, q)
+
+
+def test_names_of_weights() -> None:
+    assert list(build(8).state_dict()) == ["mixtures.key", "mixtures.value"]
+    assert list(build(8, share="layer").state_dict()) == ["mixtures.key"]
+    assert list(build(8, projection="mean").state_dict()) == []

@@ -329,6 +329,19 @@ def test_streams_of_any_pieces():
     assert mechanism.state_nbytes(2, 90, torch.float64) == 2 * 90 * 2 * ((6 + 5) * 8 + 2 * 4)
 
 
+def test_impl_reference_hashes_its_keys_again():
+    mechanism, plain = make(num_buckets=4, rounds=2), make(num_buckets=4, rounds=2, impl="reference")
+    x, v = randn(2, 2, 20, 6), randn(2, 2, 20, 5, seed=1)
+    state, out = plain.initial_state(2, dtype=torch.float64), []
+    for piece in torch.arange(20).split([11, 1, 8]):
+        answer = plain(*(y[:, :, piece] for y in (x, x, v)), state=state)
+        out.append(answer.values)
+        state = answer.state
+    assert_close(torch.cat(out, 2), mechanism(x, x, v).values, tolerance=1e-12, what="pieces")
+    assert set(state.tensors()) == {"k", "v"}
+    assert state.nbytes == plain.state_nbytes(2, 20, torch.float64) == 2 * 20 * 2 * (6 + 5) * 8
+
+
 @pytest.mark.parametrize("content", [float("nan"), 3.0])
 @pytest.mark.parametrize("causal", [True, False])
 def test_hidden_queries_give_zero(causal, content):
@@ -346,7 +359,7 @@ def test_work_stays_below_every_pair():
     flops = []
     for n in (1024, 2048, 4096):
         mechanism = make(count=1, key_dim=32, max_length=n, dtype=torch.float32)
-        assert mechanism.num_buckets == n // 64
+        assert mechanism.buckets == n // 64
         x, v = randn(1, 1, n, 32, dtype=torch.float32), randn(1, 1, n, 5, seed=1, dtype=torch.float32)
         found = count(lambda: mechanism(x, x, v))  # noqa: B023
         flops.append(found.flops)
@@ -360,13 +373,14 @@ def test_refusals():
     with pytest.raises(ConfigError, match="give num_buckets"):
         make()
     for options in ({"num_buckets": 3}, {"rounds": 0, "num_buckets": 2}, {"bucket_size": 0, "max_length": 8}):
-        with pytest.raises(ConfigError):
+        with pytest.raises(ConfigError, match=next(iter(options))):
             make(**options)
     with pytest.raises(ConfigError, match="share=True"):
         make(num_buckets=2, form="paper", share=False)
     for options in ({"form": "chunked"}, {"impl": "flex"}):
         with pytest.raises(ConfigError, match=next(iter(options))):
             make(num_buckets=2, **options)
-    assert make(max_length=1000, bucket_size=64).num_buckets == 16
-    with pytest.raises(LimitError, match="max_length=8"):
-        make(max_length=8)(*(randn(1, 2, 9, width) for width in (6, 6, 5)))
+    assert make(max_length=1000, bucket_size=64).buckets == 16
+    for impl in ("auto", "reference"):
+        with pytest.raises(LimitError, match="max_length=8"):
+            make(max_length=8, impl=impl)(*(randn(1, 2, 9, width) for width in (6, 6, 5)))

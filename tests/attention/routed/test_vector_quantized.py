@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import regard
-from regard import ConfigError, Heads, UnsupportedError
+from regard import ConfigError, Heads
 from regard.testing.compare import assert_close, assert_identical
 from regard.testing.counting import count
 
@@ -302,15 +302,23 @@ def test_compiled_training_is_one_graph_and_learns():
         assert_close(other, one, tolerance=2e-6, what=f"gradient of {name}")
 
 
-def test_impl_reference_has_no_state():
+def test_impl_reference_is_the_definition():
+    """Without losses and learning; its state keeps every key and value, and it quantises them again."""
     for causal in (True, False):
-        q, k, v = inputs(20)
+        x = inputs(20)
         slow, fast = (make(causal, num_codes=5, block_size=4, impl=impl).train() for impl in ("reference", "torch"))
-        got, wanted = slow(q, k, v), fast(q, k, v)
-        assert_close(got.values, wanted.values, tolerance=1e-10, what="values")
-        assert_close(got.losses["commitment"], wanted.losses["commitment"], tolerance=1e-12, what="loss")
-    with pytest.raises(UnsupportedError):
-        slow.initial_state(1)
+        got = slow(*x)
+        assert_close(got.values, fast(*x).values, tolerance=1e-10, what="values")
+        assert dict(got.losses) == dict(slow.info.losses) == {}
+        assert not slow.unlearnt
+    slow, fast = (make(num_codes=5, block_size=4, impl=impl) for impl in ("reference", "torch"))
+    state, out = slow.initial_state(1, dtype=torch.float64), []
+    for piece in torch.arange(20).split([7, 1, 12]):
+        answer = slow(*(y[:, :, piece] for y in x), state=state)
+        out.append(answer.values)
+        state = answer.state
+    assert_close(torch.cat(out, 2), fast(*x).values, tolerance=1e-10, what="pieces")
+    assert state.nbytes == slow.state_nbytes(1, 20, torch.float64) == 20 * 2 * (6 + 5) * 8
 
 
 def test_refusals():

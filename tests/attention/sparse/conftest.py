@@ -52,7 +52,7 @@ def decodes() -> Callable[..., None]:
         with torch.no_grad():
             for i in range(n):
                 now = slice(i, i + 1)
-                values, state, _ = mechanism(q[:, :, now], k[:, :, now], v[:, :, now], state=state)
+                values, state, *_ = mechanism(q[:, :, now], k[:, :, now], v[:, :, now], state=state)
                 for head in range(heads):
                     expected = softmax_over(sorted(sets(i, head)), q[:, head, i], k[:, 0], v[:, 0])
                     torch.testing.assert_close(values[:, head, 0], expected, rtol=0, atol=1e-10)

@@ -41,7 +41,9 @@ def test_it_is_dense_attention_inside_each_residue_class():
 
 
 def test_refusals():
-    with pytest.raises(ConfigError, match="dilation=1; 1 would be every key, which is softmax"):
+    with pytest.raises(
+        ConfigError, match="atrous: option dilation=1 is not valid: Input should be greater than or equal to 2"
+    ):
         build("atrous(dilation=1)", Heads(count=1, key_dim=4))
     with pytest.raises(UnsupportedError, match="same positions"):
         build("atrous", Heads(count=1, key_dim=4))(*(torch.zeros(1, 1, n, 4) for n in (3, 5, 5)))

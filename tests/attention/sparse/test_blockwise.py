@@ -79,7 +79,7 @@ def test_facts_follow_the_permutations():
     assert of("blockwise(blocks=1)") == (True, "length", True)
     assert of("blockwise(permutations=((0, 1), (-1, 0)))") == (True, "window", False)
     assert of("blockwise(permutations=((1, 0),))") == (False, "none", False)
-    assert of("blockwise(shift=0, impl=reference)") == (True, "none", True)
+    assert of("blockwise(shift=0, impl=reference)") == (True, "length", True)
 
 
 def test_causal_heads_are_refused_where_a_block_sees_a_later_one():
@@ -106,8 +106,8 @@ def test_more_positions_than_the_blocks_hold():
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("blockwise(blocks=0)", "blocks >= 1"),
-        ("blockwise(block_size=0)", "block_size >= 1"),
+        ("blockwise(blocks=0)", "option blocks=0 is not valid: Input should be greater than or equal to 1"),
+        ("blockwise(block_size=0)", "option block_size=0 is not valid: Input should be greater than or equal to 1"),
         ("blockwise(block_size=3)", "2 blocks of 3 positions do not hold"),
         ("blockwise(permutations=((0, 0),))", r"different blocks from 0 to 1, or -1 for none; got \(0, 0\)"),
         ("blockwise(permutations=((0, 2),))", r"got \(0, 2\)"),

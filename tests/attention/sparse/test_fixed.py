@@ -71,9 +71,9 @@ def test_facts_of_the_blocks():
 def test_refusals():
     causal = Heads(count=2, key_dim=4, causal=True)
     for spec, message in (
-        ("fixed(columns=0)", "1 <= columns <= stride"),
-        ("fixed(stride=4, columns=5)", "1 <= columns <= stride"),
-        ("fixed(part=both)", "'heads', 'block' or 'summary'"),
+        ("fixed(columns=0)", "option columns=0 is not valid: Input should be greater than or equal to 1"),
+        ("fixed(stride=4, columns=5)", "columns <= stride, got columns=5, stride=4"),
+        ("fixed(part=both)", "option part='both' is not valid: valid: block, heads, summary"),
     ):
         with pytest.raises(ConfigError, match=message):
             build(spec, causal)

@@ -51,7 +51,7 @@ def test_a_long_sequence_is_the_dense_softmax_over_its_sets():
 
 
 def test_refusals():
-    with pytest.raises(ConfigError, match="1 <= columns <= stride"):
+    with pytest.raises(ConfigError, match="columns <= stride, got columns=5, stride=4"):
         build("fixed_union(stride=4, columns=5)", Heads(count=1, key_dim=4, causal=True))
     with pytest.raises(UnsupportedError, match="past keys"):
         build("fixed_union", Heads(count=1, key_dim=4))

@@ -53,9 +53,9 @@ def test_one_block_over_everything_is_softmax():
 
 def test_refusals():
     causal = Heads(count=1, key_dim=4, causal=True)
-    for spec in ("image_local_1d(block_size=0)", "image_local_1d(memory=-1)"):
-        with pytest.raises(ConfigError, match="block_size >= 1 and memory >= 0"):
-            build(spec, causal)
+    for option, low in (("block_size=0", 1), ("memory=-1", 0)):
+        with pytest.raises(ConfigError, match=f"option {option} is not valid: .* greater than or equal to {low}"):
+            build(f"image_local_1d({option})", causal)
     with pytest.raises(UnsupportedError, match="generated before"):
         build("image_local_1d", Heads(count=1, key_dim=4))
 

@@ -117,9 +117,12 @@ def test_equal_options_share_one_layout():
 def test_refusals():
     for spec, message in (
         ("image_local_2d(width=28)", "16 columns do not divide width=28; these do: 1, 2, 4, 7, 14, 28"),
-        ("image_local_2d(channels=0)", "channels and query_block >= 1"),
-        ("image_local_2d(query_block=(0, 4))", "query_block >= 1"),
-        ("image_local_2d(flange=(-1, 4))", "flange >= 0"),
+        ("image_local_2d(channels=0)", "option channels=0 is not valid: .* greater than or equal to 1"),
+        (
+            "image_local_2d(query_block=(0, 4))",
+            r"option query_block=\(0, 4\) is not valid: .* greater than or equal to 1",
+        ),
+        ("image_local_2d(flange=(-1, 4))", r"option flange=\(-1, 4\) is not valid: .* greater than or equal to 0"),
     ):
         with pytest.raises(ConfigError, match=message):
             build(spec, CAUSAL)

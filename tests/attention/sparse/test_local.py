@@ -139,8 +139,6 @@ def test_refusals() -> None:
             build(spec, heads)
     with pytest.raises(UnsupportedError, match="auto, reference, torch, flex"):
         Local(heads, impl="triton")  # type: ignore[arg-type]
-    with pytest.raises(UnsupportedError, match="state"):
-        build("local(impl=reference)", heads).initial_state(1)
     both = build("local(window=2)", Heads(count=1, key_dim=4))
     with pytest.raises(UnsupportedError, match="same positions"):
         both(torch.zeros(1, 1, 3, 4), torch.zeros(1, 1, 5, 4), torch.zeros(1, 1, 5, 4))

@@ -55,6 +55,6 @@ def test_a_window_over_everything_is_softmax():
 
 
 def test_refusals():
-    for spec in ("local_atrous(window=-1)", "local_atrous(dilation=0)"):
-        with pytest.raises(ConfigError, match="window >= 0 and dilation >= 1"):
-            build(spec, Heads(count=1, key_dim=4))
+    for option, low in (("window=-1", 0), ("dilation=0", 1)):
+        with pytest.raises(ConfigError, match=f"option {option} is not valid: .* greater than or equal to {low}"):
+            build(f"local_atrous({option})", Heads(count=1, key_dim=4))

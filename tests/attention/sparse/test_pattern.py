@@ -140,7 +140,7 @@ def test_a_rule_for_each_head() -> None:
         torch.testing.assert_close(mechanism.definition(q, k, v), expected, rtol=0, atol=1e-10)
         state, found = mechanism.initial_state(2, dtype=torch.float64), []
         for a, b in ((0, 5), (5, 6), (6, 7), (7, n - 1), (n - 1, n)):
-            values, state, _ = mechanism(q[:, :, a:b], k[:, :, a:b], v[:, :, a:b], state=state)
+            values, state, *_ = mechanism(q[:, :, a:b], k[:, :, a:b], v[:, :, a:b], state=state)
             found.append(values)
         torch.testing.assert_close(torch.cat(found, 2), expected, rtol=0, atol=1e-10)
         alive = [j for j in range(n) if n - j <= 4 or n // 6 == j // 6 or j % 4 == 3]

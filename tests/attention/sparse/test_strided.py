@@ -69,8 +69,8 @@ def test_facts_of_the_window():
 def test_refusals():
     causal = Heads(count=2, key_dim=4, causal=True)
     for spec, message in (
-        ("strided(stride=0)", "stride >= 1"),
-        ("strided(part=both)", "'heads', 'window' or 'stride'"),
+        ("strided(stride=0)", "option stride=0 is not valid: Input should be greater than or equal to 1"),
+        ("strided(part=both)", "option part='both' is not valid: valid: heads, stride, window"),
     ):
         with pytest.raises(ConfigError, match=message):
             build(spec, causal)

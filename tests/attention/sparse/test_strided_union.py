@@ -39,7 +39,7 @@ def test_a_long_sequence_is_the_dense_softmax_over_its_sets():
 
 
 def test_refusals():
-    with pytest.raises(ConfigError, match="stride >= 1"):
+    with pytest.raises(ConfigError, match="option stride=0 is not valid: Input should be greater than or equal to 1"):
         build("strided_union(stride=0)", Heads(count=1, key_dim=4, causal=True))
     with pytest.raises(UnsupportedError, match="past keys; local_atrous"):
         build("strided_union", Heads(count=1, key_dim=4))

@@ -85,8 +85,11 @@ def test_streaming_slices_by_slot() -> None:
 def test_limits() -> None:
     mechanism = build()
     long = draw(1, 2, 41, 4)
-    with pytest.raises(regard.LimitError, match="max_length=40"):
-        mechanism(long, long, long[..., :3])
+    for limited in (mechanism, build(impl="reference")):
+        with pytest.raises(regard.LimitError, match="max_length=40"):
+            limited(long, long, long[..., :3])
+    with pytest.raises(regard.ConfigError, match="hidden=0"):
+        build(hidden=0)
     with pytest.raises(regard.ConfigError, match="max_length"):
         regard.build("dense_synthesizer", regard.Heads(count=1, key_dim=2))
     short = draw(1, 2, 5, 4)

@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.core import merge
-from regard.engines.sums import causal as causal_sums
-from regard.engines.sums import engine
+from regard.engines.sums import engine, passes
 from regard.engines.sums.engine import kernel_average
 from regard.engines.sums.step import Averaged
 from regard.features import FEATURE_MAPS, draw_projection
@@ -64,9 +63,10 @@ def case(
     q, k = randn(BATCH, KV_HEADS * group, queries, dim), randn(BATCH, KV_HEADS, keys, dim)
     v = randn(BATCH, KV_HEADS, keys, VALUE)
     options: dict = {"query_map": maps[0], "key_map": maps[1], "causal": causal, "normalise": normalise, "scale": 0.7}
-    features = map_.count(dim, map_.rows(8))
+    rows = 8 // map_.per_row
+    features = map_.count(dim, rows)
     if map_.random:
-        options["projection"] = torch.stack([draw_projection(map_.rows(8), dim, g) for _ in range(KV_HEADS)]).to(dtype)
+        options["projection"] = torch.stack([draw_projection(rows, dim, g) for _ in range(KV_HEADS)]).to(dtype)
     if weighted:
         options["log_weight"] = randn(BATCH, KV_HEADS, keys)
     if masked:
@@ -219,9 +219,9 @@ def test_no_later_token_changes_an_earlier_bit(maps: tuple[str, str], weighted: 
 
 def test_a_maximum_over_a_span_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     c = case(MAPS[5], queries=150, keys=150, dtype=torch.float32)
-    exact = causal_sums._scales
+    exact = passes.scales
 
-    def by_span(log: Tensor, top: Tensor, dtype: torch.dtype) -> causal_sums._Scales:
+    def by_span(log: Tensor, top: Tensor, dtype: torch.dtype) -> passes.Scales:
         """The same sums in real numbers, but relative to a maximum that later keys may raise."""
         highest = torch.maximum(top, log.amax((0, 2)))
         scales = exact(log, highest, dtype)
@@ -232,7 +232,7 @@ def test_a_maximum_over_a_span_would_be_caught(monkeypatch: pytest.MonkeyPatch) 
         return scales._replace(row=row, carry=carry)
 
     whole = run(c).values
-    monkeypatch.setattr(causal_sums, "_scales", by_span)
+    monkeypatch.setattr(passes, "scales", by_span)
     torch.testing.assert_close(run(c).values, whole, rtol=1e-4, atol=1e-4)
     assert any(first_change(c, at, 30.0) is not None for at in (33, 100))
 

@@ -152,7 +152,9 @@ def test_refusals() -> None:
         build("linear(feature_map=identity, normalise=False, regulariser=score_l1)", heads)
     with pytest.raises(ConfigError, match="cannot be negative"):
         build("linear(rotary=True, regulariser=entropy)", heads)
-    with pytest.raises(ConfigError, match="at least 0, got -1"):
+    with pytest.raises(
+        ConfigError, match=r"regulariser_weight=-1.0 is not valid: Input should be greater than or equal to 0"
+    ):
         build("linear(regulariser=entropy, regulariser_weight=-1.0)", heads)
     with pytest.raises(ConfigError, match="impl='auto' has"):
         build("linear(regulariser=entropy, impl=reference)", heads)

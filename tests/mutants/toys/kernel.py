@@ -228,8 +228,10 @@ class ToyProjection(Attention):
         self.down = nn.Parameter(torch.randn(4, heads.max_length, generator=drawn) * 0.5)
         self.offset = nn.Parameter(torch.randn(heads.value_width, generator=drawn))
 
+    def check_length(self, length: int) -> None:
+        self.require_length(length)
+
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
-        self.require_length(k.shape[2])
         dtype, exact = q.dtype, accumulation_dtype(q.dtype)
         with torch.autocast("cpu", enabled=False):
             q, k, v = (x.to(exact) for x in (q, expanded(k, q.shape[1]), expanded(v, q.shape[1])))

@@ -97,5 +97,6 @@ class Sigmoid(Scaled):
         count = allowed.sum(-1, keepdim=True)
         if self.form == "paper":
             count = k.shape[2] if call.key_mask is None else call.key_mask.sum(1)[:, None, None, None]
-        weights = torch.where(allowed, 1 / (1 + count * torch.exp(-logits.masked_fill(~allowed, 0.0))), 0.0)
+        odds = logits.masked_fill(~allowed, 0.0) - torch.as_tensor(count, dtype=logits.dtype).clamp(min=1).log()
+        weights = torch.where(allowed, torch.exp(-torch.logaddexp(-odds, torch.zeros_like(odds))), 0.0)
         return weights @ v.repeat_interleave(self.heads.group, 1)

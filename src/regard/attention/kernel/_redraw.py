@@ -1,60 +1,75 @@
 """Random features: projections drawn again on a schedule while training, and not twice when a block is recomputed."""
 
+from collections.abc import Mapping
+from typing import Annotated, ClassVar
+
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
 from regard.attention.kernel._base import Kernel
 from regard.core import generator, recomputing
 from regard.errors import ConfigError
-from regard.features import FeatureMap, draw_projection
+from regard.features import FEATURE_MAPS, FeatureMap, draw_projection
+from regard.options import weight
 
 
 class RandomKernel(Kernel):
-    """Template: one random map for queries and keys. A subclass sets these options, and then calls `take`."""
+    """Template: one random map for queries and keys.
 
-    feature_map: str
-    orthogonal: bool
-    redraw_interval: int | None
-    norms: str = "chi"
-    pool_size: int | None = None
-    projection: Tensor
-    calls: Tensor
+    A mechanism lists the choices of `feature_map` in `maps`, says how rows are drawn in `law`, and has set
+    `num_features` when it calls this `setup`.
+    """
 
-    def take(self, feature_map: FeatureMap, num_features: int) -> None:
-        """Store the map and draw its first projection.
+    maps: ClassVar[Mapping[str, str]]
+    """choices of `feature_map`, and the random maps that they stand for"""
 
-        Raises:
-            ConfigError: a number of features that the map does not make, a redraw_interval below 1.
-        """
-        dim, rows = self.heads.key_dim, feature_map.rows(num_features)
-        if self.redraw_interval is not None and self.redraw_interval < 1:
-            raise ConfigError(f"{self._name}: redraw_interval must be at least 1, or None, got {self.redraw_interval}")
-        if rows < 1 or feature_map.count(dim, rows) != num_features:
+    num_features: Annotated[int, Ge(1)] | None = None
+    """features per key"""
+    orthogonal: bool = True
+    """rows of W orthogonal in blocks of dim: less variance"""
+    redraw_interval: Annotated[int, Ge(1)] | None = 1000
+    """training calls between draws of W; None: never. A block that is recomputed (checkpointing) counts once;
+    evaluation never counts"""
+    projection: Tensor = weight()
+    """(kv_heads, rows, dim)"""
+    calls: Tensor = weight()
+    """in training, so far"""
+
+    @property
+    def query_map(self) -> FeatureMap:
+        return FEATURE_MAPS[self.maps[self.feature_map]]
+
+    @property
+    def features(self) -> int:
+        return self.key_map.count(self.heads.key_dim, self.projection.shape[1])
+
+    @property
+    def law(self) -> tuple[bool, str, int | None]:
+        """How rows are drawn: whether orthogonal, of which norms, and from a pool of how many draws (None: of all)."""
+        return self.orthogonal, "chi", None
+
+    def check_options(self) -> None:
+        """Refuse a number of features that the map does not make."""
+        fewest = self.key_map.per_row
+        if self.num_features is not None and self.num_features % fewest:
             raise ConfigError(
-                f"{self._name}(feature_map={self.feature_map!r}): num_features must be at least "
-                f"{feature_map.count(dim, 1)} and a multiple of it, got {num_features}"
+                f"{self._name}(feature_map={self.feature_map!r}): num_features must be a multiple of {fewest}, "
+                f"got {self.num_features}"
             )
-        self.query_map = self.key_map = feature_map
-        self.features = self.num_features = num_features
-        self.register_buffer("projection", self._drawn(self.heads.seed, rows))
+
+    def setup(self) -> None:
+        assert self.num_features is not None
+        self.register_buffer("projection", self._drawn(self.heads.seed, self.num_features // self.key_map.per_row))
         self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
 
     def _drawn(self, seed: int, rows: int) -> Tensor:
-        heads = self.heads
-        return draw(seed, 0, heads.kv_heads, rows, heads.key_dim, self.orthogonal, self.norms, self.pool_size)
+        return draw(seed, 0, self.heads.kv_heads, rows, self.heads.key_dim, *self.law)
 
     def projection_now(self) -> Tensor:
         if not self.training or self.redraw_interval is None:
             return self.projection
-        return scheduled_projection(
-            self.projection,
-            self.calls,
-            self.redraw_interval,
-            self.heads.seed,
-            self.orthogonal,
-            self.norms,
-            self.pool_size,
-        )
+        return scheduled_projection(self.projection, self.calls, self.redraw_interval, self.heads.seed, *self.law)
 
     def redraw(self, generator: torch.Generator) -> None:
         """Draw the projection again, now."""
@@ -63,7 +78,7 @@ class RandomKernel(Kernel):
 
 
 def draw(
-    seed: int, number: int, heads: int, rows: int, dim: int, orthogonal: bool, norms: str, pool: int | None = None
+    seed: int, number: int, heads: int, rows: int, dim: int, orthogonal: bool, norms: str, pool: int | None
 ) -> Tensor:
     """The draw of that number, (heads, rows, dim): each head has directions of its own.
 

@@ -1,22 +1,22 @@
 """Linear randomized attention: a few proposals shared by all queries, weighted by multiple importance sampling."""
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal, NamedTuple, final
+from typing import Annotated, ClassVar, Literal, NamedTuple, final
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from regard.core import Attended, Attention, ScoreBias, State, generator
+from regard.core import Attended, Attention, Call, accumulation_dtype, generator
 from regard.engines.sums.noise import counted_call, position_noise
-from regard.engines.sums.passes import accumulator
 from regard.engines.tiles import tiled
-from regard.errors import ConfigError, nearest
-from regard.info import Heads, Info, Supports
+from regard.errors import ConfigError
+from regard.info import Info, Supports
+from regard.options import weight
 from regard.patterns import everything
 
-ALPHAS, POOLS = ("full", "balance"), ("mean", "mixed")
 SMALLEST = 1e-8
 """to which the published code clamps alpha: the correction may take it below 0"""
 
@@ -49,16 +49,8 @@ class Lara(Attention):
     ceil((c + 1) L / C) - 1. Where there are as many queries as keys, `key_mask` is taken to hide queries too, from
     landmarks and from r: queries that stand for padding would otherwise change the others.
 
-    Args:
-        heads: what to serve.
-        num_landmarks: C.
-        alpha: "full" as above, "balance" without the correction.
-        coefficient: a, of alpha="full" (2 in published runs); None: 1.
-        pool: "mixed" replaces k~ by softmax(k~ k~^T) k~.
-
     Raises:
-        ConfigError: num_landmarks below 1, a negative coefficient or one of alpha="balance", an unknown alpha or
-            pool.
+        ConfigError: a coefficient of alpha="balance".
 
     Example:
         >>> from regard import Heads
@@ -69,79 +61,63 @@ class Lara(Attention):
     Source: Zheng, Wang, Kong 2022, Linear Complexity Randomized Self-attention Mechanism, section 4, and its code.
     """
 
-    info = Info(
+    default_info = Info(
         title="Linear randomized attention (LARA)",
         source="Zheng, Wang, Kong 2022, Linear Complexity Randomized Self-attention Mechanism, arXiv:2204.04667, "
         "section 4",
         supports=Supports(bidirectional=True, cross=True, key_mask=True),
         time=1,
         memory=1,
+        mixes_queries=True,
         stochastic=True,
     )
-
     samples: ClassVar[tuple[Mapping[str, object], ...]] = (
         {"num_landmarks": 4},
         {"num_landmarks": 7, "coefficient": 2.0, "pool": "mixed"},
         {"num_landmarks": 3, "alpha": "balance"},
     )
-
     reasons: ClassVar[Mapping[str, str]] = {
         "bias": "its weights are products of features, so no term can be added to a logit",
         "causal": "its landmarks are means over all positions, later ones included",
         "state": "its landmarks change with every token",
     }
 
-    seed: Tensor
-    calls: Tensor
+    num_landmarks: Annotated[int, Ge(1)] = 49
+    """C"""
+    alpha: Literal["full", "balance"] = "full"
+    """`full` as above, `balance` without the correction"""
+    coefficient: Annotated[float, Ge(0)] | None = None
+    """a, of `full` (2 in published runs); None: 1"""
+    pool: Literal["mean", "mixed"] = "mean"
+    """`mixed` replaces k~ by softmax(k~ k~^T) k~"""
+    seed: Tensor = weight()
+    calls: Tensor = weight()
+    """in training, so far"""
 
-    def __init__(
-        self,
-        heads: Heads,
-        *,
-        num_landmarks: int = 49,
-        alpha: Literal["full", "balance"] = "full",
-        coefficient: float | None = None,
-        pool: Literal["mean", "mixed"] = "mean",
-    ) -> None:
-        super().__init__(heads, num_landmarks=num_landmarks, alpha=alpha, coefficient=coefficient, pool=pool)
-        if alpha == "balance" and coefficient is not None:
-            raise ConfigError(f"lara: coefficient belongs to alpha='full', got {coefficient=}, {alpha=}")
-        coefficient = 1.0 if coefficient is None and alpha == "full" else coefficient
-        if num_landmarks < 1 or (coefficient or 0) < 0:
-            raise ConfigError(
-                f"lara needs num_landmarks >= 1 and coefficient >= 0, got {num_landmarks=}, {coefficient=}"
-            )
-        for name, value, allowed in (("alpha", alpha, ALPHAS), ("pool", pool, POOLS)):
-            if value not in allowed:
-                raise ConfigError(f"lara has no {name}={value!r}: {nearest(value, allowed)}")
-        self.num_landmarks, self.alpha, self.coefficient, self.pool = num_landmarks, alpha, coefficient, pool
+    def check_options(self) -> None:
+        if self.alpha == "balance" and self.coefficient is not None:
+            raise ConfigError(f"lara: coefficient belongs to alpha='full', got coefficient={self.coefficient}")
+
+    def setup(self) -> None:
+        if self.alpha == "full" and self.coefficient is None:
+            self.coefficient = 1.0
         for name in ("query", "key"):
-            source, dim = generator(heads.seed, "lara", name), heads.key_dim
+            source, dim = generator(self.heads.seed, "lara", name), self.heads.key_dim
             self.register_parameter(f"{name}_weight", nn.Parameter(torch.randn(dim, dim, generator=source) / dim**0.5))
             self.register_parameter(f"{name}_bias", nn.Parameter(torch.zeros(dim)))
             self.register_parameter(f"{name}_gain", nn.Parameter(torch.ones(dim)))
             self.register_parameter(f"{name}_shift", nn.Parameter(torch.zeros(dim)))
-        self.register_buffer("seed", torch.tensor(heads.seed))
+        self.register_buffer("seed", torch.tensor(self.heads.seed))
         self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
 
     def redraw(self, generator: torch.Generator) -> None:
         """Other draws in training."""
         self.seed.fill_(int(torch.randint(2**62, (), generator=generator)))
 
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        key_mask: Tensor | None,
-        bias: ScoreBias | None,
-        marks: Tensor | None,
-        state: State | None,
-    ) -> Attended:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         """f at every draw by tiles, then one weight per query and landmark."""
-        del bias, marks, state
-        dtype, asking = accumulator(q.dtype), key_mask if q.shape[2] == k.shape[2] else None
+        dtype, key_mask = accumulation_dtype(q.dtype), call.key_mask
+        asking = key_mask if q.shape[2] == k.shape[2] else None
         with torch.autocast(q.device.type, enabled=False):
             exact_q, exact_k = (x.to(dtype) * q.shape[3] ** -0.25 for x in (q, k))
             g = self._proposals(exact_q, exact_k, asking, key_mask)
@@ -156,7 +132,7 @@ class Lara(Attention):
             )
             lse = lse.masked_fill(lse.isneginf(), 0)  # without any key every f is 0, whatever its weight
             logits = exact_q @ g.draws.mT + (self._log_alpha(exact_q, g, asking) + (lse - _log_density(g))[:, :, None])
-            return Attended((logits.softmax(-1) @ values).to(q.dtype), None, {})
+            return Attended((logits.softmax(-1) @ values).to(q.dtype))
 
     def _proposals(self, q: Tensor, k: Tensor, asking: Tensor | None, real: Tensor | None) -> Proposals:
         count, heads = self.num_landmarks, self.heads
@@ -170,10 +146,12 @@ class Lara(Attention):
             draws = means + position_noise(q.detach(), source, 0, count, heads.count, 1)[0][:, :, 0].to(means.dtype)
         return Proposals(queries, means, draws)
 
+    def _affine(self, name: str) -> list[Tensor]:
+        """Weight and bias of the landmarks of queries or keys, then gain and shift of their normalisation."""
+        return [getattr(self, f"{name}_{part}") for part in ("weight", "bias", "gain", "shift")]
+
     def _landmark(self, name: str, means: Tensor) -> Tensor:
-        weight, bias, gain, shift = (
-            self.get_parameter(f"{name}_{part}").to(means.dtype) for part in ("weight", "bias", "gain", "shift")
-        )
+        weight, bias, gain, shift = (x.to(means.dtype) for x in self._affine(name))
         return F.layer_norm(F.linear(means, weight, bias), gain.shape, gain, shift)
 
     def _log_alpha(self, q: Tensor, g: Proposals, asking: Tensor | None) -> Tensor:
@@ -189,22 +167,12 @@ class Lara(Attention):
         alpha = balance.exp()[:, :, None] + self.coefficient * (ratings - ratings.mean(-1, keepdim=True))
         return alpha.clamp_min(SMALLEST).log()
 
-    def reference(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        key_mask: Tensor | None = None,
-        bias: ScoreBias | None = None,
-        marks: Tensor | None = None,
-    ) -> Tensor:
+    def reference(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         """Evaluation, where w_c = mu_c: element by element of the batch and landmark by landmark."""
-        del bias, marks
         out, (queries, keys) = [], (q.shape[2], k.shape[2])
         for row in range(q.shape[0]):
             real = torch.arange(keys, device=q.device)
-            real = real if key_mask is None else real[key_mask[row]]
+            real = real if call.key_mask is None else real[call.key_mask[row]]
             asking = real if queries == keys else torch.arange(queries, device=q.device)
             if len(real) == 0:
                 out.append(q.new_zeros(q.shape[1], queries, v.shape[3]) + 0 * q[row].sum())
@@ -230,7 +198,7 @@ class Lara(Attention):
         return torch.stack(out)
 
     def _explicit_landmarks(self, name: str, x: Tensor) -> Tensor:
-        weight, bias, gain, shift = (self.get_parameter(f"{name}_{p}") for p in ("weight", "bias", "gain", "shift"))
+        weight, bias, gain, shift = self._affine(name)
         count, length = self.num_landmarks, x.shape[1]
         bounds = [(c * length // count, -(-(c + 1) * length // count)) for c in range(count)]
         y = torch.stack([x[:, first:last].mean(1) for first, last in bounds], 1) @ weight.mT + bias

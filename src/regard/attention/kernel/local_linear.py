@@ -2,29 +2,24 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar, Literal, NamedTuple, final
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, final
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from regard.attention.kernel import Kernel, ratio, visible
-from regard.core import Attended, ScoreBias, State, Summary, merge
+from regard.attention.kernel import Kernel, ratio
+from regard.attention.kernel._exact import EXPLICIT_QUERIES, exact_average
+from regard.core import Attended, Call, accumulation_dtype, merge
 from regard.engines.sums.engine import kernel_average
-from regard.engines.sums.passes import accumulator
 from regard.engines.sums.step import Averaged
-from regard.engines.tiles import plain, tiled
-from regard.errors import ConfigError, nearest
-from regard.features import FEATURE_MAPS
-from regard.info import Heads, Info, Supports
-from regard.patterns import causal, everything
+from regard.info import Info, Supports
+from regard.options import weight
+from regard.patterns import Pattern, causal, everything
 from regard.patterns import window as within
-
-MAPS = ("elu_plus_one", "relu", "sigmoid", "softmax_features", "taylor")
-COMBINATIONS = ("share", "gate")
-FEW = 16
-"""up to this many queries on a state, an explicit mask: less to set up than tiles"""
+from regard.state import Entry, Summary, constant
 
 Part = tuple[Float[Tensor, "batch heads queries value"], Float[Tensor, "batch heads queries"]]
 """values and the log of their normaliser, as `merge` takes them"""
@@ -63,16 +58,6 @@ class LocalLinear(Kernel):
     `window` slots, and the sums of phi(k_j) v_j^T and phi(k_j) over all before them: a key enters the sums when it
     leaves the window. Lost: beyond the window weights are as sharp as phi allows.
 
-    Args:
-        heads: what to serve.
-        window: keys on either side; causal: past keys besides the query's own. 0: no near part, which leaves linear
-            attention.
-        feature_map: phi: elu_plus_one, relu, sigmoid, softmax_features, taylor.
-        combine: "share" one normaliser; "gate" the two averages, with a gate per head that reads the query.
-
-    Raises:
-        ConfigError: a negative window, an unknown feature map or combination.
-
     Example:
         >>> import torch
         >>> from regard.core import Heads
@@ -84,103 +69,85 @@ class LocalLinear(Kernel):
     normaliser: the hybrid of the exact-retrieval article.
     """
 
-    info = Info(
+    default_info = Info(
         title="Window and linear far field",
         source="Child et al. 2019, section 4, and Katharopoulos et al. 2020, Eqs. 4-12, under one normaliser",
-        supports=Supports(causal=True, bidirectional=True, key_mask=True, state=True, prefix=True),
+        supports=Supports.all(but=("cross", "bias", "marks", "dropout")),
         time=1,
         memory=1,
         state="constant",
     )
-
     samples: ClassVar[tuple[Mapping[str, object], ...]] = (
         {"window": 3},
         {"window": 2, "combine": "gate", "feature_map": "taylor"},
     )
-
     reasons: ClassVar[Mapping[str, str]] = {
         "bias": "its far weights are products of features, so no term can be added to a logit",
         "cross": "a window needs queries and keys at the same positions",
     }
 
-    def __init__(
-        self,
-        heads: Heads,
-        *,
-        window: int = 128,
-        feature_map: Literal["elu_plus_one", "relu", "sigmoid", "softmax_features", "taylor"] = "elu_plus_one",
-        combine: Literal["share", "gate"] = "share",
-    ) -> None:
-        super().__init__(heads, window=window, feature_map=feature_map, combine=combine)
-        if window < 0:
-            raise ConfigError(f"local_linear needs window >= 0, got {window}")
-        for name, value, allowed in (("feature_map", feature_map, MAPS), ("combine", combine, COMBINATIONS)):
-            if value not in allowed:
-                raise ConfigError(f"local_linear has no {name}={value!r}: {nearest(value, allowed)}")
-        self.window, self.feature_map, self.combine = window, feature_map, combine
-        self.query_map = self.key_map = FEATURE_MAPS[feature_map]
-        self.features = self.key_map.count(heads.key_dim)
-        self.pattern = (causal if heads.causal else everything) & within(window)
-        if combine == "gate":
-            self.gate_weight = nn.Parameter(torch.zeros(heads.count, heads.key_dim))
-            self.gate_bias = nn.Parameter(torch.zeros(heads.count))
+    window: Annotated[int, Ge(0)] = 128
+    """keys on either side; causal: past keys besides the query's own. 0: no near part, which leaves linear attention"""
+    combine: Literal["share", "gate"] = "share"
+    """`share` one normaliser; `gate` the two averages, with a gate per head that reads the query"""
+    gate_weight: nn.Parameter = weight()
+    """a"""
+    gate_bias: nn.Parameter = weight()
+    """b"""
+    pattern: Pattern = weight()
+    """what is near"""
 
     @classmethod
-    def facts(cls, **options: object) -> Info:
+    def facts(cls, options: Mapping[str, Any]) -> Info:
         """Without a near part it is linear attention, whose relu features may have nothing in common."""
-        window = options.get("window", 128)
+        near = options["window"] > 0
         return replace(
-            cls.info,
-            rows_sum_to_one=window != 0 or options.get("feature_map") != "relu",
-            sees_content_only=window == 0,
+            cls.default_info,
+            rows_sum_to_one=near or options["feature_map"] != "relu",
+            sees_content_only=not near,
         )
 
-    def by_sums(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None, state: State | None) -> Attended:
+    def setup(self) -> None:
+        self.pattern = (causal if self.heads.causal else everything) & within(self.window)
+        if self.combine == "gate":
+            self.gate_weight = nn.Parameter(torch.zeros(self.heads.count, self.heads.key_dim))
+            self.gate_bias = nn.Parameter(torch.zeros(self.heads.count))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         """Near by tiles, far by the kernel operator on keys that lag behind the queries."""
-        real = k.new_ones(k.shape[0], k.shape[2], dtype=torch.bool) if key_mask is None else key_mask
-        keys, start = Keys(k, v, real), self.start(q.shape[0], device=q.device, dtype=q.dtype)["sum"]
+        state, mask, sums = call.state, call.key_mask, None
+        keys = Keys(k, v, k.new_ones(k.shape[0], k.shape[2], dtype=torch.bool) if mask is None else mask)
         if state is not None:
             assert isinstance(state, Summary)
-            old, start = Keys(state["k"], state["v"], state["real"]), state["sum"]
-            keys = Keys(*(torch.cat(pair, -2 if pair[0].ndim > 2 else 1) for pair in zip(old, keys, strict=True)))
-        exact = q.to(accumulator(q.dtype))
-        wide, hidden = keys.to(exact.dtype), state is not None or key_mask is not None
+            sums, ring = state["sum"], Keys(state["k"], state["v"], state["real"])
+            keys = Keys(*(torch.cat(pair, -2 if pair[0].ndim > 2 else 1) for pair in zip(ring, keys, strict=True)))
+        exact = q.to(accumulation_dtype(q.dtype))
+        wide, hidden = keys.to(exact.dtype), state is not None or mask is not None
         lag = self.window + 1 if self.window else 0  # without a near part the query's own key is a far one
-        far, total = self._far(exact, wide, start, lag)
+        far, total = self._far(exact, wide, sums, lag)
         if not self.heads.causal:
-            (values, lse), _ = self._far(exact.flip(2), wide.flip(), start, self.window + 1)
+            (values, lse), _ = self._far(exact.flip(2), wide.flip(), sums, self.window + 1)
             far = merge([far, (values.flip(2), lse.flip(2))])
         values = self._combined(exact, self._near(exact, wide, hidden), far).to(q.dtype)
-        return Attended(values, None if state is None else self._later(state.length, keys, total, k.shape[2]), {})
+        return Attended(values, None if state is None else self._later(state.length, keys, total, k.shape[2]))
 
     def _near(self, q: Tensor, keys: Keys, hidden: bool) -> Part:
         if self.window == 0:
             return q.new_zeros(*q.shape[:3], keys.v.shape[3]), q.new_full(q.shape[:3], float("-inf"))
-        if hidden and q.shape[2] <= FEW < keys.k.shape[2]:
-            slots = torch.arange(keys.k.shape[2], device=q.device)
-            allowed = self.pattern.mask(slots[-q.shape[2] :], slots) & keys.real[:, None, None, :]
-            return plain(q, keys.k, keys.v, allowed, scale=self.heads.key_dim**-0.5)
-        return tiled(q, keys.k, keys.v, self.pattern, key_mask=keys.real if hidden else None)
+        explicit, real = hidden and q.shape[2] <= EXPLICIT_QUERIES < keys.k.shape[2], keys.real if hidden else None
+        return exact_average(q, keys.k, keys.v, self.pattern, real, explicit=explicit)
 
-    def _far(self, q: Tensor, keys: Keys, start: Tensor, lag: int) -> tuple[Part, Tensor]:
+    def _far(self, q: Tensor, keys: Keys, sums: Tensor | None, lag: int) -> tuple[Part, Tensor]:
         """Over the keys at least `lag` slots before each query, and the sums over all of these."""
         count = max(keys.k.shape[2] - lag, 0)
-        far = self._averaged(q, keys.between(0, count).behind(max(q.shape[2] - count, 0)), start)
+        far = self._averaged(q, keys.between(0, count).behind(max(q.shape[2] - count, 0)), sums)
         some = far.total > 0
         lse = torch.where(some, torch.where(some, far.total, 1).log(), float("-inf"))
         return (far.values, lse), far.sum
 
-    def _averaged(self, q: Tensor, keys: Keys, start: Tensor) -> Averaged:
-        return kernel_average(
-            q,
-            keys.k,
-            keys.v,
-            start,
-            query_map=self.query_map.name,
-            key_map=self.key_map.name,
-            causal=True,
-            key_mask=keys.real,
-        )
+    def _averaged(self, q: Tensor, keys: Keys, sums: Tensor | None) -> Averaged:
+        phi = self.key_map.name
+        return kernel_average(q, *keys[:2], sums, query_map=phi, key_map=phi, causal=True, key_mask=keys.real)
 
     def _combined(self, q: Tensor, near: Part, far: Part) -> Tensor:
         if self.combine == "share":
@@ -198,49 +165,28 @@ class LocalLinear(Kernel):
             total = self._averaged(leaving.k[:, :, :0], leaving, total).sum
         return Summary({"sum": total, "k": ring.k, "v": ring.v, "real": ring.real}, length + new)
 
-    def initial_state(
-        self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
-    ) -> Summary:
-        """Empty sums and a window of hidden slots."""
-        start = super().initial_state(batch, device=device, dtype=dtype)
-        shape = (batch, self.heads.kv_heads, self.window)
+    def state_layout(self) -> dict[str, Entry]:
+        """The sums, and a window of slots, hidden at first."""
+        heads, size = self.heads, self.window
         ring = {
-            "k": torch.zeros(*shape, self.heads.key_dim, device=device, dtype=dtype),
-            "v": torch.zeros(*shape, self.heads.value_width, device=device, dtype=dtype),
-            "real": torch.zeros(batch, self.window, device=device, dtype=torch.bool),
+            "k": constant(heads.kv_heads, size, heads.key_dim),
+            "v": constant(heads.kv_heads, size, heads.value_width),
         }
-        return Summary({**start.content, **ring})
+        return super().state_layout() | ring | {"real": constant(size, dtype=torch.bool)}
 
-    def state_nbytes(self, batch: int, length: int, dtype: torch.dtype) -> int:
-        """Constant: the sums, and `window` keys and values, with a byte per slot that says whether it is real."""
-        heads = self.heads
-        numbers = heads.kv_heads * (heads.key_dim + heads.value_width)
-        return super().state_nbytes(batch, length, dtype) + batch * self.window * (numbers * dtype.itemsize + 1)
-
-    def reference(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        key_mask: Tensor | None = None,
-        bias: ScoreBias | None = None,
-        marks: Tensor | None = None,
-    ) -> Tensor:
+    def reference(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         """Every weight, near and far."""
-        del bias, marks
-        group, (queries, keys) = self.heads.group, (q.shape[2], k.shape[2])
-        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-        i, j = torch.arange(keys - queries, keys, device=q.device)[:, None], torch.arange(keys, device=q.device)
-        seen = visible(q, k, self.heads.causal, key_mask)
-        near = seen & ((i - j).abs() <= self.window) & (self.window > 0)
+        k, v = (x.repeat_interleave(self.heads.group, 1) for x in (k, v))
+        i = torch.arange(q.shape[2], device=q.device)[:, None] + call.query_start
+        seen = call.visible(q, k)
+        near = seen & ((i - torch.arange(k.shape[2], device=q.device)).abs() <= self.window) & (self.window > 0)
         far = (self.query_map(q) @ self.key_map(k).mT).masked_fill(~seen | near, 0)
         logits = (torch.einsum("bhid,bhjd->bhij", q, k) / q.shape[-1] ** 0.5).masked_fill(~near, float("-inf"))
         top = logits.amax(-1, keepdim=True).detach()
         top = torch.where(top.isneginf(), 0, torch.where((far > 0).any(-1, keepdim=True), top.clamp_min(0), top))
         odds = torch.exp(logits - top)
         if self.combine == "share":
-            weights = odds + far * torch.exp(-top)
+            weights = odds + far * torch.exp(-top.clamp_min(0))  # below 0 there is no far key
             return ratio(weights @ v, weights.sum(-1, keepdim=True))
         sums = [x.sum(-1, keepdim=True) for x in (odds, far)]
         gate = 1 / (1 + torch.exp(-torch.einsum("bhid,hd->bhi", q, self.gate_weight) - self.gate_bias[:, None]))

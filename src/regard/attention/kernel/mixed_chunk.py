@@ -2,20 +2,18 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar, Literal, NamedTuple, final
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, final
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.attention.kernel import visible
-from regard.core import Attended, Attention, ScoreBias, State, Summary
-from regard.engines.sums.passes import accumulator
-from regard.errors import ConfigError, nearest
-from regard.info import Heads, Info, Supports
-
-NORMALISERS = ("const", "visible", "seq_len")
+from regard.core import Attended, Attention, Call, accumulation_dtype
+from regard.info import Info, Supports
+from regard.options import weight
+from regard.state import Entry, Summary, constant
 
 
 class Projected(NamedTuple):
@@ -36,17 +34,7 @@ class MixedChunk(Attention):
     of k''_j v_j^T over whole chunks, and the keys and values of the current one. Lost: across chunks weights are plain
     inner products, which may be negative. Chunks begin at multiples of G, so left padding is refused.
 
-    Args:
-        heads: what to serve.
-        chunk_size: G.
-        normaliser: what public codes disagree on. "const" divides by G, so that the linear part grows with the number
-            of chunks. "visible" takes relu(q' . k' / sqrt(dim) + b)^2, and divides each part by the number of keys that
-            the query sees in it. "seq_len" is "const" whose linear part is divided by the number of keys in the call:
-            the paper's, for whole sequences only.
-        toeplitz: learn b, a logit per head and distance within the chunk, from 0; without it b = 0.
-
     Raises:
-        ConfigError: a chunk_size below 1, an unknown normaliser.
         UnsupportedError: causal with normaliser="seq_len", which would divide early outputs by what follows.
 
     Example:
@@ -59,10 +47,10 @@ class MixedChunk(Attention):
     Source: Hua et al. 2022, Transformer Quality in Linear Time, section 3.2 and its code 1.
     """
 
-    info = Info(
+    default_info = Info(
         title="Mixed chunk (FLASH)",
         source="Hua et al. 2022, Transformer Quality in Linear Time, arXiv:2202.10447, section 3.2",
-        supports=Supports(causal=True, bidirectional=True, key_mask=True, state=True, prefix=True),
+        supports=Supports.all(but=("cross", "bias", "marks", "dropout")),
         time=1,
         memory=1,
         state="constant",
@@ -70,13 +58,11 @@ class MixedChunk(Attention):
         nonnegative=False,
         anchored=True,
     )
-
     samples: ClassVar[tuple[Mapping[str, object], ...]] = (
         {"chunk_size": 4},
         {"chunk_size": 3, "normaliser": "visible", "toeplitz": True},
         {"chunk_size": 5, "normaliser": "seq_len"},
     )
-
     reasons: ClassVar[Mapping[str, str]] = {
         "bias": "its bias is its own, within the chunk: toeplitz=True",
         "causal": "normaliser='seq_len' divides by the length of the whole sequence; 'const' and 'visible' do not",
@@ -84,58 +70,55 @@ class MixedChunk(Attention):
         "state": "normaliser='seq_len' divides by the length of the whole sequence",
     }
 
-    def __init__(
-        self,
-        heads: Heads,
-        *,
-        chunk_size: int = 256,
-        normaliser: Literal["const", "visible", "seq_len"] = "const",
-        toeplitz: bool = False,
-    ) -> None:
-        super().__init__(heads, chunk_size=chunk_size, normaliser=normaliser, toeplitz=toeplitz)
-        if chunk_size < 1:
-            raise ConfigError(f"mixed_chunk needs chunk_size >= 1, got {chunk_size}")
-        if normaliser not in NORMALISERS:
-            raise ConfigError(f"mixed_chunk has no normaliser={normaliser!r}: {nearest(normaliser, NORMALISERS)}")
-        self.chunk_size, self.normaliser, self.toeplitz = chunk_size, normaliser, toeplitz
-        self.counted = normaliser == "visible"
-        self.divisor = heads.key_dim**0.5 if self.counted else float(chunk_size)
+    chunk_size: Annotated[int, Ge(1)] = 256
+    """G"""
+    normaliser: Literal["const", "visible", "seq_len"] = "const"
+    """what public codes disagree on. `const` divides by G, so that the linear part grows with the number of chunks.
+    `visible` takes relu(q' . k' / sqrt(dim) + b)^2, and divides each part by the number of keys that the query sees in
+    it. `seq_len` is `const` whose linear part is divided by the number of keys in the call: the paper's, for whole
+    sequences only"""
+    toeplitz: bool = False
+    """learn b, a logit per head and distance within the chunk, from 0; without it b = 0"""
+    query_gain: nn.Parameter = weight()
+    query_offset: nn.Parameter = weight()
+    key_gain: nn.Parameter = weight()
+    key_offset: nn.Parameter = weight()
+    """quadratic, then linear"""
+    table: nn.Parameter = weight()
+    """b"""
+
+    @classmethod
+    def facts(cls, options: Mapping[str, Any]) -> Info:
+        """The paper's normaliser needs the whole sequence."""
+        if options["normaliser"] != "seq_len":
+            return cls.default_info
+        supports = replace(cls.default_info.supports, causal=False, state=False, prefix=False)
+        return replace(cls.default_info, supports=supports, state="none")
+
+    def setup(self) -> None:
+        heads = self.heads
         for name, count in (("query", heads.count), ("key", heads.kv_heads)):
             self.register_parameter(f"{name}_gain", nn.Parameter(torch.ones(2, count, 1, heads.key_dim)))
             self.register_parameter(f"{name}_offset", nn.Parameter(torch.zeros(2, count, 1, heads.key_dim)))
-        if toeplitz:
-            distances = chunk_size if heads.causal else 2 * chunk_size - 1
+        if self.toeplitz:
+            distances = self.chunk_size if heads.causal else 2 * self.chunk_size - 1
             self.table = nn.Parameter(torch.zeros(heads.count, distances))
 
-    query_gain: Tensor
-    query_offset: Tensor
-    key_gain: Tensor
-    key_offset: Tensor
-    """quadratic, then linear"""
+    @property
+    def counted(self) -> bool:
+        """Whether real keys are counted."""
+        return self.normaliser == "visible"
 
-    @classmethod
-    def facts(cls, **options: object) -> Info:
-        """The paper's normaliser needs the whole sequence."""
-        if options.get("normaliser") != "seq_len":
-            return cls.info
-        supports = replace(cls.info.supports, causal=False, state=False, prefix=False)
-        return replace(cls.info, supports=supports, state="none")
+    @property
+    def divisor(self) -> float:
+        """Of the logits."""
+        return self.heads.key_dim**0.5 if self.counted else float(self.chunk_size)
 
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        key_mask: Tensor | None,
-        bias: ScoreBias | None,
-        marks: Tensor | None,
-        state: State | None,
-    ) -> Attended:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         """The chunks that hold queries against themselves, and against the sum over the chunks before."""
-        del bias, marks
+        state = call.state
         assert state is None or isinstance(state, Summary)
-        real = k.new_ones(k.shape[0], k.shape[2], dtype=torch.bool) if key_mask is None else key_mask
+        real = k.new_ones(k.shape[0], k.shape[2], dtype=torch.bool) if call.key_mask is None else call.key_mask
         if state is not None:
             kept = state.length % self.chunk_size
             k, v = (torch.cat([state[name][:, :, :kept], x], 2) for name, x in (("k", k), ("v", v)))
@@ -144,13 +127,13 @@ class MixedChunk(Attention):
         with torch.autocast(q.device.type, enabled=False):
             values, later = self._averaged(q, k, v, real, state)
         if state is None:
-            return Attended(values, None, {})
+            return Attended(values)
         rest = k.shape[2] % self.chunk_size
         free, done = self.chunk_size - rest, k.shape[2] - rest
         content = {**later, **{name: F.pad(x[:, :, done:], (0, 0, 0, free)) for name, x in (("k", k), ("v", v))}}
         if self.counted:
             content["real"] = F.pad(real[:, done:], (0, free))
-        return Attended(values, Summary(content, state.length - kept + k.shape[2]), {})
+        return Attended(values, Summary(content, state.length - kept + k.shape[2]))
 
     def _averaged(
         self, q: Tensor, k: Tensor, v: Tensor, real: Tensor, state: Summary | None
@@ -159,7 +142,7 @@ class MixedChunk(Attention):
         (queries, keys), size, kv_heads = (q.shape[2], k.shape[2]), self.chunk_size, k.shape[1]
         width = min(size, keys)  # one chunk is as long as the call
         spare = -keys % width
-        chunks, dtype = (keys + spare) // width, accumulator(q.dtype)
+        chunks, dtype = (keys + spare) // width, accumulation_dtype(q.dtype)
         key = self._projected(k.to(dtype), self.key_gain, self.key_offset)
         # values beyond the end and under the mask are 0, which removes their keys
         columns = F.pad(v.to(dtype), (0, 0, 0, spare)).unflatten(2, (chunks, width))
@@ -223,49 +206,23 @@ class MixedChunk(Attention):
     def _projected(x: Tensor, gain: Tensor, offset: Tensor) -> Projected:
         return Projected(*(torch.addcmul(o, x, g) for g, o in zip(gain.to(x.dtype), offset.to(x.dtype), strict=True)))
 
-    def initial_state(
-        self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
-    ) -> Summary:
-        """No whole chunk, and nothing in the current one."""
-        if not self.info.supports.state:
-            self.refuse("state", "state")
+    def state_layout(self) -> dict[str, Entry]:
+        """The sums over whole chunks, and the current one; `visible` counts real keys."""
         heads, size = self.heads, self.chunk_size
-        kept = accumulator(torch.get_default_dtype() if dtype is None else dtype)
-        shape = (batch, heads.kv_heads)
-        content = {
-            "sum": torch.zeros(*shape, heads.key_dim, heads.value_width, device=device, dtype=kept),
-            "k": torch.zeros(*shape, size, heads.key_dim, device=device, dtype=dtype),
-            "v": torch.zeros(*shape, size, heads.value_width, device=device, dtype=dtype),
+        layout = {
+            "sum": constant(heads.kv_heads, heads.key_dim, heads.value_width, dtype="accumulation"),
+            "k": constant(heads.kv_heads, size, heads.key_dim),
+            "v": constant(heads.kv_heads, size, heads.value_width),
         }
         if self.counted:
-            content["count"] = torch.zeros(batch, device=device, dtype=kept)
-            content["real"] = torch.zeros(batch, size, device=device, dtype=torch.bool)
-        return Summary(content)
+            layout |= {"count": constant(dtype="accumulation"), "real": constant(size, dtype=torch.bool)}
+        return layout
 
-    def state_nbytes(self, batch: int, length: int, dtype: torch.dtype) -> int:
-        """Constant: dim x value sums and chunk_size keys and values per head of keys; "visible" counts real keys."""
-        if not self.info.supports.state:
-            self.refuse("state", "state")
-        heads, kept = self.heads, accumulator(dtype).itemsize
-        sums = heads.key_dim * heads.value_width * kept
-        chunk = self.chunk_size * (heads.key_dim + heads.value_width) * dtype.itemsize
-        return batch * (heads.kv_heads * (sums + chunk) + (kept + self.chunk_size) * self.counted)
-
-    def reference(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        key_mask: Tensor | None = None,
-        bias: ScoreBias | None = None,
-        marks: Tensor | None = None,
-    ) -> Tensor:
+    def reference(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         """One materialised matrix."""
-        del bias, marks
-        group, (queries, keys), size = self.heads.group, (q.shape[2], k.shape[2]), self.chunk_size
-        i, j = torch.arange(keys - queries, keys, device=q.device)[:, None], torch.arange(keys, device=q.device)
-        seen = visible(q, k, self.heads.causal, key_mask)
+        group, size, seen = self.heads.group, self.chunk_size, call.visible(q, k)
+        i = torch.arange(q.shape[2], device=q.device)[:, None] + call.query_start
+        j = torch.arange(k.shape[2], device=q.device)
         own = seen & (i // size == j // size)
         others = seen & (j // size < i // size) if self.heads.causal else seen
         (q_quad, q_lin), (k_quad, k_lin) = (

@@ -3,26 +3,19 @@
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar, Literal, final
+from typing import Annotated, Any, ClassVar, Literal, final
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
-from regard.attention.kernel import RandomKernel, ratio, visible
-from regard.core import Attended, ScoreBias, State
+from regard.attention.kernel import RandomKernel, ratio
+from regard.core import Attended, Call
 from regard.engines.sums.engine import kernel_average
 from regard.engines.sums.passes import LOWEST
 from regard.engines.sums.published import PAPER_EPSILON, published_features
-from regard.errors import ConfigError, nearest
-from regard.features import FEATURE_MAPS
-from regard.info import Heads, Info, Supports
-
-MAPS = {
-    "positive": "positive_random",
-    "hyperbolic": "hyperbolic_random",
-    "trigonometric": "trigonometric",
-    "relu": "relu_random",
-}
+from regard.errors import ConfigError
+from regard.info import Info, Supports
 
 
 @final
@@ -40,22 +33,9 @@ class Performer(RandomKernel):
     Strictly causal: each key is scaled by its own largest feature, each query by the largest key so far. There is no
     epsilon. Features below 2e-18 of a vector's largest count as that much, so that every total is positive.
 
-    Args:
-        num_features: features per key; None: dim log(dim), at least dim, rounded up to an even number.
-        feature_map: "positive", "hyperbolic" (less variance at equal num_features), "trigonometric" (unbiased too, but
-            signed), "relu" (ReLU(W x') + 0.001: another kernel, no estimate).
-        orthogonal: rows of W orthogonal in blocks of dim: less variance.
-        norms: of the rows: "chi" unbiased; "sqrt" all sqrt(dim).
-        redraw_interval: training calls between draws of W; None: never. A block that is recomputed (checkpointing)
-            counts once; evaluation never counts.
-        form: "paper" is the published stabiliser: one maximum over all keys, later ones included, and 1e-4 added to
-            every feature. In causal use it leaks the future, and it has no state.
-        impl: "auto" and "torch" are the chunked operator, "reference" the definition (no state,
-            and no schedule: only `redraw` draws again).
-
     Raises:
-        ConfigError: an option outside its values, an odd num_features for a map with pairs of features, form="paper"
-            with another map than "positive".
+        ConfigError: an odd num_features for a map with pairs of features, form="paper" with another map than
+            "positive".
 
     Example:
         >>> import torch
@@ -67,10 +47,10 @@ class Performer(RandomKernel):
     Source: Choromanski et al. 2021, Eqs. 5-7, Lemma 1, section 2.4; redrawing: its section 4.2.
     """
 
-    info = Info(
+    default_info = Info(
         title="Performer (FAVOR+)",
         source="Choromanski et al. 2021, Rethinking Attention with Performers, arXiv:2009.14794, Eqs. 5-7, Lemma 1",
-        supports=Supports(causal=True, bidirectional=True, cross=True, key_mask=True, state=True, prefix=True),
+        supports=Supports.all(but=("bias", "marks", "dropout")),
         time=1,
         memory=1,
         state="constant",
@@ -79,118 +59,89 @@ class Performer(RandomKernel):
         approximates="softmax",
         knob="num_features",
     )
-
     samples: ClassVar[tuple[Mapping[str, object], ...]] = (
         {},
         {"num_features": 12, "feature_map": "relu", "norms": "sqrt"},
         {"form": "paper"},
     )
-
     reasons: ClassVar[Mapping[str, str]] = {
         "bias": "its weights are products of features, so no term can be added to a logit",
-        "state": "only impl='auto' or 'torch' with form='strict' has one",
+        "state": "form='paper' divides by the largest key of the whole call",
+    }
+    maps: ClassVar[Mapping[str, str]] = {
+        "positive": "positive_random",
+        "hyperbolic": "hyperbolic_random",
+        "trigonometric": "trigonometric",
+        "relu": "relu_random",
     }
 
-    def __init__(
-        self,
-        heads: Heads,
-        *,
-        num_features: int | None = None,
-        feature_map: Literal["positive", "hyperbolic", "trigonometric", "relu"] = "positive",
-        orthogonal: bool = True,
-        norms: Literal["chi", "sqrt"] = "chi",
-        redraw_interval: int | None = 1000,
-        form: Literal["strict", "paper"] = "strict",
-        impl: Literal["auto", "torch", "reference"] = "auto",
-    ) -> None:
-        super().__init__(
-            heads,
-            num_features=num_features,
-            feature_map=feature_map,
-            orthogonal=orthogonal,
-            norms=norms,
-            redraw_interval=redraw_interval,
-            form=form,
-            impl=impl,
-        )
-        for name, value, allowed in (
-            ("feature_map", feature_map, (*MAPS,)),
-            ("norms", norms, ("chi", "sqrt")),
-            ("form", form, ("strict", "paper")),
-            ("impl", impl, ("auto", "torch", "reference")),
-        ):
-            if value not in allowed:
-                raise ConfigError(f"performer has no {name}={value!r}: {nearest(str(value), allowed)}")
-        if form == "paper" and feature_map != "positive":
-            raise ConfigError(f"performer(form='paper') has feature_map='positive' only, got {feature_map!r}")
-        dim = heads.key_dim
-        if num_features is None:
-            num_features = 2 * math.ceil(max(dim, dim * math.log(dim)) / 2)
-        self.scale = dim**-0.25
-        self.feature_map, self.orthogonal, self.norms = feature_map, orthogonal, norms
-        self.redraw_interval, self.form, self.impl = redraw_interval, form, impl
-        self.take(FEATURE_MAPS[MAPS[feature_map]], num_features)
+    num_features: Annotated[int, Ge(1)] | None = None
+    """features per key; None: dim log(dim), at least dim, rounded up to an even number"""
+    feature_map: Literal["positive", "hyperbolic", "trigonometric", "relu"] = "positive"
+    """`hyperbolic` has less variance at equal num_features, `trigonometric` is unbiased too, but signed, `relu` is
+    ReLU(W x') + 0.001: another kernel, no estimate"""
+    norms: Literal["chi", "sqrt"] = "chi"
+    """of the rows: `chi` unbiased; `sqrt` all sqrt(dim)"""
+    form: Literal["strict", "paper"] = "strict"
+    """`paper` is the published stabiliser: one maximum over all keys, later ones included, and 1e-4 added to every
+    feature. In causal use it leaks the future, and it has no state"""
+    impl: Literal["auto", "reference", "torch"] = "auto"
+    """`auto` and `torch` are the chunked operator, `reference` the definition (no schedule: only `redraw` draws)"""
 
     @classmethod
-    def facts(cls, **options: object) -> Info:
+    def facts(cls, options: Mapping[str, Any]) -> Info:
         """What the estimate is of, and what the forms other than the default lack."""
-        map_, paper = options.get("feature_map", "positive"), options.get("form") == "paper"
+        map_, paper = options["feature_map"], options["form"] == "paper"
         # the trigonometric total may come near 0 or below: its variance falls, the error of the ratio has no bound
-        estimates = map_ in ("positive", "hyperbolic") and options.get("norms", "chi") == "chi" and not paper
-        explicit = options.get("impl") == "reference"
+        estimates = map_ in ("positive", "hyperbolic") and options["norms"] == "chi" and not paper
         return replace(
-            cls.info,
-            supports=replace(cls.info.supports, state=not paper and not explicit),
-            time=2 if explicit else 1,
-            memory=2 if explicit else 1,
-            state="none" if paper or explicit else "constant",
+            cls.default_info,
+            supports=replace(cls.default_info.supports, state=not paper),
+            state="none" if paper else "constant",
             nonnegative=map_ != "trigonometric",
             approximates="softmax" if estimates else None,
             knob="num_features" if estimates else None,
             leaks=paper,
         )
 
-    def by_sums(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None, state: State | None) -> Attended:
-        if self.form == "paper":
-            return Attended(self._paper(q, k, v, key_mask), None, {})
-        return super().by_sums(q, k, v, key_mask=key_mask, state=state)
+    def check_options(self) -> None:
+        super().check_options()
+        if self.form == "paper" and self.feature_map != "positive":
+            raise ConfigError(f"performer(form='paper') has feature_map='positive' only, got {self.feature_map!r}")
 
-    def _paper(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
-        """Linear attention on features stabilised by the largest key of the call, future ones included."""
-        fq, fk = published_features(q, k, self.projection_now(), self.scale, key_mask)
-        start = torch.zeros(*k.shape[:2], self.features, v.shape[3] + 1, dtype=fk.dtype, device=k.device)
-        averaged = kernel_average(
-            fq,
-            fk,
-            v.to(fk.dtype),
-            start,
-            query_map="identity",
-            key_map="identity",
-            causal=self.heads.causal,
-            key_mask=key_mask,
-        )
-        return averaged.values
+    def setup(self) -> None:
+        dim = self.heads.key_dim
+        if self.num_features is None:
+            self.num_features = 2 * math.ceil(max(dim, dim * math.log(dim)) / 2)
+        super().setup()
 
-    def reference(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        key_mask: Tensor | None = None,
-        bias: ScoreBias | None = None,
-        marks: Tensor | None = None,
-    ) -> Tensor:
+    @property
+    def scale(self) -> float:
+        return self.heads.key_dim**-0.25
+
+    @property
+    def law(self) -> tuple[bool, str, int | None]:
+        return self.orthogonal, self.norms, None
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
+        """By sums; of the paper's form on features stabilised by the largest key of the call, future ones included."""
+        if self.form == "strict":
+            return super().attend(q, k, v, call)
+        fq, fk = published_features(q, k, self.projection_now(), self.scale, call.key_mask)
+        v, mask, causal = v.to(fk.dtype), call.key_mask, self.heads.causal
+        result = kernel_average(fq, fk, v, query_map="identity", key_map="identity", causal=causal, key_mask=mask)
+        return Attended(result.values)
+
+    def reference(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         """Every weight from every feature (queries x keys x features numbers), divided by its row's sum."""
-        del bias, marks
-        seen = visible(q, k, self.heads.causal, key_mask)
+        seen = call.visible(q, k)
         k, v, w = (x.repeat_interleave(self.heads.group, -3) for x in (k, v, self.projection.to(q.dtype)))
         q, k = q / q.shape[-1] ** 0.25, k / k.shape[-1] ** 0.25
         a, b = torch.einsum("bhid,hrd->bhir", q, w)[..., None, :], torch.einsum("bhjd,hrd->bhjr", k, w)[..., None, :, :]
         half = (k * k).sum(-1)[..., None, :] / 2
         if self.form == "paper":
             norm_q, norm_k = ((x * x).sum(-1, keepdim=True) / 2 for x in (q, k))
-            weights = self._paper_weights(a[..., 0, :], b[..., 0, :, :], norm_q, norm_k, key_mask)
+            weights = self._paper_weights(a[..., 0, :], b[..., 0, :, :], norm_q, norm_k, call.key_mask)
         elif self.feature_map == "relu":
             weights = ((a.clamp_min(0) + 1e-3) * (b.clamp_min(0) + 1e-3)).sum(-1)
         elif self.feature_map == "trigonometric":

@@ -2,27 +2,23 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar, Literal, final
+from typing import Annotated, Any, ClassVar, Literal, final
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge
 from jaxtyping import Int
 from torch import Tensor
 
-from regard.attention.kernel import visible
-from regard.core import Attended, Attention, ScoreBias, State
+from regard.attention.kernel._exact import EXPLICIT_QUERIES, exact_average
+from regard.core import Attended, Attention, Call, accumulation_dtype
 from regard.engines.routed.sampling import sampled_keys
 from regard.engines.sums.noise import counted_call, position_noise
-from regard.engines.sums.passes import accumulator
-from regard.engines.tiles import plain, tiled
-from regard.errors import ConfigError, nearest
-from regard.info import Heads, Info, Supports
+from regard.errors import ConfigError
+from regard.info import Info, Supports
+from regard.options import weight
 from regard.patterns import causal, everything
-from regard.state import Slots, slot_bytes
-
-FORMS = ("exact", "official", "mean")
-FEW = 16
-"""up to this many queries on a state, an explicit mask: laying out tiles for every length would cost more"""
+from regard.state import Slots
 
 
 @final
@@ -41,15 +37,8 @@ class Randomized(Attention):
     Noise depends on (seed, head, query slot, sample) alone, so evaluation is pure, and left padding, which would move
     the slots, is refused. Training draws anew at every call.
 
-    Args:
-        heads: what to serve.
-        num_samples: per query.
-        form: "exact" is the formula above. "official" is the published code, whose noise has the standard deviation
-            dim^(-1/4) in these units, because it is added before the scaling: biased. "mean" is what that code
-            evaluates: no noise, w = q_i + sum_j softmax_j(q_i . k_j) k_j, biased too.
-
     Raises:
-        ConfigError: num_samples below 1 (or above in form="mean", which has one), an unknown form.
+        ConfigError: more than one sample in form="mean", which has one.
 
     Example:
         >>> from regard import Heads
@@ -60,11 +49,11 @@ class Randomized(Attention):
     Source: Zheng, Wang, Kong 2022, Linear Complexity Randomized Self-attention Mechanism, section 3.
     """
 
-    info = Info(
+    default_info = Info(
         title="Randomized attention",
         source="Zheng, Wang, Kong 2022, Linear Complexity Randomized Self-attention Mechanism, arXiv:2204.04667, "
         "section 3",
-        supports=Supports(causal=True, bidirectional=True, cross=True, key_mask=True, state=True, prefix=True),
+        supports=Supports.all(but=("bias", "marks", "dropout")),
         time=2,
         memory=1,
         state="length",
@@ -75,48 +64,44 @@ class Randomized(Attention):
         approximates="softmax",
         knob="num_samples",
     )
-
     samples: ClassVar[tuple[Mapping[str, object], ...]] = (
         {"num_samples": 2},
         {"form": "official"},
         {"form": "mean"},
     )
-
     reasons: ClassVar[Mapping[str, str]] = {"bias": "a logit of its mixture is an inner product, by which it is drawn"}
 
-    seed: Tensor
-    calls: Tensor
-
-    def __init__(
-        self,
-        heads: Heads,
-        *,
-        num_samples: int = 1,
-        form: Literal["exact", "official", "mean"] = "exact",
-    ) -> None:
-        super().__init__(heads, num_samples=num_samples, form=form)
-        if form not in FORMS:
-            raise ConfigError(f"randomized has no form={form!r}: {nearest(form, FORMS)}")
-        if num_samples < 1 or (form == "mean" and num_samples > 1):
-            raise ConfigError(
-                f"randomized needs num_samples >= 1, and form='mean' has exactly 1, got {num_samples=}, {form=}"
-            )
-        self.num_samples, self.form = num_samples, form
-        self.deviation = heads.key_dim**-0.25 if form == "official" else 1.0
-        if form != "mean":
-            self.register_buffer("seed", torch.tensor(heads.seed))
-            self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+    num_samples: Annotated[int, Ge(1)] = 1
+    """per query"""
+    form: Literal["exact", "official", "mean"] = "exact"
+    """`exact` is the formula above. `official` is the published code, whose noise has the standard deviation
+    dim^(-1/4) in these units, because it is added before the scaling: biased. `mean` is what that code evaluates: no
+    noise, w = q_i + sum_j softmax_j(q_i . k_j) k_j, biased too"""
+    seed: Tensor = weight()
+    calls: Tensor = weight()
+    """in training, so far"""
+    deviation: float = weight()
+    """of the noise"""
 
     @classmethod
-    def facts(cls, **options: object) -> Info:
+    def facts(cls, options: Mapping[str, Any]) -> Info:
         """The biased forms approach something else; the mean draws nothing."""
-        form = options.get("form", "exact")
-        if form == "exact":
-            return cls.info
-        biased = replace(cls.info, approximates=None, knob=None)
-        if form == "official":
+        if options["form"] == "exact":
+            return cls.default_info
+        biased = replace(cls.default_info, approximates=None, knob=None)
+        if options["form"] == "official":
             return biased
         return replace(biased, selects=False, rounding=False, anchored=False, stochastic=False, sees_content_only=True)
+
+    def check_options(self) -> None:
+        if self.form == "mean" and self.num_samples > 1:
+            raise ConfigError(f"randomized(form='mean') has exactly 1 sample, got num_samples={self.num_samples}")
+
+    def setup(self) -> None:
+        self.deviation = self.heads.key_dim**-0.25 if self.form == "official" else 1.0
+        if self.form != "mean":
+            self.register_buffer("seed", torch.tensor(self.heads.seed))
+            self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
 
     def redraw(self, generator: torch.Generator) -> None:
         """Other noise for every position."""
@@ -124,8 +109,8 @@ class Randomized(Attention):
             self.seed.fill_(int(torch.randint(2**62, (), generator=generator)))
 
     def _noise(self, q: Tensor, first: int) -> tuple[Tensor, Tensor]:
-        call = counted_call(self.calls) if self.training else torch.zeros_like(self.calls)
-        source = torch.stack([self.seed, call])
+        number = counted_call(self.calls) if self.training else torch.zeros_like(self.calls)
+        source = torch.stack([self.seed, number])
         return position_noise(q.detach(), source, first, q.shape[2], self.heads.count, self.num_samples)
 
     def decisions(self, q: Tensor, k: Tensor) -> Int[Tensor, "batch heads queries samples"]:
@@ -133,93 +118,53 @@ class Randomized(Attention):
         uniform = self._noise(q, k.shape[2] - q.shape[2] if self.heads.causal else 0)[1]
         return sampled_keys(q.detach(), k.detach(), uniform, None, q.shape[3] ** -0.5, self.heads.causal)
 
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        key_mask: Tensor | None,
-        bias: ScoreBias | None,
-        marks: Tensor | None,
-        state: State | None,
-    ) -> Attended:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         """Draw w for every query and sample, then softmax attention with the samples as further heads."""
-        del bias, marks
-        grown = None
+        state, mask = call.state, call.key_mask
         if state is not None:
             assert isinstance(state, Slots)
-            grown = state.append(key_mask, k=k, v=v) if k.shape[2] else state
-            kept = grown.view()
-            k, v, key_mask = kept["k"], kept["v"], kept.get("key_mask")
-        dtype, dim, queries = accumulator(q.dtype), q.shape[3], q.shape[2]
-        first = k.shape[2] - queries if self.heads.causal else 0
-        few = state is not None and queries * self.num_samples <= FEW
+            state = state.append(mask, k=k, v=v) if k.shape[2] else state
+            kept = state.view()
+            k, v, mask = kept["k"], kept["v"], kept.get("key_mask")
+        dtype, dim = accumulation_dtype(q.dtype), q.shape[3]
+        explicit = state is not None and q.shape[2] * self.num_samples <= EXPLICIT_QUERIES
         near, keys = q.to(dtype) * dim**-0.25, k.to(dtype) * dim**-0.25
         if self.form == "mean":
-            w = near + self._softmax(near, keys, keys, key_mask, few)
+            w = near + self._softmax(near, keys, keys, mask, explicit)
         else:
-            normal, uniform = self._noise(q, first)
-            drawn = sampled_keys(q.detach(), k.detach(), uniform, key_mask, dim**-0.5, self.heads.causal)
+            normal, uniform = self._noise(q, call.query_start)
+            drawn = sampled_keys(q.detach(), k.detach(), uniform, mask, dim**-0.5, self.heads.causal)
             w = near[..., None, :] + self._picked(keys, drawn) + self.deviation * normal.to(dtype)
             w = w.transpose(2, 3).flatten(1, 2)  # samples beside heads: those of a group stay together
         half = keys.square().sum(-1, keepdim=True) / 2
         asked, keys = F.pad(w, (0, 1), value=1.0), torch.cat([keys, -half], -1)
-        values = self._softmax(asked, keys, v.to(dtype), key_mask, few).unflatten(1, (self.heads.count, -1)).mean(2)
-        return Attended(values.to(q.dtype), grown, {})
+        values = self._softmax(asked, keys, v.to(dtype), mask, explicit).unflatten(1, (self.heads.count, -1)).mean(2)
+        return Attended(values.to(q.dtype), state)
 
     def _picked(self, k: Tensor, drawn: Tensor) -> Tensor:
         """The drawn keys, (batch, heads, queries, samples, dim)."""
         rows = drawn.clamp_min(0).unflatten(1, (k.shape[1], -1)).flatten(2)[..., None]
         return k.gather(2, rows.expand(-1, -1, -1, k.shape[3])).view(*drawn.shape, k.shape[3])
 
-    def _softmax(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None, few: bool) -> Tensor:
+    def _softmax(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None, explicit: bool) -> Tensor:
         """At scale 1: q and k are scaled already."""
-        if few:
-            return plain(q, k, v, visible(q, k, self.heads.causal, real), scale=1.0)[0]
-        return tiled(q, k, v, causal if self.heads.causal else everything, scale=1.0, key_mask=real)[0]
+        pattern = causal if self.heads.causal else everything
+        return exact_average(q, k, v, pattern, real, scale=1.0, explicit=explicit)[0]
 
-    def initial_state(
-        self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
-    ) -> State:
-        """No slots."""
-        shape = (batch, self.heads.kv_heads, 0)
-        return Slots.empty(
-            k=torch.empty(*shape, self.heads.key_dim, device=device, dtype=dtype),
-            v=torch.empty(*shape, self.heads.value_width, device=device, dtype=dtype),
-        )
-
-    def state_nbytes(self, batch: int, length: int, dtype: torch.dtype) -> int:
-        """length x kv_heads x (key + value)."""
-        heads = self.heads
-        return slot_bytes(heads.kv_heads * (heads.key_dim + heads.value_width), length, dtype, batch)
-
-    def reference(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        key_mask: Tensor | None = None,
-        bias: ScoreBias | None = None,
-        marks: Tensor | None = None,
-        decisions: Tensor | None = None,
-    ) -> Tensor:
+    def reference(self, q: Tensor, k: Tensor, v: Tensor, call: Call, decisions: Tensor | None = None) -> Tensor:
         """Every query, sample and key at once; with `decisions`, for keys that were drawn before."""
-        del bias, marks
-        group, (queries, keys), dim = self.heads.group, (q.shape[2], k.shape[2]), q.shape[3]
-        seen = visible(q, k, self.heads.causal, key_mask)
+        group, keys, dim, seen = self.heads.group, k.shape[2], q.shape[3], call.visible(q, k)
         k, v = (x.repeat_interleave(group, 1) for x in (k, v))
 
         def probabilities(logits: Tensor) -> Tensor:
-            some = seen.any(-1, keepdim=True)
-            return torch.softmax(logits.masked_fill(~seen, float("-inf")).masked_fill(~some, 0), -1) * seen
+            empty = ~seen.any(-1, keepdim=True)
+            return torch.softmax(logits.masked_fill(~seen, float("-inf")).masked_fill(empty, 0), -1) * seen
 
         if self.form == "mean":
             pi = probabilities(torch.einsum("bhid,bhjd->bhij", q, k) / dim**0.5)
             w = ((q + torch.einsum("bhij,bhjd->bhid", pi, k)) / dim**0.25)[..., None, :]
         else:
-            noise, uniform = self._noise(q, keys - queries if self.heads.causal else 0)
+            noise, uniform = self._noise(q, call.query_start)
             if decisions is None:
                 pi = probabilities(torch.einsum("bhid,bhjd->bhij", q.detach().double(), k.detach().double()) / dim**0.5)
                 decisions = (pi.cumsum(-1)[..., None, :] <= uniform[..., None]).sum(-1).clamp_max(keys - 1)

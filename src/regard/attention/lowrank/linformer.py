@@ -2,17 +2,17 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar, Literal, final
+from typing import Annotated, Any, ClassVar, Literal, final
 
 import torch
+from annotated_types import Ge
 from torch import Tensor, nn
 
-from regard.bias import ScoreBias
-from regard.core import Attended, Attention, generator
-from regard.engines.dense.fused import dot_product
+from regard.core import Attended, Attention, Call, accumulation_dtype, generator
+from regard.engines.dense import dot_product
 from regard.errors import ConfigError
-from regard.info import Heads, Info, Supports
-from regard.state import State
+from regard.info import Info, Supports
+from regard.options import weight
 
 
 class Mixtures(nn.Module):
@@ -55,15 +55,8 @@ class Linformer(Attention):
 
     Cost: O(length rank dim) time, O(length) memory.
 
-    Args:
-        heads: what to serve; `max_length` is required.
-        rank: mixtures; the paper takes 128 to 256 for lengths of 512.
-        share: `none`: E and F of their own for every key head; `head`: one E and one F; `key_value`: one matrix for
-            both; `layer`: as `key_value`, for layers that are given the same module as `mixtures`.
-        projection: `learned`, or `mean`: fixed means over `rank` equal blocks of max_length positions.
-
     Raises:
-        ConfigError: no `max_length`, a `rank` below 1, an unknown `share` or `projection`.
+        ConfigError: no `Heads.max_length`.
         LimitError: more keys than `max_length`.
 
     Example:
@@ -75,21 +68,15 @@ class Linformer(Attention):
     Source: Wang et al. 2020, Eq. 7 and section 4.
     """
 
-    info = Info(
+    default_info = Info(
         title="Linformer",
         source="Wang et al. 2020, Eq. 7 and section 4",
-        supports=Supports(
-            bidirectional=True,
-            cross=True,
-            key_mask=True,
-            dropout=True,
-        ),
+        supports=Supports(bidirectional=True, cross=True, key_mask=True, dropout=True),
         time=1,
         rows_sum_to_one=False,
         nonnegative=False,
         anchored=True,
     )
-
     samples: ClassVar[tuple[Mapping[str, object], ...]] = (
         {"rank": 4},
         {"rank": 5, "share": "head"},
@@ -103,77 +90,61 @@ class Linformer(Attention):
         "bias": "its logits belong to mixtures of positions, which have no distance",
     }
 
-    @classmethod
-    def facts(cls, **options: object) -> Info:
-        """Means have no negative weight."""
-        return replace(cls.info, nonnegative=options.get("projection") == "mean")
+    rank: Annotated[int, Ge(1)] = 128
+    """mixtures; the paper takes 128 to 256 for lengths of 512"""
+    share: Literal["none", "head", "key_value", "layer"] = "none"
+    """`none`: E and F of their own for every key head; `head`: one E and one F; `key_value`: one matrix for both;
+    `layer`: as `key_value`, for layers that are given the same module as `mixtures`"""
+    projection: Literal["learned", "mean"] = "learned"
+    """`learned`, or `mean`: fixed means over `rank` equal blocks of max_length positions"""
+    mixtures: Mixtures | Means = weight()
 
-    def __init__(
-        self,
-        heads: Heads,
-        *,
-        rank: int = 128,
-        share: Literal["none", "head", "key_value", "layer"] = "none",
-        projection: Literal["learned", "mean"] = "learned",
-    ) -> None:
-        super().__init__(heads, rank=rank, share=share, projection=projection)
-        if heads.max_length is None:
+    @classmethod
+    def facts(cls, options: Mapping[str, Any]) -> Info:
+        """Means have no negative weight."""
+        return replace(cls.default_info, nonnegative=options["projection"] == "mean")
+
+    def check_options(self) -> None:
+        if self.heads.max_length is None:
             raise ConfigError("linformer needs Heads.max_length: its projection has one column per position")
-        if rank < 1:
-            raise ConfigError(f"linformer needs a rank of at least 1, got {rank}")
-        if share not in ("none", "head", "key_value", "layer"):
-            raise ConfigError(f"linformer has no share={share!r}; it has none, head, key_value, layer")
-        if projection not in ("learned", "mean"):
-            raise ConfigError(f"linformer has no projection={projection!r}; it has learned, mean")
-        self.rank, self.share, self.projection = rank, share, projection
-        shape = (heads.kv_heads if share == "none" else 1, rank, heads.max_length)
+
+    def setup(self) -> None:
+        heads, rank = self.heads, self.rank
+        assert heads.max_length is not None
+        if self.projection == "mean":
+            self.mixtures = Means(rank, heads.max_length)
+            return
+        shape = (heads.kv_heads if self.share == "none" else 1, rank, heads.max_length)
         key, value = (
             torch.randn(shape, generator=generator(heads.seed, "linformer", name)) * rank**-0.5
             for name in ("key", "value")
         )
-        one = share in ("key_value", "layer")
-        self.mixtures = Means(rank, heads.max_length) if projection == "mean" else Mixtures(key, None if one else value)
+        self.mixtures = Mixtures(key, None if self.share in ("key_value", "layer") else value)
 
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        key_mask: Tensor | None,
-        bias: ScoreBias | None,
-        marks: Tensor | None,
-        state: State | None,
-    ) -> Attended:
+    def check_length(self, length: int) -> None:
+        """Refuse a sequence longer than the projections."""
+        self.require_length(length)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         """Project, then softmax. Keys and values under the mask are 0 before E and F, so padding changes nothing."""
-        del key_mask, bias, marks, state
-        self.require_length(k.shape[2])
-        wide = torch.promote_types(q.dtype, torch.float32)  # mixtures sum over the length
-        e, f = (x.to(wide) for x in self.mixtures.matrices(k.shape[2]))
-        q, k, v = q.to(wide), e @ k.to(wide), f @ v.to(wide)
+        dtype = accumulation_dtype(q.dtype)  # mixtures sum over the length
+        e, f = (x.to(dtype) for x in self.mixtures.matrices(k.shape[2]))
+        q, k, v = q.to(dtype), e @ k.to(dtype), f @ v.to(dtype)
         dropout = self.heads.dropout if self.training else 0.0
-        return Attended(dot_product(q, k, v, scale=self.heads.key_dim**-0.5, causal=False, dropout=dropout), None, {})
+        call = replace(call, key_mask=None)  # mixtures are all real
+        return Attended(dot_product(q, k, v, call, scale=self.heads.key_dim**-0.5, dropout=dropout))
 
-    def reference(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        key_mask: Tensor | None = None,
-        bias: ScoreBias | None = None,
-        marks: Tensor | None = None,
-    ) -> Tensor:
+    def reference(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         """With every matrix written out for every head."""
-        del bias, marks
         heads = self.heads
-        if key_mask is not None:
-            k, v = (torch.where(key_mask[:, None, :, None], x, 0.0) for x in (k, v))
+        if call.key_mask is not None:
+            k, v = (torch.where(call.key_mask[:, None, :, None], x, 0.0) for x in (k, v))
         e, f = (
             x.to(q.dtype).expand(heads.kv_heads, -1, -1).repeat_interleave(heads.group, 0)
             for x in self.mixtures.matrices(k.shape[2])
         )
         k, v = (x.repeat_interleave(heads.group, 1) for x in (k, v))
         mixed_k, mixed_v = torch.einsum("hrj,bhjd->bhrd", e, k), torch.einsum("hrj,bhjd->bhrd", f, v)
-        odds = torch.exp((z := torch.einsum("bhid,bhrd->bhir", q, mixed_k) / q.shape[-1] ** 0.5) - z.amax(-1, True))
+        logits = torch.einsum("bhid,bhrd->bhir", q, mixed_k) / q.shape[-1] ** 0.5
+        odds = torch.exp(logits - logits.amax(-1, keepdim=True))
         return torch.einsum("bhir,bhrd->bhid", odds / odds.sum(-1, keepdim=True), mixed_v)

@@ -31,9 +31,7 @@ class Routed(Attention):
         """The choices by definition, explicit and slow, in the form of `decisions`."""
 
     @abstractmethod
-    def logits(
-        self, q: Tensor, k: Tensor, choices: Any, call: Call
-    ) -> Float[Tensor, "batch heads queries keys"]:
+    def logits(self, q: Tensor, k: Tensor, choices: Any, call: Call) -> Float[Tensor, "batch heads queries keys"]:
         """The logits by definition under given choices, -inf where a query does not meet a key.
 
         What a query may not see (`call.visible`) need not be hidden.

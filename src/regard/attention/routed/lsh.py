@@ -110,9 +110,7 @@ class Lsh(Routed):
             return replace(info, supports=supports, state="none", sees_content_only=False, leaks=True)
         if options["share"]:
             return info
-        return replace(
-            info, supports=replace(info.supports, cross=True), rows_sum_to_one=False, shares_query_key=False
-        )
+        return replace(info, supports=replace(info.supports, cross=True), rows_sum_to_one=False, shares_query_key=False)
 
     def check_options(self) -> None:
         if self.form == "paper" and not self.share:
@@ -153,7 +151,6 @@ class Lsh(Routed):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         """Hash, remember, walk the tiles of each bucket."""
-        self.check_length(call.past + k.shape[2])
         queries, keys = self.decisions(q, k)
         slots, call = remember({"k": unit(k) if self.share else k, "v": v, "buckets": keys}, call)
         buckets = Buckets(queries, slots["buckets"])
@@ -186,14 +183,13 @@ class Lsh(Routed):
         rank = buckets.argsort(dim=2, stable=True).argsort(dim=2)
         return buckets * chunks + rank // self.bucket_size + 1
 
-    def state_layout(self) -> dict[str, Entry]:
+    def state_layout(self) -> Mapping[str, Entry]:
         """Key, value and buckets."""
         buckets = per_slot(self.heads.kv_heads, self.rounds, dtype=torch.int32)
         return {**super().state_layout(), "buckets": buckets}
 
     def choices(self, q: Tensor, k: Tensor, call: Call) -> Buckets:
         """argmax([x R; -x R]) of every vector and round."""
-        self.check_length(k.shape[2])
         rotations = self.rotations.float()
         buckets: list[Tensor] = []
         for x, turn in ((q, rotations.repeat_interleave(self.heads.group, 0)), (k, rotations)):

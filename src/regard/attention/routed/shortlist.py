@@ -134,7 +134,7 @@ class Shortlist(Routed):
         chosen = self.lists(q, slots.get("scored", k.detach()), call)
         return Attended(listed(q, k, v, chosen, self.heads.key_dim**-0.5).to(q.dtype), call.state)
 
-    def state_layout(self) -> dict[str, Entry]:
+    def state_layout(self) -> Mapping[str, Entry]:
         """Key and value, and what the score reads of a key beside it."""
         layout, heads = super().state_layout(), self.heads
         if self.feature_map == "identity":

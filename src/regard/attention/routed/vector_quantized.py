@@ -150,7 +150,7 @@ class VectorQuantized(Routed):
         self.seen.copy_(sums[:, :-1])
         self.unlearnt.fill_(1.0)
 
-    def state_layout(self) -> dict[str, Entry]:
+    def state_layout(self) -> Mapping[str, Entry]:
         """Quantised keys, values and codes of a window, and the sums and counts of the codes before it."""
         heads = self.heads
         return {
@@ -174,7 +174,8 @@ class VectorQuantized(Routed):
         assert isinstance(state, Slots)
         slots, hidden = window(self.block_size), {"codes": self.num_codes}
         blank = {
-            name: x.new_full((*x.shape[:2], slots, *x.shape[3:]), hidden.get(name, 0)) for name, x in state.view().items()
+            name: x.new_full((*x.shape[:2], slots, *x.shape[3:]), hidden.get(name, 0))
+            for name, x in state.view().items()
         }
         return Slots(Tape(blank, slots, slots), 0, slots, 0, state.steady)
 

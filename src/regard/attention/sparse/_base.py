@@ -81,13 +81,6 @@ class PatternSoftmax(Attention):
         Of the same shape for all heads, or (heads, queries, keys).
         """
 
-    def check_length(self, length: int) -> None:
-        """Refuse more slots than there are pairs for.
-
-        Raises:
-            LimitError: there are too many.
-        """
-
     def outermost_distances(self, queries: int, keys: int, state: State | None) -> tuple[int, int]:
         """The lowest and highest distance of a call at which the pattern holds, or near it where it is far inside."""
         low, high = super().bias_distances(queries, keys, state)
@@ -139,7 +132,6 @@ class Sparse(PatternSoftmax):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         """Over the tiles of the pattern; a few queries on a state over what it keeps."""
-        self.check_length(call.past + k.shape[2])
         k, v, call, key_positions = self._remember(k, v, call)
         if call.state is None or q.shape[2] > EXPLICIT_QUERIES:
             values, lse = self._tiles(q, k, v, call, key_positions)

@@ -67,7 +67,6 @@ class Globals(PatternSoftmax):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         """In parts; a few queries on a state by their mask."""
-        self.check_length(call.past + k.shape[2])
         if call.bias is not None and (call.marks is not None or call.state is not None):
             self._require_columns(call.bias, q.shape[2], k.shape[2], call.state)
         k, v, call, keys = self._remember(k, v, call)

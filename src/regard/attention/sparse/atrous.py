@@ -1,12 +1,12 @@
 """Attention to every r-th position."""
 
 from collections.abc import Mapping
-from typing import ClassVar, final
+from typing import Annotated, ClassVar, final
 
+from annotated_types import Ge
 from torch import Tensor
 
 from regard.attention.sparse._base import Sparse
-from regard.errors import ConfigError
 from regard.info import Info, Supports
 from regard.patterns import Pattern, strided
 
@@ -48,14 +48,8 @@ class Atrous(Sparse):
 
     reasons: ClassVar[Mapping[str, str]] = {"cross": "a distance needs queries and keys at the same positions"}
 
-    dilation: int = 16
-    """distance between the keys of a query, at least 2"""
-
-    def check_options(self) -> None:
-        if self.dilation < 2:
-            raise ConfigError(
-                f"atrous needs dilation >= 2, got {self.dilation}; 1 would be every key, which is softmax"
-            )
+    dilation: Annotated[int, Ge(2)] = 16
+    """distance between the keys of a query; 1 would be every key, which is softmax"""
 
     def pairs(self) -> Pattern:
         """The residue class of the query."""

@@ -1,16 +1,17 @@
 """Synthesized attention whose row of weights depends on the query's token alone."""
 
 from collections.abc import Mapping
-from typing import ClassVar, final
+from typing import Annotated, ClassVar, final
 
 import torch
+from annotated_types import Ge
 from torch import Tensor, nn
 
 from regard.attention.dense import reference_softmax
 from regard.attention.synthesized import Synthesizer
-from regard.bias import ScoreBias
-from regard.core import generator
-from regard.info import Heads, Info, Supports
+from regard.core import Call, generator
+from regard.info import Info, Supports
+from regard.options import weight
 
 
 @final
@@ -22,12 +23,8 @@ class DenseSynthesizer(Synthesizer):
 
     Cost: O(length^2 (hidden + value)) time, O(length) memory. State: every value.
 
-    Args:
-        heads: what to serve; `max_length` is required.
-        hidden: width of the network; None: key_dim.
-
     Raises:
-        ConfigError: no `max_length`.
+        ConfigError: no `Heads.max_length`.
         LimitError: more slots than `max_length`.
 
     Example:
@@ -39,29 +36,27 @@ class DenseSynthesizer(Synthesizer):
     Source: Tay et al. 2020, section 3.1.
     """
 
-    info = Info(
+    default_info = Info(
         title="Dense Synthesizer",
         source="Tay et al. 2020, section 3.1",
-        supports=Supports(
-            causal=True,
-            bidirectional=True,
-            key_mask=True,
-            state=True,
-            prefix=True,
-            dropout=True,
-        ),
+        supports=Supports.all(but=("cross", "bias", "marks")),
         reads="qv",
         state="length",
         anchored=True,
     )
-
     samples: ClassVar[tuple[Mapping[str, object], ...]] = ({}, {"hidden": 5})
 
-    def __init__(self, heads: Heads, *, hidden: int | None = None) -> None:
-        super().__init__(heads, hidden=hidden)
+    hidden: Annotated[int, Ge(1)] | None = None
+    """width of the network; None: key_dim"""
+    first: nn.Parameter = weight()
+    first_bias: nn.Parameter = weight()
+    second: nn.Parameter = weight()
+    second_bias: nn.Parameter = weight()
+
+    def setup(self) -> None:
+        heads = self.heads
         assert heads.max_length is not None
-        self.hidden = hidden
-        width = heads.key_dim if hidden is None else hidden
+        width = heads.key_dim if self.hidden is None else self.hidden
         draw = generator(heads.seed, "dense_synthesizer")
 
         def normal(rows: int, columns: int) -> nn.Parameter:
@@ -77,18 +72,8 @@ class DenseSynthesizer(Synthesizer):
         inner = torch.relu(q @ self.first.mT + self.first_bias[:, None])
         return inner, self.second[:, :keys], self.second_bias[:, :keys]
 
-    def reference(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        key_mask: Tensor | None = None,
-        bias: ScoreBias | None = None,
-        marks: Tensor | None = None,
-    ) -> Tensor:
+    def reference(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         """Every row of B, cut to the slots, then the softmax of each row."""
-        del k, bias, marks
         inner = (torch.einsum("bhid,hed->bhie", q, self.first) + self.first_bias[:, None]).clamp(min=0)
         logits = torch.einsum("bhie,hje->bhij", inner, self.second) + self.second_bias[:, None]
-        return reference_softmax(logits[..., : v.shape[2]], v, causal=self.heads.causal, key_mask=key_mask)
+        return reference_softmax(logits[..., : v.shape[2]], v, call)

@@ -7,7 +7,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from regard.engines.sums.passes import accumulator, turned
+from regard.core import accumulation_dtype
+from regard.engines.sums.passes import empty_sum, turned
 from regard.engines.sums.step import Averaged, step
 from regard.features import FeatureMap
 
@@ -24,7 +25,7 @@ def average(
     q: Float[Tensor, "batch heads queries dim"],
     k: Float[Tensor, "batch kv_heads keys dim"],
     v: Float[Tensor, "batch kv_heads keys value"],
-    sum: Float[Tensor, "batch kv_heads features columns"],
+    sum: Float[Tensor, "batch kv_heads features columns"] | None,
     maps: tuple[FeatureMap, FeatureMap],
     *,
     key_mask: Bool[Tensor, "batch keys"] | None,
@@ -38,7 +39,8 @@ def average(
         q, k, v, sum, key_mask, rotation, normalise: as `kernel_average`.
         maps: of queries and of keys.
     """
-    sum, past = sum.to(accumulator(q.dtype)), k.shape[2] - q.shape[2]
+    sum, past = empty_sum(k, v, maps[1]) if sum is None else sum, k.shape[2] - q.shape[2]
+    sum = sum.to(accumulation_dtype(q.dtype))
     if q.shape[2] <= 1 and k.shape[2] <= 1:
         return step(q, k, v, sum, None, maps, 1.0, normalise, None, None, key_mask, rotation)
     with torch.autocast(q.device.type, enabled=False):

@@ -35,7 +35,7 @@ class Rule(NamedTuple):
     itself: bool
     """whether a query may see its own position"""
     back: int
-    """codes c - back to c match the query code c"""
+    """codes c - back to c match the query code c, which is at least `back`"""
     duplicates: bool
     """whether a pair counts once per round in which it matches"""
     choices: int
@@ -84,17 +84,20 @@ class Items(NamedTuple):
     """(items,) position"""
     codes: Tensor
     """(items, rounds)"""
-    flat: Tensor
-    """(items,) where each is among all"""
+    flat: Tensor | None
+    """(items,) where each is among all; None: all take part, in order"""
 
     def take(self, x: Tensor) -> Tensor:
         """Rows for the items, and zeros for the empty one, of (batch, heads, length, width)."""
-        return F.pad(x.flatten(0, 2)[self.flat], (0, 0, 0, 1))
+        x = x.flatten(0, 2)
+        return F.pad(x if self.flat is None else x[self.flat], (0, 0, 0, 1))
 
     def put(self, x: Tensor, shape: tuple[int, ...], nothing: float = 0.0) -> Tensor:
         """Rows of the items and the empty one as (batch, heads, length, width); `nothing` where no item is."""
-        every = x.new_full((math.prod(shape[:3]), x.shape[1]), nothing)
-        return every.index_copy_(0, self.flat, x[:-1]).view(*shape[:3], x.shape[1])
+        x = x[:-1]
+        if self.flat is not None:
+            x = x.new_full((math.prod(shape[:3]), x.shape[1]), nothing).index_copy_(0, self.flat, x)
+        return x.reshape(*shape[:3], x.shape[1])
 
 
 def _items(
@@ -102,15 +105,17 @@ def _items(
 ) -> Items:
     """Items from (batch, heads, length, ...) tensors; `kept` (batch, heads or 1, length) picks some."""
     batch, heads, length, rounds = codes.shape
-    kept = torch.ones(1, 1, 1, dtype=torch.bool, device=codes.device) if kept is None else kept
-    row, head, at = where = kept.expand(batch, heads, length).nonzero(as_tuple=True)
-    head, codes = row * heads + head, codes[where]
-    columns = [*(x[where] for x in parts), (at + first)[:, None], codes]
-    matrix = torch.zeros(len(at) + 1, sum(x.shape[1] for x in columns), dtype=dtype, device=codes.device)
+    every = codes.new_ones(1, 1, 1) if kept is None else kept
+    row, head, at = where = every.expand(batch, heads, length).nonzero(as_tuple=True)
+    *vectors, codes = (x.flatten(0, 2) if kept is None else x[where] for x in (*parts, codes))
+    head = row * heads + head
+    columns = [*vectors, (at + first)[:, None], codes]
+    matrix = torch.empty(len(at) + 1, sum(x.shape[1] for x in columns), dtype=dtype, device=codes.device)
     for x, to in zip(columns, matrix[:-1].split([x.shape[1] for x in columns], 1), strict=True):
         to.copy_(x)
+    matrix[-1] = 0
     matrix[-1, -rounds - 1] = nowhere
-    return Items(matrix, head, at + first, codes.long(), head * length + at)
+    return Items(matrix, head, at + first, codes.long(), None if kept is None else head * length + at)
 
 
 class Walk:
@@ -133,11 +138,11 @@ class Walk:
         self.rule, self.group, self.span = rule, q.shape[1] // kv_heads, max(queries, keys)
         kept = None if key_mask is None else key_mask[:, None]
         if queries == 1 and not rule.back:  # decoding: only keys in the query's buckets matter
-            asked = query_codes.view(batch, kv_heads, self.group, 1, -1)
-            met = (asked == key_codes[:, :, None]).any(-1).any(2)
+            asking = query_codes.view(batch, kv_heads, self.group, 1, -1)
+            met = (asking == key_codes[:, :, None]).any(-1).any(2)
             kept = met if kept is None else met & kept
-        past, asking = keys - queries if rule.causal else 0, None if query_mask is None else query_mask[:, None]
-        self.queries = _items([q.to(dtype) * (scale * LOG2E)], query_codes, past, -1.0, asking, dtype)
+        past, real = keys - queries if rule.causal else 0, None if query_mask is None else query_mask[:, None]
+        self.queries = _items([q.to(dtype) * (scale * LOG2E)], query_codes, past, -1.0, real, dtype)
         self.keys = _items([k, v], key_codes, 0, ABSENT, kept, dtype)
         # Whole cache lines, since a product may round otherwise on unaligned rows; decoding has no future to leak.
         self.size = self.group if queries == 1 else rule.tile
@@ -158,10 +163,10 @@ class Walk:
         for which in range(keys.codes.shape[1]):
             # Position before member of the group: a place in a tile depends on the past alone.
             rank = ((head * rule.choices + queries.codes[:, which]) * self.span + queries.at) * self.group + member
-            asked = _tiles(rank, self.span * self.group, self.size)
+            asking = _tiles(rank, self.span * self.group, self.size)
             rank = (keys.head * rule.choices + keys.codes[:, which]) * self.span + keys.at
-            found = _tiles(rank, self.span, rule.tile)
-            start, count = _meeting(asked, found, self.span, self.group, rule)
+            answering = _tiles(rank, self.span, rule.tile)
+            start, count = self._meeting(asking, answering)
             order = count.argsort(descending=True, stable=True)
             most = count[order[:: self.together]].tolist()
             order = F.pad(order, (0, len(most) * self.together - len(order)), value=len(count))
@@ -169,16 +174,27 @@ class Walk:
             for tiles, meets in zip(order.split(self.together), most, strict=True):
                 if not meets:
                     break
-                at = asked.rows.index_select(0, tiles).flatten()
+                at = asking.rows.index_select(0, tiles).flatten()
                 query = queries.matrix.index_select(0, at).view(-1, self.size, queries.matrix.shape[1])
-                yield at, query, self._met(query, found, start[tiles], count[tiles], meets, which)
+                yield at, query, self._met(query, answering, start[tiles], count[tiles], meets, which)
+
+    def _meeting(self, asking: Tiles, answering: Tiles) -> tuple[Tensor, Tensor]:
+        """The first tile of keys that each tile of queries meets, and how many."""
+        last = torch.cat([asking.first[1:], asking.first.new_tensor([len(asking.rank)])]) - 1
+        run = asking.rank[asking.first] // (self.span * self.group)
+        end = asking.rank[last] // self.group + 1 if self.rule.causal else (run + 1) * self.span
+        low = torch.searchsorted(answering.rank, (run - self.rule.back) * self.span)
+        high = torch.searchsorted(answering.rank, end)
+        start = answering.of[low.clamp(max=len(answering.of) - 1)]
+        return start, torch.where(high > low, answering.of[(high - 1).clamp(min=0)] - start + 1, 0)
 
     def _met(
-        self, query: Tensor, found: Tiles, start: Tensor, count: Tensor, meets: int, which: int
+        self, query: Tensor, answering: Tiles, start: Tensor, count: Tensor, meets: int, which: int
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        nothing, matrix = len(found.rows) - 1, self.keys.matrix
+        """Of some tiles of queries, the tiles of keys that they meet, one for each at a time."""
+        nothing, matrix = len(answering.rows) - 1, self.keys.matrix
         for step in range(meets):
-            rows = found.rows.index_select(0, torch.where(count > step, start + step, nothing)).flatten()
+            rows = answering.rows.index_select(0, torch.where(count > step, start + step, nothing)).flatten()
             key = matrix.index_select(0, rows).view(-1, self.rule.tile, matrix.shape[1])
             yield rows, key, self.scores(query, key, which)
 
@@ -206,17 +222,6 @@ class Walk:
             near.add_(rule.back / 2).abs_().sub_(rule.back / 2).clamp_(max=1)  # 0 where the codes match
             hidden.sub_(near).add_(1)
         return logits.sub_(hidden, alpha=HIDDEN)
-
-
-def _meeting(asked: Tiles, found: Tiles, span: int, group: int, rule: Rule) -> tuple[Tensor, Tensor]:
-    """The first tile of keys that each tile of queries meets, and how many."""
-    last = torch.cat([asked.first[1:], asked.first.new_tensor([len(asked.rank)])]) - 1
-    run = asked.rank[asked.first] // (span * group)
-    end = asked.rank[last] // group + 1 if rule.causal else (run + 1) * span
-    low = torch.searchsorted(found.rank, (run - rule.back) * span)
-    high = torch.searchsorted(found.rank, end)
-    start = found.of[low.clamp(max=len(found.of) - 1)]
-    return start, torch.where(high > low, found.of[(high - 1).clamp(min=0)] - start + 1, 0)
 
 
 @torch.library.custom_op("regard::bucketed", mutates_args=())

@@ -151,7 +151,7 @@ def coded_op(
     with exact(q):
         values = q.new_empty((*q.shape[:3], v.shape[3]), dtype=accumulation_dtype(q.dtype))
         lse = q.new_empty((*q.shape[:3], 1), dtype=accumulation_dtype(q.dtype))
-        into = [x.view(-1, q.shape[1] // k.shape[1], *x.shape[2:]) for x in (values, lse)]
+        into = [x.view(k.shape[0] * k.shape[1], q.shape[1] // k.shape[1], *x.shape[2:]) for x in (values, lse)]
         for some, part, step in _parts(q, k, v, codes, codebook, cache, block):
             for segment in _segments(q.shape[2], k.shape[2], first, block):
                 gather_codes(part.sums, part.codes[:, segment.leaving], part.v[:, segment.leaving])
@@ -171,7 +171,9 @@ def coded_op(
 
 @coded_op.register_fake
 def _(q, k, v, codes, codebook, cache, first, block):  # type: ignore[no-untyped-def]
-    return q.new_empty((*q.shape[:3], v.shape[3]), dtype=accumulation_dtype(q.dtype)), q.new_empty(q.shape[:3], dtype=accumulation_dtype(q.dtype))
+    return q.new_empty((*q.shape[:3], v.shape[3]), dtype=accumulation_dtype(q.dtype)), q.new_empty(
+        q.shape[:3], dtype=accumulation_dtype(q.dtype)
+    )
 
 
 @torch.library.custom_op("regard::coded_backward", mutates_args=())
@@ -191,10 +193,11 @@ def coded_backward(
     """Gradients of q, k, v and cache."""
     with exact(q):
         dq, dk, dv, dcache = (
-            torch.zeros_like(x, dtype=accumulation_dtype(q.dtype), memory_format=torch.contiguous_format) for x in (q, k, v, cache)
+            torch.zeros_like(x, dtype=accumulation_dtype(q.dtype), memory_format=torch.contiguous_format)
+            for x in (q, k, v, cache)
         )
         group, width, past = q.shape[1] // k.shape[1], v.shape[3], k.shape[2] - q.shape[2]
-        into = dq.view(-1, group, *dq.shape[2:])
+        into = dq.view(k.shape[0] * k.shape[1], group, *dq.shape[2:])
         brings = torch.cat(
             [
                 grad.to(values.dtype),
@@ -202,7 +205,7 @@ def coded_backward(
                 torch.where(lse == float("-inf"), float("inf"), lse)[..., None],
             ],
             -1,
-        ).view(-1, group, q.shape[2], width + 2)
+        ).view(k.shape[0] * k.shape[1], group, q.shape[2], width + 2)
         for some, part, step in _parts(q, k, v, codes, codebook, cache, block):
             to_k, to_v = dk.flatten(0, 1)[some], dv.flatten(0, 1)[some]
             walk: list[tuple[Segment, Tensor]] = []

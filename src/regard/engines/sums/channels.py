@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from regard.engines.sums.passes import CHUNK, LOWEST, SPAN, Span, accumulator, count_spans, divisor, spans
+from regard.core import accumulation_dtype
+from regard.engines.sums.passes import CHUNK, LOWEST, SPAN, Span, count_spans, divisor, spans
 
 __all__ = ["average_by_channel"]
 
@@ -104,7 +105,7 @@ class _Level(NamedTuple):
 
 def _chunks(k: Tensor, v: Tensor, top: Tensor, span: Span) -> _Chunks:
     """`k` and `v`: (rows, keys, any)."""
-    dtype = accumulator(k.dtype)
+    dtype = accumulation_dtype(k.dtype)
     keys = _even(span.of(k).to(dtype), float("-inf"))
     columns = torch.nn.functional.pad(_even(span.of(v).to(dtype), 0), (0, 1), value=1.0)
     within = keys.cummax(2).values
@@ -174,7 +175,7 @@ def _advance(c: _Chunks, states: Tensor) -> None:
 
 def _parts(rows: int, group: int, keys: int, dim: int, x: Tensor) -> list[slice]:
     """The rows in parts whose buffers of one span fill the cache."""
-    row = min(SPAN * CHUNK, keys) * dim * (1 + group) // 2 * accumulator(x.dtype).itemsize
+    row = min(SPAN * CHUNK, keys) * dim * (1 + group) // 2 * accumulation_dtype(x.dtype).itemsize
     size = max(1, (BUFFER_BYTES if x.device.type == "cpu" else DEVICE_BUFFER_BYTES) // max(row, 1))
     return [slice(a, min(a + size, rows)) for a in range(0, rows, size)]
 
@@ -192,7 +193,7 @@ def _spans(queries: int, keys: int) -> list[Span]:
 
 def _queries(r: Tensor, span: Span) -> Tensor:
     """(chunks * rows, group, width, any)"""
-    return _even(span.of(r, 2).to(accumulator(r.dtype)), 0).flatten(0, 1)
+    return _even(span.of(r, 2).to(accumulation_dtype(r.dtype)), 0).flatten(0, 1)
 
 
 def _blank(

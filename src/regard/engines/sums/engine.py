@@ -8,17 +8,9 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from regard.engines.sums.causal import backward_causal, forward_causal
-from regard.engines.sums.passes import (
-    CHUNK,
-    Call,
-    Gradients,
-    Results,
-    accumulator,
-    backward_full,
-    count_spans,
-    forward_full,
-)
+from regard.core import accumulation_dtype
+from regard.engines.sums.backward import Gradients, backward_causal, backward_full
+from regard.engines.sums.passes import CHUNK, Operands, Results, count_spans, empty_sum, forward_causal, forward_full
 from regard.engines.sums.step import Averaged, step
 from regard.features import FEATURE_MAPS
 
@@ -29,7 +21,7 @@ def kernel_average(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    sum: Tensor,
+    sum: Tensor | None = None,
     top: Tensor | None = None,
     *,
     query_map: str,
@@ -53,7 +45,7 @@ def kernel_average(
     Args:
         q: (batch, heads, queries, dim).
         k, v: (batch, kv_heads, keys, dim or value).
-        sum, top: the state before the first key; zeros and -inf. `top` exists exactly where there are log weights.
+        sum, top: the state before these keys; None: there were none. `top` exists exactly where there are log weights.
         query_map, key_map: names of feature maps.
         causal: each query sees the keys up to its own position.
         normalise: divide by the sum of the weights.
@@ -67,50 +59,55 @@ def kernel_average(
     Returns:
         Averaged, differentiable with respect to q, k, v, sum and log_weight, once.
     """
-    dtype = accumulator(q.dtype)
+    dtype, maps = accumulation_dtype(q.dtype), (FEATURE_MAPS[query_map], FEATURE_MAPS[key_map])
+    if sum is None:
+        sum = empty_sum(k, v, maps[1], 0 if projection is None else projection.shape[1])
+        if log_weight is not None or maps[1].log_scale:
+            top = sum.new_full(k.shape[:2], float("-inf"), dtype=None if log_weight is None else log_weight.dtype)
     sum, top = sum.to(dtype), None if top is None else top.to(torch.promote_types(top.dtype, dtype))
     if q.shape[2] <= 1 and k.shape[2] <= 1:
-        maps = FEATURE_MAPS[query_map], FEATURE_MAPS[key_map]
         return step(q, k, v, sum, top, maps, scale, normalise, projection, log_weight, key_mask, rotation)
     wanted = (q, k, v, sum, log_weight)
     keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in wanted)
-    results = _kernel(
-        q,
-        k,
-        v,
-        sum,
-        top,
-        projection,
-        log_weight,
-        key_mask,
-        rotation,
-        query_map,
-        key_map,
-        scale,
-        normalise,
-        causal,
-        keep,
-    )
-    return Averaged(*results[:5])
+    tensors, options = (projection, log_weight, key_mask, rotation), (query_map, key_map, scale, normalise, causal)
+    return Averaged(*_kernel(q, k, v, sum, top, *tensors, *options, keep)[:5])
 
 
-def _call(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    projection: Tensor | None,
-    log_weight: Tensor | None,
-    key_mask: Tensor | None,
-    rotation: Tensor | None,
-    query_map: str,
-    key_map: str,
-    scale: float,
-    normalise: bool,
-    causal: bool,
-) -> Call:
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, sum: Tensor, top: Tensor | None, projection: Tensor | None,
+    log_weight: Tensor | None, key_mask: Tensor | None, rotation: Tensor | None, query_map: str, key_map: str,
+    scale: float, normalise: bool, causal: bool, keep: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """The operator's body; nothing in it is seen by autograd or autocast."""
+    x = _operands(q, k, v, projection, log_weight, key_mask, rotation, query_map, key_map, scale, normalise, causal)
+    assert x.weighted == (top is not None), "a state has a top exactly where there are log weights"
+    out = _blank(q, k, v, sum, top, causal, keep)
+    views, first = _by_rows(out, x), None if top is None else top.flatten()
+    if first is not None and not causal:
+        out.kept_top[0] = first
+    run, states = forward_causal if causal else forward_full, sum.flatten(0, 1)
+    with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
+        for part, some in x.split(sum.shape[2]):
+            state = states[part].mT.clone(memory_format=torch.contiguous_format)
+            run(some, views, part, state, None if first is None else first[part])
+    return out
+
+
+_kernel = torch.library.custom_op("regard::kernel", forward, mutates_args=())
+
+
+@_kernel.register_fake
+def _(q, k, v, sum, top, projection, log_weight, key_mask, rotation, to_q, to_k, scale, normalise, causal, keep):
+    return tuple(_blank(q, k, v, sum, top, causal, keep))
+
+
+def _operands(
+    q: Tensor, k: Tensor, v: Tensor, projection: Tensor | None, log_weight: Tensor | None, key_mask: Tensor | None,
+    rotation: Tensor | None, query_map: str, key_map: str, scale: float, normalise: bool, causal: bool,
+) -> Operands:  # fmt: skip
     batch, kv_heads = k.shape[:2]
     rows = batch * kv_heads
-    return Call(
+    return Operands(
         q=q.reshape(rows, q.shape[1] // kv_heads, *q.shape[2:]),
         k=k.reshape(rows, *k.shape[2:]),
         v=v.reshape(rows, *v.shape[2:]),
@@ -130,9 +127,8 @@ def _blank(q: Tensor, k: Tensor, v: Tensor, sum: Tensor, top: Tensor | None, cau
     """Results of the right shapes, unwritten."""
     batch, heads, queries = q.shape[:3]
     kv_heads, keys = k.shape[1:3]
-    past = keys - queries
-    spans = count_spans(past) + count_spans(queries) if causal and keep else 0
     rows = batch * kv_heads
+    spans = count_spans(keys - queries) + count_spans(queries) if causal and keep else 0
     scales = [(0,), (0,), (0, rows)]
     if top is not None:
         scales = [(batch, heads, queries), (batch, kv_heads), (spans if causal else 1, rows)]
@@ -150,123 +146,41 @@ def _blank(q: Tensor, k: Tensor, v: Tensor, sum: Tensor, top: Tensor | None, cau
     )
 
 
-def _by_rows(out: Results, rows: int, group: int) -> Results:
+def _by_rows(out: Results, x: Operands) -> Results:
     """Views with batch and kv_heads as one axis of rows."""
+    rows, group = x.q.shape[:2]
     return Results(
         out.values.view(rows, group, *out.values.shape[2:]),
         out.total.view(rows, group, -1),
         out.highest.view(rows, group, -1) if out.highest.numel() else out.highest,
-        out.sum.view(rows, *out.sum.shape[2:]),
-        out.top.view(-1),
+        out.sum.flatten(0, 1),
+        out.top.flatten(),
         out.kept_sum,
         out.kept_top,
     )
 
 
-def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    sum: Tensor,
-    top: Tensor | None,
-    projection: Tensor | None,
-    log_weight: Tensor | None,
-    key_mask: Tensor | None,
-    rotation: Tensor | None,
-    query_map: str,
-    key_map: str,
-    scale: float,
-    normalise: bool,
-    causal: bool,
-    keep: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The operator's body; nothing in it is seen by autograd or autocast."""
-    call = _call(q, k, v, projection, log_weight, key_mask, rotation, query_map, key_map, scale, normalise, causal)
-    assert call.weighted == (top is not None), "a state has a top exactly where there are log weights"
-    out = _blank(q, k, v, sum, top, causal, keep)
-    rows, features = call.k.shape[0], sum.shape[2]
-    views = _by_rows(out, rows, call.group)
-    flat = sum.reshape(rows, *sum.shape[2:])
-    first = None if top is None else top.reshape(rows)
-    if first is not None and not causal:
-        out.kept_top[0] = first
-    run = forward_causal if causal else forward_full
-    with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
-        for part, some in call.split(features):
-            state = flat[part].mT.clone(memory_format=torch.contiguous_format)
-            run(some, views, part, state, None if first is None else first[part])
-    return out
-
-
-_kernel = torch.library.custom_op("regard::kernel", forward, mutates_args=())
-
-
-@_kernel.register_fake
-def _(
-    q, k, v, sum, top, projection, log_weight, key_mask, rotation, query_map, key_map, scale, normalise, causal, keep
-):
-    return tuple(_blank(q, k, v, sum, top, causal, keep))
-
-
 def backward(
-    of_values: Tensor,
-    of_total: Tensor | None,
-    of_sum: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    projection: Tensor | None,
-    log_weight: Tensor | None,
-    key_mask: Tensor | None,
-    rotation: Tensor | None,
-    values: Tensor,
-    total: Tensor,
-    sum: Tensor,
-    top: Tensor,
-    kept_sum: Tensor,
-    kept_top: Tensor,
-    query_map: str,
-    key_map: str,
-    scale: float,
-    normalise: bool,
-    causal: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    of_values: Tensor, of_total: Tensor | None, of_sum: Tensor | None, q: Tensor, k: Tensor, v: Tensor,
+    projection: Tensor | None, log_weight: Tensor | None, key_mask: Tensor | None, rotation: Tensor | None,
+    values: Tensor, total: Tensor, sum: Tensor, top: Tensor, kept_sum: Tensor, kept_top: Tensor, query_map: str,
+    key_map: str, scale: float, normalise: bool, causal: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """The gradients of q, k, v, log_weight (empty without) and sum, from those of values, total and sum."""
-    call = _call(q, k, v, projection, log_weight, key_mask, rotation, query_map, key_map, scale, normalise, causal)
-    rows, group = call.k.shape[0], call.group
-    results = _by_rows(Results(values, total, top.new_empty(0), sum, top, kept_sum, kept_top), rows, group)
+    x = _operands(q, k, v, projection, log_weight, key_mask, rotation, query_map, key_map, scale, normalise, causal)
+    out = _by_rows(Results(values, total, top.new_empty(0), sum, top, kept_sum, kept_top), x)
     into = _gradients(q, k, v, log_weight, sum)
-    flat = Gradients(
-        into.q.view(rows, group, *q.shape[2:]),
-        into.k.view(rows, *k.shape[2:]),
-        into.v.view(rows, *v.shape[2:]),
-        into.log_weight.view(rows, -1) if log_weight is not None else into.log_weight,
-        into.sum.view(rows, *sum.shape[2:]),
-    )
-    of_values = of_values.reshape(rows, group, *of_values.shape[2:])
-    of_total = None if of_total is None else of_total.reshape(rows, group, -1)
-    run = backward_causal if causal else backward_full
+    flat = Gradients(into.q.view_as(x.q), *(g.flatten(0, 1) if g.ndim > 1 else g for g in into[1:]))
+    of_values = of_values.reshape(*x.q.shape[:2], *of_values.shape[2:])
+    of_total = None if of_total is None else of_total.reshape(x.q.shape[:3])
+    run, states = backward_causal if causal else backward_full, None if of_sum is None else of_sum.flatten(0, 1)
     with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
-        for part, some in call.split(sum.shape[2]):
-            carried = torch.zeros_like(results.sum[part].mT, memory_format=torch.contiguous_format)
-            if of_sum is not None:
-                carried += of_sum.reshape(results.sum.shape)[part].mT
-            run(
-                some,
-                Results(
-                    results.values[part],
-                    results.total[part],
-                    results.highest,
-                    results.sum[part],
-                    results.top[part],
-                    results.kept_sum[:, part],
-                    results.kept_top[:, part],
-                ),
-                Gradients(*(x[part] if x.numel() else x for x in flat)),
-                of_values[part],
-                None if of_total is None else of_total[part],
-                carried,
-            )
+        for part, some in x.split(sum.shape[2]):
+            of_state = torch.zeros_like(out.sum[part].mT, memory_format=torch.contiguous_format)
+            if states is not None:
+                of_state += states[part].mT
+            slope = None if of_total is None else of_total[part]
+            run(some, out.of(part), Gradients(*(g[part] for g in flat)), of_values[part], slope, of_state)
     return into
 
 
@@ -281,10 +195,7 @@ def _gradients(q: Tensor, k: Tensor, v: Tensor, log_weight: Tensor | None, sum: 
 
 
 @_kernel_backward.register_fake
-def _(
-    of_values, of_total, of_sum, q, k, v, projection, log_weight, key_mask, rotation, values, total, sum, top, kept_sum,
-    kept_top, query_map, key_map, scale, normalise, causal,
-):  # fmt: skip
+def _(of_values, of_total, of_sum, q, k, v, projection, log_weight, key_mask, rotation, values, total, sum, *_rest):
     return tuple(_gradients(q, k, v, log_weight, sum))
 
 

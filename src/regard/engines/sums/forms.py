@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from regard.engines.sums.passes import accumulator, divisor, turned
+from regard.core import accumulation_dtype
+from regard.engines.sums.passes import divisor, empty_sum, turned
 from regard.engines.sums.step import Averaged
 from regard.features import FeatureMap
 
@@ -13,7 +14,7 @@ def average_by(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    sum: Tensor,
+    sum: Tensor | None,
     maps: tuple[FeatureMap, FeatureMap],
     key_mask: Tensor | None,
     rotation: Tensor | None,
@@ -21,7 +22,8 @@ def average_by(
     normalise: bool,
 ) -> Averaged:
     """What `kernel_average` returns, without log weights, in the named form."""
-    dtype = accumulator(q.dtype)
+    dtype = accumulation_dtype(q.dtype)
+    sum = empty_sum(k, v, maps[1]) if sum is None else sum
     with torch.autocast(q.device.type, enabled=False):
         fq, fk = maps[0](q.to(dtype)), maps[1](k.to(dtype))
         if rotation is not None:

@@ -1,9 +1,18 @@
-"""What the passes of the kernel operator (`engine`) share, and those without an order; the causal ones: `causal`.
+"""What the kernel operator works on, a span of rows at a time, and its forward passes; the backward ones: `backward`.
 
 With v' = [v, 1], so that the normaliser is one more value column, and w_j the log weight of a key (the scale that its
-feature map took out, decay, gates, -inf for padding), relative to the largest one m (SPEC 0.5):
+feature map took out, decay, gates, -inf for padding), relative to a maximum m (SPEC 0.5). Without an order:
 
     S = sum_j exp(w_j - m) phi_k(k_j) v'_j^T,        y_i = phi_q(q_i) S
+
+Causal, chunk by chunk:
+
+    y_i = sum_{j <= i, same chunk} (phi_q(q_i) . phi_k(k_j)) exp(w_j - m_i) v'_j  +  exp(m - m_i) phi_q(q_i) S
+    S  <- exp(m - m_end) S + sum_j exp(w_j - m_end) phi_k(k_j) v'_j^T
+
+where m_i is the running maximum over j <= i: one over a whole chunk would let a later key change the rounding of an
+earlier row. Only the second line is a recurrence; all else is made for the chunks of a span together, chunks in front
+of rows so that the state of each chunk lies in one piece.
 """
 
 from collections.abc import Iterator
@@ -13,7 +22,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.features import FeatureMap
+from regard.core import accumulation_dtype
+from regard.features import LOG2E, FeatureMap
 
 CHUNK = 64
 SPAN = 8
@@ -44,6 +54,25 @@ class Span(NamedTuple):
         return x.narrow(axis, self.first, self.end - self.first).unflatten(axis, (-1, self.width)).movedim(axis, 0)
 
 
+def spans(first: int, end: int) -> list[Span]:
+    """Whole chunks, at most SPAN at a time; what remains is a span of one chunk."""
+    whole = end - (end - first) % CHUNK
+    full = [Span(a, min(a + SPAN * CHUNK, whole), CHUNK) for a in range(first, whole, SPAN * CHUNK)]
+    return [*full, Span(whole, end, end - whole)] if whole < end else full
+
+
+def count_spans(length: int) -> int:
+    """len(spans(0, length)), for lengths that a compiler has not fixed."""
+    return -(-(length // CHUNK) // SPAN) - (-(length % CHUNK) // CHUNK)
+
+
+def pieces(length: int) -> list[Span]:
+    """Spans of one chunk each, for sums without an order."""
+    return [
+        Span(a, min(a + SPAN * CHUNK, length), min(SPAN * CHUNK, length - a)) for a in range(0, length, SPAN * CHUNK)
+    ]
+
+
 class Features(NamedTuple):
     x: Tensor
     """(chunks * rows, any, dim)"""
@@ -55,8 +84,8 @@ class Features(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Call:
-    """The inputs of one call (or some of its rows). A row is one head of keys and values of one batch element."""
+class Operands:
+    """The inputs of a call (or some of its rows). A row is one head of keys and values of one batch element."""
 
     q: Tensor
     """(rows, group, queries, dim)"""
@@ -79,17 +108,22 @@ class Call:
 
     @property
     def dtype(self) -> torch.dtype:
-        return accumulator(self.q.dtype)
+        return accumulation_dtype(self.q.dtype)
 
     @property
     def weighted(self) -> bool:
-        return self.log_weight is not None or has_log_scale(self.key_map)
+        return self.log_weight is not None or self.key_map.log_scale
 
     @property
     def group(self) -> int:
         return self.q.shape[1]
 
-    def split(self, features: int) -> Iterator[tuple[slice, "Call"]]:
+    @property
+    def past(self) -> int:
+        """Keys before the first query."""
+        return self.k.shape[1] - self.q.shape[2]
+
+    def split(self, features: int) -> "Iterator[tuple[slice, Operands]]":
         """The rows in parts whose features of one span fill a buffer."""
         rows = self.k.shape[0]
         span = min(SPAN * CHUNK, self.k.shape[1])
@@ -101,27 +135,19 @@ class Call:
             part = slice(start, min(start + size, rows))
             yield part, self._rows(part)
 
-    def _rows(self, part: slice) -> "Call":
+    def _rows(self, part: slice) -> "Operands":
         projection = self.projection
         if projection is not None:
             heads = torch.arange(part.start, part.stop, device=projection.device) % projection.shape[0]
             chunks = min(SPAN, -(-self.k.shape[1] // CHUNK)) if self.causal else 1
             projection = projection[heads.repeat(chunks)].to(self.dtype)
-        return replace(
-            self,
-            q=self.q[part],
-            k=self.k[part],
-            v=self.v[part],
-            projection=projection,
-            log_weight=None if self.log_weight is None else self.log_weight[part],
-            real=None if self.real is None else self.real[part],
-        )
+        log_weight, real = (None if x is None else x[part] for x in (self.log_weight, self.real))
+        q, k, v = self.q[part], self.k[part], self.v[part]
+        return replace(self, q=q, k=k, v=v, projection=projection, log_weight=log_weight, real=real)
 
     def spans(self) -> list[Span]:
         """Spans of the keys; those before the first query apart."""
-        keys = self.k.shape[1]
-        past = keys - self.q.shape[2]
-        return [*spans(0, past), *spans(past, keys)]
+        return [*spans(0, self.past), *spans(self.past, self.k.shape[1])]
 
     def queries(self, span: Span, at: Span) -> Features:
         """Features of a span of queries, which are `at` these slots of the keys."""
@@ -133,24 +159,19 @@ class Call:
     def _features(self, map_: FeatureMap, x: Tensor, at: Span) -> Features:
         x = x.reshape(x.shape[0] * x.shape[1], -1, x.shape[-1]).to(self.dtype)
         x = x if self.scale == 1 else x * self.scale
-        plain, log = map_.scaled(x, self._projection(x))
-        return Features(x, plain, self._turn(plain, at), log)
+        plain, log = map_.scaled(x, self.projection_of(x))
+        return Features(x, plain, self.turn(plain, at), log)
 
-    def _projection(self, x: Tensor) -> Tensor | None:
+    def projection_of(self, x: Tensor) -> Tensor | None:
         return None if self.projection is None else self.projection[: x.shape[0]]
 
-    def _turn(self, features: Tensor, at: Span, direction: int = 1) -> Tensor:
+    def turn(self, features: Tensor, at: Span, direction: int = 1) -> Tensor:
         """Rotate features by the angles of their slots (back: `direction` -1)."""
         if self.rotation is None:
             return features
         rotation = self.rotation[:, at.first : at.end].unflatten(1, (-1, 1, at.width))
         split = features.unflatten(1, (-1, at.width)).unflatten(0, (rotation.shape[1], -1))
         return turned(split, rotation[:, :, None], direction).view_as(features)
-
-    def pull(self, map_: FeatureMap, gradient: Tensor, f: Features, at: Span, into: Tensor) -> None:
-        """Store the gradient of a span of queries or keys; that of their features may be overwritten."""
-        gradient = map_.pull(self._turn(gradient, at, -1), f.plain, f.x, self._projection(f.x))
-        into.copy_((gradient if self.scale == 1 else gradient * self.scale).view(into.shape))
 
     def log_weights(self, keys: Features, span: Span) -> Tensor | None:
         """(chunks, rows, width)"""
@@ -171,36 +192,32 @@ class Call:
         columns[..., -1] = 1 if self.real is None else span.of(self.real)
         return columns.flatten(0, 1)
 
-    def store_values(self, of_v: Tensor, v: Tensor, into: "Gradients", span: Span) -> None:
-        """Store the gradients of a span's values, 0 at padding, and of its log weights."""
-        if into.log_weight.numel():
-            place = span.of(into.log_weight)
-            place.copy_((v * of_v).sum(-1).view(place.shape))
-        place = span.of(into.v)
-        of_v = of_v[..., :-1].unflatten(0, place.shape[:2])
-        place.copy_(of_v if self.real is None else of_v * span.of(self.real)[..., None])
+
+class Results(NamedTuple):
+    values: Tensor
+    """(rows, group, queries, value)"""
+    total: Tensor
+    """(rows, group, queries): the normaliser, divided by exp(highest)"""
+    highest: Tensor
+    """(rows, group, queries), or empty where nothing has a log weight"""
+    sum: Tensor
+    """(rows, features, value + 1): sum_j exp(w_j - top) phi(k_j) [v_j, 1]^T"""
+    top: Tensor
+    """(rows,): the largest log weight so far, or empty"""
+    kept_sum: Tensor
+    """(spans, rows, value + 1, features): passes hold states transposed, in which products are faster by a fifth"""
+    kept_top: Tensor
+
+    def of(self, part: slice) -> "Results":
+        """Those of some rows."""
+        values, total, highest, sum, top = (x[part] for x in self[:5])
+        return Results(values, total, highest, sum, top, self.kept_sum[:, part], self.kept_top[:, part])
 
 
-def spans(first: int, end: int) -> list[Span]:
-    """Whole chunks, at most SPAN at a time; what remains is a span of one chunk."""
-    whole = end - (end - first) % CHUNK
-    found = [Span(a, min(a + SPAN * CHUNK, whole), CHUNK) for a in range(first, whole, SPAN * CHUNK)]
-    return [*found, Span(whole, end, end - whole)] if whole < end else found
-
-
-def count_spans(length: int) -> int:
-    """len(spans(0, length)), for lengths that a compiler has not fixed."""
-    return -(-(length // CHUNK) // SPAN) - (-(length % CHUNK) // CHUNK)
-
-
-def accumulator(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of sums: at least float32."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def has_log_scale(map_: FeatureMap) -> bool:
-    """Whether the map takes a factor out of each vector."""
-    return map_.log_scale
+def empty_sum(k: Tensor, v: Tensor, key_map: FeatureMap, rows: int = 0) -> Tensor:
+    """The state before the first key, (batch, kv_heads, features, value + 1); `rows`: of the projection."""
+    features = key_map.count(k.shape[3], rows)
+    return k.new_zeros(*k.shape[:2], features, v.shape[3] + 1, dtype=accumulation_dtype(k.dtype))
 
 
 def turned(features: Tensor, rotation: Tensor | None, direction: int = 1) -> Tensor:
@@ -223,39 +240,80 @@ def divisor(total: Tensor) -> Tensor:
     return total.masked_fill(total == 0, float("inf"))
 
 
-class Results(NamedTuple):
-    values: Tensor
-    """(rows, group, queries, value)"""
-    total: Tensor
-    """(rows, group, queries): the normaliser, divided by exp(highest)"""
-    highest: Tensor
-    """(rows, group, queries), or empty where nothing has a log weight"""
-    sum: Tensor
-    """(rows, features, value + 1): sum_j exp(w_j - top) phi(k_j) [v_j, 1]^T"""
-    top: Tensor
-    """(rows,): the largest log weight so far, or empty"""
-    kept_sum: Tensor
-    """(spans, rows, value + 1, features): passes hold states transposed, in which products are faster by a fifth"""
-    kept_top: Tensor
+class Scales(NamedTuple):
+    """Log weights of a span as factors of at most 1."""
+
+    pair: Tensor
+    """(chunks * rows, c, c): exp(w_j - m_i) where j <= i, else 0"""
+    row: Tensor
+    """(chunks * rows, c, 1): exp(m - m_i), for what came before the chunk"""
+    key: Tensor
+    """(chunks * rows, c, 1): exp(w_j - m_end)"""
+    carry: Tensor
+    """(chunks, rows, 1, 1): exp(m - m_end)"""
+    running: Tensor
+    """(chunks, rows, c): m_i"""
 
 
-def write(x: Call, out: Results, part: slice, y: Tensor, log: Tensor | None, top: Tensor | None, span: Span) -> None:
-    """Normalise a span of rows and store it, its totals and their scales; `top` (chunks, rows, 1, any)."""
-    place, total = span.of(out.values[part], 2), span.of(out.total[part], 2)
-    y = y.view(*place.shape[:-1], -1)
-    values = y[..., :-1]
-    total.copy_(y[..., -1])
-    if not x.normalise:
-        place.copy_(values)
-    elif place.dtype == x.dtype:
-        torch.div(values, divisor(y[..., -1:]), out=place)
-    else:
-        place.copy_(values / divisor(y[..., -1:]))
+def scales(log: Tensor, top: Tensor, dtype: torch.dtype) -> Scales:
+    within = log.cummax(-1).values
+    ends = torch.cat([top[None], within[..., -1]]).cummax(0).values
+    start, end = ends[:-1, :, None], ends[1:, :, None].clamp_min(LOWEST)
+    running = torch.maximum(within, start)
+    safe = running.clamp_min(LOWEST)
+    pair = (log[..., None, :] - safe[..., None]).to(dtype).mul_(LOG2E).clamp_max_(0).exp2_().tril_()
+    return Scales(
+        pair.flatten(0, 1),
+        (start - safe).to(dtype).exp().flatten(0, 1)[..., None],
+        (log - end).to(dtype).exp().flatten(0, 1)[..., None],
+        (start - end).to(dtype).exp()[..., None],
+        running,
+    )
+
+
+def carried(before: Tensor, s: Scales | None, chunk: int, into: Tensor) -> Tensor:
+    """A state (or the gradient of one) across a chunk, without what the chunk adds."""
+    return into.copy_(before) if s is None else torch.mul(before, s.carry[chunk], out=into)
+
+
+def forward_causal(x: Operands, out: Results, part: slice, state: Tensor, top: Tensor | None) -> None:
+    rows = state.shape[0]
+    states = state.new_empty(SPAN + 1, *state.shape)
+    states[0] = state
+    each = states.unbind()
+    pair = y = state.new_empty(0)  # written over by every span: unlike new memory, it stays in the cache
+    for index, span in enumerate(x.spans()):
+        if out.kept_sum.numel():
+            out.kept_sum[index, part] = states[0]
+            if top is not None:
+                out.kept_top[index, part] = top
+        keys, v = x.keys(span), x.columns(span)
+        fk, log = keys.turned, x.log_weights(keys, span)
+        s = None if log is None or top is None else scales(log, top, x.dtype)
+        scaled = v if s is None else v * s.key
+        for i, (a, b) in enumerate(zip(scaled.mT.split(rows), fk.split(rows), strict=True)):
+            carried(each[i], s, i, each[i + 1]).baddbmm_(a, b)
+        if span.first >= x.past:
+            queries = x.queries(span - x.past, span)
+            before = states[: span.chunks].flatten(0, 1)
+            fits = pair.shape[:2] == queries.turned.shape[:2]
+            pair = torch.bmm(queries.turned, fk.mT, out=pair if fits else None)
+            y = torch.bmm(queries.turned, before.mT, out=y if fits else None)
+            if s is None:
+                grouped(pair, x.group).tril_()
+            else:
+                grouped(pair, x.group).mul_(s.pair[:, None])
+                grouped(y, x.group).mul_(s.row[:, None])
+            running = None if s is None else s.running[:, :, None]
+            write(x, out, part, y.baddbmm_(pair, v), queries.log, running, span - x.past)
+        states[0] = states[span.chunks]
+        top = None if s is None else s.running[-1, :, -1]
+    out.sum[part] = states[0].mT
     if top is not None:
-        span.of(out.highest[part], 2).copy_(top if log is None else top + log.view(total.shape))
+        out.top[part] = top
 
 
-def forward_full(x: Call, out: Results, part: slice, state: Tensor, top: Tensor | None) -> None:
+def forward_full(x: Operands, out: Results, part: slice, state: Tensor, top: Tensor | None) -> None:
     for span in pieces(x.k.shape[1]):
         keys, v = x.keys(span), x.columns(span)
         log = x.log_weights(keys, span)
@@ -275,60 +333,19 @@ def forward_full(x: Call, out: Results, part: slice, state: Tensor, top: Tensor 
         write(x, out, part, y, queries.log, None if top is None else top[None, :, None, None], span)
 
 
-def pieces(length: int) -> list[Span]:
-    """Spans of one chunk each, for sums without an order."""
-    return [
-        Span(a, min(a + SPAN * CHUNK, length), min(SPAN * CHUNK, length - a)) for a in range(0, length, SPAN * CHUNK)
-    ]
-
-
-class Gradients(NamedTuple):
-    """Gradients of the results (None: not used) or of the inputs."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    log_weight: Tensor
-    """empty where there is none"""
-    sum: Tensor
-
-
-def row_gradient(x: Call, out: Results, of_values: Tensor, of_total: Tensor | None, span: Span) -> Tensor:
-    """The gradient of the unnormalised rows y = [numerator, total] of one part."""
-    given = span.of(of_values, 2)
-    g = torch.empty(*given.shape[:-1], given.shape[-1] + 1, dtype=x.dtype, device=given.device)
-    of_numerator, last = g[..., :-1], g[..., -1]
-    if x.normalise:
-        torch.div(given.to(x.dtype), divisor(span.of(out.total, 2))[..., None], out=of_numerator)
-        torch.sum(of_numerator * span.of(out.values, 2), -1, out=last).neg_()
-    else:
-        of_numerator.copy_(given)
-        last.zero_()
-    if of_total is not None:
-        last += span.of(of_total, 2)
-    return g.flatten(2, 3).flatten(0, 1)
-
-
-def backward_full(
-    x: Call, out: Results, into: Gradients, of_values: Tensor, of_total: Tensor | None, carried: Tensor
+def write(
+    x: Operands, out: Results, part: slice, y: Tensor, log: Tensor | None, top: Tensor | None, span: Span
 ) -> None:
-    """`out` and `into` are views of this part's rows; `carried`, the gradient of the state, is consumed."""
-    for span in pieces(x.q.shape[2]):
-        queries = x.queries(span, span)
-        g = row_gradient(x, out, of_values, of_total, span)
-        of_fq = torch.bmm(g, out.sum.mT)
-        carried.baddbmm_(g.mT, queries.turned)
-        x.pull(x.query_map, of_fq, queries, span, span.of(into.q, 2))
-    for span in pieces(x.k.shape[1]):
-        keys, v = x.keys(span), x.columns(span)
-        log, scaled = x.log_weights(keys, span), v
-        of_v = torch.bmm(keys.turned, carried.mT)
-        if log is not None:
-            key = (log[0] - out.top[:, None].clamp_min(LOWEST)).to(x.dtype).exp()[..., None]
-            of_v.mul_(key)
-            scaled = v * key
-        x.store_values(of_v, v, into, span)
-        x.pull(x.key_map, torch.bmm(scaled, carried), keys, span, span.of(into.k))
-    if x.weighted:
-        carried.mul_((out.kept_top[0] - out.top.clamp_min(LOWEST)).to(x.dtype).exp()[:, None, None])
-    into.sum.copy_(carried.mT)
+    """Normalise a span of rows and store it, its totals and their scales; `top` (chunks, rows, 1, any)."""
+    place, total = span.of(out.values[part], 2), span.of(out.total[part], 2)
+    y = y.view(*place.shape[:-1], -1)
+    values = y[..., :-1]
+    total.copy_(y[..., -1])
+    if not x.normalise:
+        place.copy_(values)
+    elif place.dtype == x.dtype:
+        torch.div(values, divisor(y[..., -1:]), out=place)
+    else:
+        place.copy_(values / divisor(y[..., -1:]))
+    if top is not None:
+        span.of(out.highest[part], 2).copy_(top if log is None else top + log.view(total.shape))

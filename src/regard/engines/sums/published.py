@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from regard.engines.sums.passes import LOWEST, accumulator
+from regard.core import accumulation_dtype
+from regard.engines.sums.passes import LOWEST
 
 PAPER_EPSILON = 1e-4
 """added to every feature"""
@@ -17,7 +18,7 @@ def published_features(
     The maxima are those of W x, before |x|^2 / 2 (with an epsilon that changes the result): for a query over its own
     features, for keys over all of them, later ones included. Constant factors, which cancel, are left out.
     """
-    dtype = accumulator(q.dtype)
+    dtype = accumulation_dtype(q.dtype)
     with torch.autocast(q.device.type, enabled=False):
         grouped, keys = (x.to(dtype) * scale for x in (q.unflatten(1, (k.shape[1], -1)), k))
         of_q, of_k = (x @ w.to(dtype).mT for x, w in ((grouped, projection[:, None]), (keys, projection)))

@@ -6,15 +6,15 @@ that of the weights before they are normalised. The others measure normalised ro
 """
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
-from regard.engines.dense import Rule, chunked, publish
+from regard.core import Call
+from regard.engines.dense.chunks import Rule, chunked, publish
 from regard.features import FeatureMap
 
 OF_OUTPUT = ("output_l1", "output_l1_sum")
 OF_ROWS = ("entropy", "hoyer", "l_half")
-REGULARISERS = ("none", *OF_OUTPUT, "score_l1", *OF_ROWS)
 
 
 def penalty(
@@ -24,10 +24,9 @@ def penalty(
     q: Float[Tensor, "batch heads queries dim"],
     k: Float[Tensor, "batch kv_heads keys dim"],
     maps: tuple[FeatureMap, FeatureMap],
-    key_mask: Bool[Tensor, "batch keys"] | None,
-    causal: bool,
+    call: Call,
 ) -> Float[Tensor, ""]:
-    """One of `REGULARISERS`, over the queries that are real (those of a sequence to itself are masked as its keys are).
+    """The loss of that kind, over the queries that are real (those of a sequence to itself are masked as its keys are).
 
     output_l1: mean |out|. output_l1_sum: sum |out|. The others are means over heads and queries of a number per row:
     score_l1: sum_j A_ij with A = phi(Q) phi(K)^T, which is phi(q_i) . sum_j phi(k_j), the normaliser at hand. With
@@ -38,12 +37,12 @@ def penalty(
         kind: which.
         values, total: the output and the normaliser of the call.
         q, k, maps: what the weights are made of.
-        key_mask, causal: which pairs there are.
+        call: which pairs there are.
     """
     queries, keys = q.shape[2], k.shape[2]
     real = None
-    if key_mask is not None and (causal or queries == keys):
-        real = key_mask[:, keys - queries :]
+    if call.key_mask is not None and (call.causal or queries == keys):
+        real = call.key_mask[:, keys - queries :]
     if kind in OF_OUTPUT:
         size = values.abs().to(total.dtype)
         if kind == "output_l1_sum":
@@ -53,7 +52,7 @@ def penalty(
         return _mean(total, real)
     fq, fk = maps[0](q.to(total.dtype)), maps[1](k.to(total.dtype)).repeat_interleave(q.shape[1] // k.shape[1], 1)
     one = fk.new_zeros(*fk.shape[:3], 1)
-    return _mean(chunked(RULES[kind], fq, fk, one, causal=causal, key_mask=key_mask)[..., 0], real)
+    return _mean(chunked(RULES[kind], fq, fk, one, call)[..., 0], real)
 
 
 def _mean(x: Tensor, real: Tensor | None) -> Tensor:

@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.engines.sums.passes import LOWEST, accumulator, divisor, turned
+from regard.core import accumulation_dtype
+from regard.engines.sums.passes import LOWEST, divisor, turned
 from regard.features import FeatureMap
 
 
@@ -40,7 +41,7 @@ def step(
     rotation: Tensor | None,
 ) -> Averaged:
     """At most one query and one key (decoding): a few small operations that autograd records itself."""
-    dtype = accumulator(q.dtype)
+    dtype = accumulation_dtype(q.dtype)
     values, total, highest = q.new_empty(*q.shape[:3], v.shape[3]), sum.new_empty(q.shape[:3]), sum.new_empty(0)
     with torch.autocast(q.device.type, enabled=False):
         if k.shape[2]:

@@ -142,7 +142,7 @@ def encoder_weights(config: EncoderConfig, prefix: str, ours: str = "encoder.") 
     layer, block = f"{prefix}encoder.layer.{{layer}}", f"{ours}blocks.{{layer}}"
     linear = [
         (f"{ours}embeddings.norm", f"{prefix}embeddings.LayerNorm"),
-        (f"{block}.attention.output", f"{layer}.attention.output.dense"),
+        (f"{block}.attention.projections.output", f"{layer}.attention.output.dense"),
         (f"{block}.attention_norm", f"{layer}.attention.output.LayerNorm"),
         (f"{block}.mlp.up", f"{layer}.intermediate.dense"),
         (f"{block}.mlp.down", f"{layer}.output.dense"),
@@ -154,10 +154,10 @@ def encoder_weights(config: EncoderConfig, prefix: str, ours: str = "encoder.") 
         Weight(f"{ours}embeddings.position.table", f"{prefix}embeddings.position_embeddings.weight"),
     ]
     names = ("query", "key", "value")
-    projections = [(f"{block}.attention.{name}", f"{layer}.attention.self.{name}") for name in names]
+    projections = [(f"{block}.attention.projections.{name}", f"{layer}.attention.self.{name}") for name in names]
     if config.projections == "global":
-        own = f"{block}.attention.global_rows"
-        projections += [(f"{own}.{name}", f"{layer}.attention.self.{name}_global") for name in names]
+        rows = f"{block}.attention.projections.global_rows"
+        projections += [(f"{rows}.{name}", f"{layer}.attention.self.{name}_global") for name in names]
     biased = config.projection_bias is not False
     return each([*tables, *pairs(linear, bias=True), *pairs(projections, bias=biased)], config.layers)
 

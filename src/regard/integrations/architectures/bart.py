@@ -103,7 +103,7 @@ def _settings(config: EncoderDecoderConfig) -> dict[str, object]:
 
 def _attention(ours: str, theirs: str) -> list[tuple[str, str]]:
     names = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "out_proj"}
-    return [(f"{ours}.{own}", f"{theirs}.{other}") for own, other in names.items()]
+    return [(f"{ours}.projections.{own}", f"{theirs}.{other}") for own, other in names.items()]
 
 
 def _side(ours: str, theirs: str, *, cross: bool) -> list[Weight]:

@@ -78,14 +78,17 @@ def _settings(config: ModelConfig) -> dict[str, object]:
 
 def _weights(config: ModelConfig) -> list[Weight]:
     layer, block = "transformer.h.{layer}", "blocks.{layer}"
-    parts = [(f"{block}.attention.{name}", (at, 3)) for at, name in enumerate(("query", "key", "value"))]
-    weights = [Weight("embedding.weight", "transformer.wte.weight"), Weight("position.table", "transformer.wpe.weight")]
+    parts = [(f"{block}.attention.projections.{name}", (at, 3)) for at, name in enumerate(("query", "key", "value"))]
+    weights = [
+        Weight("embeddings.table.weight", "transformer.wte.weight"),
+        Weight("embeddings.position.table", "transformer.wpe.weight"),
+    ]
     for kind in ("weight", "bias"):
         flip = kind == "weight"
         weights += [
             Weight(f"{block}.attention_norm.{kind}", f"{layer}.ln_1.{kind}"),
             *(Weight(f"{to}.{kind}", f"{layer}.attn.c_attn.{kind}", transposed=flip, part=part) for to, part in parts),
-            Weight(f"{block}.attention.output.{kind}", f"{layer}.attn.c_proj.{kind}", transposed=flip),
+            Weight(f"{block}.attention.projections.output.{kind}", f"{layer}.attn.c_proj.{kind}", transposed=flip),
             Weight(f"{block}.mlp_norm.{kind}", f"{layer}.ln_2.{kind}"),
             Weight(f"{block}.mlp.up.{kind}", f"{layer}.mlp.c_fc.{kind}", transposed=flip),
             Weight(f"{block}.mlp.down.{kind}", f"{layer}.mlp.c_proj.{kind}", transposed=flip),

@@ -78,16 +78,16 @@ def _settings(config: ModelConfig) -> dict[str, object]:
 def _weights(config: ModelConfig) -> list[Weight]:
     layer, block = "model.layers.{layer}", "blocks.{layer}"
     linear = [
-        (f"{block}.attention.query", f"{layer}.self_attn.q_proj"),
-        (f"{block}.attention.key", f"{layer}.self_attn.k_proj"),
-        (f"{block}.attention.value", f"{layer}.self_attn.v_proj"),
-        (f"{block}.attention.output", f"{layer}.self_attn.o_proj"),
+        (f"{block}.attention.projections.query", f"{layer}.self_attn.q_proj"),
+        (f"{block}.attention.projections.key", f"{layer}.self_attn.k_proj"),
+        (f"{block}.attention.projections.value", f"{layer}.self_attn.v_proj"),
+        (f"{block}.attention.projections.output", f"{layer}.self_attn.o_proj"),
         (f"{block}.mlp.gate", f"{layer}.mlp.gate_proj"),
         (f"{block}.mlp.up", f"{layer}.mlp.up_proj"),
         (f"{block}.mlp.down", f"{layer}.mlp.down_proj"),
     ]
     rest = [
-        ("embedding", "model.embed_tokens"),
+        ("embeddings.table", "model.embed_tokens"),
         (f"{block}.attention_norm", f"{layer}.input_layernorm"),
         (f"{block}.mlp_norm", f"{layer}.post_attention_layernorm"),
         ("norm", "model.norm"),
@@ -120,12 +120,12 @@ def _gguf_weights(config: ModelConfig) -> list[Weight]:
     layer, block = "blk.{layer}", "blocks.{layer}"
     heads, kv_heads = config.heads, config.kv_heads or config.heads
     weights = [
-        Weight("embedding.weight", "token_embd.weight"),
+        Weight("embeddings.table.weight", "token_embd.weight"),
         Weight(f"{block}.attention_norm.weight", f"{layer}.attn_norm.weight"),
-        Weight(f"{block}.attention.query.weight", f"{layer}.attn_q.weight", heads=heads),
-        Weight(f"{block}.attention.key.weight", f"{layer}.attn_k.weight", heads=kv_heads),
-        Weight(f"{block}.attention.value.weight", f"{layer}.attn_v.weight"),
-        Weight(f"{block}.attention.output.weight", f"{layer}.attn_output.weight"),
+        Weight(f"{block}.attention.projections.query.weight", f"{layer}.attn_q.weight", heads=heads),
+        Weight(f"{block}.attention.projections.key.weight", f"{layer}.attn_k.weight", heads=kv_heads),
+        Weight(f"{block}.attention.projections.value.weight", f"{layer}.attn_v.weight"),
+        Weight(f"{block}.attention.projections.output.weight", f"{layer}.attn_output.weight"),
         Weight(f"{block}.mlp_norm.weight", f"{layer}.ffn_norm.weight"),
         Weight(f"{block}.mlp.gate.weight", f"{layer}.ffn_gate.weight"),
         Weight(f"{block}.mlp.up.weight", f"{layer}.ffn_up.weight"),

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.layer import AttentionLayer
-from regard.models.blocks import Block
+from regard.models.blocks.residual import Residual
 from regard.models.config import ModelConfig
 from regard.models.encoder_decoder import CrossBlock, EncoderDecoder
 from regard.models.encoder_decoder_config import EncoderDecoderConfig
@@ -50,16 +50,16 @@ def global_rows_have_their_own_projections(part: type[AttentionLayer]) -> None:
     seen = near | spread[:, None] | spread
     with torch.no_grad():
         dense = []
-        for own in (layer, layer.global_rows):
+        for own in (layer.projections, layer.projections.global_rows):
             q, k, v = (each(x).unflatten(-1, (2, -1)).transpose(1, 2) for each in (own.query, own.key, own.value))
             logits = (q @ k.mT / (DIM // 2) ** 0.5).masked_fill(~seen, float("-inf"))
             dense.append((logits.softmax(-1) @ v).transpose(1, 2).flatten(2))
-        wanted = layer.output(torch.where(spread[:, None], dense[1], dense[0]))
+        wanted = layer.projections.output(torch.where(spread[:, None], dense[1], dense[0]))
         assert_close(layer(x).hidden, wanted, tolerance=1e-10, what="two global tokens")
 
 
-@check(kind=Block)
-def residual_once(part: type[Block]) -> None:
+@check(kind=Residual)
+def residual_once(part: type[Residual]) -> None:
     """A block is two sublayers, each with one residual connection and one norm in its place."""
     for place in ("pre", "post"):
         config = ModelConfig(dim=DIM, heads=2, norm=place, bias=True)

@@ -100,8 +100,8 @@ def values_know_no_position(part: type[AttentionLayer]) -> None:
             for at in (0, 5):
                 keep = torch.arange(9)[None] == at
                 got = layer(x, key_mask=keep).hidden
-                assert layer.value is not None
-                alone = layer.output(layer.value(x[:, at : at + 1])).expand_as(got)
+                assert layer.projections.value is not None
+                alone = layer.projections.output(layer.projections.value(x[:, at : at + 1])).expand_as(got)
                 assert_close(got, alone, tolerance=1e-12, what=f"{name}, the key in slot {at} alone")
 
 

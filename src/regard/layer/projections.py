@@ -1,0 +1,172 @@
+"""What makes queries, keys and values of hidden states, and hidden states of averages."""
+
+from typing import cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.core import Attention, generator
+from regard.errors import ConfigError
+from regard.info import Heads
+from regard.layer.global_rows import GlobalRows
+
+
+class Projections(nn.Module):
+    """Linear projections: queries x W^q, keys c W^k and values c W^v by head, output concat(heads) W^o.
+
+    Only those that the mechanism reads exist; a mechanism that shares queries and keys has one for both.
+
+    Args:
+        attention: the mechanism.
+        heads: what the layer asked it to serve; the seed of the initial weights.
+        dim: width of the hidden states.
+        context_dim: width of the source of keys and values.
+        bias: whether queries, keys and values have biases.
+        output_bias: whether the output has one.
+    """
+
+    def __init__(
+        self, attention: Attention, heads: Heads, dim: int, context_dim: int, *, bias: bool, output_bias: bool
+    ) -> None:
+        super().__init__()
+        self.heads, self.shares = heads, attention.info.shares_query_key
+        self.global_rows: GlobalRows | None = None
+        reads = attention.info.reads
+        query = heads.count * heads.query_width if "q" in reads else 0
+        key = heads.kv_heads * heads.key_dim if "k" in reads and not self.shares else 0
+        self.query = self._linear("query", dim, query, bias) if query else None
+        self.key = self._linear("key", context_dim, key, bias) if key else None
+        self.value = self._linear("value", context_dim, heads.kv_heads * heads.value_width, bias)
+        self.output = self._linear("output", heads.count * heads.value_width, dim, output_bias)
+
+    def _linear(self, name: str, width: int, out: int, bias: bool) -> nn.Linear:
+        return linear(width, out, bias=bias, draw=generator(self.heads.seed, name))
+
+    def queries(self, x: Float[Tensor, "batch length dim"]) -> Float[Tensor, "batch heads length query_dim"]:
+        """By head; zeros where the mechanism reads none."""
+        heads = self.heads
+        if self.query is not None:
+            return by_head(self.query(x), heads.count)
+        return x.new_zeros(()).expand(x.shape[0], heads.count, x.shape[1], heads.query_width)
+
+    def keys(self, source: Float[Tensor, "batch length context"]) -> Float[Tensor, "batch kv_heads length key_dim"]:
+        """By head of keys; zeros where the mechanism reads none."""
+        heads, projection = self.heads, self.query if self.shares else self.key
+        if projection is not None:
+            return by_head(projection(source), heads.kv_heads)
+        return source.new_zeros(()).expand(source.shape[0], heads.kv_heads, source.shape[1], heads.key_dim)
+
+    def values(self, source: Float[Tensor, "batch length context"]) -> Float[Tensor, "batch kv_heads length value"]:
+        """By head of keys."""
+        return by_head(self.value(source), self.heads.kv_heads)
+
+    def detached(self, source: Float[Tensor, "batch length context"]) -> tuple[Tensor, Tensor]:
+        """Keys and values whose weights get no gradient."""
+        still = {name: x.detach() for name, x in self.named_parameters()}
+        return torch.func.functional_call(self, still, (source,))
+
+    def forward(self, source: Float[Tensor, "batch length context"]) -> tuple[Tensor, Tensor]:
+        """Keys and values of a source."""
+        return self.keys(source), self.values(source)
+
+    def joined(self, values: Float[Tensor, "batch heads length value"]) -> Float[Tensor, "batch length dim"]:
+        """The output of the averages of every head."""
+        return self.output(values.transpose(1, 2).flatten(2))
+
+
+class GlobalProjections(Projections):
+    """As `Projections`, and more for global tokens.
+
+    Args:
+        separate: whether global tokens have keys and values of their own too, beside the projections of their rows.
+    """
+
+    def __init__(
+        self,
+        attention: Attention,
+        heads: Heads,
+        dim: int,
+        context_dim: int,
+        *,
+        bias: bool,
+        output_bias: bool,
+        separate: bool,
+    ) -> None:
+        super().__init__(attention, heads, dim, context_dim, bias=bias, output_bias=output_bias)
+        ordinary = self.query or nn.Identity(), self.key or nn.Identity(), self.value
+        self.global_rows = GlobalRows(attention, *ordinary, separate=separate)
+
+
+class NoProjections(Projections):
+    """Hidden states themselves, split into heads, and their averages side by side: no weights.
+
+    Raises:
+        ConfigError: widths that do not fit, or biases.
+    """
+
+    def __init__(
+        self, attention: Attention, heads: Heads, dim: int, context_dim: int, *, bias: bool, output_bias: bool
+    ) -> None:
+        each = dim // heads.count
+        widths = {"query_dim": heads.query_width, "key_dim": heads.key_dim, "value_dim": heads.value_width}
+        wrong = [f"{name}={width}, not dim / heads = {each}" for name, width in widths.items() if width != each]
+        if heads.count * each != dim:
+            wrong.append(f"heads={heads.count}, which does not divide dim={dim}")
+        if heads.kv_heads != heads.count:
+            wrong.append(f"kv_heads={heads.kv_heads}, not heads={heads.count}")
+        if context_dim != dim:
+            wrong.append(f"context_dim={context_dim}, not dim={dim}")
+        if bias or output_bias:
+            wrong.append("a bias, which belongs to a projection")
+        if wrong:
+            raise ConfigError(
+                f"projections='none' splits the hidden states into heads as they are; got {'; '.join(wrong)}. "
+                "Leave it out, or use projections='all'"
+            )
+        super().__init__(attention, heads, dim, context_dim, bias=False, output_bias=False)
+
+    def _linear(self, name: str, width: int, out: int, bias: bool) -> nn.Linear:
+        return cast(nn.Linear, nn.Identity())  # who reads the weights of a projection has asked for projections
+
+
+KINDS = ("all", "none", "global", "separate")
+
+
+def build_projections(
+    kind: str, attention: Attention, heads: Heads, dim: int, context_dim: int, *, bias: bool, output_bias: bool
+) -> Projections:
+    """The projections of a layer.
+
+    Raises:
+        ConfigError: an unknown kind, or one that does not fit the sizes or the mechanism.
+    """
+    match kind:
+        case "all":
+            return Projections(attention, heads, dim, context_dim, bias=bias, output_bias=output_bias)
+        case "none":
+            return NoProjections(attention, heads, dim, context_dim, bias=bias, output_bias=output_bias)
+        case "global" | "separate":
+            separate = kind == "separate"
+            return GlobalProjections(
+                attention, heads, dim, context_dim, bias=bias, output_bias=output_bias, separate=separate
+            )
+        case _:
+            raise ConfigError(f"AttentionLayer has no projections={kind!r}; it has {', '.join(KINDS)}")
+
+
+def by_head(x: Float[Tensor, "batch length width"], heads: int) -> Float[Tensor, "batch heads length each"]:
+    """Hidden states split into heads."""
+    batch, length, width = x.shape
+    return x.reshape(batch, length, heads, width // heads).transpose(1, 2)
+
+
+def linear(width: int, out: int, *, bias: bool, draw: torch.Generator, scale: float = 1.0) -> nn.Linear:
+    """A linear layer with normal weights of variance scale^2 / width and zero biases, drawn from `draw`."""
+    # On the meta device its own initial weights cost nothing and leave the global random state alone.
+    layer = nn.Linear(width, out, bias=bias, device="meta").to_empty(device="cpu")
+    with torch.no_grad():
+        layer.weight.normal_(0, scale * width**-0.5, generator=draw)
+        if bias:
+            layer.bias.zero_()
+    return layer

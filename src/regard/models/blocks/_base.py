@@ -1,0 +1,105 @@
+"""What every block is: attention and more, around a stream of hidden states."""
+
+from abc import ABC, abstractmethod
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from regard.core import generator
+from regard.layer import AttentionLayer, LayerOutput
+from regard.memory import MemoryState
+from regard.models.block_config import BlockConfig, NormPlace, Recomputed
+from regard.models.parts import Mlp, build_norm
+from regard.models.recompute import recomputed
+from regard.state import State
+
+
+class Block(nn.Module, ABC):
+    """Template: one layer of a Transformer, an attention layer and an MLP around a residual stream.
+
+    `enter` and `leave` are what the first block takes and the last one gives back, where a stream is more than hidden
+    states (two of them, say). A block that has no MLP or gates of its own between averages and output makes these in
+    `__init__`, and calls `values` and `output` of its attention layer.
+
+    Args:
+        config: shape of the model.
+        attention: the attention layer.
+        seed: of the MLP's initial weights.
+    """
+
+    branches: int = 2
+    """branches that are added to the residual stream"""
+
+    def __init__(self, config: BlockConfig, attention: AttentionLayer, *, seed: int) -> None:
+        super().__init__()
+        self.place: NormPlace = config.norm
+        self.checkpoint: Recomputed = config.checkpoint
+        self.attention = attention
+        self.attention_norm = build_norm(config.norm_kind, config.dim, bias=config.bias, eps=config.norm_eps)
+        self.mlp: Mlp | None = None
+        # GPT-2 shrinks what enters the residual stream, so that its variance does not grow with depth.
+        scale = (self.branches * config.layers) ** -0.5 if config.norm == "pre" else 1.0
+        with torch.no_grad():
+            attention.projections.output.weight.mul_(scale)
+        if config.mlp != "none":
+            draw = generator(seed, "mlp")
+            self.mlp = Mlp(config.dim, config.mlp_width, config.mlp, bias=config.bias, draw=draw, scale=scale)
+        self.dropout = nn.Dropout(config.dropout)
+
+    @classmethod
+    def enter(cls, x: Float[Tensor, "batch length dim"]) -> Tensor:
+        """The stream that the first block takes."""
+        return x
+
+    @classmethod
+    def leave(cls, stream: Tensor) -> Float[Tensor, "batch length dim"]:
+        """Hidden states of the stream that the last block gave."""
+        return stream
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch length dim"],
+        *,
+        key_mask: Bool[Tensor, "batch length"] | None = None,
+        positions: Int[Tensor, "*batch length"] | None = None,
+        marks: Int[Tensor, "batch length"] | None = None,
+        state: State | None = None,
+        memory: MemoryState | None = None,
+    ) -> LayerOutput:
+        """The hidden states after this block; state, memory and losses as `AttentionLayer` returns them."""
+        whole = self.checkpoint == "block"
+        return recomputed(whole, self.run, x, key_mask, positions, marks, memory, state=state)
+
+    @abstractmethod
+    def run(
+        self,
+        x: Tensor,
+        key_mask: Tensor | None,
+        positions: Tensor | None,
+        marks: Tensor | None,
+        memory: MemoryState | None,
+        state: State | None,
+    ) -> LayerOutput:
+        """The algorithm, which a backward pass may run again."""
+
+    @abstractmethod
+    def attended(self, x: Float[Tensor, "batch length dim"]) -> Float[Tensor, "batch length dim"]:
+        """What the attention layer reads of the hidden states that enter."""
+
+    def remember(
+        self,
+        x: Float[Tensor, "batch length dim"],
+        *,
+        key_mask: Bool[Tensor, "batch length"] | None = None,
+        positions: Int[Tensor, "*batch length"] | None = None,
+        marks: Int[Tensor, "batch length"] | None = None,
+        state: State,
+    ) -> State:
+        """The state after hidden states that skip this block: that of a whole call, without its averages and MLP."""
+        inner = self.attended(x)
+        return self.attention.remember(inner, key_mask=key_mask, positions=positions, marks=marks, state=state)
+
+    def dropped(self, branch: Tensor) -> Tensor:
+        """A branch with elements dropped in training."""
+        return self.dropout(branch) if self.training else branch

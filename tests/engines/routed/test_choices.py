@@ -1,0 +1,67 @@
+"""The choice of a token and the sums in a fixed order."""
+
+import torch
+
+from regard.engines.routed import accumulate, nearest
+from regard.engines.routed.lists import best_keys, listed
+
+
+def randn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_nearest_is_the_largest_product_and_offset() -> None:
+    x, points, offsets = randn(2, 50, 6), randn(2, 3, 7, 6, seed=1), randn(2, 3, 7, seed=2)
+    scores = torch.einsum("hnd,hscd->hnsc", x.float(), points.float()) + offsets.float()[:, None]
+    assert torch.equal(nearest(x, points, offsets).long(), scores.argmax(-1))
+
+
+def test_a_tie_of_two_goes_to_the_lower_index_and_nan_chooses_the_first() -> None:
+    x, point = randn(1, 4, 5), randn(1, 1, 1, 5, seed=1)
+    x[0, 3] = float("nan")
+    points = torch.cat([-9 * point, point, point], 2)
+    offsets = torch.tensor([-1e3, 0.0, 0.0])[None, None]
+    assert nearest(x, points, offsets).flatten().tolist() == [1, 1, 1, 0]
+
+
+def test_a_close_choice_ignores_the_rows_beside_it() -> None:
+    """Rows half way between two points, within rounding: a product of one row rounds otherwise than one of many."""
+    points = randn(1, 1, 2, 48, seed=1).float()
+    apart = points[:, :, 0] - points[:, :, 1]
+    x = randn(1, 400, 48).float()
+    x = x - (x * apart).sum(-1, keepdim=True) / apart.square().sum(-1, keepdim=True) * apart
+    whole = nearest(x, points, torch.zeros(1, 1, 2))
+    assert 0.1 < whole.double().mean() < 0.9
+    assert torch.equal(torch.cat([nearest(row, points, torch.zeros(1, 1, 2)) for row in x.split(1, 1)], 1), whole)
+
+
+def test_accumulate_adds_repeated_rows() -> None:
+    into, x = torch.zeros(3, 2, dtype=torch.float64), randn(5, 2)
+    accumulate(into, torch.tensor([2, 0, 2, 2, 0]), x)
+    expected = torch.stack([x[1] + x[4], torch.zeros(2, dtype=torch.float64), x[0] + x[2] + x[3]])
+    torch.testing.assert_close(into, expected, rtol=0, atol=1e-14)
+
+
+def test_best_keys_of_equal_ones_are_the_earliest() -> None:
+    q, k = torch.ones(1, 1, 4, 1), torch.tensor([1.0, 3.0, 3.0, 3.0])[None, None, :, None]
+    assert best_keys(q, k, None, 2, False)[0, 0].tolist() == [[1, 2]] * 4
+    assert best_keys(q, k, None, 2, True)[0, 0].tolist() == [[0, -1], [1, 0], [1, 2], [1, 2]]
+    mask = torch.tensor([[False, False, True, True]])
+    assert best_keys(q, k, mask, 3, True)[0, 0].tolist() == [[-1] * 3, [-1] * 3, [2, -1, -1], [2, 3, -1]]
+
+
+def test_listed_is_the_softmax_over_lists() -> None:
+    """Grouped heads, slots in any order, and an empty list, which gives 0; gradients included."""
+    q, k, v = (x.requires_grad_() for x in (randn(2, 4, 5, 3), randn(2, 2, 9, 3, seed=1), randn(2, 2, 9, 2, seed=2)))
+    lists = torch.rand(2, 4, 5, 9, generator=torch.Generator().manual_seed(3)).argsort(-1)[..., :4]
+    lists[:, :, 1, 2:], lists[:, :, 3] = -1, -1
+    met = (lists[..., None] == torch.arange(9)).any(-2)
+    logits = 0.7 * q @ k.repeat_interleave(2, 1).mT
+    some = met.any(-1, keepdim=True)
+    weights = logits.masked_fill(~met, float("-inf")).masked_fill(~some, 0).softmax(-1) * some
+    expected, values = weights @ v.repeat_interleave(2, 1), listed(q, k, v, lists, 0.7)
+    torch.testing.assert_close(values, expected, rtol=0, atol=1e-12)
+    way = randn(*values.shape, seed=4)
+    ours, right = (torch.autograd.grad((x * way).sum(), (q, k, v)) for x in (values, expected))
+    for one, other in zip(ours, right, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)

@@ -1,0 +1,149 @@
+"""A decoder that reads segments with a memory (Transformer-XL), against the same network with everything in view."""
+
+import pytest
+import torch
+
+from regard.errors import ConfigError, UnsupportedError
+from regard.models import LanguageModel, ModelConfig
+from regard.models.generate import generate
+from regard.testing.compare import assert_close, assert_identical
+
+LENGTH, SEGMENT = 20, 6
+
+
+def model_of(memory: str, position: str = "transformer_xl", **options) -> LanguageModel:
+    shape = {"dim": 16, "layers": 3, "heads": 2, "vocab_size": 20, "max_length": SEGMENT, "seed": 3, **options}
+    return LanguageModel(ModelConfig(memory=memory, position=position, **shape)).double().eval()
+
+
+def like(model: LanguageModel, **changes) -> LanguageModel:
+    """The same weights under another configuration."""
+    shape = {"memory": "none", "position": model.config.position, **changes}
+    other = model_of(**shape, attention=model.config.attention, short_convolution=model.config.short_convolution)
+    other.load_state_dict(model.state_dict())
+    return other
+
+
+def tokens_of(batch: int = 2, length: int = LENGTH, seed: int = 1) -> torch.Tensor:
+    return torch.randint(20, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("position", ["transformer_xl", "rotary", "alibi", "none", "sinusoidal"])
+@pytest.mark.parametrize("convolution", [0, 3])
+def test_a_memory_of_the_whole_past_is_full_context(position, convolution):
+    """SPEC H1: with M >= the past, every layer is that of one long sequence."""
+    model = model_of("recent(length=64)", position, short_convolution=convolution)
+    full, tokens = like(model), tokens_of()
+    with torch.no_grad():
+        assert_close(model(tokens).logits, full(tokens).logits, tolerance=1e-12, what="logits")
+
+
+def test_the_first_layer_sees_a_window_of_its_own_for_every_token():
+    """M below the past, one layer: token t of a segment sees the t before it and the M before the segment."""
+    memory = 4
+    model = model_of(f"recent(length={memory})", layers=1)
+    full, tokens = like(model, layers=1), tokens_of()
+    slots = torch.arange(LENGTH)
+    begin = slots // SEGMENT * SEGMENT - memory
+    with torch.no_grad():
+        layer = full.blocks[0].attention
+        x = full.blocks[0].attended(full.embeddings(tokens))
+        q, (k, v) = layer.projections.queries(x), layer.projections(x)
+        bias = layer.position.bias(q, 0, LENGTH - 1).logits(slots, slots)
+        q, k = layer.position.transform(q, k, slots, slots)
+        logits = q @ k.mT * layer.attention.factor + bias
+        seen = (slots <= slots[:, None]) & (slots >= begin[:, None])
+        values = logits.masked_fill(~seen, float("-inf")).softmax(-1) @ v
+        hidden = full.embeddings(tokens) + layer.output(values, x)
+        hidden = hidden + full.blocks[0].mlp(full.blocks[0].mlp_norm(hidden))
+        assert_close(model.hidden(tokens).hidden, full.norm(hidden), tolerance=1e-10, what="windows of every token")
+
+
+@pytest.mark.parametrize("memory", ["recent(length=4)", "recent(length=64)"])
+@pytest.mark.parametrize("split", [(1, 8, 1, 10), (6, 6, 6, 2), (20,), (1,) * 20])
+def test_any_split_with_a_state_is_one_call(memory, split):
+    model, tokens = model_of(memory, short_convolution=3), tokens_of()
+    with torch.no_grad():
+        whole, state, pieces = model(tokens).logits, model.initial_state(2), []
+        for piece in tokens.split(split, 1):
+            got = model(piece, state=state)
+            state, _ = got.state, pieces.append(got.logits)
+    assert_close(torch.cat(pieces, 1), whole, tolerance=1e-12, what="pieces")
+    assert (state.length, state.running) == (LENGTH, LENGTH % SEGMENT)
+
+
+def test_segments_of_ones_own_length_carry_the_memories_alone():
+    model, tokens = model_of("recent(length=64)"), tokens_of()
+    full = like(model)
+    with torch.no_grad():
+        state, pieces = model.initial_state(2, segments=True), []
+        for piece in tokens.split([3, 5, 2, 6, 4], 1):
+            got = model(piece, state=state)
+            state, _ = got.state, pieces.append(got.logits)
+        assert not state.streaming
+        assert_close(torch.cat(pieces, 1), full(tokens).logits, tolerance=1e-12, what="segments")
+
+
+def test_no_gradient_reaches_earlier_segments():
+    model, tokens = model_of("recent(length=64)", layers=2).train(), tokens_of()
+    x = model.embeddings.content(tokens).detach().requires_grad_()
+    model.embeddings.content = lambda piece: x[:, model.read : model.read + piece.shape[1]]
+    model.read, state = 0, model.initial_state(2, segments=True)
+    for piece in tokens.split(SEGMENT, 1):
+        got = model(piece, state=state)
+        model.read, state = model.read + piece.shape[1], got.state
+    got.logits.square().sum().backward()
+    last = LENGTH // SEGMENT * SEGMENT
+    assert not x.grad[:, :last].any()
+    assert x.grad[:, last:].any()
+
+
+def test_masked_tokens_reach_no_later_segment():
+    model, tokens = model_of("recent(length=64)", position="rotary"), tokens_of()
+    keep = torch.ones(2, LENGTH, dtype=torch.bool)
+    keep[0, 3] = keep[1, 0] = False
+    other = torch.where(keep, tokens, (tokens + 7) % 20)
+    with torch.no_grad():
+        one, two = (model(each, key_mask=keep).logits[keep] for each in (tokens, other))
+        unmasked = model(other).logits[keep]
+    assert_identical(two, one, what="other tokens under the mask")
+    assert not torch.equal(unmasked, one)
+
+
+def test_it_generates_what_full_context_does_and_forgets_with_a_short_memory():
+    model = model_of("recent(length=64)", position="rotary")
+    full, short = like(model), like(model, memory="recent(length=2)")
+    prompts = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10, 11]]
+
+    def greedy(each: LanguageModel, **options) -> list[list[int]]:
+        return [row.tokens.tolist() for row in generate(each, prompts, max_new_tokens=25, temperature=0.0, **options)]
+
+    assert greedy(model) == greedy(full) == greedy(model, use_state=False)
+    assert greedy(short) != greedy(full)
+    assert greedy(short) == greedy(short, use_state=False)
+
+
+def test_states_select_rows_and_survive_a_file():
+    model, tokens = model_of("recent(length=4)", short_convolution=3), tokens_of(3)
+    with torch.no_grad():
+        state = model(tokens[:, :9], state=model.initial_state(3)).state
+        wanted = model(tokens[:, 9:], state=state).logits
+        rows = torch.tensor([2, 0])
+        got = model(tokens[rows, 9:], state=state.select(rows)).logits
+        assert_close(got, wanted[rows], tolerance=1e-12, what="selected rows")
+        again = state.load(state.dump())
+        assert_identical(model(tokens[:, 9:], state=again).logits, wanted, what="dumped and loaded")
+
+
+def test_misuse_is_refused():
+    for spec, message in (("recnt", "did you mean 'recent'"), ("recent(length=0)", "greater than or equal to 1")):
+        with pytest.raises(ConfigError, match=message):
+            model_of(spec)
+    plain = model_of("none", position="rotary")
+    with pytest.raises(UnsupportedError, match="segments are for a model with a memory"):
+        plain.initial_state(2, segments=True)
+    model, tokens = model_of("recent", position="rotary"), tokens_of()
+    with pytest.raises(UnsupportedError, match="counts slots"):
+        model(tokens, positions=torch.arange(LENGTH))
+    with pytest.raises(UnsupportedError, match="does not support a memory"):
+        model_of("recent", position="none", attention=("lsh(num_buckets=4, form='paper')",))
