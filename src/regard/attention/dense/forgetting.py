@@ -61,9 +61,7 @@ class Forgetting(Scaled):
     def average(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         """Over every key, with the sums of the gates behind it."""
         gates = call.inputs["log_gate"].squeeze(-1)
-        values, lse = gated_dot_product(
-            q.to(k.dtype), k, v, gates, call, scale=self.factor, dropout=self.dropped
-        )
+        values, lse = gated_dot_product(q.to(k.dtype), k, v, gates, call, scale=self.factor, dropout=self.dropped)
         return Attended(values, call.state, lse=lse if call.lse else None)
 
     def state_layout(self) -> dict[str, Entry]:

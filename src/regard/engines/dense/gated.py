@@ -49,8 +49,8 @@ def gated_dot_product(
     """
     if dropout:
         wide = q.to(accumulation_dtype(q.dtype)) * scale
-        every = [expand_heads(x, q.shape[1]) for x in (k, v)]
-        values = chunked(GATED, wide, *every, call, [log_gates], dropout=dropout)
+        k_each, v_each = expand_heads(k, q.shape[1]), expand_heads(v, q.shape[1])
+        values = chunked(GATED, wide, k_each, v_each, call, [log_gates], dropout=dropout)
         return values, _gated(q, k, v, log_gates, call, scale)[1] if call.lse else None
     return _gated(q, k, v, log_gates, call, scale)
 

@@ -73,19 +73,18 @@ def tiled(
         last = key_positions[-1] + 1 if isinstance(key_positions, Tensor) else key_positions + keys
         offsets = torch.arange(queries, device=q.device) if isinstance(last, Tensor) else 0
         query_positions = last - queries + offsets
-    if log_gates is not None and not (
-        isinstance(query_positions, int) and isinstance(key_positions, int) and pattern.distances[0] >= 0
-    ):
-        raise ConfigError("log gates need consecutive positions and a causal pattern")
+    ahead = 0
+    if log_gates is not None:
+        if isinstance(query_positions, Tensor) or isinstance(key_positions, Tensor) or pattern.distances[0] < 0:
+            raise ConfigError("log gates need consecutive positions and a causal pattern")
+        ahead = query_positions - key_positions
     if bias is not None and bias.table is not None:
         i = explicit(query_positions, queries, q.device)
         j = explicit(key_positions, keys, q.device)
         allowed = pattern.mask(i, j)
         if key_mask is not None:
             allowed = allowed & key_mask[:, None, None, :]
-        sums = None
-        if log_gates is not None:
-            sums = pair_sums(log_gates, query_positions - key_positions, queries, keys)
+        sums = None if log_gates is None else pair_sums(log_gates, ahead, queries, keys)
         return plain(q, k, v, allowed, scale=scale, bias=bias.logits(i, j), sums=sums)
     if not pattern.anchored and isinstance(query_positions, int) and isinstance(key_positions, int):
         query_positions, key_positions = query_positions - key_positions, 0  # distances alone: one layout at any offset

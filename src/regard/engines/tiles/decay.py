@@ -28,7 +28,7 @@ LogGates = Float[Tensor, "batch heads slots"]
 
 def faded(exponents: Tensor) -> Tensor:
     """Exponents of weights, to base 2 or e, in place: -inf instead of those too low to matter."""
-    return F.threshold_(exponents, SMALLEST * math.log(torch.finfo(exponents.dtype).tiny), -math.inf)
+    return torch.threshold_(exponents, SMALLEST * math.log(torch.finfo(exponents.dtype).tiny), -math.inf)
 
 
 def levels(log_gates: LogGates) -> tuple[Float[Tensor, "batch heads slots"], Int[Tensor, "batch heads slots"]]:
@@ -37,9 +37,7 @@ def levels(log_gates: LogGates) -> tuple[Float[Tensor, "batch heads slots"], Int
     return log_gates.double().masked_fill(cut, 0).cumsum(-1), cut.cumsum(-1)
 
 
-def pair_sums(
-    log_gates: LogGates, first: int, queries: int, keys: int
-) -> Float[Tensor, "batch heads queries keys"]:
+def pair_sums(log_gates: LogGates, first: int, queries: int, keys: int) -> Float[Tensor, "batch heads queries keys"]:
     """The sums of all pairs as one tensor in float64: for queries from slot `first` on, and keys from slot 0 on."""
     if queries == 1:  # backwards from the query: half the work, and nothing to cut
         behind = log_gates[..., 1 : first + 1].flip(-1).cumsum(-1, dtype=torch.float64).flip(-1)
