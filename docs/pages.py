@@ -16,6 +16,7 @@ from regard.core import Attention
 from regard.functional import weights
 from regard.info import Heads, Supports
 from regard.models import presets
+from regard.options import meanings, type_text
 from regard.report import attention_map
 from regard.report import claims as claims_report
 from regard.testing import CHECKS, check_attention, record
@@ -50,7 +51,7 @@ def write(folder: Path) -> None:
 def mechanism_page(name: str, folder: Path) -> str:
     """Facts, equation, reference beside algorithm, attention picture, options, example."""
     cls, _ = catalog.resolve(name)
-    info = cls.info
+    info = cls.default_info
     title, body, sections = split_docstring(cls)
     lines = [f"# {name}", "", f"*{info.title}.* {title}", "", *quoted(body), ""]
     lines += ["Source: " + escaped(info.source), "", "## Facts", "", "| fact | value |", "|---|---|"]
@@ -58,9 +59,13 @@ def mechanism_page(name: str, folder: Path) -> str:
     facts = {key: value for key, value in vars(info).items() if key not in ("title", "source", "supports", "losses")}
     lines += [f"| {key} | {escaped(str(value))} |" for key, value in facts.items()]
     lines += [f"| losses | {', '.join(f'{k} ({v:g})' for k, v in info.losses.items()) or 'none'} |", ""]
-    lines += ["## Options", "", "| option | type | default |", "|---|---|---|"]
-    lines += [f"| `{p.name}` | `{cell(annotation(p))}` | `{cell(repr(p.default))}` |" for p in options(cls)]
-    lines += ["", *quoted(sections.get("Args", "")), ""]
+    lines += ["## Options", "", "| option | type | default | |", "|---|---|---|---|"]
+    said = meanings(cls)
+    lines += [
+        f"| `{p.name}` | `{cell(annotation(p))}` | `{cell(repr(p.default))}` | {escaped(said[p.name])} |"
+        for p in options(cls)
+    ]
+    lines.append("")
     if "Raises" in sections:
         lines += ["Raises:", "", *quoted(sections["Raises"]), ""]
     if "Example" in sections:
@@ -102,12 +107,12 @@ def cell(code: str) -> str:
 
 def annotation(parameter: inspect.Parameter) -> str:
     """The type of an option, without the modules of its parts."""
-    return re.sub(r"\b(?:[a-z_]+\.)+(?=[A-Z])", "", inspect.formatannotation(parameter.annotation))
+    return type_text(parameter.annotation)
 
 
 def options(cls: type[Attention]) -> list[inspect.Parameter]:
     """The keyword-only arguments of a mechanism."""
-    return [p for p in inspect.signature(cls.__init__).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    return [p for p in inspect.signature(cls).parameters.values() if p.kind is p.KEYWORD_ONLY]
 
 
 def code(cls: type, method: str) -> list[str]:
@@ -124,7 +129,7 @@ def drawn(cls: type[Attention]) -> Mapping[str, object] | None:
 
 def fits(cls: type[Attention], causal: bool) -> bool:
     """Whether the mechanism serves this kind and has an attention matrix."""
-    supports = cls.info.supports
+    supports = cls.default_info.supports
     return (supports.causal if causal else supports.bidirectional) and drawn(cls) is not None
 
 
@@ -134,7 +139,7 @@ def matrix(cls: type[Attention], causal: bool) -> list[list[float]]:
     heads = Heads(count=1, key_dim=16, causal=causal, max_length=64)
     mechanism = cls(heads, **(drawn(cls) or {})).eval()
     q, k = 1.5 * torch.randn(2, 1, 1, POSITIONS, 16, generator=draw)
-    if cls.info.shares_query_key:
+    if cls.default_info.shares_query_key:
         k = q
     return weights(mechanism, q, k)[0, 0].tolist()
 

@@ -92,7 +92,8 @@ def test_every_position_loads(name):
 
 @pytest.mark.parametrize("name", memory.names())
 def test_every_memory_loads(name):
-    assert type(memory.build_memory(name)).__name__ == specs.camel(name)
+    heads = Heads(count=2, key_dim=8, causal=True)
+    assert type(memory.build_memory(name, heads, 16)).__name__ == specs.camel(name)
 
 
 @pytest.mark.parametrize("name", presets.names())

@@ -10,6 +10,7 @@ import safetensors.torch
 import torch
 
 import regard
+from regard.errors import CheckpointError
 from regard.testing import assert_close
 from regard.training import toml
 
@@ -87,16 +88,21 @@ def test_a_configuration_is_read(path, tmp_path):
         assert {name: again[section].get(name) for name in values} == values
 
 
-# The gate of rfa, which version 0.1 computes from keys.
+# The gate of rfa, which version 0.1 computed from keys: its weights have no place any more.
 
 
-def test_a_run_with_the_gate_of_rfa():
-    is_loaded(GATED_RUN)
+def test_a_run_with_the_gate_of_rfa_is_refused_by_name():
+    with pytest.raises(
+        CheckpointError, match=r"gate_weight was written by version 0\.1: .* read its gate from the key"
+    ):
+        is_loaded(GATED_RUN)
 
 
 @pytest.mark.parametrize("spec", GATED_SPECS)
-def test_a_specification_with_the_gate_of_rfa(spec):
-    is_read(spec)
+def test_a_specification_with_the_gate_of_rfa_builds(spec):
+    assert regard.describe(spec).inputs
+    mechanism = regard.build(spec, regard.Heads(count=2, key_dim=8, causal=True))
+    assert set(mechanism.raw_inputs) == set(mechanism.info.inputs)
 
 
 def test_nothing_is_left_out():

@@ -128,13 +128,22 @@ class Attention(Configured, ABC):
 
         def __init__(self, heads, **options):
             super().__init__()
-            self.heads = heads
+            self.serve(heads)
             self.configure(options, f"mechanism {self._name}")
             self.info = described(type(self), self.options)
             self._check_heads()
             self.check_options()
             self.setup()
             follow(self)
+
+    def serve(self, heads: Heads) -> None:
+        """Store what to serve, and the (heads, width) that q, k and v of a call must have."""
+        self.heads = heads
+        self._widths = {
+            "q": (heads.count, heads.query_width),
+            "k": (heads.kv_heads, heads.key_dim),
+            "v": (heads.kv_heads, heads.value_width),
+        }
 
     @classmethod
     def _places(cls) -> tuple[str, ...]:
@@ -229,7 +238,8 @@ class Attention(Configured, ABC):
         """
         given: Mapping[str, Tensor] = inputs or {}
         self._check(q, k, v, key_mask, bias, marks, state, query_start)
-        self._check_inputs(given, q, k, query_start, 0 if state is None else state.length)
+        if given or self.info.inputs:
+            self._check_inputs(given, q, k, query_start, 0 if state is None else state.length)
         if lse and not self.info.mergeable:
             raise UnsupportedError(f"{self._name} has no log-sum-exp: it is no single softmax over its keys")
         if not q.shape[2] and not k.shape[2]:
@@ -442,12 +452,7 @@ class Attention(Configured, ABC):
         query_start: int | None,
     ) -> None:
         heads, supports = self.heads, self.info.supports
-        wanted = {
-            "q": (q, heads.count, heads.query_width),
-            "k": (k, heads.kv_heads, heads.key_dim),
-            "v": (v, heads.kv_heads, heads.value_width),
-        }
-        for label, (x, count, width) in wanted.items():
+        for x, (label, (count, width)) in zip((q, k, v), self._widths.items(), strict=True):
             if x.ndim != 4 or x.shape[1] != count or x.shape[3] != width or x.shape[0] != q.shape[0]:
                 raise ShapeError(
                     f"{self._name}: {label} must be (batch={q.shape[0]}, heads={count}, length, dim={width}), "

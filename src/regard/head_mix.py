@@ -73,7 +73,7 @@ class HeadMix(Attention):
 
     def __init__(self, heads: Heads, parts: Sequence[tuple[str, Attention]]) -> None:
         nn.Module.__init__(self)
-        self.heads = heads
+        self.serve(heads)
         self.configure({}, "a mix over heads")
         self.specs = tuple(spec for spec, _ in parts)
         self.parts = nn.ModuleList(part for _, part in parts)

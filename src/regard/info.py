@@ -133,6 +133,11 @@ class Input:
         if not self.low <= self.neutral <= self.high:
             raise ConfigError(f"the neutral value {self.neutral} of an input lies outside [{self.low}, {self.high}]")
 
+    def __str__(self) -> str:
+        return (
+            f"{self.slots} x {self.heads} heads x {self.width}, {self.low:g} to {self.high:g}, padding {self.neutral:g}"
+        )
+
     def shape(self, heads: Heads) -> tuple[int, int]:
         """(heads, width) of the tensor for a mechanism that serves `heads`."""
         count = {"query": heads.count, "key": heads.kv_heads}.get(str(self.heads), self.heads)

@@ -124,6 +124,11 @@ def load(kind: str, name: str, known: Mapping[str, str]) -> type:
     return getattr(importlib.import_module(known[name]), camel(name))
 
 
+def options_of(cls: type) -> dict[str, object]:
+    """The keyword-only arguments of a class by name, with their defaults."""
+    return {p.name: p.default for p in inspect.signature(cls).parameters.values() if p.kind is p.KEYWORD_ONLY}
+
+
 def check_options(kind: str, name: str, cls: type, options: Mapping[str, object]) -> None:
     """Compare options with the keyword-only arguments of a class: names, then types.
 
@@ -132,8 +137,7 @@ def check_options(kind: str, name: str, cls: type, options: Mapping[str, object]
     """
     from regard.options import unknown, validate
 
-    signature = inspect.signature(cls.__init__)
-    known = [p.name for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY]
+    known = options_of(cls)
     hints = typing.get_type_hints(cls.__init__) if options else {}
     for option, value in options.items():
         if option not in known:

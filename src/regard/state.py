@@ -4,6 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal, Self
 
 import torch
@@ -323,9 +324,8 @@ def _below(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
     return {key.removeprefix(prefix): x for key, x in tensors.items() if key.startswith(prefix)}
 
 
-def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What sums of numbers of this dtype are kept in: float32 at least."""
-    return torch.promote_types(dtype, torch.float32)
+accumulation_dtype = partial(torch.promote_types, torch.float32)
+"""what sums of numbers of a dtype are kept in: float32 at least"""
 
 
 Kept = torch.dtype | Literal["call", "accumulation"]

@@ -84,7 +84,7 @@ def test_absolute_positions_are_added_to_the_embeddings() -> None:
         model = model_of("softmax", position=position, short_convolution=0)
         model.blocks[0].register_forward_pre_hook(lambda module, args: seen.append(args[0]))
         model(tokens)
-        table = model.embedding.weight
+        table = model.table.weight
         if position == "learned":
             expected = table[tokens] + model.state_dict()["position.table"][:7]
         else:
@@ -125,7 +125,7 @@ def test_left_padding_changes_nothing(position: str) -> None:
     tokens = tokens_of(1, 9)
     padded = torch.cat([tokens_of(1, 5, seed=1), tokens], 1)
     mask = torch.arange(14)[None] >= 5
-    positions = (torch.arange(14)[None] - 5).clamp_min(0) if model.placed else None
+    positions = (torch.arange(14)[None] - 5).clamp_min(0) if model.embeddings.placed else None
     got = model(padded, key_mask=mask, positions=positions).logits[:, 5:]
     torch.testing.assert_close(got, model(tokens).logits, rtol=0, atol=1e-10)
 

@@ -133,7 +133,7 @@ def scripted(text: bytes) -> LanguageModel:
             weight.zero_()
         assert model.norm is not None
         model.norm.weight.fill_(1)
-        model.embedding.weight.copy_(torch.eye(256))
+        model.table.weight.copy_(torch.eye(256))
     model.output = torch.nn.Linear(256, 256, bias=False)
     with torch.no_grad():
         model.output.weight.zero_()
@@ -285,6 +285,6 @@ def test_misuse_is_refused_at_the_call() -> None:
 def test_a_diverged_model_is_an_error() -> None:
     model = model_of("softmax")
     with torch.no_grad():
-        model.embedding.weight[3, 0] = float("nan")
+        model.table.weight[3, 0] = float("nan")
     with pytest.raises(NumericsError, match="not finite"):
         generate(model, [[1, 2]], max_new_tokens=2)

@@ -190,8 +190,8 @@ class RoundsTowardsZero(Quantized):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         if call.state is not None:
             return super().attend(q, k, v, call)
-        cut = [torch.trunc(x / (u := x.abs().amax(-1, keepdim=True).clamp(min=1e-30) / 127)) * u for x in (k, v)]
-        return self.average(q, *cut, call)
+        k, v = (torch.trunc(x / (u := x.abs().amax(-1, keepdim=True).clamp(min=1e-30) / 127)) * u for x in (k, v))
+        return self.average(q, k, v, call)
 
 
 @mutant("state_splits")

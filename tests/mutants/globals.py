@@ -81,12 +81,12 @@ class ForgetsMarks(Longformer):
     """Keeps the keys of marked tokens only as long as the window does."""
 
     def _remember(self, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor, Call, Tensor]:
-        *kept, grown, keys = super()._remember(k, v, call)
+        k, v, grown, keys = super()._remember(k, v, call)
         if grown.state is None:
-            return *kept, grown, keys
+            return k, v, grown, keys
         content = grown.state.tensors()
         state = grown.state.with_tensors({**content, "marked": torch.zeros_like(content["marked"])})
-        return *kept, replace(grown, state=state), keys
+        return k, v, replace(grown, state=state), keys
 
 
 @mutant("marks_bias")

@@ -61,8 +61,9 @@ class AddsBooleans(ToyDense):
 
     def biased(self, logits: Tensor, call: Call) -> Tensor:
         table = None if call.bias is None else call.bias.table
-        boolean = table is not None and table.dtype == torch.bool
-        return logits + table.to(logits.dtype) if boolean else super().biased(logits, call)
+        if table is None or table.dtype != torch.bool:
+            return super().biased(logits, call)
+        return logits + table.to(logits.dtype)
 
 
 @mutant("bias_reach")

@@ -41,7 +41,7 @@ def test_its_table_ends_and_the_model_knows() -> None:
         scheme.embed(torch.zeros(1, 1, 8), torch.tensor([72]))
     model = LanguageModel(ModelConfig(dim=16, position="coordinates(width=6)", max_length=24))
     assert model.limit == 24
-    assert model.placed
+    assert model.embeddings.placed
 
 
 @pytest.mark.parametrize("options", ["width=0", "channels=0", "width=6, query_block=(1, 4)", "query_block=(0, 2)"])

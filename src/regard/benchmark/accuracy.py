@@ -1,6 +1,5 @@
 """How far mechanisms are from exact softmax: error, bias and variance of outputs and matrices over redraws."""
 
-import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -166,7 +165,7 @@ def _settings(spec: str, config: AccuracyConfig) -> Iterator[_Setting]:
         yield _Setting(spec, info, None, None, asked=False)
         return
     cls, given = resolve(spec)
-    known = {p.name: p.default for p in inspect.signature(cls.__init__).parameters.values() if p.kind is p.KEYWORD_ONLY}
+    known = cls.defaults
     candidates = (info.knob,) if info.knob else (*config.knobs, *VALUES)
     knob = next((name for name in candidates if name in known), None)
     if knob is None or knob in given:

@@ -1,7 +1,6 @@
 """Show the facts, options and equation of one mechanism, position scheme, memory or preset."""
 
 import inspect
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -41,9 +40,14 @@ def run(options: Options) -> int:
         return 0
     screen = console()
     screen.print(f"{kind} {name}\n\n{described}", markup=False)
-    rows = [(key, entry["type"], repr(entry["default"])) for key, entry in accepted.items()]
+    explained = any("meaning" in entry for entry in accepted.values())
+    rows = [
+        (key, entry["type"], repr(entry["default"]), *([entry.get("meaning", "")] if explained else []))
+        for key, entry in accepted.items()
+    ]
     if rows:
-        screen.print(table("option", "type", "default", rows=rows, title="\nOptions"))
+        titles = ("option", "type", "default", *(["meaning"] if explained else []))
+        screen.print(table(*titles, rows=rows, title="\nOptions"))
     if facts:
         lines = [(key, _plain(value)) for key, value in facts.items()]
         screen.print(table("fact", "value", rows=lines, title="\nFacts"))
@@ -70,13 +74,18 @@ def find(text: str) -> tuple[str, str]:
 
 def _mechanism(spec: str) -> tuple[str, dict[str, dict[str, object]], dict[str, object]]:
     """Docstring, options and facts: those that hold with the options of the specification."""
+    from regard.options import meanings
+
     cls, given = catalog.resolve(spec)
     info = catalog.describe(spec)
-    accepted = _options(cls.__init__)
+    accepted = _options(cls)
+    for name, text in meanings(cls).items():
+        accepted[name]["meaning"] = text
     for name, value in given.items():
         accepted[name]["default"] = value
     facts: dict[str, object] = {key: value for key, value in vars(info).items() if key not in ("supports", "losses")}
     facts |= {"supports": list(info.supports.names), "losses": dict(info.losses)}
+    facts["inputs"] = [f"{name} ({each})" for name, each in info.inputs.items()]
     return inspect.getdoc(cls) or "", accepted, facts
 
 
@@ -86,22 +95,23 @@ def _other(kind: str, name: str) -> tuple[str, dict[str, dict[str, object]], dic
         return inspect.getdoc(make) or "", _options(make), {}
     package = {"position": position.PACKAGE, "memory": memory.PACKAGE}[kind]
     cls = specs.load(kind, name, specs.files(package))
-    return inspect.getdoc(cls) or "", _options(cls.__init__), {}
+    return inspect.getdoc(cls) or "", _options(cls if kind == "memory" else cls.__init__), {}
 
 
 def _plain(value: object) -> object:
     if isinstance(value, list):
-        return " ".join(value)
+        return " ".join(value) or "none"
     if isinstance(value, dict):
         return ", ".join(f"{key} (weight {weight:g})" for key, weight in value.items()) or "none"
     return value
 
 
 def _options(function: Callable[..., object]) -> dict[str, dict[str, object]]:
+    from regard.options import type_text
+
     return {
         p.name: {
-            # without the modules of its parts
-            "type": re.sub(r"\b(?:[a-z_]+\.)+(?=[A-Z])", "", inspect.formatannotation(p.annotation)),
+            "type": type_text(p.annotation),
             "default": p.default,
         }
         for p in inspect.signature(function).parameters.values()

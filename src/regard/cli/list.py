@@ -53,6 +53,7 @@ def _facts(name: str) -> dict[str, Any]:
         **vars(info),
         "supports": asdict(info.supports),
         "losses": dict(info.losses),
+        "inputs": {name: str(each) for name, each in info.inputs.items()},
     }
 
 

@@ -38,27 +38,6 @@ from regard.errors import ConfigError
 from regard.patterns.intervals import FAR, Span, Truth
 from regard.patterns.text import Reader
 
-__all__ = [
-    "FAR",
-    "Columns",
-    "Pattern",
-    "Residues",
-    "Span",
-    "Truth",
-    "apart",
-    "block",
-    "causal",
-    "dilated",
-    "everything",
-    "first",
-    "parse",
-    "per_head",
-    "random_blocks",
-    "strided",
-    "summary",
-    "window",
-]
-
 Rule = Callable[[Any, Any], Any]
 """A function of query positions and key positions that returns a condition."""
 
@@ -94,7 +73,10 @@ class Pattern:
         order: in which order of positions its pairs lie close together; None: in the natural one.
     """
 
-    __slots__ = ("__weakref__", "anchored", "distances", "order", "rule", "sign", "terms", "text")
+    __slots__ = ("__weakref__", "anchored", "distances", "heads", "order", "rule", "sign", "terms", "text")
+
+    heads: int | None
+    """how many heads it has a rule for each; None: one rule for all"""
 
     def __init__(
         self,
@@ -109,14 +91,10 @@ class Pattern:
     ) -> None:
         self.rule, self.distances, self.anchored = rule, distances, anchored
         self.sign, self.terms, self.order = sign, terms, order
+        self.heads = len(terms) if sign == "heads" else None
         self.text = f"rule_{next(_numbers)}" if text is None else text
         if text is None:
             _unwritten[self.text] = self
-
-    @property
-    def heads(self) -> int | None:
-        """How many heads it has a rule for each; None: one rule for all."""
-        return len(self.terms) if self.sign == "heads" else None
 
     def of(self, head: int) -> "Pattern":
         """The pattern of one head."""

@@ -1,7 +1,6 @@
 """Images as sequences: every channel of every pixel is a category, predicted from those before it."""
 
 import hashlib
-import inspect
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -15,7 +14,7 @@ from jaxtyping import Int64, UInt8
 from regard import catalog
 from regard.errors import ConfigError, ShapeError
 from regard.position import position_class
-from regard.specs import Spec, is_path, parse
+from regard.specs import Spec, is_path, options_of, parse
 from regard.tasks.base import SPLITS, Example, Split, Task, checked_index
 from regard.tasks.config import ImagesConfig, SuperResolutionConfig
 from regard.tasks.images import read_pixels
@@ -159,9 +158,9 @@ class Grid:
     def _shaped(self, spec: str, cls: type) -> str:
         if not _has_shape(cls):
             return spec
-        known, parsed = inspect.signature(cls.__init__).parameters, parse(spec)
+        known, parsed = options_of(cls), parse(spec)
         own: Mapping[str, object] = {name: getattr(self, name) for name in _SHAPE}
-        if self.query_block is None and known["query_block"].default is not None:
+        if self.query_block is None and known["query_block"] is not None:
             raise ConfigError(
                 f"{spec} sees rectangles, and the pixels come in raster order; give the task the rows and columns of "
                 "its blocks, such as --task.query-block 7 14"
@@ -190,7 +189,7 @@ def without_shape(position: str) -> str:
 
 
 def _has_shape(cls: type) -> bool:
-    return inspect.signature(cls.__init__).parameters.keys() >= set(_SHAPE)
+    return options_of(cls).keys() >= set(_SHAPE)
 
 
 class Pixels:

@@ -125,7 +125,8 @@ class Subject:
 
     def fresh(self, causal: bool, **changes: int | float | None) -> Attention:
         """The mechanism as built, in evaluation mode."""
-        return self.cls(self.heads(causal, **changes), **self.options).eval()
+        options: dict[str, Any] = dict(self.options)
+        return self.cls(self.heads(causal, **changes), **options).eval()
 
     def build(self, causal: bool, *, dtype: torch.dtype = torch.float32, **changes: int | float | None) -> Attention:
         """The mechanism in evaluation mode with its parameters moved off their initial values.

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -106,8 +107,8 @@ def _build(mechanism: str, scheme: str | None, causal: bool) -> tuple[AttentionL
 
 
 def _mechanism(spec: str, causal: bool) -> Attention | None:
-    cls, options = catalog.resolve(spec)
-    options = options or cls.samples[0]
+    cls, given = catalog.resolve(spec)
+    options: dict[str, Any] = dict(given or cls.samples[0])
     info = cls.describe(options)
     if not (info.supports.causal if causal else info.supports.bidirectional):
         return None
@@ -151,7 +152,7 @@ def _remember(layer: AttentionLayer, what: str) -> None:
     x = _input()
     assert layer.memory is not None
     assert layer.position is not None
-    memory, pieces, first = layer.memory.initial(len(x), DIM, dtype=x.dtype), [], 0
+    memory, pieces, first = layer.memory.initial_state(len(x), dtype=x.dtype), [], 0
     for piece in x.split(PIECES, 1):
         where = torch.arange(first, first + piece.shape[1]) if layer.position.absolute else None
         found = layer(piece, memory=memory, positions=where)

@@ -1,6 +1,5 @@
 """Stages of a training: attention, length and rate change at given steps, and the weights go on."""
 
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
@@ -70,7 +69,7 @@ def _has_window(spec: str) -> bool:
     mixed = catalog.parts(spec)
     if mixed:
         return any(_has_window(inner) for inner, _ in mixed)
-    return "window" in inspect.signature(catalog.resolve(spec)[0].__init__).parameters and not is_path(spec)
+    return "window" in catalog.resolve(spec)[0].defaults and not is_path(spec)
 
 
 def _with_window(spec: str, window: int) -> str:

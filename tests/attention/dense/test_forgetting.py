@@ -180,7 +180,9 @@ def test_grouped_heads_are_repeated_heads(length: int) -> None:
     q, k, v, log_gate = tensors(length, count=6, kv_count=2)
     grouped = built(6, 2)(q, k, v, inputs={"log_gate": log_gate}).values
     repeated = [x.repeat_interleave(3, 1) for x in (k, v)]
-    torch.testing.assert_close(built(6)(q, *repeated, inputs={"log_gate": log_gate}).values, grouped, rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        built(6)(q, *repeated, inputs={"log_gate": log_gate}).values, grouped, rtol=0, atol=1e-12
+    )
 
 
 def by_products(q: Tensor, k: Tensor, v: Tensor, log_gate: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.bias import ScoreBias
-from regard.engines.tiles import _operands, plain, tiled
 from regard.engines.tiles import layout as layouts
+from regard.engines.tiles import plain, tiled
 from regard.engines.tiles import plan as plans
 from regard.errors import ConfigError
 from regard.patterns import (
@@ -180,9 +180,9 @@ def test_values_and_gradients(pattern: Pattern, setting: str) -> None:
 @pytest.mark.parametrize("pattern", PATTERNS[:9:2], ids=lambda p: p.text)
 def test_rows_in_pieces_and_small_buffers(pattern: Pattern, monkeypatch: pytest.MonkeyPatch) -> None:
     """Long rows are cut and merged, and masks beyond a few are booleans; nothing changes."""
-    for module in (layouts, _operands):
+    for module in (layouts, plans):
         monkeypatch.setattr(module, "BUDGET", 1 << 13)
-    monkeypatch.setattr(layouts, "FEW_MASKS", 1)
+    monkeypatch.setattr(layouts, "ADDED_MASKS", 1)
     monkeypatch.setattr(plans, "_cache", plans.OrderedDict())
     for setting in ("tiles", "one tile, everything", "masked, biased", "holes"):
         compare(pattern, **SETTINGS[setting])
@@ -200,9 +200,9 @@ def test_log_gates(pattern: Pattern, setting: str) -> None:
 
 @pytest.mark.parametrize("pattern", CAUSAL[:6], ids=lambda p: p.text)
 def test_log_gates_in_pieces(pattern: Pattern, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (layouts, _operands):
+    for module in (layouts, plans):
         monkeypatch.setattr(module, "BUDGET", 1 << 13)
-    monkeypatch.setattr(layouts, "FEW_MASKS", 1)
+    monkeypatch.setattr(layouts, "ADDED_MASKS", 1)
     monkeypatch.setattr(plans, "_cache", plans.OrderedDict())
     for setting in ("tiles", "one tile, everything", "masked, biased"):
         compare(pattern, **SETTINGS[setting], gated=True)

@@ -80,7 +80,7 @@ class ToyDense(Attention):
     def biased(self, logits: Tensor, call: Call) -> Tensor:
         if call.bias is None:
             return logits
-        i, j = positions(*logits.shape[-2:], call)
+        i, j = positions(logits.shape[-2], logits.shape[-1], call)
         return logits + call.bias.logits(i[:, 0], j[0])
 
     def normalise(self, logits: Tensor, pairs: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ class ToyWindow(ToyDense):
     """each side; causal: that many past keys besides the query's own"""
 
     def near(self, pairs: Tensor, call: Call) -> Tensor:
-        i, j = positions(*pairs.shape[-2:], call)
+        i, j = positions(pairs.shape[-2], pairs.shape[-1], call)
         return pairs & ((i - j).abs() <= self.window)
 
     def allowed(self, queries: int, keys: int, call: Call) -> Tensor:

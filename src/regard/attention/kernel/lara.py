@@ -146,12 +146,10 @@ class Lara(Attention):
             draws = means + position_noise(q.detach(), source, 0, count, heads.count, 1)[0][:, :, 0].to(means.dtype)
         return Proposals(queries, means, draws)
 
-    def _affine(self, name: str) -> list[Tensor]:
-        """Weight and bias of the landmarks of queries or keys, then gain and shift of their normalisation."""
-        return [getattr(self, f"{name}_{part}") for part in ("weight", "bias", "gain", "shift")]
-
     def _landmark(self, name: str, means: Tensor) -> Tensor:
-        weight, bias, gain, shift = (x.to(means.dtype) for x in self._affine(name))
+        weight, bias, gain, shift = (
+            getattr(self, f"{name}_{part}").to(means.dtype) for part in ("weight", "bias", "gain", "shift")
+        )
         return F.layer_norm(F.linear(means, weight, bias), gain.shape, gain, shift)
 
     def _log_alpha(self, q: Tensor, g: Proposals, asking: Tensor | None) -> Tensor:
@@ -198,7 +196,7 @@ class Lara(Attention):
         return torch.stack(out)
 
     def _explicit_landmarks(self, name: str, x: Tensor) -> Tensor:
-        weight, bias, gain, shift = self._affine(name)
+        weight, bias, gain, shift = (getattr(self, f"{name}_{p}") for p in ("weight", "bias", "gain", "shift"))
         count, length = self.num_landmarks, x.shape[1]
         bounds = [(c * length // count, -(-(c + 1) * length // count)) for c in range(count)]
         y = torch.stack([x[:, first:last].mean(1) for first, last in bounds], 1) @ weight.mT + bias

@@ -186,7 +186,7 @@ class LocalLinear(Kernel):
         top = torch.where(top.isneginf(), 0, torch.where((far > 0).any(-1, keepdim=True), top.clamp_min(0), top))
         odds = torch.exp(logits - top)
         if self.combine == "share":
-            weights = odds + far * torch.exp(-top.clamp_min(0))  # below 0 there is no far key
+            weights = odds + far * torch.exp(-top.clamp_min(0))  # below 0 only where there is no far key
             return ratio(weights @ v, weights.sum(-1, keepdim=True))
         sums = [x.sum(-1, keepdim=True) for x in (odds, far)]
         gate = 1 / (1 + torch.exp(-torch.einsum("bhid,hd->bhi", q, self.gate_weight) - self.gate_bias[:, None]))

@@ -16,10 +16,15 @@ from regard.state import Slots
 class Routed(Attention):
     """Template: o_i = sum_j softmax_j(z_ij) v_j, where z_ij follows from choices (buckets, lists of slots, codes).
 
-    A choice is made twice. `decisions` makes those of the algorithm, `choices` those of the definition, in the same
-    form, a tensor or a tuple of tensors; `logits` is the definition under given choices, so that `reference` may replay
-    `decisions` where a tie or a rounding would choose otherwise. `attend` decides, keeps what it will need of each key
-    with `remember`, and averages by an engine; `state_layout` names what is kept besides keys and values.
+    Choices are made twice, in one form, a tensor or a tuple of tensors: `decisions` makes those of the algorithm, and
+    `choices` those of the definition. `logits` is the definition under given choices, so that `reference` can replay
+    `decisions` where a tie or a rounding would choose otherwise.
+
+    `attend` decides, keeps with `remember` what later calls need of each key, and averages by an engine. `state_layout`
+    adds to keys and values what is kept besides them:
+
+        queries, keys = self.decisions(q, k)
+        slots, call = remember({"k": k, "v": v, "buckets": keys}, call)
     """
 
     @abstractmethod
@@ -43,21 +48,18 @@ class Routed(Attention):
         return reference_softmax(self.logits(q, k, choices, call), v, call)
 
     def query_mask(self, q: Tensor, call: Call) -> Bool[Tensor, "batch queries"] | None:
-        """Which queries are real, where one projection serves as query and key; None: all, or nobody knows."""
+        """The mask of the queries, True = real, where one projection serves as query and key; None: no mask."""
         if call.key_mask is None or not self.info.shares_query_key:
             return None
         return call.key_mask[:, call.key_mask.shape[1] - q.shape[2] :]
 
 
 def remember(slots: Mapping[str, Tensor], call: Call) -> tuple[Mapping[str, Tensor], Call]:
-    """What `state_layout` keeps of each key, of every slot so far, and the call with their mask and the state behind.
+    """The entries of `state_layout` for every slot so far, and the call with their mask and the state behind them.
 
     Args:
-        slots: of this call's keys, by the names of `state_layout`.
-        call: whose state they join.
-
-    Returns:
-        `slots` itself and the call without a state; else those of the past and the new ones.
+        slots: the entries of this call's keys.
+        call: without a state, both are returned as they are.
     """
     if call.state is None:
         return slots, call

@@ -172,11 +172,8 @@ class VectorQuantized(Routed):
         if self.impl == "reference":
             return state
         assert isinstance(state, Slots)
-        slots, hidden = window(self.block_size), {"codes": self.num_codes}
-        blank = {
-            name: x.new_full((*x.shape[:2], slots, *x.shape[3:]), hidden.get(name, 0))
-            for name, x in state.view().items()
-        }
+        slots, fill = window(self.block_size), {"codes": self.num_codes}
+        blank = {n: x.new_full((*x.shape[:2], slots, *x.shape[3:]), fill.get(n, 0)) for n, x in state.view().items()}
         return Slots(Tape(blank, slots, slots), 0, slots, 0, state.steady)
 
     def choices(self, q: Tensor, k: Tensor, call: Call) -> Tensor:
@@ -193,15 +190,14 @@ class VectorQuantized(Routed):
         """Every query with every quantised key, which passes gradients straight through while it is recent."""
         q, k, codes, book = normalised(q), normalised(k), choices.long(), self.book(k)
         code = book[torch.arange(len(book), device=k.device)[:, None], codes]
-        i, j = torch.arange(q.shape[2], device=q.device)[:, None], torch.arange(k.shape[2], device=k.device)
         if call.causal:
-            straight = k + (code - k).detach()
-            recent = (i + call.query_start) // self.block_size - j // self.block_size <= 1
+            block = torch.arange(k.shape[2], device=k.device) // self.block_size
+            straight, recent = k + (code - k).detach(), block[call.query_start :, None] - block <= 1
         else:
             real = torch.ones_like(codes[:, :1], dtype=torch.bool) if call.key_mask is None else call.key_mask[:, None]
             same = ((codes[..., :, None] == codes[..., None, :]) & real[:, :, None]).to(k.dtype)
             mean = same @ k.masked_fill(~real[..., None], 0) / same.sum(-1, keepdim=True).clamp(min=1)
-            straight, recent = mean + (code - mean).detach(), i == i
+            straight, recent = mean + (code - mean).detach(), torch.ones((), dtype=torch.bool, device=q.device)
         straight, code = (x.repeat_interleave(self.heads.group, 1) for x in (straight, code.detach()))
         return torch.where(recent, *(torch.einsum("bhid,bhjd->bhij", q, x) for x in (straight, code)))
 

@@ -1,6 +1,6 @@
 """Softmax over the pairs of a pattern."""
 
-from regard.attention.sparse._base import Sparse, masked_average
+from regard.attention.sparse._base import PatternSoftmax, Sparse, masked_average
 from regard.attention.sparse._globals import Globals, Tokens, View
 
-__all__ = ["Globals", "Sparse", "Tokens", "View", "masked_average"]
+__all__ = ["Globals", "PatternSoftmax", "Sparse", "Tokens", "View", "masked_average"]

@@ -107,17 +107,14 @@ class Etc(Globals):
         """l2l: a logit per query and distance, q_i . a_ij, beside the bias of the call."""
         far, most = min(self.window, q.shape[2] - 1), self.max_distance
         row = torch.arange(-far, far + 1, device=q.device).clamp(-most, most) + most
-        own = ScoreBias(high=far, query=q * self.factor, relative=self.labels[:, row].to(q.dtype))
+        query, relative = q * self.factor, self.labels[:, row].to(q.dtype)
         if bias is None:
-            return own
+            return ScoreBias(high=far, query=query, relative=relative)
         bias = spanning(bias, -far, far)
         if bias.query is not None and bias.relative is not None:
-            assert own.query is not None
-            assert own.relative is not None
-            query = torch.cat([own.query, bias.query.expand(*q.shape[:3], -1)], -1)
-            relative = torch.cat([own.relative, bias.relative.expand(q.shape[1], -1, -1)], -1)
-            own = replace(own, query=query, relative=relative)
-        return replace(own, curve=bias.curve, table=bias.table)
+            query = torch.cat([query, bias.query.expand(*q.shape[:3], -1)], -1)
+            relative = torch.cat([relative, bias.relative.expand(q.shape[1], -1, -1)], -1)
+        return replace(bias, high=far, query=query, relative=relative)
 
     def column_terms(
         self, q: Tensor, tokens: Tokens, view: View, bias: ScoreBias | None

@@ -62,9 +62,9 @@ class Pattern(Sparse):
     def check_options(self) -> None:
         if not isinstance(self.rule, str | patterns.Pattern):
             _require_positions(self.rule)
-        own, count = self.pairs().heads, self.heads.count
-        if own not in (None, count):
-            raise ConfigError(f"pattern has {count} heads and patterns for {own}; give each head one, or one to all")
+        rules, count = self.pairs().heads, self.heads.count
+        if rules not in (None, count):
+            raise ConfigError(f"pattern has {count} heads and patterns for {rules}; give each head one, or one to all")
 
     def pairs(self) -> patterns.Pattern:
         """The rule as a pattern."""

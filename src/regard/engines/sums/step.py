@@ -50,7 +50,8 @@ def step(
             if key_mask is not None:
                 columns = columns * key_mask[:, None, :, None]
             if top is not None:
-                log = _added(log, log_weight)
+                log = log_weight if log is None else log if log_weight is None else log + log_weight
+                assert log is not None, "a state has a top exactly where there are log weights"
                 if key_mask is not None:
                     log = log.masked_fill(~key_mask[:, None], float("-inf"))
                 new = torch.maximum(top, log[..., 0].detach())
@@ -69,13 +70,6 @@ def step(
                 highest = top[..., None].expand(fq.shape[:3]) if log is None else top[..., None] + log
                 highest = highest.flatten(1, 2)[..., None]
     return Averaged(values, total, highest, sum, sum.new_empty(0) if top is None else top)
-
-
-def _added(log: Tensor | None, given: Tensor | None) -> Tensor:
-    if log is None:
-        assert given is not None, "a state has a top exactly where there are log weights"
-        return given
-    return log if given is None else log + given
 
 
 def _features(

@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.engines.tiles._operands import Gradients, Levels, Share, collect, lanes, pick, put
-from regard.engines.tiles.layout import Group, Step
+from regard.engines.tiles.operands import Gradients, Group, Levels, Share, Step, collect, lanes, pick, put
 
 CUT = -(2.0**20)
 """Log gates below it count as -inf: nothing before them is seen. What they would add to the levels of later slots would
@@ -104,10 +103,13 @@ class Decay:
                 sums.masked_fill_(past[:, 1:, there] != own[..., 1:], -math.inf)
             scores[..., there] = sums
 
-    def learn(self, grads: Gradients) -> None:
-        """Where the gradients go."""
+    def learn(self, grads: Gradients) -> bool:
+        """Start to gather slopes, if there are gradients to add them to."""
+        if not len(grads.key_levels):
+            return False
         self.to_queries = self.share.blank_queries(grads.query_levels)
         self.to_keys = self.share.blank_keys(grads.key_levels, self.share.heads)
+        return True
 
     def gather(self, slope: Float[Tensor, "count tile lanes"], group: Group, step: Step) -> None:
         """Take the slopes of a step's logits."""

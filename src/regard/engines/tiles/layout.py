@@ -6,15 +6,14 @@ tiles that see the same arrangement of masks form a group, which one batched pro
 masks, those whose masks stand in the same slots.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
+from regard.engines.tiles.operands import Group, Layout, Run, Step
 from regard.engines.tiles.parts import Lanes
 from regard.patterns import Pattern
 from regard.patterns.intervals import Span
@@ -25,93 +24,14 @@ BUDGET_APART = 1 << 15
 """The same where positions are sorted by residue: more classes at once are no faster, and take memory."""
 BUDGET_MIXED = 1 << 16
 """The same where masks differ by query tile, whose masks take as much again."""
-PAIRS = 1 << 16
+MASKED_PAIRS = 1 << 16
 """Pairs whose exact mask is computed at once."""
 COARSE = 16
-FEW_TILES = 4
+"""Tiles in a side of the squares that are looked at first."""
+ARRANGEMENT_TILES = 4
 """Arrangements that fewer query tiles see, on the average, are served together."""
-FEW_MASKS = 256
+ADDED_MASKS = 256
 """Up to this many distinct masks are kept as numbers to add, which is faster; more as booleans, which is smaller."""
-
-
-class Step(NamedTuple):
-    """What one batched product covers: query tiles `rows` of a group and their key tiles.
-
-    Where query tiles are `gap` apart, `row` is the first; where their key tiles are runs that start at `key`,
-    `key` + `advance`, `key` + 2 `advance`, ..., `key` says so. Otherwise the index tensors say which tiles to gather.
-    """
-
-    count: int
-    row: int | None
-    gap: int
-    rows: Int[Tensor, " count"]
-    key: int | None
-    advance: int
-    keys: Int[Tensor, " all_tiles"]
-    masks: Int[Tensor, "count slots"] | None
-    """which of a slot's masks each query tile has, for the slots of `Group.masks`; None: there is one"""
-
-
-class Run(NamedTuple):
-    """Key lanes [start, stop) of a group at distance `base` + query lane - (key lane - start), in steps of the part."""
-
-    start: int
-    stop: int
-    base: int
-
-
-Mask = Float[Tensor, "*many tile tile"] | Bool[Tensor, "*many tile tile"]
-"""0 or -inf to add, or True where -inf goes"""
-
-
-@dataclass(frozen=True)
-class Group:
-    """Query tiles that see the same arrangement: `slots` key tiles each, with masks in the same slots."""
-
-    slots: int
-    masks: tuple[tuple[int, Mask], ...]
-    """(slot, mask) of the slots that are not full; where they differ by query tile, (slot, masks)"""
-    steps: tuple[Step, ...]
-    again: bool
-    """an earlier group has covered other keys of these query tiles"""
-    runs: tuple[Run, ...] | None
-    distances: Int[Tensor, "tile lanes"] | None
-    """query position - key position, in steps, where positions have holes; then the group is one query tile"""
-
-    def hidden(self, step: Step) -> Iterator[tuple[int, Mask]]:
-        """(slot, mask) of the slots of a step that are not full; the mask may have an axis of heads or query tiles."""
-        for at, (slot, mask) in enumerate(self.masks):
-            yield slot, mask if step.masks is None else mask[step.masks[:, at]]
-
-
-@dataclass(frozen=True)
-class Layout:
-    """The tiles of one part of a pattern on given positions."""
-
-    sizes: tuple[int, int]
-    """positions in a query tile and in a key tile"""
-    groups: tuple[Group, ...]
-    whole: bool = False
-    """one tile holds everything"""
-    covered: bool = False
-    """every query tile has a key tile"""
-    step: int = 1
-    """distances are multiples of it, and counted in it"""
-    queries: Int[Tensor, " lanes"] | None = None
-    """the query of each lane; padding has the first; None: in natural order"""
-    padding: Bool[Tensor, " lanes"] | None = None
-    """of the queries"""
-    back: Int[Tensor, " queries"] | None = None
-    """the lane of each query"""
-    keys: Int[Tensor, " lanes"] | None = None
-    """the key of each lane"""
-    nbytes: int = 0
-
-    @property
-    def computed(self) -> int:
-        """Scores that are computed, masked ones included."""
-        tiles = sum(group.slots * step.count for group in self.groups for step in group.steps)
-        return tiles * self.sizes[0] * self.sizes[1]
 
 
 def make_layout(
@@ -134,7 +54,7 @@ def make_layout(
     row, column, kind, masks = _masks(pattern, q, k, row, column, full, step)
     groups = _group(q.positions, k.positions, row, column, kind, step if biased else None)
     hidden = [(~mask).to(device) for mask in masks]
-    if len(hidden) <= FEW_MASKS:
+    if len(hidden) <= ADDED_MASKS:
         hidden = [torch.zeros(x.shape, dtype=dtype, device=device).masked_fill_(x, float("-inf")) for x in hidden]
     tables: dict[tuple[int, ...], Tensor] = {}
     made, budget = [], BUDGET if step == 1 else BUDGET_APART
@@ -145,11 +65,11 @@ def make_layout(
         runs, distances = distances_of(q.positions, k.positions, at[0], tiles[0], step) if biased else (None, None)
         partial = [slot for slot, x in enumerate(arrangement) if x]
         used, which = kinds[:, partial].unique(return_inverse=True)
-        own, alike = tuple(used.tolist()), bool((which == which[0]).all())
-        if not alike and own not in tables:
-            tables[own] = torch.stack([hidden[x - 1] for x in own])
+        present, alike = tuple(used.tolist()), bool((which == which[0]).all())
+        if not alike and present not in tables:
+            tables[present] = torch.stack([hidden[x - 1] for x in present])
         most = budget if alike else min(budget, BUDGET_MIXED)
-        seen = [hidden[own[x] - 1] for x in which[0].tolist()] if alike else [tables[own]] * len(partial)
+        seen = [hidden[present[x] - 1] for x in which[0].tolist()] if alike else [tables[present]] * len(partial)
         made.append(
             Group(
                 slots=len(slots),
@@ -166,7 +86,6 @@ def make_layout(
     return Layout(
         sizes,
         tuple(made),
-        covered=len(row.unique()) == int(q.real.any(1).sum()),
         step=step,
         queries=moved[0],
         padding=moved[1],
@@ -263,7 +182,7 @@ def _masks(
     known: dict[bytes, int] = {}
     masks: list[Tensor] = []
     kinds: list[int] = []
-    for x in example.split(max(1, PAIRS // (i.shape[1] * j.shape[1]))):
+    for x in example.split(max(1, MASKED_PAIRS // (i.shape[1] * j.shape[1]))):
         mask = pattern.mask(i[r[x]], j[c[x]]) & k.real[c[x]][:, None]
         packed = np.packbits(mask.flatten(1).numpy(), axis=1)
         none, every = mask.flatten(1).any(1).logical_not().tolist(), mask.flatten(1).all(1).tolist()
@@ -309,14 +228,14 @@ def _together(groups: dict[tuple, list[tuple[int, int]]]) -> dict[tuple, list[tu
     places: dict[tuple, list[tuple]] = {}
     for key in groups:
         places.setdefault((key[0], tuple(bool(x) for x in key[1])), []).append(key)
-    found: dict[tuple, list[tuple[int, int]]] = {}
+    together: dict[tuple, list[tuple[int, int]]] = {}
     for place, keys in places.items():
         rows = sorted(row for key in keys for row in groups[key])
-        if len(keys) > 1 and len(rows) < FEW_TILES * len(keys):
-            found[place] = rows
+        if len(keys) > 1 and len(rows) < ARRANGEMENT_TILES * len(keys):
+            together[place] = rows
         else:
-            found |= {key: groups[key] for key in keys}
-    return found
+            together |= {key: groups[key] for key in keys}
+    return together
 
 
 def distances_of(

@@ -17,9 +17,10 @@ from torch import Tensor
 from regard.patterns import Columns, Pattern, Residues, everything
 
 TILE = 64
+"""Positions in a tile."""
 MOST_TERMS = 16
 """A pattern with more terms stays whole."""
-PAYS = 2
+SAVED_TILES = 2
 """Tiles that another order must save for each query tile; gathering and merging costs about one."""
 
 
@@ -61,18 +62,18 @@ def split(pattern: Pattern, queries: Int[Tensor, " queries"], keys: Int[Tensor, 
     """
     seen = int(queries[0] - keys[-1]), int(queries[-1] - keys[0])
     if pattern.sign == "apart":
-        found = [_ordered(_literals(term), seen) for term in pattern.terms]
-        return [Part(_joined(literals, order), order) for literals, order in found]
+        apart = [_ordered(_literals(term), seen) for term in pattern.terms]
+        return [Part(_joined(literals, order), order) for literals, order in apart]
     terms = [_ordered(literals, seen) for literals in _terms(pattern)]
     if all(order is None for _, order in terms):
         return [Part(pattern, None)]
     parts: list[Part] = []
     earlier: list[Pattern] = []
     for order in dict.fromkeys(sorted((order for _, order in terms), key=lambda x: x is not None)):
-        mine = [literals for literals, own in terms if own == order]
-        union = functools.reduce(operator.or_, [_joined(literals, order) for literals in mine])
+        joint = [literals for literals, best in terms if best == order]
+        union = functools.reduce(operator.or_, [_joined(literals, order) for literals in joint])
         parts.append(Part(functools.reduce(lambda rest, taken: rest & ~taken, earlier, union), order))
-        earlier += [_joined(literals, None) for literals in mine]
+        earlier += [_joined(literals, None) for literals in joint]
     return parts
 
 
@@ -101,7 +102,7 @@ def _ordered(literals: list[Pattern], seen: tuple[int, int]) -> tuple[list[Patte
     tiles = max(high - low, 0) / TILE
     saved = {x.order: tiles * _saved_share(x.order) for x in literals if x.order is not None}
     best = max(saved, key=lambda order: saved[order], default=None)
-    return literals, best if best is not None and saved[best] >= PAYS else None
+    return literals, best if best is not None and saved[best] >= SAVED_TILES else None
 
 
 def _saved_share(order: Residues | Columns) -> float:

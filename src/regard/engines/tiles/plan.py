@@ -1,15 +1,18 @@
 """How a call is laid out: the parts of each head, from a cache where the pattern and the positions are known."""
 
 import hashlib
+import math
 import threading
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from regard.engines.tiles.layout import BUDGET, Group, Layout, distances_of, make_layout, steps_of
+from regard.engines.tiles.layout import BUDGET, distances_of, make_layout, steps_of
+from regard.engines.tiles.operands import Group, Layout, Share
 from regard.engines.tiles.parts import TILE, arranged, natural, split
 from regard.patterns import Pattern
 from regard.patterns.pattern import resolve
@@ -32,14 +35,22 @@ class Plan(NamedTuple):
         return any(layout.whole for parts in self.parts for layout in parts)
 
     @property
-    def covered(self) -> bool:
-        """Whether the first part of every head writes every query, in its place."""
-        return all(parts and parts[0].covered and parts[0].queries is None for parts in self.parts)
-
-    @property
     def tiles(self) -> tuple[int, int]:
         """Sizes of the query and key tiles that cut the operands in their natural order."""
         return self.parts[0][0].sizes if self.whole else (TILE, TILE)
+
+    def shares(self, batch: int, heads: int, kv_heads: int) -> Iterator[Share]:
+        """All parts of all heads of all batch rows, as many together as fill the buffers."""
+        group, together, rows = heads // kv_heads, 1, 1
+        if self.whole:
+            most = max(1, BUDGET // math.prod(self.tiles))
+            together = max((h for h in range(group, heads + 1, group) if heads % h == 0 and h <= most), default=1)
+            rows = max(1, most // heads) if together == heads else 1
+        for b in range(0, batch, rows):
+            for h in range(0, heads, together):
+                kv = slice(h // group, (h + together - 1) // group + 1)
+                for at, layout in enumerate(self.of(h)):
+                    yield Share(layout, at > 0, slice(b, min(b + rows, batch)), slice(h, h + together), kv)
 
     @property
     def nbytes(self) -> int:
@@ -88,16 +99,16 @@ def find_plan(
             return _cache[known]
     pattern, i, j = resolve(rule), queries.positions(), keys.positions()
     if max(queries.length, keys.length) <= whole:
-        found = Plan((_one_tile(pattern, i, j, biased, device, dtype),))
+        plan = Plan((_one_tile(pattern, i, j, biased, device, dtype),))
     else:
         heads = [pattern.of(head) for head in range(pattern.heads or 1)]
-        made = {own: _in_parts(own, i, j, biased, device, dtype) for own in dict.fromkeys(heads)}
-        found = Plan(tuple(made[own] for own in heads))
+        made = {each: _in_parts(each, i, j, biased, device, dtype) for each in dict.fromkeys(heads)}
+        plan = Plan(tuple(made[each] for each in heads))
     with _lock:
-        _cache[known] = found
-        while len(_cache) > 1 and (len(_cache) > CACHED or sum(plan.nbytes for plan in _cache.values()) > CACHED_BYTES):
+        _cache[known] = plan
+        while len(_cache) > 1 and (len(_cache) > CACHED or sum(each.nbytes for each in _cache.values()) > CACHED_BYTES):
             _cache.popitem(last=False)
-    return found
+    return plan
 
 
 def _in_parts(
@@ -144,4 +155,4 @@ def _one_tile(
         runs=runs,
         distances=None if distances is None else distances.to(device),
     )
-    return (Layout(sizes, (group,), whole=True, covered=True, nbytes=hidden.nbytes),)
+    return (Layout(sizes, (group,), whole=True, nbytes=hidden.nbytes),)

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from typing import Any
 
 import torch
 
@@ -66,7 +67,7 @@ def _train_compiled(subject: Subject, causal: bool) -> None:
     x = subject.inputs(mechanism).leaves()
     twin = copy.deepcopy(mechanism)
     torch._dynamo.reset()
-    compiled = torch.compile(twin, backend="eager", fullgraph=True, dynamic=False)
+    compiled: Any = torch.compile(twin, backend="eager", fullgraph=True, dynamic=False)
     wanted, got = call(mechanism, x), call(compiled, x)
     assert_close(got.values, wanted.values, tolerance=1e-6, what=f"compiled in training, {causal=}")
     leaves = x.named()
@@ -97,6 +98,6 @@ def _compiled(subject: Subject, causal: bool, length: int, *, whole: bool) -> tu
         return graph.forward
 
     torch._dynamo.reset()
-    compiled = torch.compile(mechanism, backend=backend, fullgraph=whole, dynamic=False)
+    compiled: Any = torch.compile(mechanism, backend=backend, fullgraph=whole, dynamic=False)
     assert_close(run(compiled, x).values, expected, tolerance=1e-6, what=f"compiled, {length} positions, {causal=}")
     return len(nodes), sum(nodes)

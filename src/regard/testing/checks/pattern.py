@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from regard.attention.sparse import Sparse
+from regard.attention.sparse import PatternSoftmax
 from regard.engines.tiles.layout import Layout
 from regard.engines.tiles.plan import Places, find_plan
 from regard.patterns import Pattern
@@ -17,7 +17,7 @@ def partition(subject: Subject) -> None:
     """The tiles of a pattern hold every pair that it allows once, and no other pair."""
     for causal in subject.modes:
         mechanism = subject.build(causal)
-        if not isinstance(mechanism, Sparse):
+        if not isinstance(mechanism, PatternSoftmax):
             return
         for length in (LENGTH, LONG, 3 * LONG):
             positions = torch.arange(length)
@@ -34,7 +34,7 @@ def partition(subject: Subject) -> None:
 def future_keys(subject: Subject) -> None:
     """A key is kept for the queries to come as long as one of them may see it."""
     mechanism = subject.build(True) if subject.info.supports.causal else None
-    if not isinstance(mechanism, Sparse):
+    if not isinstance(mechanism, PatternSoftmax):
         return
     keys = torch.arange(LONG)
     for first in (1, 4, 5, LENGTH, 16, LONG // 2, LONG):

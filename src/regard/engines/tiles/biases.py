@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.engines.tiles._operands import LOG2E, Gradients, Operands, Scratch, Share, pick, put, thinned
-from regard.engines.tiles.layout import Group, Step
+from regard.engines.tiles.operands import LOG2E, Gradients, Group, Scratch, Share, Step, pick, put, thinned
 
 Scores = Float[Tensor, "count tile lanes"]
 
@@ -23,19 +22,21 @@ class Curve:
     run is a slice of it.
     """
 
-    def __init__(self, operands: Operands, curve: Float[Tensor, "heads distances"], share: Share) -> None:
-        self.curve, self.high = thinned(curve[share.heads], operands.high, share.layout.step)
-        self.first = operands.high
-        self.count, tile, distances = share.count, share.layout.sizes[0], self.curve.shape[1]
+    def __init__(self, curve: Float[Tensor, "heads distances"], high: int, share: Share) -> None:
+        self.curve, self.high = thinned(curve[share.heads], high, share.layout.step)
+        self.first, self.share = high, share
+        tile, distances = share.layout.sizes[0], self.curve.shape[1]
         repeated = F.pad(self.curve, (tile - 1, tile - 1)).unfold(-1, distances + tile - 1, 1)
         self.ladder = repeated.flip(-2).contiguous()
-        self.slopes: Tensor | None = None
 
-    def learn(self, grads: Gradients, share: Share) -> None:
-        """Start to gather slopes."""
-        self.into, _ = thinned(grads.curve[share.heads], self.first, share.layout.step)
+    def learn(self, grads: Gradients) -> bool:
+        """Start to gather slopes, if there is a gradient to add them to."""
+        if not len(grads.curve):
+            return False
+        self.into, _ = thinned(grads.curve[self.share.heads], self.first, self.share.layout.step)
         self.slopes = self.ladder.new_zeros(self.ladder.shape)
         self.odd = self.curve.new_zeros(self.curve.shape)
+        return True
 
     def _slices(self, base: int, length: int) -> tuple[slice, slice]:
         """Which lanes of a run have a column of the ladder, and which columns."""
@@ -43,26 +44,29 @@ class Curve:
         low, high = min(max(begin, 0), columns), max(min(begin + length, columns), 0)
         return slice(low - begin, high - begin), slice(low, high)
 
-    def add(self, scores: Scores, group: Group) -> None:
-        by_head = scores.view(-1, self.count, *scores.shape[1:])
+    def add(self, scores: Scores, group: Group, step: Step) -> None:
+        """Add the logits of a step."""
+        del step
+        by_head = scores.view(-1, self.share.count, *scores.shape[1:])
         if group.distances is not None:
             by_head += _by_column(self.curve, self.high - group.distances)
         for start, stop, base in group.runs or ():
             there, columns = self._slices(base, stop - start)
             by_head[..., start:stop][..., there] += self.ladder[..., columns]
 
-    def gather(self, slope: Scores, group: Group) -> None:
-        assert self.slopes is not None
-        by_head = slope.view(-1, self.count, *slope.shape[1:]).sum(0)
+    def gather(self, slope: Scores, group: Group, step: Step) -> None:
+        """Take the slopes of a step's logits."""
+        del step
+        by_head = slope.view(-1, self.share.count, *slope.shape[1:]).sum(0)
         if group.distances is not None:
             _add_by_column(self.odd, self.high - group.distances, by_head)
         for start, stop, base in group.runs or ():
             there, columns = self._slices(base, stop - start)
             self.slopes[..., columns] += by_head[..., start:stop][..., there]
 
-    def finish(self) -> None:
+    def finish(self, grads: Gradients) -> None:
         """Add what was gathered: the slope of column c stands in column a + c of lane a."""
-        assert self.slopes is not None
+        del grads
         heads, tile, columns = self.slopes.shape
         shape, strides = (heads, tile, self.curve.shape[1]), (tile * columns, columns + 1, 1)
         self.into += self.odd.add_(self.slopes.as_strided(shape, strides).sum(1))
@@ -73,24 +77,27 @@ class Relative:
 
     def __init__(
         self,
-        operands: Operands,
         query: Float[Tensor, "batch heads queries dim"],
         relative: Float[Tensor, "heads distances dim"],
+        high: int,
         share: Share,
         scratch: Scratch,
     ) -> None:
-        self.first, self.tile, self.scratch = operands.high, share.layout.sizes[0], scratch
+        self.first, self.tile, self.scratch = high, share.layout.sizes[0], scratch
         self.share, self.query = share, share.queries(query)
-        self.relative, self.high = thinned(relative[share.heads], operands.high, share.layout.step)
+        self.relative, self.high = thinned(relative[share.heads], high, share.layout.step)
 
-    def learn(self, grads: Gradients, share: Share) -> None:
-        """Where the gradients go."""
-        self.to_query = share.blank_queries(grads.query)
-        self.to_relative, _ = thinned(grads.relative[share.heads], self.first, share.layout.step)
+    def learn(self, grads: Gradients) -> bool:
+        """Start to gather slopes, if there are gradients to add them to."""
+        if not len(grads.relative):
+            return False
+        self.to_query = self.share.blank_queries(grads.query)
+        self.to_relative, _ = thinned(grads.relative[self.share.heads], self.first, self.share.layout.step)
+        return True
 
-    def finish(self, grads: Gradients, share: Share) -> None:
+    def finish(self, grads: Gradients) -> None:
         """Bring back what was gathered in another order."""
-        share.add_queries(grads.query, self.to_query)
+        self.share.add_queries(grads.query, self.to_query)
 
     def _columns(self, base: int, length: int) -> tuple[slice, slice]:
         """Columns that a run touches, and where they stand among its tile + length - 1 distances."""
@@ -102,6 +109,7 @@ class Relative:
         return slice(low, high), slice(left, left + high - low)
 
     def add(self, scores: Scores, group: Group, step: Step) -> None:
+        """Add the logits of a step."""
         u = pick(self.query, step)
         if group.distances is not None:
             scores += _by_column(self._product(u, self.relative), self.high - group.distances)
@@ -116,10 +124,11 @@ class Relative:
         if len(relative) == 1:
             flat = None if out is None else out.flatten(0, 1)
             return torch.mm(u.flatten(0, 1), relative[0].T, out=flat).view(*u.shape[:2], -1)
-        found = (u.view(-1, len(relative), *u.shape[1:]) @ relative.mT).flatten(0, 1)
-        return found if out is None else out.copy_(found)
+        by_distance = (u.view(-1, len(relative), *u.shape[1:]) @ relative.mT).flatten(0, 1)
+        return by_distance if out is None else out.copy_(by_distance)
 
     def gather(self, slope: Scores, group: Group, step: Step) -> None:
+        """Take the slopes of a step's logits."""
         u = pick(self.query, step)
         total = torch.zeros_like(u)
         if group.distances is not None:

@@ -7,35 +7,85 @@ Backward: p = 2^(s - lse) again, then dV = p^T dO, dS = p (dO V^T - delta), dQ =
 import math
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from regard.engines.tiles._operands import (
+from regard.engines.tiles.biases import Curve, Relative
+from regard.engines.tiles.decay import Decay, faded
+from regard.engines.tiles.operands import (
     LOG2E,
     LOWEST,
     Gradients,
+    Group,
     Operands,
     Scratch,
     Share,
+    Step,
     collect,
     lanes,
     pick,
     put,
-    shares,
     whole_tiles,
 )
-from regard.engines.tiles._scores import Scores
 from regard.engines.tiles.plan import Plan
+
+
+class Scores:
+    """The scores of a share, step by step, in one buffer: sums of log gates, products, biases by distance, masks."""
+
+    def __init__(self, operands: Operands, share: Share, scratch: Scratch) -> None:
+        x, self.share, self.scratch = operands, share, scratch
+        self.q, self.k, self.factor = share.queries(x.q), share.keys(x.k), x.scale * LOG2E
+        self.hidden = None if x.hidden is None else share.keys(x.hidden)
+        self.biases: list[Curve | Relative] = []
+        if x.curve is not None:
+            self.biases.append(Curve(x.curve, x.high, share))
+        if x.query is not None and x.relative is not None:
+            self.biases.append(Relative(x.query, x.relative, x.high, share, scratch))
+        self.decay = None if x.levels is None else Decay(x.levels, share)
+
+    def of(self, group: Group, step: Step) -> Float[Tensor, "count tile lanes"]:
+        """log2(e) times the logits, -inf where nothing may be seen."""
+        tile, size = self.share.layout.sizes
+        scores = self.scratch.take("scores", step.count, tile, group.slots * size)
+        if self.decay is not None:
+            self.decay.fill(scores, group, step)
+        begun = 0 if self.decay is None else 1
+        scores.baddbmm_(pick(self.q, step), lanes(self.k, step, group.slots).mT, beta=begun, alpha=self.factor)
+        for bias in self.biases:
+            bias.add(scores, group, step)
+        for slot, mask in group.hidden(step):
+            part = scores.narrow(2, slot * size, size)
+            if self.share.layout.whole and mask.ndim == 3:
+                part, mask = part.view(-1, self.share.count, *part.shape[1:]), mask[self.share.heads]
+            if mask.dtype == torch.bool:
+                part.masked_fill_(mask, -math.inf)
+            else:
+                part.add_(mask)
+        if self.hidden is not None:
+            scores += lanes(self.hidden, step, group.slots).mT
+        return scores
+
+    def weights(
+        self, scores: Float[Tensor, "count tile lanes"], level: Float[Tensor, "count tile 1"]
+    ) -> Float[Tensor, "count tile lanes"]:
+        """2^(scores - level), in the buffer of the scores."""
+        scores.sub_(level)
+        return (scores if self.decay is None else faded(scores)).exp2_()
+
+    def learned(self, grads: Gradients) -> list[Curve | Relative | Decay]:
+        """The parts of the scores that begin to gather slopes."""
+        parts = self.biases if self.decay is None else [*self.biases, self.decay]
+        return [part for part in parts if part.learn(grads)]
 
 
 def forward(plan: Plan, operands: Operands) -> tuple[Tensor, Tensor]:
     """Values (batch, heads, queries, value) and log-sum-exp (batch, heads, queries)."""
-    queries, x = operands.q.shape[2], operands.in_tiles(plan)
-    values = x.q.new_empty(*x.q.shape[:3], x.v.shape[3])
-    if not plan.covered:
-        values.zero_()
+    queries, x = operands.q.shape[2], operands.in_tiles(plan.tiles)
+    values = x.q.new_zeros(*x.q.shape[:3], x.v.shape[3])
     lse = x.q.new_full((*x.q.shape[:3], 1), -math.inf)
     scratch = Scratch(x.q)
-    for share in shares(plan, x.q.shape[0], x.q.shape[1], x.k.shape[1]):
+    for share in plan.shares(x.q.shape[0], x.q.shape[1], x.k.shape[1]):
         scores = Scores(x, share, scratch)
         v, out, level = share.keys(x.v), share.blank_queries(values), share.blank_queries(lse, -math.inf)
         for group in share.layout.groups:
@@ -56,11 +106,10 @@ def forward(plan: Plan, operands: Operands) -> tuple[Tensor, Tensor]:
 
 
 def _bring_back(share: Share, values: Tensor, lse: Tensor, out: Tensor, level: Tensor) -> None:
-    """What a part has found in its own order, merged with what earlier parts have found."""
+    """The result of a part in another order, brought back and merged with that of earlier parts."""
     assert share.layout.back is not None
-    whole = (x[share.rows, share.heads].view(-1, x.shape[-1])[: len(share.layout.back)] for x in (values, lse))
-    mine = (x.flatten(0, 1).index_select(0, share.layout.back) for x in (out, level))
-    (old, old_level), (part, top) = whole, mine
+    old, old_level = (x[share.rows, share.heads].view(-1, x.shape[-1])[: len(share.layout.back)] for x in (values, lse))
+    part, top = (x.flatten(0, 1).index_select(0, share.layout.back) for x in (out, level))
     if share.later:
         part, top = _merged(old, old_level, part, top)
     old.copy_(part)
@@ -86,29 +135,29 @@ def backward(
     gates_learn: bool,
 ) -> Gradients:
     """Gradients of the operands from those of values and lse."""
-    x, empty = operands.in_tiles(plan), lse.isinf()
+    x, empty = operands.in_tiles(plan.tiles), lse.isinf()
     tile, _ = plan.tiles
     level = whole_tiles((lse * LOG2E).masked_fill_(empty, LOWEST)[..., None], tile)
     of_lse = whole_tiles(grad_lse.masked_fill(empty, 0)[..., None], tile)
     of_values, values = whole_tiles(grad_values, tile), whole_tiles(values, tile)
+    learning = True, True, True, curve_learns, relative_learns, relative_learns, gates_learn, gates_learn
+    levels = (None, None) if x.levels is None else [y[..., :1] for y in x.levels]
+    biased = x.q, x.k, x.v, x.curve, x.query, x.relative, *levels
     grads = Gradients(
-        torch.empty_like(x.q) if plan.covered else torch.zeros_like(x.q),
-        torch.zeros_like(x.k),
-        torch.zeros_like(x.v),
-        torch.zeros_like(x.curve) if x.curve is not None and curve_learns else x.q.new_empty(0),
-        torch.zeros_like(x.query) if x.query is not None and relative_learns else x.q.new_empty(0),
-        torch.zeros_like(x.relative) if x.relative is not None and relative_learns else x.q.new_empty(0),
-        *_of_levels(x, learn=gates_learn),
+        *(
+            torch.zeros_like(y) if y is not None and learns else x.q.new_empty(0)
+            for y, learns in zip(biased, learning, strict=True)
+        )
     )
     scratch = Scratch(x.q)
-    for share in shares(plan, x.q.shape[0], x.q.shape[1], x.k.shape[1]):
+    for share in plan.shares(x.q.shape[0], x.q.shape[1], x.k.shape[1]):
         scores = Scores(x, share, scratch)
         tops, outs, slopes_lse, outers = (share.queries(y) for y in (level, values, of_lse, of_values))
         v, dq = share.keys(x.v), share.blank_queries(grads.q)
         dk, dv = (share.blank_keys(y) for y in (grads.k, grads.v))
         if share.layout.padding is not None:
             tops.view(-1)[share.layout.padding] = math.inf  # a copy: padding has no weight
-        scores.learn(grads)
+        learned = scores.learned(grads)
         for group in share.layout.groups:
             for step in share.steps(group):
                 weights = scores.weights(scores.of(group, step), pick(tops, step))
@@ -123,18 +172,13 @@ def backward(
                 new = torch.bmm(slope, lanes(scores.k, step, group.slots))
                 put(dq, step, new.add_(pick(dq, step)) if share.again(group) else new)
                 collect(dk, step, group.slots, slope, pick(scores.q, step))
-                scores.gather(slope, group, step)
+                for part in learned:
+                    part.gather(slope, group, step)
         share.add_queries(grads.q, dq)
         share.add_keys(grads.k, dk)
         share.add_keys(grads.v, dv)
-        scores.finish(grads)
+        for part in learned:
+            part.finish(grads)
     grads.q.mul_(operands.scale)
     grads.k.mul_(operands.scale)
     return grads
-
-
-def _of_levels(x: Operands, *, learn: bool) -> list[Tensor]:
-    """Gradients of the levels of queries and keys before the first step."""
-    if x.levels is None or not learn:
-        return [x.q.new_empty(0)] * 2
-    return [torch.zeros_like(level[..., :1]) for level in x.levels]

@@ -1,22 +1,98 @@
-"""The operands of a call as tiles: which heads go together, and how a step picks its tiles out of them."""
+"""What the passes walk: the steps of a layout, and the operands of a call as tiles that a step picks from."""
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
-
-from regard.engines.tiles.layout import BUDGET, Group, Layout, Step
-from regard.engines.tiles.plan import Plan
 
 LOG2E = 1.4426950408889634
 LOWEST = -1e30
 """Stands for -inf where -inf - -inf must not be NaN."""
 
 Tiles = Float[Tensor, "tiles tile dim"]
+
+
+class Step(NamedTuple):
+    """What one batched product covers: query tiles `rows` of a group and their key tiles.
+
+    Where query tiles are `gap` apart, `row` is the first; where their key tiles are runs that start at `key`,
+    `key` + `advance`, `key` + 2 `advance`, ..., `key` says so. Otherwise the index tensors say which tiles to gather.
+    """
+
+    count: int
+    row: int | None
+    gap: int
+    rows: Int[Tensor, " count"]
+    key: int | None
+    advance: int
+    keys: Int[Tensor, " all_tiles"]
+    masks: Int[Tensor, "count slots"] | None
+    """which of a slot's masks each query tile has, for the slots of `Group.masks`; None: there is one"""
+
+
+class Run(NamedTuple):
+    """Key lanes [start, stop) of a group at distance `base` + query lane - (key lane - start), in steps of the part."""
+
+    start: int
+    stop: int
+    base: int
+
+
+Mask = Float[Tensor, "*many tile tile"] | Bool[Tensor, "*many tile tile"]
+"""0 or -inf to add, or True where -inf goes"""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Query tiles that see the same arrangement: `slots` key tiles each, with masks in the same slots."""
+
+    slots: int
+    masks: tuple[tuple[int, Mask], ...]
+    """(slot, mask) of the slots that are not full; where they differ by query tile, (slot, masks)"""
+    steps: tuple[Step, ...]
+    again: bool
+    """an earlier group has covered other keys of these query tiles"""
+    runs: tuple[Run, ...] | None
+    distances: Int[Tensor, "tile lanes"] | None
+    """query position - key position, in steps, where positions have holes; then the group is one query tile"""
+
+    def hidden(self, step: Step) -> Iterator[tuple[int, Mask]]:
+        """(slot, mask) of the slots of a step that are not full; the mask may have an axis of heads or query tiles."""
+        for at, (slot, mask) in enumerate(self.masks):
+            yield slot, mask if step.masks is None else mask[step.masks[:, at]]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The tiles of one part of a pattern on given positions."""
+
+    sizes: tuple[int, int]
+    """positions in a query tile and in a key tile"""
+    groups: tuple[Group, ...]
+    whole: bool = False
+    """one tile holds everything"""
+    step: int = 1
+    """distances are multiples of it, and counted in it"""
+    queries: Int[Tensor, " lanes"] | None = None
+    """the query of each lane; padding has the first; None: in natural order"""
+    padding: Bool[Tensor, " lanes"] | None = None
+    """of the queries"""
+    back: Int[Tensor, " queries"] | None = None
+    """the lane of each query"""
+    keys: Int[Tensor, " lanes"] | None = None
+    """the key of each lane"""
+    nbytes: int = 0
+
+    @property
+    def computed(self) -> int:
+        """Scores that are computed, masked ones included."""
+        tiles = sum(group.slots * step.count for group in self.groups for step in group.steps)
+        return tiles * self.sizes[0] * self.sizes[1]
 
 
 class Levels(NamedTuple):
@@ -45,13 +121,13 @@ class Operands(NamedTuple):
     high: int
     scale: float
 
-    def in_tiles(self, plan: Plan) -> "Operands":
-        """The operands in whole tiles and in base 2."""
-        queries, keys = plan.tiles
+    def in_tiles(self, sizes: tuple[int, int]) -> "Operands":
+        """The operands in whole tiles of these sizes and in base 2."""
+        queries, keys = sizes
         hidden = None if self.hidden is None else whole_tiles(self.hidden, keys)
         curve = None if self.curve is None else self.curve * LOG2E
         query = None if self.query is None else whole_tiles(self.query * LOG2E, queries)
-        levels = None if self.levels is None else in_base_2(self.levels, queries, keys)
+        levels = None if self.levels is None else _in_base_2(self.levels, queries, keys)
         q, k, v = whole_tiles(self.q, queries), whole_tiles(self.k, keys), whole_tiles(self.v, keys)
         return Operands(q, k, v, hidden, curve, query, self.relative, levels, self.high, self.scale)
 
@@ -62,7 +138,7 @@ def whole_tiles(x: Tensor, tile: int) -> Tensor:
     return F.pad(x, (0, 0, 0, missing)) if missing else x.contiguous()
 
 
-def in_base_2(levels: Levels, queries: int, keys: int) -> Levels:
+def _in_base_2(levels: Levels, queries: int, keys: int) -> Levels:
     """Whole tiles whose padding stays at the last level: at 0, scores of padding would overflow."""
     padded = []
     for x, tile in zip(levels, (queries, keys), strict=True):
@@ -153,20 +229,6 @@ class Share(NamedTuple):
             return group.steps
         together = self.count * (self.rows.stop - self.rows.start)
         return (group.steps[0]._replace(count=together),)
-
-
-def shares(plan: Plan, batch: int, heads: int, kv_heads: int) -> Iterator[Share]:
-    """All parts of all heads of all batch rows, as many together as fill the buffers."""
-    group, together, rows = heads // kv_heads, 1, 1
-    if plan.whole:
-        most = max(1, BUDGET // math.prod(plan.tiles))
-        together = max((h for h in range(group, heads + 1, group) if heads % h == 0 and h <= most), default=1)
-        rows = max(1, most // heads) if together == heads else 1
-    for b in range(0, batch, rows):
-        for h in range(0, heads, together):
-            kv = slice(h // group, (h + together - 1) // group + 1)
-            for at, layout in enumerate(plan.of(h)):
-                yield Share(layout, at > 0, slice(b, min(b + rows, batch)), slice(h, h + together), kv)
 
 
 def pick(tiles: Tiles, step: Step) -> Float[Tensor, "count tile dim"]:

@@ -1,0 +1,291 @@
+"""Attention over the tiles of a pattern: one operator with a hand-written backward, in buffers of about 1 MiB.
+
+For each query tile the scores of its key tiles are computed, masked, exponentiated and summed (all in base 2, whose
+exponential is the cheaper one), and forgotten; the backward computes them again from the log-sum-exp. Nothing of
+queries x keys exists, and `torch.compile` sees one node whatever the length.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from regard.bias import ScoreBias
+from regard.engines.tiles.decay import faded, gate_gradient, level_tiles, pair_sums
+from regard.engines.tiles.operands import LOWEST, Operands
+from regard.engines.tiles.passes import backward, forward
+from regard.engines.tiles.plan import Places, Plan, find_plan
+from regard.errors import ConfigError
+from regard.patterns import Pattern
+from regard.patterns.pattern import unwritten
+from regard.state import accumulation_dtype
+
+ONE_TILE_POSITIONS = 256
+"""up to so many queries and keys, one tile holds everything"""
+GATHERED_KEYS = 1024
+"""out of more keys than this, a single query gathers those that it sees"""
+
+
+def tiled(
+    q: Float[Tensor, "batch heads queries dim"],
+    k: Float[Tensor, "batch kv_heads keys dim"],
+    v: Float[Tensor, "batch kv_heads keys value"],
+    pattern: Pattern,
+    *,
+    scale: float | None = None,
+    query_positions: Int[Tensor, " queries"] | int | None = None,
+    key_positions: Int[Tensor, " keys"] | int = 0,
+    key_mask: Bool[Tensor, "batch keys"] | None = None,
+    bias: ScoreBias | None = None,
+    log_gates: Float[Tensor, "batch heads slots"] | None = None,
+    whole: int = ONE_TILE_POSITIONS,
+) -> tuple[Float[Tensor, "batch heads queries value"], Float[Tensor, "batch heads queries"]]:
+    """Softmax attention over the pairs of a pattern.
+
+    Args:
+        q, k, v: heads of keys and values may be fewer (grouped); keys and values under the mask must be finite.
+        pattern: which pairs attend, including causality; for all heads or for each.
+        scale: of the logits; None: 1 / sqrt(dim).
+        query_positions: one per query, or the first of consecutive ones; None: the queries are the last of
+            consecutive keys.
+        key_positions: one per key, or the first of consecutive ones.
+        key_mask: True = keep.
+        bias: added to the logits. Its `table` needs a tensor of queries x keys here too.
+        log_gates: at most 0, one for every slot from the first key to the last key or query; the logit of a pair gets
+            the sum of those behind its key up to its query. -inf: nothing before is seen. Positions are consecutive,
+            and no query sees a later key.
+        whole: up to this many queries and keys, one tile holds everything.
+
+    Returns:
+        (values, lse), both differentiable. A query without keys has value 0 and lse -inf. lse has the dtype of the
+        arithmetic (float32 for 16-bit inputs).
+
+    Raises:
+        ConfigError: a pattern per head for another number of heads; log gates of positions with holes, or of a pattern
+            that shows later keys.
+    """
+    if pattern.heads not in (None, q.shape[1]):
+        raise ConfigError(f"the pattern is one of {pattern.heads} heads, the queries have {q.shape[1]}")
+    queries, keys = q.shape[2], k.shape[2]
+    scale = 1 / math.sqrt(q.shape[3]) if scale is None else scale
+    if query_positions is None:
+        last = key_positions[-1] + 1 if isinstance(key_positions, Tensor) else key_positions + keys
+        offsets = torch.arange(queries, device=q.device) if isinstance(last, Tensor) else 0
+        query_positions = last - queries + offsets
+    ahead = 0
+    if log_gates is not None:
+        if isinstance(query_positions, Tensor) or isinstance(key_positions, Tensor) or pattern.distances[0] < 0:
+            raise ConfigError("log gates need consecutive positions and a causal pattern")
+        ahead = query_positions - key_positions
+    if bias is not None and bias.table is not None:
+        i = explicit(query_positions, queries, q.device)
+        j = explicit(key_positions, keys, q.device)
+        allowed = pattern.mask(i, j)
+        if key_mask is not None:
+            allowed = allowed & key_mask[:, None, None, :]
+        sums = None if log_gates is None else pair_sums(log_gates, ahead, queries, keys)
+        return plain(q, k, v, allowed, scale=scale, bias=bias.logits(i, j), sums=sums)
+    if not pattern.anchored and isinstance(query_positions, int) and isinstance(key_positions, int):
+        query_positions, key_positions = query_positions - key_positions, 0  # distances alone: one layout at any offset
+    dtype = accumulation_dtype(q.dtype)
+    curve = query = relative = None
+    if bias is not None and bias.curve is not None:
+        curve = bias.curve.to(dtype).expand(q.shape[1], -1)
+    if bias is not None and bias.query is not None and bias.relative is not None:
+        query = bias.query.to(dtype).expand(*q.shape[:3], -1)
+        relative = bias.relative.to(dtype).expand(q.shape[1], -1, -1)
+    positions = query_positions, key_positions
+    values, lse = tiles(
+        q.to(dtype),
+        k.to(dtype),
+        v.to(dtype),
+        key_mask,
+        curve,
+        query,
+        relative,
+        log_gates,
+        *(x if isinstance(x, Tensor) else None for x in positions),
+        *(0 if isinstance(x, Tensor) else x for x in positions),
+        pattern.text,
+        scale,
+        0 if bias is None else bias.high,
+        whole,
+    )
+    return values.to(v.dtype), lse
+
+
+class Arguments(NamedTuple):
+    """What both operators take, in this order."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    key_mask: Tensor | None
+    curve: Tensor | None
+    query: Tensor | None
+    relative: Tensor | None
+    log_gates: Tensor | None
+    query_positions: Tensor | None
+    key_positions: Tensor | None
+    query_start: int
+    key_start: int
+    rule: str
+    scale: float
+    high: int
+    whole: int
+
+    @property
+    def ahead(self) -> int:
+        """Slots from the first key to the first query."""
+        return self.query_start - self.key_start
+
+    def plan(self) -> Plan:
+        """How the call is laid out."""
+        queries = Places(self.query_start, self.q.shape[2], self.query_positions)
+        keys = Places(self.key_start, self.k.shape[2], self.key_positions)
+        biased = self.curve is not None or self.relative is not None
+        like = {"device": self.q.device, "dtype": self.q.dtype}
+        return find_plan(self.rule, queries, keys, whole=self.whole, biased=biased, **like)
+
+    def operands(self) -> Operands:
+        """What the passes read."""
+        hidden = None
+        if self.key_mask is not None:
+            hidden = self.q.new_zeros(self.key_mask.shape).masked_fill_(~self.key_mask, -math.inf)[:, None, :, None]
+        levels = None
+        if self.log_gates is not None:
+            levels = level_tiles(self.log_gates, self.ahead, self.q.shape[2], self.k.shape[2])
+        return Operands(*self[:3], hidden, *self[4:7], levels, self.high, self.scale)
+
+
+TENSORS = 10
+"""how many of the arguments are tensors"""
+SCHEMA = (
+    "Tensor q, Tensor k, Tensor v, Tensor? key_mask, Tensor? curve, Tensor? query, Tensor? relative, "
+    "Tensor? log_gates, Tensor? query_positions, Tensor? key_positions, SymInt query_start, SymInt key_start, "
+    "str rule, float scale, SymInt high, SymInt whole"
+)
+
+
+@torch.library.custom_op("regard::tiles", mutates_args=(), schema=f"({SCHEMA}) -> (Tensor, Tensor)")
+def tiles(*arguments):
+    """Values (batch, heads, queries, value) and log-sum-exp (batch, heads, queries)."""
+    call = Arguments(*arguments)
+    return forward(call.plan(), call.operands())
+
+
+@tiles.register_fake
+def _(q, k, v, *_):
+    return q.new_empty(*q.shape[:3], v.shape[3]), q.new_empty(q.shape[:3])
+
+
+@torch.library.custom_op(
+    "regard::tiles_backward",
+    mutates_args=(),
+    schema=f"(Tensor grad_values, Tensor grad_lse, Tensor values, Tensor lse, {SCHEMA}, bool curve_learns, "
+    "bool relative_learns, bool gates_learn) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+def tiles_backward(grad_values, grad_lse, values, lse, *rest):
+    """Gradients of q, k, v, curve, query, relative, log_gates; empty where nothing learns."""
+    call, learns = Arguments(*rest[:-3]), rest[-3:]
+    grads = backward(call.plan(), call.operands(), values, lse, grad_values, grad_lse, *learns)
+    queries, keys = call.q.shape[2], call.k.shape[2]
+    lengths = queries, keys, keys, None, queries, None, queries, keys  # whole tiles end in padding
+    *found, of_queries, of_keys = (
+        x if n is None or x.ndim < 2 else x[:, :, :n].contiguous() for x, n in zip(grads, lengths, strict=True)
+    )
+    if call.log_gates is None or not learns[2]:
+        return (*found, call.q.new_empty(0))
+    return (*found, gate_gradient(call.log_gates, call.ahead, of_queries, of_keys))
+
+
+@tiles_backward.register_fake
+def _(grad_values, grad_lse, values, lse, q, k, v, key_mask, curve, query, relative, log_gates, *rest):
+    curve_learns, relative_learns, gates_learn = rest[-3:]
+    learns = curve_learns, relative_learns, relative_learns, gates_learn
+    learning = zip((curve, query, relative, log_gates), learns, strict=True)
+    biases = (q.new_empty(0) if x is None or not learns else x.new_empty(x.shape) for x, learns in learning)
+    return *(x.new_empty(x.shape) for x in (q, k, v)), *biases
+
+
+def _setup_context(ctx, inputs, output):
+    ctx.save_for_backward(*output, *inputs[:TENSORS])
+    ctx.rest = inputs[TENSORS:]
+    ctx.patterns = unwritten(Arguments(*inputs).rule)  # what is made from a function must live until the backward
+
+
+def _backward(ctx, grad_values, grad_lse):
+    need = ctx.needs_input_grad
+    learns = need[4], need[5] or need[6], need[7]
+    grads = tiles_backward(grad_values, grad_lse, *ctx.saved_tensors, *ctx.rest, *learns)
+    curve = grads[3] if learns[0] else None
+    query, relative = grads[4:6] if learns[1] else (None, None)
+    return *grads[:3], None, curve, query, relative, grads[6] if learns[2] else None, *(None,) * 8
+
+
+tiles.register_autograd(_backward, setup_context=_setup_context)
+
+
+def plain(
+    q: Float[Tensor, "batch heads queries dim"],
+    k: Float[Tensor, "batch kv_heads keys dim"],
+    v: Float[Tensor, "batch kv_heads keys value"],
+    allowed: Bool[Tensor, "*#pairs queries keys"] | None = None,
+    *,
+    scale: float,
+    bias: Float[Tensor, "*#pairs queries keys"] | None = None,
+    sums: Float[Tensor, "batch heads queries keys"] | None = None,
+) -> tuple[Float[Tensor, "batch heads queries value"], Float[Tensor, "batch heads queries"]]:
+    """The same as `tiled` from an explicit mask: for a few queries, or a bias that is a table already.
+
+    Args:
+        q, k, v: heads of keys and values may be fewer (grouped).
+        allowed: True = keep, broadcast over (batch, heads); None: every pair.
+        scale: of the logits.
+        bias: added to the logits, broadcast over (batch, heads).
+        sums: of the log gates of each pair, added too (see `pair_sums`).
+    """
+    dtype = accumulation_dtype(q.dtype)
+    batch, heads, queries, dim = q.shape
+    shape = (batch, k.shape[1], heads // k.shape[1] * queries)  # the heads that share keys, one after another
+    scores = (q.to(dtype).reshape(*shape, dim) @ k.to(dtype).mT * scale).view(batch, heads, queries, k.shape[2])
+    if bias is not None:
+        scores = scores + bias.to(dtype)
+    if sums is not None:
+        scores = scores + sums.to(dtype)
+    if allowed is not None:
+        scores = scores.masked_fill(~allowed, float("-inf"))
+    highest = scores.detach().amax(-1, keepdim=True).clamp_min(LOWEST)
+    weights = torch.exp(scores - highest if sums is None else faded(scores - highest))
+    total = weights.sum(-1, keepdim=True)
+    safe = torch.where(total == 0, 1.0, total)
+    weights = (weights / safe).reshape(*shape, k.shape[2])
+    values = (weights @ v.to(dtype)).reshape(batch, heads, queries, v.shape[3])
+    lse = torch.where(total == 0, float("-inf"), torch.log(safe) + highest)
+    return values.to(v.dtype), lse.squeeze(-1)
+
+
+def gathered_attention(
+    q: Float[Tensor, "batch heads queries dim"],
+    k: Float[Tensor, "batch kv_heads keys dim"],
+    v: Float[Tensor, "batch kv_heads keys value"],
+    allowed: Bool[Tensor, "*#pairs queries keys"],
+    *,
+    scale: float,
+    bias: Float[Tensor, "*#pairs queries keys"] | None = None,
+) -> tuple[Float[Tensor, "batch heads queries value"], Float[Tensor, "batch heads queries"]]:
+    """The same as `plain`; a single query that sees few of many keys gathers these before."""
+    if q.shape[2] == 1 and k.shape[2] > GATHERED_KEYS and bias is None and not torch.compiler.is_compiling():
+        used = allowed.flatten(0, -2).any(0).nonzero().flatten()
+        if len(used) <= k.shape[2] // 2:
+            k, v, allowed = k.index_select(2, used), v.index_select(2, used), allowed[..., used]
+    return plain(q, k, v, allowed, scale=scale, bias=bias)
+
+
+def explicit(positions: Int[Tensor, " length"] | int, length: int, device: torch.device) -> Int[Tensor, " length"]:
+    """One position for each of `length`, which may be given by the first of consecutive ones."""
+    if isinstance(positions, Tensor):
+        return positions.to(device)
+    return torch.arange(positions, positions + length, device=device)
