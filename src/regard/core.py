@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, final
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
@@ -168,6 +169,7 @@ class Attention(Configured, ABC):
             bias: added to the logits.
             marks: integer labels of tokens whose meaning the mechanism declares.
             inputs: the tensors (batch, heads, slots, width) that `info.inputs` names, effective ones (see `activate`).
+                Where causal queries stand behind the last key, those of the keys go on to the last query.
             query_start: the slot of the first query. Not causal: where the queries come in pieces; None: 0. Causal and
                 `mergeable`: where they stand behind the last key of this part of the keys.
             state: the past; never modified.
@@ -185,7 +187,7 @@ class Attention(Configured, ABC):
         given: Mapping[str, Tensor] = inputs or {}
         check_call(self, q, k, v, key_mask, bias, marks, state, query_start)
         if given or self.info.inputs:
-            check_inputs(self, given, q, k)
+            check_inputs(self, given, q, k, query_start, 0 if state is None else state.length)
         if lse and not self.info.mergeable:
             raise UnsupportedError(f"{self._name} has no log-sum-exp: it is no single softmax over its keys")
         if not q.shape[2] and not k.shape[2]:
@@ -249,7 +251,7 @@ class Attention(Configured, ABC):
         """An input with its neutral value under the mask."""
         declared = self.info.inputs[name]
         if declared.slots == "keys":
-            return x.masked_fill(hidden, declared.neutral)
+            return x.masked_fill(F.pad(hidden, (0, 0, 0, x.shape[2] - hidden.shape[2])), declared.neutral)
         rows = hidden[:, :, hidden.shape[2] - x.shape[2] :] if self.heads.causal else None
         return x if rows is None else x.masked_fill(rows, declared.neutral)
 

@@ -15,7 +15,14 @@ if TYPE_CHECKING:
     from regard.core import Attention
 
 
-def check_inputs(mechanism: "Attention", inputs: Mapping[str, Tensor], q: Tensor, k: Tensor) -> None:
+def check_inputs(
+    mechanism: "Attention",
+    inputs: Mapping[str, Tensor],
+    q: Tensor,
+    k: Tensor,
+    query_start: int | None,
+    past: int,
+) -> None:
     """Refuse inputs other than those declared, of other shapes, or out of their bounds.
 
     Raises:
@@ -27,9 +34,12 @@ def check_inputs(mechanism: "Attention", inputs: Mapping[str, Tensor], q: Tensor
     who = registered_name(type(mechanism))
     if set(inputs) != set(declared):
         raise ShapeError(f"{who} takes the inputs {sorted(declared)}, got {sorted(inputs)}")
+    slots = {"queries": q.shape[2], "keys": k.shape[2]}
+    if mechanism.heads.causal and query_start is not None:
+        slots["keys"] = max(k.shape[2], query_start + q.shape[2] - past)
     for name, each in declared.items():
         x, (heads, width) = inputs[name], each.shape(mechanism.heads)
-        wanted = (q.shape[0], heads, (q if each.slots == "queries" else k).shape[2], width)
+        wanted = (q.shape[0], heads, slots[each.slots], width)
         if x.shape != wanted or not x.is_floating_point():
             raise ShapeError(
                 f"{who}: input {name} must be floating (batch, heads, {each.slots}, width) = {wanted}, "

@@ -42,6 +42,18 @@ def test_softmax_layer_is_torchs_multihead_attention_with_its_weights():
     close(ours, theirs(x, x, x, key_padding_mask=~keep, need_weights=False)[0])
 
 
+@pytest.mark.filterwarnings("ignore:Triton is not supported")
+@pytest.mark.parametrize("length", [1, 40, 300])
+def test_forgetting_is_flas_definition(length):
+    package = pytest.importorskip("fla.ops.forgetting_attn.naive", reason="fla-core is not installed; `make external`")
+    q, (k, v) = draw(2, length, 4, 16), draw(2, 2, length, 2, 16, seed=1)
+    gates = F.logsigmoid(draw(2, length, 4, seed=2) + 2)
+    mechanism = regard.build("forgetting", Heads(count=4, key_dim=16, kv_count=2, causal=True))
+    inputs = {"log_gate": gates.transpose(1, 2)[..., None]}
+    ours = mechanism(*(x.transpose(1, 2) for x in (q, k, v)), inputs=inputs).values
+    close(ours, package.naive_forgetting_attn(q, k, v, gates).transpose(1, 2))
+
+
 @pytest.mark.parametrize("length", [16, 64])
 @pytest.mark.parametrize("causal", [True, False])
 def test_local_is_local_attentions_exact_window(causal, length):

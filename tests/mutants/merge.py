@@ -7,7 +7,7 @@ from torch import Tensor
 
 from regard.core import Attended, Call
 from tests.mutants import claiming, mutant
-from tests.mutants.toys import ToyDense, ToyKernel
+from tests.mutants.toys import ToyDense, ToyGated, ToyKernel
 
 
 @mutant("mergeable")
@@ -49,6 +49,16 @@ class KeysUpToTheQueries(ToyDense):
     def allowed(self, queries: int, keys: int, call: Call) -> Tensor:
         start = min(call.query_start, keys - queries) if call.causal else call.query_start
         return super().allowed(queries, keys, replace(call, query_start=max(start, 0)))
+
+
+@mutant("mergeable")
+class GatesOfThePartAlone(ToyGated):
+    """Leaves out the gates between the last key of a part and its queries."""
+
+    def biased(self, logits: Tensor, call: Call) -> Tensor:
+        slot = torch.arange(call.inputs["log_gate"].shape[2])
+        gates = call.inputs["log_gate"].masked_fill(slot >= logits.shape[3], 0)
+        return super().biased(logits, replace(call, inputs={"log_gate": gates}))
 
 
 @mutant("mergeable")

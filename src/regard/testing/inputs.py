@@ -39,6 +39,11 @@ class Inputs:
         """Every tensor by name."""
         return {"q": self.q, "k": self.k, "v": self.v, **self.more}
 
+    @property
+    def of_keys(self) -> dict[str, Tensor]:
+        """The declared ones with one slot per key."""
+        return {name: x for name, x in self.more.items() if name not in self.asking}
+
     def replaced(self, **tensors: Tensor) -> Self:
         """With other tensors of some names."""
         every = {**self.named(), **tensors}

@@ -96,6 +96,12 @@ def by_pair(bias: ScoreBias, i: Tensor, j: Tensor) -> Tensor:
     return total
 
 
+def gate_sums(gates: Tensor, i: Tensor) -> Tensor:
+    """The sum of the gates of every slot behind a key, up to the query: each added by itself."""
+    slots = torch.arange(gates.shape[2])
+    return torch.where(slots[:, None] > slots, gates[..., None], 0).cumsum(2)[:, :, i]
+
+
 def compare(
     pattern: Pattern,
     *,
@@ -107,6 +113,7 @@ def compare(
     masked: bool = False,
     curve: bool = False,
     relative: bool = False,
+    gated: bool = False,
     **options: int,
 ) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -133,11 +140,21 @@ def compare(
         if relative:
             leaves |= {"query": randn(batch, heads[0], queries, 3), "relative": randn(heads[0], distances, 3)}
         bias = ScoreBias(high=high, **{name: leaves[name] for name in ("curve", "query", "relative") if name in leaves})
+    gates = None
+    if gated:
+        gates = leaves["log_gates"] = -randn(batch, heads[0], keys).detach().abs()
+        for row, head, slot in ((0, 0, 0), (0, 1, 20), (1, 0, 64), (1, 0, 75), (0, 3, 149)):
+            if slot < keys:
+                gates[row, head % heads[0], slot] = -torch.inf if slot % 2 else -1e30
+        gates.requires_grad_()
     seen = pattern.mask(i, j)[None] if pattern.heads else pattern.mask(i, j)[None, None]
     seen = seen if mask is None else seen & mask[:, None, None]
     core = leaves["q"], leaves["k"], leaves["v"]
-    values, lse = tiled(*core, pattern, key_positions=start, key_mask=mask, bias=bias, **options)
-    expected, expected_lse = formula(*core, seen, None if bias is None else by_pair(bias, i, j))
+    values, lse = tiled(*core, pattern, key_positions=start, key_mask=mask, bias=bias, log_gates=gates, **options)
+    logits = None if bias is None else by_pair(bias, i, j)
+    if gates is not None:
+        logits = gate_sums(gates, i - j[0]) + (0 if logits is None else logits)
+    expected, expected_lse = formula(*core, seen, logits)
     some = expected_lse.isfinite()
     assert torch.equal(lse.isfinite(), some)
     assert (values[~some] == 0).all()
@@ -170,6 +187,45 @@ def test_rows_in_pieces_and_small_buffers(pattern: Pattern, monkeypatch: pytest.
     for setting in ("tiles", "one tile, everything", "masked, biased", "holes"):
         compare(pattern, **SETTINGS[setting])
     compare(pattern, queries=330, keys=330, batch=1, whole=0, curve=True)
+
+
+CAUSAL = [pattern for pattern in PATTERNS if pattern.distances[0] >= 0]
+
+
+@pytest.mark.parametrize("setting", [name for name in SETTINGS if "holes" not in name])
+@pytest.mark.parametrize("pattern", CAUSAL, ids=lambda p: p.text if "rule" not in p.text else "function")
+def test_log_gates(pattern: Pattern, setting: str) -> None:
+    compare(pattern, **SETTINGS[setting], gated=True)
+
+
+@pytest.mark.parametrize("pattern", CAUSAL[:6], ids=lambda p: p.text)
+def test_log_gates_in_pieces(pattern: Pattern, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (layouts, plans):
+        monkeypatch.setattr(module, "BUDGET", 1 << 13)
+    monkeypatch.setattr(layouts, "ADDED_MASKS", 1)
+    monkeypatch.setattr(plans, "_cache", plans.OrderedDict())
+    for setting in ("tiles", "one tile, everything", "masked, biased"):
+        compare(pattern, **SETTINGS[setting], gated=True)
+    compare(pattern, queries=330, keys=330, batch=2, whole=0, gated=True)
+
+
+def test_log_gates_of_what_has_no_sum() -> None:
+    q, gates = torch.randn(1, 2, 6, 4), torch.zeros(1, 2, 6)
+    with pytest.raises(ConfigError, match="causal pattern"):
+        tiled(q, q, q, window(3), log_gates=gates)
+    with pytest.raises(ConfigError, match="consecutive positions"):
+        tiled(q, q, q, causal, key_positions=torch.tensor([0, 1, 2, 4, 5, 6]), log_gates=gates)
+
+
+def test_table_bias_beside_log_gates() -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 30, 4, generator=generator, dtype=torch.float64) for _ in range(3))
+    gates = -torch.rand(1, 2, 30, generator=generator, dtype=torch.float64)
+    table = torch.randn(1, 2, 30, 30, generator=generator, dtype=torch.float64)
+    got = tiled(q, k, v, causal, bias=ScoreBias(table=table), log_gates=gates)
+    logits = table + gate_sums(gates, torch.arange(30))
+    for one, other in zip(got, formula(q, k, v, torch.ones(30, 30).tril().bool(), logits), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
 
 def test_gradcheck() -> None:

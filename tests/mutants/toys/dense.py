@@ -298,6 +298,7 @@ class ToyGated(ToyDense):
         inputs={"log_gate": Input(slots="keys", heads="query", high=0.0)},
         memory=2,
         state="length",
+        mergeable=True,
     )
     openness: nn.Parameter = weight()
 
@@ -311,7 +312,7 @@ class ToyGated(ToyDense):
         return {**super().state_layout(), "log_gate": per_slot(self.heads.count, dtype="accumulation")}
 
     def gates(self, call: Call) -> Tensor:
-        """(batch, heads, slots of this call's keys)."""
+        """(batch, heads, slots from this call's first key on)."""
         x = call.inputs["log_gate"][..., 0]
         return x.to(accumulation_dtype(x.dtype))
 
@@ -328,7 +329,7 @@ class ToyGated(ToyDense):
     def biased(self, logits: Tensor, call: Call) -> Tensor:
         held = self.summed(call.inputs["log_gate"])
         asking = held[:, :, call.query_start : call.query_start + logits.shape[2]]
-        return super().biased(logits, call) + asking[..., :, None] - held[..., None, :]
+        return super().biased(logits, call) + asking[..., :, None] - held[..., None, : logits.shape[3]]
 
     def summed(self, gates: Tensor) -> Tensor:
         return gates.cumsum(-1)

@@ -12,6 +12,7 @@ from regard.engines.dense.fused import (
     logits_once,
     tiles,
 )
+from regard.engines.dense.gated import gated_dot_product
 from regard.engines.dense.rounding import append_codes, codes, rounded, rounded_rows
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "expand_heads",
     "functional",
     "fused",
+    "gated_dot_product",
     "imported",
     "logits_once",
     "publish",

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.bias import ScoreBias
+from regard.engines.tiles.decay import faded, gate_gradient, level_tiles, pair_sums
 from regard.engines.tiles.operands import LOWEST, Operands
 from regard.engines.tiles.passes import backward, forward
 from regard.engines.tiles.plan import Places, Plan, find_plan
@@ -38,6 +39,7 @@ def tiled(
     key_positions: Int[Tensor, " keys"] | int = 0,
     key_mask: Bool[Tensor, "batch keys"] | None = None,
     bias: ScoreBias | None = None,
+    log_gates: Float[Tensor, "batch heads slots"] | None = None,
     whole: int = ONE_TILE_POSITIONS,
 ) -> tuple[Float[Tensor, "batch heads queries value"], Float[Tensor, "batch heads queries"]]:
     """Softmax attention over the pairs of a pattern.
@@ -51,6 +53,9 @@ def tiled(
         key_positions: one per key, or the first of consecutive ones.
         key_mask: True = keep.
         bias: added to the logits. Its `table` needs a tensor of queries x keys here too.
+        log_gates: at most 0, one for every slot from the first key to the last key or query; the logit of a pair gets
+            the sum of those behind its key up to its query. -inf: nothing before is seen. Positions are consecutive,
+            and no query sees a later key.
         whole: up to this many queries and keys, one tile holds everything.
 
     Returns:
@@ -58,7 +63,8 @@ def tiled(
         arithmetic (float32 for 16-bit inputs).
 
     Raises:
-        ConfigError: a pattern per head for another number of heads.
+        ConfigError: a pattern per head for another number of heads; log gates of positions with holes, or of a pattern
+            that shows later keys.
     """
     if pattern.heads not in (None, q.shape[1]):
         raise ConfigError(f"the pattern is one of {pattern.heads} heads, the queries have {q.shape[1]}")
@@ -68,13 +74,19 @@ def tiled(
         last = key_positions[-1] + 1 if isinstance(key_positions, Tensor) else key_positions + keys
         offsets = torch.arange(queries, device=q.device) if isinstance(last, Tensor) else 0
         query_positions = last - queries + offsets
+    ahead = 0
+    if log_gates is not None:
+        if isinstance(query_positions, Tensor) or isinstance(key_positions, Tensor) or pattern.distances[0] < 0:
+            raise ConfigError("log gates need consecutive positions and a causal pattern")
+        ahead = query_positions - key_positions
     if bias is not None and bias.table is not None:
         i = explicit(query_positions, queries, q.device)
         j = explicit(key_positions, keys, q.device)
         allowed = pattern.mask(i, j)
         if key_mask is not None:
             allowed = allowed & key_mask[:, None, None, :]
-        return plain(q, k, v, allowed, scale=scale, bias=bias.logits(i, j))
+        sums = None if log_gates is None else pair_sums(log_gates, ahead, queries, keys)
+        return plain(q, k, v, allowed, scale=scale, bias=bias.logits(i, j), sums=sums)
     if not pattern.anchored and isinstance(query_positions, int) and isinstance(key_positions, int):
         query_positions, key_positions = query_positions - key_positions, 0  # distances alone: one layout at any offset
     dtype = accumulation_dtype(q.dtype)
@@ -93,6 +105,7 @@ def tiled(
         curve,
         query,
         relative,
+        log_gates,
         *(x if isinstance(x, Tensor) else None for x in positions),
         *(0 if isinstance(x, Tensor) else x for x in positions),
         pattern.text,
@@ -113,6 +126,7 @@ class Arguments(NamedTuple):
     curve: Tensor | None
     query: Tensor | None
     relative: Tensor | None
+    log_gates: Tensor | None
     query_positions: Tensor | None
     key_positions: Tensor | None
     query_start: int
@@ -121,6 +135,11 @@ class Arguments(NamedTuple):
     scale: float
     high: int
     whole: int
+
+    @property
+    def ahead(self) -> int:
+        """Slots from the first key to the first query."""
+        return self.query_start - self.key_start
 
     def plan(self) -> Plan:
         """How the call is laid out."""
@@ -135,15 +154,18 @@ class Arguments(NamedTuple):
         hidden = None
         if self.key_mask is not None:
             hidden = self.q.new_zeros(self.key_mask.shape).masked_fill_(~self.key_mask, -math.inf)[:, None, :, None]
-        return Operands(*self[:3], hidden, *self[4:7], self.high, self.scale)
+        levels = None
+        if self.log_gates is not None:
+            levels = level_tiles(self.log_gates, self.ahead, self.q.shape[2], self.k.shape[2])
+        return Operands(*self[:3], hidden, *self[4:7], levels, self.high, self.scale)
 
 
-TENSORS = 9
+TENSORS = 10
 """how many of the arguments are tensors"""
 SCHEMA = (
     "Tensor q, Tensor k, Tensor v, Tensor? key_mask, Tensor? curve, Tensor? query, Tensor? relative, "
-    "Tensor? query_positions, Tensor? key_positions, SymInt query_start, SymInt key_start, str rule, float scale, "
-    "SymInt high, SymInt whole"
+    "Tensor? log_gates, Tensor? query_positions, Tensor? key_positions, SymInt query_start, SymInt key_start, "
+    "str rule, float scale, SymInt high, SymInt whole"
 )
 
 
@@ -163,22 +185,27 @@ def _(q, k, v, *_):
     "regard::tiles_backward",
     mutates_args=(),
     schema=f"(Tensor grad_values, Tensor grad_lse, Tensor values, Tensor lse, {SCHEMA}, bool curve_learns, "
-    "bool relative_learns) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "bool relative_learns, bool gates_learn) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 def tiles_backward(grad_values, grad_lse, values, lse, *rest):
-    """Gradients of q, k, v, curve, query, relative; empty where nothing learns."""
-    call, learns = Arguments(*rest[:-2]), rest[-2:]
+    """Gradients of q, k, v, curve, query, relative, log_gates; empty where nothing learns."""
+    call, learns = Arguments(*rest[:-3]), rest[-3:]
     grads = backward(call.plan(), call.operands(), values, lse, grad_values, grad_lse, *learns)
     queries, keys = call.q.shape[2], call.k.shape[2]
-    lengths = queries, keys, keys, None, queries, None  # whole tiles end in padding
-    return tuple(
+    lengths = queries, keys, keys, None, queries, None, queries, keys  # whole tiles end in padding
+    *found, of_queries, of_keys = (
         x if n is None or x.ndim < 2 else x[:, :, :n].contiguous() for x, n in zip(grads, lengths, strict=True)
     )
+    if call.log_gates is None or not learns[2]:
+        return (*found, call.q.new_empty(0))
+    return (*found, gate_gradient(call.log_gates, call.ahead, of_queries, of_keys))
 
 
 @tiles_backward.register_fake
-def _(grad_values, grad_lse, values, lse, q, k, v, key_mask, curve, query, relative, *rest):
-    learning = zip((curve, query, relative), (rest[-2], rest[-1], rest[-1]), strict=True)
+def _(grad_values, grad_lse, values, lse, q, k, v, key_mask, curve, query, relative, log_gates, *rest):
+    curve_learns, relative_learns, gates_learn = rest[-3:]
+    learns = curve_learns, relative_learns, relative_learns, gates_learn
+    learning = zip((curve, query, relative, log_gates), learns, strict=True)
     biases = (q.new_empty(0) if x is None or not learns else x.new_empty(x.shape) for x, learns in learning)
     return *(x.new_empty(x.shape) for x in (q, k, v)), *biases
 
@@ -190,11 +217,12 @@ def _setup_context(ctx, inputs, output):
 
 
 def _backward(ctx, grad_values, grad_lse):
-    learns = ctx.needs_input_grad[4], ctx.needs_input_grad[5] or ctx.needs_input_grad[6]
+    need = ctx.needs_input_grad
+    learns = need[4], need[5] or need[6], need[7]
     grads = tiles_backward(grad_values, grad_lse, *ctx.saved_tensors, *ctx.rest, *learns)
     curve = grads[3] if learns[0] else None
-    query, relative = grads[4:] if learns[1] else (None, None)
-    return *grads[:3], None, curve, query, relative, *(None,) * 8
+    query, relative = grads[4:6] if learns[1] else (None, None)
+    return *grads[:3], None, curve, query, relative, grads[6] if learns[2] else None, *(None,) * 8
 
 
 tiles.register_autograd(_backward, setup_context=_setup_context)
@@ -208,6 +236,7 @@ def plain(
     *,
     scale: float,
     bias: Float[Tensor, "*#pairs queries keys"] | None = None,
+    sums: Float[Tensor, "batch heads queries keys"] | None = None,
 ) -> tuple[Float[Tensor, "batch heads queries value"], Float[Tensor, "batch heads queries"]]:
     """The same as `tiled` from an explicit mask: for a few queries, or a bias that is a table already.
 
@@ -216,6 +245,7 @@ def plain(
         allowed: True = keep, broadcast over (batch, heads); None: every pair.
         scale: of the logits.
         bias: added to the logits, broadcast over (batch, heads).
+        sums: of the log gates of each pair, added too (see `pair_sums`).
     """
     dtype = accumulation_dtype(q.dtype)
     batch, heads, queries, dim = q.shape
@@ -223,10 +253,12 @@ def plain(
     scores = (q.to(dtype).reshape(*shape, dim) @ k.to(dtype).mT * scale).view(batch, heads, queries, k.shape[2])
     if bias is not None:
         scores = scores + bias.to(dtype)
+    if sums is not None:
+        scores = scores + sums.to(dtype)
     if allowed is not None:
         scores = scores.masked_fill(~allowed, float("-inf"))
     highest = scores.detach().amax(-1, keepdim=True).clamp_min(LOWEST)
-    weights = torch.exp(scores - highest)
+    weights = torch.exp(scores - highest if sums is None else faded(scores - highest))
     total = weights.sum(-1, keepdim=True)
     safe = torch.where(total == 0, 1.0, total)
     weights = (weights / safe).reshape(*shape, k.shape[2])

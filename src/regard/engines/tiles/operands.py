@@ -95,6 +95,17 @@ class Layout:
         return tiles * self.sizes[0] * self.sizes[1]
 
 
+class Levels(NamedTuple):
+    """Log gates summed from the first key's slot on, in float64: a logit gets level(query) - level(key).
+
+    The last axis holds the level and, only if some gate is 0, how many such gates came before or here: a pair that
+    these numbers tell apart is hidden.
+    """
+
+    queries: Float[Tensor, "batch heads queries parts"]
+    keys: Float[Tensor, "batch heads keys parts"]
+
+
 class Operands(NamedTuple):
     """What both passes read."""
 
@@ -106,6 +117,7 @@ class Operands(NamedTuple):
     curve: Float[Tensor, "heads distances"] | None
     query: Float[Tensor, "batch heads queries position_dim"] | None
     relative: Float[Tensor, "heads distances position_dim"] | None
+    levels: Levels | None
     high: int
     scale: float
 
@@ -115,14 +127,26 @@ class Operands(NamedTuple):
         hidden = None if self.hidden is None else whole_tiles(self.hidden, keys)
         curve = None if self.curve is None else self.curve * LOG2E
         query = None if self.query is None else whole_tiles(self.query * LOG2E, queries)
+        levels = None if self.levels is None else _in_base_2(self.levels, queries, keys)
         q, k, v = whole_tiles(self.q, queries), whole_tiles(self.k, keys), whole_tiles(self.v, keys)
-        return Operands(q, k, v, hidden, curve, query, self.relative, self.high, self.scale)
+        return Operands(q, k, v, hidden, curve, query, self.relative, levels, self.high, self.scale)
 
 
 def whole_tiles(x: Tensor, tile: int) -> Tensor:
     """x (batch, heads, length, dim) with zeros up to a whole number of tiles."""
     missing = -x.shape[2] % tile
     return F.pad(x, (0, 0, 0, missing)) if missing else x.contiguous()
+
+
+def _in_base_2(levels: Levels, queries: int, keys: int) -> Levels:
+    """Whole tiles whose padding stays at the last level: at 0, scores of padding would overflow."""
+    padded = []
+    for x, tile in zip(levels, (queries, keys), strict=True):
+        missing = -x.shape[2] % tile
+        x = torch.cat([x, x[:, :, -1:].expand(-1, -1, missing, -1)], 2) if missing else x.clone()
+        x[..., 0] *= LOG2E
+        padded.append(x)
+    return Levels(*padded)
 
 
 def thinned(x: Float[Tensor, "heads distances *dim"], high: int, step: int) -> tuple[Tensor, int]:
@@ -161,9 +185,13 @@ class Share(NamedTuple):
             x = x.view(-1, x.shape[-1]).index_select(0, self.layout.queries)
         return x.view(-1, self.layout.sizes[0], x.shape[-1])
 
-    def keys(self, x: Tensor) -> Tiles:
-        """The key tiles of x, a view where they are in natural order and no two query heads of the share use them."""
-        x = x[self.rows, slice(0, 1) if x.shape[1] == 1 else self.kv]
+    def keys(self, x: Tensor, heads: slice | None = None) -> Tiles:
+        """The key tiles of x, a view where they are in natural order and no two query heads of the share use them.
+
+        Args:
+            heads: those of x; None: the heads of keys.
+        """
+        x = x[self.rows, slice(0, 1) if x.shape[1] == 1 else self.kv if heads is None else heads]
         if self.layout.keys is not None:
             x = x.view(-1, x.shape[-1]).index_select(0, self.layout.keys)
         elif self.count > x.shape[1]:
@@ -176,11 +204,11 @@ class Share(NamedTuple):
             return self.queries(x)
         return x.new_full((len(self.layout.queries), x.shape[-1]), value).view(-1, self.layout.sizes[0], x.shape[-1])
 
-    def blank_keys(self, x: Tensor) -> Tiles:
+    def blank_keys(self, x: Tensor, heads: slice | None = None) -> Tiles:
         """The same for keys."""
-        if self.layout.keys is None and self.spread == 1:
-            return self.keys(x)
-        lanes = self.keys(x[..., :1]).shape[:2]
+        if self.layout.keys is None and (self.spread == 1 or heads is not None):
+            return self.keys(x, heads)
+        lanes = self.keys(x[..., :1], heads).shape[:2]
         return x.new_zeros(*lanes, x.shape[-1])
 
     def add_queries(self, x: Tensor, tiles: Tiles) -> None:
@@ -188,12 +216,12 @@ class Share(NamedTuple):
         if self.layout.queries is not None:
             x[self.rows, self.heads].view(-1, x.shape[-1]).index_add_(0, self.layout.queries, tiles.flatten(0, 1))
 
-    def add_keys(self, x: Tensor, tiles: Tiles) -> None:
+    def add_keys(self, x: Tensor, tiles: Tiles, heads: slice | None = None) -> None:
         """Add what `blank_keys` gave to x."""
-        part = x[self.rows, self.kv]
+        part = x[self.rows, self.kv if heads is None else heads]
         if self.layout.keys is not None:
             part.view(-1, x.shape[-1]).index_add_(0, self.layout.keys, tiles.flatten(0, 1))
-        elif self.spread > 1:
+        elif self.spread > 1 and heads is None:
             part += tiles.view(*part.shape[:2], self.spread, *part.shape[2:]).sum(2)
 
     def steps(self, group: Group) -> tuple[Step, ...]:
@@ -279,3 +307,5 @@ class Gradients(NamedTuple):
     curve: Tensor
     query: Tensor
     relative: Tensor
+    query_levels: Tensor
+    key_levels: Tensor

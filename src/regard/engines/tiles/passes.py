@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.engines.tiles.biases import Curve, Relative
+from regard.engines.tiles.decay import Decay, faded
 from regard.engines.tiles.operands import (
     LOG2E,
     LOWEST,
@@ -30,7 +31,7 @@ from regard.engines.tiles.plan import Plan
 
 
 class Scores:
-    """The scores of a share, step by step, in one buffer: products, biases by distance, masks."""
+    """The scores of a share, step by step, in one buffer: sums of log gates, products, biases by distance, masks."""
 
     def __init__(self, operands: Operands, share: Share, scratch: Scratch) -> None:
         x, self.share, self.scratch = operands, share, scratch
@@ -41,12 +42,16 @@ class Scores:
             self.biases.append(Curve(x.curve, x.high, share))
         if x.query is not None and x.relative is not None:
             self.biases.append(Relative(x.query, x.relative, x.high, share, scratch))
+        self.decay = None if x.levels is None else Decay(x.levels, share)
 
     def of(self, group: Group, step: Step) -> Float[Tensor, "count tile lanes"]:
         """log2(e) times the logits, -inf where nothing may be seen."""
         tile, size = self.share.layout.sizes
         scores = self.scratch.take("scores", step.count, tile, group.slots * size)
-        scores.baddbmm_(pick(self.q, step), lanes(self.k, step, group.slots).mT, beta=0, alpha=self.factor)
+        if self.decay is not None:
+            self.decay.fill(scores, group, step)
+        begun = 0 if self.decay is None else 1
+        scores.baddbmm_(pick(self.q, step), lanes(self.k, step, group.slots).mT, beta=begun, alpha=self.factor)
         for bias in self.biases:
             bias.add(scores, group, step)
         for slot, mask in group.hidden(step):
@@ -61,6 +66,18 @@ class Scores:
             scores += lanes(self.hidden, step, group.slots).mT
         return scores
 
+    def weights(
+        self, scores: Float[Tensor, "count tile lanes"], level: Float[Tensor, "count tile 1"]
+    ) -> Float[Tensor, "count tile lanes"]:
+        """2^(scores - level), in the buffer of the scores."""
+        scores.sub_(level)
+        return (scores if self.decay is None else faded(scores)).exp2_()
+
+    def learned(self, grads: Gradients) -> list[Curve | Relative | Decay]:
+        """The parts of the scores that begin to gather slopes."""
+        parts = self.biases if self.decay is None else [*self.biases, self.decay]
+        return [part for part in parts if part.learn(grads)]
+
 
 def forward(plan: Plan, operands: Operands) -> tuple[Tensor, Tensor]:
     """Values (batch, heads, queries, value) and log-sum-exp (batch, heads, queries)."""
@@ -73,9 +90,10 @@ def forward(plan: Plan, operands: Operands) -> tuple[Tensor, Tensor]:
         v, out, level = share.keys(x.v), share.blank_queries(values), share.blank_queries(lse, -math.inf)
         for group in share.layout.groups:
             for step in share.steps(group):
-                weights = scores.of(group, step)
-                highest = weights.amax(-1, keepdim=True).clamp_min_(LOWEST)
-                total = weights.sub_(highest).exp2_().sum(-1, keepdim=True)
+                logits = scores.of(group, step)
+                highest = logits.amax(-1, keepdim=True).clamp_min_(LOWEST)
+                weights = scores.weights(logits, highest)
+                total = weights.sum(-1, keepdim=True)
                 part = torch.bmm(weights, lanes(v, step, group.slots)).div_(total.clamp_min(1e-30))
                 top = total.log2_().add_(highest)
                 if share.again(group):
@@ -114,6 +132,7 @@ def backward(
     grad_lse: Tensor,
     curve_learns: bool,
     relative_learns: bool,
+    gates_learn: bool,
 ) -> Gradients:
     """Gradients of the operands from those of values and lse."""
     x, empty = operands.in_tiles(plan.tiles), lse.isinf()
@@ -121,8 +140,9 @@ def backward(
     level = whole_tiles((lse * LOG2E).masked_fill_(empty, LOWEST)[..., None], tile)
     of_lse = whole_tiles(grad_lse.masked_fill(empty, 0)[..., None], tile)
     of_values, values = whole_tiles(grad_values, tile), whole_tiles(values, tile)
-    learning = True, True, True, curve_learns, relative_learns, relative_learns
-    biased = x.q, x.k, x.v, x.curve, x.query, x.relative
+    learning = True, True, True, curve_learns, relative_learns, relative_learns, gates_learn, gates_learn
+    levels = (None, None) if x.levels is None else [y[..., :1] for y in x.levels]
+    biased = x.q, x.k, x.v, x.curve, x.query, x.relative, *levels
     grads = Gradients(
         *(
             torch.zeros_like(y) if y is not None and learns else x.q.new_empty(0)
@@ -137,10 +157,10 @@ def backward(
         dk, dv = (share.blank_keys(y) for y in (grads.k, grads.v))
         if share.layout.padding is not None:
             tops.view(-1)[share.layout.padding] = math.inf  # a copy: padding has no weight
-        learned = [bias for bias in scores.biases if bias.learn(grads)]
+        learned = scores.learned(grads)
         for group in share.layout.groups:
             for step in share.steps(group):
-                weights = scores.of(group, step).sub_(pick(tops, step)).exp2_()
+                weights = scores.weights(scores.of(group, step), pick(tops, step))
                 outer = pick(outers, step)
                 collect(dv, step, group.slots, weights, outer)
                 slope = scratch.take("slope", *weights.shape)
@@ -152,13 +172,13 @@ def backward(
                 new = torch.bmm(slope, lanes(scores.k, step, group.slots))
                 put(dq, step, new.add_(pick(dq, step)) if share.again(group) else new)
                 collect(dk, step, group.slots, slope, pick(scores.q, step))
-                for bias in learned:
-                    bias.gather(slope, group, step)
+                for part in learned:
+                    part.gather(slope, group, step)
         share.add_queries(grads.q, dq)
         share.add_keys(grads.k, dk)
         share.add_keys(grads.v, dv)
-        for bias in learned:
-            bias.finish(grads)
+        for part in learned:
+            part.finish(grads)
     grads.q.mul_(operands.scale)
     grads.k.mul_(operands.scale)
     return grads

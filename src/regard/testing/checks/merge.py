@@ -1,10 +1,13 @@
 """Parts of one softmax: values and log-sum-exp over disjoint keys; queries apart from one another."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
+from torch import Tensor
 
-from regard.core import Attended, accumulation_dtype, merge
+from regard.bias import ScoreBias
+from regard.core import Attended, Attention, accumulation_dtype, merge
 from regard.testing.checks.bias import far_curve
 from regard.testing.compare import assert_close, largest_error
 from regard.testing.inputs import LENGTH, Inputs, Subject, call, mask_with_holes, randn, run
@@ -27,18 +30,27 @@ def mergeable(subject: Subject) -> None:
             alone = run(mechanism, x, bias=bias).values
             assert_close(whole.values.detach(), alone, tolerance=1e-12, what=f"values beside a log-sum-exp, {what}")
             masks = (mask_with_holes(2, LENGTH), torch.arange(LENGTH).expand(2, -1) < _CUT)
-            for keep in masks if supports.key_mask else ():
-                parts = [call(mechanism, x, key_mask=mask, bias=bias, lse=True) for mask in (keep, ~keep)]
+            for keep in masks if supports.key_mask and (supports.bias or not x.of_keys) else ():
+                parts = [_only(mechanism, x, mask, bias) for mask in (keep, ~keep)]
                 _require_merged(parts, whole, x, f"complementary masks, {what}")
             for at in (_CUT, _CUT + 3) if causal and supports.prefix else (_CUT,) if causal else ():
                 late = x.queries(at)
-                front = call(mechanism, late.keys(0, _CUT), bias=bias, query_start=at, lse=True)
+                first = late.keys(0, _CUT).replaced(**late.of_keys)  # those of later slots may act on these keys
+                front = call(mechanism, first, bias=bias, query_start=at, lse=True)
                 back = call(mechanism, late.keys(_CUT), bias=bias, lse=True)
                 rest = Attended(whole.values[:, :, at:], lse=_lse(whole)[:, :, at:])
                 _require_merged([front, back], rest, x, f"{_CUT} keys before, queries from {at} on, {what}")
 
 
-def _lse(answer: Attended) -> torch.Tensor:
+def _only(mechanism: Attention, x: Inputs, keep: Tensor, bias: ScoreBias | None) -> Attended:
+    """The part of some of the keys. Where hidden keys would change their inputs too, a table of logits leaves them."""
+    if not x.of_keys:
+        return call(mechanism, x, key_mask=keep, bias=bias, lse=True)
+    table = keep[:, None, None].expand(-1, 1, x.q.shape[2], -1)
+    return call(mechanism, x, bias=replace(bias or ScoreBias(), table=table), lse=True)
+
+
+def _lse(answer: Attended) -> Tensor:
     require(answer.lse is not None, "no log-sum-exp came back")
     assert answer.lse is not None
     return answer.lse

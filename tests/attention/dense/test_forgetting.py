@@ -1,0 +1,373 @@
+"""Forgetting attention against loops that multiply gates, and against what its gates make of it."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import regard
+from regard.bias import ScoreBias
+from regard.core import merge
+from regard.errors import InputError, ShapeError, UnsupportedError
+
+
+def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def gates(*shape: int, seed: int = 9, shift: float = 1.0) -> Tensor:
+    """Log gates (batch, heads, slots, 1)."""
+    return F.logsigmoid(draw(*shape, 1, seed=seed) + shift)
+
+
+def built(count: int = 2, kv_count: int | None = None, dtype: torch.dtype = torch.float64, **options: object):
+    heads = regard.Heads(count=count, key_dim=4, value_dim=3, kv_count=kv_count, causal=True)
+    return regard.build("forgetting", heads, **options).to(dtype)
+
+
+def tensors(
+    length: int, batch: int = 2, count: int = 2, kv_count: int | None = None, keys: int | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """q, k, v and the log gates."""
+    keys = length if keys is None else keys
+    of_keys = batch, kv_count or count, keys
+    q, k, v = draw(batch, count, length, 4), draw(*of_keys, 4, seed=1), draw(*of_keys, 3, seed=2)
+    return q, k, v, gates(batch, count, keys)
+
+
+def loop(q: Tensor, k: Tensor, v: Tensor, forget: list[float], keep: list[bool], scale: float) -> Tensor:
+    """One head, one pair at a time; the odds of a pair are multiplied by the gate of every slot behind its key."""
+    n, m = len(q), len(k)
+    out = torch.zeros(n, v.shape[1], dtype=torch.float64)
+    for row in range(n):
+        i = row + m - n
+        odds: dict[int, float] = {}
+        for j in range(i + 1):
+            if keep[j]:
+                odds[j] = math.exp(scale * sum(float(a) * float(b) for a, b in zip(q[row], k[j], strict=True)))
+                for r in range(j + 1, i + 1):
+                    odds[j] *= forget[r] if keep[r] else 1.0
+        for j, odd in odds.items():
+            out[row] += odd / sum(odds.values()) * v[j]
+    return out
+
+
+@pytest.mark.parametrize("length", [1, 2, 7, 40])
+@pytest.mark.parametrize("scale", [None, 0.7])
+def test_pairs_one_at_a_time(length: int, scale: float | None) -> None:
+    q, k, v = draw(length, 4), draw(length + 2, 4, seed=1), draw(length + 2, 3, seed=2)
+    log_gate = gates(1, 1, length + 2)
+    if length == 40:
+        log_gate[0, 0, 25] = -math.inf
+    keep = [j % 5 != 1 for j in range(length + 2)]
+    mechanism = built(1, scale=scale)
+    inputs = {"log_gate": log_gate}
+    got = mechanism(q[None, None], k[None, None], v[None, None], key_mask=torch.tensor([keep]), inputs=inputs)
+    expected = loop(q, k, v, log_gate.exp().flatten().tolist(), keep, 0.5 if scale is None else scale)
+    torch.testing.assert_close(got.values[0, 0], expected, rtol=0, atol=1e-12)
+
+
+def test_golden_values() -> None:
+    q = torch.zeros(1, 1, 3, 4, dtype=torch.float64)
+    v = torch.tensor([0.0, 7.0, 14.0], dtype=torch.float64)[None, None, :, None].expand(-1, -1, -1, 3)
+    log_gate = torch.tensor([0.1, 0.5, 0.25], dtype=torch.float64).log()[None, None, :, None]
+    got = built(1)(q, q, v, inputs={"log_gate": log_gate}, lse=True)
+    # odds: 1; 1/2, 1; 1/8, 1/4, 1. The first gate has nothing to forget.
+    assert got.values[0, 0, :, 0].tolist() == pytest.approx([0.0, 14 / 3, (7 / 4 + 14) / (11 / 8)], abs=1e-12)
+    assert got.lse is not None
+    assert got.lse.flatten().tolist() == pytest.approx([0.0, math.log(1.5), math.log(11 / 8)], abs=1e-12)
+
+
+@pytest.mark.parametrize("length", [9, 40, 300])
+def test_open_gates_are_softmax(length: int) -> None:
+    q, k, v, log_gate = tensors(length)
+    got = built()(q, k, v, inputs={"log_gate": log_gate * 0}).values
+    torch.testing.assert_close(got, regard.attend(q, k, v, causal=True), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("length", [9, 40, 300])
+def test_constant_gates_are_alibi(length: int) -> None:
+    q, k, v, log_gate = tensors(length)
+    slopes = torch.tensor([0.5, 0.0625], dtype=torch.float64)
+    curve = -slopes[:, None] * torch.arange(length - 1, -1, -1)  # column c: distance length - 1 - c
+    expected = regard.attend(q, k, v, causal=True, bias=ScoreBias(high=length - 1, curve=curve))
+    constant = -slopes[:, None, None].expand_as(log_gate)
+    got = built()(q, k, v, inputs={"log_gate": constant}).values
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("shut", [-math.inf, -1e30, -1e7, -1e5])
+@pytest.mark.parametrize("length", [12, 24, 150, 300])
+def test_a_shut_gate_begins_a_document(length: int, shut: float) -> None:
+    """Nothing before it is seen, by the later half it is as if nothing had been, and no gradient crosses it."""
+    at = length // 2 - 1
+    q, k, v, log_gate = tensors(length)
+    log_gate[:, :, at] = shut
+    leaves = [x.requires_grad_() for x in (q, k, v, log_gate)]
+    whole = built()(*leaves[:3], inputs={"log_gate": log_gate}, lse=True)
+    halves = []
+    for part in (slice(0, at), slice(at, length)):
+        q, k, v, log_gate = (x[:, :, part] for x in leaves)
+        halves.append(built()(q, k, v, inputs={"log_gate": log_gate}, lse=True))
+    parts = [torch.cat([getattr(half, name) for half in halves], 2) for name in ("values", "lse")]
+    for got, expected in zip((whole.values, whole.lse), parts, strict=True):
+        torch.testing.assert_close(got, expected, rtol=0, atol=1e-9 if shut == -1e5 else 1e-12)
+    ways = [draw(*x.shape, seed=3 + at) for at, x in enumerate(parts)]
+    found, wanted = (
+        torch.autograd.grad(sum((x * way).sum() for x, way in zip(pair, ways, strict=True)), leaves)
+        for pair in ((whole.values, whole.lse), parts)
+    )
+    for got, expected in zip(found, wanted, strict=True):
+        assert got.isfinite().all()
+        torch.testing.assert_close(got, expected, rtol=0, atol=1e-9 if shut == -1e5 else 1e-11)
+
+
+def test_a_shut_gate_hides_whatever_the_logits_say() -> None:
+    for length in (10, 100):
+        q, k, v, log_gate = tensors(length)
+        log_gate[:, :, 6] = -math.inf
+        k[:, :, :6] = 1e9 * q[:, :, -1:]  # the last query would look at nothing else
+        got = built()(q, k, v, inputs={"log_gate": log_gate}).values[:, :, 6:]
+        alone = built()(*(x[:, :, 6:] for x in (q, k, v)), inputs={"log_gate": log_gate[:, :, 6:]}).values
+        torch.testing.assert_close(got, alone, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("first", [1, 7, 16, 50, 99])
+def test_pieces_with_a_state(first: int) -> None:
+    q, k, v, log_gate = tensors(100, count=4, kv_count=2)
+    log_gate[0, 1, 40] = -math.inf
+    mechanism = built(4, 2)
+    whole = mechanism(q, k, v, inputs={"log_gate": log_gate}, lse=True)
+    state = mechanism.initial_state(2, dtype=torch.float64)
+    for part in (slice(0, first), slice(first, 100)):
+        given = [x[:, :, part] for x in (q, k, v)]
+        got = mechanism(*given, inputs={"log_gate": log_gate[:, :, part]}, state=state, lse=True)
+        state = got.state
+        torch.testing.assert_close(got.values, whole.values[:, :, part], rtol=0, atol=1e-12)
+        torch.testing.assert_close(got.lse, whole.lse[:, :, part], rtol=0, atol=1e-12)
+
+
+def test_the_state_holds_a_number_per_query_head_beside_keys_and_values() -> None:
+    mechanism = built(4, 2, dtype=torch.bfloat16)
+    state = mechanism.initial_state(2, dtype=torch.bfloat16)
+    q, k, v, log_gate = (x.bfloat16() for x in tensors(30, count=4, kv_count=2))
+    state = mechanism(q, k, v, inputs={"log_gate": log_gate}, state=state).state
+    assert state.tensors()["log_gate"].dtype == torch.float32
+    assert state.nbytes == mechanism.state_nbytes(2, 30, torch.bfloat16) == 2 * 30 * (2 * (4 + 3) * 2 + 4 * 4)
+
+
+@pytest.mark.parametrize("length", [8, 30, 120])
+def test_padding_anywhere_is_exact(length: int) -> None:
+    q, k, v, log_gate = tensors(length, batch=1)
+    expected = built()(q, k, v, inputs={"log_gate": log_gate}).values
+    for at in (0, 3, length):
+        keep = torch.ones(length + 5, dtype=torch.bool)
+        keep[at : at + 5] = False
+        padded = [x.new_full((1, 2, length + 5, x.shape[3]), math.nan) for x in (q, k, v)]
+        padded[0].zero_()
+        for one, x in zip(padded, (q, k, v), strict=True):
+            one[:, :, keep] = x
+        shut = torch.full((1, 2, length + 5, 1), -math.inf, dtype=torch.float64)
+        shut[:, :, keep] = log_gate
+        got = built()(*padded, key_mask=keep[None], inputs={"log_gate": shut}).values
+        torch.testing.assert_close(got[:, :, keep], expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("length", [9, 30, 300])
+def test_grouped_heads_are_repeated_heads(length: int) -> None:
+    q, k, v, log_gate = tensors(length, count=6, kv_count=2)
+    grouped = built(6, 2)(q, k, v, inputs={"log_gate": log_gate}).values
+    repeated = [x.repeat_interleave(3, 1) for x in (k, v)]
+    torch.testing.assert_close(
+        built(6)(q, *repeated, inputs={"log_gate": log_gate}).values, grouped, rtol=0, atol=1e-12
+    )
+
+
+def by_products(q: Tensor, k: Tensor, v: Tensor, log_gate: Tensor) -> tuple[Tensor, Tensor]:
+    """(values, lse): odds times the product of the gates behind the key, one pair at a time, for autograd."""
+    n = q.shape[2]
+    forget = log_gate.exp()[..., 0]
+    rows, totals = [], []
+    for i in range(n):
+        odds = []
+        for j in range(i + 1):
+            odd = (0.5 * (q[:, :, i] * k[:, :, j]).sum(-1)).exp()
+            for r in range(j + 1, i + 1):
+                odd = odd * forget[:, :, r]
+            odds.append(odd)
+        odd = torch.stack(odds, -1)
+        rows.append((odd[..., None] * v[:, :, : i + 1]).sum(2) / odd.sum(-1, keepdim=True))
+        totals.append(odd.sum(-1).log())
+    return torch.stack(rows, 2), torch.stack(totals, 2)
+
+
+@pytest.mark.parametrize("length", [8, 21])
+def test_gradients_are_those_of_the_products(length: int) -> None:
+    leaves = [x.requires_grad_() for x in tensors(length)]
+    got = built()(*leaves[:3], inputs={"log_gate": leaves[3]}, lse=True)
+    expected = by_products(*leaves)
+    ways = draw(*got.values.shape, seed=5), draw(*expected[1].shape, seed=6)
+    found, wanted = (
+        torch.autograd.grad((values * ways[0]).sum() + (lse * ways[1]).sum(), leaves)
+        for values, lse in ((got.values, got.lse), expected)
+    )
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("length", [5, 18, 70])
+def test_gate_gradients_are_slopes(length: int) -> None:
+    q, k, v, log_gate = tensors(length, batch=1)
+    log_gate[0, 0, length // 2] = -math.inf
+    way, along = draw(1, 2, length, 3, seed=5), draw(*log_gate.shape, seed=6)
+    mechanism, step = built(), 1e-5
+
+    def loss(gate: Tensor) -> Tensor:
+        answer = mechanism(q, k, v, inputs={"log_gate": gate}, lse=True)
+        return (answer.values * way).sum() + answer.lse.square().sum()
+
+    ends = [loss(log_gate + sign * step * along) for sign in (1, -1)]
+    leaf = log_gate.requires_grad_()
+    (grad,) = torch.autograd.grad(loss(leaf), leaf)
+    assert grad[0, 0, length // 2] == 0
+    assert (grad * along).sum().item() == pytest.approx(((ends[0] - ends[1]) / (2 * step)).item(), rel=1e-8)
+
+
+def long_call(start: int, queries: int) -> tuple[Tensor, ...]:
+    """float32 q, k, v and gates of 65,536 slots, up to the last of some queries; one head forgets in three slots, the
+    other in a few hundred."""
+    slots = start + queries
+    q = draw(1, 2, 65_536, 16, dtype=torch.float32)[:, :, start:slots]
+    k, v = (draw(1, 1, 65_536, 16, seed=seed, dtype=torch.float32)[:, :, :slots] for seed in (1, 2))
+    shift = torch.tensor([1.0, 6.0], dtype=torch.float64)[:, None, None]
+    log_gate = F.logsigmoid(draw(1, 2, 65_536, 1, seed=3) + shift).float()[:, :, :slots]
+    return q, k, v, log_gate
+
+
+def exact_rows(q: Tensor, k: Tensor, v: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
+    """(values, lse) in float64 from the sums of the gates of every pair; later keys have -inf."""
+    logits = torch.einsum("bhid,bkjd->bhij", q.double(), k.double()) / 4 + sums
+    return logits.softmax(-1) @ v.double(), logits.logsumexp(-1)
+
+
+@pytest.mark.parametrize("queries", [1, 8, 64])
+@pytest.mark.parametrize("start", [20_000, 65_472])
+def test_sixty_five_thousand_slots_stay_exact(start: int, queries: int) -> None:
+    """Float32 errs as it does without gates; added up in float32, the gates alone err a hundred times more."""
+    heads = regard.Heads(count=2, key_dim=16, kv_count=1, causal=True)
+    q, k, v, log_gate = long_call(start, queries)
+    i, j = torch.arange(start, start + queries)[:, None], torch.arange(start + queries)
+    later = (j > i).double().masked_fill(j > i, -math.inf)
+    total = log_gate.double().cumsum(2).squeeze(-1)
+    exact, level = exact_rows(q, k, v, total[..., start:, None] - total[..., None, :] + later)
+
+    got = regard.build("forgetting", heads)(q, k, v, inputs={"log_gate": log_gate}, lse=True)
+    ours = (got.values - exact).abs().max().item()
+    plain = regard.build("softmax", heads)(q, k, v).values - exact_rows(q, k, v, later)[0]
+    largest = exact.abs().max().item()
+    assert ours < 2e-6 * largest, f"{ours:.1e}; softmax without gates: {plain.abs().max().item():.1e}"
+    assert (got.lse - level).abs().max() < 4e-6
+
+    short = log_gate.cumsum(2).squeeze(-1)  # in float32
+    off = (short[..., start:, None] - short[..., None, :] - (total[..., start:, None] - total[..., None, :]))[:, 0]
+    near = (i - j < 64) & (j <= i)
+    assert off[:, near].abs().max() > 2e-4
+    careless = exact_rows(q, k, v, (short[..., start:, None] - short[..., None, :]).double() + later)[0]
+    assert (careless - exact).abs().max() > 30 * ours
+
+
+def test_gate_gradients_of_sixty_five_thousand_slots() -> None:
+    heads = regard.Heads(count=2, key_dim=16, kv_count=1, causal=True)
+    start, queries = 65_472, 64
+    q, k, v, log_gate = long_call(start, queries)
+    way = draw(1, 2, queries, 16, seed=7)
+    leaf = log_gate.clone().requires_grad_()
+    values = regard.build("forgetting", heads)(q, k, v, inputs={"log_gate": leaf}).values
+    (found,) = torch.autograd.grad((values * way).sum(), leaf)
+    exact = log_gate.double().requires_grad_()
+    total = exact.cumsum(2).squeeze(-1)
+    i, j = torch.arange(start, start + queries)[:, None], torch.arange(start + queries)
+    later = (j > i).double().masked_fill(j > i, -math.inf)
+    expected = exact_rows(q, k, v, total[..., start:, None] - total[..., None, :] + later)[0]
+    (wanted,) = torch.autograd.grad((expected * way).sum(), exact)
+    assert (found - wanted).abs().max() < 2e-6 * wanted.abs().max()
+    # far behind, where nothing is left to forget, rounding does not add up
+    assert (found - wanted)[:, :, :30_000].abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("cuts", [(50,), (13, 70), (1, 40, 41)])
+def test_a_ring_of_parts_is_the_whole(cuts: tuple[int, ...]) -> None:
+    """Parts of the keys are merged by their log-sum-exp: each gets the gates of all slots up to the last query."""
+    length, late = 120, 80
+    q, k, v, log_gate = tensors(length, count=4, kv_count=2)
+    log_gate[0, 2, 45] = -math.inf
+    mechanism, leaves = built(4, 2), [x.requires_grad_() for x in (q, k, v, log_gate)]
+    whole = mechanism(q, k, v, inputs={"log_gate": log_gate}, lse=True)
+    parts = []
+    for first, stop in zip((0, *cuts), (*cuts, length), strict=True):
+        own = k[:, :, first:stop], v[:, :, first:stop]
+        inputs = {"log_gate": log_gate[:, :, first:]}
+        parts.append(mechanism(q[:, :, late:], *own, inputs=inputs, query_start=late - first, lse=True))
+    values, lse = merge([(part.values, part.lse) for part in parts])
+    torch.testing.assert_close(values, whole.values[:, :, late:], rtol=0, atol=1e-12)
+    torch.testing.assert_close(lse, whole.lse[:, :, late:], rtol=0, atol=1e-12)
+    way = draw(*values.shape, seed=5)
+    found, wanted = (torch.autograd.grad((x * way).sum(), leaves) for x in (values, whole.values[:, :, late:]))
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-11)
+
+
+def test_decoding_a_thousand_steps() -> None:
+    q, k, v, log_gate = (x.float() for x in tensors(1024, batch=1, count=4, kv_count=2))
+    log_gate[0, 1, 700] = -math.inf
+    mechanism = built(4, 2, dtype=torch.float32)
+    whole = mechanism(q, k, v, inputs={"log_gate": log_gate}).values
+    state = mechanism.initial_state(1)
+    with torch.no_grad():
+        for at in range(1024):
+            step = [x[:, :, at : at + 1] for x in (q, k, v, log_gate)]
+            answer = mechanism(*step[:3], inputs={"log_gate": step[3]}, state=state)
+            state = answer.state
+            torch.testing.assert_close(answer.values, whole[:, :, at : at + 1], rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("length", [12, 200])
+def test_bfloat16_is_the_definition_of_rounded_inputs(length: int) -> None:
+    q, k, v, log_gate = (x.bfloat16() for x in tensors(length))
+    got = built(dtype=torch.bfloat16)(q, k, v, inputs={"log_gate": log_gate}).values
+    exact = built().definition(*(x.double() for x in (q, k, v)), inputs={"log_gate": log_gate.double()})
+    assert got.dtype == torch.bfloat16
+    assert (got.double() - exact).abs().max() < 2**-8 * exact.abs().max()
+
+
+def test_the_definition_serves_pieces_too() -> None:
+    q, k, v, log_gate = tensors(30)
+    mechanism = built(impl="reference")
+    whole = built()(q, k, v, inputs={"log_gate": log_gate}).values
+    state = mechanism.initial_state(2, dtype=torch.float64)
+    for part in (slice(0, 12), slice(12, 30)):
+        given = [x[:, :, part] for x in (q, k, v)]
+        answer = mechanism(*given, inputs={"log_gate": log_gate[:, :, part]}, state=state)
+        state = answer.state
+        torch.testing.assert_close(answer.values, whole[:, :, part], rtol=0, atol=1e-12)
+
+
+def test_raw_gates_are_activated_in_float32() -> None:
+    raw = draw(1, 2, 9, 1, dtype=torch.bfloat16)
+    found = built().activate({"log_gate": raw})["log_gate"]
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.exp(), raw.float().sigmoid())
+
+
+def test_what_it_refuses() -> None:
+    q, k, v, log_gate = tensors(9)
+    with pytest.raises(InputError, match=r"log_gate must lie in \[-inf, 0.0\]"):
+        built()(q, k, v, inputs={"log_gate": -log_gate})
+    with pytest.raises(ShapeError, match="takes the inputs"):
+        built()(q, k, v)
+    with pytest.raises(ShapeError, match=r"\(2, 2, 9, 1\), got torch.float64 \(2, 2, 4, 1\)"):
+        built()(q[:, :, 6:], k[:, :, :4], v[:, :, :4], inputs={"log_gate": log_gate[:, :, :4]}, query_start=6)
+    with pytest.raises(UnsupportedError, match="a gate forgets what came before it"):
+        regard.build("forgetting", regard.Heads(count=2, key_dim=4))
