@@ -141,7 +141,12 @@ def matrix(cls: type[Attention], causal: bool) -> list[list[float]]:
     q, k = 1.5 * torch.randn(2, 1, 1, POSITIONS, 16, generator=draw)
     if cls.default_info.shares_query_key:
         k = q
-    return weights(mechanism, q, k)[0, 0].tolist()
+    inputs = {}
+    for name, each in mechanism.info.inputs.items():
+        count, width = each.shape(heads)
+        low, high = max(each.low, -0.2), min(each.high, 0.2)
+        inputs[name] = low + (high - low) * torch.rand(1, count, POSITIONS, width, generator=draw)
+    return weights(mechanism, q, k, inputs=inputs)[0, 0].tolist()
 
 
 def picture(cls: type[Attention], causal: bool) -> bytes:

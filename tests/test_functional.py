@@ -152,12 +152,14 @@ def test_weights_are_the_matrix_of_the_mechanism(name, causal):
     q = randn(2, 2, 9, 4)
     k = q if mechanism.info.shares_query_key else randn(2, 2, 9, 4, seed=1)
     v = randn(2, 2, 9, 4, seed=2)
-    matrix = weights(mechanism, q, k)
+    declared = mechanism.info.inputs.items()
+    inputs = {name: -randn(2, each.shape(mechanism.heads)[0], 9, 1).abs() for name, each in declared}
+    matrix = weights(mechanism, q, k, inputs=inputs)
     assert mechanism.training
     assert matrix.shape == (2, 2, 9, 9)
     mechanism.eval()
     with torch.no_grad():
-        values, empty = (mechanism(q, k, x).values for x in (v, torch.zeros_like(v)))
+        values, empty = (mechanism(q, k, x, inputs=inputs).values for x in (v, torch.zeros_like(v)))
     assert_close(matrix @ v, values - empty, tolerance=1e-10, what=f"weights of {name}")
     if causal:
         assert not matrix.triu(1).any()

@@ -67,6 +67,11 @@ def _shared(spec: str, heads: Heads, scale: float | None, device: torch.device, 
         raise UnsupportedError(
             f"attend serves mechanisms without weights, and {spec!r} has some; use AttentionLayer(dim, {spec!r}, ...)"
         )
+    if mechanism.info.inputs:
+        raise UnsupportedError(
+            f"attend has q, k and v, and {spec!r} also needs {', '.join(mechanism.info.inputs)}; use "
+            f"AttentionLayer(dim, {spec!r}, ...), which projects what is needed"
+        )
     return mechanism.eval().to(device=device, dtype=dtype)
 
 

@@ -255,7 +255,12 @@ class TestAnyMechanism:
             again = (seen @ value).transpose(1, 2).flatten(2) @ ours.out_proj.weight.T
             assert_close(again, out, tolerance=TOLERANCE, what="weights times values")
 
-    @pytest.mark.parametrize("name", regard.names(supports=["causal"]))
+    @pytest.mark.parametrize("name", [n for n in regard.names() if regard.describe(n).inputs])
+    def test_what_needs_more_than_queries_keys_and_values_is_refused(self, name):
+        with pytest.raises(UnsupportedError, match="also needs"):
+            MultiheadAttention(16, 2, spec=name, causal=True)
+
+    @pytest.mark.parametrize("name", [n for n in regard.names(supports=["causal"]) if not regard.describe(n).inputs])
     def test_built_causal_no_output_changes_with_the_future(self, name):
         ours = MultiheadAttention(16, 2, batch_first=True, spec=name, causal=True, max_length=16).eval()
         x = torch.randn(1, 9, 16, generator=torch.Generator().manual_seed(0))

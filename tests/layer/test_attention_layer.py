@@ -367,11 +367,12 @@ def test_self_attention_without_projections(causal):
 def test_every_mechanism_works_without_projections(name):
     """What the layer gives is what the mechanism gives on the split hidden states."""
     attention = layer(sample(name), projections="none")
-    assert {part.split(".")[0] for part, _ in attention.named_parameters()} <= {"attention"}
+    assert {part.split(".")[0] for part, _ in attention.named_parameters()} <= {"attention", "inputs"}
     x = randn(2, LENGTH, 16)
     with torch.no_grad():
         each = heads_of(x, 4)
-        wanted = attention.attention(each, each, each).values.transpose(1, 2).flatten(2)
+        inputs = attention.inputs(attention.attention, x, x)
+        wanted = attention.attention(each, each, each, inputs=inputs).values.transpose(1, 2).flatten(2)
         assert_close(attention(x).hidden, wanted, tolerance=1e-12, what=name)
         if not attention.attention.info.supports.state:
             return

@@ -314,7 +314,12 @@ def forms(spec: str, heads: Heads, causal: bool | None) -> nn.ModuleDict:
     Raises:
         UnsupportedError: no such form.
     """
-    supports = describe(spec).supports
+    supports, needed = describe(spec).supports, describe(spec).inputs
+    if needed:
+        raise UnsupportedError(
+            f"torch's attention has queries, keys and values, and {spec} also needs {', '.join(needed)}; "
+            "regard.AttentionLayer projects what a mechanism needs"
+        )
     if causal is not None:
         wanted = [causal]
     elif supports.causal and supports.bidirectional:
