@@ -109,9 +109,9 @@ class PatternSoftmax(Attention):
         j = torch.arange(k.shape[2], device=q.device)
         if call.bias is not None:
             logits = logits + call.bias.logits(i, j).to(q.dtype)
-        return masked_average(logits, self.defined(i[:, None], j[None], call) & call.visible(q, k), v)
+        return masked_average(logits, self.defined_pairs(i[:, None], j[None], call) & call.visible(q, k), v)
 
-    def defined(
+    def defined_pairs(
         self, i: Int[Tensor, "queries 1"], j: Int[Tensor, "1 keys"], call: Call
     ) -> Bool[Tensor, "... queries keys"]:
         """The pairs of a call by the definition, causality and the key mask apart."""
@@ -210,10 +210,11 @@ def append_slots(state: State, key_mask: Tensor | None, **new: Tensor) -> Slots:
 
 def drop_slots(state: Slots, alive: Bool[Tensor, " slots"]) -> Slots:
     """Without the slots that no later query may see."""
-    if bool(alive.all()):
+    picked = alive.nonzero().flatten()
+    gone = state.kept - len(picked)
+    if not gone:
         return state
-    dead = int((~alive).cumprod(0).sum())
-    return drop_first(state, dead) if bool(alive[dead:].all()) else state.keep(alive.nonzero().flatten())
+    return drop_first(state, gone) if not len(picked) or int(picked[0]) == gone else state.keep(picked)
 
 
 def drop_first(state: Slots, count: int) -> Slots:

@@ -242,7 +242,7 @@ class Globals(PatternSoftmax):
                 f"{bias.high - bias.distances + 1} to {bias.high}; give it every distance of the call"
             )
 
-    def defined(
+    def defined_pairs(
         self, i: Int[Tensor, "queries 1"], j: Int[Tensor, "1 keys"], call: Call
     ) -> Bool[Tensor, "... queries keys"]:
         """The pairs of the definition and those of global tokens; a hidden one is not global."""

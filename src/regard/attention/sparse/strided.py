@@ -85,5 +85,5 @@ class Strided(Sparse):
 
     def kept_slots(self, length: int) -> int:
         """The last l, where all heads see A1; a later query of A2 may see any."""
-        alone = self.part == "window" or (self.part == "heads" and self.heads.count == 1)
-        return min(length, self.stride) if alone else length
+        windows = self.part == "window" or (self.part == "heads" and self.heads.count == 1)
+        return min(length, self.stride) if windows else length

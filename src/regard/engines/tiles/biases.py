@@ -122,8 +122,8 @@ class Relative:
 
     def _product(self, u: Tensor, relative: Tensor, out: Tensor | None = None) -> Tensor:
         if len(relative) == 1:
-            flat = None if out is None else out.flatten(0, 1)
-            return torch.mm(u.flatten(0, 1), relative[0].T, out=flat).view(*u.shape[:2], -1)
+            rows = None if out is None else out.flatten(0, 1)
+            return torch.mm(u.flatten(0, 1), relative[0].T, out=rows).view(*u.shape[:2], -1)
         by_distance = (u.view(-1, len(relative), *u.shape[1:]) @ relative.mT).flatten(0, 1)
         return by_distance if out is None else out.copy_(by_distance)
 
@@ -147,9 +147,9 @@ class Relative:
         relative, into = self.relative[:, columns], self.to_relative[:, columns]
         heads, unscaled = len(relative), 1 / LOG2E  # u carries log2(e)
         if heads == 1:
-            flat = by_distance.flatten(0, 1)
-            total.view(-1, u.shape[-1]).addmm_(flat, relative[0])
-            into[0].addmm_(flat.T, u.flatten(0, 1), alpha=unscaled)
+            rows = by_distance.flatten(0, 1)
+            total.view(-1, u.shape[-1]).addmm_(rows, relative[0])
+            into[0].addmm_(rows.T, u.flatten(0, 1), alpha=unscaled)
         else:
             by_head = by_distance.view(-1, heads, *by_distance.shape[1:])
             total += (by_head @ relative).flatten(0, 1)
