@@ -19,7 +19,7 @@ from torch import Tensor
 
 from regard.attention.sparse.local import Local
 from regard.core import Heads
-from regard.engines.tiles.plan import Places, find_plan
+from regard.engines.tiles.plan import Positions, find_plan
 from regard.masks import parse
 from regard.position.alibi import Alibi
 from regard.position.transformer_xl import TransformerXl
@@ -70,7 +70,7 @@ def work(lengths: list[int], repeats: int) -> None:
 def lay_out(length: int) -> None:
     """Seconds to lay out patterns on a long sequence, from nothing."""
     for text in ("causal & window(256)", "window(64) | first(16)", "causal & block(256)", "causal & strided(512)"):
-        start, places = time.perf_counter(), Places(0, length)
+        start, places = time.perf_counter(), Positions(0, length)
         like = {"device": torch.device("cpu"), "dtype": torch.float32}
         plan = find_plan(parse(text).text, places, places, whole=0, biased=False, **like)
         seconds, computed = time.perf_counter() - start, sum(layout.computed for layout in plan.of(0))

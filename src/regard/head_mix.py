@@ -46,7 +46,7 @@ def mixed_info(infos: Sequence[Info]) -> Info:
         sees_content_only=every("sees_content_only"),
         shares_query_key=some("shares_query_key"),
         selects=some("selects"),
-        rounding=some("rounding"),
+        replays_choices=some("replays_choices"),
         straight_through="".join(letter for letter in "qkv" if any(letter in info.straight_through for info in infos)),
         anchored=some("anchored"),
         stochastic=some("stochastic"),

@@ -178,12 +178,12 @@ class Info:
     """one projection serves as query and key"""
     selects: bool = False
     """makes discrete choices (buckets, codes, top-k) from its inputs"""
-    rounding: bool = False
-    """so many of these choices round a number that no input keeps clear of every step: they are replayed instead"""
+    replays_choices: bool = False
+    """so many of its choices round a number that no input keeps clear of every step: checks replay them instead"""
     straight_through: str = ""
     """which of q, k, v act through a discrete choice that their gradients pass as if it were the identity"""
-    flat: str = ""
-    """which of q, k, v it is a step function of, so that no gradient reaches them"""
+    without_gradient: str = ""
+    """which of q, k, v no gradient reaches, since it is a step function of them"""
     anchored: bool = False
     """the pattern depends on absolute slots, so left padding is refused"""
     segments: bool = False

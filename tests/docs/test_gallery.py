@@ -63,7 +63,7 @@ def test_every_sparse_mechanism_is_there(written, name):
 
 
 def test_every_primitive_is_there():
-    makers = {name for name in masks.__all__ if name.islower()} - {"parse", "apart"}  # apart draws what | draws
+    makers = {name for name in masks.__all__ if name.islower()} - {"parse", "disjoint"}  # disjoint draws what | draws
     drawn = " ".join(gallery.primitives())
     assert {name for name in makers if not re.search(rf"\b{name}\b", drawn)} == set()
 

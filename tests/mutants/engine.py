@@ -56,7 +56,7 @@ class CountsTheOverlapTwice(LocalAtrous):
 
     def setup(self) -> None:
         super().setup()
-        parts = masks.apart(masks.window(self.window), masks.strided(self.dilation))
+        parts = masks.disjoint(masks.window(self.window), masks.strided(self.dilation))
         self.pattern = masks.causal & parts if self.heads.causal else parts
 
 

@@ -68,7 +68,7 @@ class DeniesItsGradient(ToyDense):
 class DeniesItsSlope(ToyDense):
     """Says that it is a step function of the keys."""
 
-    default_info = claiming(ToyDense.default_info, flat="k")
+    default_info = claiming(ToyDense.default_info, without_gradient="k")
 
 
 @mutant("leak")

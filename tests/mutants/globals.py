@@ -15,7 +15,7 @@ from regard.attention.sparse.etc import Etc
 from regard.attention.sparse.longformer import Longformer
 from regard.bias import ScoreBias
 from regard.core import Attended, Call, merge
-from regard.engines.tiles import plain, tiled
+from regard.engines.tiles import masked_attention, tiled_attention
 from tests.mutants import mutant
 
 
@@ -29,7 +29,7 @@ class CountsARandomBlockTwice(Bigbird):
         if view.key_mask is not None:
             again = again & view.key_mask[:, None, None, :]
         logits = None if bias is None else bias.logits(view.queries, view.keys)
-        return merge([one, plain(q, k, v, again, scale=self.factor, bias=logits)])
+        return merge([one, masked_attention(q, k, v, again, scale=self.factor, bias=logits)])
 
 
 @mutant("reference")
@@ -37,7 +37,7 @@ class CountsGlobalColumnsTwice(Longformer):
     """Leaves global keys in the window as well."""
 
     def _local(self, q: Tensor, k: Tensor, v: Tensor, view: View, bias: ScoreBias | None) -> tuple[Tensor, Tensor]:
-        return tiled(
+        return tiled_attention(
             q,
             k,
             v,

@@ -64,9 +64,9 @@ def test_spans_are_safe_and_mostly_decisive(text: str) -> None:
     for _ in range(trials):
         (queries, i), (keys, j) = progression(rng), progression(rng)
         held, truth = brute(DEFINITIONS[text], queries, keys), pattern.over(i, j)
-        assert bool(truth.some) or not held.any(), (queries, keys)
-        assert not bool(truth.every) or held.all(), (queries, keys)
-        exact += bool(truth.some) == bool(held.any()) and bool(truth.every) == bool(held.all())
+        assert bool(truth.may) or not held.any(), (queries, keys)
+        assert not bool(truth.must) or held.all(), (queries, keys)
+        exact += bool(truth.may) == bool(held.any()) and bool(truth.must) == bool(held.all())
     assert exact >= 0.85 * trials
 
 
@@ -142,8 +142,8 @@ def test_per_head_facts_are_those_of_all_heads() -> None:
     assert not per_head(window(3), causal).anchored
     keys = torch.arange(12)
     assert pattern.alive(keys, 9).tolist() == [j >= 6 for j in range(12)]
-    assert not per_head(window(3), window(9)).over(Span(0, 3), Span(0, 9)).every
-    assert per_head(window(3), window(9)).over(Span(0, 3), Span(5, 9)).some
+    assert not per_head(window(3), window(9)).over(Span(0, 3), Span(0, 9)).must
+    assert per_head(window(3), window(9)).over(Span(0, 3), Span(5, 9)).may
 
 
 @pytest.mark.parametrize(
@@ -170,10 +170,10 @@ def test_random_blocks() -> None:
     for _ in range(300):
         (queries, i), (keys, j) = progression(rng), progression(rng)
         truth, held = pattern.over(i, j), pattern.mask(torch.tensor(queries), torch.tensor(keys))
-        assert bool(truth.some) or not held.any()
-        assert not bool(truth.every) or held.all()
-    assert not pattern.over(Span(0, 3), Span(4, 11)).some
-    assert pattern.over(Span(0, 3), Span(12, 15)).every
+        assert bool(truth.may) or not held.any()
+        assert not bool(truth.must) or held.all()
+    assert not pattern.over(Span(0, 3), Span(4, 11)).may
+    assert pattern.over(Span(0, 3), Span(12, 15)).must
     assert pattern.alive(torch.arange(20), 4).nonzero().flatten().tolist() == [8, 9, 10, 11, 16, 17, 18, 19]
 
 
@@ -186,10 +186,10 @@ def test_a_rule_that_spans_cannot_follow_is_maybe_everywhere() -> None:
         lambda i, j: (i > j) and (i < 9),
     ):
         truth = Pattern(rule).over(Span(0, 3), Span(0, 4))
-        assert bool(truth.some)
-        assert not bool(truth.every)
+        assert bool(truth.may)
+        assert not bool(truth.must)
     half = causal & Pattern(lambda i, j: (i * j) % 3 == 0)
-    assert not half.over(Span(0, 3), Span(4, 9)).some  # the other half still decides
+    assert not half.over(Span(0, 3), Span(4, 9)).may  # the other half still decides
     with pytest.raises(ConfigError, match="booleans"):
         Pattern(lambda i, j: i - j).mask(torch.arange(3), torch.arange(3))
     assert Pattern(lambda i, j: True).mask(torch.arange(2), torch.arange(3)).tolist() == [[True] * 3] * 2

@@ -186,19 +186,19 @@ def inside() -> Iterator[None]:
     """What a comparison runs in processes of its own runs in this one, and is still sent as JSON."""
 
     def answer(work: Callable[[Any], Any]) -> Callable[..., list[Any]]:
-        def apart(module, payload, *, fixed_allocation, threads, each=lambda result: None):
+        def in_worker(module, payload, *, fixed_allocation, threads, each=lambda result: None):
             results = []
             for result in work(json.loads(json.dumps(payload))):
                 results.append(json.loads(json.dumps(result)))
                 each(results[-1])
             return results
 
-        return apart
+        return in_worker
 
     threads = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(quality, "apart", answer(quality._serve))
-        patch.setattr(sweep, "apart", answer(sweep._serve))
+        patch.setattr(quality, "in_worker", answer(quality._serve))
+        patch.setattr(sweep, "in_worker", answer(sweep._serve))
         try:
             yield
         finally:

@@ -180,14 +180,14 @@ def test_seeds_are_kept_apart_and_speeds_are_medians():
 
 def test_few_documents_are_resampled_by_window(compared):
     """With one document, a bootstrap over documents would find every difference real."""
-    from regard.benchmark.quality import FEW, units
+    from regard.benchmark.quality import MIN_UNITS, units
 
     config = compared.results["config"]
     given = TextConfig(**{name: value for name, value in config["text"].items() if value is not None})
     many = build_task(given).examples("valid")
     few = build_task(replace(given, holdout=0.05)).examples("valid")
     documents = [len({windows[at].document for at in range(len(windows))}) for windows in (many, few)]
-    assert documents[0] >= FEW > documents[1]
+    assert documents[0] >= MIN_UNITS > documents[1]
     examples, unit = units(many, 0)
     assert (unit, examples) == ("document", many)
     examples, unit = units(few, 0)

@@ -15,7 +15,7 @@ LEAST_REDRAWS = 3
 
 
 @dataclass(frozen=True)
-class Parts:
+class Decomposition:
     """Squares relative to |exact|^2, and their standard errors; error = bias + variance.
 
     Attributes:
@@ -36,7 +36,7 @@ class Parts:
     biased: bool
 
 
-def decompose(errors: Float[Tensor, "redraws numbers"], exact: float) -> Parts:
+def decompose(errors: Float[Tensor, "redraws numbers"], exact: float) -> Decomposition:
     """Split the error of an estimate into bias and variance.
 
     With d_r = estimate_r - exact, independent over r, and R redraws:
@@ -70,7 +70,7 @@ def decompose(errors: Float[Tensor, "redraws numbers"], exact: float) -> Parts:
     squares = products.diagonal()
     error = squares.mean().item()
     if redraws == 1:
-        return Parts(error, 0.0, error, 0.0, 0.0, 0.0, 0.0, error > 0)
+        return Decomposition(error, 0.0, error, 0.0, 0.0, 0.0, 0.0, error > 0)
     of_pairs = products.sum(1) - squares
     pairs = redraws * (redraws - 1)
     bias = (of_pairs.sum() / pairs).item()
@@ -79,7 +79,7 @@ def decompose(errors: Float[Tensor, "redraws numbers"], exact: float) -> Parts:
     first, second = torch.triu_indices(redraws, redraws, 1)
     null = products[first, second].std().item() / math.sqrt(pairs / 2)
     tail, power = (student.quantile(p, redraws - 1) for p in ((1 + LEVEL) / 2, POWER))
-    return Parts(
+    return Decomposition(
         error=error,
         error_se=squares.std().item() / math.sqrt(redraws),
         bias=bias,

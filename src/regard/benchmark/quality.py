@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.benchmark import baselines
-from regard.benchmark.apart import apart, serve
 from regard.benchmark.baselines import Baseline, BaselineConfig
 from regard.benchmark.timing import paired
+from regard.benchmark.worker import in_worker, serve
 from regard.core import Attention
 from regard.functional import weights
 from regard.tasks import TaskConfig, build_task
@@ -38,7 +38,7 @@ PICTURE = 64
 """positions in a picture of the attention matrix"""
 TURNS, TURNS_SECONDS = 21, 30.0
 """of steps that are timed in turns"""
-FEW = 8
+MIN_UNITS = 8
 """with fewer documents than this, the bootstrap resamples windows: a few documents cannot say how much they vary"""
 
 
@@ -81,7 +81,7 @@ def run_apart(
         each: called with every result as soon as it is there.
     """
     payload = [{**asdict(job), "task": job.task} for job in jobs]
-    return apart("regard.benchmark.quality", payload, fixed_allocation=True, threads=threads, each=each)
+    return in_worker("regard.benchmark.quality", payload, fixed_allocation=True, threads=threads, each=each)
 
 
 def step_seconds(jobs: list[Job], *, threads: int) -> list[float]:
@@ -89,7 +89,7 @@ def step_seconds(jobs: list[Job], *, threads: int) -> list[float]:
     shared machine hits all of them, so that their ratios hold.
     """
     payload = {"turns": [{**asdict(job), "task": job.task} for job in jobs]}
-    return apart("regard.benchmark.quality", payload, fixed_allocation=True, threads=threads)
+    return in_worker("regard.benchmark.quality", payload, fixed_allocation=True, threads=threads)
 
 
 def perform(job: Job) -> dict[str, Any]:
@@ -186,9 +186,9 @@ class _Windows:
 
 
 def units(examples: Examples, limit: int) -> tuple[Examples, Literal["document", "window"]]:
-    """The examples by the unit that a bootstrap resamples: documents, or windows where documents are `FEW`."""
+    """The examples by the unit that a bootstrap resamples: documents, or windows where there are few documents."""
     documents = {examples[index].document for index in measured(len(examples), limit)}
-    return (_Windows(examples), "window") if len(documents) < FEW else (examples, "document")
+    return (_Windows(examples), "window") if len(documents) < MIN_UNITS else (examples, "document")
 
 
 def _timed_steps(job: Job, model: nn.Module, task: Task) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from regard import __version__
 from regard.benchmark import sweep
 from regard.benchmark.config import FORMAT, CompareConfig
 from regard.benchmark.measures import TASKS, Measure, Metric
-from regard.benchmark.quality import FEW
+from regard.benchmark.quality import MIN_UNITS
 from regard.benchmark.verdict import Estimate, Rival, Sample, Standing, estimates, recommend, ties
 
 Quality = Mapping[tuple[str, int, str], dict[str, Any]]
@@ -257,7 +257,7 @@ def _reference(found: Mapping[str, Any], measure: Measure) -> dict[str, Any]:
     enough documents to resample.
     """
     sample = _sample(found["tables"], measure.metric)
-    if sample.top.shape[1] < FEW:
+    if sample.top.shape[1] < MIN_UNITS:
         value = {"middle": sample.value, "low": None, "high": None}
     else:
         value = asdict(estimates({"it": sample})["it"])

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.benchmark.apart import apart, serve
 from regard.benchmark.cost import counted
 from regard.benchmark.timing import Timing, paired
+from regard.benchmark.worker import in_worker, serve
 from regard.catalog import build, describe
 from regard.core import Attention
 from regard.errors import ConfigError, nearest
@@ -96,7 +96,9 @@ class Row:
 
 def sweep(config: SweepConfig, *, fixed_allocation: bool = True) -> list[Row]:
     """Measure in a process of its own, under fixed or default allocation."""
-    rows = apart("regard.benchmark.sweep", asdict(config), fixed_allocation=fixed_allocation, threads=config.threads)
+    rows = in_worker(
+        "regard.benchmark.sweep", asdict(config), fixed_allocation=fixed_allocation, threads=config.threads
+    )
     return [Row(**row) for row in rows]
 
 

@@ -100,7 +100,7 @@ class EightBits(Claim):
             values[name] = exact
             sign = 1 if name == "recall" else -1
             weights = {f"{bits}": f"{self.spec}(bits={bits}, store=float)" for bits in self.bits}
-            specs = {**weights, "8, int8": f"{self.spec}(bits=8)", "flat": FLAT}
+            specs = {**weights, "8, int8": f"{self.spec}(bits=8)", "without_gradient": FLAT}
             lost = {}
             for bits, spec in specs.items():
                 rounded = LanguageModel(replace(config, attention=(spec,)))
@@ -108,8 +108,8 @@ class EightBits(Claim):
                 lost[bits] = sign * (exact - quality(rounded, task, limit))
             curves[name]["weights"] = (self.bits, [lost[str(bits)] for bits in self.bits])
             curves[name]["weights, int8 keys and values"] = ((8,), [lost["8, int8"]])
-            curves[name]["equal weights"] = ((0,), [lost["flat"]])
-            values[f"flat {name}"] = exact - sign * lost["flat"]
+            curves[name]["equal weights"] = ((0,), [lost["without_gradient"]])
+            values[f"flat {name}"] = exact - sign * lost["without_gradient"]
             values |= {f"{name} lost 3": lost["3"], f"{name} lost 16": lost["16"], f"{name} lost 8": lost["8, int8"]}
         return Observation(values, curves)
 

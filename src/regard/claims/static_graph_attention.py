@@ -60,7 +60,7 @@ class StaticGraphAttention(Claim):
         """Train each score on the same dictionaries, then count."""
         values: dict[str, float] = {}
         losses: dict[str, Curve] = {}
-        named = {"static": self.static, "dynamic": self.dynamic, "dot": self.dot, "flat": self.flat}
+        named = {"static": self.static, "dynamic": self.dynamic, "dot": self.dot, "without_gradient": self.flat}
         for label, spec in named.items():
             lookup = Lookup(spec, self.keys, self.width, seed)
             draw = generator(seed, "dictionaries")

@@ -14,7 +14,7 @@ from regard.integrations.architectures import Architecture, Config, Form
 from regard.integrations.weights import Stored, listed
 
 CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer.json"
-WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 def inside(folder: Path, names: list[str]) -> list[Path]:
@@ -82,11 +82,11 @@ def read_tensors(folder: Path) -> dict[str, Stored]:
     """
     if not (folder / INDEX).exists():
         pickles = sorted(path.name for path in folder.glob("*.bin"))
-        if pickles and not (folder / WHOLE).exists():
+        if pickles and not (folder / WEIGHTS).exists():
             raise UnsafeFileError(
-                f"{folder} has its weights as pickle ({', '.join(pickles)}), which can run code; convert to {WHOLE}"
+                f"{folder} has its weights as pickle ({', '.join(pickles)}), which can run code; convert to {WEIGHTS}"
             )
-        return _tensors_of(*inside(folder, [WHOLE]))
+        return _tensors_of(*inside(folder, [WEIGHTS]))
     weight_map = read_json(folder, INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise CheckpointError(f"{folder / INDEX} has no weight_map from tensors to file names")

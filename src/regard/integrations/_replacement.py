@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 
 class Replacement(NamedTuple):
-    """Places that get other attention, by their names; `carry_out` changes the model."""
+    """Positions that get other attention, by their names; `carry_out` changes the model."""
 
     names: tuple[str, ...]
     carry_out: Callable[[], None]

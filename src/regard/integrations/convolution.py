@@ -122,7 +122,7 @@ class ConvolutionAttention(nn.Module):
             )
         batch, _, height, width = image.shape
         rows, columns = self.border
-        # Places need more digits than a half has; distances are what counts, so 0 may be anywhere: in the middle,
+        # Positions need more digits than a half has; distances are what counts, so 0 may be anywhere: in the middle,
         # where squares are smallest.
         wide = torch.promote_types(image.dtype, torch.float32)
         origin = ((height - 1) / 2, (width - 1) / 2)

@@ -62,7 +62,7 @@ def replacement(
 ) -> Replacement:
     """The mechanisms for the attention modules of every Hugging Face model in `module`.
 
-    Arguments as `regard.integrations.torch.replace_attention`. Places that `pattern` leaves out keep their softmax,
+    Arguments as `regard.integrations.torch.replace_attention`. Positions that `pattern` leaves out keep their softmax,
     computed by torch's `scaled_dot_product_attention`.
 
     Raises:

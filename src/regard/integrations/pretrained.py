@@ -336,7 +336,7 @@ def export(
         tensors = {name.removeprefix(architecture.prefix): x for name, x in tensors.items()}
     files = {
         _folder.CONFIG: _json(settings),
-        _folder.WHOLE: safetensors.torch.save(tensors, metadata={"format": "pt"}),
+        _folder.WEIGHTS: safetensors.torch.save(tensors, metadata={"format": "pt"}),
     }
     if tokenizer is not None:
         text = tokenizer.to_json()

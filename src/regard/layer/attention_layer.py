@@ -315,7 +315,7 @@ class AttentionLayer(nn.Module):
         )
         values, losses = got.values, dict(got.losses)
         if rows is not None:
-            where = {"position": scheme, "places": key_positions}
+            where = {"position": scheme, "key_positions": key_positions}
             values = rows(attention, x, values, key_mask=keep, marks=marks, **where)
         if memory is not None:
             values, memory = self._remembered(q, values, x, key_mask, state, memory, losses)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from regard.attention.sparse import Globals, Tokens, View
 from regard.core import Attention, accumulation_dtype, registered_name
-from regard.engines.tiles import plain
+from regard.engines.tiles import masked_attention
 from regard.engines.tiles.gathered import gather_tokens, replace_tokens
 from regard.errors import ConfigError
 from regard.position import Position
@@ -81,7 +81,7 @@ class GlobalRows(nn.Module):
         key_mask: Bool[Tensor, "batch length"] | None,
         marks: Int[Tensor, "batch length"] | None,
         position: Position | None,
-        places: Int[Tensor, "*rows length"] | None,
+        key_positions: Int[Tensor, "*rows length"] | None,
     ) -> Float[Tensor, "batch heads length value"]:
         """The values of the mechanism with the rows of global tokens replaced.
 
@@ -91,7 +91,7 @@ class GlobalRows(nn.Module):
             values: what it returned.
             key_mask, marks: as it got them.
             position: the scheme of the layer.
-            places: where tokens are, for a scheme that transforms keys.
+            key_positions: where tokens are, for a scheme that transforms keys.
         """
         assert isinstance(attention, Globals)
         view = _view(x, key_mask, marks)
@@ -112,12 +112,16 @@ class GlobalRows(nn.Module):
                 v = replace_tokens(v, tokens.at, tokens.real, _split(self.value_g2g(asking), self.heads.kv_heads))
             if transforms:
                 assert position is not None
-                assert places is not None
-                shared = places.ndim == 1
-                rows = places[tokens.at][:, None] if shared else gather_tokens(places[..., None], tokens.at)[..., 0]
-                q, k = position.transform(q, k, rows, places)
+                assert key_positions is not None
+                shared = key_positions.ndim == 1
+                rows = (
+                    key_positions[tokens.at][:, None]
+                    if shared
+                    else gather_tokens(key_positions[..., None], tokens.at)[..., 0]
+                )
+                q, k = position.transform(q, k, rows, key_positions)
             allowed, logits = attention.row_terms(q, tokens, view, bias)
-            new = plain(q, k, v, allowed, scale=attention.factor, bias=logits)[0]
+            new = masked_attention(q, k, v, allowed, scale=attention.factor, bias=logits)[0]
         else:
             allowed, logits = attention.row_terms(q, tokens, view, bias)
             new = self._absorbed(q, x, asking, tokens, attention.factor, allowed, logits)

@@ -9,25 +9,29 @@ FAR = 1 << 40
 """Further than any position: the end of a span without end."""
 
 
-class Truth:
-    """What a condition says about a set of pairs: `some` = it may hold somewhere, `every` = it holds everywhere.
+class Possibility:
+    """A condition on a set of pairs: whether it `may` hold somewhere, and whether it `must` hold everywhere.
 
-    Both are safe: `some` may be true without cause, `every` may be false without cause; never the reverse.
+    Both are safe: `may` can be true without cause, `must` can be false without cause; never the reverse.
     """
 
-    __slots__ = ("every", "some")
+    __slots__ = ("may", "must")
 
-    def __init__(self, some: Tensor, every: Tensor) -> None:
-        self.some, self.every = some, every
+    def __init__(self, may: Tensor, must: Tensor) -> None:
+        self.may, self.must = may, must
 
-    def __and__(self, other: Self) -> "Truth":
-        return Truth(self.some & other.some, self.every & other.every) if isinstance(other, Truth) else NotImplemented
+    def __and__(self, other: Self) -> "Possibility":
+        if not isinstance(other, Possibility):
+            return NotImplemented
+        return Possibility(self.may & other.may, self.must & other.must)
 
-    def __or__(self, other: Self) -> "Truth":
-        return Truth(self.some | other.some, self.every | other.every) if isinstance(other, Truth) else NotImplemented
+    def __or__(self, other: Self) -> "Possibility":
+        if not isinstance(other, Possibility):
+            return NotImplemented
+        return Possibility(self.may | other.may, self.must | other.must)
 
-    def __invert__(self) -> "Truth":
-        return Truth(~self.every, ~self.some)
+    def __invert__(self) -> "Possibility":
+        return Possibility(~self.must, ~self.may)
 
     def __bool__(self) -> bool:
         raise TypeError("a condition on sets of positions has no single truth value; write & | ~ for and, or, not")
@@ -104,27 +108,27 @@ class Span:
         hi = torch.where(fixed, lo, torch.where(one_period, self.hi % d, d - g + self.lo % g))
         return Span(lo, hi, torch.where(lo == hi, 0, torch.where(one_period, self.step, g)))
 
-    def __le__(self, other: "Span | int") -> Truth:
+    def __le__(self, other: "Span | int") -> Possibility:
         other = self._of(other)
-        return Truth(self.lo <= other.hi, self.hi <= other.lo)
+        return Possibility(self.lo <= other.hi, self.hi <= other.lo)
 
-    def __ge__(self, other: "Span | int") -> Truth:
+    def __ge__(self, other: "Span | int") -> Possibility:
         return self._of(other) <= self
 
-    def __lt__(self, other: "Span | int") -> Truth:
+    def __lt__(self, other: "Span | int") -> Possibility:
         other = self._of(other)
-        return Truth(self.lo < other.hi, self.hi < other.lo)
+        return Possibility(self.lo < other.hi, self.hi < other.lo)
 
-    def __gt__(self, other: "Span | int") -> Truth:
+    def __gt__(self, other: "Span | int") -> Possibility:
         return self._of(other) < self
 
-    def __eq__(self, other: object) -> Truth:  # type: ignore[override]
+    def __eq__(self, other: object) -> Possibility:  # type: ignore[override]
         difference = self - self._of(other)  # type: ignore[arg-type]
         lo, hi = difference.lo, difference.hi
         meets = (lo <= 0) & (hi >= 0) & (lo % difference.step.clamp_min(1) == 0)
-        return Truth(meets, (lo == 0) & (hi == 0))
+        return Possibility(meets, (lo == 0) & (hi == 0))
 
-    def __ne__(self, other: object) -> Truth:  # type: ignore[override]
+    def __ne__(self, other: object) -> Possibility:  # type: ignore[override]
         return ~(self == other)
 
     __hash__ = None  # type: ignore[assignment]

@@ -3,8 +3,8 @@
 A pattern is a function of a query position i and a key position j, such as `(j <= i) & (abs(i - j) <= 64)`.
 
 * On integers it is the exact mask: `pattern.mask(query_positions, key_positions)`.
-* On sets of positions (`Span`) it is interval arithmetic whose comparisons answer `Truth(some, every)`: which tiles are
-  empty, full or partial, without looking at their pairs: `pattern.over(queries, keys)`.
+* On sets of positions (`Span`) it is interval arithmetic whose comparisons answer `Possibility(may, must)`: which tiles
+  are empty, full or partial, without looking at their pairs: `pattern.over(queries, keys)`.
 * On spans that reach to infinity it says which keys a future query can still see: `pattern.alive(keys, first)`.
 
 Patterns combine with & | ~ and have a text, which `parse` reads back without `eval`:
@@ -19,7 +19,7 @@ Patterns combine with & | ~ and have a text, which `parse` reads back without `e
     >>> parse("causal & (window(1) | first(1))") == pattern
     True
 
-`per_head(a, b)` gives each head a pattern of its own, and `apart(a, b)` says that a and b have no pair in common.
+`per_head(a, b)` gives each head a pattern of its own, and `disjoint(a, b)` says that a and b have no pair in common.
 """
 
 import functools
@@ -35,7 +35,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from regard.errors import ConfigError
-from regard.patterns.intervals import FAR, Span, Truth
+from regard.patterns.intervals import FAR, Possibility, Span
 from regard.patterns.text import Reader
 
 Rule = Callable[[Any, Any], Any]
@@ -67,8 +67,8 @@ class Pattern:
         text: what `parse` reads back; None: a name that is valid as long as the pattern lives.
         distances: lowest and highest i - j at which the rule may hold.
         anchored: whether the rule depends on positions beyond their difference.
-        sign: what joins `terms`: & | ~, "heads" (one term per head) or "apart" (disjoint terms); None: the rule is not
-            made of others.
+        sign: what joins `terms`: & | ~, "heads" (one term per head) or "disjoint" (no common pair); None: the rule
+            is not made of others.
         terms: the patterns that it is made of.
         order: in which order of positions its pairs lie close together; None: in the natural one.
     """
@@ -118,23 +118,23 @@ class Pattern:
             raise ConfigError(f"the rule of {self.text} must return booleans, got {held.dtype}")
         return held
 
-    def over(self, i: Span, j: Span) -> Truth:
+    def over(self, i: Span, j: Span) -> Possibility:
         """What the rule says about sets of positions. A rule that spans cannot follow: maybe, everywhere."""
         try:
             truth = self.rule(i, j)
         except Exception:  # the user's code; on integers, where it must work, its errors do surface
             truth = None
-        if isinstance(truth, Truth):
+        if isinstance(truth, Possibility):
             return truth
         shape = torch.broadcast_shapes(i.lo.shape, j.lo.shape)
         maybe = torch.ones(shape, dtype=torch.bool, device=i.lo.device)
-        return Truth(maybe, ~maybe)
+        return Possibility(maybe, ~maybe)
 
     def alive(self, key_positions: Int[Tensor, " keys"], first_query: int) -> Bool[Tensor, " keys"]:
         """Which keys a query at `first_query` or later may still see."""
         start = torch.tensor(first_query, device=key_positions.device)
-        some = self.over(Span(start, start + FAR), Span(key_positions, key_positions, 0)).some
-        return some.expand(key_positions.shape)
+        may = self.over(Span(start, start + FAR), Span(key_positions, key_positions, 0)).may
+        return may.expand(key_positions.shape)
 
     def __and__(self, other: "Pattern") -> "Pattern":
         if not isinstance(other, Pattern):
@@ -154,9 +154,9 @@ class Pattern:
             if (other.heads or heads) != heads:
                 raise ConfigError(f"patterns of {heads} and of {other.heads} heads do not combine")
             return per_head(*(combine(self.of(h), other.of(h)) for h in range(heads)))
-        if sign == "&" and "apart" in (self.sign, other.sign):
-            one, rest = (self, other) if self.sign == "apart" else (other, self)
-            return apart(*(combine(rest, term) for term in one.terms))
+        if sign == "&" and "disjoint" in (self.sign, other.sign):
+            one, rest = (self, other) if self.sign == "disjoint" else (other, self)
+            return disjoint(*(combine(rest, term) for term in one.terms))
 
         def rule(i: Any, j: Any) -> Any:
             if isinstance(i, Span):
@@ -206,7 +206,7 @@ def _at_least(low: int, **sizes: int) -> None:
 def _always(i: Any, j: Any) -> Any:
     if isinstance(i, Span):
         held = torch.ones(torch.broadcast_shapes(i.lo.shape, j.lo.shape), dtype=torch.bool, device=i.lo.device)
-        return Truth(held, held)
+        return Possibility(held, held)
     return torch.ones(torch.broadcast_shapes(i.shape, j.shape), dtype=torch.bool, device=i.device)
 
 
@@ -289,7 +289,7 @@ def per_head(*patterns: Pattern) -> Pattern:
     def rule(i: Any, j: Any) -> Any:
         if isinstance(i, Span):
             truths = [pattern.over(i, j) for pattern in patterns]
-            return functools.reduce(lambda a, b: Truth(a.some | b.some, a.every & b.every), truths)
+            return functools.reduce(lambda a, b: Possibility(a.may | b.may, a.must & b.must), truths)
         return functools.reduce(operator.or_, (pattern.holds(i, j) for pattern in patterns))
 
     return Pattern(
@@ -302,7 +302,7 @@ def per_head(*patterns: Pattern) -> Pattern:
     )
 
 
-def apart(*patterns: Pattern) -> Pattern:
+def disjoint(*patterns: Pattern) -> Pattern:
     """The union of patterns that have no pair in common, each of which is to be computed by itself.
 
     Unions of other patterns are taken apart where that pays, at the strided and summary patterns in them; this states
@@ -312,17 +312,17 @@ def apart(*patterns: Pattern) -> Pattern:
         ConfigError: no pattern, or one that has heads or parts of its own.
     """
     for at, pattern in enumerate(patterns):
-        if not isinstance(pattern, Pattern) or pattern.sign in ("heads", "apart"):
-            raise ConfigError(f"apart takes patterns for all heads without parts, got {pattern!r} as number {at}")
+        if not isinstance(pattern, Pattern) or pattern.sign in ("heads", "disjoint"):
+            raise ConfigError(f"disjoint takes patterns for all heads without parts, got {pattern!r} as number {at}")
     if not patterns:
-        raise ConfigError("apart takes at least one pattern, got none")
+        raise ConfigError("disjoint takes at least one pattern, got none")
     union = functools.reduce(operator.or_, patterns)
     return Pattern(
         union.rule,
-        f"apart({', '.join(pattern.text for pattern in patterns)})",
+        f"disjoint({', '.join(pattern.text for pattern in patterns)})",
         distances=union.distances,
         anchored=union.anchored,
-        sign="apart",
+        sign="disjoint",
         terms=patterns,
     )
 
@@ -345,8 +345,8 @@ def random_blocks(size: int, table: Int[Tensor, "blocks picks"]) -> Pattern:
             at = rows.lo[..., None] + reach
             picked = table.to(device)[at.clamp(0, len(table) - 1)].masked_fill((at > last[..., None])[..., None], -1)
             low, high = columns.lo[..., None, None], columns.hi[..., None, None]
-            some = ((picked >= low) & (picked <= high)).flatten(-2).any(-1)
-            return Truth(some, some & (rows.lo == rows.hi) & (columns.lo == columns.hi))
+            may = ((picked >= low) & (picked <= high)).flatten(-2).any(-1)
+            return Possibility(may, may & (rows.lo == rows.hi) & (columns.lo == columns.hi))
         picked = table.to(rows.device)[rows.clamp(max=len(table) - 1)]
         return (picked == columns[..., None]).any(-1) & (rows < len(table))
 
@@ -355,7 +355,7 @@ def random_blocks(size: int, table: Int[Tensor, "blocks picks"]) -> Pattern:
 
 _VALUES = {"causal": causal, "everything": everything}
 _MAKERS = {maker.__name__: maker for maker in (window, dilated, strided, block, summary, first)}
-_JOINERS = {joiner.__name__: joiner for joiner in (per_head, apart)}
+_JOINERS = {joiner.__name__: joiner for joiner in (per_head, disjoint)} | {"apart": disjoint}  # its name in version 0.1
 
 
 def parse(text: str) -> Pattern:

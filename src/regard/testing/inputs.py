@@ -155,10 +155,14 @@ class Subject:
 
         Where the mechanism makes discrete choices the seed is the first at which every choice has a margin, so that
         rounding cannot flip one. In float64 nobody compares across a rounding that could, unless `margin`. Where there
-        are too many choices for any input to keep clear of (`info.rounding`), they are replayed instead.
+        are too many choices for any input to keep clear of (`info.replays_choices`), they are replayed instead.
         """
         keys = queries if keys is None else keys
-        needed = self.info.selects and not self.info.rounding and (dtype != torch.float64 if margin is None else margin)
+        needed = (
+            self.info.selects
+            and not self.info.replays_choices
+            and (dtype != torch.float64 if margin is None else margin)
+        )
         for attempt in range(20):
             x = draw(mechanism.heads, self.info, queries, keys, batch, f"{seed}.{attempt}", scale).to(dtype)
             if not needed or has_margin(mechanism, x):

@@ -235,7 +235,7 @@ def test_a_box_is_flat_and_says_so() -> None:
     [
         ("gaussian(kernel=triangle)", "kernel"),
         ("gaussian(bandwidth=diagonal)", "bandwidth"),
-        ("gaussian(kernel=box, bandwidth=scalar)", "flat"),
+        ("gaussian(kernel=box, bandwidth=scalar)", "without_gradient"),
         ("gaussian(inverse_bandwidth=0.0)", "greater than 0"),
     ],
 )

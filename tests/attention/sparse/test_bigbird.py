@@ -6,7 +6,7 @@ from torch import Tensor
 
 from regard import ConfigError, Heads, LimitError, build
 from regard.attention.sparse.bigbird import Bigbird
-from regard.engines.tiles.plan import Places, find_plan
+from regard.engines.tiles.plan import Positions, find_plan
 
 
 def weights(spec: str, marks: Tensor | None, n: int, *, causal: bool, most: int = 48, seed: int = 0) -> Tensor:
@@ -107,7 +107,7 @@ def test_tiles_grow_with_the_length() -> None:
     """Computed scores per query at blocks of 64 stay the same from 4,096 positions to 16,384."""
     per_query = []
     for n in (4096, 16384):
-        pattern, places = Bigbird(Heads(count=1, key_dim=8, max_length=n)).pattern, Places(0, n)
+        pattern, places = Bigbird(Heads(count=1, key_dim=8, max_length=n)).pattern, Positions(0, n)
         like = {"device": torch.device("cpu"), "dtype": torch.float32}
         plan = find_plan(pattern.text, places, places, whole=0, biased=False, **like)
         per_query.append(sum(layout.computed for layout in plan.of(0)) / n)

@@ -8,7 +8,7 @@ from regard import ConfigError, Heads, UnsupportedError, build
 from regard.attention.sparse.longformer import Longformer
 from regard.bias import ScoreBias
 from regard.engines.gpu.flex import block_mask, flexed
-from regard.engines.tiles import tiled
+from regard.engines.tiles import tiled_attention
 from regard.patterns import Pattern, block, causal, everything, first, per_head, random_blocks, strided, window
 from regard.testing.counting import count
 
@@ -59,7 +59,7 @@ def test_explicit_positions() -> None:
     holes = torch.cat([torch.arange(0, 40, 3), torch.arange(50, 186)])
     pattern = causal & (window(20) | strided(7))
     given = {"query_positions": holes[-30:], "key_positions": holes}
-    expected = tiled(q, k, v, pattern, scale=0.25, **given)
+    expected = tiled_attention(q, k, v, pattern, scale=0.25, **given)
     for one, other in zip(flexed(q, k, v, pattern, scale=0.25, **given), expected, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from regard.engines.routed import accumulate, nearest
+from regard.engines.routed import accumulate, nearest_points
 from regard.engines.routed.lists import best_keys, listed
 
 
@@ -13,7 +13,7 @@ def randn(*shape: int, seed: int = 0) -> torch.Tensor:
 def test_nearest_is_the_largest_product_and_offset() -> None:
     x, points, offsets = randn(2, 50, 6), randn(2, 3, 7, 6, seed=1), randn(2, 3, 7, seed=2)
     scores = torch.einsum("hnd,hscd->hnsc", x.float(), points.float()) + offsets.float()[:, None]
-    assert torch.equal(nearest(x, points, offsets).long(), scores.argmax(-1))
+    assert torch.equal(nearest_points(x, points, offsets).long(), scores.argmax(-1))
 
 
 def test_a_tie_of_two_goes_to_the_lower_index_and_nan_chooses_the_first() -> None:
@@ -21,7 +21,7 @@ def test_a_tie_of_two_goes_to_the_lower_index_and_nan_chooses_the_first() -> Non
     x[0, 3] = float("nan")
     points = torch.cat([-9 * point, point, point], 2)
     offsets = torch.tensor([-1e3, 0.0, 0.0])[None, None]
-    assert nearest(x, points, offsets).flatten().tolist() == [1, 1, 1, 0]
+    assert nearest_points(x, points, offsets).flatten().tolist() == [1, 1, 1, 0]
 
 
 def test_a_close_choice_ignores_the_rows_beside_it() -> None:
@@ -30,9 +30,11 @@ def test_a_close_choice_ignores_the_rows_beside_it() -> None:
     apart = points[:, :, 0] - points[:, :, 1]
     x = randn(1, 400, 48).float()
     x = x - (x * apart).sum(-1, keepdim=True) / apart.square().sum(-1, keepdim=True) * apart
-    whole = nearest(x, points, torch.zeros(1, 1, 2))
+    whole = nearest_points(x, points, torch.zeros(1, 1, 2))
     assert 0.1 < whole.double().mean() < 0.9
-    assert torch.equal(torch.cat([nearest(row, points, torch.zeros(1, 1, 2)) for row in x.split(1, 1)], 1), whole)
+    assert torch.equal(
+        torch.cat([nearest_points(row, points, torch.zeros(1, 1, 2)) for row in x.split(1, 1)], 1), whole
+    )
 
 
 def test_accumulate_adds_repeated_rows() -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from regard.engines.tiles.parts import arranged, split
-from regard.engines.tiles.plan import Places, find_plan
+from regard.engines.tiles.plan import Positions, find_plan
 from regard.patterns import Columns, Pattern, Residues, parse
 from regard.testing.checks.pattern import times_held
 from regard.testing.counting import count
@@ -23,8 +23,8 @@ ORDERS = {
     "causal & strided(1)": [None],
     "window(9) & strided(3)": [None],
     "~strided(3)": [None],
-    "apart(causal & strided(64), ~causal & window(3))": [Residues(64), None],
-    "causal & apart(window(64), strided(64) & ~window(64))": [None, Residues(64)],
+    "disjoint(causal & strided(64), ~causal & window(3))": [Residues(64), None],
+    "causal & disjoint(window(64), strided(64) & ~window(64))": [None, Residues(64)],
 }
 
 
@@ -44,7 +44,7 @@ def test_parts_hold_every_pair_once(text: str) -> None:
 
 
 def test_overlapping_parts_count_twice() -> None:
-    held = times_held(parse("causal & apart(window(64), strided(8))"), 300, 1)[0]
+    held = times_held(parse("causal & disjoint(window(64), strided(8))"), 300, 1)[0]
     assert held.max() == 2
     assert held[100, 92] == 2
     assert held[100, 93] == 1
@@ -52,7 +52,7 @@ def test_overlapping_parts_count_twice() -> None:
 
 def computed(pattern: Pattern, n: int) -> int:
     like = {"biased": False, "device": torch.device("cpu"), "dtype": torch.float32}
-    return sum(x.computed for x in find_plan(pattern.text, Places(0, n), Places(0, n), whole=0, **like).of(0))
+    return sum(x.computed for x in find_plan(pattern.text, Positions(0, n), Positions(0, n), whole=0, **like).of(0))
 
 
 @pytest.mark.parametrize("n", [4096, 4000])
@@ -69,7 +69,7 @@ def test_few_scores_beyond_the_pairs(text: str, excess: float, n: int) -> None:
 def test_a_long_sequence_by_residue() -> None:
     pattern, n = parse("causal & (window(256) | strided(512))"), 262_144
     like = {"biased": False, "device": torch.device("cpu"), "dtype": torch.float32}
-    counted = count(lambda: find_plan(pattern.text, Places(0, n), Places(0, n), whole=0, **like))
+    counted = count(lambda: find_plan(pattern.text, Positions(0, n), Positions(0, n), whole=0, **like))
     assert counted.largest <= 4 * n
     assert computed(pattern, n) <= n * (320 + 288)
 
@@ -90,6 +90,6 @@ def test_a_function_that_looks_up_data_is_followed_tile_by_tile() -> None:
     pattern, n = parse("causal") & Pattern(lambda i, j: segment[i] == segment[j]), 4096
     like = {"biased": False, "device": torch.device("cpu"), "dtype": torch.float32}
     found = []
-    counted = count(lambda: found.append(find_plan(pattern.text, Places(0, n), Places(0, n), whole=0, **like)))
+    counted = count(lambda: found.append(find_plan(pattern.text, Positions(0, n), Positions(0, n), whole=0, **like)))
     assert counted.largest < n * n // 8
     assert sum(x.computed for x in found[0].of(0)) == 64 * 65 // 2 * 64 * 64

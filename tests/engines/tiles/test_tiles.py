@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regard.bias import ScoreBias
 from regard.engines.tiles import layout as layouts
-from regard.engines.tiles import plain, tiled
+from regard.engines.tiles import masked_attention, tiled_attention
 from regard.engines.tiles import plan as plans
 from regard.errors import ConfigError
 from regard.patterns import (
@@ -150,7 +150,9 @@ def compare(
     seen = pattern.mask(i, j)[None] if pattern.heads else pattern.mask(i, j)[None, None]
     seen = seen if mask is None else seen & mask[:, None, None]
     core = leaves["q"], leaves["k"], leaves["v"]
-    values, lse = tiled(*core, pattern, key_positions=start, key_mask=mask, bias=bias, log_gates=gates, **options)
+    values, lse = tiled_attention(
+        *core, pattern, key_positions=start, key_mask=mask, bias=bias, log_gates=gates, **options
+    )
     logits = None if bias is None else by_pair(bias, i, j)
     if gates is not None:
         logits = gate_sums(gates, i - j[0]) + (0 if logits is None else logits)
@@ -212,9 +214,9 @@ def test_log_gates_in_pieces(pattern: Pattern, monkeypatch: pytest.MonkeyPatch) 
 def test_log_gates_of_what_has_no_sum() -> None:
     q, gates = torch.randn(1, 2, 6, 4), torch.zeros(1, 2, 6)
     with pytest.raises(ConfigError, match="causal pattern"):
-        tiled(q, q, q, window(3), log_gates=gates)
+        tiled_attention(q, q, q, window(3), log_gates=gates)
     with pytest.raises(ConfigError, match="consecutive positions"):
-        tiled(q, q, q, causal, key_positions=torch.tensor([0, 1, 2, 4, 5, 6]), log_gates=gates)
+        tiled_attention(q, q, q, causal, key_positions=torch.tensor([0, 1, 2, 4, 5, 6]), log_gates=gates)
 
 
 def test_table_bias_beside_log_gates() -> None:
@@ -222,7 +224,7 @@ def test_table_bias_beside_log_gates() -> None:
     q, k, v = (torch.randn(1, 2, 30, 4, generator=generator, dtype=torch.float64) for _ in range(3))
     gates = -torch.rand(1, 2, 30, generator=generator, dtype=torch.float64)
     table = torch.randn(1, 2, 30, 30, generator=generator, dtype=torch.float64)
-    got = tiled(q, k, v, causal, bias=ScoreBias(table=table), log_gates=gates)
+    got = tiled_attention(q, k, v, causal, bias=ScoreBias(table=table), log_gates=gates)
     logits = table + gate_sums(gates, torch.arange(30))
     for one, other in zip(got, formula(q, k, v, torch.ones(30, 30).tril().bool(), logits), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
@@ -235,7 +237,7 @@ def test_gradcheck() -> None:
     mask[0, 4] = False
     for whole in (0, 256):
         assert torch.autograd.gradcheck(
-            partial(tiled, pattern=causal & window(3), key_mask=mask, whole=whole), (q, k, v)
+            partial(tiled_attention, pattern=causal & window(3), key_mask=mask, whole=whole), (q, k, v)
         )
 
 
@@ -244,13 +246,13 @@ def test_the_future_changes_no_bit(pattern: Pattern) -> None:
     pattern = causal & pattern
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 2, 300, 16, generator=generator) for _ in range(3))
-    values, lse = tiled(q, k, v, pattern)
-    again = tiled(q, k, v, pattern)
+    values, lse = tiled_attention(q, k, v, pattern)
+    again = tiled_attention(q, k, v, pattern)
     assert torch.equal(values, again[0])
     assert torch.equal(lse, again[1])
     for at in (1, 63, 64, 130, 299):
         changed = [torch.cat([x[:, :, :at], 50 * torch.randn_like(x[:, :, at:])], 2) for x in (q, k, v)]
-        other, other_lse = tiled(*changed, pattern)
+        other, other_lse = tiled_attention(*changed, pattern)
         assert torch.equal(other[:, :, :at], values[:, :, :at])
         assert torch.equal(other_lse[:, :, :at], lse[:, :, :at])
         assert not torch.equal(other[:, :, at:], values[:, :, at:])
@@ -260,8 +262,8 @@ def test_the_future_changes_no_bit(pattern: Pattern) -> None:
 def test_short_floats_are_computed_in_float32(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 2, 200, 16, generator=generator).to(dtype).double().requires_grad_() for _ in range(3))
-    expected = tiled(q, k, v, causal & window(30))[0]
-    values, lse = tiled(*(x.to(dtype) for x in (q, k, v)), causal & window(30))
+    expected = tiled_attention(q, k, v, causal & window(30))[0]
+    values, lse = tiled_attention(*(x.to(dtype) for x in (q, k, v)), causal & window(30))
     assert values.dtype == dtype
     assert lse.dtype == torch.float32
     assert (values - expected).abs().max() <= torch.finfo(dtype).eps * expected.abs().max()
@@ -273,7 +275,7 @@ def test_huge_logits_and_empty_rows() -> None:
     mask = torch.ones(1, 150, dtype=torch.bool)
     mask[0, :80] = False
     for whole in (0, 256):
-        values, lse = tiled(q, k, v, causal & window(9), key_mask=mask, whole=whole)
+        values, lse = tiled_attention(q, k, v, causal & window(9), key_mask=mask, whole=whole)
         assert (values[:, :, :80] == 0).all()
         assert lse[:, :, :80].isneginf().all()
         assert values.isfinite().all()
@@ -286,7 +288,7 @@ def test_huge_logits_and_empty_rows() -> None:
 @pytest.mark.parametrize(("queries", "keys"), [(0, 5), (5, 0), (0, 0)])
 def test_nothing_to_do(queries: int, keys: int) -> None:
     q, k, v = (torch.ones(2, 2, n, 4, requires_grad=True) for n in (queries, keys, keys))
-    values, lse = tiled(q, k, v, everything, query_positions=0)
+    values, lse = tiled_attention(q, k, v, everything, query_positions=0)
     assert values.shape == (2, 2, queries, 4)
     assert (values == 0).all()
     assert lse.isneginf().all()
@@ -299,7 +301,7 @@ def test_table_bias_is_the_plain_formula() -> None:
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 2, 70, 4, generator=generator, dtype=torch.float64) for _ in range(3))
     table = torch.randn(1, 2, 70, 70, generator=generator, dtype=torch.float64)
-    values, lse = tiled(q, k, v, causal, bias=ScoreBias(table=table))
+    values, lse = tiled_attention(q, k, v, causal, bias=ScoreBias(table=table))
     expected, expected_lse = formula(q, k, v, torch.ones(70, 70, dtype=torch.bool).tril(), table)
     torch.testing.assert_close(values, expected, rtol=0, atol=1e-12)
     torch.testing.assert_close(lse, expected_lse, rtol=0, atol=1e-12)
@@ -307,7 +309,7 @@ def test_table_bias_is_the_plain_formula() -> None:
 
 def test_plain_without_keys_in_view() -> None:
     q, k, v = (torch.randn(1, 2, 3, 4, requires_grad=True) for _ in range(3))
-    values, lse = plain(q, k, v, torch.tensor([[True, False, False], [False] * 3, [True] * 3]), scale=0.5)
+    values, lse = masked_attention(q, k, v, torch.tensor([[True, False, False], [False] * 3, [True] * 3]), scale=0.5)
     assert (values[:, :, 1] == 0).all()
     assert lse[:, :, 1].isneginf().all()
     for grad in torch.autograd.grad(values.sum(), (q, k, v)):
@@ -322,7 +324,7 @@ def test_a_rule_that_looks_up_a_table() -> None:
 
 def test_a_function_may_be_forgotten_before_the_backward() -> None:
     q = torch.randn(1, 1, 90, 4, requires_grad=True)
-    values = tiled(q, q, q, causal & Pattern(lambda i, j: (i + j) % 2 == 0), whole=0)[0]
+    values = tiled_attention(q, q, q, causal & Pattern(lambda i, j: (i + j) % 2 == 0), whole=0)[0]
     plans._cache.clear()
     gc.collect()
     values.sum().backward()
@@ -333,11 +335,11 @@ def test_a_function_may_be_forgotten_before_the_backward() -> None:
 def test_layouts_are_forgotten() -> None:
     q = torch.randn(1, 1, 70, 4)
     for n in range(plans.CACHED + 10):
-        tiled(q, q, q, window(n))
+        tiled_attention(q, q, q, window(n))
     assert len(plans._cache) <= plans.CACHED
 
 
-def find(pattern: Pattern, queries: plans.Places, keys: plans.Places) -> plans.Plan:
+def find(pattern: Pattern, queries: plans.Positions, keys: plans.Positions) -> plans.Plan:
     options = {"whole": 0, "biased": False, "device": torch.device("cpu"), "dtype": torch.float32}
     return plans.find_plan(pattern.text, queries, keys, **options)
 
@@ -345,9 +347,9 @@ def find(pattern: Pattern, queries: plans.Places, keys: plans.Places) -> plans.P
 def test_a_quarter_of_a_million_positions() -> None:
     """The work follows the pairs that are kept, and so does the layout."""
     n, pattern = 262_144, causal & window(256)
-    counted = count(lambda: find(pattern, plans.Places(0, n), plans.Places(0, n)))
+    counted = count(lambda: find(pattern, plans.Positions(0, n), plans.Positions(0, n)))
     assert counted.peak < 40 * n
-    (layout,) = find(pattern, plans.Places(0, n), plans.Places(0, n)).of(0)
+    (layout,) = find(pattern, plans.Positions(0, n), plans.Positions(0, n)).of(0)
     assert layout.computed <= n * (256 + 64)
     assert layout.nbytes < 1 << 20
     assert sum(len(group.steps) for group in layout.groups) < n // 64 // 4
@@ -355,18 +357,18 @@ def test_a_quarter_of_a_million_positions() -> None:
 
 def test_heads_with_one_pattern_share_a_layout() -> None:
     pattern = causal & per_head(window(7), block(30), window(7))
-    plan = find(pattern, plans.Places(0, 300), plans.Places(0, 300))
+    plan = find(pattern, plans.Positions(0, 300), plans.Positions(0, 300))
     assert plan.of(0) is plan.of(2)
     assert plan.of(0) is not plan.of(1)
     with pytest.raises(ConfigError, match="3 heads, the queries have 2"):
-        tiled(*torch.ones(3, 1, 2, 5, 4), pattern)
+        tiled_attention(*torch.ones(3, 1, 2, 5, 4), pattern)
 
 
 def test_a_windowed_layout_is_the_same_at_any_offset() -> None:
     q = torch.randn(1, 1, 100, 4)
-    tiled(q, q, q, causal & window(11), whole=0)
+    tiled_attention(q, q, q, causal & window(11), whole=0)
     before = len(plans._cache)
-    tiled(q, q, q, causal & window(11), query_positions=900, key_positions=900, whole=0)
+    tiled_attention(q, q, q, causal & window(11), query_positions=900, key_positions=900, whole=0)
     assert len(plans._cache) == before
 
 
@@ -375,7 +377,7 @@ def test_no_tensor_of_queries_times_keys() -> None:
     bias = ScoreBias(high=2047, curve=torch.randn(1, 2048, requires_grad=True))
 
     def step() -> None:
-        values, lse = tiled(q, k, v, causal, bias=bias)
+        values, lse = tiled_attention(q, k, v, causal, bias=bias)
         (values.sum() + lse.sum()).backward()
 
     assert count(step).largest <= 1 << 18
@@ -400,6 +402,6 @@ def test_one_graph_of_one_size() -> None:
 
     def step(q: Tensor) -> Tensor:
         curve = torch.zeros(2, q.shape[2])
-        return tiled(q, q, q, pattern, bias=ScoreBias(high=q.shape[2] - 1, curve=curve))[0]
+        return tiled_attention(q, q, q, pattern, bias=ScoreBias(high=q.shape[2] - 1, curve=curve))[0]
 
     assert nodes(step, 40) == nodes(step, 300)

@@ -94,7 +94,9 @@ class Gaussian(Dense):
     def facts(cls, options: Mapping[str, Any]) -> Info:
         """Compact kernels have empty windows, and a box is flat; leaving one out is for one sample on itself."""
         kernel = options["kernel"]
-        info = replace(cls.default_info, rows_sum_to_one=kernel == "gaussian", flat="qk" if kernel == "box" else "")
+        info = replace(
+            cls.default_info, rows_sum_to_one=kernel == "gaussian", without_gradient="qk" if kernel == "box" else ""
+        )
         if not options["leave_one_out"]:
             return info
         supports = replace(info.supports, causal=False, cross=False, state=False, prefix=False)

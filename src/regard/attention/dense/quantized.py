@@ -54,7 +54,7 @@ class Quantized(Dense):
         affine_in_value=False,
         sees_content_only=True,
         selects=True,
-        rounding=True,
+        replays_choices=True,
         straight_through="qkv",
     )
     samples: ClassVar[tuple[Mapping[str, object], ...]] = (

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from regard.engines.tiles import plain, tiled
+from regard.engines.tiles import masked_attention, tiled_attention
 from regard.patterns import Pattern
 
 EXPLICIT_QUERIES = 16
@@ -28,8 +28,8 @@ def exact_average(
         scale: of the logits; None: 1 / sqrt(dim).
     """
     if not explicit:
-        return tiled(q, k, v, pattern, scale=scale, key_mask=key_mask)
+        return tiled_attention(q, k, v, pattern, scale=scale, key_mask=key_mask)
     queries, keys = q.shape[2], k.shape[2]
     allowed = pattern.mask(*(torch.arange(first, keys, device=q.device) for first in (keys - queries, 0)))
     allowed = allowed if key_mask is None else allowed & key_mask[:, None, None, :]
-    return plain(q, k, v, allowed, scale=q.shape[3] ** -0.5 if scale is None else scale)
+    return masked_attention(q, k, v, allowed, scale=q.shape[3] ** -0.5 if scale is None else scale)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.core import Attended, Attention, Call, accumulation_dtype, generator
 from regard.engines.sums.noise import counted_call, position_noise
-from regard.engines.tiles import tiled
+from regard.engines.tiles import tiled_attention
 from regard.errors import ConfigError
 from regard.info import Info, Supports
 from regard.options import weight
@@ -122,7 +122,7 @@ class Lara(Attention):
             exact_q, exact_k = (x.to(dtype) * q.shape[3] ** -0.25 for x in (q, k))
             g = self._proposals(exact_q, exact_k, asking, key_mask)
             half = exact_k.square().sum(-1, keepdim=True) / 2
-            values, lse = tiled(
+            values, lse = tiled_attention(
                 F.pad(g.draws, (0, 1), value=1.0),
                 torch.cat([exact_k, -half], -1),
                 v.to(dtype),

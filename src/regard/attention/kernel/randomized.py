@@ -58,7 +58,7 @@ class Randomized(Attention):
         memory=1,
         state="length",
         selects=True,
-        rounding=True,
+        replays_choices=True,
         anchored=True,
         stochastic=True,
         approximates="softmax",
@@ -91,7 +91,9 @@ class Randomized(Attention):
         biased = replace(cls.default_info, approximates=None, knob=None)
         if options["form"] == "official":
             return biased
-        return replace(biased, selects=False, rounding=False, anchored=False, stochastic=False, sees_content_only=True)
+        return replace(
+            biased, selects=False, replays_choices=False, anchored=False, stochastic=False, sees_content_only=True
+        )
 
     def check_options(self) -> None:
         if self.form == "mean" and self.num_samples > 1:

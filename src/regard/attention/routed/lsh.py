@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.attention.routed import Routed, remember
 from regard.core import Attended, Call, accumulation_dtype, generator
-from regard.engines.routed import nearest
+from regard.engines.routed import nearest_points
 from regard.engines.routed.buckets import Rule, bucketed_op, tile_size
 from regard.errors import ConfigError
 from regard.info import Info, Supports
@@ -146,7 +146,7 @@ class Lsh(Routed):
         axes, kv_heads = self.rotations.mT, self.heads.kv_heads
         points = torch.cat([axes, -axes], 2) if axes.shape[2] else axes.new_zeros(kv_heads, self.rounds, 1, dim)
         rows = x.detach().unflatten(1, (kv_heads, -1)).transpose(0, 1).flatten(1, 3)  # (batch, group, position)
-        buckets = nearest(rows, points, points.new_zeros(points.shape[:3]))
+        buckets = nearest_points(rows, points, points.new_zeros(points.shape[:3]))
         return buckets.view(kv_heads, batch, heads // kv_heads, length, self.rounds).transpose(0, 1).flatten(1, 2)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:

@@ -56,7 +56,7 @@ class Shortlist(Routed):
         state="length",
         sees_content_only=True,
         selects=True,
-        rounding=True,
+        replays_choices=True,
         approximates="softmax",
         knob="num_keys",
     )

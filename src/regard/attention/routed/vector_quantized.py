@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.attention.routed import Routed
 from regard.core import Attended, Call, accumulation_dtype, generator, recomputing
-from regard.engines.routed import nearest
+from regard.engines.routed import nearest_points
 from regard.engines.routed.codes import coded, gather_codes, window
 from regard.info import Info, Supports
 from regard.options import weight
@@ -113,7 +113,7 @@ class VectorQuantized(Routed):
         batch, kv_heads, keys, _ = k.shape
         # argmin |k - C|^2 = argmax k . C - |C|^2 / 2
         rows, points = k.detach().transpose(0, 1).flatten(1, 2), codebook[:, None]
-        closest = nearest(rows, points, points.float().square().sum(-1) / -2)
+        closest = nearest_points(rows, points, points.float().square().sum(-1) / -2)
         return closest.view(kv_heads, batch, keys).transpose(0, 1)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:

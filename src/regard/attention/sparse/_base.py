@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.bias import ScoreBias
 from regard.core import Attended, Attention, Call
-from regard.engines.tiles import ONE_TILE_POSITIONS, explicit, gathered_attention, tiled
+from regard.engines.tiles import ONE_TILE_POSITIONS, explicit, gathered_attention, tiled_attention
 from regard.errors import UnsupportedError
 from regard.options import Options, weight
 from regard.patterns import FAR, Pattern, causal
@@ -152,7 +152,7 @@ class Sparse(PatternSoftmax):
         if self.impl == "flex":
             from regard.engines.gpu.flex import flexed as engine
         else:
-            engine = partial(tiled, whole=self.one_tile)
+            engine = partial(tiled_attention, whole=self.one_tile)
         return engine(
             q,
             k,

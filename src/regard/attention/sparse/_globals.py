@@ -11,7 +11,7 @@ from torch import Tensor
 from regard.attention.sparse._base import EXPLICIT_QUERIES, PatternSoftmax, append_slots, at_keys, drop_slots
 from regard.bias import ScoreBias
 from regard.core import Attended, Call, registered_name
-from regard.engines.tiles import gathered_attention, plain, tiled
+from regard.engines.tiles import gathered_attention, masked_attention, tiled_attention
 from regard.engines.tiles.gathered import columns, gather_tokens, merged, pair_logits, replace_tokens, within
 from regard.errors import ShapeError
 from regard.state import Entry, State, accumulation_dtype, per_slot, slot_positions
@@ -86,7 +86,7 @@ class Globals(PatternSoftmax):
         of_columns = bias if bias is None or bias.table is None else replace(bias, table=columns(bias.table, seen.at))
         allowed, logits = self.column_terms(q, seen, view, of_columns)
         keys, content = gather_tokens(k, seen.at), gather_tokens(v, seen.at)
-        values = merged(local, plain(q, keys, content, allowed, scale=self.factor, bias=logits))
+        values = merged(local, masked_attention(q, keys, content, allowed, scale=self.factor, bias=logits))
         return self._with_rows(values, q, k, v, view, bias) if self.symmetric else values
 
     def _with_rows(
@@ -103,7 +103,7 @@ class Globals(PatternSoftmax):
             bias = replace(bias, **{name: gather_tokens(x, rows) for name, x in parts.items()})
         q = gather_tokens(q, rows)
         allowed, logits = self.row_terms(q, asking, view, bias)
-        part, _ = plain(q, k, v, allowed, scale=self.factor, bias=logits)
+        part, _ = masked_attention(q, k, v, allowed, scale=self.factor, bias=logits)
         return replace_tokens(values, rows, asking.real, part)
 
     def _local(
@@ -115,7 +115,7 @@ class Globals(PatternSoftmax):
             others = ~self.global_keys(view)
             keep = others if keep is None else keep & others
         without_holes = view.marks is None
-        return tiled(
+        return tiled_attention(
             q,
             k,
             v,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.core import Call, accumulation_dtype
 from regard.engines.dense.chunks import Rule, chunked, publish, softmax
-from regard.engines.tiles import tiled
+from regard.engines.tiles import tiled_attention
 from regard.patterns import causal, everything
 
 MATERIALISED_PAIRS = 1 << 20
@@ -105,7 +105,7 @@ def tiles(
         return v.new_zeros(*q.shape[:3], v.shape[3]), q.new_zeros(q.shape[:3])
     pattern = causal if call.causal else everything
     first = call.query_start if call.causal or call.bias is not None else 0  # one layout wherever the queries stand
-    return tiled(q, k, v, pattern, scale=scale, query_positions=first, key_mask=call.key_mask, bias=call.bias)
+    return tiled_attention(q, k, v, pattern, scale=scale, query_positions=first, key_mask=call.key_mask, bias=call.bias)
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor, call: Call, *, scale: float, dropout: float) -> Tensor:

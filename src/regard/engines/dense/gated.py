@@ -7,7 +7,7 @@ from torch import Tensor
 from regard.core import Call, accumulation_dtype
 from regard.engines.dense.chunks import Rule, chunked, publish, softmax
 from regard.engines.dense.fused import expand_heads
-from regard.engines.tiles import pair_sums, plain, tiled
+from regard.engines.tiles import masked_attention, pair_sums, tiled_attention
 from regard.patterns import causal
 
 FEW_QUERIES = 16
@@ -59,11 +59,11 @@ def _gated(q: Tensor, k: Tensor, v: Tensor, log_gates: Tensor, call: Call, scale
     first, queries, keys = call.query_start, q.shape[2], k.shape[2]
     if not keys or not queries or queries >= FEW_QUERIES:
         masks = {"key_mask": call.key_mask, "bias": call.bias}
-        return tiled(q, k, v, causal, scale=scale, query_positions=first, log_gates=log_gates, **masks)
+        return tiled_attention(q, k, v, causal, scale=scale, query_positions=first, log_gates=log_gates, **masks)
     i, j = torch.arange(first, first + queries, device=q.device), torch.arange(keys, device=q.device)
     allowed = (j <= i[:, None])[None, None]
     if call.key_mask is not None:
         allowed = allowed & call.key_mask[:, None, None]
     bias = None if call.bias is None else call.bias.logits(i, j)
     sums = pair_sums(log_gates, first, queries, keys)
-    return plain(q, k, v, allowed, scale=scale, bias=bias, sums=sums)
+    return masked_attention(q, k, v, allowed, scale=scale, bias=bias, sums=sums)

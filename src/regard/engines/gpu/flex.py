@@ -37,7 +37,7 @@ def flexed(
     key_mask: Bool[Tensor, "batch keys"] | None = None,
     bias: ScoreBias | None = None,
 ) -> tuple[Float[Tensor, "batch heads queries value"], Float[Tensor, "batch heads queries"]]:
-    """Softmax attention over the pairs of a pattern, as `regard.engines.tiles.tiled` computes it.
+    """Softmax attention over the pairs of a pattern, as `regard.engines.tiles.tiled_attention` computes it.
 
     Args:
         q, k, v: heads of keys and values may be fewer (grouped).

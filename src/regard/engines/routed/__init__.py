@@ -21,8 +21,8 @@ def exact(x: Tensor) -> torch.autocast:
     return torch.autocast(x.device.type, enabled=False)
 
 
-@torch.library.custom_op("regard::nearest", mutates_args=())
-def nearest(x: Tensor, points: Tensor, offsets: Tensor) -> Tensor:
+@torch.library.custom_op("regard::nearest_points", mutates_args=())
+def nearest_points(x: Tensor, points: Tensor, offsets: Tensor) -> Tensor:
     """argmax_s x . points_s + offsets_s in float32, the same for a row whatever rows come with it.
 
     A matrix product rounds differently for other numbers of rows, which could flip a close decision between prefill and
@@ -64,7 +64,7 @@ def _best(x: Tensor, points: Tensor, offsets: Tensor) -> Tensor:
     return best
 
 
-@nearest.register_fake
+@nearest_points.register_fake
 def _(x: Tensor, points: Tensor, offsets: Tensor) -> Tensor:
     return x.new_empty((x.shape[0], x.shape[1], points.shape[1]), dtype=torch.int32)
 

@@ -24,7 +24,7 @@ ABSENT = float(1 << 25)
 
 
 def tile_size(crowd: int) -> int:
-    """Places in a tile where a run of equal codes holds about so many tokens."""
+    """Positions in a tile where a run of equal codes holds about so many tokens."""
     return 64 if crowd > 48 else 32 if crowd > 24 else 16
 
 
@@ -87,7 +87,7 @@ class Items(NamedTuple):
     flat: Tensor | None
     """(items,) where each is among all; None: all take part, in order"""
 
-    def take(self, x: Tensor) -> Tensor:
+    def gather_rows(self, x: Tensor) -> Tensor:
         """Rows for the items, and zeros for the empty one, of (batch, heads, length, width)."""
         x = x.flatten(0, 2)
         return F.pad(x if self.flat is None else x[self.flat], (0, 0, 0, 1))
@@ -317,7 +317,7 @@ def bucketed_backward(
         # What each query brings: its gradient, the mean gradient of its weights, its log-sum-exp (inf: no weights).
         mean = (grad * values).sum(-1, keepdim=True)
         norm = torch.where(lse == float("-inf"), float("inf"), lse)[..., None]
-        brings = queries.take(torch.cat([grad.to(values.dtype), mean, norm], -1))
+        brings = queries.gather_rows(torch.cat([grad.to(values.dtype), mean, norm], -1))
         brings[-1, -1] = float("inf")
         dq = brings.new_zeros(len(queries.matrix), dim)
         dk, dv = (brings.new_zeros(len(keys.matrix), width) for width in (dim, value))

@@ -1,6 +1,12 @@
 """Attention over the tiles of a pattern, or under an explicit mask."""
 
-from regard.engines.tiles.attention import ONE_TILE_POSITIONS, explicit, gathered_attention, plain, tiled
+from regard.engines.tiles.attention import (
+    ONE_TILE_POSITIONS,
+    explicit,
+    gathered_attention,
+    masked_attention,
+    tiled_attention,
+)
 from regard.engines.tiles.decay import pair_sums
 
-__all__ = ["ONE_TILE_POSITIONS", "explicit", "gathered_attention", "pair_sums", "plain", "tiled"]
+__all__ = ["ONE_TILE_POSITIONS", "explicit", "gathered_attention", "masked_attention", "pair_sums", "tiled_attention"]

@@ -16,7 +16,7 @@ from regard.bias import ScoreBias
 from regard.engines.tiles.decay import faded, gate_gradient, level_tiles, pair_sums
 from regard.engines.tiles.operands import LOWEST, Operands
 from regard.engines.tiles.passes import backward, forward
-from regard.engines.tiles.plan import Places, Plan, find_plan
+from regard.engines.tiles.plan import Plan, Positions, find_plan
 from regard.errors import ConfigError
 from regard.patterns import Pattern
 from regard.patterns.pattern import unwritten
@@ -28,7 +28,7 @@ GATHERED_KEYS = 1024
 """out of more keys than this, a single query gathers those that it sees"""
 
 
-def tiled(
+def tiled_attention(
     q: Float[Tensor, "batch heads queries dim"],
     k: Float[Tensor, "batch kv_heads keys dim"],
     v: Float[Tensor, "batch kv_heads keys value"],
@@ -86,7 +86,7 @@ def tiled(
         if key_mask is not None:
             allowed = allowed & key_mask[:, None, None, :]
         sums = None if log_gates is None else pair_sums(log_gates, ahead, queries, keys)
-        return plain(q, k, v, allowed, scale=scale, bias=bias.logits(i, j), sums=sums)
+        return masked_attention(q, k, v, allowed, scale=scale, bias=bias.logits(i, j), sums=sums)
     if not pattern.anchored and isinstance(query_positions, int) and isinstance(key_positions, int):
         query_positions, key_positions = query_positions - key_positions, 0  # distances alone: one layout at any offset
     dtype = accumulation_dtype(q.dtype)
@@ -143,8 +143,8 @@ class Arguments(NamedTuple):
 
     def plan(self) -> Plan:
         """How the call is laid out."""
-        queries = Places(self.query_start, self.q.shape[2], self.query_positions)
-        keys = Places(self.key_start, self.k.shape[2], self.key_positions)
+        queries = Positions(self.query_start, self.q.shape[2], self.query_positions)
+        keys = Positions(self.key_start, self.k.shape[2], self.key_positions)
         biased = self.curve is not None or self.relative is not None
         like = {"device": self.q.device, "dtype": self.q.dtype}
         return find_plan(self.rule, queries, keys, whole=self.whole, biased=biased, **like)
@@ -228,7 +228,7 @@ def _backward(ctx, grad_values, grad_lse):
 tiles.register_autograd(_backward, setup_context=_setup_context)
 
 
-def plain(
+def masked_attention(
     q: Float[Tensor, "batch heads queries dim"],
     k: Float[Tensor, "batch kv_heads keys dim"],
     v: Float[Tensor, "batch kv_heads keys value"],
@@ -238,7 +238,7 @@ def plain(
     bias: Float[Tensor, "*#pairs queries keys"] | None = None,
     sums: Float[Tensor, "batch heads queries keys"] | None = None,
 ) -> tuple[Float[Tensor, "batch heads queries value"], Float[Tensor, "batch heads queries"]]:
-    """The same as `tiled` from an explicit mask: for a few queries, or a bias that is a table already.
+    """The same as `tiled_attention` from an explicit mask: for a few queries, or a bias that is a table already.
 
     Args:
         q, k, v: heads of keys and values may be fewer (grouped).
@@ -276,12 +276,12 @@ def gathered_attention(
     scale: float,
     bias: Float[Tensor, "*#pairs queries keys"] | None = None,
 ) -> tuple[Float[Tensor, "batch heads queries value"], Float[Tensor, "batch heads queries"]]:
-    """The same as `plain`; a single query that sees few of many keys gathers these before."""
+    """The same as `masked_attention`; a single query that sees few of many keys gathers these before."""
     if q.shape[2] == 1 and k.shape[2] > GATHERED_KEYS and bias is None and not torch.compiler.is_compiling():
         used = allowed.flatten(0, -2).any(0).nonzero().flatten()
         if len(used) <= k.shape[2] // 2:
             k, v, allowed = k.index_select(2, used), v.index_select(2, used), allowed[..., used]
-    return plain(q, k, v, allowed, scale=scale, bias=bias)
+    return masked_attention(q, k, v, allowed, scale=scale, bias=bias)
 
 
 def explicit(positions: Int[Tensor, " length"] | int, length: int, device: torch.device) -> Int[Tensor, " length"]:

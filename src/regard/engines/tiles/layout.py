@@ -137,9 +137,9 @@ def _touched(pattern: Pattern, q: Span, k: Span) -> tuple[Tensor, Tensor, Tensor
     (classes, rows), columns = q.lo.shape, k.lo.shape[1]
     if max(rows, columns) <= 2 * COARSE:
         truth = pattern.over(_at(q, (..., slice(None), None)), _at(k, (..., None, slice(None))))
-        some, every = truth.some.expand(classes, rows, columns), truth.every.expand(classes, rows, columns)
-        a, r, c = some.nonzero(as_tuple=True)
-        return a, r, c, every[a, r, c]
+        may, must = truth.may.expand(classes, rows, columns), truth.must.expand(classes, rows, columns)
+        a, r, c = may.nonzero(as_tuple=True)
+        return a, r, c, must[a, r, c]
     outer = _touched(pattern, _coarser(q), _coarser(k))[:3]
     inner = torch.arange(COARSE)
     found = []
@@ -149,8 +149,8 @@ def _touched(pattern: Pattern, q: Span, k: Span) -> tuple[Tensor, Tensor, Tensor
         inside = (row < rows) & (column < columns)
         at = (a[:, None, None].expand(-1, COARSE, COARSE)[inside], row[inside], column[inside])
         truth = pattern.over(_at(q, (at[0], at[1])), _at(k, (at[0], at[2])))
-        some = truth.some.expand(at[0].shape)
-        found.append((*(x[some] for x in at), truth.every.expand(at[0].shape)[some]))
+        may = truth.may.expand(at[0].shape)
+        found.append((*(x[may] for x in at), truth.must.expand(at[0].shape)[may]))
     empty = torch.empty(0, dtype=torch.long)
     a, r, c, full = (torch.cat(x) for x in zip(*found, strict=True)) if found else (empty, empty, empty, empty.bool())
     return a, r, c, full
@@ -225,11 +225,11 @@ def _group(
 
 def _together(groups: dict[tuple, list[tuple[int, int]]]) -> dict[tuple, list[tuple[int, int]]]:
     """Arrangements with masks in the same slots as one, where few query tiles have each."""
-    places: dict[tuple, list[tuple]] = {}
+    by_place: dict[tuple, list[tuple]] = {}
     for key in groups:
-        places.setdefault((key[0], tuple(bool(x) for x in key[1])), []).append(key)
+        by_place.setdefault((key[0], tuple(bool(x) for x in key[1])), []).append(key)
     together: dict[tuple, list[tuple[int, int]]] = {}
-    for place, keys in places.items():
+    for place, keys in by_place.items():
         rows = sorted(row for key in keys for row in groups[key])
         if len(keys) > 1 and len(rows) < ARRANGEMENT_TILES * len(keys):
             together[place] = rows

@@ -282,7 +282,7 @@ class Scratch:
         self.buffers: dict[str, Tensor] = {}
         self.written: dict[str, tuple[int, ...]] = {}
 
-    def take(self, name: str, *shape: int) -> Tensor:
+    def buffer(self, name: str, *shape: int) -> Tensor:
         """A buffer with whatever it holds."""
         size = math.prod(shape)
         if name not in self.buffers or self.buffers[name].numel() < size:
@@ -291,7 +291,7 @@ class Scratch:
 
     def cleared(self, name: str, *shape: int, written: tuple[int, ...]) -> Tensor:
         """A buffer that is 0 outside of what is `written` at every step: cleared only when that changes."""
-        buffer = self.take(name, *shape)
+        buffer = self.buffer(name, *shape)
         if self.written.get(name) != (*shape, *written):
             buffer.zero_()
             self.written[name] = (*shape, *written)

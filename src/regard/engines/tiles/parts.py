@@ -61,7 +61,7 @@ def split(pattern: Pattern, queries: Int[Tensor, " queries"], keys: Int[Tensor, 
         queries, keys: positions, ascending.
     """
     seen = int(queries[0] - keys[-1]), int(queries[-1] - keys[0])
-    if pattern.sign == "apart":
+    if pattern.sign == "disjoint":
         apart = [_ordered(_literals(term), seen) for term in pattern.terms]
         return [Part(_joined(literals, order), order) for literals, order in apart]
     terms = [_ordered(literals, seen) for literals in _terms(pattern)]

@@ -47,7 +47,7 @@ class Scores:
     def of(self, group: Group, step: Step) -> Float[Tensor, "count tile lanes"]:
         """log2(e) times the logits, -inf where nothing may be seen."""
         tile, size = self.share.layout.sizes
-        scores = self.scratch.take("scores", step.count, tile, group.slots * size)
+        scores = self.scratch.buffer("scores", step.count, tile, group.slots * size)
         if self.decay is not None:
             self.decay.fill(scores, group, step)
         begun = 0 if self.decay is None else 1
@@ -163,10 +163,10 @@ def backward(
                 weights = scores.weights(scores.of(group, step), pick(tops, step))
                 outer = pick(outers, step)
                 collect(dv, step, group.slots, weights, outer)
-                slope = scratch.take("slope", *weights.shape)
+                slope = scratch.buffer("slope", *weights.shape)
                 torch.bmm(outer, lanes(v, step, group.slots).mT, out=slope)
                 # d loss / d logit = p (dO . v - delta): softmax takes away the average of dO . v; lse adds its own.
-                average = scratch.take("average", *outer.shape)
+                average = scratch.buffer("average", *outer.shape)
                 delta = torch.mul(outer, pick(outs, step), out=average).sum(-1, keepdim=True)
                 slope.sub_(delta.sub_(pick(slopes_lse, step))).mul_(weights)
                 new = torch.bmm(slope, lanes(scores.k, step, group.slots))

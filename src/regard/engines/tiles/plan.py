@@ -57,7 +57,7 @@ class Plan(NamedTuple):
         return sum({id(layout): layout.nbytes for parts in self.parts for layout in parts}.values())
 
 
-class Places(NamedTuple):
+class Positions(NamedTuple):
     """Where a call's queries or keys are: `length` consecutive positions from `start`, or explicit ones."""
 
     start: int
@@ -81,7 +81,14 @@ _lock = threading.Lock()
 
 
 def find_plan(
-    rule: str, queries: Places, keys: Places, *, whole: int, biased: bool, device: torch.device, dtype: torch.dtype
+    rule: str,
+    queries: Positions,
+    keys: Positions,
+    *,
+    whole: int,
+    biased: bool,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> Plan:
     """How the pattern named `rule` is laid out, from the cache where possible.
 

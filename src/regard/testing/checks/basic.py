@@ -29,9 +29,11 @@ def facts(subject: Subject) -> None:
         info.reads != "" and info.reads == "".join(c for c in "qkv" if c in info.reads),
         f"reads must be some of 'qkv' in this order, got {info.reads!r}",
     )
-    require(info.selects or not info.rounding, "rounding is a way of selecting")
+    require(info.selects or not info.replays_choices, "to replay choices needs choices")
     require(set(info.straight_through) <= set(info.reads), f"straight_through={info.straight_through!r} beyond reads")
-    require(set(info.flat) <= set(info.reads), f"flat={info.flat!r} beyond reads={info.reads!r}")
+    require(
+        set(info.without_gradient) <= set(info.reads), f"flat={info.without_gradient!r} beyond reads={info.reads!r}"
+    )
     require(info.supports.state is (info.state != "none"), f"supports.state with state={info.state!r}")
     require((info.approximates is None) is (info.knob is None), "approximates and knob come together")
     require(info.knob is None or info.knob in cls.defaults, f"no option {info.knob!r}")

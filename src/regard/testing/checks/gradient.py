@@ -100,7 +100,7 @@ def float32_gradients(subject: Subject) -> None:
     for causal in subject.modes:
         mechanism = subject.build(causal, max_length=LONG)
         x = _projected(subject.inputs(mechanism, queries=LONG, batch=1))
-        made = mechanism.decisions(x.q, x.k) if subject.info.rounding else None  # pyright: ignore[reportCallIssue]
+        made = mechanism.decisions(x.q, x.k) if subject.info.replays_choices else None  # pyright: ignore[reportCallIssue]
         got = _gradients_of_sum(mechanism, x, definition=False)
         by_definition = partial(_gradients_of_sum, definition=True, decisions=made)
         assert_float32(got, by_definition, mechanism, x, floor=GRADIENTS32, what=f"{LONG} positions, {causal=}")
@@ -161,7 +161,7 @@ def _along(mechanism: Attention, leaves: dict[str, Tensor], x: Inputs, way: Tens
 
 @check()
 def parameter_gradients(subject: Subject) -> None:
-    """Every parameter and every tensor that is read gets a finite gradient that is not 0, but where `info.flat`."""
+    """Every parameter and every tensor that is read gets a finite gradient, 0 only in `info.without_gradient`."""
     for causal in subject.modes:
         mechanism = subject.build(causal).train()
         x = _projected(subject.inputs(mechanism))
@@ -170,8 +170,11 @@ def parameter_gradients(subject: Subject) -> None:
         total = out.values.square().sum() + sum(out.losses.values())
         for name, leaf in leaves.items():
             (grad,) = torch.autograd.grad(total, leaf, retain_graph=True, allow_unused=True)
-            if name in subject.info.flat:
-                require(grad is None or not grad.any(), f"info.flat names {name}, and a gradient reaches it, {causal=}")
+            if name in subject.info.without_gradient:
+                require(
+                    grad is None or not grad.any(),
+                    f"info.without_gradient names {name}, and a gradient reaches it, {causal=}",
+                )
                 continue
             require(grad is not None, f"{name} gets no gradient, {causal=}")
             require(bool(grad.isfinite().all()), f"the gradient of {name} is not finite, {causal=}")

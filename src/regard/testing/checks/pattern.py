@@ -6,7 +6,7 @@ from torch import Tensor
 
 from regard.attention.sparse import PatternSoftmax
 from regard.engines.tiles.layout import Layout
-from regard.engines.tiles.plan import Places, find_plan
+from regard.engines.tiles.plan import Positions, find_plan
 from regard.patterns import Pattern
 from regard.testing.inputs import LENGTH, LONG, Subject
 from regard.testing.registry import check, require
@@ -45,9 +45,9 @@ def future_keys(subject: Subject) -> None:
 
 def times_held(pattern: Pattern, length: int, heads: int) -> Int[Tensor, "heads queries keys"]:
     """How often the tiles of a pattern hold each pair of a sequence, head by head."""
-    places = Places(0, length)
+    positions = Positions(0, length)
     like = {"device": torch.device("cpu"), "dtype": torch.float32}
-    plan = find_plan(pattern.text, places, places, whole=0, biased=False, **like)
+    plan = find_plan(pattern.text, positions, positions, whole=0, biased=False, **like)
     held = torch.zeros(heads, length, length, dtype=torch.long)
     for head in range(heads):
         for layout in plan.of(head):

@@ -76,7 +76,7 @@ def _require_definition(mechanism: Attention, x: Inputs) -> None:
     assert_identical(run(mechanism, x).values, expected, what=f"{x.v.dtype}, the definition")
 
 
-@check(("rounding", "replayed_choices"))
+@check(("replays_choices", "replayed_choices"))
 def reference_float32(subject: Subject) -> None:
     """In float32 the error is at most 2e-6 of the largest output, or 4 times what the definition loses in any order."""
     for what, mechanism, x in _cases(subject, torch.float32):
@@ -84,7 +84,7 @@ def reference_float32(subject: Subject) -> None:
         assert_float32(got, _by_definition, mechanism, x, floor=FLOAT32, what=what)
 
 
-@check(("rounding", "replayed_choices"))
+@check(("replays_choices", "replayed_choices"))
 def bfloat16(subject: Subject) -> None:
     """In bfloat16 the result is the definition's on the same rounded inputs, accumulated in float32 at least."""
     for what, mechanism, x in _cases(subject, torch.bfloat16):

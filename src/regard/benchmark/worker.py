@@ -18,7 +18,7 @@ from regard.errors import RegardError, ResourceError, out_of_memory
 GRACE_SECONDS = 5.0
 
 
-def apart(
+def in_worker(
     module: str,
     payload: Any,
     *,
@@ -76,7 +76,7 @@ def apart(
 
 
 def serve(work: Callable[[Any], Iterable[Any]]) -> int:
-    """The other side of `apart`: give `work` the payload, send each result as it comes; the exit code."""
+    """The other side of `in_worker`: give `work` the payload, send each result as it comes; the exit code."""
     payload = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_parent, args=(signal.getsignal(signal.SIGTERM),), daemon=True).start()
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")

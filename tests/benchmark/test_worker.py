@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from regard.benchmark.apart import apart
 from regard.benchmark.timing import FIXED_ALLOCATION
+from regard.benchmark.worker import in_worker
 from regard.errors import NumericsError, ResourceError, UnsupportedError
 
 WORKER = """
 import os, signal, sys, time
-from regard.benchmark.apart import serve
+from regard.benchmark.worker import serve
 from regard import errors
 
 def work(payload):
@@ -62,7 +62,7 @@ def worker(tmp_path, monkeypatch) -> str:
 
 
 def ask(worker, each=lambda result: None, **payload):
-    return apart(worker, payload, fixed_allocation=False, threads=1, each=each)
+    return in_worker(worker, payload, fixed_allocation=False, threads=1, each=each)
 
 
 def gone(pid: int, seconds: float = 20.0) -> bool:
@@ -91,7 +91,7 @@ def test_results_come_in_order_and_as_they_are(worker, capfd):
 @pytest.mark.parametrize("fixed", [True, False])
 def test_allocation_and_threads(worker, monkeypatch, fixed):
     monkeypatch.setenv("MALLOC_TOP_PAD_", "1")
-    found = apart(worker, {"kind": "echo", "value": 0}, fixed_allocation=fixed, threads=3)[2]
+    found = in_worker(worker, {"kind": "echo", "value": 0}, fixed_allocation=fixed, threads=3)[2]
     assert {name: found.get(name) for name in FIXED_ALLOCATION} == (
         FIXED_ALLOCATION if fixed else dict.fromkeys(FIXED_ALLOCATION)
     )
@@ -134,8 +134,8 @@ def test_a_result_that_cannot_be_kept_ends_the_work(worker, tmp_path):
 
 PARENT = """
 import sys
-from regard.benchmark.apart import apart
-apart("some_worker", {"kind": "saves", "path": sys.argv[1]}, fixed_allocation=False, threads=1,
+from regard.benchmark.worker import in_worker
+in_worker("some_worker", {"kind": "saves", "path": sys.argv[1]}, fixed_allocation=False, threads=1,
       each=lambda result: print(result["pid"], flush=True))
 """
 
