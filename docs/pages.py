@@ -16,7 +16,7 @@ from regard.core import Attention
 from regard.functional import weights
 from regard.info import Heads, Supports
 from regard.models import presets
-from regard.options import meanings, type_text
+from regard.option_text import meanings, type_text
 from regard.report import attention_map
 from regard.report import claims as claims_report
 from regard.testing import CHECKS, check_attention, record

@@ -14,6 +14,7 @@ import pytest
 import regard
 from regard import catalog, memory, position, specs
 from regard.core import Attention
+from regard.mechanism import Mechanism
 from regard.info import Heads
 from regard.models import presets
 
@@ -68,7 +69,7 @@ def test_every_option_is_described_once_where_it_is_declared(name):
     described = {
         option: text
         for base in reversed(cls.__mro__[:-1])
-        if issubclass(base, Attention)
+        if issubclass(base, Mechanism)
         for option, text in declared(base)
     }
     assert [option for option in cls.defaults if not described[option].strip()] == []

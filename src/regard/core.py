@@ -7,7 +7,7 @@ keys are the past. In masks True means keep.
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, final
+from typing import Any, final
 
 import torch
 import torch.nn.functional as F
@@ -16,13 +16,12 @@ from torch import Tensor, nn
 
 from regard.bias import ScoreBias
 from regard.call import Attended, Call, merge
-from regard.errors import LimitError, UnsupportedError
-from regard.info import Heads, Info, Input
-from regard.moved import follow
-from regard.options import Configured, option, registered_name, weight
+from regard.errors import InputError, ShapeError, UnsupportedError
+from regard.info import Heads
+from regard.mechanism import Mechanism
+from regard.options import registered_name
 from regard.randomness import generator, recomputing
-from regard.state import Entry, Slots, State, Summary, accumulation_dtype, begin, per_slot
-from regard.validation import check_call, check_inputs
+from regard.state import Slots, State, Summary, accumulation_dtype
 
 __all__ = [
     "Attended",
@@ -40,7 +39,7 @@ __all__ = [
 ]
 
 
-class Attention(Configured, ABC):
+class Attention(Mechanism, ABC):
     """An attention mechanism: for each query, score every key, keep the allowed ones, normalise, average the values.
 
     A mechanism is a final subclass in a file of its own. It sets `default_info`, declares its options as annotated
@@ -54,96 +53,6 @@ class Attention(Configured, ABC):
         UnsupportedError: `heads` asks for what `info.supports` does not list.
         ConfigError: an unknown option, one of another type or out of bounds, or options that exclude each other.
     """
-
-    default_info: ClassVar[Info]
-    """the facts under default options, a literal"""
-    samples: ClassVar[tuple[Mapping[str, object], ...]] = ({},)
-    """option sets that the conformance suite checks, small enough for sequences of a dozen positions"""
-    reasons: ClassVar[Mapping[str, str]] = {}
-    """why a capability is missing, for the error message: {"causal": "its projection mixes all positions"}"""
-    compares_widths: ClassVar[bool] = False
-    """whether the score takes queries and keys of different widths"""
-
-    heads: Heads = option(kw_only=False)
-    info: Info = weight()
-    """the facts of this instance"""
-    widths: Mapping[str, tuple[int, int]] = weight()
-    """heads and width of q, k and v"""
-    impl: Literal["auto", "reference"] = "auto"
-    """how: `reference` is the definition, whose state keeps every key and value"""
-
-    if not TYPE_CHECKING:  # type checkers make the signature from the annotated attributes
-
-        def __init__(self, heads, **options):
-            super().__init__()
-            self.serve(heads)
-            self.configure(options, f"mechanism {self._name}")
-            self.info = described(type(self), self.options)
-            self._check_heads()
-            self.check_options()
-            self.setup()
-            follow(self)
-
-    def serve(self, heads: Heads) -> None:
-        """Store what to serve, and the (heads, width) that q, k and v of a call must have."""
-        self.heads = heads
-        self.widths = {
-            "q": (heads.count, heads.query_width),
-            "k": (heads.kv_heads, heads.key_dim),
-            "v": (heads.kv_heads, heads.value_width),
-        }
-
-    @classmethod
-    def _places(cls) -> tuple[str, ...]:
-        return ("heads",)
-
-    @classmethod
-    def facts(cls, options: Mapping[str, Any]) -> Info:
-        """The facts under these options (all of them, defaults filled in), `impl="reference"` apart."""
-        del options
-        return cls.default_info
-
-    @classmethod
-    @final
-    def describe(cls, options: Mapping[str, object]) -> Info:
-        """The facts under some options, without building.
-
-        Raises:
-            ConfigError: as building.
-        """
-        return described(cls, cls.filled(options, f"mechanism {registered_name(cls)}"))
-
-    def check_options(self) -> None:
-        """Refuse options that do not fit each other or `heads`.
-
-        Raises:
-            ConfigError: they do not; the message says what would.
-        """
-
-    def setup(self) -> None:
-        """Draw the weights."""
-
-    def _check_heads(self) -> None:
-        heads, supports = self.heads, self.info.supports
-        if heads.causal and not supports.causal:
-            self.refuse("causal=True", "causal")
-        if not heads.causal and not supports.bidirectional:
-            self.refuse("causal=False", "bidirectional")
-        if heads.dropout and not supports.dropout:
-            self.refuse(f"dropout={heads.dropout}", "dropout")
-        if heads.query_width != heads.key_dim and not self.compares_widths:
-            raise UnsupportedError(
-                f"{self._name} compares queries with keys of the same width, got query_dim={heads.query_dim}, "
-                f"key_dim={heads.key_dim}. Mechanisms that compare different widths: additive, bilinear"
-            )
-
-    def refuse(self, what: str, capability: str) -> NoReturn:
-        """Raise the error for a request outside `info.supports`."""
-        reason = self.reasons.get(capability)
-        raise UnsupportedError(
-            f"{self._name} does not support {what}{f': {reason}' if reason else ''}. "
-            f"Mechanisms that do: regard list --supports {capability}"
-        )
 
     @final
     def forward(
@@ -184,10 +93,10 @@ class Attention(Configured, ABC):
             InputError: an input out of its bounds.
             LimitError: longer than `heads.max_length` where weights depend on it.
         """
-        given: Mapping[str, Tensor] = inputs or {}
-        check_call(self, q, k, v, key_mask, bias, marks, state, query_start)
-        if given or self.info.inputs:
-            check_inputs(self, given, q, k, query_start, 0 if state is None else state.length)
+        inputs = inputs or {}
+        self._check_call(q, k, v, key_mask, bias, marks, state, query_start)
+        if inputs or self.info.inputs:
+            self._check_inputs(inputs, q, k, query_start, 0 if state is None else state.length)
         if lse and not self.info.mergeable:
             raise UnsupportedError(f"{self._name} has no log-sum-exp: it is no single softmax over its keys")
         if not q.shape[2] and not k.shape[2]:
@@ -197,8 +106,8 @@ class Attention(Configured, ABC):
         if key_mask is not None:
             hidden = ~key_mask[:, None, :, None]
             k, v = k.masked_fill(hidden, 0), v.masked_fill(hidden, 0)  # NaN under the mask must not survive a product
-            given = {name: self._neutral(name, x, hidden) for name, x in given.items()}
-        call = self._call(q, k, key_mask, bias, marks, given, query_start, state, lse)
+            inputs = {name: self._neutral(name, x, hidden) for name, x in inputs.items()}
+        call = self._call(q, k, key_mask, bias, marks, inputs, query_start, state, lse)
         self.check_length(call.past + k.shape[2])
         if self.impl == "reference":
             answer = self._define(q, k, v, call)
@@ -209,6 +118,142 @@ class Attention(Configured, ABC):
         if answer.values.dtype == q.dtype:
             return answer
         return answer._replace(values=answer.values.to(q.dtype))  # autocast leaves the dtype of its last product
+
+    def _check_inputs(
+        self,
+        inputs: Mapping[str, Tensor],
+        q: Tensor,
+        k: Tensor,
+        query_start: int | None,
+        past: int,
+    ) -> None:
+        """Refuse inputs other than those declared, of other shapes, or out of their bounds.
+
+        Raises:
+            ShapeError, InputError: as `Attention.forward`.
+        """
+        declared = self.info.inputs
+        if set(inputs) != set(declared):
+            raise ShapeError(f"{self._name} takes the inputs {sorted(declared)}, got {sorted(inputs)}")
+        slots = {"queries": q.shape[2], "keys": k.shape[2]}
+        if self.heads.causal and query_start is not None:
+            slots["keys"] = max(k.shape[2], query_start + q.shape[2] - past)
+        for name, each in declared.items():
+            x, (heads, width) = inputs[name], each.shape(self.heads)
+            wanted = (q.shape[0], heads, slots[each.slots], width)
+            if x.shape != wanted or not x.is_floating_point():
+                raise ShapeError(
+                    f"{self._name}: input {name} must be floating (batch, heads, {each.slots}, width) = {wanted}, "
+                    f"got {x.dtype} {tuple(x.shape)}"
+                )
+            if torch.compiler.is_compiling() or not x.numel():
+                continue
+            low, high = (float(end) for end in x.detach().aminmax())
+            if low < each.low or high > each.high:
+                raise InputError(
+                    f"{self._name}: input {name} must lie in [{each.low}, {each.high}], got {low} to {high}; "
+                    "`activate` makes it from raw projections"
+                )
+
+    def _check_call(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_mask: Tensor | None,
+        bias: ScoreBias | None,
+        marks: Tensor | None,
+        state: State | None,
+        query_start: int | None,
+    ) -> None:
+        """Refuse tensors that do not fit each other or the mechanism, and whatever it does not support.
+
+        Raises:
+            UnsupportedError, ShapeError: as `Attention.forward`.
+        """
+        heads, supports = self.heads, self.info.supports
+        for x, (label, (count, width)) in zip((q, k, v), self.widths.items(), strict=True):
+            if x.ndim != 4 or x.shape[1] != count or x.shape[3] != width or x.shape[0] != q.shape[0]:
+                raise ShapeError(
+                    f"{self._name}: {label} must be (batch={q.shape[0]}, heads={count}, length, dim={width}), "
+                    f"got {tuple(x.shape)}"
+                )
+            if not x.is_floating_point() or x.dtype != q.dtype:
+                raise ShapeError(
+                    f"{self._name}: q, k, v must share one floating dtype, got {q.dtype}, {k.dtype}, {v.dtype}"
+                )
+        queries, keys = q.shape[2], k.shape[2]
+        if v.shape[2] != keys:
+            raise ShapeError(f"{self._name}: k has {keys} positions, v has {v.shape[2]}; they must agree")
+        if key_mask is not None:
+            if not supports.key_mask:
+                self.refuse("key_mask", "key_mask")
+            if key_mask.dtype != torch.bool or key_mask.shape != (q.shape[0], keys):
+                raise ShapeError(
+                    f"{self._name}: key_mask must be bool (batch={q.shape[0]}, keys={keys}), True = keep, "
+                    f"got {key_mask.dtype} {tuple(key_mask.shape)}"
+                )
+            if self.info.anchored and (state is None or state.length == 0) and not torch.compiler.is_compiling():
+                self._refuse_left_padding(key_mask)
+        if bias is not None and not supports.bias:
+            self.refuse("bias", "bias")
+        if marks is not None:
+            if not supports.marks:
+                self.refuse("marks", "marks")
+            if marks.is_floating_point() or marks.shape != (q.shape[0], keys):
+                raise ShapeError(
+                    f"{self._name}: marks must be integers (batch={q.shape[0]}, keys={keys}), "
+                    f"got {marks.dtype} {tuple(marks.shape)}"
+                )
+        if state is not None and not supports.state:
+            self.refuse("state", "state")
+        if query_start is not None and query_start < 0:
+            raise ShapeError(f"{self._name}: query_start is a slot, so at least 0; got {query_start}")
+        if heads.causal and query_start is not None:
+            if not self.info.mergeable:
+                raise UnsupportedError(
+                    f"{self._name}: causal queries are the last slots, so query_start is theirs already; only a "
+                    "mechanism that is mergeable takes keys that end before"
+                )
+        elif heads.causal:
+            if queries > keys:
+                raise ShapeError(
+                    f"{self._name}: causal queries are the last positions, so there are at least as many keys; "
+                    f"got {queries} queries and {keys} keys"
+                )
+            if queries < keys and not supports.prefix:
+                self.refuse(f"leading keys ({queries} queries, {keys} keys)", "prefix")
+        elif not supports.cross:
+            if state is not None:
+                self.refuse("state with causal=False", "cross")
+            if queries != keys:
+                self.refuse(f"{queries} queries on {keys} keys", "cross")
+        if bias is not None:
+            self._check_bias(bias, q, keys + (0 if state is None else state.length))
+
+    def _refuse_left_padding(self, key_mask: Tensor) -> None:
+        if bool((~key_mask[:, :1] & key_mask.any(1, keepdim=True)).any()):
+            raise UnsupportedError(
+                f"{self._name} does not support left padding: its weights or pattern belong to "
+                "absolute positions. Pad on the right, or run rows of unequal length one by one"
+            )
+
+    def _check_bias(self, bias: ScoreBias, q: Tensor, keys: int) -> None:
+        batch, count, queries = q.shape[:3]
+        for label, x, axis in (("curve", bias.curve, 0), ("relative", bias.relative, 0), ("query", bias.query, 1)):
+            if x is not None and x.shape[axis] not in (1, count):
+                raise ShapeError(f"{self._name}: bias.{label} has {x.shape[axis]} heads, must be 1 or {count}")
+        table = bias.table
+        if table is not None and (
+            table.ndim != 4
+            or table.shape[0] not in (1, batch)
+            or table.shape[1] not in (1, count)
+            or table.shape[2:] != (queries, keys)
+        ):
+            raise ShapeError(
+                f"{self._name}: bias.table must be (1 or {batch}, 1 or {count}, queries={queries}, keys={keys}), "
+                f"got {tuple(table.shape)}"
+            )
 
     def _call(
         self,
@@ -279,10 +324,6 @@ class Attention(Configured, ABC):
                 values = self.reference(q, k, v, call)
         return Attended(values, state)
 
-    @property
-    def _name(self) -> str:
-        return registered_name(type(self))
-
     @abstractmethod
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         """The algorithm. Arguments are validated; keys and values under the mask are 0."""
@@ -291,72 +332,10 @@ class Attention(Configured, ABC):
     def reference(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         """The definition, explicit and slow, for float64: values (batch, heads, queries, value)."""
 
-    @property
-    def raw_inputs(self) -> Mapping[str, Input]:
-        """What a layer projects for `activate`, by name; by default tensors like the declared inputs."""
-        return self.info.inputs
-
-    def activate(self, raw: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """The declared inputs from a layer's projections of `raw_inputs`; by default these themselves."""
-        return raw
-
-    def state_layout(self) -> Mapping[str, Entry]:
-        """What the state keeps, by name: `per_slot` and `constant` entries; by default every key and value."""
-        heads = self.heads
-        return {"k": per_slot(heads.kv_heads, heads.key_dim), "v": per_slot(heads.kv_heads, heads.value_width)}
-
-    def kept_slots(self, length: int) -> int:
-        """How many of `length` slots the state keeps, from the definition; by default all."""
-        return length
-
-    @final
-    def layout(self) -> Mapping[str, Entry]:
-        """What the state of this instance keeps.
-
-        Raises:
-            UnsupportedError: unless `info.supports.state`.
-        """
-        if not self.info.supports.state:
-            self.refuse("state", "state")
-        if self.impl != "reference":
-            return self.state_layout()
-        more = {
-            name: per_slot(*each.shape(self.heads), dtype="accumulation")  # 8 bits of a log decay are too few to add up
-            for name, each in self.info.inputs.items()
-            if each.slots == "keys"
-        }
-        if self.info.supports.marks:
-            more["marks"] = per_slot(dtype=torch.long)
-        return {**Attention.state_layout(self), **more}
-
-    def initial_state(
-        self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
-    ) -> State:
-        """The state before the first key.
-
-        Raises:
-            UnsupportedError: unless `info.supports.state`.
-        """
-        return begin(self.layout(), batch, device=device, dtype=dtype)
-
-    def state_nbytes(self, batch: int, length: int, dtype: torch.dtype) -> int:
-        """Bytes of the state after `length` unmasked slots: the layout with the slots that the definition keeps.
-
-        Raises:
-            UnsupportedError: unless `info.supports.state`.
-        """
-        layout = self.layout()
-        slots = length if self.impl == "reference" else self.kept_slots(length)
-        return sum(entry.nbytes(batch, slots, dtype) for entry in layout.values())
-
     def bias_distances(self, queries: int, keys: int, state: State | None = None) -> tuple[int, int]:
         """Lowest and highest distance (query slot - key slot) at which the mechanism reads a bias in such a call."""
         past = 0 if state is None else state.length
         return (0 if self.heads.causal else 1 - keys - past if keys + past else 0), max(past + keys, queries, 1) - 1
-
-    def redraw(self, generator: torch.Generator) -> None:
-        """Draw the random features again, where the mechanism has any."""
-        del generator
 
     def check_length(self, length: int) -> None:
         """Refuse more slots than the mechanism can serve; by default it serves any number.
@@ -364,22 +343,6 @@ class Attention(Configured, ABC):
         Raises:
             LimitError: `length` slots are too many.
         """
-
-    def require_length(self, length: int) -> None:
-        """Refuse a sequence longer than the weights were built for.
-
-        Raises:
-            LimitError: `length` > `heads.max_length`.
-        """
-        limit = self.heads.max_length
-        if limit is not None and length > limit:
-            raise LimitError(
-                f"{registered_name(type(self))} was built for max_length={limit}, got {length} positions; "
-                "build it with a larger max_length"
-            )
-
-    def extra_repr(self) -> str:
-        return repr(self.heads)
 
 
 class _Definition(nn.Module):
@@ -391,9 +354,3 @@ class _Definition(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         return self.of.reference(q, k, v, call)
-
-
-def described(cls: type[Attention], options: Mapping[str, Any]) -> Info:
-    """The facts of a mechanism under all of its options; the definition makes every weight and has no training."""
-    info = cls.facts(options)
-    return info.explicit() if options["impl"] == "reference" else info

@@ -7,10 +7,11 @@ from typing import Literal, cast, final
 import torch
 from torch import Tensor, nn
 
+from regard.composite import States
 from regard.core import Attended, Attention, Call
 from regard.errors import ConfigError
 from regard.info import Heads, Info, Supports
-from regard.state import State, States
+from regard.state import State
 
 GROWTH: tuple[Literal["none", "constant", "window", "length"], ...] = ("none", "constant", "window", "length")
 

@@ -1,10 +1,7 @@
 """Options as annotated class attributes: written once, read by Python, specifications, docs and type checkers."""
 
-import ast
 import inspect
-import itertools
 import re
-import textwrap
 import typing
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -110,39 +107,6 @@ class Configured(nn.Module):
         self.options = type(self).filled(given, label)
         for name, value in self.options.items():
             setattr(self, name, value)
-
-
-def meanings(cls: type) -> dict[str, str]:
-    """What the docstring below each option of a class, or of one of its templates, says."""
-    said: dict[str, str] = {}
-    for base in reversed(cls.__mro__):
-        if not issubclass(base, Configured) or base is Configured:
-            continue
-        (written,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-        assert isinstance(written, ast.ClassDef)
-        body = written.body
-        for line, below in itertools.pairwise(body):
-            match line, below:
-                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str() as text)):
-                    said[name] = " ".join(text.split())
-    return {name: said[name] for name in cls.defaults if name in said}  # pyright: ignore[reportAttributeAccessIssue]
-
-
-_SIGNS = {"Ge": ">=", "Gt": ">", "Le": "<=", "Lt": "<"}
-
-
-def type_text(hint: Any) -> str:
-    """A type as a reader wants it: without the modules of its parts, bounds as inequalities.
-
-    Example:
-        >>> from annotated_types import Ge
-        >>> type_text(typing.Annotated[int, Ge(1)] | None)
-        'int >= 1 | None'
-    """
-    text = re.sub(r"\b(?:[a-z_]+\.)+(?=[A-Z])", "", inspect.formatannotation(hint))
-    text = re.sub(r"Optional\[(.*)\]", r"\1 | None", text)
-    text = re.sub(r"\b(Ge|Gt|Le|Lt)\(\w+=([^)]+)\)", lambda found: f"{_SIGNS[found[1]]} {found[2]}", text)
-    return re.sub(r"Annotated\[([\w.]+), ([^\]]+)\]", lambda found: f"{found[1]} {found[2]}", text)
 
 
 @cache

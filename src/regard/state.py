@@ -282,48 +282,6 @@ class Slots(State):
         return type(self)(Tape(data, count, count), 0, count, self.length, self.steady)
 
 
-@dataclass(frozen=True)
-class States(State):
-    """Named states side by side, of the parts of a mechanism, a layer or a model."""
-
-    parts: Mapping[str, State]
-
-    @property
-    def length(self) -> int:  # type: ignore[override]
-        return next((part.length for part in self.parts.values()), 0)
-
-    def __getitem__(self, name: str) -> State:
-        return self.parts[name]
-
-    def tensors(self) -> dict[str, Tensor]:
-        return {f"{name}.{key}": x for name, part in self.parts.items() for key, x in part.tensors().items()}
-
-    def shared(self) -> frozenset[str]:
-        return frozenset(f"{name}.{key}" for name, part in self.parts.items() for key in part.shared())
-
-    def with_tensors(self, tensors: Mapping[str, Tensor]) -> Self:
-        return type(self)({name: part.with_tensors(_below(tensors, name)) for name, part in self.parts.items()})
-
-    def dump(self) -> dict[str, Tensor]:
-        return {f"{name}.{key}": x for name, part in self.parts.items() for key, x in part.dump().items()}
-
-    def load(self, tensors: Mapping[str, Tensor]) -> Self:
-        return type(self)({name: part.load(_below(tensors, name)) for name, part in self.parts.items()})
-
-    def rewind(self, count: int) -> Self:
-        """Every part before the newest `count` slots.
-
-        Raises:
-            UnsupportedError: a part cannot.
-        """
-        return type(self)({name: part.rewind(count) for name, part in self.parts.items()})
-
-
-def _below(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
-    prefix = f"{name}."
-    return {key.removeprefix(prefix): x for key, x in tensors.items() if key.startswith(prefix)}
-
-
 accumulation_dtype = partial(torch.promote_types, torch.float32)
 """what sums of numbers of a dtype are kept in: float32 at least"""
 
@@ -385,8 +343,3 @@ def begin(
     slots = {name: x for name, x in content.items() if layout[name].slots}
     steady = {name: x for name, x in content.items() if not layout[name].slots}
     return Slots.empty(**slots).with_steady(**steady) if slots else Summary(steady)
-
-
-def slot_bytes(elements: int, slots: int, dtype: torch.dtype, batch: int) -> int:
-    """Bytes of `slots` slots of `elements` numbers each, for the formulas of `Attention.state_nbytes`."""
-    return math.prod((batch, slots, elements)) * dtype.itemsize

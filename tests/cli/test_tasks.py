@@ -273,7 +273,7 @@ def test_pairs_that_cannot_be_read(regard, tmp_path, name):
 
 IMAGES = {
     "floats": ({"train_images": np.zeros((12, 8, 8), np.float32)}, 3, "must be bytes (count, height, width)"),
-    "without_gradient": ({"test_images": np.zeros((4, 64), np.uint8)}, 3, "test_images must be bytes"),
+    "flat": ({"test_images": np.zeros((4, 64), np.uint8)}, 3, "test_images must be bytes"),
     "fewer labels": ({"train_labels": np.arange(3)}, 3, "train_labels must be 12 classes from 0 on"),
     "one class": ({"train_labels": np.zeros(12, int), "test_labels": np.zeros(4, int)}, 3, "are of one class"),
     "another class": ({"test_labels": np.full(4, 7)}, 3, "the test images have class 7"),

@@ -74,7 +74,7 @@ def find(text: str) -> tuple[str, str]:
 
 def _mechanism(spec: str) -> tuple[str, dict[str, dict[str, object]], dict[str, object]]:
     """Docstring, options and facts: those that hold with the options of the specification."""
-    from regard.options import meanings
+    from regard.option_text import meanings
 
     cls, given = catalog.resolve(spec)
     info = catalog.describe(spec)
@@ -107,7 +107,7 @@ def _plain(value: object) -> object:
 
 
 def _options(function: Callable[..., object]) -> dict[str, dict[str, object]]:
-    from regard.options import type_text
+    from regard.option_text import type_text
 
     return {
         p.name: {

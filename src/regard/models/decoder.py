@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from regard.catalog import build
+from regard.composite import States
 from regard.core import Attention, generator
 from regard.errors import ConfigError, ShapeError, UnsupportedError
 from regard.layer import AttentionLayer, linear
@@ -22,7 +23,7 @@ from regard.models.losses import add_losses, loss_names, loss_weights
 from regard.models.parts import ShortConvolution, build_norm
 from regard.models.sharing import save_once
 from regard.moved import follow
-from regard.state import State, States, Summary
+from regard.state import State, Summary
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from regard.composite import States
 from regard.core import Attention, generator
 from regard.errors import ShapeError
 from regard.layer import AttentionLayer, linear
@@ -20,7 +21,7 @@ from regard.models.losses import add_losses, loss_names, loss_weights
 from regard.models.parts import Mlp, build_norm
 from regard.models.recompute import recomputed
 from regard.models.sharing import save_once
-from regard.state import State, States
+from regard.state import State
 
 
 @dataclass(frozen=True)

@@ -226,8 +226,8 @@ def test_a_box_is_flat_and_says_so() -> None:
     values = regard.attend(q, k, v, "gaussian(kernel=box, inverse_bandwidth=0.5)")
     grads = torch.autograd.grad(values.square().sum(), (q, k, v), allow_unused=True, materialize_grads=True)
     assert [bool(grad.any()) for grad in grads] == [False, False, True]
-    assert regard.describe("gaussian(kernel=box)").flat == "qk"
-    assert regard.describe("gaussian(kernel=epanechnikov)").flat == ""
+    assert regard.describe("gaussian(kernel=box)").without_gradient == "qk"
+    assert regard.describe("gaussian(kernel=epanechnikov)").without_gradient == ""
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_a_box_is_flat_and_says_so() -> None:
     [
         ("gaussian(kernel=triangle)", "kernel"),
         ("gaussian(bandwidth=diagonal)", "bandwidth"),
-        ("gaussian(kernel=box, bandwidth=scalar)", "without_gradient"),
+        ("gaussian(kernel=box, bandwidth=scalar)", "flat"),
         ("gaussian(inverse_bandwidth=0.0)", "greater than 0"),
     ],
 )

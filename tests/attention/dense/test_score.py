@@ -95,16 +95,16 @@ def test_a_module_is_trained_along() -> None:
 def test_copies_of_a_module_are_independent_and_shared_modules_are_not() -> None:
     heads, form = regard.Heads(count=1, key_dim=4), Form()
     one, two = (regard.build("score", heads, function=form) for _ in range(2))
-    apart = copy.deepcopy(one)
+    copied = copy.deepcopy(one)
     q, k, v = (draw(1, 1, 6, 4, seed=s).float() for s in range(3))
     before = one(q, k, v).values.detach()
     with torch.no_grad():
         form.weight.mul_(-1)
     assert torch.equal(one(q, k, v).values, two(q, k, v).values)
     assert (one(q, k, v).values - before).abs().max() > 0.1
-    assert torch.equal(disjoint(q, k, v).values, before)
-    apart.double()
-    torch.testing.assert_close(disjoint(q.double(), k.double(), v.double()).values.float(), before, rtol=0, atol=1e-6)
+    assert torch.equal(copied(q, k, v).values, before)
+    copied.double()
+    torch.testing.assert_close(copied(q.double(), k.double(), v.double()).values.float(), before, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("function", [negative_manhattan, Form()])

@@ -1,0 +1,51 @@
+"""States of several parts as one: of a mix over heads, a layer, a model."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from torch import Tensor
+
+from regard.state import State
+
+
+@dataclass(frozen=True)
+class States(State):
+    """Named states side by side, of the parts of a mechanism, a layer or a model."""
+
+    parts: Mapping[str, State]
+
+    @property
+    def length(self) -> int:  # type: ignore[override]
+        return next((part.length for part in self.parts.values()), 0)
+
+    def __getitem__(self, name: str) -> State:
+        return self.parts[name]
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {f"{name}.{key}": x for name, part in self.parts.items() for key, x in part.tensors().items()}
+
+    def shared(self) -> frozenset[str]:
+        return frozenset(f"{name}.{key}" for name, part in self.parts.items() for key in part.shared())
+
+    def with_tensors(self, tensors: Mapping[str, Tensor]) -> Self:
+        return type(self)({name: part.with_tensors(_below(tensors, name)) for name, part in self.parts.items()})
+
+    def dump(self) -> dict[str, Tensor]:
+        return {f"{name}.{key}": x for name, part in self.parts.items() for key, x in part.dump().items()}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> Self:
+        return type(self)({name: part.load(_below(tensors, name)) for name, part in self.parts.items()})
+
+    def rewind(self, count: int) -> Self:
+        """Every part before the newest `count` slots.
+
+        Raises:
+            UnsupportedError: a part cannot.
+        """
+        return type(self)({name: part.rewind(count) for name, part in self.parts.items()})
+
+
+def _below(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+    prefix = f"{name}."
+    return {key.removeprefix(prefix): x for key, x in tensors.items() if key.startswith(prefix)}

@@ -1,0 +1,195 @@
+"""A mechanism before it is called: its options, facts and weights, and the layout of its state."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, final
+
+import torch
+from torch import Tensor
+
+from regard.errors import LimitError, UnsupportedError
+from regard.info import Heads, Info, Input
+from regard.moved import follow
+from regard.options import Configured, option, registered_name, weight
+from regard.state import Entry, State, begin, per_slot
+
+
+class Mechanism(Configured):
+    """The declarations of a mechanism; `regard.core.Attention` attends."""
+
+    default_info: ClassVar[Info]
+    """the facts under default options, a literal"""
+    samples: ClassVar[tuple[Mapping[str, object], ...]] = ({},)
+    """option sets that the conformance suite checks, small enough for sequences of a dozen positions"""
+    reasons: ClassVar[Mapping[str, str]] = {}
+    """why a capability is missing, for the error message: {"causal": "its projection mixes all positions"}"""
+    compares_widths: ClassVar[bool] = False
+    """whether the score takes queries and keys of different widths"""
+
+    heads: Heads = option(kw_only=False)
+    info: Info = weight()
+    """the facts of this instance"""
+    widths: Mapping[str, tuple[int, int]] = weight()
+    """heads and width of q, k and v"""
+    impl: Literal["auto", "reference"] = "auto"
+    """how: `reference` is the definition, whose state keeps every key and value"""
+
+    if not TYPE_CHECKING:  # type checkers make the signature from the annotated attributes
+
+        def __init__(self, heads, **options):
+            super().__init__()
+            self.serve(heads)
+            self.configure(options, f"mechanism {self._name}")
+            self.info = described(type(self), self.options)
+            self._check_heads()
+            self.check_options()
+            self.setup()
+            follow(self)
+
+    def serve(self, heads: Heads) -> None:
+        """Store what to serve, and the (heads, width) that q, k and v of a call must have."""
+        self.heads = heads
+        self.widths = {
+            "q": (heads.count, heads.query_width),
+            "k": (heads.kv_heads, heads.key_dim),
+            "v": (heads.kv_heads, heads.value_width),
+        }
+
+    @classmethod
+    def _places(cls) -> tuple[str, ...]:
+        return ("heads",)
+
+    @classmethod
+    def facts(cls, options: Mapping[str, Any]) -> Info:
+        """The facts under these options (all of them, defaults filled in), `impl="reference"` apart."""
+        del options
+        return cls.default_info
+
+    @classmethod
+    @final
+    def describe(cls, options: Mapping[str, object]) -> Info:
+        """The facts under some options, without building.
+
+        Raises:
+            ConfigError: as building.
+        """
+        return described(cls, cls.filled(options, f"mechanism {registered_name(cls)}"))
+
+    def check_options(self) -> None:
+        """Refuse options that do not fit each other or `heads`.
+
+        Raises:
+            ConfigError: they do not; the message says what would.
+        """
+
+    def setup(self) -> None:
+        """Draw the weights."""
+
+    def _check_heads(self) -> None:
+        heads, supports = self.heads, self.info.supports
+        if heads.causal and not supports.causal:
+            self.refuse("causal=True", "causal")
+        if not heads.causal and not supports.bidirectional:
+            self.refuse("causal=False", "bidirectional")
+        if heads.dropout and not supports.dropout:
+            self.refuse(f"dropout={heads.dropout}", "dropout")
+        if heads.query_width != heads.key_dim and not self.compares_widths:
+            raise UnsupportedError(
+                f"{self._name} compares queries with keys of the same width, got query_dim={heads.query_dim}, "
+                f"key_dim={heads.key_dim}. Mechanisms that compare different widths: additive, bilinear"
+            )
+
+    def refuse(self, what: str, capability: str) -> NoReturn:
+        """Raise the error for a request outside `info.supports`."""
+        reason = self.reasons.get(capability)
+        raise UnsupportedError(
+            f"{self._name} does not support {what}{f': {reason}' if reason else ''}. "
+            f"Mechanisms that do: regard list --supports {capability}"
+        )
+
+    @property
+    def _name(self) -> str:
+        return registered_name(type(self))
+
+    @property
+    def raw_inputs(self) -> Mapping[str, Input]:
+        """What a layer projects for `activate`, by name; by default tensors like the declared inputs."""
+        return self.info.inputs
+
+    def activate(self, raw: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """The declared inputs from a layer's projections of `raw_inputs`; by default these themselves."""
+        return raw
+
+    def state_layout(self) -> Mapping[str, Entry]:
+        """What the state keeps, by name: `per_slot` and `constant` entries; by default every key and value."""
+        heads = self.heads
+        return {"k": per_slot(heads.kv_heads, heads.key_dim), "v": per_slot(heads.kv_heads, heads.value_width)}
+
+    def kept_slots(self, length: int) -> int:
+        """How many of `length` slots the state keeps, from the definition; by default all."""
+        return length
+
+    @final
+    def layout(self) -> Mapping[str, Entry]:
+        """What the state of this instance keeps.
+
+        Raises:
+            UnsupportedError: unless `info.supports.state`.
+        """
+        if not self.info.supports.state:
+            self.refuse("state", "state")
+        if self.impl != "reference":
+            return self.state_layout()
+        more = {
+            name: per_slot(*each.shape(self.heads), dtype="accumulation")  # 8 bits of a log decay are too few to add up
+            for name, each in self.info.inputs.items()
+            if each.slots == "keys"
+        }
+        if self.info.supports.marks:
+            more["marks"] = per_slot(dtype=torch.long)
+        return {**Mechanism.state_layout(self), **more}
+
+    def initial_state(
+        self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
+    ) -> State:
+        """The state before the first key.
+
+        Raises:
+            UnsupportedError: unless `info.supports.state`.
+        """
+        return begin(self.layout(), batch, device=device, dtype=dtype)
+
+    def state_nbytes(self, batch: int, length: int, dtype: torch.dtype) -> int:
+        """Bytes of the state after `length` unmasked slots: the layout with the slots that the definition keeps.
+
+        Raises:
+            UnsupportedError: unless `info.supports.state`.
+        """
+        layout = self.layout()
+        slots = length if self.impl == "reference" else self.kept_slots(length)
+        return sum(entry.nbytes(batch, slots, dtype) for entry in layout.values())
+
+    def redraw(self, generator: torch.Generator) -> None:
+        """Draw the random features again, where the mechanism has any."""
+        del generator
+
+    def require_length(self, length: int) -> None:
+        """Refuse a sequence longer than the weights were built for.
+
+        Raises:
+            LimitError: `length` > `heads.max_length`.
+        """
+        limit = self.heads.max_length
+        if limit is not None and length > limit:
+            raise LimitError(
+                f"{registered_name(type(self))} was built for max_length={limit}, got {length} positions; "
+                "build it with a larger max_length"
+            )
+
+    def extra_repr(self) -> str:
+        return repr(self.heads)
+
+
+def described(cls: type[Mechanism], options: Mapping[str, Any]) -> Info:
+    """The facts of a mechanism under all of its options; the definition makes every weight and has no training."""
+    info = cls.facts(options)
+    return info.explicit() if options["impl"] == "reference" else info
