@@ -14,8 +14,8 @@ import pytest
 import regard
 from regard import catalog, memory, position, specs
 from regard.core import Attention
-from regard.mechanism import Mechanism
 from regard.info import Heads
+from regard.mechanism import Mechanism
 from regard.models import presets
 
 SOURCE = Path(regard.__file__).parent
