@@ -11,7 +11,7 @@ from regard.errors import ShapeError
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreBias:
-    """What is added to the logits. Distance is query slot - key slot; column c belongs to distance `high - c`.
+    """A term added to the logits. Distance is query slot - key slot; column c belongs to distance `high - c`.
 
     Args:
         high: the distance of column 0.

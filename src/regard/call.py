@@ -1,4 +1,4 @@
-"""What a call brings and returns, and how parts of one softmax are put together."""
+"""The arguments and the answer of a call, and the merge of parts of one softmax."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from regard.state import State
 
 
 class Attended(NamedTuple):
-    """What a mechanism returns.
+    """The answer of a mechanism.
 
     values: (batch, heads, queries, value). state: only if one was passed. losses: unweighted, exactly `info.losses` in
     training, empty in evaluation. lse: (batch, heads, queries), the log-sum-exp of the logits; only if asked for, from
@@ -28,7 +28,7 @@ class Attended(NamedTuple):
 
 @dataclass(frozen=True)
 class Call:
-    """What a call brings besides q, k and v. Keys and values under the mask are 0, inputs under it neutral."""
+    """The arguments of a call besides q, k and v. Keys and values under the mask are 0, inputs under it neutral."""
 
     key_mask: Tensor | None = None
     """(batch, keys) of this call, True = real"""

@@ -71,7 +71,7 @@ class Heads:
 
 @dataclass(frozen=True, kw_only=True)
 class Supports:
-    """What may be asked of a mechanism. Each field is named for the request that it permits."""
+    """Capabilities of a mechanism. Each field is named for the request that it permits."""
 
     causal: bool = False
     bidirectional: bool = False

@@ -1,4 +1,4 @@
-"""Which (query, key) pairs attend: the public name of `regard.patterns`.
+"""Patterns, rules for the (query, key) pairs that attend: the public name of `regard.patterns`.
 
 >>> import torch
 >>> from regard.masks import causal, first, window

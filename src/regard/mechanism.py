@@ -112,7 +112,7 @@ class Mechanism(Configured):
 
     @property
     def raw_inputs(self) -> Mapping[str, Input]:
-        """What a layer projects for `activate`, by name; by default tensors like the declared inputs."""
+        """The projections that a layer makes for `activate`, by name; by default tensors like the declared inputs."""
         return self.info.inputs
 
     def activate(self, raw: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -120,7 +120,7 @@ class Mechanism(Configured):
         return raw
 
     def state_layout(self) -> Mapping[str, Entry]:
-        """What the state keeps, by name: `per_slot` and `constant` entries; by default every key and value."""
+        """Tensors of the state by name, `per_slot` and `constant` entries; by default every key and value."""
         heads = self.heads
         return {"k": per_slot(heads.kv_heads, heads.key_dim), "v": per_slot(heads.kv_heads, heads.value_width)}
 
@@ -130,7 +130,7 @@ class Mechanism(Configured):
 
     @final
     def layout(self) -> Mapping[str, Entry]:
-        """What the state of this instance keeps.
+        """Tensors of the state of this instance, by name.
 
         Raises:
             UnsupportedError: unless `info.supports.state`.

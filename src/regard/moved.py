@@ -38,7 +38,7 @@ def follow(module: nn.Module) -> None:
 
 
 def current_names(model: nn.Module, names: Iterable[str]) -> dict[str, str]:
-    """What names written by an earlier version are called now, inside a model.
+    """Names written by an earlier version -> names inside a model of today.
 
     Raises:
         CheckpointError: a weight that has no place any more.

@@ -11,7 +11,7 @@ from regard.options import Configured
 
 
 def meanings(cls: type) -> dict[str, str]:
-    """What the docstring below each option of a class, or of one of its templates, says."""
+    """The docstring below each option of a class, or of one of its templates, by name."""
     said: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if not issubclass(base, Configured) or base is Configured:
@@ -40,5 +40,5 @@ def type_text(hint: Any) -> str:
     """
     text = re.sub(r"\b(?:[a-z_]+\.)+(?=[A-Z])", "", inspect.formatannotation(hint))
     text = re.sub(r"Optional\[(.*)\]", r"\1 | None", text)
-    text = re.sub(r"\b(Ge|Gt|Le|Lt)\(\w+=([^)]+)\)", lambda found: f"{_SIGNS[found[1]]} {found[2]}", text)
-    return re.sub(r"Annotated\[([\w.]+), ([^\]]+)\]", lambda found: f"{found[1]} {found[2]}", text)
+    text = re.sub(r"\b(Ge|Gt|Le|Lt)\(\w+=([^)]+)\)", lambda match: f"{_SIGNS[match[1]]} {match[2]}", text)
+    return re.sub(r"Annotated\[([\w.]+), ([^\]]+)\]", lambda match: f"{match[1]} {match[2]}", text)

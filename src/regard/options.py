@@ -62,22 +62,22 @@ class Configured(nn.Module):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        own: dict[str, Any] = {}
+        declared: dict[str, Any] = {}
         for name, hint in inspect.get_annotations(cls).items():
             if name.startswith("_") or typing.get_origin(hint) is ClassVar or hint is ClassVar or name not in vars(cls):
                 continue
             value = vars(cls)[name]
             delattr(cls, name)
             if value is not _WEIGHT and value is not _REQUIRED:
-                own[name] = value
-        cls.defaults = {**own, **{name: value for name, value in cls.defaults.items() if name not in own}}
+                declared[name] = value
+        cls.defaults = {**declared, **{name: value for name, value in cls.defaults.items() if name not in declared}}
         keyword = inspect.Parameter.KEYWORD_ONLY
         first = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in cls._places()]
-        given = [
+        keywords = [
             inspect.Parameter(name, keyword, default=default, annotation=_hints(cls).get(name, Any))
             for name, default in cls.defaults.items()
         ]
-        cls.__signature__ = inspect.Signature([*first, *given])
+        cls.__signature__ = inspect.Signature([*first, *keywords])
 
     @classmethod
     def _places(cls) -> tuple[str, ...]:
@@ -85,26 +85,26 @@ class Configured(nn.Module):
         return ()
 
     @classmethod
-    def filled(cls, given: Mapping[str, object], label: str) -> Options:
-        """Every option: those given, checked, and the defaults of the others.
+    def filled(cls, values: Mapping[str, object], label: str) -> Options:
+        """Every option: the values given, checked, and the defaults of the others.
 
         Args:
-            given: by name.
+            values: those given, by name.
             label: who is asked, for messages: `mechanism lsh`.
 
         Raises:
             ConfigError: an unknown name (the message has the nearest one), a value of another type or out of bounds.
         """
-        for name, value in given.items():
+        for name, value in values.items():
             if name not in cls.defaults:
                 raise unknown(label, name, cls.defaults)
             if value is not cls.defaults[name]:
                 validate(label, name, value, _hints(cls)[name])
-        return Options({name: given.get(name, default) for name, default in cls.defaults.items()})
+        return Options({name: values.get(name, default) for name, default in cls.defaults.items()})
 
-    def configure(self, given: Mapping[str, object], label: str) -> None:
+    def configure(self, values: Mapping[str, object], label: str) -> None:
         """Store the options, each as an attribute too."""
-        self.options = type(self).filled(given, label)
+        self.options = type(self).filled(values, label)
         for name, value in self.options.items():
             setattr(self, name, value)
 

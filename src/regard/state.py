@@ -1,4 +1,4 @@
-"""What a mechanism remembers between calls: immutable states, and the append-only buffer that growing ones share."""
+"""States, the memory of a mechanism between calls: immutable, and the append-only buffer that growing ones share."""
 
 import math
 from abc import ABC, abstractmethod

@@ -1,4 +1,4 @@
-"""What stands around a mechanism: projections, positions, memory, and rows of their own for global tokens."""
+"""The layer around a mechanism: projections, positions, memory, and rows of their own for global tokens."""
 
 from regard.head_mix import HeadMix
 from regard.layer.attention_layer import AttentionLayer

@@ -167,7 +167,7 @@ class GlobalRows(nn.Module):
         return projection.weight.unflatten(0, (self.heads.kv_heads, -1)).repeat_interleave(self.heads.group, 0)
 
     def _offset(self, projection: nn.Linear, q: Tensor) -> Tensor | float:
-        """What the bias of the keys adds to a row of logits."""
+        """The part of a row of logits that the bias of the keys adds."""
         if projection.bias is None:
             return 0.0
         return q @ self._by_bias(projection).mT.to(q.dtype)

@@ -1,4 +1,4 @@
-"""What a layer returns, and what it keeps of a source."""
+"""The answer of a layer, and its memory of a source."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""What makes queries, keys and values of hidden states, and hidden states of averages."""
+"""Projections: hidden states to queries, keys, values and further inputs, and averages to hidden states."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -132,7 +132,7 @@ class NoProjections(Projections):
 
 
 class InputProjections(nn.ModuleDict):
-    """What a mechanism needs besides queries, keys and values, from the hidden states of its queries or its keys.
+    """Inputs of a mechanism besides queries, keys and values, from the hidden states of its queries or its keys.
 
     Args:
         attention: the mechanism, whose `raw_inputs` are projected.

@@ -1,4 +1,4 @@
-"""What a layer remembers of earlier segments."""
+"""Memories of a layer: earlier segments as keys in front, or as a part to read."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -43,7 +43,7 @@ class MemoryState(Summary):
 
 
 class Memory(Configured, ABC):
-    """What a layer remembers of earlier segments, in a state that is passed in and out.
+    """A layer's memory of earlier segments, in a state that is passed in and out.
 
     A memory is read in one of two ways. Its hidden states lead the segment as its past (`leading`); or it is searched
     with the queries (`searched`, `read`), and mixes what it finds with the mechanism's values.

@@ -1,4 +1,4 @@
-"""Which (query, key) pairs attend: patterns, their text, and what they say about whole ranges of positions."""
+"""Patterns, rules for the (query, key) pairs that attend, their text, and their reading on ranges of positions."""
 
 from regard.patterns.pattern import (
     FAR,

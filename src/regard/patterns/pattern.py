@@ -1,4 +1,4 @@
-"""Which (query, key) pairs attend: one rule over two positions, read in three ways.
+"""Patterns of (query, key) pairs: one rule over two positions, read in three ways.
 
 A pattern is a function of a query position i and a key position j, such as `(j <= i) & (abs(i - j) <= 64)`.
 
@@ -58,7 +58,7 @@ class Columns(NamedTuple):
 
 @final
 class Pattern:
-    """Which (query, key) pairs may attend.
+    """A rule for the (query, key) pairs that attend.
 
     Args:
         rule: a function of (i, j), positions of queries and keys. With + - * abs // % comparisons & | ~ and integers it
@@ -119,7 +119,7 @@ class Pattern:
         return held
 
     def over(self, i: Span, j: Span) -> Possibility:
-        """What the rule says about sets of positions. A rule that spans cannot follow: maybe, everywhere."""
+        """The rule on sets of positions. A rule that spans cannot follow: maybe, everywhere."""
         try:
             truth = self.rule(i, j)
         except Exception:  # the user's code; on integers, where it must work, its errors do surface
@@ -131,7 +131,7 @@ class Pattern:
         return Possibility(maybe, ~maybe)
 
     def alive(self, key_positions: Int[Tensor, " keys"], first_query: int) -> Bool[Tensor, " keys"]:
-        """Which keys a query at `first_query` or later may still see."""
+        """The keys that a query at `first_query` or later may still see, as a mask."""
         start = torch.tensor(first_query, device=key_positions.device)
         may = self.over(Span(start, start + FAR), Span(key_positions, key_positions, 0)).may
         return may.expand(key_positions.shape)

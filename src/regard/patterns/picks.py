@@ -10,8 +10,8 @@ def visible(blocks: int, first: int, last: int) -> Int[Tensor, "blocks seen"]:
     """The key blocks that every query block sees without chance; -1 for none."""
     block = torch.arange(blocks)[:, None]
     always = [*range(min(first, blocks)), *([last] if last >= 0 else [])]
-    found = torch.cat([block - 1, block, block + 1, torch.tensor(always).long().expand(blocks, -1)], 1)
-    return found.masked_fill(found >= blocks, -1)
+    chosen = torch.cat([block - 1, block, block + 1, torch.tensor(always).long().expand(blocks, -1)], 1)
+    return chosen.masked_fill(chosen >= blocks, -1)
 
 
 def draw(

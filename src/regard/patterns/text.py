@@ -66,13 +66,13 @@ class Reader:
         )
 
     def _make(self, name: str, args: list[ast.expr], keywords: list[ast.keyword]) -> Any:
-        given = [self._integer(arg) for arg in args]
+        numbers = [self._integer(arg) for arg in args]
         by_name = {keyword.arg or "**": self._integer(keyword.value) for keyword in keywords}
         try:
-            inspect.signature(self.makers[name]).bind(*given, **by_name)
+            inspect.signature(self.makers[name]).bind(*numbers, **by_name)
         except TypeError as error:
             raise ConfigError(f"pattern {self.text!r}: {self._usage(name)}: {error}") from error
-        return self.makers[name](*given, **by_name)
+        return self.makers[name](*numbers, **by_name)
 
     @property
     def _functions(self) -> dict[str, Callable[..., Any]]:
@@ -80,7 +80,7 @@ class Reader:
 
     @property
     def _names(self) -> list[str]:
-        """What a text may say; patterns that are known by their identity alone have no such name."""
+        """The names that a text may use; patterns that are known by their identity alone have no such name."""
         return [*(name for name in self.values if not name.startswith("rule_")), *self._functions]
 
     def _usage(self, name: str) -> str:

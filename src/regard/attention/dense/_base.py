@@ -26,7 +26,7 @@ class Dense(Attention):
     """what `publish` returned"""
 
     def project(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """What the score reads instead of q (batch, heads, ...) and k (batch, kv_heads, ...)."""
+        """The tensors that the score reads instead of q (batch, heads, ...) and k (batch, kv_heads, ...)."""
         return q, k
 
     @property
@@ -78,7 +78,7 @@ class Scaled(Dense):
 
     @property
     def factor(self) -> float:
-        """What the inner products are multiplied by."""
+        """The factor of the inner products."""
         return self.heads.key_dim**-0.5 if self.scale is None else self.scale
 
 

@@ -114,12 +114,12 @@ class ReluSquared(Dense):
 
     @property
     def divisor(self) -> float:
-        """What inner products are divided by inside f, the length of the call apart."""
+        """The divisor of inner products inside f, the length of the call apart."""
         default = 512.0 if self.heads.max_length is None else float(self.heads.max_length)
         return {"const": self.constant or default, "visible": self.heads.key_dim**0.5, "seq_len": 1.0}[self.divides_by]
 
     def average(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
-        """What is divided inside f is divided in the queries."""
+        """The average; a divisor inside f divides the queries."""
         q = q.to(accumulation_dtype(q.dtype)) / self.divisor
         if self.form == "paper":
             q = q / real_keys(k, call)

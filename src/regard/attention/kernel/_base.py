@@ -35,7 +35,7 @@ class Kernel(Attention):
 
     @property
     def scale(self) -> float:
-        """What queries and keys are multiplied by before their maps."""
+        """The factor of queries and keys before their maps."""
         return 1.0
 
     def projection_now(self) -> Tensor | None:

@@ -96,7 +96,7 @@ class Linear(Kernel):
 
     @classmethod
     def facts(cls, options: Mapping[str, Any]) -> Info:
-        """What maps, rotation and post-processing leave of the default's."""
+        """The default's, less what maps, rotation and post-processing take away."""
         first = FEATURE_MAPS[options["feature_map"]]
         maps = first, FEATURE_MAPS[options["key_feature_map"] or options["feature_map"]]
         rotary, softmax, gpu = options["rotary"], options["post"] == "softmax", options["impl"] in ("triton", "fla")

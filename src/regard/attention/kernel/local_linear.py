@@ -141,8 +141,8 @@ class LocalLinear(Kernel):
         """Over the keys at least `lag` slots before each query, and the sums over all of these."""
         count = max(keys.k.shape[2] - lag, 0)
         far = self._averaged(q, keys.between(0, count).behind(max(q.shape[2] - count, 0)), sums)
-        some = far.total > 0
-        lse = torch.where(some, torch.where(some, far.total, 1).log(), float("-inf"))
+        any_key = far.total > 0
+        lse = torch.where(any_key, torch.where(any_key, far.total, 1).log(), float("-inf"))
         return (far.values, lse), far.sum
 
     def _averaged(self, q: Tensor, keys: Keys, sums: Tensor | None) -> Averaged:

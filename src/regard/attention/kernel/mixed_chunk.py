@@ -223,8 +223,8 @@ class MixedChunk(Attention):
         group, size, seen = self.heads.group, self.chunk_size, call.visible(q, k)
         i = torch.arange(q.shape[2], device=q.device)[:, None] + call.query_start
         j = torch.arange(k.shape[2], device=q.device)
-        own = seen & (i // size == j // size)
-        others = seen & (j // size < i // size) if self.heads.causal else seen
+        same_chunk = seen & (i // size == j // size)
+        earlier_chunks = seen & (j // size < i // size) if self.heads.causal else seen
         (q_quad, q_lin), (k_quad, k_lin) = (
             [torch.einsum("bhid,hd->bhid", x, g[:, 0]) + o for g, o in zip(gains, offsets, strict=True)]
             for x, gains, offsets in (
@@ -240,10 +240,11 @@ class MixedChunk(Attention):
         if self.toeplitz:
             low = 0 if self.heads.causal else size - 1
             logits = logits + self.table[:, (i - j + low).clamp(0, self.table.shape[1] - 1)]
-        near = logits.clamp_min(0) ** 2 * own
-        far = torch.einsum("bhid,bhjd->bhij", q_lin, k_lin) * others
+        near = logits.clamp_min(0) ** 2 * same_chunk
+        far = torch.einsum("bhid,bhjd->bhij", q_lin, k_lin) * earlier_chunks
         if self.counted:
-            near, far = (x / y.sum(-1, keepdim=True).clamp_min(1) for x, y in ((near, own), (far, others)))
+            shares = ((near, same_chunk), (far, earlier_chunks))
+            near, far = (x / y.sum(-1, keepdim=True).clamp_min(1) for x, y in shares)
         else:
             far = far / (seen.sum(-1, keepdim=True).clamp_min(1) if self.normaliser == "seq_len" else size)
         return (near + far) @ v.repeat_interleave(group, 1)

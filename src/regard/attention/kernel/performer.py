@@ -90,7 +90,7 @@ class Performer(RandomKernel):
 
     @classmethod
     def facts(cls, options: Mapping[str, Any]) -> Info:
-        """What the estimate is of, and what the forms other than the default lack."""
+        """Estimates of other kernels than softmax, and the limits of the forms other than the default."""
         map_, paper = options["feature_map"], options["form"] == "paper"
         # the trigonometric total may come near 0 or below: its variance falls, the error of the ratio has no bound
         estimates = map_ in ("positive", "hyperbolic") and options["norms"] == "chi" and not paper

@@ -172,10 +172,10 @@ class Rfa(RandomKernel):
         self, q: Tensor, k: Tensor, *, key_mask: Tensor | None = None, inputs: Mapping[str, Tensor] | None = None
     ) -> Tensor:
         """How often the estimate of a normaliser is not positive: (heads,), the fraction of rows that see a key."""
-        given: Mapping[str, Tensor] = inputs or {}
+        inputs = inputs or {}
         if key_mask is not None:
-            given = {name: self._neutral(name, x, ~key_mask[:, None, :, None]) for name, x in given.items()}
-        call = self._call(q, k, key_mask, None, None, given, None)
+            inputs = {name: self._neutral(name, x, ~key_mask[:, None, :, None]) for name, x in inputs.items()}
+        call = self._call(q, k, key_mask, None, None, inputs, None)
         exact_q, exact_k = (x.to(accumulation_dtype(x.dtype)) for x in (q, k))
         total = self._sums(exact_q, exact_k, exact_k[..., :0], call, None)[0].total
         seen = call.visible(q, k).any(-1).expand(q.shape[0], 1, -1)

@@ -172,8 +172,8 @@ class Lsh(Routed):
         masks = self.query_mask(q, call), call.key_mask
         values, lse = bucketed_op(q, k, v, *codes, *masks, self.heads.key_dim**-0.5, *rule)
         if self.share:
-            alone = v[:, :, v.shape[2] - q.shape[2] :].repeat_interleave(self.heads.group, 1)
-            values = torch.where(lse[..., None] == float("-inf"), alone, values.to(v.dtype))
+            own_values = v[:, :, v.shape[2] - q.shape[2] :].repeat_interleave(self.heads.group, 1)
+            values = torch.where(lse[..., None] == float("-inf"), own_values, values.to(v.dtype))
         return values.to(v.dtype)
 
     def chunked(self, buckets: Tensor, key_mask: Tensor | None, chunks: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""What the sparse templates share, and the template of patterns: softmax over the pairs of one."""
+"""The root of the sparse templates, and the template of patterns: softmax over the pairs of one."""
 
 import typing
 from abc import abstractmethod
@@ -28,7 +28,7 @@ OTHER_ENGINES = ("flex", "triton")
 
 
 class PatternSoftmax(Attention):
-    """What `Sparse` and `Globals` share: a pattern, by which pairs are found, and its definition.
+    """Root of `Sparse` and `Globals`: a pattern, by which pairs are found, and its definition.
 
     A mechanism writes `pairs`, the pattern, and `allowed`, the definition that tests compare it with, both of them
     causality apart. It draws weights in `draw_weights`, since the pattern may be made of them.
@@ -45,16 +45,16 @@ class PatternSoftmax(Attention):
     """up to so many queries and keys, one tile holds everything"""
 
     @classmethod
-    def filled(cls, given: Mapping[str, object], label: str) -> Options:
+    def filled(cls, values: Mapping[str, object], label: str) -> Options:
         """As `Configured.filled`.
 
         Raises:
             UnsupportedError: an `impl` that other mechanisms have and this one has not.
         """
-        impl, choices = given.get("impl"), typing.get_args(typing.get_type_hints(cls)["impl"])
+        impl, choices = values.get("impl"), typing.get_args(typing.get_type_hints(cls)["impl"])
         if impl in OTHER_ENGINES and impl not in choices:
             raise UnsupportedError(f"{label} has no impl={impl!r}; it has {', '.join(choices)}")
-        return super().filled(given, label)
+        return super().filled(values, label)
 
     def setup(self) -> None:
         """Draw the weights, and make the pattern."""
@@ -72,7 +72,7 @@ class PatternSoftmax(Attention):
 
     @abstractmethod
     def pairs(self) -> Pattern:
-        """Which pairs attend, causality apart; for all heads or for each."""
+        """The pairs that attend, causality apart; for all heads or for each."""
 
     @abstractmethod
     def allowed(self, i: Int[Tensor, "queries 1"], j: Int[Tensor, "1 keys"]) -> Bool[Tensor, "... queries keys"]:

@@ -28,7 +28,7 @@ class Tokens(NamedTuple):
 
 @dataclass(frozen=True)
 class View:
-    """What a call sees: the slots of its queries and keys, which keys are hidden, and which are marked."""
+    """The slots of a call's queries and keys, the hidden keys and the marked ones."""
 
     batch: int
     queries: Int[Tensor, " queries"]
@@ -62,7 +62,7 @@ class Globals(PatternSoftmax):
 
     @staticmethod
     def marked(marks: Tensor) -> Bool[Tensor, "batch keys"]:
-        """Which marks make a token global."""
+        """The marks that make a token global, as a mask."""
         return marks != 0
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
@@ -134,7 +134,7 @@ class Globals(PatternSoftmax):
         return bias if bias is None else within(bias, *self.pattern.distances)
 
     def global_keys(self, view: View) -> Bool[Tensor, "batch keys"]:
-        """Which keys are global; a hidden one is not."""
+        """The global keys as a mask; a hidden one is none."""
         spread = (view.keys < self.leading).expand(view.batch, -1)
         if view.marks is not None:
             spread = spread | self.marked(view.marks)
@@ -157,7 +157,7 @@ class Globals(PatternSoftmax):
     def column_terms(
         self, q: Float[Tensor, "batch heads queries dim"], tokens: Tokens, view: View, bias: ScoreBias | None
     ) -> tuple[Bool[Tensor, "batch 1 queries globals"], Float[Tensor, "b h queries globals"] | None]:
-        """Which queries see which global tokens, and what is added to their logits.
+        """The global tokens that each query sees, as a mask, and the bias of their logits.
 
         Args:
             q: the queries.
@@ -174,7 +174,7 @@ class Globals(PatternSoftmax):
     def row_terms(
         self, q: Float[Tensor, "batch heads globals dim"], tokens: Tokens, view: View, bias: ScoreBias | None
     ) -> tuple[Bool[Tensor, "batch 1 globals keys"], Float[Tensor, "b h globals keys"] | None]:
-        """What the global tokens see, and what is added to their logits.
+        """The keys that each global token sees, as a mask, and the bias of their logits.
 
         Args:
             q: the queries of the global tokens.
@@ -219,7 +219,7 @@ class Globals(PatternSoftmax):
         return kept["k"], kept["v"], call, keys
 
     def _alive(self, keys: Int[Tensor, " keys"], length: int) -> Bool[Tensor, " keys"]:
-        """Which unmarked keys a later query may see; a global token that is yet to come may see all."""
+        """The unmarked keys that a later query may see; a global token that is yet to come may see all."""
         if self.symmetric:
             return torch.ones_like(keys, dtype=torch.bool)
         return self.pattern.alive(keys, length) | (keys < self.leading)

@@ -124,8 +124,8 @@ class Etc(Globals):
         member = self._members(view, tokens).mT[:, None]
         if self.l2g == "segment":
             allowed = allowed & member
-        other, own = self._products(q, slice(-4, -2)).split(1, -1)
-        label = torch.where(member, own, other)
+        outside_label, inside_label = self._products(q, slice(-4, -2)).split(1, -1)
+        label = torch.where(member, inside_label, outside_label)
         return allowed, label if logits is None else logits + label
 
     def row_terms(
@@ -149,7 +149,7 @@ class Etc(Globals):
         return self.factor * q @ self.labels[:, which].mT.to(q.dtype)
 
     def _members(self, view: View, tokens: Tokens) -> Bool[Tensor, "batch globals keys"]:
-        """Which keys belong to the segment of which global tokens; all belong to the first ones."""
+        """The keys in the segment of each global token, as a mask; all belong to the first ones."""
         every = (view.keys[tokens.at] < self.num_global)[:, :, None].expand(-1, -1, view.keys.shape[0])
         if view.marks is None:
             return every
@@ -169,14 +169,15 @@ class Etc(Globals):
         kin = (free | (marks < 0)) & real
         distance = (slots[None] - slots[:, None]).expand(len(q), -1, -1)
         rows, columns = kin[:, :, None], kin[:, None, :]
-        own = (marks[:, :, None] == -marks[:, None, :]) | (free[:, None] & rows) | (free & columns)
-        label = torch.where(rows == columns, distance.clamp(-most, most) + most, 2 * most + 1 + 2 * rows + own.long())
+        same_segment = (marks[:, :, None] == -marks[:, None, :]) | (free[:, None] & rows) | (free & columns)
+        kind = 2 * most + 1 + 2 * rows + same_segment.long()
+        label = torch.where(rows == columns, distance.clamp(-most, most) + most, kind)
         vectors = self.labels[:, label].transpose(0, 1)
         keys = k.repeat_interleave(group, 1)[:, :, None] + vectors
         logits = self.factor * torch.einsum("bhid,bhijd->bhij", q, keys)
         if call.bias is not None:
             logits = logits + call.bias.logits(slots, slots).to(q.dtype)
-        of_kin = torch.where(columns, (distance == 0) | (self.g2g == "all"), own | (self.g2l == "all"))
-        of_long = torch.where(columns, own | (self.l2g == "all"), self.allowed(slots[:, None], slots[None]))
+        of_kin = torch.where(columns, (distance == 0) | (self.g2g == "all"), same_segment | (self.g2l == "all"))
+        of_long = torch.where(columns, same_segment | (self.l2g == "all"), self.allowed(slots[:, None], slots[None]))
         seen = torch.where(rows, of_kin, of_long) & real[:, None]
         return masked_average(logits, seen[:, None], v.repeat_interleave(group, 1))

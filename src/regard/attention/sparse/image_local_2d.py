@@ -81,7 +81,7 @@ class ImageLocal2d(Sparse):
             )
 
     def pairs(self) -> Pattern:
-        """What is generated of the rectangle."""
+        """The generated part of the rectangle."""
         return _rectangle(self.width, self.channels, self.query_block, self.flange)
 
     def order(self, height: int) -> Int[Tensor, " slots"]:

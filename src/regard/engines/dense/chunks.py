@@ -121,11 +121,11 @@ def _named(
     q: Tensor, k: Tensor, v: Tensor, weights: Sequence[Tensor], parts: Sequence[Tensor | None]
 ) -> dict[str, Tensor]:
     """The differentiable arguments that are there, in at least float32."""
-    given: dict[str, Tensor | None] = {"q": q, "k": k, "v": v}
-    given.update(zip(("curve", "query", "relative", "table"), parts, strict=True))
-    given.update((f"weight{at}", x) for at, x in enumerate(weights))
+    arguments: dict[str, Tensor | None] = {"q": q, "k": k, "v": v}
+    arguments.update(zip(("curve", "query", "relative", "table"), parts, strict=True))
+    arguments.update((f"weight{at}", x) for at, x in enumerate(weights))
     wide = accumulation_dtype(v.dtype)
-    return {name: x if x.dtype == torch.bool else x.to(wide) for name, x in given.items() if x is not None}
+    return {name: x if x.dtype == torch.bool else x.to(wide) for name, x in arguments.items() if x is not None}
 
 
 def _chunks(tensors: dict[str, Tensor], fixed: Fixed) -> Iterator[tuple[slice, slice]]:
@@ -234,14 +234,14 @@ def dense_backward(
             pull = torch.func.vjp(chunk, *(part[name] for name in names))[1]
             for name, x in zip(names, pull(grad[:, :, rows].to(tensors["v"].dtype)), strict=True):
                 _slice(name, grads[name], rows, seen).add_(x)
-    given = (q, k, v, curve, query, relative, table, *weights)
-    return [grads[name].to(given[at].dtype) for name, at in zip(names, wanted, strict=True)]  # type: ignore[union-attr]
+    arguments = (q, k, v, curve, query, relative, table, *weights)
+    return [grads[name].to(arguments[at].dtype) for name, at in zip(names, wanted, strict=True)]  # type: ignore[union-attr]
 
 
 @dense_backward.register_fake
 def _(grad, q, k, v, weights, curve, query, relative, table, key_mask, seed, wanted, *_rest):
-    given = (q, k, v, curve, query, relative, table, *weights)
-    return [given[at].new_empty(given[at].shape) for at in wanted]
+    arguments = (q, k, v, curve, query, relative, table, *weights)
+    return [arguments[at].new_empty(arguments[at].shape) for at in wanted]
 
 
 def _setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
@@ -255,9 +255,10 @@ def _backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
     need = ctx.needs_input_grad
     flags = [*need[:3], *need[4:8], *need[3]]
     wanted = [at for at, flag in enumerate(flags) if flag]
-    found = dense_backward(grad, q, k, v, weights, curve, query, relative, table, key_mask, seed, wanted, *ctx.options)
+    tensors = (q, k, v, weights, curve, query, relative, table, key_mask, seed)
+    gradients = dense_backward(grad, *tensors, wanted, *ctx.options)
     every: list[Tensor | None] = [None] * len(flags)
-    for at, x in zip(wanted, found, strict=True):
+    for at, x in zip(wanted, gradients, strict=True):
         every[at] = x
     return (*every[:3], every[7:], *every[3:7], *([None] * 7))
 

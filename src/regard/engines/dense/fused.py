@@ -143,7 +143,7 @@ def fused(q: Tensor, k: Tensor, v: Tensor, call: Call, *, scale: float, dropout:
 
 
 def _mask(q: Tensor, keys: int, call: Call) -> Tensor | None:
-    """What may be seen, as the kernel takes it: boolean, or logits."""
+    """The visible pairs as the kernel takes them: boolean, or logits."""
     queries = q.shape[2]
     allowed = None if call.key_mask is None else call.key_mask[:, None, None, :]
     if call.causal and (queries > 1 or call.query_start + 1 < keys):

@@ -116,17 +116,17 @@ def block_mask(
     """
     heads = [pattern.of(head) for head in range(pattern.heads or 1)]
     distinct = list(dict.fromkeys(heads))
-    found = {own: _blocks(own, queries.cpu(), keys.cpu(), key_mask is None) for own in distinct}
-    partial, full = (torch.stack([found[own][at] for own in heads])[None].to(queries.device) for at in (0, 1))
-    which = torch.tensor([distinct.index(own) for own in heads], device=queries.device)
+    blocks = {one: _blocks(one, queries.cpu(), keys.cpu(), key_mask is None) for one in distinct}
+    partial, full = (torch.stack([blocks[one][at] for one in heads])[None].to(queries.device) for at in (0, 1))
+    which = torch.tensor([distinct.index(one) for one in heads], device=queries.device)
 
     def seen(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
         i, j = queries[query], keys[key]
         held = distinct[0].holds(i, j)
         if len(distinct) > 1:
             held = held & (which[h] == 0)
-            for at, own in enumerate(distinct[1:], 1):
-                held = held | (own.holds(i, j) & (which[h] == at))
+            for at, one in enumerate(distinct[1:], 1):
+                held = held | (one.holds(i, j) & (which[h] == at))
         return held if key_mask is None else held & key_mask[b, key]
 
     return BlockMask.from_kv_blocks(
@@ -137,14 +137,14 @@ def block_mask(
 def _blocks(
     pattern: Pattern, queries: Tensor, keys: Tensor, may_be_full: bool
 ) -> tuple[Bool[Tensor, "rows columns"], Bool[Tensor, "rows columns"]]:
-    """Which blocks hold some pairs, and which hold all of theirs."""
+    """The blocks that hold some pairs, and those that hold all of theirs."""
     q, k = natural(queries, BLOCK), natural(keys, BLOCK)
     _, row, column, full = touched(pattern, q, k)
     full = full & q.real.all(2)[0, row] & k.real.all(2)[0, column] & may_be_full
-    every = torch.zeros(q.real.shape[1], k.real.shape[1], dtype=torch.bool)
-    some = every.clone()
-    some[row[~full], column[~full]], every[row[full], column[full]] = True, True
-    return some, every
+    full_blocks = torch.zeros(q.real.shape[1], k.real.shape[1], dtype=torch.bool)
+    partial = full_blocks.clone()
+    partial[row[~full], column[~full]], full_blocks[row[full], column[full]] = True, True
+    return partial, full_blocks
 
 
 def _ordered(blocks: Bool[Tensor, "1 heads rows columns"]) -> tuple[Int[Tensor, "..."], Int[Tensor, "..."]]:

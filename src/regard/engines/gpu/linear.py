@@ -32,7 +32,7 @@ def average(
     rotation: Float[Tensor, "2 keys pairs"] | None,
     normalise: bool,
 ) -> Averaged:
-    """What `kernel_average` returns for causal heads without log weights. Features are made in q's dtype.
+    """`kernel_average` for causal heads without log weights. Features are made in q's dtype.
 
     Args:
         impl: whose kernels.

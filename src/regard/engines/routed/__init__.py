@@ -1,4 +1,4 @@
-"""What routed mechanisms share: the choice that a token makes, and sums in a fixed order."""
+"""Parts of every routed engine: the choice that a token makes, and sums in a fixed order."""
 
 import torch
 from jaxtyping import Float, Int

@@ -29,7 +29,7 @@ def tile_size(crowd: int) -> int:
 
 
 class Rule(NamedTuple):
-    """Which pairs count. Everything here is fixed by the options and shapes of a call."""
+    """The pairs that count. Everything here is fixed by the options and shapes of a call."""
 
     causal: bool
     itself: bool

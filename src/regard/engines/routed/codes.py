@@ -78,24 +78,24 @@ def _parts(
     together = max(1, room(q) // (step * row))
     dtype = accumulation_dtype(q.dtype)
     for at in range(0, batch * kv_heads, together):
-        some = slice(at, min(at + together, batch * kv_heads))
-        mine = torch.arange(some.start, some.stop, device=q.device) % kv_heads
+        rows = slice(at, min(at + together, batch * kv_heads))
+        head = torch.arange(rows.start, rows.stop, device=q.device) % kv_heads
         yield (
-            some,
+            rows,
             Part(
-                q.reshape(batch * kv_heads, group, *q.shape[2:])[some].to(dtype),
-                k.flatten(0, 1)[some].to(dtype),
-                v.flatten(0, 1)[some].to(dtype),
-                codes.flatten(0, 1)[some].long(),
-                codebook[mine].to(dtype),
-                F.pad(cache.flatten(0, 1)[some].to(dtype), (0, 0, 0, 1)),
+                q.reshape(batch * kv_heads, group, *q.shape[2:])[rows].to(dtype),
+                k.flatten(0, 1)[rows].to(dtype),
+                v.flatten(0, 1)[rows].to(dtype),
+                codes.flatten(0, 1)[rows].long(),
+                codebook[head].to(dtype),
+                F.pad(cache.flatten(0, 1)[rows].to(dtype), (0, 0, 0, 1)),
             ),
             step,
         )
 
 
 class Block:
-    """What the queries of one segment see."""
+    """The keys that the queries of one segment see."""
 
     def __init__(self, part: Part, sums: Tensor, segment: Segment, past: int) -> None:
         self.segment, self.past, self.codebook = segment, past, part.codebook
@@ -152,7 +152,7 @@ def coded_op(
         values = q.new_empty((*q.shape[:3], v.shape[3]), dtype=accumulation_dtype(q.dtype))
         lse = q.new_empty((*q.shape[:3], 1), dtype=accumulation_dtype(q.dtype))
         into = [x.view(k.shape[0] * k.shape[1], q.shape[1] // k.shape[1], *x.shape[2:]) for x in (values, lse)]
-        for some, part, step in _parts(q, k, v, codes, codebook, cache, block):
+        for taken, part, step in _parts(q, k, v, codes, codebook, cache, block):
             for segment in _segments(q.shape[2], k.shape[2], first, block):
                 gather_codes(part.sums, part.codes[:, segment.leaving], part.v[:, segment.leaving])
                 seen = Block(part, part.sums, segment, k.shape[2] - q.shape[2])
@@ -165,7 +165,7 @@ def coded_op(
                         mean.baddbmm_(odds[..., seen.choices :], seen.values[:, :near])
                     mean.div_(torch.where(total == 0, 1.0, total))
                     for x, new in zip(into, (mean, top + total.log2()), strict=True):
-                        x[some, :, rows] = new.view(*x[some, :, rows].shape)
+                        x[taken, :, rows] = new.view(*x[taken, :, rows].shape)
     return values, lse[..., 0]
 
 
@@ -206,8 +206,8 @@ def coded_backward(
             ],
             -1,
         ).view(k.shape[0] * k.shape[1], group, q.shape[2], width + 2)
-        for some, part, step in _parts(q, k, v, codes, codebook, cache, block):
-            to_k, to_v = dk.flatten(0, 1)[some], dv.flatten(0, 1)[some]
+        for taken, part, step in _parts(q, k, v, codes, codebook, cache, block):
+            to_k, to_v = dk.flatten(0, 1)[taken], dv.flatten(0, 1)[taken]
             walk: list[tuple[Segment, Tensor]] = []
             for segment in _segments(q.shape[2], k.shape[2], first, block):
                 gather_codes(part.sums, part.codes[:, segment.leaving], part.v[:, segment.leaving])
@@ -218,7 +218,7 @@ def coded_backward(
                 recent, choices = segment.recent, seen.choices
                 to_mean, to_code = torch.zeros_like(seen.mean), torch.zeros_like(part.codebook)
                 for rows, query, near, weights in seen.tiles(part, step):
-                    out, mean, norm = brings[some, :, rows].flatten(1, 2).split([width, 1, 1], -1)
+                    out, mean, norm = brings[taken, :, rows].flatten(1, 2).split([width, 1, 1], -1)
                     weights.sub_(norm).exp2_()
                     to_mean.baddbmm_(weights[..., :choices].mT, out)
                     slope = torch.empty_like(weights)
@@ -234,13 +234,13 @@ def coded_backward(
                         to_k[:, reached].baddbmm_(slope[..., choices:].mT, query, alpha=1 / LOG2E)
                     if not block:
                         to_code.baddbmm_(slope[..., :choices].mT, query, alpha=1 / LOG2E)
-                    into[some, :, rows] = change.view(len(query), group, -1, change.shape[2])
+                    into[taken, :, rows] = change.view(len(query), group, -1, change.shape[2])
                 late[:, :-1] += to_mean * seen.share
                 leaving = segment.leaving
                 to_v[:, leaving] += _read(late, part.codes[:, leaving])
                 if not block:
                     to_k[:, leaving] += _read(F.pad(to_code * seen.share, (0, 0, 0, 1)), part.codes[:, leaving])
-            dcache.flatten(0, 1)[some, :, :-1] = late[:, :-1]
+            dcache.flatten(0, 1)[taken, :, :-1] = late[:, :-1]
     return tuple(x.to(like.dtype) for x, like in ((dq, q), (dk, k), (dv, v), (dcache, cache)))  # type: ignore[return-value]
 
 

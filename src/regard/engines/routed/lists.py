@@ -40,9 +40,9 @@ def best_keys(q: Tensor, k: Tensor, key_mask: Tensor | None, count: int, causal:
     """
     width = min(count, k.shape[2])
     lists = torch.full((*q.shape[:3], width), -1, dtype=torch.int64, device=q.device)
-    for some, scores in doubled_scores(q, k, key_mask, causal):
+    for at, scores in doubled_scores(q, k, key_mask, causal):
         best = _largest(scores, min(width, scores.shape[-1]))
-        lists[:, :, some, : best.indices.shape[-1]] = best.indices.masked_fill(best.values.isneginf(), -1)
+        lists[:, :, at, : best.indices.shape[-1]] = best.indices.masked_fill(best.values.isneginf(), -1)
     return lists
 
 
@@ -85,7 +85,7 @@ def _largest(scores: Tensor, count: int) -> torch.return_types.topk:
 def _products(rows: Tensor, k: Tensor) -> Tensor:
     """rows k^T in float64 without a float64 copy of every key: for few queries, that copy is most of the work."""
     step = max(1, room(k) // max(1, k.shape[0] * k.shape[1] * k.shape[3]))
-    return torch.cat([rows @ doubled(some).mT for some in k.split(step, 2)], -1)
+    return torch.cat([rows @ doubled(keys).mT for keys in k.split(step, 2)], -1)
 
 
 @best_keys.register_fake
@@ -103,8 +103,8 @@ def _steps(lists: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[slice, tuple[T
     row = torch.arange(batch, device=k.device)[:, None, None, None]
     head = (torch.arange(heads, device=k.device) // (heads // k.shape[1]))[:, None, None]
     for first in range(0, queries, step):
-        some = lists[:, :, first : first + step]
-        yield slice(first, first + some.shape[2]), (row, head, some.clamp_min(0)), (some < 0).flatten(0, 2)
+        part = lists[:, :, first : first + step]
+        yield slice(first, first + part.shape[2]), (row, head, part.clamp_min(0)), (part < 0).flatten(0, 2)
 
 
 def _weights(q: Tensor, keys: Tensor, none: Tensor, scale: float) -> Tensor:
@@ -132,9 +132,9 @@ def listed(q: Tensor, k: Tensor, v: Tensor, lists: Tensor, scale: float) -> Tens
     if lists.numel():
         with exact(q):
             for at, where, none in _steps(lists, k, v):
-                keys, given = (x[where].to(dtype).flatten(0, 2) for x in (k, v))
+                keys, content = (x[where].to(dtype).flatten(0, 2) for x in (k, v))
                 weights = _weights(q[:, :, at].to(dtype).flatten(0, 2), keys, none, scale)
-                values[:, :, at] = (weights[:, None] @ given).view(*q.shape[:2], -1, v.shape[3])
+                values[:, :, at] = (weights[:, None] @ content).view(*q.shape[:2], -1, v.shape[3])
     return values
 
 
@@ -154,13 +154,13 @@ def listed_backward(
     if lists.numel():
         with exact(q):
             for at, where, none in _steps(lists, k, v):
-                keys, given = (x[where].to(dtype).flatten(0, 2) for x in (k, v))
+                keys, content = (x[where].to(dtype).flatten(0, 2) for x in (k, v))
                 row, head, slots = where
                 index = ((row * k.shape[1] + head) * k.shape[2] + slots).flatten()
                 query, g = (x[:, :, at].to(dtype).flatten(0, 2) for x in (q, grad))
                 weights = _weights(query, keys, none, scale)
                 accumulate(dv, index, (weights[..., None] * g[:, None]).flatten(0, 1))
-                slope = (given @ g[..., None])[..., 0]
+                slope = (content @ g[..., None])[..., 0]
                 slope = weights * (slope - (weights * slope).sum(-1, keepdim=True)) * scale
                 dq[:, :, at] = (slope[:, None] @ keys).view(*q.shape[:2], -1, q.shape[3])
                 accumulate(dk, index, (slope[..., None] * query[:, None]).flatten(0, 1))

@@ -24,12 +24,12 @@ def sampled_keys(q: Tensor, k: Tensor, uniform: Tensor, key_mask: Tensor | None,
     """
     drawn = torch.full((*q.shape[:3], uniform.shape[-1]), -1, dtype=torch.int64, device=q.device)
     if k.shape[2]:
-        for some, odds in doubled_scores(q, k, key_mask, causal, scale):
+        for at, odds in doubled_scores(q, k, key_mask, causal, scale):
             top = odds.amax(-1, keepdim=True)
             odds = odds.sub_(torch.where(top.isneginf(), 0, top)).exp_().cumsum(-1)
             total, last = odds[..., -1:], odds.shape[-1] - 1
-            found = torch.searchsorted(odds, uniform[:, some] * total, right=True).clamp_max(last)
-            drawn[:, :, some] = torch.where(total > 0, found, -1)
+            picked = torch.searchsorted(odds, uniform[:, at] * total, right=True).clamp_max(last)
+            drawn[:, :, at] = torch.where(total > 0, picked, -1)
     return drawn
 
 

@@ -99,14 +99,14 @@ def backward_full(
 
 def _of_rows(x: Operands, out: Results, of_values: Tensor, of_total: Tensor | None, span: Span) -> Tensor:
     """The gradient of the unnormalised rows y = [numerator, total] of one part."""
-    given = span.of(of_values, 2)
-    g = torch.empty(*given.shape[:-1], given.shape[-1] + 1, dtype=x.dtype, device=given.device)
+    of_average = span.of(of_values, 2)
+    g = torch.empty(*of_average.shape[:-1], of_average.shape[-1] + 1, dtype=x.dtype, device=of_average.device)
     of_numerator, last = g[..., :-1], g[..., -1]
     if x.normalise:
-        torch.div(given.to(x.dtype), divisor(span.of(out.total, 2))[..., None], out=of_numerator)
+        torch.div(of_average.to(x.dtype), divisor(span.of(out.total, 2))[..., None], out=of_numerator)
         torch.sum(of_numerator * span.of(out.values, 2), -1, out=last).neg_()
     else:
-        of_numerator.copy_(given)
+        of_numerator.copy_(of_average)
         last.zero_()
     if of_total is not None:
         last += span.of(of_total, 2)

@@ -27,7 +27,7 @@ DEVICE_BUFFER_BYTES = 1 << 27
 
 
 class Channels(NamedTuple):
-    """What a call gives."""
+    """The result of a call."""
 
     values: Tensor
     """(batch, heads, queries, value)"""
@@ -63,7 +63,7 @@ class _Chunks(NamedTuple):
     """(rows, width, value + 1), whose last column is 1"""
     running: Tensor
     """(rows, width, dim): M_i"""
-    own: Tensor
+    shifted: Tensor
     """(rows, width, dim): exp(k_i - M_i)"""
     before: Tensor
     """(rows, width, dim): exp(M_start - M_i)"""
@@ -132,18 +132,18 @@ def _even(x: Tensor, fill: float) -> Tensor:
 
 
 def _levels(c: _Chunks) -> list[_Level]:
-    found, half = [], 1
+    levels, half = [], 1
     while half < c.k.shape[1]:
         keys, (boundary, running) = _halves(c.k, half)[0], _halves(c.running, half)
         boundary = boundary[..., -1:, :]
-        found.append(_Level(half, (keys - boundary).exp_(), (boundary - running).exp_()))
+        levels.append(_Level(half, (keys - boundary).exp_(), (boundary - running).exp_()))
         half *= 2
-    return found
+    return levels
 
 
 def _normaliser(c: _Chunks, levels: list[_Level], start: Tensor) -> Tensor:
     """z (rows, width, dim), from that of the states before the chunks (rows, 1, dim). A scan over the levels."""
-    z = c.own.clone()
+    z = c.shifted.clone()
     for level in levels:
         left, right = level.halves(z)
         right.addcmul_(level.right, left[..., -1:, :])
@@ -153,7 +153,7 @@ def _normaliser(c: _Chunks, levels: list[_Level], start: Tensor) -> Tensor:
 def _weights(c: _Chunks, levels: list[_Level], fq: Tensor) -> Tensor:
     """(rows, group, width, width): sum_c fq_ic exp(k_jc - M_ic) for j <= i, else 0. fq (rows, group, width, dim)."""
     pairs = fq.new_zeros(*fq.shape[:3], fq.shape[2])
-    pairs.diagonal(dim1=-2, dim2=-1).copy_((fq * c.own[:, None]).sum(-1))
+    pairs.diagonal(dim1=-2, dim2=-1).copy_((fq * c.shifted[:, None]).sum(-1))
     for level in levels:
         q = _right(level, fq)
         level.pairs(pairs).copy_(torch.matmul(q.flatten(2, 3), level.left.mT).view(*q.shape[:4], -1))
@@ -265,7 +265,7 @@ def backward(
     of_r, of_k, of_v = _flat(*into[:3])
     with torch.no_grad(), torch.autocast(r.device.type, enabled=False):
         for part in _parts(rows, flat[0].shape[1], keys, dim, r):
-            pr, pk, pv, given = (x[part] for x in flat)
+            pr, pk, pv, slope = (x[part] for x in flat)
             states, slopes = (kept_sum.new_zeros(SPAN + 1, *kept_sum[0, part].shape) for _ in range(2))
             carried = slopes[0].clone()
             if of_sum is not None:
@@ -278,7 +278,7 @@ def backward(
                     states[0] = kept_sum[index, part]
                     _advance(c, states)
                     start = states[: span.chunks].flatten(0, 1)
-                    of_queries, of_start = _pull(c, start, _queries(pr, at), _queries(given, at), of_keys, of_columns)
+                    of_queries, of_start = _pull(c, start, _queries(pr, at), _queries(slope, at), of_keys, of_columns)
                     place = at.of(of_r[part], 2)
                     place.copy_(of_queries.view(*place.shape[:3], -1, dim)[..., : span.width, :])
                 slopes[span.chunks] = carried
@@ -311,8 +311,8 @@ def _pull(
     of_pairs = torch.matmul(g.flatten(1, 2), c.v[..., :-1].mT).unflatten(1, fq.shape[1:3])
     diagonal = of_pairs.diagonal(dim1=-2, dim2=-1)[..., None]
     of_fq = torch.bmm(g.flatten(1, 2), start[:, :-1]).view_as(fq).mul_(c.before[:, None])
-    of_fq.addcmul_(diagonal, c.own[:, None])
-    of_keys.addcmul_(c.own, (diagonal * fq).sum(1))
+    of_fq.addcmul_(diagonal, c.shifted[:, None])
+    of_keys.addcmul_(c.shifted, (diagonal * fq).sum(1))
     for level in levels:
         q, of_pair = _right(level, fq).flatten(2, 3), level.pairs(of_pairs).flatten(2, 3)
         level.halves(of_keys)[0].addcmul_(level.left, torch.matmul(of_pair.mT, q))
@@ -320,7 +320,7 @@ def _pull(
         level.halves(of_fq)[1].add_(of_right.movedim(2, 1))
     of_r = of_fq / z
     of_z = (of_r * fq).sum(1).neg_()
-    of_keys.addcmul_(c.own, of_z)
+    of_keys.addcmul_(c.shifted, of_z)
     for level in levels:
         right = (level.halves(of_z)[1] * level.right).sum(-2, keepdim=True)
         level.halves(of_keys)[0].addcmul_(level.left, right)

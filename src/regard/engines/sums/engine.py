@@ -87,9 +87,9 @@ def forward(
         out.kept_top[0] = first
     run, states = forward_causal if causal else forward_full, sum.flatten(0, 1)
     with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
-        for part, some in x.split(sum.shape[2]):
+        for part, piece in x.split(sum.shape[2]):
             state = states[part].mT.clone(memory_format=torch.contiguous_format)
-            run(some, views, part, state, None if first is None else first[part])
+            run(piece, views, part, state, None if first is None else first[part])
     return out
 
 
@@ -175,12 +175,12 @@ def backward(
     of_total = None if of_total is None else of_total.reshape(x.q.shape[:3])
     run, states = backward_causal if causal else backward_full, None if of_sum is None else of_sum.flatten(0, 1)
     with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
-        for part, some in x.split(sum.shape[2]):
+        for part, piece in x.split(sum.shape[2]):
             of_state = torch.zeros_like(out.sum[part].mT, memory_format=torch.contiguous_format)
             if states is not None:
                 of_state += states[part].mT
             slope = None if of_total is None else of_total[part]
-            run(some, out.of(part), Gradients(*(g[part] for g in flat)), of_values[part], slope, of_state)
+            run(piece, out.of(part), Gradients(*(g[part] for g in flat)), of_values[part], slope, of_state)
     return into
 
 

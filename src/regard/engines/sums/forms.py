@@ -21,7 +21,7 @@ def average_by(
     causal: bool,
     normalise: bool,
 ) -> Averaged:
-    """What `kernel_average` returns, without log weights, in the named form."""
+    """`kernel_average` without log weights, in the named form."""
     dtype = accumulation_dtype(q.dtype)
     sum = empty_sum(k, v, maps[1]) if sum is None else sum
     with torch.autocast(q.device.type, enabled=False):

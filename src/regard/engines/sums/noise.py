@@ -46,9 +46,9 @@ def position_noise(
     uniform = torch.empty(heads, len(blocks), BLOCK, samples, dtype=torch.float64)
     for head in range(heads):
         for at, block in enumerate(blocks):
-            own = generator(seed, "position noise", draw, head, block)
-            normal[head, at] = torch.randn(BLOCK, samples, width, generator=own, dtype=torch.float64)
-            uniform[head, at] = torch.rand(BLOCK, samples, generator=own, dtype=torch.float64)
+            numbers = generator(seed, "position noise", draw, head, block)
+            normal[head, at] = torch.randn(BLOCK, samples, width, generator=numbers, dtype=torch.float64)
+            uniform[head, at] = torch.rand(BLOCK, samples, generator=numbers, dtype=torch.float64)
     skip = first - start * BLOCK
     both = (x.flatten(1, 2)[:, skip : skip + count].to(like.device) for x in (normal, uniform))
     return next(both).contiguous(), next(both).contiguous()

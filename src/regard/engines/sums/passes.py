@@ -1,4 +1,4 @@
-"""What the kernel operator works on, a span of rows at a time, and its forward passes; the backward ones: `backward`.
+"""The operands of the kernel operator, a span of rows at a time, and its forward passes; see `backward` for the others.
 
 With v' = [v, 1], so that the normaliser is one more value column, and w_j the log weight of a key (the scale that its
 feature map took out, decay, gates, -inf for padding), relative to a maximum m (SPEC 0.5). Without an order:
@@ -179,8 +179,8 @@ class Operands:
             return None
         log = None if keys.log is None else keys.log.view(-1, self.k.shape[0], span.width)
         if self.log_weight is not None:
-            given = span.of(self.log_weight)
-            log = given if log is None else log + given
+            weight = span.of(self.log_weight)
+            log = weight if log is None else log + weight
         assert log is not None
         return log if self.real is None else log.masked_fill(~span.of(self.real), float("-inf"))
 
@@ -209,7 +209,7 @@ class Results(NamedTuple):
     kept_top: Tensor
 
     def of(self, part: slice) -> "Results":
-        """Those of some rows."""
+        """The same of some rows."""
         values, total, highest, sum, top = (x[part] for x in self[:5])
         return Results(values, total, highest, sum, top, self.kept_sum[:, part], self.kept_top[:, part])
 

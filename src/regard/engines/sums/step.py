@@ -12,7 +12,7 @@ from regard.features import FeatureMap
 
 
 class Averaged(NamedTuple):
-    """What a call gives. `log(total) + highest` is the log of the normaliser, as `regard.core.merge` takes it."""
+    """The result of a call. `log(total) + highest` is the log of the normaliser, as `regard.core.merge` takes it."""
 
     values: Tensor
     """(batch, heads, queries, value); not normalised: to be multiplied by exp(highest)"""

@@ -117,7 +117,7 @@ def tiled_attention(
 
 
 class Arguments(NamedTuple):
-    """What both operators take, in this order."""
+    """Arguments of both operators, in this order."""
 
     q: Tensor
     k: Tensor
@@ -150,7 +150,7 @@ class Arguments(NamedTuple):
         return find_plan(self.rule, queries, keys, whole=self.whole, biased=biased, **like)
 
     def operands(self) -> Operands:
-        """What the passes read."""
+        """The operands that the passes read."""
         hidden = None
         if self.key_mask is not None:
             hidden = self.q.new_zeros(self.key_mask.shape).masked_fill_(~self.key_mask, -math.inf)[:, None, :, None]
@@ -193,12 +193,12 @@ def tiles_backward(grad_values, grad_lse, values, lse, *rest):
     grads = backward(call.plan(), call.operands(), values, lse, grad_values, grad_lse, *learns)
     queries, keys = call.q.shape[2], call.k.shape[2]
     lengths = queries, keys, keys, None, queries, None, queries, keys  # whole tiles end in padding
-    *found, of_queries, of_keys = (
+    *gradients, of_queries, of_keys = (
         x if n is None or x.ndim < 2 else x[:, :, :n].contiguous() for x, n in zip(grads, lengths, strict=True)
     )
     if call.log_gates is None or not learns[2]:
-        return (*found, call.q.new_empty(0))
-    return (*found, gate_gradient(call.log_gates, call.ahead, of_queries, of_keys))
+        return (*gradients, call.q.new_empty(0))
+    return (*gradients, gate_gradient(call.log_gates, call.ahead, of_queries, of_keys))
 
 
 @tiles_backward.register_fake

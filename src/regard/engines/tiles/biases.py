@@ -39,7 +39,7 @@ class Curve:
         return True
 
     def _slices(self, base: int, length: int) -> tuple[slice, slice]:
-        """Which lanes of a run have a column of the ladder, and which columns."""
+        """The lanes of a run that have a column of the ladder, and their columns."""
         begin, columns = self.high - base, self.ladder.shape[-1]
         low, high = min(max(begin, 0), columns), max(min(begin + length, columns), 0)
         return slice(low - begin, high - begin), slice(low, high)

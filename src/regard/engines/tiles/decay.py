@@ -42,13 +42,13 @@ def pair_sums(log_gates: LogGates, first: int, queries: int, keys: int) -> Float
         behind = log_gates[..., 1 : first + 1].flip(-1).cumsum(-1, dtype=torch.float64).flip(-1)
         return F.pad(behind, (0, max(keys - first, 0)))[..., None, :keys]
     level, cuts = levels(log_gates)
-    own = slice(first, first + queries)
-    sums = level[..., own, None] - level[..., None, :keys]
-    return sums.masked_fill(cuts[..., own, None] != cuts[..., None, :keys], -math.inf)
+    rows = slice(first, first + queries)
+    sums = level[..., rows, None] - level[..., None, :keys]
+    return sums.masked_fill(cuts[..., rows, None] != cuts[..., None, :keys], -math.inf)
 
 
 def level_tiles(log_gates: LogGates, first: int, queries: int, keys: int) -> Levels:
-    """What the passes read, for queries from slot `first` on, and keys from slot 0 on."""
+    """The levels that the passes read, for queries from slot `first` on, and keys from slot 0 on."""
     level, cuts = levels(log_gates)
     parts = [level, cuts.double()] if bool(cuts.any()) else [level]
     stacked = torch.stack(parts, -1)
@@ -87,20 +87,20 @@ class Decay:
         tile plus that from there on: neither is positive, so their rounding is no worse than that of the logit itself.
         Elsewhere, and among the queries of a tile, it could be, and each pair is rounded by itself.
         """
-        own, past = pick(self.queries, step), lanes(self.keys, step, group.slots).mT
+        levels_of_queries, levels_of_keys = pick(self.queries, step), lanes(self.keys, step, group.slots).mT
         size = self.share.layout.sizes[1]
         if len(group.masks) < group.slots:
-            first = own[:, :1]
-            row, column = own[..., :1] - first[..., :1], first[..., :1] - past[:, :1]
-            if own.shape[2] > 1:
-                row.masked_fill_(own[..., 1:] != first[..., 1:], -math.inf)
-                column.masked_fill_(past[:, 1:] != first[..., 1:], -math.inf)
+            first = levels_of_queries[:, :1]
+            row, column = levels_of_queries[..., :1] - first[..., :1], first[..., :1] - levels_of_keys[:, :1]
+            if levels_of_queries.shape[2] > 1:
+                row.masked_fill_(levels_of_queries[..., 1:] != first[..., 1:], -math.inf)
+                column.masked_fill_(levels_of_keys[:, 1:] != first[..., 1:], -math.inf)
             torch.add(row.to(scores.dtype), column.to(scores.dtype), out=scores)
         for slot, _ in group.masks:
             there = slice(slot * size, (slot + 1) * size)
-            sums = own[..., :1] - past[:, :1, there]
-            if own.shape[2] > 1:
-                sums.masked_fill_(past[:, 1:, there] != own[..., 1:], -math.inf)
+            sums = levels_of_queries[..., :1] - levels_of_keys[:, :1, there]
+            if levels_of_queries.shape[2] > 1:
+                sums.masked_fill_(levels_of_keys[:, 1:, there] != levels_of_queries[..., 1:], -math.inf)
             scores[..., there] = sums
 
     def learn(self, grads: Gradients) -> bool:

@@ -142,7 +142,7 @@ def _touched(pattern: Pattern, q: Span, k: Span) -> tuple[Tensor, Tensor, Tensor
         return a, r, c, must[a, r, c]
     outer = _touched(pattern, _coarser(q), _coarser(k))[:3]
     inner = torch.arange(COARSE)
-    found = []
+    tiles = []
     for a, r, c in zip(*(x.split(4096) for x in outer), strict=True):
         row = (r[:, None, None] * COARSE + inner[:, None]).expand(-1, COARSE, COARSE)
         column = (c[:, None, None] * COARSE + inner).expand(-1, COARSE, COARSE)
@@ -150,9 +150,9 @@ def _touched(pattern: Pattern, q: Span, k: Span) -> tuple[Tensor, Tensor, Tensor
         at = (a[:, None, None].expand(-1, COARSE, COARSE)[inside], row[inside], column[inside])
         truth = pattern.over(_at(q, (at[0], at[1])), _at(k, (at[0], at[2])))
         may = truth.may.expand(at[0].shape)
-        found.append((*(x[may] for x in at), truth.must.expand(at[0].shape)[may]))
+        tiles.append((*(x[may] for x in at), truth.must.expand(at[0].shape)[may]))
     empty = torch.empty(0, dtype=torch.long)
-    a, r, c, full = (torch.cat(x) for x in zip(*found, strict=True)) if found else (empty, empty, empty, empty.bool())
+    a, r, c, full = (torch.cat(x) for x in zip(*tiles, strict=True)) if tiles else (empty, empty, empty, empty.bool())
     return a, r, c, full
 
 

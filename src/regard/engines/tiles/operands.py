@@ -1,4 +1,4 @@
-"""What the passes walk: the steps of a layout, and the operands of a call as tiles that a step picks from."""
+"""The steps of a layout that the passes walk, and the operands of a call as tiles that a step picks from."""
 
 import math
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ Tiles = Float[Tensor, "tiles tile dim"]
 
 
 class Step(NamedTuple):
-    """What one batched product covers: query tiles `rows` of a group and their key tiles.
+    """The tiles of one batched product: query tiles `rows` of a group and their key tiles.
 
     Where query tiles are `gap` apart, `row` is the first; where their key tiles are runs that start at `key`,
     `key` + `advance`, `key` + 2 `advance`, ..., `key` says so. Otherwise the index tensors say which tiles to gather.
@@ -107,7 +107,7 @@ class Levels(NamedTuple):
 
 
 class Operands(NamedTuple):
-    """What both passes read."""
+    """The operands that both passes read."""
 
     q: Float[Tensor, "batch heads queries dim"]
     k: Float[Tensor, "batch kv_heads keys dim"]

@@ -78,7 +78,7 @@ def split(pattern: Pattern, queries: Int[Tensor, " queries"], keys: Int[Tensor, 
 
 
 def _literals(pattern: Pattern) -> list[Pattern]:
-    """What must hold together."""
+    """The conditions that must hold together."""
     if pattern.sign == "&":
         return [literal for term in pattern.terms for literal in _literals(term)]
     return [pattern]
