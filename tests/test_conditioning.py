@@ -7,7 +7,7 @@ from regard.attention.dense.gaussian import Gaussian
 from regard.attention.kernel.performer import Performer
 from regard.testing import check_attention
 from regard.testing.compare import largest_error
-from regard.testing.conditioning import DRAWS, HOPELESS, MULTIPLE, Loss, TermAfterTerm, assert_float32, moved
+from regard.testing.conditioning import DRAWS, HOPELESS_ERROR, LOSS_MULTIPLE, Loss, TermAfterTerm, assert_float32, moved
 from regard.testing.inputs import LONG, Subject, exact_copy, randn
 from tests.mutants.toys import ToyBuckets, ToyDense, ToyTable
 
@@ -114,7 +114,7 @@ def test_term_after_term_loses_more_than_a_processor_does():
 
 
 def test_a_definition_loses_what_its_inputs_amplify(dense):
-    assert lost(means, *dense) < FLOOR / MULTIPLE
+    assert lost(means, *dense) < FLOOR / LOSS_MULTIPLE
     for apart in (1e-1, 1e-3, 1e-5):
         assert 2**-25 / apart < lost(differences(apart), *dense) < 2**-22 / apart
 
@@ -147,8 +147,8 @@ def test_a_well_conditioned_result_gets_the_floor(dense):
 
 def test_an_ill_conditioned_result_gets_more_and_not_ten_times_that(dense):
     evaluate = differences(1e-3)
-    allowed = MULTIPLE * lost(evaluate, *dense)
-    assert 50 * FLOOR < allowed < HOPELESS
+    allowed = LOSS_MULTIPLE * lost(evaluate, *dense)
+    assert 50 * FLOOR < allowed < HOPELESS_ERROR
     judge(evaluate(*dense)["values"], evaluate, *dense)
     judge(off_by(0.9 * allowed, evaluate, *dense), evaluate, *dense)
     for times in (1.1, 10):

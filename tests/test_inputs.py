@@ -8,7 +8,7 @@ import torch
 
 from regard.info import Heads, Input
 from regard.testing.inputs import (
-    CLEAR,
+    BOUND_MARGIN,
     LENGTH,
     LONG,
     Inputs,
@@ -57,9 +57,9 @@ def test_numbers_keep_clear_of_their_bounds(low, high):
         assert (x > 2).any()
     span = high - low if math.isfinite(high - low) else 1.0
     if math.isfinite(low):
-        assert low + 0.99 * CLEAR * span <= x.min() < low + 0.1 * span
+        assert low + 0.99 * BOUND_MARGIN * span <= x.min() < low + 0.1 * span
     if math.isfinite(high):
-        assert high - 0.1 * span < x.max() <= high - 0.99 * CLEAR * span
+        assert high - 0.1 * span < x.max() <= high - 0.99 * BOUND_MARGIN * span
     if math.isfinite(low) and math.isfinite(high):
         assert abs(x.mean() - (low + high) / 2) < 0.02 * (high - low)
 

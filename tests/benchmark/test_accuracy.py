@@ -185,9 +185,9 @@ def test_knobs_come_from_the_facts_the_vocabulary_or_the_config():
     values: dict[str, list] = {}
     for row in found["rows"]:
         values.setdefault(row["spec"], []).append((row["knob"], row["value"]))
-    assert values["performer"] == [("num_features", x) for x in accuracy.VALUES["num_features"]]
+    assert values["performer"] == [("num_features", x) for x in accuracy.KNOB_VALUES["num_features"]]
     assert values["performer(num_features=6)"] == [("num_features", 6)]
-    assert values["linformer"] == [("rank", x) for x in accuracy.VALUES["rank"]]
+    assert values["linformer"] == [("rank", x) for x in accuracy.KNOB_VALUES["rank"]]
     assert values["linear"] == [(None, None)]
 
 
@@ -227,7 +227,7 @@ def test_bad_plans_are_refused(monkeypatch):
         measure(AccuracyConfig(specs=("performer",), knobs={"num_features": (4,), "rank": (2,)}), [small()])
     with pytest.raises(ConfigError, match="unknown mechanism"):
         measure(AccuracyConfig(specs=("perfomer",)), [small()])
-    monkeypatch.setattr(accuracy, "MOST_BYTES", 1000)
+    monkeypatch.setattr(accuracy, "MOST_ERROR_BYTES", 1000)
     with pytest.raises(ResourceError, match="fewer redraws or shorter lengths"):
         measure(AccuracyConfig(specs=("performer",)), [small()])
 

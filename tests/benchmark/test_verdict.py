@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from regard.benchmark.measures import CLASSIFICATION, RECALL
-from regard.benchmark.verdict import LEARNED, Recommendation, Rival, Sample, Standing, estimates, recommend, ties
+from regard.benchmark.verdict import LEARNED_RECALL, Recommendation, Rival, Sample, Standing, estimates, recommend, ties
 
 
 def coins(share: float, *, seeds: int = 1, units: int = 60, questions: int = 40, draw: int = 0) -> Sample:
@@ -140,7 +140,7 @@ def test_a_comparison_that_learned_nothing_says_so_first():
     found = recommend(poor, ["a", "b"], ["a", "b"], length=64, floor=("3-gram", 3.6), chance=0.03)
     assert found.reason.startswith("No specification beats the 3-gram (3.600 bits per byte)")
     assert "recall says little yet: the best, b, reached 5%, guessing gives 3%" in found.reason
-    assert f"at least {LEARNED:.0%}" in found.reason
+    assert f"at least {LEARNED_RECALL:.0%}" in found.reason
     assert "not below the best" not in found.reason
 
 

@@ -20,13 +20,13 @@ from regard.training.environment import environment
 
 FORMAT = "regard accuracy 1"
 EXACT = "softmax"
-CONTROL = 1e-10
+CONTROL_TOLERANCE = 1e-10
 """relative error of float64 that the control may show"""
-PICTURED = 64
+PICTURED_POSITIONS = 64
 """positions of a picture"""
-MOST_BYTES = 4 * 2**30
+MOST_ERROR_BYTES = 4 * 2**30
 """of the errors that are kept for one row of results"""
-VALUES: Mapping[str, tuple[int, ...]] = {
+KNOB_VALUES: Mapping[str, tuple[int, ...]] = {
     "num_features": (16, 64, 256),
     "num_landmarks": (8, 16, 32, 64),
     "num_samples": (1, 4, 16, 64),
@@ -35,19 +35,19 @@ VALUES: Mapping[str, tuple[int, ...]] = {
     "rounds": (1, 2, 4, 8),
 }
 """knob -> the values that are tried where none are asked for; of any other, these shares of its default"""
-SHARES = (1 / 16, 1 / 4, 1)
+DEFAULT_SHARES = (1 / 16, 1 / 4, 1)
 
 Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class AccuracyConfig:
-    """What to measure.
+    """The mechanisms, knobs and redraws to measure.
 
     Args:
         specs: mechanisms; none: all that approximate softmax by their facts. One that names its knob, as
             `performer(num_features=64)` does, is measured at that value.
-        knobs: option -> values; of others, `VALUES`, or `SHARES` of the default.
+        knobs: option -> values; of others, `KNOB_VALUES`, or `DEFAULT_SHARES` of the default.
         redraws: seeds of everything random in a mechanism.
         seed: of the redraws.
 
@@ -107,8 +107,8 @@ def measure(config: AccuracyConfig, cases: Sequence[Vectors], *, tell: Tell = la
     compares what is read from softmax with softmax written out; it must be 0 up to rounding.
 
     Args:
-        config: what to measure.
-        cases: on what.
+        config: the mechanisms, knobs and redraws.
+        cases: the vectors to measure on.
         tell: called with lines about the progress.
 
     Returns:
@@ -120,7 +120,7 @@ def measure(config: AccuracyConfig, cases: Sequence[Vectors], *, tell: Tell = la
         ResourceError: more errors to keep than fit into 4 GiB.
     """
     begun = time.perf_counter()
-    found: dict[str, list[Any]] = {"cases": [], "controls": [], "rows": [], "skipped": [], "pictures": []}
+    results: dict[str, list[Any]] = {"cases": [], "controls": [], "rows": [], "skipped": [], "pictures": []}
     settings = {spec: list(_settings(spec, config)) for spec in config.chosen}
     used = {setting.knob for group in settings.values() for setting in group if setting.asked}
     if config.knobs.keys() - used:
@@ -128,8 +128,8 @@ def measure(config: AccuracyConfig, cases: Sequence[Vectors], *, tell: Tell = la
     pictured = {(case.source, case.causal): at for at, case in enumerate(cases)}.values()
     for at, case in enumerate(cases):
         tell(f"{case.source}, {case.label}, {'causal' if case.causal else 'bidirectional'}, {case.q.shape[2]} tokens")
-        found["cases"].append(case.facts())
-        found["controls"].append(_control(case))
+        results["cases"].append(case.facts())
+        results["controls"].append(_control(case))
         for spec, group in settings.items():
             for setting in group:
                 try:
@@ -137,13 +137,13 @@ def measure(config: AccuracyConfig, cases: Sequence[Vectors], *, tell: Tell = la
                 except (UnsupportedError, ConfigError) as error:
                     if isinstance(error, ConfigError) and (not setting.asked or setting.knob in config.knobs):
                         raise
-                    found["skipped"].append({"case": at, "spec": spec, "value": setting.value, "reason": str(error)})
+                    results["skipped"].append({"case": at, "spec": spec, "value": setting.value, "reason": str(error)})
                     continue
-                found["rows"].append({"case": at, **row})
+                results["rows"].append({"case": at, **row})
                 if at in pictured and picture and setting is group[-1]:
-                    found["pictures"].append({"case": at, **picture})
-    if not found["rows"]:
-        reasons = dict.fromkeys(one["reason"] for one in found["skipped"])
+                    results["pictures"].append({"case": at, **picture})
+    if not results["rows"]:
+        reasons = dict.fromkeys(one["reason"] for one in results["skipped"])
         raise ConfigError("\n".join(["nothing could be measured:", *reasons]))
     return plain(
         {
@@ -152,7 +152,7 @@ def measure(config: AccuracyConfig, cases: Sequence[Vectors], *, tell: Tell = la
             "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "seconds": time.perf_counter() - begun,
             "plan": asdict(config),
-            **found,
+            **results,
             "environment": environment(torch.device("cpu"), 0),
         }
     )
@@ -164,19 +164,19 @@ def _settings(spec: str, config: AccuracyConfig) -> Iterator[_Setting]:
     if parts(spec) or specs.is_path(spec):
         yield _Setting(spec, info, None, None, asked=False)
         return
-    cls, given = resolve(spec)
+    cls, options = resolve(spec)
     known = cls.defaults
-    candidates = (info.knob,) if info.knob else (*config.knobs, *VALUES)
+    candidates = (info.knob,) if info.knob else (*config.knobs, *KNOB_VALUES)
     knob = next((name for name in candidates if name in known), None)
-    if knob is None or knob in given:
-        fixed = given.get(knob or "")
+    if knob is None or knob in options:
+        fixed = options.get(knob or "")
         yield _Setting(spec, info, knob, fixed if isinstance(fixed, int) else None, asked=False)
         return
-    values = config.knobs.get(knob) or VALUES.get(knob)
+    values = config.knobs.get(knob) or KNOB_VALUES.get(knob)
     if values is None:
         if not isinstance(known[knob], int):
             raise ConfigError(f"{spec} has the knob {knob}, and there are no usual values of it; name some")
-        values = tuple({max(int(share * known[knob]), 1) for share in SHARES})
+        values = tuple({max(int(share * known[knob]), 1) for share in DEFAULT_SHARES})
     for value in sorted(values):
         yield _Setting(spec, info, knob, value, asked=True)
 
@@ -192,21 +192,22 @@ def _row(setting: _Setting, case: Vectors, config: AccuracyConfig) -> tuple[dict
     length = case.q.shape[2]
     # each, and all in one tensor
     wanted = 2 * 8 * config.redraws * case.q.shape[1] * length * (length if affine else 0)
-    if wanted > MOST_BYTES:
+    if wanted > MOST_ERROR_BYTES:
         raise ResourceError(
             f"{config.redraws} redraws of {case.q.shape[1]} attention matrices of {length} tokens take "
-            f"{wanted / 2**30:.1f} GiB, and {MOST_BYTES / 2**30:.0f} are allowed; fewer redraws or shorter lengths"
+            f"{wanted / 2**30:.1f} GiB, and {MOST_ERROR_BYTES / 2**30:.0f} are allowed; fewer redraws or "
+            "shorter lengths"
         )
     exact = _read(build(target, _heads(case, 0, affine)).double().eval(), case, affine=affine)
     errors: list[tuple[Tensor, ...]] = []
     for at in range(config.redraws):
         seed = generator(config.seed, "redraw", at).initial_seed()
         estimate = _read(setting.build(_heads(case, seed, affine)), case, affine=affine)
-        errors.append(tuple(got - given for got, given in zip(estimate, exact, strict=True)))
+        errors.append(tuple(got - expected for got, expected in zip(estimate, exact, strict=True)))
         if at == 1 and all(map(torch.equal, *errors)):
             errors.pop()  # nothing in it is random: one is all there is
             break
-    found: dict[str, Any] = {
+    row: dict[str, Any] = {
         "spec": setting.spec,
         "approximates": info.approximates,
         "against": target,
@@ -216,14 +217,14 @@ def _row(setting: _Setting, case: Vectors, config: AccuracyConfig) -> tuple[dict
         "effective_keys": effective_keys(exact[1] + errors[0][1]) if affine else None,
         "matrix": None,
     }
-    for name, given, *drawn in zip(("output", "matrix"), exact, *errors, strict=False):
+    for name, expected, *drawn in zip(("output", "matrix"), exact, *errors, strict=False):
         stacked = torch.stack([error.flatten() for error in drawn])
-        found[name] = asdict(decompose(stacked, given.square().sum().item()))
+        row[name] = asdict(decompose(stacked, expected.square().sum().item()))
     if not affine:
-        return found, {}
-    true, error = (x[0, 0, :PICTURED, :PICTURED] for x in (exact[1], errors[0][1]))
+        return row, {}
+    true, error = (x[0, 0, :PICTURED_POSITIONS, :PICTURED_POSITIONS] for x in (exact[1], errors[0][1]))
     rounded = {name: _rounded(x) for name, x in (("exact", true), ("estimate", true + error), ("difference", error))}
-    return found, {"spec": setting.spec, "knob": setting.knob, "value": setting.value, **rounded}
+    return row, {"spec": setting.spec, "knob": setting.knob, "value": setting.value, **rounded}
 
 
 def _rounded(matrix: Tensor) -> list[list[float]]:
@@ -231,7 +232,7 @@ def _rounded(matrix: Tensor) -> list[list[float]]:
 
 
 def _heads(case: Vectors, seed: int, affine: bool) -> Heads:
-    """What serves a case; `affine`: with room for the identity beside the values."""
+    """The heads that serve a case; `affine`: with room for the identity beside the values."""
     length = case.q.shape[2]
     return Heads(
         count=case.q.shape[1],
@@ -267,11 +268,13 @@ def _control(case: Vectors) -> dict[str, Any]:
     output, matrix = _read(build(EXACT, _heads(case, 0, affine=True)).double().eval(), case, affine=True)
     weights = case.logits.softmax(-1)
     written = weights @ case.v.repeat_interleave(case.q.shape[1] // case.v.shape[1], 1)
-    worst = max(((got - given).norm() / given.norm()).item() for got, given in ((output, written), (matrix, weights)))
+    worst = max(
+        ((got - expected).norm() / expected.norm()).item() for got, expected in ((output, written), (matrix, weights))
+    )
     return {
         "title": f"{EXACT} against itself: {case.source}, {case.label}",
         "expected": 0.0,
-        "tolerance": CONTROL,
+        "tolerance": CONTROL_TOLERANCE,
         "value": worst,
-        "reached": worst <= CONTROL,
+        "reached": worst <= CONTROL_TOLERANCE,
     }

@@ -102,9 +102,9 @@ class Convolution(nn.Module):
         for norm, convolution in zip(self.norms, self.convolutions, strict=True):
             assert isinstance(convolution, nn.Conv1d)
             y = norm(x) if key_mask is None else norm(x).masked_fill(~key_mask[..., None], 0)
-            reach = (convolution.kernel_size[0] - 1) * convolution.dilation[0]
-            left = reach if self.causal else reach // 2
-            x = x + F.gelu(convolution(F.pad(y.mT, (left, reach - left)))).mT
+            padding = (convolution.kernel_size[0] - 1) * convolution.dilation[0]
+            left = padding if self.causal else padding // 2
+            x = x + F.gelu(convolution(F.pad(y.mT, (left, padding - left)))).mT
         return x
 
 

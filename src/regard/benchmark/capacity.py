@@ -31,15 +31,15 @@ SPECS = (
 )
 """exact attention, and kernels from the sharpest to the flattest"""
 CONTROLS = ("softmax", "uniform")
-"""what finds every pair once it is sharp, and what cannot tell one key from another"""
-SHARP = 64.0
+"""a mechanism that finds every pair once it is sharp, and one that cannot tell one key from another"""
+CONTROL_SHARPNESS = 64.0
 
 Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class CapacityConfig:
-    """What to measure.
+    """The mechanisms, pairs and sharpness to measure.
 
     Args:
         specs: mechanisms.
@@ -77,7 +77,7 @@ class CapacityConfig:
 def decoded(
     spec: str, pairs: int, *, sharpness: float = 8.0, dim: int = 32, trials: int = 32, seed: int = 0
 ) -> Int[Tensor, "trials pairs"]:
-    """Which pair is found for every key that is asked: pair i was found if entry i is i.
+    """The pair that is found for every key that is asked: pair i was found if entry i is i.
 
     Keys c and values u are random unit vectors. Key i and the query that asks for it are both c_i sharpness^(1/2)
     dim^(1/4), so that its logit q . k / sqrt(dim) is `sharpness`, and those of the others about sharpness / sqrt(dim)
@@ -101,18 +101,18 @@ def decoded(
         UnsupportedError: a mechanism that can be asked in neither way.
 
     Example:
-        >>> found = decoded("softmax", 4, trials=2)
-        >>> found.tolist()
+        >>> answers = decoded("softmax", 4, trials=2)
+        >>> answers.tolist()
         [[0, 1, 2, 3], [0, 1, 2, 3]]
     """
-    found: list[Tensor] = []
+    answers: list[Tensor] = []
     for trial in range(trials):
         draw = generator(seed, "capacity", pairs, dim, trial)
         keys, values = (normalize(torch.randn(pairs, dim, generator=draw), dim=-1) for _ in range(2))
         x = keys * sharpness**0.5 * dim**0.25
         mechanism = memory(spec, pairs, dim, generator(seed, "features", trial).initial_seed())
-        found.append((asked(mechanism, x, values) @ values.mT).argmax(-1))
-    return torch.stack(found)
+        answers.append((asked(mechanism, x, values) @ values.mT).argmax(-1))
+    return torch.stack(answers)
 
 
 def memory(spec: str, pairs: int, dim: int, seed: int) -> Attention:
@@ -157,7 +157,7 @@ def measure(config: CapacityConfig, *, tell: Tell = lambda line: None) -> dict[s
     are the same.
 
     Args:
-        config: what to measure.
+        config: the mechanisms, pairs and sharpness.
         tell: called with lines about the progress.
 
     Returns:
@@ -178,14 +178,14 @@ def measure(config: CapacityConfig, *, tell: Tell = lambda line: None) -> dict[s
             size = _state_bytes(spec, pairs, config.dim)
             for sharpness in config.sharpness:
                 share, error = recall(decoded(spec, pairs, sharpness=sharpness, **shared))
-                found = {"spec": spec, "pairs": pairs, "sharpness": sharpness, "recall": share}
-                rows.append({**found, "standard_error": error, "state_bytes": size})
+                row = {"spec": spec, "pairs": pairs, "sharpness": sharpness, "recall": share}
+                rows.append({**row, "standard_error": error, "state_bytes": size})
     controls = []
     for spec, pairs in ((spec, pairs) for spec in CONTROLS for pairs in config.pairs):
         expected = 1.0 if spec == CONTROLS[0] else 1 / pairs
-        value, _ = recall(decoded(spec, pairs, sharpness=SHARP, **shared))
-        found = {"title": f"{spec} finds {pairs} pairs", "expected": expected, "value": value}
-        controls.append({**found, "tolerance": 1e-9, "reached": abs(value - expected) <= 1e-9})
+        value, _ = recall(decoded(spec, pairs, sharpness=CONTROL_SHARPNESS, **shared))
+        control = {"title": f"{spec} finds {pairs} pairs", "expected": expected, "value": value}
+        controls.append({**control, "tolerance": 1e-9, "reached": abs(value - expected) <= 1e-9})
     return plain(
         {
             "format": FORMAT,

@@ -18,10 +18,10 @@ from regard.tasks import Task, build_task
 from regard.training import network
 from regard.training.files import write_json, writing
 
-PROBES = 3
+PROBE_STEPS = 3
 """steps timed for the plan"""
 Tell = Callable[[str], None]
-Found = dict[tuple[str, int, str], dict[str, Any]]
+Results = dict[tuple[str, int, str], dict[str, Any]]
 
 
 def compare(config: CompareConfig, out: Path, *, tell: Tell = lambda line: None) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def compare(config: CompareConfig, out: Path, *, tell: Tell = lambda line: None)
     from their checkpoint.
 
     Args:
-        config: what to compare.
+        config: the comparison.
         out: folder of the comparison.
         tell: called with lines for a person: the plan, and each job as it ends.
 
@@ -89,11 +89,11 @@ def _possible(config: CompareConfig, out: Path) -> str:
 
 def _enough(config: CompareConfig, measure: Measure) -> Task:
     """The data; too little to tell mechanisms apart is refused before anything is trained."""
-    own = "--classification." if measure.name == "classification" else "--text."
+    prefix = "--classification." if measure.name == "classification" else "--text."
     try:
         task = build_task(measure.task(config))
     except DataError as error:
-        raise DataError(str(error).replace("--task.", own)) from error  # what a comparison calls these options
+        raise DataError(str(error).replace("--task.", prefix)) from error  # what a comparison calls these options
     count, batch = len(task.examples("train")), measure.option(config, "batch_size")
     if count < batch and measure.causal:
         raise DataError(
@@ -111,27 +111,27 @@ def _enough(config: CompareConfig, measure: Measure) -> Task:
 def _claim(config: CompareConfig, out: Path, task: str, data: Task) -> None:
     """Make the folder this comparison's, or refuse one that holds another comparison."""
     described = {**asdict(config), "task": task, "data": data.fingerprint, "version": __version__}
-    own = json.loads(json.dumps(described))
+    settings = json.loads(json.dumps(described))
     path = out / "comparison.json"
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
         empty = not any(out.iterdir())
     if path.exists():
-        found = _read(path)
-        if found != own:
-            changed = sorted(name for name in own if own[name] != found.get(name))
+        written = _read(path)
+        if written != settings:
+            changed = sorted(name for name in settings if settings[name] != written.get(name))
             raise ConfigError(
                 f"{out} holds a comparison with other settings ({', '.join(changed)}); "
                 "choose another --out, or remove that folder"
             )
     elif empty:
-        write_json(path, own)
+        write_json(path, settings)
     else:
         raise ConfigError(f"{out} is not empty and holds no comparison; choose another --out")
 
 
 def _read(path: Path) -> Any:
-    """What a finished job left."""
+    """The result that a finished job left."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -157,22 +157,24 @@ def _plan(config: CompareConfig, out: Path, measures: Sequence[Measure], tell: T
     """How many steps the budget allows, from the time of a few."""
 
     def make() -> dict[str, Any]:
-        tell(f"planning: {PROBES} steps of every specification")
+        tell(f"planning: {PROBE_STEPS} steps of every specification")
         described = [
-            replace(jobs.job(config, out, measure, spec, 0, 1), steps_only=PROBES)
+            replace(jobs.job(config, out, measure, spec, 0, 1), steps_only=PROBE_STEPS)
             for measure in measures
             for spec in config.specs
         ]
         probes = run_apart(described, threads=config.threads)
         count, total, steps = len(config.specs), 0.0, {}
         for at, measure in enumerate(measures):
-            one = sum(probe["seconds"] for probe in probes[at * count : (at + 1) * count]) * config.seeds
+            step_seconds = sum(probe["seconds"] for probe in probes[at * count : (at + 1) * count]) * config.seeds
             # Each baseline takes as long as a specification does on average.
-            one *= 1 + len(_beside(config, measure)) / count
+            step_seconds *= 1 + len(_beside(config, measure)) / count
             steps[measure.name] = measure.option(config, "steps")
             if config.budget is not None:
-                steps[measure.name] = max(int(measure.share * seconds(config.budget) / one), measure.least_steps)
-            total += one * steps[measure.name]
+                steps[measure.name] = max(
+                    int(measure.share * seconds(config.budget) / step_seconds), measure.least_steps
+                )
+            total += step_seconds * steps[measure.name]
         total = total / sum(measure.share for measure in measures)
         return asdict(Expected(steps, total / 60, max(p["peak_bytes"] for p in probes)))
 
@@ -200,11 +202,13 @@ def _beside(config: CompareConfig, measure: Measure) -> tuple[str, ...]:
     return config.baselines if measure.name == "classification" else ()
 
 
-def _trainings(config: CompareConfig, out: Path, measures: Sequence[Measure], expected: Expected, tell: Tell) -> Found:
+def _trainings(
+    config: CompareConfig, out: Path, measures: Sequence[Measure], expected: Expected, tell: Tell
+) -> Results:
     """The quality of every (specification, seed, measure). The measures of one model share a process, the first one
     first: it is its peak memory that is reported.
     """
-    found: Found = {}
+    results: Results = {}
     for seed in range(config.seeds):
         for spec in config.specs:
             described = {
@@ -221,11 +225,11 @@ def _trainings(config: CompareConfig, out: Path, measures: Sequence[Measure], ex
             }
             files = {name: out / "jobs" / f"{Path(job.run).name}.json" for name, job in described.items()}
             missing = [name for name in files if not files[name].exists()]
-            found |= {(spec, seed, name): _read(files[name]) for name in files if name not in missing}
+            results |= {(spec, seed, name): _read(files[name]) for name in files if name not in missing}
             if missing:
                 _train(described, files, missing, f"{spec}, seed {seed}", config.threads, tell)
-                found |= {(spec, seed, name): _read(files[name]) for name in missing}
-    return found
+                results |= {(spec, seed, name): _read(files[name]) for name in missing}
+    return results
 
 
 def _train(
@@ -251,7 +255,7 @@ def _train(
 def _references(
     config: CompareConfig, out: Path, measure: Measure, expected: Expected, tell: Tell
 ) -> list[dict[str, Any]]:
-    """What stands beside the specifications."""
+    """The rows beside the specifications."""
     steps, counting = expected.steps[measure.name], references.COUNTING[measure.name]
     if not counting:
         return []

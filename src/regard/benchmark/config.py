@@ -1,4 +1,4 @@
-"""What a comparison is, as data. Imports no torch: the command line reads this first."""
+"""The settings of a comparison, as data. Imports no torch: the command line reads this first."""
 
 import re
 from dataclasses import dataclass, field
@@ -180,7 +180,7 @@ def seconds(duration: str) -> float:
         >>> seconds("5m")
         300.0
     """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smh]?)\s*", duration)
-    if found is None or float(found[1]) <= 0:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smh]?)\s*", duration)
+    if match is None or float(match[1]) <= 0:
         raise ConfigError(f"cannot read the duration {duration!r}: write 90s, 5m or 2h")
-    return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]

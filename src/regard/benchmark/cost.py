@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Cost:
-    """What one call did.
+    """The cost of one call.
 
     operations: multiply-adds counted twice, of matrix products and fused attention. elements: numbers written by all
     operators together. peak: most elements alive at one time, of what was made. largest: elements of the largest tensor
@@ -23,5 +23,5 @@ def counted(call: Callable[[], object]) -> Cost:
     """The cost of a call (forward, or forward and backward), the work inside custom operators included."""
     from regard.testing.counting import count
 
-    found = count(call)
-    return Cost(found.flops, found.produced, found.peak, found.largest)
+    counts = count(call)
+    return Cost(counts.flops, counts.produced, counts.peak, counts.largest)

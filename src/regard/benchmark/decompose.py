@@ -20,7 +20,7 @@ class Decomposition:
 
     Attributes:
         error: the mean squared error of a redraw.
-        bias: that of the mean over infinitely many redraws; an unbiased estimate, which may come out below 0.
+        bias: the squared error of the mean over infinitely many redraws; its unbiased estimate may come out below 0.
         variance: the mean squared distance of a redraw from that mean.
         smallest_bias: a squared bias of this size is told from none about four times in five.
         biased: whether the bias is told from none at 95 %.

@@ -13,7 +13,7 @@ def fit(
     """For a layer or less: Adam with a cosine from `rate` to 0, on a fresh batch every step.
 
     Args:
-        parameters: what is trained.
+        parameters: the ones that are trained.
         loss: draws a batch and gives its loss.
         steps: how many.
         rate: the first learning rate.
@@ -54,7 +54,7 @@ def train(
     """For Transformers: AdamW with a linear warm-up, a cosine to a tenth, and gradients of norm 1 at most.
 
     Args:
-        weights: what is trained.
+        weights: the ones that are trained.
         loss: of the step of that number.
         steps: how many.
         learning_rate: at the end of the warm-up.

@@ -19,7 +19,7 @@ def job(
     Args:
         config: of the comparison.
         out: its folder.
-        measure: what is trained for.
+        measure: the number that the training is for.
         spec: of the mechanism.
         seed: of weights, data order and drawn data.
         steps: optimizer steps.

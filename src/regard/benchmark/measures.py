@@ -1,4 +1,4 @@
-"""What the tasks of a comparison measure, and which mechanisms can do them. Imports no torch."""
+"""The measures of a comparison's tasks, and the mechanisms that can do them. Imports no torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -12,7 +12,7 @@ from regard.models.encoder_config import EncoderConfig
 from regard.tasks.config import TEXT_CLASSES, MaskedConfig, TaskConfig
 
 Metric = Literal["bits_per_byte", "accuracy"]
-_ASKED = {"causal": "causal=True", "bidirectional": "causal=False", "key_mask": "key_mask"}
+_REQUESTS = {"causal": "causal=True", "bidirectional": "causal=False", "key_mask": "key_mask"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,9 +21,9 @@ class Measure:
 
     Args:
         name: of the training; the key of what it found in the results.
-        subject: what it is trained on, in a sentence.
-        metric: what specifications are ranked by.
-        noun: what the number is, in a sentence.
+        subject: the name of its data, in a sentence.
+        metric: the number that specifications are ranked by.
+        noun: the name of that number, in a sentence.
         column: head of the summary table.
         share: of a budget, for all trainings; the rest is for timings, evaluation and the report.
         least_steps: no specification is trained for fewer, whatever the budget.
@@ -71,12 +71,14 @@ class Measure:
     ) -> ModelConfig | EncoderConfig:
         """The model, but for what the data decides."""
         shape = self.shape(config)
-        given: dict[str, Any] = {name: getattr(shape, name) for name in ("dim", "layers", "heads", "position", "mlp")}
-        given |= {"attention": attention, "max_length": max_length, "seed": seed}
+        settings: dict[str, Any] = {
+            name: getattr(shape, name) for name in ("dim", "layers", "heads", "position", "mlp")
+        }
+        settings |= {"attention": attention, "max_length": max_length, "seed": seed}
         if self.causal:
-            return ModelConfig(**given, short_convolution=shape.short_convolution)
+            return ModelConfig(**settings, short_convolution=shape.short_convolution)
         # The mean over a sequence serves every mechanism: one position of its own would see no farther than a window.
-        return EncoderConfig(**given, pooling="mean")
+        return EncoderConfig(**settings, pooling="mean")
 
 
 TEXT = Measure(
@@ -162,11 +164,11 @@ def check_settings(config: CompareConfig, task: str) -> None:
 
 
 def lacking(task: str, info: Info, config: CompareConfig) -> list[str]:
-    """What a mechanism would have to support for a task, and does not."""
+    """The requests of a task that a mechanism does not support."""
     needed = ["causal" if TASKS[task][0].causal else "bidirectional"]
     if task == "mlm" or (task == "classify" and config.classification.data in TEXT_CLASSES):
         needed.append("key_mask")  # texts of unequal length
-    return [_ASKED[name] for name in needed if name not in info.supports.names]
+    return [_REQUESTS[name] for name in needed if name not in info.supports.names]
 
 
 def chosen(config: CompareConfig, facts: dict[str, Info]) -> str:
@@ -185,16 +187,16 @@ def chosen(config: CompareConfig, facts: dict[str, Info]) -> str:
     if task is not None and task in common:
         return task
     problems = [
-        f"{spec} cannot do {one}: {reason}"
-        for one in ([task] if task else ["lm", "mlm"])
+        f"{spec} cannot do {name}: {reason}"
+        for name in ([task] if task else ["lm", "mlm"])
         for spec in config.specs
-        for reason in _unable(one, spec, config, facts)
+        for reason in _unable(name, spec, config, facts)
     ]
     way = (
         f"all of them can do --task {_listed(common)}"
         if common
         else "no task serves all of them; "
-        + "; ".join(f"{one}: {', '.join(specs) or 'none'}" for one, specs in able.items())
+        + "; ".join(f"{name}: {', '.join(specs) or 'none'}" for name, specs in able.items())
     )
     raise UnsupportedError("\n".join([*problems, way]))
 

@@ -34,9 +34,9 @@ from regard.training.metrics import peak_bytes, read
 from regard.training.network import Network
 from regard.training.trainer import Trainer
 
-PICTURE = 64
+PICTURED_POSITIONS = 64
 """positions in a picture of the attention matrix"""
-TURNS, TURNS_SECONDS = 21, 30.0
+STEP_TURNS, STEP_TURNS_SECONDS = 21, 30.0
 """of steps that are timed in turns"""
 MIN_UNITS = 8
 """with fewer documents than this, the bootstrap resamples windows: a few documents cannot say how much they vary"""
@@ -227,7 +227,7 @@ def _turns(jobs: list[Job]) -> list[float]:
     torch.set_num_threads(jobs[0].training.threads)
     task = build_task(jobs[0].task_config, seed=jobs[0].training.seed)
     calls = {str(at): _stepping(job, _model(job, task), task) for at, job in enumerate(jobs)}
-    taken = paired(calls, rounds=TURNS, budget_seconds=TURNS_SECONDS)
+    taken = paired(calls, rounds=STEP_TURNS, budget_seconds=STEP_TURNS_SECONDS)
     return [taken[name].seconds for name in calls]
 
 
@@ -235,12 +235,12 @@ def _turns(jobs: list[Job]) -> list[float]:
 def pictures(model: Network, task: Task) -> list[dict[str, Any]]:
     """The effective attention matrix of every layer (head 0) on the start of the first validation example."""
     model.eval()
-    inputs = torch.from_numpy(task.examples("valid")[0].inputs[:PICTURE])[None]
+    inputs = torch.from_numpy(task.examples("valid")[0].inputs[:PICTURED_POSITIONS])[None]
     mechanisms = cast(list[Attention], getattr(model, "encoder", model).mechanisms)
     calls: list[tuple[Attention, Tensor, Tensor, Any]] = []
 
-    def remember(module: torch.nn.Module, given: tuple[Tensor, ...], named: dict[str, Any]) -> None:
-        calls.append((cast(Attention, module), given[0], given[1], named.get("bias")))
+    def remember(module: torch.nn.Module, arguments: tuple[Tensor, ...], named: dict[str, Any]) -> None:
+        calls.append((cast(Attention, module), arguments[0], arguments[1], named.get("bias")))
 
     hooks = [m.register_forward_pre_hook(remember, with_kwargs=True) for m in mechanisms]
     model(inputs)
@@ -253,9 +253,9 @@ def pictures(model: Network, task: Task) -> list[dict[str, Any]]:
     ]
 
 
-def _job(given: dict[str, Any]) -> Job:
+def _job(document: dict[str, Any]) -> Job:
     """A job from JSON."""
-    name = given.pop("task")
+    name = document.pop("task")
     tasks = {kind.name: kind for kind in get_args(TaskConfig)}
 
     def restored(cls: type, values: dict[str, Any]) -> Any:
@@ -263,18 +263,18 @@ def _job(given: dict[str, Any]) -> Job:
 
     return Job(
         **{
-            **given,
-            "model": restored(BaselineConfig if "kind" in given["model"] else SHAPES[name], given["model"]),
-            "task_config": restored(tasks[name], given["task_config"]),
-            "training": restored(TrainingConfig, given["training"]),
+            **document,
+            "model": restored(BaselineConfig if "kind" in document["model"] else SHAPES[name], document["model"]),
+            "task_config": restored(tasks[name], document["task_config"]),
+            "training": restored(TrainingConfig, document["training"]),
         }
     )
 
 
 def _serve(payload: Any) -> Iterator[Any]:
     if isinstance(payload, dict):
-        return iter(_turns([_job(given) for given in payload["turns"]]))
-    return (perform(_job(given)) for given in payload)
+        return iter(_turns([_job(document) for document in payload["turns"]]))
+    return (perform(_job(document)) for document in payload)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What stands beside the specifications: models that only count, and classifiers without attention."""
+"""The rows beside the specifications: models that only count, and classifiers without attention."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from regard.training.data_order import DataOrder
 from regard.training.evaluation import Scores, Sums, measured
 
 COUNTING = {"text": "n-gram and xz", "masked": "unigram", "classification": "majority", "recall": ""}
-"""what counts for each measure; of recall a key says nothing about its value, and what guessing gives is known"""
+"""the models that count, by measure; of recall a key says nothing about its value, and what guessing gives is known"""
 Kept = Callable[[str, Callable[[], Any], str], Any]
 
 
@@ -37,11 +37,11 @@ def counted(config: CompareConfig, measure: Measure, steps: int) -> list[dict[st
     limit = measure.evaluated(config)
     if measure.name == "text":
         coded = measured(len(task.examples("valid")), limit)
-        found = {
+        codings = {
             f"{config.ngram}-gram": ngram_bits_per_byte(task, order=config.ngram, windows=coded, train_windows=seen),
             "xz": xz_bits_per_byte(task, windows=coded, train_windows=seen),
         }
-        return [{"name": name, "tables": [_columns(bits)]} for name, bits in found.items()]
+        return [{"name": name, "tables": [_columns(bits)]} for name, bits in codings.items()]
     return [{"name": COUNTING[measure.name], "tables": [_frequencies(task, seen, limit)]}]
 
 
@@ -93,14 +93,16 @@ def trained(config: CompareConfig, out: Path, steps: int, kept: Kept) -> list[di
         described = [jobs.job(config, out, CLASSIFICATION, spec, 0, 1) for spec in config.specs]
         described += [jobs.baseline(config, out, kind, 0, 1) for kind in config.baselines]
         seconds = step_seconds(described, threads=config.threads)
-        own, others = seconds[: len(config.specs)], seconds[len(config.specs) :]
-        total = steps * sum(own) / len(own)
-        return {kind: max(round(total / one), 1) for kind, one in zip(config.baselines, others, strict=True)}
+        of_specs, of_baselines = seconds[: len(config.specs)], seconds[len(config.specs) :]
+        total = steps * sum(of_specs) / len(of_specs)
+        return {
+            kind: max(round(total / duration), 1) for kind, duration in zip(config.baselines, of_baselines, strict=True)
+        }
 
     taken = kept("baseline-steps", planned, "steps of every baseline, timed in turns with those of the specifications")
     rows = []
     for kind in config.baselines:
-        found = [
+        trainings = [
             kept(
                 f"baseline-{kind}-{seed}",
                 lambda kind=kind, seed=seed: run_apart(
@@ -110,6 +112,6 @@ def trained(config: CompareConfig, out: Path, steps: int, kept: Kept) -> list[di
             )
             for seed in range(config.seeds)
         ]
-        tables = [{**one["documents"], "macro_f1": one["macro_f1"]} for one in found]
-        rows.append({"name": kind, "tables": tables, "jobs": found})
+        tables = [{**one["documents"], "macro_f1": one["macro_f1"]} for one in trainings]
+        rows.append({"name": kind, "tables": tables, "jobs": trainings})
     return rows

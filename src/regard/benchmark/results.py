@@ -25,7 +25,7 @@ Quality = Mapping[tuple[str, int, str], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Expected:
-    """What a comparison will take, measured on a few steps of every specification. steps: by the name of a measure."""
+    """The expected cost of a comparison, from a few steps of every specification. steps: by the name of a measure."""
 
     steps: dict[str, int]
     minutes: float
@@ -157,22 +157,22 @@ def _measured(
     quality: Quality,
     values: Mapping[str, Mapping[str, Estimate]],
 ) -> dict[str, Any]:
-    """What the trainings of a specification found: for each measure the value with its interval, and that of each
-    seed; for the first one also speed and memory, and what its task shows besides.
+    """The findings of a specification's trainings: for each measure the value with its interval, and that of each seed;
+    for the first one also speed and memory, and what its task shows besides.
     """
-    found: dict[str, Any] = {}
+    entry: dict[str, Any] = {}
     for measure in measures:
         trainings = [quality[spec, seed, measure.name] for seed in range(config.seeds)]
-        found[measure.name] = {
+        entry[measure.name] = {
             measure.metric: asdict(values[measure.name][spec]),
             "seeds": [_sample([one["documents"]], measure.metric).value for one in trainings],
             "curves": [one["curve"] for one in trainings],
         }
         if measure is measures[0]:
-            found[measure.name] |= _training(trainings)
-            found[measure.name] |= _besides([one | one["documents"] for one in trainings], measure)
-            found["parameters"] = trainings[0]["parameters"]
-    return found
+            entry[measure.name] |= _training(trainings)
+            entry[measure.name] |= _besides([one | one["documents"] for one in trainings], measure)
+            entry["parameters"] = trainings[0]["parameters"]
+    return entry
 
 
 def _training(trainings: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -186,7 +186,7 @@ def _training(trainings: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _besides(tables: Sequence[Mapping[str, Any]], measure: Measure) -> dict[str, Any]:
-    """What a table of scores says besides the number that specifications are ranked by: of hidden tokens the share that
+    """The scores of a table besides the number that specifications are ranked by: of hidden tokens the share that
     was guessed, of classes the macro F1 (mean over seeds; None without scikit-learn).
     """
     if measure.name == "masked":
@@ -200,12 +200,12 @@ def _besides(tables: Sequence[Mapping[str, Any]], measure: Measure) -> dict[str,
 def _cost(
     config: CompareConfig, spec: str, rows: Sequence[sweep.Row], default: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
-    """What the attention of a specification costs, over length."""
+    """The cost of a specification's attention, over length."""
     layers = config.layers(spec)
-    own = _stacked(spec, layers, rows)
+    stacked = _stacked(spec, layers, rows)
     exact = _stacked("softmax", ("softmax",) * len(layers), rows)
     defaults = {(row.length, row.kind): row for row in _stacked(spec, layers, [sweep.Row(**row) for row in default])}
-    together = [*own, *(replace(row, spec="exact") for row in exact)]
+    together = [*stacked, *(replace(row, spec="exact") for row in exact)]
     return {
         "spec": spec,
         "layers": list(layers),
@@ -216,12 +216,12 @@ def _cost(
                 if (row.length, row.kind) in defaults
                 else None,
             }
-            for row in own
+            for row in stacked
             if row.kind != "decode"
         ],
         "decode": [
             {"length": row.length, "microseconds": row.seconds * 1e6, "state_bytes": row.state_bytes}
-            for row in own
+            for row in stacked
             if row.kind == "decode"
         ],
         "crossover": {
@@ -233,10 +233,10 @@ def _cost(
 
 def _stacked(name: str, layers: Sequence[str], rows: Sequence[sweep.Row]) -> list[sweep.Row]:
     """The attention cost of a stack of layers: the sum over its layers, at the lengths that all of them reached."""
-    found = {(row.spec, row.length, row.kind): row for row in rows}
+    by_key = {(row.spec, row.length, row.kind): row for row in rows}
     stacked = []
     for length, kind in dict.fromkeys((row.length, row.kind) for row in rows):
-        parts = [found.get((layer, length, kind)) for layer in layers]
+        parts = [by_key.get((layer, length, kind)) for layer in layers]
         here = [part for part in parts if part is not None]
         if len(here) == len(parts):
             sizes = [part.state_bytes for part in here if part.state_bytes is not None]
@@ -252,22 +252,22 @@ def _stacked(name: str, layers: Sequence[str], rows: Sequence[sweep.Row]) -> lis
     return stacked
 
 
-def _reference(found: Mapping[str, Any], measure: Measure) -> dict[str, Any]:
+def _reference(reference: Mapping[str, Any], measure: Measure) -> dict[str, Any]:
     """A row beside the specifications. What only counts is not trained; an interval is given only where there are
     enough documents to resample.
     """
-    sample = _sample(found["tables"], measure.metric)
+    sample = _sample(reference["tables"], measure.metric)
     if sample.top.shape[1] < MIN_UNITS:
         value = {"middle": sample.value, "low": None, "high": None}
     else:
         value = asdict(estimates({"it": sample})["it"])
-    trainings = found.get("jobs")
+    trainings = reference.get("jobs")
     row = {
-        "name": found["name"],
+        "name": reference["name"],
         measure.metric: value,
-        "seeds": [_sample([table], measure.metric).value for table in found["tables"]],
+        "seeds": [_sample([table], measure.metric).value for table in reference["tables"]],
         "parameters": trainings[0]["parameters"] if trainings else None,
-        **_besides(found["tables"], measure),
+        **_besides(reference["tables"], measure),
     }
     untrained = {"tokens_per_second": None, "peak_bytes": None, "train_seconds": None}
     return row | (_training(trainings) if trainings else untrained)
@@ -275,11 +275,11 @@ def _reference(found: Mapping[str, Any], measure: Measure) -> dict[str, Any]:
 
 def _rivals(references: Sequence[dict[str, Any]], best: Sample, measure: Measure) -> list[Rival]:
     """Trained baselines that do as well as the best specification, or better."""
-    found: list[Rival] = []
+    rivals: list[Rival] = []
     for reference in references:
         if "jobs" in reference:
-            own = _sample(reference["tables"], measure.metric)
-            _, tied = ties({"best": best, "own": own}, larger_is_better=measure.larger_is_better)
+            sample = _sample(reference["tables"], measure.metric)
+            _, tied = ties({"best": best, "own": sample}, larger_is_better=measure.larger_is_better)
             if "own" in tied:
-                found.append(Rival(reference["name"], own.value, better="best" not in tied))
-    return found
+                rivals.append(Rival(reference["name"], sample.value, better="best" not in tied))
+    return rivals

@@ -33,16 +33,16 @@ REMEDIES = (
     "shortlist(num_keys=4)",
     "quantized(bits=2)",
 )
-"""what the exact-retrieval article proposes against the losses of linear attention, beside the catalog"""
+"""mechanisms that the exact-retrieval article proposes against the losses of linear attention, beside the catalog"""
 CONTROLS = ("softmax", "uniform")
-"""what recalls everything, and what cannot tell one key from another"""
+"""a mechanism that recalls everything, and one that cannot tell one key from another"""
 
 Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class RetrievalConfig:
-    """What to train, and on what.
+    """The mechanisms to train, and the recall that they are trained on.
 
     Args:
         specs: mechanisms; `a / b` alternates by layer. None: `everything()`.
@@ -53,7 +53,7 @@ class RetrievalConfig:
         steps, batch_size: of a training.
         rates: peak learning rates; the one with the best validation accuracy is reported, on other sequences.
         seeds: trainings of each.
-        sequences: that are asked, of validation and of the test.
+        sequences: how many are asked, of validation and of the test.
 
     Raises:
         ConfigError: numbers that are too small, or a task that there is not.
@@ -156,8 +156,8 @@ def train_recall(
 
     Example:
         >>> small = ModelConfig(vocab_size=8, dim=8, heads=1, mlp="none", max_length=8)
-        >>> found = train_recall(small, RecallConfig(vocab_size=8, length=8, num_pairs=2, num_held_out=4), steps=2)
-        >>> 0 <= found.test <= 1
+        >>> trained = train_recall(small, RecallConfig(vocab_size=8, length=8, num_pairs=2, num_held_out=4), steps=2)
+        >>> 0 <= trained.test <= 1
         True
     """
     source = RecallTask(task, seed=seed)
@@ -169,11 +169,11 @@ def train_recall(
         tokens, answers = sequences(
             source, "train", [at % task.num_examples for at in range(start, start + batch_size)]
         )
-        found = model(tokens)
-        value = cross_entropy(found.logits.mT, answers, ignore_index=IGNORE)
+        output = model(tokens)
+        value = cross_entropy(output.logits.mT, answers, ignore_index=IGNORE)
         means.append(float(value.detach()))
         return value + sum(
-            (model.loss_weights[name] * extra for name, extra in found.losses.items()), value.new_zeros(())
+            (model.loss_weights[name] * extra for name, extra in output.losses.items()), value.new_zeros(())
         )
 
     train(model.parameters(), loss, steps=steps, learning_rate=rate)
@@ -213,7 +213,7 @@ def measure(config: RetrievalConfig, *, tell: Tell = lambda line: None) -> dict[
     better than naming one of the stored values: 1 / pairs, and 0.1 for chance and for a convolution that sees a little.
 
     Args:
-        config: what to train.
+        config: the trainings.
         tell: called with a line for each training.
 
     Returns:
@@ -249,7 +249,7 @@ def _rows(config: RetrievalConfig, specs: Mapping[str, None], tell: Tell) -> Ite
                 begun = time.process_time()
                 best, rate = max(
                     ((_trained(config, spec, pairs, seed, rate), rate) for rate in config.rates),
-                    key=lambda found: (found[0].valid, -found[1]),
+                    key=lambda candidate: (candidate[0].valid, -candidate[1]),
                 )
                 row = {"spec": spec, "pairs": pairs, "seed": seed, "rate": rate, "accuracy": best.test}
                 row |= {"valid": best.valid, "state_bytes": state_bytes(best.model, config.length), "loss": best.loss}
@@ -270,9 +270,9 @@ def _trained(config: RetrievalConfig, spec: str, pairs: int, seed: int, rate: fl
 
 
 def _control(spec: str, pairs: int, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    found = [row["accuracy"] for row in rows if (row["spec"], row["pairs"]) == (spec, pairs)]
+    accuracies = [row["accuracy"] for row in rows if (row["spec"], row["pairs"]) == (spec, pairs)]
     exact = spec == CONTROLS[0]
     bound = 0.95 if exact else 1 / pairs + 0.1
-    reached = min(found) >= bound if exact else max(found) <= bound
+    reached = min(accuracies) >= bound if exact else max(accuracies) <= bound
     says = f"at {'least' if exact else 'most'} {bound:.2f}"
-    return {"title": f"{spec}, {pairs} pairs: {says}", "values": found, "bound": bound, "reached": reached}
+    return {"title": f"{spec}, {pairs} pairs: {says}", "values": accuracies, "bound": bound, "reached": reached}

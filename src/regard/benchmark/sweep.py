@@ -24,13 +24,13 @@ from regard.info import Heads
 SDPA = "torch sdpa"
 """the name of the row that times F.scaled_dot_product_attention itself"""
 PASSES = ("forward", "both", "decode")
-TOKENS = 16
+DECODED_TOKENS = 16
 """tokens per timed decoding call"""
 
 
 @dataclass(frozen=True)
 class SweepConfig:
-    """What to time.
+    """The mechanisms, lengths and passes to time.
 
     Args:
         specs: mechanisms.
@@ -76,7 +76,7 @@ class SweepConfig:
         Raises:
             ConfigError: an unknown mechanism or option. UnsupportedError: it cannot be causal.
         """
-        longest = max(self.lengths) + TOKENS * (self.rounds + 1)
+        longest = max(self.lengths) + DECODED_TOKENS * (self.rounds + 1)
         heads = Heads(count=self.heads, key_dim=self.key_dim, causal=self.causal, max_length=longest)
         return build(spec, heads).eval()
 
@@ -120,7 +120,7 @@ def measure(config: SweepConfig) -> list[Row]:
 
 
 def _row(spec: str, length: int, kind: str, timing: Timing, state_bytes: int | None) -> Row:
-    calls = TOKENS if kind == "decode" else 1
+    calls = DECODED_TOKENS if kind == "decode" else 1
     return Row(spec, length, kind, timing.seconds / calls, timing.low / calls, timing.high / calls, state_bytes)
 
 
@@ -174,27 +174,27 @@ class Counted:
 
 def count(config: SweepConfig) -> dict[tuple[str, int, str], Counted]:
     """Count what the calls of a sweep do, decoding left out."""
-    found: dict[tuple[str, int, str], Counted] = {}
+    counts: dict[tuple[str, int, str], Counted] = {}
     for kind in config.passes:
         for length in config.lengths if kind != "decode" else ():
             for spec, call in _calls(config, kind, length)[0].items():
                 cost = counted(call)
-                found[spec, length, kind] = Counted(spec, length, kind, cost.operations, cost.elements, cost.largest)
-    return found
+                counts[spec, length, kind] = Counted(spec, length, kind, cost.operations, cost.elements, cost.largest)
+    return counts
 
 
 def _decoding(mechanism: Attention, inputs: Sequence[Tensor]) -> tuple[Callable[[], object], int]:
-    """Each call decodes `TOKENS` more tokens, going on from where the last call stopped, as a long generation does."""
+    """Each call decodes `DECODED_TOKENS` more tokens, going on from where the last call stopped, as generation does."""
     with torch.no_grad():
         state = mechanism(*inputs, state=mechanism.initial_state(1, dtype=inputs[0].dtype)).state
     assert state is not None
     size, now = state.nbytes, [state]
-    tokens = [[x[:, :, at : at + 1] for x in inputs] for at in range(TOKENS)]
+    tokens = [[x[:, :, at : at + 1] for x in inputs] for at in range(DECODED_TOKENS)]
 
     def run() -> None:
         with torch.no_grad():
-            for one in tokens:
-                now[0] = mechanism(*one, state=now[0]).state
+            for token in tokens:
+                now[0] = mechanism(*token, state=now[0]).state
 
     return run, size
 
@@ -203,17 +203,17 @@ def crossover(rows: Sequence[Row], spec: str, against: str, kind: str = "both") 
     """The shortest measured length from which on `spec` is faster than `against`; None: never within the rows."""
     seconds = {(row.spec, row.length): row.seconds for row in rows if row.kind == kind}
     lengths = sorted(length for name, length in seconds if name == spec and (against, length) in seconds)
-    found: int | None = None
+    shortest: int | None = None
     for length in reversed(lengths):
         if seconds[spec, length] >= seconds[against, length]:
             break
-        found = length
-    return found
+        shortest = length
+    return shortest
 
 
-def _serve(given: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    given |= {name: tuple(given[name]) for name in ("specs", "lengths", "passes")}
-    return (asdict(row) for row in measure(SweepConfig(**given)))
+def _serve(settings: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    settings |= {name: tuple(settings[name]) for name in ("specs", "lengths", "passes")}
+    return (asdict(row) for row in measure(SweepConfig(**settings)))
 
 
 if __name__ == "__main__":

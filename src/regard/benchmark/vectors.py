@@ -16,11 +16,11 @@ from regard.models import EncoderDecoder
 
 @dataclass(frozen=True, eq=False)
 class Vectors:
-    """What a mechanism is given: float64, a batch of one.
+    """The queries, keys and values that a mechanism is given: float64, a batch of one.
 
     Attributes:
         source: where they come from, such as random or smollm2.
-        label: which of that source: a norm, or a layer.
+        label: the part of that source: a norm, or a layer.
         causal: each query sees its own position and earlier ones only.
         q, k, v: queries, keys and values; fewer heads of keys are shared by groups.
     """
@@ -40,7 +40,7 @@ class Vectors:
         return logits.masked_fill(hidden, float("-inf")) if self.causal else logits
 
     def facts(self) -> dict[str, Any]:
-        """What explains an error: how sharp exact softmax is here, and how large the vectors are.
+        """Facts that explain an error: how sharp exact softmax is here, and how large the vectors are.
 
         With x' = x dim^(-1/4), so that a logit is q' . k': `query_norm` and `key_norm` are root mean squares of |q'|
         and |k'|, and `sum_square` the mean of |q' + k'|^2 over the pairs that are seen, the exponent in the variance of
@@ -118,13 +118,13 @@ def random_vectors(
 def layer_vectors(
     model: nn.Module, ids: Tensor, *, source: str, layers: Sequence[int] | None = None, bidirectional: bool = False
 ) -> list[Vectors]:
-    """What the attention mechanisms of a network are given for one text: after projections and rotary positions.
+    """The inputs of a network's attention mechanisms for one text: after projections and rotary positions.
 
     Args:
         model: an encoder or decoder whose layers are `AttentionLayer`s.
         ids: (length,) tokens of one text.
-        source: what to call the network.
-        layers: which, counted from 0; None: the first, the middle and the last.
+        source: the name of the network.
+        layers: their numbers, counted from 0; None: the first, the middle and the last.
         bidirectional: measure a causal network's vectors as if every position saw every other.
 
     Raises:
@@ -134,25 +134,27 @@ def layer_vectors(
     """
     if isinstance(model, EncoderDecoder):
         raise UnsupportedError(f"{source} has an encoder and a decoder; give a network that reads one text")
-    found = [module for module in model.modules() if isinstance(module, AttentionLayer)]
-    chosen = sorted({0, len(found) // 2, len(found) - 1}) if layers is None else list(layers)
-    wrong = [str(at) for at in chosen if not 0 <= at < len(found)]
-    if wrong or not found:
-        raise ConfigError(f"{source} has {len(found)} layers, counted from 0; there is no layer {', '.join(wrong)}")
-    given: dict[int, Vectors] = {}
+    attention_layers = [module for module in model.modules() if isinstance(module, AttentionLayer)]
+    chosen = sorted({0, len(attention_layers) // 2, len(attention_layers) - 1}) if layers is None else list(layers)
+    wrong = [str(at) for at in chosen if not 0 <= at < len(attention_layers)]
+    if wrong or not attention_layers:
+        raise ConfigError(
+            f"{source} has {len(attention_layers)} layers, counted from 0; there is no layer {', '.join(wrong)}"
+        )
+    vectors: dict[int, Vectors] = {}
 
     def keep(at: int, inputs: tuple[Tensor, ...], options: Mapping[str, Any]) -> None:
-        attention = found[at].attention
+        attention = attention_layers[at].attention
         if options.get("bias") is not None:
             raise UnsupportedError(f"{source} adds a bias to the logits; give a network without one")
         q, k, v = (x.double() for x in inputs)
         # a logit is q . k / sqrt(dim) from here on, whatever the network's own scale
         q = q * getattr(attention, "factor", q.shape[3] ** -0.5) * q.shape[3] ** 0.5
         causal = attention.heads.causal and not bidirectional
-        given[at] = Vectors(source, f"layer {at}", causal, q, k, v)
+        vectors[at] = Vectors(source, f"layer {at}", causal, q, k, v)
 
     hooks = [
-        found[at].attention.register_forward_pre_hook(
+        attention_layers[at].attention.register_forward_pre_hook(
             lambda _, inputs, options, at=at: keep(at, inputs, options), with_kwargs=True
         )
         for at in chosen
@@ -162,4 +164,4 @@ def layer_vectors(
     finally:
         for hook in hooks:
             hook.remove()
-    return [given[at] for at in chosen]
+    return [vectors[at] for at in chosen]

@@ -1,4 +1,4 @@
-"""What may be concluded from a comparison: bootstrap intervals, ties, and one recommendation with its reason."""
+"""The conclusions from a comparison: bootstrap intervals, ties, and one recommendation with its reason."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ from regard.benchmark.measures import TEXT, Measure
 
 RESAMPLES = 2000
 LEVEL = 0.95
-LEARNED = 0.9
+LEARNED_RECALL = 0.9
 """recall that some specification must reach before differences in recall mean much: the positive control"""
-CHEAPER = 0.67
+CHEAPER_SHARE = 0.67
 """share of the chosen one's cost below which another is worth a sentence about long sequences"""
 
 
@@ -89,7 +89,7 @@ def _interval(draws: np.ndarray) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Standing:
-    """What the recommendation looks at, for one specification."""
+    """The measurements of one specification that the recommendation looks at."""
 
     spec: str
     quality: float
@@ -141,7 +141,7 @@ def recommend(
         quality_ties, recall_ties: those that cannot be told from the best, as `ties` says; no recall_ties where recall
             is not measured besides.
         length: tokens that the training speed was measured at.
-        measure: what quality is.
+        measure: the measure of quality.
         floor: name and quality of a model that only counts, which has to be beaten.
         chance: recall of guessing.
         rivals: other models that were trained for the same time.
@@ -178,7 +178,9 @@ def recommend(
     if others:
         sentences.append(f"of those it trains fastest at {length} tokens ({chosen.tokens_per_second:,.0f} tokens/s)")
     longest = max(chosen.cost, default=0)
-    cheaper = [s for s in standings if longest and s.cost.get(longest, float("inf")) < CHEAPER * chosen.cost[longest]]
+    cheaper = [
+        s for s in standings if longest and s.cost.get(longest, float("inf")) < CHEAPER_SHARE * chosen.cost[longest]
+    ]
     if cheaper:
         fastest = min(cheaper, key=lambda standing: standing.cost[longest])
         ratio = chosen.cost[longest] / fastest.cost[longest]
@@ -201,10 +203,10 @@ def _of_recall(
         return []
     best = max(known, key=lambda spec: known[spec])
     sentences: list[str] = []
-    if known[best] < LEARNED:
+    if known[best] < LEARNED_RECALL:
         sentences.append(
             f"recall says little yet: the best, {best}, reached {known[best]:.0%}, guessing gives {chance:.0%}, "
-            f"and a task that was learned shows at least {LEARNED:.0%} somewhere"
+            f"and a task that was learned shows at least {LEARNED_RECALL:.0%} somewhere"
         )
     elif good and chosen.recall is not None:
         sentences.append(f"its recall of {chosen.recall:.0%} is not below the best")

@@ -29,8 +29,8 @@ def in_worker(
     """Run `python -m module`, which calls `serve`, on a payload of plain data.
 
     Args:
-        module: what to run.
-        payload: what its work is given.
+        module: the module to run.
+        payload: the data of its work.
         fixed_allocation: under `FIXED_ALLOCATION`, or under the allocator's defaults.
         threads: OpenMP threads.
         each: called with every result as it comes.

@@ -88,17 +88,17 @@ def _built(model: _Model, config: ModelConfig | EncoderConfig) -> nn.Module:
 
 def _fill(old: nn.Module, new: nn.Module, *, offset: int) -> None:
     """Every weight of the new model from those of the old one."""
-    given, wanted = old.state_dict(), new.state_dict()
+    weights, wanted = old.state_dict(), new.state_dict()
     tables = {f"{path}.table" for path, module in new.named_modules() if isinstance(module, Learned)}
     labels = {f"{path}.labels" for path, module in new.named_modules() if isinstance(module, Etc)}
     drawn = set(dict(new.named_buffers()))
-    without = [name for name in dict(old.named_parameters()) if name in given and name not in wanted]
+    without = [name for name in dict(old.named_parameters()) if name in weights and name not in wanted]
     missing = []
     with torch.no_grad():
         for name, weight in wanted.items():
-            source = given.get(name)
+            source = weights.get(name)
             if source is None and (ordinary := _GLOBAL.fullmatch(name)):
-                source = given["{}.{}.{}".format(*ordinary.groups())]
+                source = weights["{}.{}.{}".format(*ordinary.groups())]
             if source is not None and source.shape == weight.shape:
                 weight.copy_(source)
             elif name in tables and source is not None:
@@ -117,5 +117,5 @@ def _fill(old: nn.Module, new: nn.Module, *, offset: int) -> None:
 
 def _repeated(table: Tensor, rows: int, offset: int) -> Tensor:
     """Rows of positions from the first again behind the last; the `offset` rows in front stay there."""
-    places = torch.arange(rows - offset, device=table.device) % (len(table) - offset)
-    return torch.cat([table[:offset], table[offset + places]])
+    positions = torch.arange(rows - offset, device=table.device) % (len(table) - offset)
+    return torch.cat([table[:offset], table[offset + positions]])

@@ -46,9 +46,9 @@ def embed(
     by_length = sorted(range(len(rows)), key=lambda at: len(rows[at]))
     with evaluation(encoder), torch.inference_mode():
         for start in range(0, len(rows), batch_size):
-            places = by_length[start : start + batch_size]
-            lengths = torch.tensor([len(rows[at]) for at in places], device=device)
-            tokens = pad_sequence([rows[at] for at in places], batch_first=True).to(device)
+            batch = by_length[start : start + batch_size]
+            lengths = torch.tensor([len(rows[at]) for at in batch], device=device)
+            tokens = pad_sequence([rows[at] for at in batch], batch_first=True).to(device)
             mask = torch.arange(tokens.shape[1], device=device) < lengths[:, None]
-            vectors[places] = pooled(encoder(tokens, key_mask=mask), "mean")
+            vectors[batch] = pooled(encoder(tokens, key_mask=mask), "mean")
     return normalize(vectors) if unit else vectors

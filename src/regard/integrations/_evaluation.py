@@ -76,16 +76,16 @@ def evaluate(
     if model.limit is not None and text.length > model.limit:
         raise LimitError(f"windows of {text.length} tokens are longer than the network's {model.limit} positions")
     corpus = open_corpus(text)
-    found = list(corpus.parse())
+    documents = list(corpus.parse())
     if split is not None:
         split_of = corpus.splits(text.holdout)
-        found = [one for one in found if split_of[one.group] == split]
+        documents = [one for one in documents if split_of[one.group] == split]
     if document is not None:
-        groups = {one.group for one in found}
-        found = [one for one in found if one.group == document]
-        if not found:
+        groups = {one.group for one in documents}
+        documents = [one for one in documents if one.group == document]
+        if not documents:
             raise ConfigError(f"{text.corpus} has no document {document!r}: {nearest(document, groups)}")
-    examples = Windows([tokenizer.measured(one.text) for one in found], text.length)
+    examples = Windows([tokenizer.measured(one.text) for one in documents], text.length)
     device = next(model.parameters()).device
     scores = score(model, examples, model.config.vocab_size, batch_size=batch_size, device=device, limit=limit)
     assert scores is not None

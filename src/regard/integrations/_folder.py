@@ -129,19 +129,23 @@ def renamed(stored: Mapping[str, Stored], architecture: Architecture, form: Form
         CheckpointError: copies that differ from their originals; all are listed.
     """
     prefix, copies = architecture.prefix, form.copies
-    kept = dict(stored)
+    tensors = dict(stored)
     for old, new in architecture.renamed.items():
-        kept = {name.removesuffix(old) + new if name.endswith(old) else name: tensor for name, tensor in kept.items()}
-    if prefix and not any(name.startswith(prefix) for name in kept):
-        kept = {name if name in copies else prefix + name: tensor for name, tensor in kept.items()}
-    kept = {name: tensor for name, tensor in kept.items() if not name.endswith(form.ignored)}
-    own = {weight.theirs for weight in form.weights(config)}
-    repeated = {copy: copies[copy] for copy in copies if copy in kept and copy not in own and copies[copy] in kept}
+        tensors = {
+            name.removesuffix(old) + new if name.endswith(old) else name: tensor for name, tensor in tensors.items()
+        }
+    if prefix and not any(name.startswith(prefix) for name in tensors):
+        tensors = {name if name in copies else prefix + name: tensor for name, tensor in tensors.items()}
+    tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith(form.ignored)}
+    wanted = {weight.theirs for weight in form.weights(config)}
+    repeated = {
+        copy: copies[copy] for copy in copies if copy in tensors and copy not in wanted and copies[copy] in tensors
+    }
     differing = [
         f"{copy} differs from {original}, which the configuration says it is"
         for copy, original in repeated.items()
-        if not kept[copy].read().equal(kept[original].read())
+        if not tensors[copy].read().equal(tensors[original].read())
     ]
     if differing:
         raise CheckpointError(f"copies of tensors are none:{listed(differing)}")
-    return {name: tensor for name, tensor in kept.items() if name not in repeated}
+    return {name: tensor for name, tensor in tensors.items() if name not in repeated}

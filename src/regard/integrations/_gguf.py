@@ -154,7 +154,7 @@ def _entry(cursor: _Cursor, at: int) -> _Entry:
 
 def _tensors(path: Path, data: mmap.mmap, start: int, entries: list[_Entry]) -> dict[str, Stored]:
     problems: list[str] = []
-    found: dict[str, Stored] = {}
+    tensors: dict[str, Stored] = {}
     unknown = sorted({entry.kind for entry in entries} - set(_FORMATS))
     if unknown:
         known = ", ".join(form.name for form in _FORMATS.values())
@@ -163,16 +163,16 @@ def _tensors(path: Path, data: mmap.mmap, start: int, entries: list[_Entry]) -> 
         form = _FORMATS[entry.kind]
         size = math.prod(entry.shape)
         nbytes, begin = size // form.block * form.nbytes, start + entry.offset
-        if entry.name in found:
+        if entry.name in tensors:
             problems.append(f"{entry.name} is there twice")
         if not entry.shape or entry.shape[-1] % form.block:
             problems.append(f"{entry.name}: shape {entry.shape} is not whole blocks of {form.block} ({form.name})")
         elif begin + nbytes > len(data):
             problems.append(f"{entry.name}: bytes {begin} to {begin + nbytes} are outside the file of {len(data)}")
-        found[entry.name] = Stored(entry.shape, _reader(data, begin, entry.shape, form))
+        tensors[entry.name] = Stored(entry.shape, _reader(data, begin, entry.shape, form))
     if problems:
         raise CheckpointError(f"{path} is truncated or damaged; fetch it again:{listed(problems)}")
-    return found
+    return tensors
 
 
 def _reader(data: mmap.mmap, begin: int, shape: tuple[int, ...], form: _Format) -> Callable[[], Tensor]:

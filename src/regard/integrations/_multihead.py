@@ -143,7 +143,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             The output, shaped as `query`; and weights (batch, queries, keys) or (batch, heads, queries, keys), or None.
 
         Raises:
-            UnsupportedError: what the mechanism does not support, such as a mask or weights.
+            UnsupportedError: a request that the mechanism does not support, such as a mask or weights.
             ConfigError: `is_causal` without the causal mask.
             ShapeError: shapes or dtypes that do not fit.
         """
@@ -204,13 +204,13 @@ class MultiheadAttention(nn.MultiheadAttention):
         self, query: Tensor, key: Tensor, value: Tensor, need_weights: bool, average: bool
     ) -> tuple[Tensor, Tensor | None]:
         """Nested tensors, which torch's encoder makes of padded ones in evaluation: padded, attended, nested again."""
-        given = (query, key, value)
-        if not all(x.is_nested and x.layout == torch.strided for x in given) or not self.batch_first:
+        inputs = (query, key, value)
+        if not all(x.is_nested and x.layout == torch.strided for x in inputs) or not self.batch_first:
             raise ShapeError("nested query, key and value must all be nested, in strided layout, with batch_first=True")
-        padded = {id(x): nn.utils.rnn.pad_sequence(list(x.unbind()), batch_first=True) for x in given}
+        padded = {id(x): nn.utils.rnn.pad_sequence(list(x.unbind()), batch_first=True) for x in inputs}
         lengths = [[len(row) for row in x.unbind()] for x in (query, key)]
         keep = torch.arange(max(lengths[1]), device=key.device) < torch.tensor(lengths[1], device=key.device)[:, None]
-        out, seen = self(*(padded[id(x)] for x in given), ~keep, need_weights, None, average)
+        out, seen = self(*(padded[id(x)] for x in inputs), ~keep, need_weights, None, average)
         rows = [row[:length] for row, length in zip(out, lengths[0], strict=True)]
         return torch.nested.as_nested_tensor(rows), seen
 
@@ -224,8 +224,8 @@ class MultiheadAttention(nn.MultiheadAttention):
                 f"{'missing' if attn_mask is None else 'another'}: pass "
                 "torch.nn.Transformer.generate_square_subsequent_mask(length), or build with causal=True"
             )
-        found = {name: cast(Attention, form) for name, form in self.attention.items()}
-        causal = found.get("causal")
+        by_name = {name: cast(Attention, form) for name, form in self.attention.items()}
+        causal = by_name.get("causal")
         if causal is not None and attn_mask is not None:
             serves = queries == keys or (queries < keys and causal.info.supports.prefix)
             if serves and triangular(attn_mask, keys - queries + 1):
@@ -237,13 +237,13 @@ class MultiheadAttention(nn.MultiheadAttention):
                     "causal=None or causal=False"
                 )
             return causal, attn_mask
-        if "bidirectional" in found:
-            if attn_mask is not None and not found["bidirectional"].info.supports.bias and hides_future(attn_mask):
+        if "bidirectional" in by_name:
+            if attn_mask is not None and not by_name["bidirectional"].info.supports.bias and hides_future(attn_mask):
                 raise UnsupportedError(
                     f"{self.spec} does not support attn_mask as a bias, and this form is not causal: build with "
                     "causal=True. Mechanisms with a bias: regard list --supports bias"
                 )
-            return found["bidirectional"], attn_mask
+            return by_name["bidirectional"], attn_mask
         raise UnsupportedError(
             f"{self.spec} is causal only, and attn_mask is {'missing' if attn_mask is None else 'not causal'}: build "
             "with causal=True to be causal without a mask. Other mechanisms: regard list --supports bidirectional"
@@ -293,19 +293,19 @@ class MultiheadAttention(nn.MultiheadAttention):
             if self.in_proj_weight is not None:
                 weights = self.in_proj_weight.chunk(3)
             biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
-            given = zip((query, key, value), weights, biases, strict=True)
-            projected = [F.linear(x, cast(Tensor, weight), bias) for x, weight, bias in given]
+            triples = zip((query, key, value), weights, biases, strict=True)
+            projected = [F.linear(x, cast(Tensor, weight), bias) for x, weight, bias in triples]
         return [x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2) for x in projected]
 
     def _with_extra_keys(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """The keys and values of `add_bias_kv` and `add_zero_attn`, as a past that every query sees."""
-        found: list[Tensor] = []
+        extended: list[Tensor] = []
         for x, learned in ((k, self.bias_k), (v, self.bias_v)):
             shape = (x.shape[0], self.num_heads, 1, self.head_dim)
             extra = [] if learned is None else [learned.view(1, self.num_heads, 1, self.head_dim).expand(shape)]
             extra += [x.new_zeros(shape)] if self.add_zero_attn else []
-            found.append(torch.cat([*(one.to(x.dtype) for one in extra), x], 2))
-        return found[0], found[1]
+            extended.append(torch.cat([*(one.to(x.dtype) for one in extra), x], 2))
+        return extended[0], extended[1]
 
 
 def forms(spec: str, heads: Heads, causal: bool | None) -> nn.ModuleDict:
@@ -323,8 +323,8 @@ def forms(spec: str, heads: Heads, causal: bool | None) -> nn.ModuleDict:
     if causal is not None:
         wanted = [causal]
     elif supports.causal and supports.bidirectional:
-        one = build(spec, replace(heads, causal=False))
-        wanted = [False] if one.state_dict() else [False, True]
+        mechanism = build(spec, replace(heads, causal=False))
+        wanted = [False] if mechanism.state_dict() else [False, True]
     else:
         wanted = [not supports.bidirectional]
     return nn.ModuleDict(

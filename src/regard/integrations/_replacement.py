@@ -1,4 +1,4 @@
-"""What replacing the attention of a model does, built and checked before anything is changed."""
+"""The replacement of a model's attention, built and checked before anything is changed."""
 
 from collections.abc import Callable
 from typing import NamedTuple

@@ -125,7 +125,7 @@ class PretrainedTokenizer:
         return PretrainedStream(self)
 
     def to_json(self) -> str:
-        """What the `tokenizers` library reads."""
+        """The JSON that the `tokenizers` library reads."""
         return self._model.to_str()
 
 
@@ -151,7 +151,7 @@ class PretrainedStream:
         return text
 
     def finish(self) -> str:
-        """What is left: U+FFFD for an unfinished character. The stream can be used again."""
+        """The rest of the text: U+FFFD for an unfinished character. The stream can be used again."""
         rest = self._new()
         self._ids, self._shown = [], 0
         return rest

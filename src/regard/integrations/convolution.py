@@ -131,8 +131,8 @@ class ConvolutionAttention(nn.Module):
         q, k = quadratic_products(self.alpha.to(wide), self.centre.to(wide), here, there.to(wide))
         padded = nn.functional.pad(image, (columns, columns, rows, rows)).to(wide)
         v = padded.flatten(2).mT[:, None]
-        found = self.attention(q.expand(batch, -1, -1, -1), k.expand(batch, 1, -1, -1), v).values
-        pixels = found.transpose(1, 2).flatten(2).to(image.dtype)
+        values = self.attention(q.expand(batch, -1, -1, -1), k.expand(batch, 1, -1, -1), v).values
+        pixels = values.transpose(1, 2).flatten(2).to(image.dtype)
         return self.output(pixels).mT.unflatten(-1, (height, width))
 
     def extra_repr(self) -> str:

@@ -27,7 +27,7 @@ from regard.integrations._replacement import Replacement
 from regard.integrations.architectures import AttentionModule
 
 NAME = "regard"
-STATIC = (
+STATIC_CACHE_REFUSED = (
     "a cache with empty slots after the last position, or one that forgets, is not served: queries must be the last "
     "positions; use the default dynamic cache"
 )
@@ -71,7 +71,7 @@ def replacement(
     """
     from transformers import PreTrainedModel
 
-    found: list[tuple[Any, str, nn.Module, Place]] = []
+    replacements: list[tuple[Any, str, nn.Module, Place]] = []
     roots: list[str] = []
     served = {one.name: one.modules for one in architectures.every() if one.modules}
     for path, part in module.named_modules():
@@ -88,16 +88,16 @@ def replacement(
         for name, inner in parts:
             kinds = served[model.config.model_type]
             place = _place(inner, name, spec, kinds, causal=causal, dropout=dropout, max_length=max_length, seed=seed)
-            found.append((model, name, inner, place))
+            replacements.append((model, name, inner, place))
 
     def carry_out() -> None:
         register()
-        for model in {id(model): model for model, *_ in found}.values():
+        for model in {id(model): model for model, *_ in replacements}.values():
             model.set_attn_implementation(NAME)
-        for _, _, part, place in found:
+        for _, _, part, place in replacements:
             setattr(part, NAME, place.train(part.training))
 
-    return Replacement(tuple(name for _, name, _, _ in found), carry_out)
+    return Replacement(tuple(name for _, name, _, _ in replacements), carry_out)
 
 
 def _parts(model: nn.Module, path: str, pattern: str) -> list[tuple[str, nn.Module]]:
@@ -159,8 +159,8 @@ def _place(
 def _own_dropout(part: Any) -> float:
     """The probability of dropping an attention weight: a number or a module, under one of three names."""
     named = (getattr(part, name, None) for name in ("attention_dropout", "attn_dropout", "dropout"))
-    own: Any = next(x for x in named if x is not None)
-    return float(own.p if isinstance(own, nn.Dropout) else own)
+    dropout: Any = next(x for x in named if x is not None)
+    return float(dropout.p if isinstance(dropout, nn.Dropout) else dropout)
 
 
 def _collects_weights() -> bool:
@@ -188,12 +188,12 @@ def attend(
     1/sqrt(dim) gives it.
 
     Raises:
-        UnsupportedError: what the mechanism does not support, or an argument that would change the result.
+        UnsupportedError: a request that the mechanism does not support, or an argument that would change the result.
     """
     place = getattr(module, NAME, None)
     if place is None:
-        given = {"dropout": dropout, "scaling": scaling, "is_causal": is_causal, "position_bias": position_bias}
-        return _softmax(module, query, key, value, attention_mask, given)
+        options = {"dropout": dropout, "scaling": scaling, "is_causal": is_causal, "position_bias": position_bias}
+        return _softmax(module, query, key, value, attention_mask, options)
     place, form = cast(Place, place), cast(Attention, place.mechanism)
     for name in ("softcap", "sliding_window", "s_aux", "cache"):
         if further.get(name) is not None:
@@ -205,10 +205,10 @@ def attend(
         query = query * (scaling * dim**0.5)
     key_mask, table = _masks(attention_mask, query, key, causal=form.heads.causal)
     if position_bias is not None and not place.cross:  # where T5 reads another sequence its bias is zeros
-        own = position_bias.to(query.dtype)
+        added = position_bias.to(query.dtype)
         if table is not None and table.dtype == torch.bool:
-            table = torch.zeros(table.shape, dtype=own.dtype, device=own.device).masked_fill(~table, float("-inf"))
-        table = own if table is None else own + table
+            table = torch.zeros(table.shape, dtype=added.dtype, device=added.device).masked_fill(~table, float("-inf"))
+        table = added if table is None else added + table
     bias = None if table is None else ScoreBias(table=table)
     seen = None
     if _collects_weights():
@@ -243,7 +243,7 @@ def mask(
     del further
     ends = q_offset + q_length
     if isinstance(ends, Tensor) or kv_offset or (mask_function is causal_mask_function and kv_length != ends):
-        raise UnsupportedError(STATIC)
+        raise UnsupportedError(STATIC_CACHE_REFUSED)
     padding = attention_mask
     if padding is not None and padding.shape[1] < kv_length:
         padding = nn.functional.pad(padding, (0, kv_length - padding.shape[1]))  # as transformers: what is not said
@@ -265,37 +265,45 @@ def mask(
     )
 
 
-def _masks(given: Tensor | None, query: Tensor, key: Tensor, *, causal: bool) -> tuple[Tensor | None, Tensor | None]:
+def _masks(
+    attention_mask: Tensor | None, query: Tensor, key: Tensor, *, causal: bool
+) -> tuple[Tensor | None, Tensor | None]:
     """The mask of keys and the table of a bias that mean the same as a mask of transformers."""
-    if given is None:
+    if attention_mask is None:
         return None, None
     batch, queries, keys = query.shape[0], query.shape[2], key.shape[2]
-    if given.dtype != torch.bool:
+    if attention_mask.dtype != torch.bool:
         # transformers writes the lowest number for -inf
-        given = given.masked_fill(given <= torch.finfo(given.dtype).min, float("-inf"))
-    if given.shape[1:3] == (1, 1) and given.dtype == torch.bool:
-        return given[:, 0, 0].expand(batch, -1), None
-    given = given.expand(-1, -1, queries, -1)
+        attention_mask = attention_mask.masked_fill(
+            attention_mask <= torch.finfo(attention_mask.dtype).min, float("-inf")
+        )
+    if attention_mask.shape[1:3] == (1, 1) and attention_mask.dtype == torch.bool:
+        return attention_mask[:, 0, 0].expand(batch, -1), None
+    attention_mask = attention_mask.expand(-1, -1, queries, -1)
     if causal:
-        future = torch.ones(queries, keys, dtype=torch.bool, device=given.device).triu(keys - queries + 1)
-        hidden = ~given if given.dtype == torch.bool else given == float("-inf")
+        future = torch.ones(queries, keys, dtype=torch.bool, device=attention_mask.device).triu(keys - queries + 1)
+        hidden = ~attention_mask if attention_mask.dtype == torch.bool else attention_mask == float("-inf")
         if not bool((hidden | ~future).all()):
             raise UnsupportedError("this place is causal, and attention_mask lets a query see a later key")
-    return None, given
+    return None, attention_mask
 
 
 def _softmax(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, given: Tensor | None, further: dict[str, Any]
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, further: dict[str, Any]
 ) -> tuple[Tensor, Tensor | None]:
     """The softmax of a place that was left as it is."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     queries, keys = query.shape[2], key.shape[2]
-    padding = given is not None and given.shape[2] == 1
-    if bool(getattr(module, "is_causal", False)) and queries > 1 and (padding or (given is None and keys != queries)):
+    padding = attention_mask is not None and attention_mask.shape[2] == 1
+    if (
+        bool(getattr(module, "is_causal", False))
+        and queries > 1
+        and (padding or (attention_mask is None and keys != queries))
+    ):
         seen = torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril(keys - queries)[None, None]
-        given = seen if given is None else given & seen
-    return sdpa_attention_forward(module, query, key, value, given, **further)
+        attention_mask = seen if attention_mask is None else attention_mask & seen
+    return sdpa_attention_forward(module, query, key, value, attention_mask, **further)
 
 
 def register() -> None:

@@ -80,7 +80,7 @@ class PublishedModel:
         return rows[0].text
 
     def answer(self, text: str, *, max_new_tokens: int = 200, beams: int = 4, alpha: float = 0.6) -> str:
-        """What an encoder-decoder makes of a text, such as its translation; options as `regard.models.beam`.
+        """The answer of an encoder-decoder to a text, such as its translation; options as `regard.models.beam`.
 
         Raises:
             ConfigError: there is no tokenizer. UnsupportedError: the network is no encoder-decoder.
@@ -88,8 +88,8 @@ class PublishedModel:
         if not isinstance(self.model, EncoderDecoder):
             raise UnsupportedError(f"{self.path} is a {self.architecture}, which reads no source")
         ids = self.reader.encode(text)
-        (found,) = beam_search(self.model, [ids], max_new_tokens=max_new_tokens, beams=beams, alpha=alpha)
-        return self.reader.decode(found[0].tokens.tolist())
+        (hypotheses,) = beam_search(self.model, [ids], max_new_tokens=max_new_tokens, beams=beams, alpha=alpha)
+        return self.reader.decode(hypotheses[0].tokens.tolist())
 
     def embed(self, texts: Sequence[str], *, batch_size: int = 32, unit: bool = True) -> Float[Tensor, "texts dim"]:
         """One vector for each text: the mean of the encoder's hidden states over its tokens, padding ignored.
@@ -289,10 +289,10 @@ def _load_folder(folder: Path) -> PublishedModel:
 
 
 def _stop_tokens(value: object, vocab_size: int) -> tuple[int, ...]:
-    found = value if isinstance(value, list) else [] if value is None else [value]
-    right = tuple(at for at in found if isinstance(at, int) and 0 <= at < vocab_size)
-    if len(right) < len(found):
-        wrong = listed(f"{at!r} is no token id" for at in found if at not in right)
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    right = tuple(at for at in ids if isinstance(at, int) and 0 <= at < vocab_size)
+    if len(right) < len(ids):
+        wrong = listed(f"{at!r} is no token id" for at in ids if at not in right)
         raise CheckpointError(f"eos_token_id names tokens outside 0 to {vocab_size - 1}:{wrong}")
     return right
 
@@ -349,8 +349,8 @@ def export(
 
 def _config(model: nn.Module) -> Config | None:
     """The configuration of a network, or of the encoder that a head stands on."""
-    found = getattr(model, "config", None) or getattr(getattr(model, "encoder", None), "config", None)
-    return found if isinstance(found, Config) else None
+    config = getattr(model, "config", None) or getattr(getattr(model, "encoder", None), "config", None)
+    return config if isinstance(config, Config) else None
 
 
 def _written(model: nn.Module) -> tuple[Architecture, Form, dict[str, object]]:

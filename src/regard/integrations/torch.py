@@ -17,7 +17,7 @@ PARAMETERS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight
 
 
 class Replaced(NamedTuple):
-    """What `replace_attention` replaced: how many places, and their names in the module."""
+    """The places that `replace_attention` replaced: how many, and their names in the module."""
 
     count: int
     names: tuple[str, ...]
@@ -66,26 +66,26 @@ def replace_attention(
         >>> torch.allclose(model(x), before, atol=1e-5)
         True
     """
-    found = [
+    replacements = [
         _replacement(module, spec, causal=causal, pattern=pattern, dropout=dropout, max_length=max_length, seed=seed)
     ]
     transformers = sys.modules.get("transformers")
     if transformers is not None and any(isinstance(part, transformers.PreTrainedModel) for part in module.modules()):
         from regard.integrations import huggingface
 
-        found.append(
+        replacements.append(
             huggingface.replacement(
                 module, spec, causal=causal, pattern=pattern, dropout=dropout, max_length=max_length, seed=seed
             )
         )
-    names = tuple(name for one in found for name in one.names)
+    names = tuple(name for one in replacements for name in one.names)
     if not names:
         raise ConfigError(
             f"{type(module).__name__} holds no attention that can be replaced under pattern={pattern!r}: neither "
             "nn.MultiheadAttention nor a Hugging Face model. If it is itself an nn.MultiheadAttention, build "
             "MultiheadAttention instead"
         )
-    for one in found:
+    for one in replacements:
         one.carry_out()
     return Replaced(len(names), names)
 
@@ -101,14 +101,14 @@ def _replacement(
     seed: int,
 ) -> Replacement:
     """A `MultiheadAttention` for each of torch's."""
-    found: list[tuple[nn.Module, str, str, nn.MultiheadAttention]] = []
+    matches: list[tuple[nn.Module, str, str, nn.MultiheadAttention]] = []
     for path, parent in module.named_modules(remove_duplicate=False):
         for child, old in parent.named_children():
             name = f"{path}.{child}" if path else child
             if isinstance(old, nn.MultiheadAttention) and fnmatch.fnmatchcase(name, pattern):
-                found.append((parent, child, name, old))
+                matches.append((parent, child, name, old))
     new: dict[int, MultiheadAttention] = {}
-    for parent, child, name, old in found:
+    for parent, child, name, old in matches:
         if id(old) not in new:
             cross = isinstance(parent, nn.TransformerDecoderLayer) and child == "multihead_attn"
             try:
@@ -127,10 +127,10 @@ def _replacement(
                 raise UnsupportedError(f"{name}: {error}") from error
 
     def carry_out() -> None:
-        for parent, child, _, old in found:
+        for parent, child, _, old in matches:
             setattr(parent, child, new[id(old)])
 
-    return Replacement(tuple(name for _, _, name, _ in found), carry_out)
+    return Replacement(tuple(name for _, _, name, _ in matches), carry_out)
 
 
 def _like(
@@ -181,8 +181,8 @@ def losses(module: nn.Module) -> dict[str, Tensor]:
     """
     total: dict[str, Tensor] = {}
     for part in module.modules():
-        found = getattr(part, "losses", None)
-        if isinstance(found, dict):
-            for name, loss in found.items():
+        values = getattr(part, "losses", None)
+        if isinstance(values, dict):
+            for name, loss in values.items():
                 total[name] = total[name] + loss if name in total else loss
     return total

@@ -77,7 +77,7 @@ def fill(
     Args:
         model: takes the weights.
         weights: one for each of the model's.
-        stored: what the file has, all of which must be used.
+        stored: the tensors of the file, all of which must be used.
         where: the file, for messages.
         problems: found before, said together with those of the tensors.
         derived: endings of the model's tensors that follow from the configuration, and stay as they are.
@@ -85,13 +85,13 @@ def fill(
     Raises:
         CheckpointError: missing tensors, tensors without use, wrong shapes; all of them are listed.
     """
-    own = {name: x for name, x in model.state_dict().items() if not name.endswith(derived)}
+    tensors = {name: x for name, x in model.state_dict().items() if not name.endswith(derived)}
     weights = list(weights)
-    assert {weight.ours for weight in weights} == set(own), {weight.ours for weight in weights} ^ set(own)
+    assert {weight.ours for weight in weights} == set(tensors), {weight.ours for weight in weights} ^ set(tensors)
     problems = list(problems)
     wanted: dict[str, tuple[int, ...]] = {}
     for weight in weights:
-        wanted[weight.theirs] = weight.shape(own[weight.ours].shape)
+        wanted[weight.theirs] = weight.shape(tensors[weight.ours].shape)
     for name, shape in wanted.items():
         if name not in stored:
             problems.append(f"{name} {shape} is missing")
@@ -105,23 +105,23 @@ def fill(
         for weight in weights:
             if read is None or read[0] != weight.theirs:
                 read = weight.theirs, stored[weight.theirs].read()
-            own[weight.ours].copy_(weight.read(read[1]))
+            tensors[weight.ours].copy_(weight.read(read[1]))
 
 
 def collect(model: nn.Module, weights: Iterable[Weight]) -> dict[str, Tensor]:
     """The model's weights under their published names: the inverse of `fill`, for weights stored in halves."""
-    own = model.state_dict()
+    tensors = model.state_dict()
     parts: dict[str, list[Tensor]] = {}
     how: dict[str, Weight] = {}
     for weight in weights:
         assert not weight.heads
-        parts.setdefault(weight.theirs, []).append(own[weight.ours])
+        parts.setdefault(weight.theirs, []).append(tensors[weight.ours])
         how[weight.theirs] = weight
-    found: dict[str, Tensor] = {}
+    collected: dict[str, Tensor] = {}
     for name, rows in parts.items():
         whole = torch.cat(rows)
-        found[name] = (whole[None] if how[name].row else whole.T if how[name].transposed else whole).contiguous()
-    return found
+        collected[name] = (whole[None] if how[name].row else whole.T if how[name].transposed else whole).contiguous()
+    return collected
 
 
 @contextmanager
@@ -194,11 +194,11 @@ class Settings:
 
     def one_of(self, *names: str) -> float:
         """A number that several settings must agree on, because our model has it once."""
-        found = {name: self.number(name) for name in names}
-        if len(set(found.values())) > 1:
-            said = ", ".join(f"{name}={value!r}" for name, value in found.items())
+        numbers = {name: self.number(name) for name in names}
+        if len(set(numbers.values())) > 1:
+            said = ", ".join(f"{name}={value!r}" for name, value in numbers.items())
             self.problems.append(f"{said}: regard's model has one number for them")
-        return found[names[0]]
+        return numbers[names[0]]
 
     def divides(self, part: str, small: int, whole: str, large: int) -> None:
         """Note it if one size does not divide another."""

@@ -12,7 +12,7 @@ def assert_close(actual: Tensor, expected: Tensor, *, tolerance: float, what: st
 
     Args:
         actual: the result under test.
-        expected: what it should be; must not hold NaN.
+        expected: the right result; must not hold NaN.
         tolerance: relative to the largest expected magnitude.
         what: one phrase that opens the message.
         source: where the tolerance comes from, if it was derived; it closes the message.

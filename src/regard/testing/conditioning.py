@@ -1,4 +1,4 @@
-"""What float32 loses on given inputs, whatever the processor: the yardstick of float32 tolerances.
+"""The loss of float32 on given inputs, whatever the processor: the yardstick of float32 tolerances.
 
 An algorithm rounds elsewhere and adds up in another order than its definition, and every processor does both in its own
 way. How far that moves a result depends on the inputs: a quotient whose denominator is near 0, or the gradient of one
@@ -7,8 +7,9 @@ several times, each time with every input and every weight moved by at most one 
 in another random order, and compared with its float64 value on the inputs as they are. Random orders stand for those of
 all processors, and term after term loses most: vector units add in parallel lanes, which shortens the chains.
 
-An algorithm may lose `MULTIPLE` times what the definition lost. That scales with the unit in the last place, so numbers
-that are rounded to bfloat16 or TF32 anywhere on the way, 2^15 and 2^13 times as coarsely, stand out on any inputs.
+An algorithm may lose `LOSS_MULTIPLE` times what the definition lost. That scales with the unit in the last place, so
+numbers that are rounded to bfloat16 or TF32 anywhere on the way, 2^15 and 2^13 times as coarsely, stand out on any
+inputs.
 """
 
 import copy
@@ -28,23 +29,23 @@ Evaluate = Callable[[Attention, Inputs], Mapping[str, Tensor]]
 """results of the definition by name, in the dtype of the mechanism and the inputs that it is given"""
 
 DRAWS = 12
-MULTIPLE = 4
+LOSS_MULTIPLE = 4
 """two bits, for what an algorithm rounds more often than its definition: maxima, chunks and states that are rescaled.
 Errors of ill-conditioned results are close to normal; against the largest of 12 draws of the definition, one that loses
 as much exceeds it with probability 1e-5, one that loses twice as much with 3e-3, a hundred times as much with 0.94."""
 
-HOPELESS = 1e-2
+HOPELESS_ERROR = 1e-2
 """an allowed error, of the largest magnitude, at which the inputs say nothing about an algorithm"""
 
 
 class Loss:
-    """What a definition loses in float32 on given inputs: the largest error of each result over some draws.
+    """The loss of a definition in float32 on given inputs: the largest error of each result over some draws.
 
     Args:
         evaluate: the definition.
         mechanism: with float32 weights.
         x: float32 inputs.
-        exact: what `evaluate` gives in float64.
+        exact: the results of `evaluate` in float64.
     """
 
     def __init__(self, evaluate: Evaluate, mechanism: Attention, x: Inputs, exact: Mapping[str, Tensor]) -> None:
@@ -63,16 +64,16 @@ class Loss:
         if other.info.shares_query_key:
             x = x.replaced(q=as_queries(x.k, other.heads, x.q.shape[2]))
         with TermAfterTerm(random):
-            found = self._evaluate(other, x)
+            results = self._evaluate(other, x)
         for name, exact in self._exact.items():
-            self.largest[name] = max(self.largest[name], largest_error(found[name], exact))
+            self.largest[name] = max(self.largest[name], largest_error(results[name], exact))
         self.draws += 1
 
 
 def assert_float32(
     actual: Mapping[str, Tensor], evaluate: Evaluate, mechanism: Attention, x: Inputs, *, floor: float, what: str
 ) -> None:
-    """Require that float32 results err by at most `floor`, or by `MULTIPLE` times what the definition loses.
+    """Require that float32 results err by at most `floor`, or by `LOSS_MULTIPLE` times what the definition loses.
 
     Args:
         actual: the results under test, by the names of `evaluate`.
@@ -90,17 +91,19 @@ def assert_float32(
     loss = Loss(evaluate, mechanism, x, exact)
     for name, wanted in exact.items():
         error = largest_error(actual[name], wanted)
-        while error > max(floor, MULTIPLE * loss.largest[name]) and loss.draws < DRAWS:
+        while error > max(floor, LOSS_MULTIPLE * loss.largest[name]) and loss.draws < DRAWS:
             loss.draw()
         lost = loss.largest[name]
-        if error > floor and MULTIPLE * lost > HOPELESS:
+        if error > floor and LOSS_MULTIPLE * lost > HOPELESS_ERROR:
             raise AssertionError(
                 f"{name}, {what}: error {error:.1e}, but in float32 the definition itself loses {lost:.1e} of the "
                 f"largest magnitude on these inputs: they are too ill-conditioned to judge an algorithm"
             )
-        source = f"the larger of {floor:.0e} and {MULTIPLE} times {lost:.1e}, the most that the definition lost in "
+        source = (
+            f"the larger of {floor:.0e} and {LOSS_MULTIPLE} times {lost:.1e}, the most that the definition lost in "
+        )
         source += f"{loss.draws} draws of one-ulp changes and orders of summation"
-        allowed = max(floor, MULTIPLE * lost)
+        allowed = max(floor, LOSS_MULTIPLE * lost)
         assert_close(actual[name].double(), wanted, tolerance=allowed, what=f"{name}, {what}", source=source)
 
 

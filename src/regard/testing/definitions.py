@@ -46,11 +46,11 @@ def t5_bias(scheme: Any, q: Tensor, k: Tensor, head: int, i: int, j: int) -> flo
     else:
         count //= 2
         offset = count if relative > 0 else 0
-    apart, exact = abs(relative), count // 2
-    if apart >= exact:
-        steps = math.log(apart / exact) / math.log(128 / exact) * (count - exact)
-        apart = min(exact + int(steps + 1e-9), count - 1)  # distances such as 64 lie exactly on an edge
-    return float(q @ k) / math.sqrt(len(q)) + float(scheme.table[head, offset + apart])
+    distance, exact = abs(relative), count // 2
+    if distance >= exact:
+        steps = math.log(distance / exact) / math.log(128 / exact) * (count - exact)
+        distance = min(exact + int(steps + 1e-9), count - 1)  # distances such as 64 lie exactly on an edge
+    return float(q @ k) / math.sqrt(len(q)) + float(scheme.table[head, offset + distance])
 
 
 def shaw_keys(scheme: Any, q: Tensor, k: Tensor, head: int, i: int, j: int) -> float:

@@ -1,4 +1,4 @@
-"""What a check is given: one mechanism with one option set, and signed random inputs that fit it."""
+"""The subject and the inputs of a check: one mechanism with one option set, and signed random inputs that fit it."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +19,7 @@ LENGTH = 13
 LONG = 150
 """positions where a check must cross the tiles of an engine; not a multiple of any tile"""
 
-CLEAR = 0.02
+BOUND_MARGIN = 0.02
 """how far declared inputs keep from their bounds"""
 
 
@@ -31,7 +31,7 @@ class Inputs:
     k: Tensor
     v: Tensor
     more: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
-    """those that the mechanism declares in `info.inputs`"""
+    """the inputs that the mechanism declares in `info.inputs`"""
     asking: frozenset[str] = frozenset({"q"})
     """names of those with one slot per query; the others have one per key"""
 
@@ -173,17 +173,17 @@ class Subject:
 def draw(heads: Heads, info: Info, queries: int, keys: int, batch: int, seed: str, scale: float = 1.0) -> Inputs:
     """Signed random inputs, the same leading numbers at every length; declared ones inside their bounds."""
 
-    def one(name: str, count: int, length: int, width: int) -> Tensor:
+    def drawn(name: str, count: int, length: int, width: int) -> Tensor:
         return randn(batch, count, max(length, LONG), width, seed=f"{name}.{seed}")[:, :, :length]
 
-    k = scale * one("k", heads.kv_heads, keys, heads.key_dim)
-    v = one("v", heads.kv_heads, keys, heads.value_width)
+    k = scale * drawn("k", heads.kv_heads, keys, heads.key_dim)
+    v = drawn("v", heads.kv_heads, keys, heads.value_width)
     shared = info.shares_query_key
-    q = as_queries(k, heads, queries) if shared else scale * one("q", heads.count, queries, heads.query_width)
+    q = as_queries(k, heads, queries) if shared else scale * drawn("q", heads.count, queries, heads.query_width)
     more: dict[str, Tensor] = {}
     for name, each in info.inputs.items():
         count, width = each.shape(heads)
-        more[name] = bounded(one(name, count, queries if each.slots == "queries" else keys, width), each)
+        more[name] = bounded(drawn(name, count, queries if each.slots == "queries" else keys, width), each)
     return Inputs(q, k, v, more, asking_names(info))
 
 
@@ -200,10 +200,10 @@ def bounded(x: Tensor, each: Input, scale: float = 1.0) -> Tensor:
     if math.isinf(each.low) and math.isinf(each.high):
         return scale * x
     if math.isinf(each.low):
-        return each.high - CLEAR - 0.5 * scale * x.abs()
+        return each.high - BOUND_MARGIN - 0.5 * scale * x.abs()
     if math.isinf(each.high):
-        return each.low + CLEAR + 0.5 * scale * x.abs()
-    share = CLEAR + (1 - 2 * CLEAR) * torch.special.ndtr(x)
+        return each.low + BOUND_MARGIN + 0.5 * scale * x.abs()
+    share = BOUND_MARGIN + (1 - 2 * BOUND_MARGIN) * torch.special.ndtr(x)
     return each.low + (each.high - each.low) * share
 
 
@@ -248,8 +248,8 @@ def call(
     lse: bool = False,
 ) -> Attended:
     """Call the mechanism with every tensor of `x`."""
-    given: dict[str, Any] = {"key_mask": key_mask, "bias": bias, "marks": marks, "query_start": query_start}
-    return mechanism(x.q, x.k, x.v, **given, inputs=x.more, state=state, lse=lse)
+    keywords: dict[str, Any] = {"key_mask": key_mask, "bias": bias, "marks": marks, "query_start": query_start}
+    return mechanism(x.q, x.k, x.v, **keywords, inputs=x.more, state=state, lse=lse)
 
 
 @torch.no_grad()
@@ -265,8 +265,8 @@ def run(
     lse: bool = False,
 ) -> Attended:
     """Call the mechanism without recording gradients."""
-    given: dict[str, Any] = {"key_mask": key_mask, "bias": bias, "marks": marks, "query_start": query_start}
-    return call(mechanism, x, **given, state=state, lse=lse)
+    keywords: dict[str, Any] = {"key_mask": key_mask, "bias": bias, "marks": marks, "query_start": query_start}
+    return call(mechanism, x, **keywords, state=state, lse=lse)
 
 
 def define(
@@ -279,8 +279,8 @@ def define(
     decisions: object = None,
 ) -> Tensor:
     """The values that the definition gives."""
-    given: dict[str, Any] = {"key_mask": key_mask, "bias": bias, "marks": marks, "decisions": decisions}
-    return mechanism.definition(x.q, x.k, x.v, inputs=x.more, **given)
+    keywords: dict[str, Any] = {"key_mask": key_mask, "bias": bias, "marks": marks, "decisions": decisions}
+    return mechanism.definition(x.q, x.k, x.v, inputs=x.more, **keywords)
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Which position scheme works with which mechanism: every pair built as a layer, and tried."""
+"""The pairs of a mechanism and a position scheme that work together: every pair built as a layer, and tried."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -23,10 +23,10 @@ TOLERANCE = 1e-10
 
 @dataclass(frozen=True)
 class Pair:
-    """What became of a mechanism with a position scheme.
+    """The outcome of a mechanism with a position scheme.
 
     Attributes:
-        forms: what was tried and holds: "training" (gradients reach every weight of the scheme, and it changes the
+        forms: all that were tried and hold: "training" (gradients reach every weight of the scheme, and it changes the
             output), "streaming" (pieces with a state equal the whole), "segments" (so do segments with a memory of
             hidden states). A form that the mechanism has with no scheme is not among them.
         reason: why the layer cannot be built; empty where it can.
@@ -107,8 +107,8 @@ def _build(mechanism: str, scheme: str | None, causal: bool) -> tuple[AttentionL
 
 
 def _mechanism(spec: str, causal: bool) -> Attention | None:
-    cls, given = catalog.resolve(spec)
-    options: dict[str, Any] = dict(given or cls.samples[0])
+    cls, settings = catalog.resolve(spec)
+    options: dict[str, Any] = dict(settings or cls.samples[0])
     info = cls.describe(options)
     if not (info.supports.causal if causal else info.supports.bidirectional):
         return None
@@ -131,8 +131,8 @@ def _train(layer: AttentionLayer, plain: AttentionLayer | None, what: str) -> No
     layer.train()(x.requires_grad_()).hidden.square().sum().backward()
     layer.eval()
     for name, weight in layer.position.named_parameters():
-        found = weight.grad is not None and bool(weight.grad.isfinite().all()) and bool(weight.grad.any())
-        require(found, f"{what}: no gradient reaches {name} of the scheme")
+        reached = weight.grad is not None and bool(weight.grad.isfinite().all()) and bool(weight.grad.any())
+        require(reached, f"{what}: no gradient reaches {name} of the scheme")
     require(x.grad is not None and bool(x.grad.isfinite().all()), f"{what}: no finite gradient reaches the input")
 
 
@@ -141,8 +141,8 @@ def _stream(layer: AttentionLayer, what: str) -> None:
     x = _input()
     state, pieces = layer.initial_state(len(x)), []
     for piece in x.split(PIECES, 1):
-        found = layer(piece, state=state)
-        state, _ = found.state, pieces.append(found.hidden)
+        output = layer(piece, state=state)
+        state, _ = output.state, pieces.append(output.hidden)
     assert_close(torch.cat(pieces, 1), layer(x).hidden, tolerance=TOLERANCE, what=f"{what}, pieces with a state")
 
 
@@ -155,6 +155,6 @@ def _remember(layer: AttentionLayer, what: str) -> None:
     memory, pieces, first = layer.memory.initial_state(len(x), dtype=x.dtype), [], 0
     for piece in x.split(PIECES, 1):
         where = torch.arange(first, first + piece.shape[1]) if layer.position.absolute else None
-        found = layer(piece, memory=memory, positions=where)
-        memory, _, first = found.memory, pieces.append(found.hidden), first + piece.shape[1]
+        output = layer(piece, memory=memory, positions=where)
+        memory, _, first = output.memory, pieces.append(output.hidden), first + piece.shape[1]
     assert_close(torch.cat(pieces, 1), layer(x).hidden, tolerance=TOLERANCE, what=f"{what}, segments with a memory")

@@ -1,4 +1,4 @@
-"""What a run of the tests found, kept so that the documentation of the same sources need not find it again."""
+"""The results of a run of the tests, kept so that the documentation of the same sources need not find it again."""
 
 import hashlib
 import json
@@ -15,10 +15,10 @@ import regard
 @cache
 def sources() -> str:
     """A digest of every source file of the package and of torch's version."""
-    root, found = Path(regard.__file__).parent, hashlib.sha256(torch.__version__.encode())
+    root, digest = Path(regard.__file__).parent, hashlib.sha256(torch.__version__.encode())
     for path in sorted(root.rglob("*.py")):
-        found.update(f"{path.relative_to(root).as_posix()}\n".encode() + path.read_bytes())
-    return found.hexdigest()
+        digest.update(f"{path.relative_to(root).as_posix()}\n".encode() + path.read_bytes())
+    return digest.hexdigest()
 
 
 def keep(folder: Path, name: str, found: Any) -> None:
@@ -36,7 +36,7 @@ def keep(folder: Path, name: str, found: Any) -> None:
 
 
 def kept(folder: Path, name: str) -> Any | None:
-    """What `keep` wrote, if the sources have not changed since; else None."""
+    """The result that `keep` wrote, if the sources have not changed since; else None."""
     path = folder / f"{name}.json"
     if not path.exists():
         return None

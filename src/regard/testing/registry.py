@@ -1,4 +1,4 @@
-"""What a check is, how a fact excuses one, and what it reports."""
+"""Checks, the facts that excuse one, and the results that they report."""
 
 import operator
 import time
@@ -57,7 +57,7 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckResult:
-    """What became of one check on one option set."""
+    """The outcome of one check on one option set."""
 
     check: str
     mechanism: str

@@ -47,7 +47,7 @@ class Batch:
         return sum(x.shape[0] * x.shape[1] if mask is None else int(mask.sum()) for x, mask in sides if x is not None)
 
     def through(self, model: Callable[..., Any]) -> Any:
-        """What a model makes of the batch: an encoder-decoder reads the source too, and one with global tokens marks.
+        """The output of a model for the batch: an encoder-decoder reads the source too, one with global tokens marks.
 
         What a model reads is a fact of its mechanisms (`reads_marks`); one that has no global tokens has no use for
         marks, and sees the tokens that they are of like all others.
@@ -81,7 +81,7 @@ def collate(
 
     Args:
         examples: of a split.
-        ids: which.
+        ids: their numbers in the split.
         vocab_size: token ids are below.
         num_targets: targets are below; None: they are token ids.
         epochs: of each example, for those whose noise is drawn anew in every epoch; None: as in the first.
@@ -131,8 +131,8 @@ def _padded(rows: Sequence[np.ndarray], filler: int) -> tuple[np.ndarray, Tensor
 
 def _labels(rows: Sequence[np.ndarray | None], filler: int) -> Tensor | None:
     """The rows as one tensor; None where a task has none."""
-    given = [row for row in rows if row is not None]
-    return torch.from_numpy(_padded(given, filler)[0]) if given else None
+    present = [row for row in rows if row is not None]
+    return torch.from_numpy(_padded(present, filler)[0]) if present else None
 
 
 def _check(ids: Sequence[int], what: str, values: np.ndarray, count: int, *, ignored: bool = False) -> None:

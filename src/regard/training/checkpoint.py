@@ -61,7 +61,7 @@ class Checkpoint:
 def in_memory(
     progress: Progress, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
 ) -> Checkpoint:
-    """What a checkpoint would hold now; its tensors are the model's and the optimizer's own."""
+    """The checkpoint of this moment; its tensors are the model's and the optimizer's own."""
     return Checkpoint(
         Path("the stage before"),
         progress,
@@ -183,13 +183,13 @@ def export(path: Path, target: Path) -> None:
 
 def own_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and persistent buffers by name; a shared one once, under its first name."""
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, tensor in model.state_dict(keep_vars=True).items():
         if id(tensor) not in seen:
             seen.add(id(tensor))
-            found[name] = tensor
-    return found
+            tensors[name] = tensor
+    return tensors
 
 
 def restore_model(model: nn.Module, checkpoint: Checkpoint) -> None:
@@ -198,15 +198,15 @@ def restore_model(model: nn.Module, checkpoint: Checkpoint) -> None:
     Raises:
         CheckpointError: names, shapes or dtypes differ: the checkpoint is of another model.
     """
-    own, names = own_tensors(model), current_names(model, checkpoint.model)
+    tensors, names = own_tensors(model), current_names(model, checkpoint.model)
     written = {names[name]: tensor for name, tensor in checkpoint.model.items()}
-    problems = [f"{name} is missing" for name in own.keys() - written.keys()]
-    problems += [f"{name} is not in the model" for name in written.keys() - own.keys()]
-    for name in own.keys() & written.keys():
-        wanted, found = own[name], written[name]
-        if (wanted.shape, wanted.dtype) != (found.shape, found.dtype):
+    problems = [f"{name} is missing" for name in tensors.keys() - written.keys()]
+    problems += [f"{name} is not in the model" for name in written.keys() - tensors.keys()]
+    for name in tensors.keys() & written.keys():
+        wanted, saved = tensors[name], written[name]
+        if (wanted.shape, wanted.dtype) != (saved.shape, saved.dtype):
             problems.append(
-                f"{name} is {tuple(found.shape)} {found.dtype}, the model's {tuple(wanted.shape)} {wanted.dtype}"
+                f"{name} is {tuple(saved.shape)} {saved.dtype}, the model's {tuple(wanted.shape)} {wanted.dtype}"
             )
     if problems:
         raise CheckpointError(
@@ -214,14 +214,14 @@ def restore_model(model: nn.Module, checkpoint: Checkpoint) -> None:
             f"{' ...' if len(problems) > 5 else ''}. Has config.toml been edited?"
         )
     with torch.no_grad():
-        for name, tensor in own.items():
+        for name, tensor in tensors.items():
             tensor.copy_(written[name])
 
 
 def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: Checkpoint) -> None:
     """Put back the running means and step counts of every parameter."""
     parameters = dict(model.named_parameters())
-    places = {parameter: place for place, parameter in enumerate(_optimized(optimizer))}
+    positions = {parameter: position for position, parameter in enumerate(_optimized(optimizer))}
     state: dict[int, dict[str, Tensor]] = {}
     names = current_names(model, {key.rpartition("/")[0] for key in checkpoint.optimizer})
     for key, tensor in checkpoint.optimizer.items():
@@ -229,7 +229,7 @@ def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, checkp
         name = names[written]
         if name not in parameters:
             raise CheckpointError(f"{checkpoint.path}: the optimizer holds {name!r}, which the model does not")
-        state.setdefault(places[parameters[name]], {})[kind] = tensor
+        state.setdefault(positions[parameters[name]], {})[kind] = tensor
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 

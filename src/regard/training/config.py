@@ -1,4 +1,4 @@
-"""What a run is: three frozen sections, the same in Python, in TOML and on the command line."""
+"""The configuration of a run: three frozen sections, the same in Python, in TOML and on the command line."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -18,7 +18,7 @@ from regard.tasks.config import (
 )
 from regard.training.schedule import Schedule
 
-_LEAST = {
+_LEAST_VALUES = {
     "steps": 1,
     "batch_size": 1,
     "accumulation": 1,
@@ -126,7 +126,7 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         problems = [
             f"{name} must be at least {least}, got {getattr(self, name)}"
-            for name, least in _LEAST.items()
+            for name, least in _LEAST_VALUES.items()
             if not getattr(self, name) >= least
         ]
         problems += [

@@ -1,4 +1,4 @@
-"""Which examples a step sees: a pure function of seed and step, so that a resumed run needs nothing but the step."""
+"""The examples that a step sees: a pure function of seed and step, so that a resumed run needs only the step."""
 
 import hashlib
 
@@ -9,8 +9,8 @@ from regard.errors import DataError
 
 # The increment and the two multipliers of SplitMix64 (Steele, Lea & Flood 2014, figure 17).
 _INCREMENT = np.uint64(0x9E3779B97F4A7C15)
-_FIRST = np.uint64(0xBF58476D1CE4E5B9)
-_SECOND = np.uint64(0x94D049BB133111EB)
+_FIRST_MULTIPLIER = np.uint64(0xBF58476D1CE4E5B9)
+_SECOND_MULTIPLIER = np.uint64(0x94D049BB133111EB)
 
 
 def permutation(seed: int, epoch: int, count: int) -> npt.NDArray[np.int64]:
@@ -27,8 +27,8 @@ def permutation(seed: int, epoch: int, count: int) -> npt.NDArray[np.int64]:
     start = np.uint64(int.from_bytes(digest[:8], "little"))
     with np.errstate(over="ignore"):
         keys = start + np.arange(1, count + 1, dtype=np.uint64) * _INCREMENT
-        keys = (keys ^ (keys >> np.uint64(30))) * _FIRST
-        keys = (keys ^ (keys >> np.uint64(27))) * _SECOND
+        keys = (keys ^ (keys >> np.uint64(30))) * _FIRST_MULTIPLIER
+        keys = (keys ^ (keys >> np.uint64(27))) * _SECOND_MULTIPLIER
         keys = keys ^ (keys >> np.uint64(31))
     return np.argsort(keys)
 

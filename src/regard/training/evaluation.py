@@ -50,11 +50,11 @@ class Scores:
     documents: dict[int, Sums] = field(default_factory=dict)
 
     def summary(self, metric: str = "accuracy") -> dict[str, float | int | None]:
-        """What a line of metrics.jsonl says; of a task measured by it, bits_per_dimension = nats per target / ln 2."""
-        own = self.total.summary()
+        """The scores for metrics.jsonl; of a task measured by it, bits_per_dimension = nats per target / ln 2."""
+        values = self.total.summary()
         if metric == "bits_per_dimension":
-            own["bits_per_dimension"] = self.total.nats / self.total.tokens / math.log(2)
-        return {**own, "tokens": self.total.tokens, "bytes": self.total.nbytes}
+            values["bits_per_dimension"] = self.total.nats / self.total.tokens / math.log(2)
+        return {**values, "tokens": self.total.tokens, "bytes": self.total.nbytes}
 
     def table(self) -> dict[str, list[float] | list[int]]:
         """The documents as columns: document, nats, tokens, correct, bytes."""
@@ -84,7 +84,7 @@ def score(
     """Evaluate a model, in evaluation mode and without gradient; its mode is put back afterwards.
 
     Args:
-        model: what `Batch.through` calls -> output with `logits` (batch, length, targets), or (batch, targets) where an
+        model: called by `Batch.through` -> output with `logits` (batch, length, targets), or (batch, targets) where an
             example has one target.
         examples: a split.
         vocab_size: token ids are below.
@@ -127,7 +127,7 @@ def score(
 
 
 def measured(count: int, limit: int) -> list[int]:
-    """Which of `count` examples are measured: `limit` of them, evenly spaced; all if `limit` is 0."""
+    """The indices of the examples that are measured: `limit` of `count`, evenly spaced; all if `limit` is 0."""
     return list(range(count)) if not 0 < limit < count else [index * count // limit for index in range(limit)]
 
 

@@ -22,7 +22,7 @@ class Measure:
     """Collects what a metric needs while a split is scored.
 
     Args:
-        model: that is scored.
+        model: the one that is scored.
         task, split: on what.
         chosen: the examples, in the order of scoring.
 
@@ -41,7 +41,7 @@ class Measure:
             library("sklearn.metrics", "the quality of classification")
 
     def add(self, batch: Batch, logits: Tensor) -> None:
-        """As `each` of `score`."""
+        """Collect a batch, as `each` of `score`."""
         if isinstance(self.task, ClassificationTask):
             self._probabilities.append(logits.cpu().double().softmax(-1))
             self._documents += batch.documents

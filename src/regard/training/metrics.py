@@ -1,4 +1,4 @@
-"""What a run measured: metrics.jsonl, one JSON object a line, without duplicate or missing lines after a resume.
+"""The measurements of a run: metrics.jsonl, one JSON object a line, without duplicate or missing lines after a resume.
 
 Two kinds of line. `train`, every `log_every` steps, about the steps since the line before: step, tokens (targets seen
 so far), loss (nats per token), objective, losses (each one unweighted), learning_rate, gradient_norm. `evaluate`: step,
@@ -159,13 +159,13 @@ def read(path: Path) -> list[dict[str, object]]:
 
 def _numbers(record: Record) -> list[tuple[str, float]]:
     """The numbers of a record, nested ones under dotted names."""
-    found: list[tuple[str, float]] = []
+    numbers: list[tuple[str, float]] = []
     for name, value in record.items():
         if isinstance(value, Mapping):
-            found += [(f"{name}.{inner}", number) for inner, number in _numbers(value)]
+            numbers += [(f"{name}.{inner}", number) for inner, number in _numbers(value)]
         elif isinstance(value, int | float) and not isinstance(value, bool) and name != "step":
-            found.append((name, float(value)))
-    return found
+            numbers.append((name, float(value)))
+    return numbers
 
 
 def _board(folder: Path, step: int) -> Any:

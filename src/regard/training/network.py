@@ -23,7 +23,7 @@ Network = LanguageModel | MaskedLanguageModel | Classifier | EncoderDecoder
 
 @dataclass(frozen=True)
 class Labels:
-    """What a classifier tells apart. The rest is how it reads images, as `Patches` does; patch 0: it reads text."""
+    """The classes of a classifier. The rest is how it reads images, as `Patches` does; patch 0: it reads text."""
 
     classes: tuple[str, ...]
     patch: int = 0
@@ -42,15 +42,15 @@ class Labels:
         Raises:
             CheckpointError: it is missing or damaged.
         """
-        found = _json(path)
+        values = _json(path)
         try:
-            return cls(**{**found, "classes": tuple(found["classes"])})
+            return cls(**{**values, "classes": tuple(values["classes"])})
         except (KeyError, TypeError) as error:
             raise CheckpointError(f"{path} is damaged: {error!r}; restore it, or start a new run") from error
 
 
 def labels(task: Task) -> Labels | None:
-    """What a run on this task writes beside its weights; None where targets are tokens."""
+    """The labels that a run on this task writes beside its weights; None where targets are tokens."""
     if not task.classes:
         return None
     if not task.input_dim:
@@ -70,10 +70,10 @@ def load_grid(path: Path) -> Grid:
     Raises:
         CheckpointError: it is missing or damaged.
     """
-    found = _json(path)
+    values = _json(path)
     try:
-        block = found["query_block"]
-        return Grid(**{**found, "query_block": None if block is None else tuple(block)})
+        block = values["query_block"]
+        return Grid(**{**values, "query_block": None if block is None else tuple(block)})
     except (KeyError, TypeError, ConfigError) as error:
         raise CheckpointError(f"{path} is damaged: {error!r}; restore it, or start a new run") from error
 
@@ -92,7 +92,7 @@ def build(config: AnyModelConfig, classes: int = 0) -> Network:
 
     Args:
         config: its shape.
-        classes: what an encoder tells apart; 0: it predicts masked tokens.
+        classes: how many an encoder tells apart; 0: it predicts masked tokens.
 
     Raises:
         ConfigError, UnsupportedError: as the models.
@@ -123,8 +123,8 @@ def fitted(config: AnyModelConfig, task: Task) -> AnyModelConfig:
         seen |= {"position": grid.located(config.position)}
         if isinstance(config, EncoderDecoderConfig):
             # The encoder reads a smaller image, so with another width than the decoder's.
-            own = without_shape(config.position) if config.encoder_position is None else config.encoder_position
-            seen |= {"encoder_position": grid.smaller(task.factor).located(own)}
+            position = without_shape(config.position) if config.encoder_position is None else config.encoder_position
+            seen |= {"encoder_position": grid.smaller(task.factor).located(position)}
             seen |= {"source_vocab_size": None, "start_token": grid.start, "end_token": grid.start}
         return replace(config, **seen)
     if isinstance(config, EncoderDecoderConfig):

@@ -1,4 +1,4 @@
-"""What a run shows while it goes: a bar on a terminal, plain lines elsewhere; always on stderr."""
+"""The progress of a run, shown while it goes: a bar on a terminal, plain lines elsewhere; always on stderr."""
 
 import sys
 import time
@@ -15,7 +15,7 @@ class Display:
     """Shows the events of a run; use it as a context manager and give it to `train` as `on_progress`.
 
     Args:
-        label: what is being trained.
+        label: the name of what is being trained.
         stream: where to; None: stderr.
     """
 

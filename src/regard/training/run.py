@@ -65,7 +65,7 @@ def train(
     """Train the kind of model that the task needs.
 
     Args:
-        config: what to train, on what, and how.
+        config: the model, the data and the training.
         out: directory of the run: config.toml, env.json, metrics.jsonl, checkpoints; tokenizer.json of a task on text,
             labels.json of one with classes, images.json of one on pixels.
         resume: go on with the run in `out` if there is one; it must have this configuration. A killed run gives the
@@ -140,16 +140,16 @@ def load(run: Path | str, *, best: bool = False, device: str = "auto") -> Traine
     config = _config(run)
     folder = run / "checkpoints"
     chosen = checkpoint.best(folder) if best else None
-    found = checkpoint.newest(folder)[0] if chosen is None else checkpoint.load(chosen)
-    if found is None:
+    saved = checkpoint.newest(folder)[0] if chosen is None else checkpoint.load(chosen)
+    if saved is None:
         raise CheckpointError(f"{run} has no checkpoint yet; continue it with regard train --resume {run}")
     labels = network.Labels.load(run / LABELS) if isinstance(config.task, ClassificationConfig) else None
-    shape = model_after(config, found.progress.step)
+    shape = model_after(config, saved.progress.step)
     model = network.build(shape, 0 if labels is None else len(labels.classes))
-    checkpoint.restore_model(model, found)
+    checkpoint.restore_model(model, saved)
     model = model.to(chosen_device(device)).eval()
     grid = network.load_grid(run / IMAGES) if isinstance(config.task, ImagesConfig) else None
-    return TrainedModel(model, _tokenizer(run, config), config, run, found.progress.step, labels, grid)
+    return TrainedModel(model, _tokenizer(run, config), config, run, saved.progress.step, labels, grid)
 
 
 def evaluate(
@@ -289,14 +289,14 @@ def _tokenizer(run: Path, config: RunConfig) -> Tokenizer | None:
 
 
 def _require_same(config: RunConfig, saved: RunConfig, run: Path) -> None:
-    wanted, found = asdict(config), asdict(saved)
+    wanted, written = asdict(config), asdict(saved)
     if config.task.name != saved.task.name:
-        wanted, found = {"task": {"name": config.task.name}}, {"task": {"name": saved.task.name}}
+        wanted, written = {"task": {"name": config.task.name}}, {"task": {"name": saved.task.name}}
     differences = [
-        f"{section}.{name}: {found[section][name]!r} there, {value!r} asked for"
+        f"{section}.{name}: {written[section][name]!r} there, {value!r} asked for"
         for section, values in wanted.items()
         for name, value in values.items()
-        if found[section][name] != value
+        if written[section][name] != value
     ]
     if differences:
         raise ConfigError(

@@ -54,14 +54,14 @@ def model_of(config: AnyModelConfig, stage: Stage) -> AnyModelConfig:
     if stage.window is None:
         return config
     specs = {field.name: getattr(config, field.name) for field in fields(config) if field.name in _WINDOWED}
-    if not any(_has_window(spec) for own in specs.values() for spec in own):
+    if not any(_has_window(spec) for layers in specs.values() for spec in layers):
         raise ConfigError(
             f"a stage has window={stage.window}, and none of the mechanisms "
-            f"({', '.join(spec for own in specs.values() for spec in own)}) has one; leave it out, or choose one that "
-            "has, such as local"
+            f"({', '.join(spec for layers in specs.values() for spec in layers)}) has one; leave it out, or choose one "
+            "that has, such as local"
         )
     return replace(
-        config, **{name: tuple(_with_window(spec, stage.window) for spec in own) for name, own in specs.items()}
+        config, **{name: tuple(_with_window(spec, stage.window) for spec in layers) for name, layers in specs.items()}
     )
 
 
@@ -126,12 +126,12 @@ class Stages:
         first: dict[str, tuple[int, ...]] | None = None
         for number in range(max(len(self.config.training.stages), 1)):
             self.data(number)
-            found = self.network(number)
-            own = {name: tuple(x.shape) for name, x in own_tensors(found).items()}
-            first = own if first is None else first
-            other = sorted(name for name in own.keys() | first.keys() if own.get(name) != first.get(name))
+            model = self.network(number)
+            shapes = {name: tuple(x.shape) for name, x in own_tensors(model).items()}
+            first = shapes if first is None else first
+            other = sorted(name for name in shapes.keys() | first.keys() if shapes.get(name) != first.get(name))
             if other:
-                named = [f"{name} is {own.get(name, 'absent')}, was {first.get(name, 'absent')}" for name in other]
+                named = [f"{name} is {shapes.get(name, 'absent')}, was {first.get(name, 'absent')}" for name in other]
                 raise ConfigError(
                     f"training.stages: stage {number + 1} has other weights than stage 1: {'; '.join(named[:3])}"
                     f"{' ...' if len(named) > 3 else ''}. Weights are carried over, so names and shapes must agree"
@@ -139,12 +139,12 @@ class Stages:
 
 
 def _cut(config: TaskConfig, length: int) -> TaskConfig:
-    own = getattr(config, "length", None)
-    if own is None:
+    longest = getattr(config, "length", None)
+    if longest is None:
         raise ConfigError(f"a stage has length={length}, and task {config.name} has no length; leave it out")
-    if length > own:
+    if length > longest:
         raise ConfigError(
-            f"a stage has length={length}, more than task.length={own}, which is the longest: what is evaluated, and "
-            "what the model has room for; raise task.length"
+            f"a stage has length={length}, more than task.length={longest}, which is the longest: what is evaluated, "
+            "and what the model has room for; raise task.length"
         )
     return replace(config, length=length)

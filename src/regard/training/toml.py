@@ -41,7 +41,7 @@ def layer(defaults: RunConfig, path: Path | None = None, overrides: Mapping[str,
     it or where the task trains another kind.
 
     Args:
-        defaults: what holds where nothing else is said.
+        defaults: the values that hold where nothing else is said.
         path: TOML file; None: none.
         overrides: dotted key -> value, such as {"training.steps": 200}; None takes a key back to its class's default.
 
@@ -49,23 +49,23 @@ def layer(defaults: RunConfig, path: Path | None = None, overrides: Mapping[str,
         ConfigError: as `load`.
     """
     table = to_table(defaults)
-    given = {} if path is None else _parsed(path)
+    file_table = {} if path is None else _parsed(path)
     flags: Table = {}
     for key, value in (overrides or {}).items():
         section, _, name = key.partition(".")
         flags.setdefault(section, {})[name] = value
     source = "configuration" if path is None else str(path)
-    if not all(isinstance(values, dict) for values in given.values()):
-        return from_table(given, source=source)  # which says what is wrong
+    if not all(isinstance(values, dict) for values in file_table.values()):
+        return from_table(file_table, source=source)  # which says what is wrong
     if defaults.model == default_model(defaults.task):
         table["model"] = {}
-    for update in (given, flags):
+    for update in (file_table, flags):
         before = table["task"]["name"]
         named = update.get("task", {}).get("name", before)
         if named != before:
             table["task"] = {"name": named}
             if _shape(table) is not type(defaults.model):
-                table["model"] = given.get("model", {})
+                table["model"] = file_table.get("model", {})
         for section, values in update.items():
             table[section] = {**table.get(section, {}), **values}
     return from_table(table, source=source)
@@ -106,13 +106,13 @@ def _plain(part: "DataclassInstance") -> Table:
 
 
 def _without_none(values: Table) -> Table:
-    found: Table = {}
+    present: Table = {}
     for name, value in values.items():
         if isinstance(value, tuple):
             value = tuple(_without_none(item) if isinstance(item, dict) else item for item in value)
         if value is not None:
-            found[name] = value
-    return found
+            present[name] = value
+    return present
 
 
 def from_table(table: Mapping[str, Any], *, source: str = "configuration") -> RunConfig:
@@ -177,12 +177,12 @@ def _validated(cls: type, section: str, values: Table, problems: list[str]) -> o
             return adapter.validate_json(json.dumps([values], default=str))[0]
         except ValidationError as error:
             wrong: set[str] = set()
-            for one in error.errors():
-                place = [str(part) for part in one["loc"][1:]]
+            for detail in error.errors():
+                place = [str(part) for part in detail["loc"][1:]]
                 if not place:
-                    problems.extend(_own_problems(cls, section, one["msg"].removeprefix("Value error, ")))
-                elif one["type"] != "missing" or place[0] not in absent:
-                    problems.append(_problem(cls, section, place, one["type"], one["msg"], one["input"]))
+                    problems.extend(_own_problems(cls, section, detail["msg"].removeprefix("Value error, ")))
+                elif detail["type"] != "missing" or place[0] not in absent:
+                    problems.append(_problem(cls, section, place, detail["type"], detail["msg"], detail["input"]))
                 wrong.update(place[:1])
             absent |= wrong
             if not wrong & values.keys():

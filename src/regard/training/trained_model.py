@@ -27,7 +27,7 @@ from regard.training.config import RunConfig
 from regard.training.network import Labels, Network
 
 MASK = "[MASK]"
-"""What stands for a hidden token in the text that `TrainedModel.fill` takes."""
+"""The text that stands for a hidden token in what `TrainedModel.fill` takes."""
 BEAMS = 4
 LENGTH_PENALTY = 0.6
 """Of beam search: Vaswani et al. 2017, section 6.1."""
@@ -180,11 +180,11 @@ class TrainedModel:
         assert isinstance(task, MaskedConfig)
         summaries = task.summaries or 0
         with evaluation(self.model), torch.no_grad():
-            while (places := (tokens == hidden).nonzero()[:, 0]).numel():
-                logits = self._hidden_logits(tokens.numpy(), hidden, summaries)[places]
+            while (positions := (tokens == hidden).nonzero()[:, 0]).numel():
+                logits = self._hidden_logits(tokens.numpy(), hidden, summaries)[positions]
                 logits[:, [self.tokenizer.separator, *range(hidden, logits.shape[1])]] = -torch.inf
                 best: Tensor = logits.log_softmax(-1).amax(-1).argmax()
-                tokens[places[best]] = logits[best].argmax()
+                tokens[positions[best]] = logits[best].argmax()
         return self.tokenizer.decode(tokens.numpy())
 
     def _hidden_logits(
@@ -196,9 +196,9 @@ class TrainedModel:
         if summaries:
             seen = np.where(tokens == hidden, self.tokenizer.separator, tokens)  # a hidden token ends no sentence
             inputs, marks = in_front(tokens, sentence_numbers(seen, self.tokenizer, summaries), hidden + 1)
-        given = [None if x is None else torch.from_numpy(x)[None] for x in (inputs, marks)]
-        assert given[0] is not None
-        batch = Batch([0], given[0], torch.zeros(1, 1, dtype=torch.long), None, [0], [0], marks=given[1])
+        tensors = [None if x is None else torch.from_numpy(x)[None] for x in (inputs, marks)]
+        assert tensors[0] is not None
+        batch = Batch([0], tensors[0], torch.zeros(1, 1, dtype=torch.long), None, [0], [0], marks=tensors[1])
         return batch.to(self._device).through(self.model).logits[0, len(inputs) - len(tokens) :].cpu().double()
 
     def draw(
@@ -218,7 +218,7 @@ class TrainedModel:
         Args:
             count: how many; None: one, or as many as are given.
             upper: the upper rows of each, which are kept and continued; None: nothing is given.
-            small: what each is made from, after super_resolution, as `regard.tasks.pixels.reduced` makes them.
+            small: the image that each starts from, after super_resolution, as `regard.tasks.pixels.reduced` makes them.
             temperature, top_k, top_p: as `regard.models.sampling.Sampling`.
             seed: of the draws; an image depends on it and its number, not on the others.
             use_state: as `regard.models.pixels.sample`.
@@ -238,12 +238,12 @@ class TrainedModel:
         if len(numbers) > 1 or min(numbers, default=1) < 1:
             raise ShapeError(f"as many images must be drawn as are given, and at least 1; got {sorted(numbers)}")
         rows = min(numbers, default=1)
-        given = source = None
+        beginning = source = None
         if upper is not None:
             whole = np.zeros((rows, grid.height, *upper.shape[2:]), upper.dtype)
             known = grid.upper(upper.shape[1])
             whole[:, : upper.shape[1]] = upper
-            given = torch.from_numpy(grid.sequences(whole)[:, :known])
+            beginning = torch.from_numpy(grid.sequences(whole)[:, :known])
         if small is not None:
             assert isinstance(self.config.task, SuperResolutionConfig)
             source = torch.from_numpy(sources(small, grid.smaller(self.config.task.factor)))
@@ -252,7 +252,7 @@ class TrainedModel:
             rows=rows,
             start=grid.start,
             offsets=torch.from_numpy(grid.offsets),
-            given=given,
+            given=beginning,
             source=source,
             sampling=Sampling(temperature=temperature, top_k=top_k, top_p=top_p),
             seed=seed,
@@ -324,7 +324,7 @@ def translations(
     """
     if batch_size < 1:
         raise ConfigError(f"batch_size must be at least 1, got {batch_size}")
-    found: dict[int, str] = {}
+    texts: dict[int, str] = {}
     order = sorted(range(len(sources)), key=lambda row: len(sources[row]))
     for first in range(0, len(order), batch_size):
         rows = order[first : first + batch_size]
@@ -337,5 +337,5 @@ def translations(
         )
         for row, (best, *_) in zip(rows, searched, strict=True):
             tokens = best.tokens.numpy()
-            found[row] = tokenizer.decode(tokens[:-1] if best.ended == "stop" else tokens)
-    return [found[row] for row in range(len(sources))]
+            texts[row] = tokenizer.decode(tokens[:-1] if best.ended == "stop" else tokens)
+    return [texts[row] for row in range(len(sources))]

@@ -38,7 +38,7 @@ class Trainer:
     gives the same bits as one that was not.
 
     Args:
-        model: what `Batch.through` calls -> output with `logits` and `losses`; `loss_weights` says the weight of each.
+        model: called by `Batch.through` -> output with `logits` and `losses`; `loss_weights` says the weight of each.
         task: the data.
         config: how.
         run: directory of `metrics.jsonl` and `checkpoints`; continued if it holds a checkpoint.
@@ -308,19 +308,19 @@ class Trainer:
     def _restore(self) -> None:
         for leftover in self.checkpoints.glob(".step-*"):
             shutil.rmtree(leftover)
-        found, self.damaged = checkpoint.newest(self.checkpoints)
-        if found is None:
+        saved, self.damaged = checkpoint.newest(self.checkpoints)
+        if saved is None:
             torch.manual_seed(self.config.seed)
             return
-        if found.progress.data != self.progress.data:
+        if saved.progress.data != self.progress.data:
             raise CheckpointError(
-                f"{found.path} was trained on other data than the task gives now; put the data back, or start a new run"
+                f"{saved.path} was trained on other data than the task gives now; put the data back, or start a new run"
             )
-        self._enter(trained_by(self.config.stages, found.progress.step))
-        checkpoint.restore_model(self.model, found)
-        checkpoint.restore_optimizer(self.model, self.optimizer, found)
-        checkpoint.use_rng_states(found.rng, self.device)
-        self.progress, self._saved_step = found.progress, found.progress.step
+        self._enter(trained_by(self.config.stages, saved.progress.step))
+        checkpoint.restore_model(self.model, saved)
+        checkpoint.restore_optimizer(self.model, self.optimizer, saved)
+        checkpoint.use_rng_states(saved.rng, self.device)
+        self.progress, self._saved_step = saved.progress, saved.progress.step
 
 
 @contextmanager

@@ -29,7 +29,7 @@ def by_name(name: object, where: str) -> Architecture:
     """The architecture of a configuration.
 
     Args:
-        name: what the configuration says.
+        name: as the configuration says it.
         where: the file, for messages.
 
     Raises:
@@ -37,9 +37,9 @@ def by_name(name: object, where: str) -> Architecture:
     """
     if not isinstance(name, str) or name not in names():
         raise UnsupportedError(f"{where} holds the architecture {name!r}; regard loads {', '.join(names())}")
-    found: Architecture = getattr(importlib.import_module(specs.files(PACKAGE)[name]), name.upper())
-    assert found.name == name
-    return found
+    architecture: Architecture = getattr(importlib.import_module(specs.files(PACKAGE)[name]), name.upper())
+    assert architecture.name == name
+    return architecture
 
 
 def every() -> Iterator[Architecture]:

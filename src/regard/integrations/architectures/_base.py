@@ -1,4 +1,4 @@
-"""What a published architecture is, and what their files share."""
+"""A published architecture as data, and the functions that their files share."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -29,12 +29,12 @@ ACTIVATIONS: dict[str, MlpKind] = {
 class Form:
     """One network of an architecture: bare, or with a head.
 
-    titles: what `architectures` of a configuration calls it; the first is written. model: our class. build: it, from
+    titles: its names under `architectures` of a configuration; the first is written. model: our class. build: it, from
     our configuration and theirs. weights: which tensor is which of our weights, for our configuration. bare: written
     without the architecture's prefix. ignored: endings of names of tensors that follow from the configuration or belong
     to a head that is not here. derived: endings of ours that follow from the configuration, so that no file has them.
-    copies: tensors that some files repeat, and of which. settings: what theirs says of a network that our configuration
-    does not; raises if it is none of this architecture.
+    copies: tensors that some files repeat, and of which. settings: theirs for a network where our configuration has
+    none; raises if it is none of this architecture.
     """
 
     titles: tuple[str, ...]
@@ -68,7 +68,7 @@ class Widths(NamedTuple):
 class AttentionModule:
     """An attention module of transformers, whose softmax another mechanism can stand for.
 
-    widths: what a module says of its heads. cross: whether it reads another sequence. biased: where it does not, its
+    widths: the heads of a module. cross: whether it reads another sequence. biased: where it does not, its
     logits have a bias, which is how the network knows positions.
     """
 
@@ -135,8 +135,8 @@ def require(config: Config, name: str, *, attention: str | None = "softmax", pos
         if getattr(config, label) not in allowed:
             said = " or ".join(map(repr, allowed))
             differing.append(f"{label}={getattr(config, label)!r}, not {said}")
-    for label, own in stacks.items():
-        used = sorted({str(specs.parse(spec)) for spec in own})
+    for label, layers in stacks.items():
+        used = sorted({str(specs.parse(spec)) for spec in layers})
         if attention is not None and used != [attention]:
             differing.append(f"{label}={', '.join(used)}, not {attention}")
     if specs.parse(config.position).name != position:

@@ -131,10 +131,10 @@ def roberta_settings(
     config: EncoderConfig, name: str = "roberta", attention: str | None = "softmax"
 ) -> dict[str, object]:
     """Their settings of an encoder whose position table begins with rows for padding; errors as `encoder_settings`."""
-    found = encoder_settings(config, name, attention=attention)
+    settings = encoder_settings(config, name, attention=attention)
     if not config.position_offset:
         raise UnsupportedError(f"this model cannot be written as {name}: position_offset=0, not at least 1")
-    return {**found, "pad_token_id": config.position_offset - 1}
+    return {**settings, "pad_token_id": config.position_offset - 1}
 
 
 def encoder_weights(config: EncoderConfig, prefix: str, ours: str = "encoder.") -> list[Weight]:
@@ -162,8 +162,8 @@ def encoder_weights(config: EncoderConfig, prefix: str, ours: str = "encoder.") 
     return each([*tables, *pairs(linear, bias=True), *pairs(projections, bias=biased)], config.layers)
 
 
-def own_activation(config: EncoderConfig) -> Activation:
-    """That of the MLP, for a head that has the same."""
+def mlp_activation(config: EncoderConfig) -> Activation:
+    """The activation of the MLP, for a head that has the same."""
     return cast(Activation, config.mlp)
 
 
@@ -186,7 +186,7 @@ def encoder_forms(
 
     Args:
         prefix: of the encoder's tensors.
-        title: what the names of its networks begin with.
+        title: the beginning of its networks' names.
         masked: (our module, theirs) of the head for masked tokens, whose `bias` and `decoder` have these names.
         classes: (our module, theirs) of the head for classes.
         pooler: their module that a network without a head for classes has no use for.
@@ -198,10 +198,10 @@ def encoder_forms(
     ignored = (".embeddings.position_ids", f"{prefix}{pooler}.weight", f"{prefix}{pooler}.bias")
     pooling = {theirs for ours, theirs in classes if ours == "pooler"}
 
-    def classifier(config: EncoderConfig, found: Settings) -> Classifier:
-        labels = found.values.get("id2label")
-        count = len(labels) if isinstance(labels, dict) else found.size("num_labels", 2)
-        found.check()
+    def classifier(config: EncoderConfig, published: Settings) -> Classifier:
+        labels = published.values.get("id2label")
+        count = len(labels) if isinstance(labels, dict) else published.size("num_labels", 2)
+        published.check()
         return Classifier(encoder(config), classes=count, activation=pooled(config))
 
     def headed(model: MaskedLanguageModel | Classifier) -> dict[str, object]:
@@ -215,7 +215,7 @@ def encoder_forms(
         Form(
             titles=(f"{title}Model",),
             model=Encoder,
-            build=lambda config, found: encoder(config),
+            build=lambda config, published: encoder(config),
             weights=lambda config: encoder_weights(config, prefix, ours=""),
             bare=True,
             ignored=ignored,
@@ -225,7 +225,7 @@ def encoder_forms(
         Form(
             titles=(f"{title}ForMaskedLM", f"{title}ForPreTraining"),
             model=MaskedLanguageModel,
-            build=lambda config, found: MaskedLanguageModel(encoder(config), activation=transform(config)),
+            build=lambda config, published: MaskedLanguageModel(encoder(config), activation=transform(config)),
             weights=lambda config: [
                 *encoder_weights(config, prefix),
                 *pairs(masked, bias=True),

@@ -13,7 +13,7 @@ from regard.integrations.architectures._base import (
 from regard.integrations.weights import Settings, Weight, each
 from regard.models import EncoderDecoder, EncoderDecoderConfig
 
-_OFFSET = 2
+_POSITION_OFFSET = 2
 
 
 def _config(settings: Settings) -> EncoderDecoderConfig:
@@ -44,7 +44,7 @@ def _config(settings: Settings) -> EncoderDecoderConfig:
         mlp=ACTIVATIONS[str(act)],
         mlp_dim=width,
         position="learned",
-        position_offset=_OFFSET,
+        position_offset=_POSITION_OFFSET,
         embedding_scale=dim**0.5 if scaled else None,
         embedding_norm=True,
         norm="post",
@@ -60,7 +60,7 @@ def _settings(config: EncoderDecoderConfig) -> dict[str, object]:
         config,
         "bart",
         position="learned",
-        position_offset=_OFFSET,
+        position_offset=_POSITION_OFFSET,
         norm="post",
         norm_kind="layer",
         norm_eps=1e-5,
@@ -103,7 +103,7 @@ def _settings(config: EncoderDecoderConfig) -> dict[str, object]:
 
 def _attention(ours: str, theirs: str) -> list[tuple[str, str]]:
     names = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "out_proj"}
-    return [(f"{ours}.projections.{own}", f"{theirs}.{other}") for own, other in names.items()]
+    return [(f"{ours}.projections.{our_name}", f"{theirs}.{their_name}") for our_name, their_name in names.items()]
 
 
 def _side(ours: str, theirs: str, *, cross: bool) -> list[Weight]:

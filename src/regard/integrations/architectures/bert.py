@@ -7,15 +7,15 @@ from regard.integrations.architectures._encoders import (
     encoder_config,
     encoder_forms,
     encoder_settings,
-    own_activation,
+    mlp_activation,
 )
 from regard.models import EncoderConfig
 
 
 def _settings(config: EncoderConfig) -> dict[str, object]:
-    found = encoder_settings(config, "bert")
+    settings = encoder_settings(config, "bert")
     require(config, "bert", position="learned", position_offset=0)
-    return {**found, "pad_token_id": 0}
+    return {**settings, "pad_token_id": 0}
 
 
 BERT = Architecture(
@@ -29,7 +29,7 @@ BERT = Architecture(
         bias="cls.predictions.bias",
         decoder="cls.predictions.decoder",
         classes=[("pooler", "bert.pooler.dense"), ("output", "classifier")],
-        transform=own_activation,
+        transform=mlp_activation,
     ),
     prefix="bert.",
     modules=attention_modules("Bert"),

@@ -17,14 +17,14 @@ from regard.integrations.architectures._encoders import (
     encoder_config,
     encoder_forms,
     encoder_settings,
-    own_activation,
+    mlp_activation,
 )
 from regard.integrations.weights import Settings
 from regard.models import Encoder, EncoderConfig
 from regard.patterns.picks import visible
 
 _FULL, _SPARSE = "original_full", "block_sparse"
-_PLANNED = 1024
+_PLANNED_TOKENS = 1024
 """their random blocks lie among the first so many tokens"""
 
 
@@ -47,11 +47,11 @@ def _config(settings: Settings) -> EncoderConfig:
 def _settings(config: EncoderConfig) -> dict[str, object]:
     require(config, "big_bird", attention=None, position="learned", position_offset=0, projections="all")
     root = config.dim**0.5
-    found = encoder_settings(
+    settings = encoder_settings(
         config, "big_bird", attention=None, embedding_scale=(None, 1.0, root), projection_bias=(None, True, False)
     )
     return {
-        **found,
+        **settings,
         "pad_token_id": 0,
         "rescale_embeddings": config.embedding_scale == root,
         "use_bias": config.projection_bias is not False,
@@ -81,14 +81,14 @@ def published_blocks(
         for row in range(1, blocks - 1):
             drawn = draw.permutation(_candidates(row, blocks, size))[:count]
             picks[head, row, : len(drawn)] = drawn
-    found, seen = torch.from_numpy(picks), visible(blocks, 1, blocks - 1)
-    return found.masked_fill((found[..., None] == seen[:, None]).any(-1), -1)
+    picked, seen = torch.from_numpy(picks), visible(blocks, 1, blocks - 1)
+    return picked.masked_fill((picked[..., None] == seen[:, None]).any(-1), -1)
 
 
 def _candidates(row: int, blocks: int, size: int) -> np.ndarray:
     """The blocks that theirs are drawn from; beside the last rows, visible ones are among them."""
     middle = np.arange(1, blocks - 1)
-    last = _PLANNED // size - 1 if 2 * size < _PLANNED else blocks - 1
+    last = _PLANNED_TOKENS // size - 1 if 2 * size < _PLANNED_TOKENS else blocks - 1
     if row <= 2:
         return middle[row + 1 : last]
     if row >= blocks - 3:
@@ -145,8 +145,8 @@ BIG_BIRD = Architecture(
         decoder="cls.predictions.decoder",
         classes=[("pooler", "classifier.dense"), ("output", "classifier.out_proj")],
         pooler="pooler",
-        transform=own_activation,
-        pooled=own_activation,
+        transform=mlp_activation,
+        pooled=mlp_activation,
         encoder=_encoder,
         derived=(".picks",),
         settings=_pattern,

@@ -20,17 +20,17 @@ from regard.models import Classifier, Encoder, EncoderConfig
 
 
 def _config(settings: Settings) -> EncoderConfig:
-    layers, given = settings.size("num_hidden_layers", 12), settings.values.get("attention_window", 512)
-    both = given if isinstance(given, list) else [given] * layers
-    if len(both) != layers:
-        settings.problems.append(f"attention_window names {len(both)} layers, not num_hidden_layers={layers}")
-    odd = [width for width in both if isinstance(width, bool) or not isinstance(width, int) or width < 2 or width % 2]
+    layers, window = settings.size("num_hidden_layers", 12), settings.values.get("attention_window", 512)
+    widths = window if isinstance(window, list) else [window] * layers
+    if len(widths) != layers:
+        settings.problems.append(f"attention_window names {len(widths)} layers, not num_hidden_layers={layers}")
+    odd = [width for width in widths if isinstance(width, bool) or not isinstance(width, int) or width < 2 or width % 2]
     if odd:
         settings.problems.append(f"attention_window counts both sides and is even and positive, got {odd[0]!r}")
     config = encoder_config(settings, offset=padding_rows(settings))
     # transformers marks the first token, and no other, when the network for classes is given no marks.
     first = int("LongformerForSequenceClassification" in str(settings.values.get("architectures")))
-    specs = [f"longformer(window={cast(int, width) // 2}, num_global={first})" for width in both]
+    specs = [f"longformer(window={cast(int, width) // 2}, num_global={first})" for width in widths]
     return replace(
         config,
         attention=tuple(specs) if len(set(specs)) > 1 else (specs[0],),

@@ -101,7 +101,7 @@ def _settings(config: EncoderDecoderConfig) -> dict[str, object]:
 
 
 def _attention(ours: str, theirs: str) -> list[tuple[str, str]]:
-    return [(f"{ours}.projections.{own}", f"{theirs}.{own[0]}") for own in ("query", "key", "value", "output")] + [
+    return [(f"{ours}.projections.{name}", f"{theirs}.{name[0]}") for name in ("query", "key", "value", "output")] + [
         (f"{ours}_norm", f"{theirs.rpartition('.')[0]}.layer_norm")
     ]
 

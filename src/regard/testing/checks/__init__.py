@@ -63,8 +63,8 @@ def check_attention(
         {'passed'}
     """
     if isinstance(mechanism, str):
-        cls, given = resolve(mechanism)
-        options = [given] if options is None and given else options
+        cls, settings = resolve(mechanism)
+        options = [settings] if options is None and settings else options
     else:
         cls = mechanism
     wanted = _named(CHECKS, checks)
@@ -100,12 +100,12 @@ def check_part(part: type, *, checks: Iterable[str] | None = None) -> list[Check
         [('published_logits', 'passed'), ('columns_are_distances', 'passed')]
     """
     wanted = _named(PART_CHECKS, checks)
-    found = [each for each in wanted if issubclass(part, each.kind)]
-    if not found:
+    laws = [each for each in wanted if issubclass(part, each.kind)]
+    if not laws:
         kinds = sorted({each.kind.__name__ for each in PART_CHECKS.values()})
         names = [each.name for each in wanted]
         raise ConfigError(f"{part.__name__} is none of {', '.join(kinds)}, or {names} is not for it")
-    return [conduct(each, part) for each in found]
+    return [conduct(each, part) for each in laws]
 
 
 def _named(among: Mapping[str, Check], names: Iterable[str] | None) -> list[Check]:

@@ -32,7 +32,8 @@ def facts(subject: Subject) -> None:
     require(info.selects or not info.replays_choices, "to replay choices needs choices")
     require(set(info.straight_through) <= set(info.reads), f"straight_through={info.straight_through!r} beyond reads")
     require(
-        set(info.without_gradient) <= set(info.reads), f"flat={info.without_gradient!r} beyond reads={info.reads!r}"
+        set(info.without_gradient) <= set(info.reads),
+        f"without_gradient={info.without_gradient!r} beyond reads={info.reads!r}",
     )
     require(info.supports.state is (info.state != "none"), f"supports.state with state={info.state!r}")
     require((info.approximates is None) is (info.knob is None), "approximates and knob come together")
@@ -69,10 +70,10 @@ def inputs_untouched(subject: Subject) -> None:
         mask = torch.ones(2, LENGTH, dtype=torch.bool)
         mask[1, LENGTH - 2 :] = False
         masked = subject.info.supports.key_mask
-        given = {**x.named(), **({"key_mask": mask} if masked else {})}
-        before = {name: (y.clone(), y._version) for name, y in given.items()}
+        tensors = {**x.named(), **({"key_mask": mask} if masked else {})}
+        before = {name: (y.clone(), y._version) for name, y in tensors.items()}
         run(mechanism, x, key_mask=mask if masked else None)
-        for name, y in given.items():
+        for name, y in tensors.items():
             value, version = before[name]
             require(torch.equal(y, value), f"forward changed {name}")
             require(y._version == version, f"forward wrote to {name} in place")
@@ -141,8 +142,8 @@ def batch_independence(subject: Subject) -> None:
         mixed = Inputs.joined([x.rows(slice(0, 1)), other.rows(slice(1, None))], 0)
         assert_identical(run(mechanism, mixed).values[0], whole[0], what="row 0 beside other neighbours")
         for row in range(3):
-            alone = run(mechanism, x.rows(slice(row, row + 1))).values
-            assert_close(alone[0], whole[row], tolerance=1e-10, what=f"row {row} alone")
+            single = run(mechanism, x.rows(slice(row, row + 1))).values
+            assert_close(single[0], whole[row], tolerance=1e-10, what=f"row {row} alone")
 
 
 @check()
@@ -319,8 +320,8 @@ def memory_layout(subject: Subject) -> None:
             assert_close(run(mechanism, y).values, expected, tolerance=1e-12, what=name)
         first = x.rows(slice(0, 1))
         spread = first.map(lambda y: y.expand(3, -1, -1, -1))
-        alone = run(mechanism, first).values.expand(3, -1, -1, -1)
-        assert_close(run(mechanism, spread).values, alone, tolerance=1e-12, what="one row expanded to three")
+        single = run(mechanism, first).values.expand(3, -1, -1, -1)
+        assert_close(run(mechanism, spread).values, single, tolerance=1e-12, what="one row expanded to three")
 
 
 @check()

@@ -95,12 +95,12 @@ def power(subject: Subject) -> None:
             return (run(mechanism, other).values - whole)[:, :, seen].abs().amax((0, 1, 3)) > 1e-4  # noqa: B023
 
         require(bool(moves(slice(0, 1), slice(0, 1)).all()), "position 0 does not see itself")
-        some = range(1, LENGTH - 1, 2)
-        reached = sum(int(moves(slice(0, at), slice(at, at + 1))) for at in some)
-        require(reached >= len(some) // 3, f"{causal=}: only {reached} of {len(some)} positions use the past")
+        positions = range(1, LENGTH - 1, 2)
+        reached = sum(int(moves(slice(0, at), slice(at, at + 1))) for at in positions)
+        require(reached >= len(positions) // 3, f"{causal=}: only {reached} of {len(positions)} positions use the past")
         if not causal:
-            reached = sum(int(moves(slice(at + 1, None), slice(at, at + 1))) for at in some)
-            require(reached >= len(some) // 3, f"only {reached} of {len(some)} positions look ahead")
+            reached = sum(int(moves(slice(at + 1, None), slice(at, at + 1))) for at in positions)
+            require(reached >= len(positions) // 3, f"only {reached} of {len(positions)} positions look ahead")
 
 
 @check(("not supports.prefix", "refusals"))
@@ -111,14 +111,16 @@ def prefix(subject: Subject) -> None:
         x = subject.inputs(mechanism, queries=n, dtype=torch.float64)
         whole = run(mechanism, x).values
         for queries in (1, 4, n - 1):
-            some = run(mechanism, x.queries(n - queries)).values
-            assert_close(some, whole[:, :, n - queries :], tolerance=1e-10, what=f"the last {queries} of {n} queries")
+            values = run(mechanism, x.queries(n - queries)).values
+            assert_close(values, whole[:, :, n - queries :], tolerance=1e-10, what=f"the last {queries} of {n} queries")
     mechanism = subject.build(True, dtype=torch.float64, max_length=LONG)
     x = draw_long(subject, mechanism).to(torch.float64)
     whole = run(mechanism, x).values
     for queries in (1, 65, 100):
-        some = run(mechanism, x.queries(LONG - queries)).values
-        assert_close(some, whole[:, :, LONG - queries :], tolerance=1e-10, what=f"the last {queries} of {LONG} queries")
+        values = run(mechanism, x.queries(LONG - queries)).values
+        assert_close(
+            values, whole[:, :, LONG - queries :], tolerance=1e-10, what=f"the last {queries} of {LONG} queries"
+        )
 
 
 @check(("not supports.bidirectional", "refusals"), ("not supports.cross", "refusals"))

@@ -53,10 +53,10 @@ def _same(kept: object, wanted: object) -> bool:
 
 def _refuses(subject: Subject, name: str, value: object) -> None:
     """Whether an option is refused by our error, when built and when described."""
-    given: dict[str, Any] = {**subject.options, name: value}
+    settings: dict[str, Any] = {**subject.options, name: value}
     for what, attempt in (
-        ("built", lambda: subject.cls(subject.heads(subject.modes[0]), **given)),
-        ("described", lambda: subject.cls.describe(given)),
+        ("built", lambda: subject.cls(subject.heads(subject.modes[0]), **settings)),
+        ("described", lambda: subject.cls.describe(settings)),
     ):
         try:
             attempt()

@@ -12,10 +12,10 @@ from regard.testing.counting import Count, count
 from regard.testing.inputs import Inputs, Subject, call, draw, run
 from regard.testing.registry import check, require
 
-SHORT, DOUBLE = 512, 1024
+SHORT_LENGTH, DOUBLE_LENGTH = 512, 1024
 """the lengths between which an exponent is measured; an engine's buffers of 1 MB are full at both"""
 
-SLACK = 0.2
+EXPONENT_SLACK = 0.2
 """how far a measured exponent may exceed the declared one: constant parts, tiles, logarithms"""
 
 
@@ -37,26 +37,31 @@ def cost(subject: Subject) -> None:
     """Operations and memory grow with the length as `info.time` and `info.memory` say, forward and backward."""
     info = subject.info
     for causal in subject.modes:
-        small, large = _costs(subject, causal, SHORT), _costs(subject, causal, DOUBLE)
+        small, large = _costs(subject, causal, SHORT_LENGTH), _costs(subject, causal, DOUBLE_LENGTH)
         for what, one, two in zip(("forward", "forward + backward"), small, large, strict=True):
             time, memory = math.log2(two.work / one.work), math.log2(two.peak / one.peak)
-            where = f"between {SHORT} and {DOUBLE} positions, {causal=}"
-            require(time < info.time + SLACK, f"{what}: operations grow as length^{time:.2f} {where}: {info.time=}")
+            where = f"between {SHORT_LENGTH} and {DOUBLE_LENGTH} positions, {causal=}"
             require(
-                memory < info.memory + SLACK, f"{what}: memory grows as length^{memory:.2f} {where}: {info.memory=}"
+                time < info.time + EXPONENT_SLACK, f"{what}: operations grow as length^{time:.2f} {where}: {info.time=}"
+            )
+            require(
+                memory < info.memory + EXPONENT_SLACK,
+                f"{what}: memory grows as length^{memory:.2f} {where}: {info.memory=}",
             )
             if info.memory < 2:
-                square = DOUBLE * DOUBLE
-                require(two.largest < square // 2, f"{what}: a tensor of {two.largest} numbers at {DOUBLE} positions")
+                square = DOUBLE_LENGTH * DOUBLE_LENGTH
+                require(
+                    two.largest < square // 2, f"{what}: a tensor of {two.largest} numbers at {DOUBLE_LENGTH} positions"
+                )
 
 
 @check(("not compiles_whole", "compilation_in_parts"), once=True)
 def compilation(subject: Subject) -> None:
     """torch.compile takes the mechanism as one graph, with as many nodes at one length as at another."""
     for causal in subject.modes:
-        found = [_compiled(subject, causal, length, whole=True) for length in (24, 200)]
-        require(all(graphs == 1 for graphs, _ in found), f"{[graphs for graphs, _ in found]} graphs, {causal=}")
-        nodes = [count for _, count in found]
+        compiled = [_compiled(subject, causal, length, whole=True) for length in (24, 200)]
+        require(all(graphs == 1 for graphs, _ in compiled), f"{[graphs for graphs, _ in compiled]} graphs, {causal=}")
+        nodes = [count for _, count in compiled]
         require(nodes[0] == nodes[1], f"{nodes[0]} graph nodes at 24 positions, {nodes[1]} at 200, {causal=}")
     _train_compiled(subject, subject.modes[0])
 

@@ -25,10 +25,10 @@ from regard.testing.inputs import (
 )
 from regard.testing.registry import check, require
 
-GRADIENTS32 = 1e-5
+GRADIENT_ERROR_FLOAT32 = 1e-5
 """of the largest gradient of a tensor; more only where the definition itself loses it, see `conditioning`"""
 
-DRAWS = 2000
+DROPOUT_DRAWS = 2000
 """calls of one input over which dropout is averaged"""
 
 
@@ -71,9 +71,9 @@ def reference_gradients(subject: Subject) -> None:
             for keep in masks:
                 if keep is not None and subject.info.shares_query_key:
                     way = way * keep[:, None, :, None]
-                given = _with(mechanism, leaves, x, activated=False)
-                got = _gradients((call(mechanism, given, key_mask=keep).values * way).sum(), leaves)
-                wanted = _gradients((define(mechanism, given, key_mask=keep) * way).sum(), leaves)
+                inputs = _with(mechanism, leaves, x, activated=False)
+                got = _gradients((call(mechanism, inputs, key_mask=keep).values * way).sum(), leaves)
+                wanted = _gradients((define(mechanism, inputs, key_mask=keep) * way).sum(), leaves)
                 for name in leaves:
                     what = f"gradient of {name}, {length} positions, {causal=}{'' if keep is None else ', masked'}"
                     assert_close(got[name], wanted[name], tolerance=1e-9, what=what)
@@ -88,8 +88,8 @@ def _gradients_of_sum(mechanism: Attention, x: Inputs, definition: bool, decisio
     """Gradients of a randomly weighted sum of the values on inputs of `_projected`, in their dtype."""
     x = x.map(Tensor.detach)
     leaves = _leaves(mechanism, x)
-    given = _with(mechanism, leaves, x, activated=True)
-    values = define(mechanism, given, decisions=decisions) if definition else call(mechanism, given).values
+    inputs = _with(mechanism, leaves, x, activated=True)
+    values = define(mechanism, inputs, decisions=decisions) if definition else call(mechanism, inputs).values
     way = randn(*values.shape, seed="way").to(values.dtype)
     return {f"gradient of {name}": grad for name, grad in _gradients((values * way).sum(), leaves).items()}
 
@@ -103,7 +103,9 @@ def float32_gradients(subject: Subject) -> None:
         made = mechanism.decisions(x.q, x.k) if subject.info.replays_choices else None  # pyright: ignore[reportCallIssue]
         got = _gradients_of_sum(mechanism, x, definition=False)
         by_definition = partial(_gradients_of_sum, definition=True, decisions=made)
-        assert_float32(got, by_definition, mechanism, x, floor=GRADIENTS32, what=f"{LONG} positions, {causal=}")
+        assert_float32(
+            got, by_definition, mechanism, x, floor=GRADIENT_ERROR_FLOAT32, what=f"{LONG} positions, {causal=}"
+        )
 
 
 @check()
@@ -188,21 +190,23 @@ def losses(subject: Subject) -> None:
     for causal in subject.modes:
         mechanism = subject.build(causal)
         x = subject.inputs(mechanism)
-        found = run(mechanism, x).losses
-        require(found == {}, f"losses in evaluation: {sorted(found)}")
+        returned = run(mechanism, x).losses
+        require(returned == {}, f"losses in evaluation: {sorted(returned)}")
         mechanism.train()
-        found = call(mechanism, x.leaves()).losses
-        require(set(found) == set(info.losses), f"info declares {sorted(info.losses)}, training gave {sorted(found)}")
-        for name, loss in found.items():
+        returned = call(mechanism, x.leaves()).losses
+        require(
+            set(returned) == set(info.losses), f"info declares {sorted(info.losses)}, training gave {sorted(returned)}"
+        )
+        for name, loss in returned.items():
             require(loss.ndim == 0 and bool(loss.isfinite()), f"{name} must be one finite number")
             require(loss.requires_grad, f"{name} has no gradient")
-        if found and info.supports.key_mask:
+        if returned and info.supports.key_mask:
             x = x.map(Tensor.detach)
             padded = x.map(lambda y: torch.nn.functional.pad(y, (0, 0, 0, 5)))
             keep = torch.arange(LENGTH + 5).expand(2, -1) < LENGTH
             longer = call(subject.build(causal).train(), padded, key_mask=keep).losses
             for name, loss in longer.items():
-                assert_close(loss.detach(), found[name].detach(), tolerance=1e-5, what=f"{name} with 5 hidden keys")
+                assert_close(loss.detach(), returned[name].detach(), tolerance=1e-5, what=f"{name} with 5 hidden keys")
             keep = mask_with_holes(2, LENGTH)
             for content in (1e4, float("nan")):
                 hidden = under_mask(x, keep, content, info)
@@ -243,14 +247,14 @@ def dropout(subject: Subject) -> None:
         expected = run(plain, x).values
         assert_close(run(mechanism, x).values, expected, tolerance=1e-12, what="dropout in evaluation")
         mechanism.train()
-        many = x.map(lambda y: y.expand(DRAWS, -1, -1, -1))
+        repeated = x.map(lambda y: y.expand(DROPOUT_DRAWS, -1, -1, -1))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            first, second = run(mechanism, many).values, run(mechanism, many).values
+            first, second = run(mechanism, repeated).values, run(mechanism, repeated).values
         require(not torch.equal(first, second), "two training calls drop the same weights")
         require(bool((first.std(0) > 0).any()), "every row of a batch drops the same weights")
         if subject.info.linear_in_value:
             both = torch.cat([first, second])
-            error = both.std(0) / (2 * DRAWS) ** 0.5
+            error = both.std(0) / (2 * DROPOUT_DRAWS) ** 0.5
             z = ((both.mean(0) - expected[0]).abs() / error.clamp_min(1e-12)).max().item()
-            require(z < 5, f"the mean over {2 * DRAWS} draws is {z:.1f} standard errors away")
+            require(z < 5, f"the mean over {2 * DROPOUT_DRAWS} draws is {z:.1f} standard errors away")

@@ -14,10 +14,10 @@ from regard.testing.compare import assert_identical
 from regard.testing.inputs import LENGTH, Inputs, Subject, changed, randn, run
 from regard.testing.registry import Failure, check, require
 
-_NONE = ("not inputs", "refusals")
+_NO_INPUTS = ("not inputs", "refusals")
 
 
-@check(_NONE)
+@check(_NO_INPUTS)
 def input_bounds(subject: Subject) -> None:
     """A number beyond the bounds of an input raises InputError, and `activate` makes none from any projections."""
     for causal in subject.modes:
@@ -60,7 +60,7 @@ def _refuses(mechanism: Attention, x: Inputs, expected: type[Exception], what: s
     raise Failure(f"{what} was accepted")
 
 
-@check(_NONE)
+@check(_NO_INPUTS)
 def input_shapes(subject: Subject) -> None:
     """Inputs with other heads, slots, widths or dtypes, unknown and missing ones raise ShapeError."""
     for causal in subject.modes:
@@ -82,9 +82,9 @@ def input_shapes(subject: Subject) -> None:
         _refuses(mechanism, beside, ShapeError, "an unknown input")
 
 
-@check(_NONE)
+@check(_NO_INPUTS)
 def input_slots(subject: Subject) -> None:
-    """What an input holds for a query reaches that query alone; for a key, no earlier query and some later one."""
+    """The content of an input for a query reaches that query alone; for a key, no earlier query and some later one."""
     for causal in subject.modes:
         mechanism = subject.build(causal)
         x = subject.inputs(mechanism)

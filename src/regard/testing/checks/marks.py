@@ -26,10 +26,10 @@ _NOT_CAUSAL = ("not supports.causal", "refusals")
 
 def some_marks(keys: int) -> dict[str, Tensor]:
     """Marks of two rows that differ: above 0, below 0, and segments of four tokens, the first of which sums them up."""
-    at, few = torch.arange(keys), torch.zeros(2, keys, dtype=torch.long)
-    few[0, 1::5], few[1, 2::7] = 1, 1
+    at, positive = torch.arange(keys), torch.zeros(2, keys, dtype=torch.long)
+    positive[0, 1::5], positive[1, 2::7] = 1, 1
     segment = (torch.stack([at, at + 2]) // 4 + 1) * torch.where(torch.stack([at, at + 2]) % 4 == 0, -1, 1)
-    return {"positive": few, "negative": -few, "segments": segment}
+    return {"positive": positive, "negative": -positive, "segments": segment}
 
 
 @check(_REFUSED)
@@ -43,17 +43,17 @@ def marks(subject: Subject) -> None:
             none = torch.zeros(2, length, dtype=torch.long)
             assert_close(run(mechanism, x, marks=none).values, plain, tolerance=1e-12, what="marks of 0")
             short, every = length == LENGTH, some_marks(length)
-            for name, given in every.items() if short else [("segments", every["segments"])]:
+            for name, labels in every.items() if short else [("segments", every["segments"])]:
                 what = f"{name} marks, {length} positions, {causal=}"
                 for keep in (None, mask_with_holes(2, length)) if short else (None,):
                     if keep is None or subject.info.supports.key_mask:
-                        out = run(mechanism, x, key_mask=keep, marks=given).values
-                        expected = definition(mechanism, x, key_mask=keep, marks=given)
+                        out = run(mechanism, x, key_mask=keep, marks=labels).values
+                        expected = definition(mechanism, x, key_mask=keep, marks=labels)
                         assert_close(out, expected, tolerance=1e-10, what=f"{what}, masked={keep is not None}")
-                out = run(mechanism, x, marks=given).values
+                out = run(mechanism, x, marks=labels).values
                 moved = max(moved, (out - plain).abs().max().item())
-                alone = run(mechanism, x.rows(slice(1, 2)), marks=given[1:]).values
-                assert_close(alone[0], out[1], tolerance=1e-10, what=f"row 1 alone, {what}")
+                single = run(mechanism, x.rows(slice(1, 2)), marks=labels[1:]).values
+                assert_close(single[0], out[1], tolerance=1e-10, what=f"row 1 alone, {what}")
             require(moved > 1e-3, f"marks changed nothing, {length} positions, {causal=}")
 
 
@@ -62,15 +62,15 @@ def marks_causality(subject: Subject) -> None:
     """Neither the content nor the mark of a future token changes an earlier output."""
     mechanism = subject.build(True)
     x = subject.inputs(mechanism)
-    for name, given in some_marks(LENGTH).items():
-        whole = run(mechanism, x, marks=given).values
+    for name, labels in some_marks(LENGTH).items():
+        whole = run(mechanism, x, marks=labels).values
         for at in range(1, LENGTH):
             what = f"outputs before position {at}, {name} marks"
             other = changed(x, slice(at, None), mechanism.heads, subject.info, f"marked future {at}", 10.0)
-            out = run(mechanism, other, marks=given).values
+            out = run(mechanism, other, marks=labels).values
             assert_identical(out[:, :, :at], whole[:, :, :at], what=f"{what}, other content")
-            late = given.clone()
-            late[:, at:] = given.flip(1)[:, at:]
+            late = labels.clone()
+            late[:, at:] = labels.flip(1)[:, at:]
             out = run(mechanism, x, marks=late).values  # more global tokens may be added in another order
             assert_close(out[:, :, :at], whole[:, :, :at], tolerance=2e-6, what=f"{what}, other marks")
 
@@ -80,23 +80,23 @@ def marks_state(subject: Subject) -> None:
     """A state remembers which of its keys are marked."""
     mechanism = subject.build(True, dtype=torch.float64)
     x = subject.inputs(mechanism, dtype=torch.float64)
-    for name, given in some_marks(LENGTH).items():
-        whole = run(mechanism, x, marks=given).values
+    for name, labels in some_marks(LENGTH).items():
+        whole = run(mechanism, x, marks=labels).values
         for cut in ((5, 8), (1,) * LENGTH, (4, 1, 1, 7)):
             state, at = mechanism.initial_state(2, dtype=torch.float64), 0
             for count in cut:
                 piece = x.slots(at, at + count)
-                answer = run(mechanism, piece, marks=given[:, at : at + count], state=state)
+                answer = run(mechanism, piece, marks=labels[:, at : at + count], state=state)
                 assert answer.state is not None
                 expected = whole[:, :, at : at + count]
                 assert_close(answer.values, expected, tolerance=1e-10, what=f"{name} marks, pieces of {cut}, at {at}")
                 state, at = answer.state, at + count
     mechanism = subject.build(True, dtype=torch.float64, max_length=LONG)
     x = draw(mechanism.heads, subject.info, LONG, LONG, 2, "marked stream").to(torch.float64)
-    for name, given in some_marks(LONG).items():
-        whole = run(mechanism, x, marks=given).values
-        first = run(mechanism, x.slots(0, 70), marks=given[:, :70], state=mechanism.initial_state(2, dtype=x.k.dtype))
-        second = run(mechanism, x.slots(70, LONG), marks=given[:, 70:], state=first.state)
+    for name, labels in some_marks(LONG).items():
+        whole = run(mechanism, x, marks=labels).values
+        first = run(mechanism, x.slots(0, 70), marks=labels[:, :70], state=mechanism.initial_state(2, dtype=x.k.dtype))
+        second = run(mechanism, x.slots(70, LONG), marks=labels[:, 70:], state=first.state)
         out = torch.cat([first.values, second.values], 2)
         assert_close(out, whole, tolerance=1e-10, what=f"{name} marks, pieces of 70 and {LONG - 70}")
 
@@ -107,14 +107,14 @@ def marks_bias(subject: Subject) -> None:
     for causal in subject.modes:
         mechanism = subject.build(causal, dtype=torch.float64)
         x = subject.inputs(mechanism, dtype=torch.float64)
-        for name, given in some_marks(LENGTH).items():
+        for name, labels in some_marks(LENGTH).items():
             for far in (far_curve(LENGTH), far_relative(LENGTH)):
                 table = ScoreBias(table=as_table(far, LENGTH, LENGTH, causal))
-                expected = definition(mechanism, x, bias=table, marks=given)
+                expected = definition(mechanism, x, bias=table, marks=labels)
                 what = f"{name} marks, {causal=}"
-                out = run(mechanism, x, bias=far, marks=given).values
+                out = run(mechanism, x, bias=far, marks=labels).values
                 assert_close(out, expected, tolerance=1e-10, what=f"{what}, by distance")
-                out = run(mechanism, x, bias=table, marks=given).values
+                out = run(mechanism, x, bias=table, marks=labels).values
                 assert_close(out, expected, tolerance=1e-10, what=f"{what}, as a table")
 
 
@@ -124,11 +124,11 @@ def marks_gradients(subject: Subject) -> None:
     for causal in subject.modes:
         mechanism = subject.build(causal, dtype=torch.float64)
         x = subject.inputs(mechanism, dtype=torch.float64)
-        for name, given in some_marks(LENGTH).items():
+        for name, labels in some_marks(LENGTH).items():
             grads = []
             for defined in (False, True):
                 y = x.clone().leaves()
-                answer = define(mechanism, y, marks=given) if defined else call(mechanism, y, marks=given).values
+                answer = define(mechanism, y, marks=labels) if defined else call(mechanism, y, marks=labels).values
                 total, leaves = (answer * x.k[:, :1, :, :1]).sum(), list(y.named().values())
                 grads.append(torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True))
             for each, one, other in zip(x.named(), *grads, strict=True):

@@ -27,8 +27,8 @@ def mergeable(subject: Subject) -> None:
         for bias in (None, far_curve(LENGTH)) if supports.bias else (None,):
             what = f"{causal=}{'' if bias is None else ', biased'}"
             whole = call(mechanism, x, bias=bias, lse=True)
-            alone = run(mechanism, x, bias=bias).values
-            assert_close(whole.values.detach(), alone, tolerance=1e-12, what=f"values beside a log-sum-exp, {what}")
+            plain = run(mechanism, x, bias=bias).values
+            assert_close(whole.values.detach(), plain, tolerance=1e-12, what=f"values beside a log-sum-exp, {what}")
             masks = (mask_with_holes(2, LENGTH), torch.arange(LENGTH).expand(2, -1) < _CUT)
             for keep in masks if supports.key_mask and (supports.bias or not x.of_keys) else ():
                 parts = [_only(mechanism, x, mask, bias) for mask in (keep, ~keep)]
@@ -105,8 +105,8 @@ def query_pieces(subject: Subject) -> None:
     x = subject.inputs(mechanism, queries=9, keys=LENGTH, dtype=torch.float64)
     whole = run(mechanism, x).values
     for first, stop in ((0, 9), (0, 4), (4, 9), (3, 4), (8, 9)):
-        some = run(mechanism, x.queries(first, stop), query_start=first).values
-        assert_close(some, whole[:, :, first:stop], tolerance=1e-10, what=f"the queries {first}:{stop} of 9 alone")
+        piece = run(mechanism, x.queries(first, stop), query_start=first).values
+        assert_close(piece, whole[:, :, first:stop], tolerance=1e-10, what=f"the queries {first}:{stop} of 9 alone")
 
 
 @check(*_NOT_CROSS, ("not mixes_queries", "query_pieces"))
@@ -114,6 +114,6 @@ def queries_mix(subject: Subject) -> None:
     """A mechanism that is declared to mix queries does: others than its own change what a query gets."""
     mechanism = subject.build(False, dtype=torch.float64)
     x = subject.inputs(mechanism, queries=9, keys=LENGTH, dtype=torch.float64)
-    some = run(mechanism, x.queries(3, 4), query_start=3).values
-    off = largest_error(some, run(mechanism, x).values[:, :, 3:4])
+    single = run(mechanism, x.queries(3, 4), query_start=3).values
+    off = largest_error(single, run(mechanism, x).values[:, :, 3:4])
     require(off > 1e-6, "info.mixes_queries, but a query alone gets what it gets among others")

@@ -50,8 +50,11 @@ def global_rows_have_their_own_projections(part: type[AttentionLayer]) -> None:
     seen = near | spread[:, None] | spread
     with torch.no_grad():
         dense = []
-        for own in (layer.projections, layer.projections.global_rows):
-            q, k, v = (each(x).unflatten(-1, (2, -1)).transpose(1, 2) for each in (own.query, own.key, own.value))
+        for projections in (layer.projections, layer.projections.global_rows):
+            q, k, v = (
+                each(x).unflatten(-1, (2, -1)).transpose(1, 2)
+                for each in (projections.query, projections.key, projections.value)
+            )
             logits = (q @ k.mT / (DIM // 2) ** 0.5).masked_fill(~seen, float("-inf"))
             dense.append((logits.softmax(-1) @ v).transpose(1, 2).flatten(2))
         wanted = layer.projections.output(torch.where(spread[:, None], dense[1], dense[0]))
@@ -76,8 +79,10 @@ def residual_of_each_attention(part: type[CrossBlock]) -> None:
     """A decoder's block is three sublayers, to itself, to the source, and an MLP, each with its residual and norm."""
     for place in ("pre", "post"):
         config = EncoderDecoderConfig(dim=DIM, heads=2, norm=place, bias=True)
-        own, cross = (AttentionLayer(DIM, "softmax", heads=2, bias=True, context_dim=width) for width in (None, DIM))
-        block = _moved(part(config, own, cross, seed=0))
+        self_attention, cross = (
+            AttentionLayer(DIM, "softmax", heads=2, bias=True, context_dim=width) for width in (None, DIM)
+        )
+        block = _moved(part(config, self_attention, cross, seed=0))
         x, source = (randn(2, n, DIM, seed=f"{n}", dtype=torch.float64) for n in (7, 5))
         with torch.no_grad():
             wanted = _sublayer(x, _hidden(block.attention), block.attention_norm, place)

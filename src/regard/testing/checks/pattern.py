@@ -66,9 +66,9 @@ def _count(layout: Layout, held: Int[Tensor, "queries keys"]) -> None:
             for slot, mask in group.hidden(step):
                 hidden = mask if mask.dtype == torch.bool else mask.isneginf()
                 seen[:, :, slot * size : (slot + 1) * size] = ~hidden
-            for row, tiles, own in zip(step.rows.tolist(), step.keys.view(step.count, -1), seen, strict=True):
+            for row, tiles, visible in zip(step.rows.tolist(), step.keys.view(step.count, -1), seen, strict=True):
                 lanes, columns = query[row], key[tiles].flatten()
-                inside = (own & (lanes >= 0)[:, None] & (columns >= 0)).nonzero()
+                inside = (visible & (lanes >= 0)[:, None] & (columns >= 0)).nonzero()
                 pairs = lanes[inside[:, 0]], columns[inside[:, 1]]
                 held.index_put_(pairs, torch.ones(len(inside), dtype=torch.long), accumulate=True)
 

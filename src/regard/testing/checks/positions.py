@@ -30,7 +30,7 @@ def _scheme(part: type[Position], causal: bool) -> Position:
 
 
 def _logits(scheme: Position, q: Tensor, k: Tensor) -> Tensor:
-    """What a layer around scaled dot products adds up, for all pairs."""
+    """The logits that a layer around scaled dot products adds up, for all pairs."""
     slots = torch.arange(LENGTH)
     turned, keys = scheme.transform(q, k, slots, slots)
     bias = scheme.bias(q, 1 - LENGTH, LENGTH - 1) or ScoreBias()
@@ -53,13 +53,13 @@ def published_logits(part: type[Position]) -> None:
     for causal in (True, False):
         scheme = _scheme(part, causal)
         with torch.no_grad():
-            found = _logits(scheme, q, k)[0]
+            logits = _logits(scheme, q, k)[0]
             for head in range(HEADS):
                 for i in QUERIES:
                     keys = range(i + 1 if causal else LENGTH)
                     wanted = [DEFINITIONS[name](scheme, q[0, head, i], k[0, head, j], head, i, j) for j in keys]
                     expected = torch.tensor(wanted, dtype=torch.float64)
-                    got = found[head, i, : len(keys)]
+                    got = logits[head, i, : len(keys)]
                     what = f"{causal=}, head {head}, query {i}"
                     assert_close(got - got[0], expected - expected[0], tolerance=1e-10, what=what)
 
@@ -76,13 +76,13 @@ def columns_are_distances(part: type[Position]) -> None:
         with torch.no_grad():
             whole = scheme.bias(q, low, 40)
             for first, last in ((low, 7), (3, 40), (5, 5), (max(low, -2), 2)):
-                some = scheme.bias(q, first, last)
+                piece = scheme.bias(q, first, last)
                 assert whole is not None
-                assert some is not None
-                require(some.high == last, f"asked for distances {first} to {last}, the bias begins at {some.high}")
+                assert piece is not None
+                require(piece.high == last, f"asked for distances {first} to {last}, the bias begins at {piece.high}")
                 columns = slice(40 - last, 40 - first + 1)
                 for name in ("curve", "relative"):
-                    wide, narrow = getattr(whole, name), getattr(some, name)
+                    wide, narrow = getattr(whole, name), getattr(piece, name)
                     if wide is not None:
                         what = f"{name}, distances {first} to {last}"
                         assert_close(narrow, wide[:, columns], tolerance=1e-12, what=what)
@@ -101,8 +101,8 @@ def values_know_no_position(part: type[AttentionLayer]) -> None:
                 keep = torch.arange(9)[None] == at
                 got = layer(x, key_mask=keep).hidden
                 assert layer.projections.value is not None
-                alone = layer.projections.output(layer.projections.value(x[:, at : at + 1])).expand_as(got)
-                assert_close(got, alone, tolerance=1e-12, what=f"{name}, the key in slot {at} alone")
+                value = layer.projections.output(layer.projections.value(x[:, at : at + 1])).expand_as(got)
+                assert_close(got, value, tolerance=1e-12, what=f"{name}, the key in slot {at} alone")
 
 
 @check(kind=AttentionLayer)

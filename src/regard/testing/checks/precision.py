@@ -13,13 +13,13 @@ from regard.testing.conditioning import assert_float32
 from regard.testing.inputs import LENGTH, LONG, Inputs, Subject, call, definition, draw, exact_copy, run
 from regard.testing.registry import check, require
 
-FLOAT32 = 2e-6
+FLOAT32_ERROR = 2e-6
 """of the largest output; more only where the definition itself loses it, see `conditioning`"""
 
-BFLOAT16 = 2**-7
+BFLOAT16_ERROR = 2**-7
 """of the largest output: two roundings to 8 bits, one of them the output's own"""
 
-AUTOCAST = 5e-2
+AUTOCAST_ERROR = 5e-2
 """of the largest output: products of rounded factors, each rounded again"""
 
 
@@ -65,10 +65,10 @@ def replayed_choices(subject: Subject) -> None:
                 replayed = partial(_by_definition, decisions=made)
                 what, got = f"{dtype}, {causal=}, choices replayed", {"values": run(mechanism, x).values}
                 if dtype == torch.float32:
-                    assert_float32(got, replayed, mechanism, x, floor=FLOAT32, what=what)
+                    assert_float32(got, replayed, mechanism, x, floor=FLOAT32_ERROR, what=what)
                 else:
                     expected = replayed(exact_copy(mechanism), x.to(torch.float64))["values"]
-                    assert_close(got["values"].double(), expected, tolerance=BFLOAT16, what=what)
+                    assert_close(got["values"].double(), expected, tolerance=BFLOAT16_ERROR, what=what)
 
 
 def _require_definition(mechanism: Attention, x: Inputs) -> None:
@@ -81,7 +81,7 @@ def reference_float32(subject: Subject) -> None:
     """In float32 the error is at most 2e-6 of the largest output, or 4 times what the definition loses in any order."""
     for what, mechanism, x in _cases(subject, torch.float32):
         got = {"values": run(mechanism, x).values}
-        assert_float32(got, _by_definition, mechanism, x, floor=FLOAT32, what=what)
+        assert_float32(got, _by_definition, mechanism, x, floor=FLOAT32_ERROR, what=what)
 
 
 @check(("replays_choices", "replayed_choices"))
@@ -90,7 +90,7 @@ def bfloat16(subject: Subject) -> None:
     for what, mechanism, x in _cases(subject, torch.bfloat16):
         x = x.replaced(v=x.v + 2)  # late averages as large as early ones, so that a sum that stalls shows
         expected = definition(exact_copy(mechanism), x.to(torch.float64))
-        assert_close(run(mechanism, x).values.double(), expected, tolerance=BFLOAT16, what=what)
+        assert_close(run(mechanism, x).values.double(), expected, tolerance=BFLOAT16_ERROR, what=what)
 
 
 @check()
@@ -105,7 +105,7 @@ def autocast(subject: Subject) -> None:
                 out = call(mechanism, x).values
             require(out.dtype == dtype, f"{dtype} in, {out.dtype} out")
             what = f"{dtype} under autocast, {causal=}"
-            assert_close(out.detach().double(), expected, tolerance=AUTOCAST, what=what)
+            assert_close(out.detach().double(), expected, tolerance=AUTOCAST_ERROR, what=what)
             out.float().square().sum().backward()
             for name, y in x.named().items():
                 require(

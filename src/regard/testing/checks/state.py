@@ -280,12 +280,14 @@ def same_state(state: State | None, expected: State | None, what: str) -> None:
     require(state is not None, f"{what}: no state")
     assert state is not None
     require(state.length == expected.length, f"{what}: {state.length} slots, expected {expected.length}")
-    found, wanted = state.tensors(), expected.tensors()
-    require(found.keys() == wanted.keys(), f"{what}: content {sorted(found)}, expected {sorted(wanted)}")
+    tensors, wanted = state.tensors(), expected.tensors()
+    require(tensors.keys() == wanted.keys(), f"{what}: content {sorted(tensors)}, expected {sorted(wanted)}")
     for name, y in wanted.items():
-        require(found[name].shape == y.shape, f"{what}: {name} {tuple(found[name].shape)}, expected {tuple(y.shape)}")
+        require(
+            tensors[name].shape == y.shape, f"{what}: {name} {tuple(tensors[name].shape)}, expected {tuple(y.shape)}"
+        )
         if y.numel():
-            assert_close(found[name], y, tolerance=1e-12, what=f"{what}, {name}")
+            assert_close(tensors[name], y, tolerance=1e-12, what=f"{what}, {name}")
 
 
 @check(_STATELESS, _NOT_CAUSAL, ("not supports.prefix", "refusals"))

@@ -62,14 +62,14 @@ def matrix(subject: Subject) -> None:
     for causal in subject.modes:
         mechanism = subject.build(causal, dtype=torch.float64)
         x = subject.inputs(mechanism, dtype=torch.float64)
-        found = weights(mechanism, x.q, x.k, inputs=x.more)
+        effective = weights(mechanism, x.q, x.k, inputs=x.more)
         if causal and not subject.info.leaks:
-            require(not found.triu(1).any(), "a weight above the diagonal is not 0")
+            require(not effective.triu(1).any(), "a weight above the diagonal is not 0")
         free = run(mechanism, x.replaced(v=torch.zeros_like(x.v))).values
         if subject.info.linear_in_value:
             require(not free.any(), "info.linear_in_value, but values of 0 do not give 0")
         v = x.v.repeat_interleave(mechanism.heads.group, 1)
-        assert_close(found @ v + free, run(mechanism, x).values, tolerance=1e-10, what=f"matrix @ v, {causal=}")
+        assert_close(effective @ v + free, run(mechanism, x).values, tolerance=1e-10, what=f"matrix @ v, {causal=}")
 
 
 @check(("not linear_in_value", "affine_in_value"))
@@ -145,24 +145,24 @@ def grouped_heads(subject: Subject) -> None:
     """Query heads that share keys and values give what repeated keys and values give."""
     for causal in subject.modes:
         grouped = subject.build(causal, dtype=torch.float64, count=4, kv_count=2)
-        apart = subject.build(causal, dtype=torch.float64, count=4)
-        _copy_repeated(grouped, apart)
+        ungrouped = subject.build(causal, dtype=torch.float64, count=4)
+        _copy_repeated(grouped, ungrouped)
         x = draw(grouped.heads, subject.info, LENGTH, LENGTH, 2, "grouped").to(torch.float64)
         of_keys = {name for name, each in subject.info.inputs.items() if each.heads == "key"} | {"k", "v"}
         wide = {name: y.repeat_interleave(2, 1) for name, y in x.named().items() if name in of_keys}
         if subject.info.shares_query_key:
             wide["q"] = as_queries(x.k, grouped.heads, LENGTH)
         repeated = x.replaced(**wide)
-        expected = run(apart, repeated).values
+        expected = run(ungrouped, repeated).values
         assert_close(run(grouped, x).values, expected, tolerance=1e-10, what=f"2 heads for 4, {causal=}")
         if subject.info.supports.key_mask:
             keep = mask_with_holes(2, LENGTH)
             masked = run(grouped, x, key_mask=keep).values
-            expected = run(apart, repeated, key_mask=keep).values
+            expected = run(ungrouped, repeated, key_mask=keep).values
             assert_close(masked, expected, tolerance=1e-10, what=f"2 heads for 4, masked, {causal=}")
         if causal and subject.info.supports.state:
             require(subject.info.grouped == "native", "a mechanism with a state must serve grouped heads natively")
-            full = apart.state_nbytes(2, LENGTH, torch.float64)
+            full = ungrouped.state_nbytes(2, LENGTH, torch.float64)
             half = grouped.state_nbytes(2, LENGTH, torch.float64)
             require(
                 half < 0.75 * full, f"state of 2 key heads takes {half} bytes, of 4 {full}: it holds expanded heads"
@@ -176,13 +176,13 @@ def grouped_heads(subject: Subject) -> None:
 
 def _copy_repeated(source: Attention, target: Attention) -> None:
     """Load the weights; one that belongs to a head of keys goes to every head of its group."""
-    given, wanted = source.state_dict(), target.state_dict()
-    for name, x in given.items():
+    tensors, wanted = source.state_dict(), target.state_dict()
+    for name, x in tensors.items():
         for axis, (size, needed) in enumerate(zip(x.shape, wanted[name].shape, strict=True)):
             if needed != size:
                 x = x.repeat_interleave(needed // size, axis)
-        given[name] = x
-    target.load_state_dict(given)
+        tensors[name] = x
+    target.load_state_dict(tensors)
 
 
 @check(("not approximates", "reference"))
