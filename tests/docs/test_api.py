@@ -64,3 +64,13 @@ def test_arguments_keep_their_shapes(written):
 def test_the_table_of_contents_has_every_page():
     index = (DOCS / "index.md").read_text(encoding="utf-8")
     assert re.findall(r"^generated/api/(\w+)$", index, re.MULTILINE) == [cls.__name__ for cls in api.CLASSES]
+
+
+def test_the_table_of_contents_begins_where_a_newcomer_does():
+    """Quickstart, concepts, guides; what the articles get wrong comes late."""
+    index = (DOCS / "index.md").read_text(encoding="utf-8")
+    trees = re.findall(r"```\{toctree\}\n(?::.*\n)*\n(.*?)```", index, re.DOTALL)
+    pages = [page for tree in trees for page in tree.split()]
+    assert pages[:3] == ["quickstart", "concepts", "comparing"]
+    assert pages.index("errata") > pages.index("generated/api/Call")
+    assert {path.stem for path in DOCS.glob("*.md")} - {"index"} <= set(pages)
