@@ -69,7 +69,7 @@ class ScoreBias:
     ) -> Float[Tensor, "b h queries keys"]:
         """Every part as one tensor, for references and short calls.
 
-        A pair whose distance has no column gets 0: a mechanism never reads such a pair (see `Attention.bias_distances`).
+        A pair whose distance has no column gets 0: a mechanism never reads one (see `Attention.bias_distances`).
         """
         distance = query_positions[:, None] - key_positions[None, :]
         total: Tensor | None = None

@@ -22,8 +22,8 @@ class Heads:
         query_dim: width of a query; None: `key_dim`.
         kv_count: heads of keys and values (grouped-query attention); None: `count`.
         causal: each query sees its own position and earlier ones only; the queries are the last positions.
-        max_length: longest sequence to serve, in positions; required by mechanisms with position-sized weights or a fixed number of
-            buckets.
+        max_length: longest sequence to serve, in positions; required by mechanisms with position-sized weights or a
+            fixed number of buckets.
         dropout: probability of dropping an attention weight in training.
         seed: every random projection, bucket, codebook and initial weight is drawn from this.
 
