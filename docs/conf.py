@@ -5,6 +5,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import api
 import errata
 import errata_linear  # noqa: F401  its measurements enter the page of `errata`
 import errata_randomized  # noqa: F401
@@ -39,6 +40,7 @@ def setup(app: object) -> None:
     del app
     generated = Path(__file__).parent / "generated"
     pages.write(generated)
+    api.write(generated)
     errata.write(generated)
     gallery.write(generated)
     retrieval.write(generated)

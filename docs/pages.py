@@ -83,7 +83,11 @@ def mechanism_page(name: str, folder: Path) -> str:
 
 def split_docstring(cls: type) -> tuple[str, str, dict[str, str]]:
     """First line, the paragraphs after it, and the named sections."""
-    text = inspect.getdoc(cls) or ""
+    return docstring_parts(inspect.getdoc(cls) or "")
+
+
+def docstring_parts(text: str) -> tuple[str, str, dict[str, str]]:
+    """As `split_docstring`, of a text."""
     parts = re.split(rf"^({'|'.join((*SECTIONS, 'Source'))}):[ \n]", text, flags=re.MULTILINE)
     title, _, body = parts[0].partition("\n")
     found = dict(zip(parts[1::2], parts[2::2], strict=True))

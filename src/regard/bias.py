@@ -13,8 +13,10 @@ from regard.errors import ShapeError
 class ScoreBias:
     """A term added to the logits. Distance is query slot - key slot; column c belongs to distance `high - c`.
 
+    Parts are added up, after the scale of the logits. A mechanism says by `bias_distances` which distances it reads.
+
     Args:
-        high: the distance of column 0.
+        high: the distance of column 0, in slots.
         curve: (heads, distances), added to the logit (ALiBi, T5).
         query: (batch, heads, queries, dim), with `relative`: their product is a logit per query and distance.
         relative: (heads, distances, dim).
@@ -23,6 +25,16 @@ class ScoreBias:
 
     Raises:
         ShapeError: `query` without `relative` or the reverse, or widths that differ.
+
+    Example:
+        One head of ALiBi with slope 0.5, for distances 2, 1 and 0:
+
+        >>> alibi = ScoreBias(high=2, curve=torch.tensor([[-1.0, -0.5, 0.0]]))
+        >>> slots = torch.arange(3)
+        >>> alibi.logits(slots, slots)[0, 0].tril()
+        tensor([[ 0.0000,  0.0000,  0.0000],
+                [-0.5000,  0.0000,  0.0000],
+                [-1.0000, -0.5000,  0.0000]])
     """
 
     high: int = 0
@@ -57,7 +69,7 @@ class ScoreBias:
     ) -> Float[Tensor, "b h queries keys"]:
         """Every part as one tensor, for references and short calls.
 
-        A pair whose distance has no column gets 0: a mechanism never reads such a pair (see `Attention.reach`).
+        A pair whose distance has no column gets 0: a mechanism never reads one (see `Attention.bias_distances`).
         """
         distance = query_positions[:, None] - key_positions[None, :]
         total: Tensor | None = None

@@ -28,18 +28,31 @@ class Attended(NamedTuple):
 
 @dataclass(frozen=True)
 class Call:
-    """The arguments of a call besides q, k and v. Keys and values under the mask are 0, inputs under it neutral."""
+    """The arguments of a call besides q, k and v, as `attend` and `reference` of a mechanism get them.
+
+    `Attention.forward` makes it of its arguments once these are checked. Keys and values under the mask are 0 by then,
+    and inputs under it have their neutral value. Slots count every key ever given, from 0.
+
+    Example:
+        Two queries, the last of three keys, of which the first is padding:
+
+        >>> q, k = torch.randn(1, 1, 2, 4), torch.randn(1, 1, 3, 4)
+        >>> call = Call(key_mask=torch.tensor([[False, True, True]]), causal=True, query_start=1)
+        >>> call.visible(q, k)[0, 0]
+        tensor([[False,  True, False],
+                [False,  True,  True]])
+    """
 
     key_mask: Tensor | None = None
-    """(batch, keys) of this call, True = real"""
+    """(batch, keys) of this call, True = real; None: all real"""
     bias: ScoreBias | None = None
     """added to the logits"""
     marks: Tensor | None = None
-    """(batch, keys), integer labels"""
+    """(batch, keys), integer labels whose meaning the mechanism declares; None: no token has one"""
     inputs: Mapping[str, Tensor] = field(default_factory=lambda: {})  # torch.compile cannot call `dict[str, Tensor]`
-    """exactly those of `info.inputs`"""
+    """exactly those of `info.inputs`, each (batch, heads, slots, width)"""
     state: State | None = None
-    """the past"""
+    """the past, never to be modified; None: nothing came before, and nothing is kept"""
     causal: bool = False
     """each query sees its own slot and earlier ones only"""
     past: int = 0
@@ -50,7 +63,7 @@ class Call:
     """whether the log-sum-exp is asked for"""
 
     def visible(self, q: Tensor, k: Tensor) -> Bool[Tensor, "batch 1 queries keys"]:
-        """The allowed pairs of a call without a state as one tensor, for definitions."""
+        """The allowed pairs of a call without a state as one tensor, True = allowed, for definitions."""
         i = torch.arange(self.query_start, self.query_start + q.shape[2], device=q.device)[:, None]
         j = torch.arange(k.shape[2], device=q.device)
         seen = (j <= i if self.causal else (i >= 0) & (j >= 0))[None, None]

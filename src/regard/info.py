@@ -12,20 +12,31 @@ from regard.errors import ConfigError, nearest
 class Heads:
     """The heads that a layer asks a mechanism to serve: build-time facts, so that unsupported use fails at build.
 
+    Calls then take q (batch, count, queries, query_width), k (batch, kv_heads, keys, key_dim) and v (batch, kv_heads,
+    keys, value_width), and give values (batch, count, queries, value_width).
+
     Args:
         count: query heads.
-        key_dim: width of a key (and of a query, unless `query_dim` says otherwise).
+        key_dim: numbers in a key (and in a query, unless `query_dim` says otherwise).
         value_dim: width of a value; None: `key_dim`.
         query_dim: width of a query; None: `key_dim`.
         kv_count: heads of keys and values (grouped-query attention); None: `count`.
-        causal: each query sees its own position and earlier ones only.
-        max_length: longest sequence to serve; required by mechanisms with position-sized weights or a fixed number of
-            buckets.
+        causal: each query sees its own position and earlier ones only; the queries are the last positions.
+        max_length: longest sequence to serve, in positions; required by mechanisms with position-sized weights or a
+            fixed number of buckets.
         dropout: probability of dropping an attention weight in training.
         seed: every random projection, bucket, codebook and initial weight is drawn from this.
 
     Raises:
         ConfigError: a size below 1, heads that do not divide, a dropout outside [0, 1).
+
+    Example:
+        >>> heads = Heads(count=8, key_dim=64, kv_count=2)
+        >>> heads.kv_heads, heads.group, heads.value_width
+        (2, 4, 64)
+        >>> Heads(count=8, key_dim=64, kv_count=3)
+        Traceback (most recent call last):
+        regard.errors.ConfigError: Heads.kv_count must divide count: got count=8, kv_count=3; divisors: 1, 2, 4, 8
     """
 
     count: int
@@ -53,14 +64,17 @@ class Heads:
 
     @property
     def value_width(self) -> int:
+        """Numbers in a value."""
         return self.key_dim if self.value_dim is None else self.value_dim
 
     @property
     def query_width(self) -> int:
+        """Numbers in a query."""
         return self.key_dim if self.query_dim is None else self.query_dim
 
     @property
     def kv_heads(self) -> int:
+        """Heads of keys and values."""
         return self.count if self.kv_count is None else self.kv_count
 
     @property

@@ -18,7 +18,15 @@ dim)."""
 
 
 class State(ABC):
-    """The past, as one mechanism needs it. Passing a state never changes it, and it stays usable afterwards."""
+    """The past, as one mechanism needs it. Passing a state never changes it, and it stays usable afterwards.
+
+    Example:
+        >>> import regard
+        >>> local = regard.build("local(window=2)", regard.Heads(count=1, key_dim=4, causal=True))
+        >>> state = local(*torch.randn(3, 1, 1, 5, 4), state=local.initial_state(batch=1)).state
+        >>> state.length, state.nbytes  # of 5 slots it keeps 2 x (4 + 4) numbers of 4 bytes
+        (5, 64)
+    """
 
     length: int
     """slots: every key ever given, kept or not"""

@@ -8,14 +8,33 @@ import pytest
 import torch
 
 import regard
+from regard import memory
+from regard.models import blocks, depth
 
 DOCS = Path(__file__).parents[2] / "docs"
-BLOCKS = re.findall(r"```python\n(.*?)```", (DOCS / "concepts.md").read_text(encoding="utf-8"), re.DOTALL)
+PAGE = (DOCS / "concepts.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
 def test_code_runs(block: str) -> None:
     exec(compile(block, "concepts.md", "exec"), {})
+
+
+def test_the_options_are_those_of_the_source():
+    (shown,) = re.findall(r"```text\n(@final.*?)```", PAGE, re.DOTALL)
+    source = (DOCS.parent / "src/regard/attention/dense/cosine.py").read_text(encoding="utf-8")
+    options = shown.partition("...)\n")[2].strip("\n")
+    assert options.count("\n") == 4
+    assert options in source
+
+
+@pytest.mark.parametrize("package", [memory, blocks, depth], ids=lambda package: package.__name__)
+def test_every_memory_block_and_depth_is_named(package):
+    section = PAGE.partition("## Memory, blocks, depth")[2].partition("## ")[0]
+    assert package.names()
+    for name in package.names():
+        assert re.search(rf"`{name}(\(.*\))?`", section), name
 
 
 @pytest.mark.parametrize("spec", ["linear", "performer(num_features=256)", "linear(feature_map=taylor)"])

@@ -1,12 +1,22 @@
-"""The two READMEs show the same things, and count what there is."""
+"""The two READMEs show the same things, count what there is, and have what is written from the catalog."""
 
+import importlib.util
 import re
 from pathlib import Path
+
+import pytest
 
 from regard import catalog, position
 
 ROOT = Path(__file__).parents[2]
 TEXTS = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "README.zh-CN.md")}
+
+
+def writer():
+    spec = importlib.util.spec_from_file_location("docs_readme", ROOT / "docs" / "readme.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def code(text: str, language: str) -> list[str]:
@@ -50,3 +60,39 @@ def test_what_is_counted():
     assert len(position.names()) == 10
     assert "ten position schemes" in english
     assert "十种位置编码" in chinese
+
+
+@pytest.mark.parametrize("file", TEXTS)
+def test_the_table_is_that_of_the_catalog(file):
+    """Written by `python docs/readme.py`; run it again when the catalog grows."""
+    text = TEXTS[file]
+    assert writer().filled(file, text) == text
+    table = text.partition("<!-- mechanisms: ")[2].partition("<!-- end of mechanisms -->")[0]
+    found = re.findall(r"\[`(\w+)`\]\((src/regard/attention/\w+/(\w+)\.py)\)", table)
+    assert sorted(name for name, _, _ in found) == sorted(catalog.names())
+    assert all(name == stem and (ROOT / path).exists() for name, path, stem in found)
+
+
+def test_a_stale_table_would_be_seen():
+    stale = re.sub(r"\[`local`\]\([^)]*\)", "[`locale`](src/regard)", TEXTS["README.md"])
+    assert writer().filled("README.md", stale) == TEXTS["README.md"] != stale
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+def test_the_map_has_every_package(text):
+    """One line each, with a few words; every folder of the root that is tracked."""
+    (tree,) = re.findall(r"```text\n(src/regard/\n.*?)```", text, re.DOTALL)
+    lines = re.findall(r"^( *)(\S+?)/? {2,}(.+)$", tree, re.MULTILINE)
+    packages = {path.parent.name for path in (ROOT / "src" / "regard").glob("*/__init__.py")}
+    assert {name for indent, name, _ in lines if indent} == packages | {"*.py"}
+    tops = [name for indent, name, _ in lines if not indent]
+    assert tops == ["tests", "docs", "examples", "benchmarks"]
+    assert all((ROOT / name).is_dir() for name in tops)
+    assert all(len(words) > 3 for *_, words in lines)
+    assert len(lines) == tree.count("\n") - 1
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+def test_links_lead_somewhere(text):
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        assert (ROOT / target).exists(), target

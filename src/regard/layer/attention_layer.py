@@ -26,7 +26,8 @@ _SERVED = ("count", "key_dim", "value_width", "query_width", "kv_heads", "causal
 class AttentionLayer(nn.Module):
     """Multi-head attention with any mechanism: head_i = attention(x W^q_i, c W^k_i, c W^v_i), out = concat(head) W^o.
 
-    Only the projections that the mechanism reads exist; a mechanism that shares queries and keys has one for both.
+    Hidden states (batch, length, dim) go in and out. Only the projections that the mechanism reads exist; one that
+    shares queries and keys has one for both. With a state, any split of a sequence gives what the whole gives.
 
     Args:
         dim: width of the hidden states.
@@ -40,8 +41,8 @@ class AttentionLayer(nn.Module):
         memory: such as `recent(length=128)`, or a `Memory`; None: none.
         context_dim: width of the source of a cross-attention layer; None: self-attention.
         causal: each position sees itself and earlier ones only. Cross-attention layers are not causal.
-        max_length: longest sequence, for mechanisms and positions that need to know.
-        dropout: of attention weights, in training.
+        max_length: longest sequence in positions, for mechanisms and positions that need to know.
+        dropout: probability of dropping an attention weight, in training.
         projections: `none`: queries, keys and values are the hidden states themselves, split into heads, and their
             averages are the output. What weights remain are the mechanism's and the position scheme's. `global`: the
             rows of global tokens have their own; `separate`: and global tokens have keys and values of their own.
@@ -56,8 +57,13 @@ class AttentionLayer(nn.Module):
     Example:
         >>> import torch
         >>> layer = AttentionLayer(32, "local(window=4)", heads=4, kv_heads=2, position="rotary")
-        >>> layer(torch.randn(1, 10, 32)).hidden.shape
-        torch.Size([1, 10, 32])
+        >>> x = torch.randn(1, 10, 32)
+        >>> first = layer(x[:, :7], state=layer.initial_state(batch=1))
+        >>> rest = layer(x[:, 7:], state=first.state)
+        >>> torch.allclose(torch.cat([first.hidden, rest.hidden], 1), layer(x).hidden, atol=1e-6)
+        True
+        >>> rest.state.nbytes  # 4 slots x 2 heads x (8 + 8) numbers of 4 bytes
+        512
 
     Source: Vaswani et al. 2017, section 3.2.2.
     """
