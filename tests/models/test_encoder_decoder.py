@@ -175,7 +175,7 @@ def test_what_is_shared_is_one_module_and_saved_once() -> None:
     apart = model_of(source_vocab_size=9)
     assert apart.encoder.embeddings.table.weight.shape == (9, 16)
     with pytest.raises(InputError, match="ids are 0 to 8"):
-        disjoint(source + 9, tokens)
+        apart(source + 9, tokens)
 
 
 def test_targets_shift() -> None:

@@ -102,9 +102,9 @@ def test_copies_of_a_module_are_independent_and_shared_modules_are_not() -> None
         form.weight.mul_(-1)
     assert torch.equal(one(q, k, v).values, two(q, k, v).values)
     assert (one(q, k, v).values - before).abs().max() > 0.1
-    assert torch.equal(disjoint(q, k, v).values, before)
+    assert torch.equal(apart(q, k, v).values, before)
     apart.double()
-    torch.testing.assert_close(disjoint(q.double(), k.double(), v.double()).values.float(), before, rtol=0, atol=1e-6)
+    torch.testing.assert_close(apart(q.double(), k.double(), v.double()).values.float(), before, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("function", [negative_manhattan, Form()])
