@@ -33,9 +33,9 @@ def found(results: Results) -> list[dict[str, Any]]:
     specs = dict.fromkeys(row["spec"] for row in results["rows"])
     entries = []
     for spec in specs:
-        own = [row for row in results["rows"] if row["spec"] == spec]
-        shares = {pairs: [row["accuracy"] for row in own if row["pairs"] == pairs] for pairs in _pairs(results)}
-        entries.append({"spec": spec, "state_bytes": own[0]["state_bytes"], "shares": shares})
+        spec_rows = [row for row in results["rows"] if row["spec"] == spec]
+        shares = {pairs: [row["accuracy"] for row in spec_rows if row["pairs"] == pairs] for pairs in _pairs(results)}
+        entries.append({"spec": spec, "state_bytes": spec_rows[0]["state_bytes"], "shares": shares})
     first = _pairs(results)[0]
     return sorted(entries, key=lambda one: -fmean(one["shares"][first] or [0.0]))
 
@@ -58,7 +58,7 @@ def rows(results: Results) -> list[tuple[str, ...]]:
 
 
 def notes(results: Results) -> list[str]:
-    """What the numbers are, and controls that missed."""
+    """Notes on the numbers, and on controls that missed."""
     plan = results["plan"]
     lines = [
         f"Share of questions answered right on new sequences: associative recall, {plan['length']} tokens, "
