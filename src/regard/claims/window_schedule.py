@@ -77,7 +77,7 @@ class WindowSchedule(Claim):
         """Train every schedule."""
         table = pair_bits()
         tokens = samples("valid", self.samples, self.length, generator(seed, "valid"))
-        found = {"table": float(table[tokens[:, :-1], tokens[:, 1:]].mean())}
+        values = {"table": float(table[tokens[:, :-1], tokens[:, 1:]].mean())}
         schedules = {
             "growing": self.windows,
             "reverse": self.windows[::-1],
@@ -86,12 +86,12 @@ class WindowSchedule(Claim):
         }
         losses: dict[str, Curve] = {}
         for name, windows in schedules.items():
-            found[name], losses[name] = self.bits(windows, tokens, seed)
-        found["pairs"] = found["blind"] - found["table"]
+            values[name], losses[name] = self.bits(windows, tokens, seed)
+        values["pairs"] = values["blind"] - values["table"]
         for name in ("reverse", "equal"):
-            found[f"{name} - growing"] = found[name] - found["growing"]
-        bars: dict[str, Curve] = {name: (["windows"], [found[name]]) for name in schedules if name != "blind"}
-        return Observation(found, {"bits": bars, "loss": losses})
+            values[f"{name} - growing"] = values[name] - values["growing"]
+        bars: dict[str, Curve] = {name: (["windows"], [values[name]]) for name in schedules if name != "blind"}
+        return Observation(values, {"bits": bars, "loss": losses})
 
     def bits(self, windows: tuple[int, ...], new: Tensor, seed: int) -> tuple[float, Curve]:
         """Bits per letter on new text after training, and on the way."""
