@@ -208,7 +208,7 @@ def build(spec: str, heads: Heads, **options: object) -> "Attention":
 
     Args:
         spec: a name with options, or a mix over heads such as `local(window=64):4 + linear:4`.
-        heads: what to serve.
+        heads: the heads to serve.
         options: more options of the mechanism, checked against its signature; they win over those in `spec`.
 
     Raises:

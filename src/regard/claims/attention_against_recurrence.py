@@ -160,9 +160,9 @@ def both_lstms(x: Tensor, seed: int) -> tuple[Tensor, Tensor]:
     draw = generator(seed, "cells")
     fused, cell = nn.LSTM(width, width, batch_first=True), nn.LSTMCell(width, width)
     with torch.no_grad():
-        for whole, single in zip(fused.parameters(), cell.parameters(), strict=True):
-            whole.copy_(0.3 * torch.randn(whole.shape, generator=draw))
-            single.copy_(whole)
+        for fused_weight, cell_weight in zip(fused.parameters(), cell.parameters(), strict=True):
+            fused_weight.copy_(0.3 * torch.randn(fused_weight.shape, generator=draw))
+            cell_weight.copy_(fused_weight)
     state = (x.new_zeros(len(x), width), x.new_zeros(len(x), width))
     outputs = []
     for at in range(x.shape[1]):

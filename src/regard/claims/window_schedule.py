@@ -136,16 +136,16 @@ def text(split: str) -> Tensor:
 
 def samples(split: str, count: int, length: int, draw: torch.Generator) -> Tensor:
     """(count, length + 1) letters from anywhere."""
-    whole = text(split)
-    begin = torch.randint(0, len(whole) - length, (count, 1), generator=draw)
-    return whole[begin + torch.arange(length + 1)]
+    letters = text(split)
+    begin = torch.randint(0, len(letters) - length, (count, 1), generator=draw)
+    return letters[begin + torch.arange(length + 1)]
 
 
 @cache
 def pair_bits() -> Tensor:
     """-log2 p(second | first), counted over the training text; a pair that never came counts as half of one."""
-    whole = text("train")
+    letters = text("train")
     counts = (
-        torch.bincount(whole[:-1] * LETTERS + whole[1:], minlength=LETTERS**2).view(LETTERS, LETTERS).double() + 0.5
+        torch.bincount(letters[:-1] * LETTERS + letters[1:], minlength=LETTERS**2).view(LETTERS, LETTERS).double() + 0.5
     )
     return -(counts / counts.sum(1, keepdim=True)).log2()

@@ -28,7 +28,7 @@ def merge(several: Sequence[Results]) -> dict[str, Any]:
     return {**several[0], "rows": list(rows.values()), "controls": list(controls.values()), "seconds": seconds}
 
 
-def found(results: Results) -> list[dict[str, Any]]:
+def by_mechanism(results: Results) -> list[dict[str, Any]]:
     """One entry for each mechanism: bytes of the state, and accuracies by pairs, most accurate with the first first."""
     specs = dict.fromkeys(row["spec"] for row in results["rows"])
     entries = []
@@ -53,7 +53,7 @@ def rows(results: Results) -> list[tuple[str, ...]]:
             "" if one["state_bytes"] is None else f"{one['state_bytes']:,}",
             *(_share(shares) for shares in one["shares"].values()),
         )
-        for one in found(results)
+        for one in by_mechanism(results)
     ]
 
 
@@ -75,7 +75,7 @@ def figure(results: Results) -> go.Figure:
     """Accuracy over bytes, one colour for each number of pairs."""
     drawn = go.Figure()
     for at, pairs in enumerate(_pairs(results)):
-        entries = [one for one in found(results) if one["state_bytes"] and one["shares"][pairs]]
+        entries = [one for one in by_mechanism(results) if one["state_bytes"] and one["shares"][pairs]]
         drawn.add_scatter(
             x=[one["state_bytes"] for one in entries],
             y=[fmean(one["shares"][pairs]) for one in entries],
