@@ -69,10 +69,10 @@ def _file(name: str) -> str:
 @cache
 def source(name: str) -> str:
     """The source text of a mechanism's file."""
-    found = importlib.util.find_spec(f"{FAMILIES}.{family(name)}")
-    assert found is not None
-    assert found.submodule_search_locations is not None
-    return (Path(found.submodule_search_locations[0]) / f"{name}.py").read_text(encoding="utf-8")
+    package = importlib.util.find_spec(f"{FAMILIES}.{family(name)}")
+    assert package is not None
+    assert package.submodule_search_locations is not None
+    return (Path(package.submodule_search_locations[0]) / f"{name}.py").read_text(encoding="utf-8")
 
 
 def outline(name: str) -> Info:
@@ -106,7 +106,9 @@ _KINDS: Mapping[str, Callable[..., Any]] = {
 def _literal(node: ast.expr) -> Any:
     """Evaluate a literal in which facts may be called with keywords."""
     if isinstance(node, ast.Call):
-        return _KINDS[ast.unparse(node.func)](**{str(each.arg): _literal(each.value) for each in node.keywords})
+        return _KINDS[ast.unparse(node.func)](
+            **{str(keyword.arg): _literal(keyword.value) for keyword in node.keywords}
+        )
     if isinstance(node, ast.Dict) and all(isinstance(key, ast.expr) for key in node.keys):
         return {ast.literal_eval(key): _literal(x) for key, x in zip(node.keys, node.values, strict=True) if key}
     return ast.literal_eval(node)
@@ -159,13 +161,13 @@ def parts(spec: str) -> list[tuple[str, int]]:
     pieces = specs.split(spec, "+")
     if len(pieces) == 1:
         return []
-    found: list[tuple[str, int]] = []
+    shares: list[tuple[str, int]] = []
     for piece in pieces:
         inner, *count = specs.split(piece, ":")
         if len(count) != 1 or not count[0].isdigit() or int(count[0]) < 1:
             raise ConfigError(f"{piece!r} in {spec!r} must name its heads, as in 'local(window=64):4 + linear:4'")
-        found.append((inner, int(count[0])))
-    return found
+        shares.append((inner, int(count[0])))
+    return shares
 
 
 def rewritten(spec: str, change: Callable[[str], str]) -> str:
@@ -206,7 +208,7 @@ def build(spec: str, heads: Heads, **options: object) -> "Attention":
 
     Args:
         spec: a name with options, or a mix over heads such as `local(window=64):4 + linear:4`.
-        heads: what to serve.
+        heads: the heads to serve.
         options: more options of the mechanism, checked against its signature; they win over those in `spec`.
 
     Raises:
@@ -224,8 +226,8 @@ def build(spec: str, heads: Heads, **options: object) -> "Attention":
         if options:
             raise ConfigError(f"options of a mix belong to its parts, got {sorted(options)} beside {spec!r}")
         return HeadMix(heads, [(inner, build(inner, HeadMix.share(heads, count, spec))) for inner, count in mixed])
-    cls, given = resolve(spec)
-    final: dict[str, Any] = {**given, **options}
+    cls, written = resolve(spec)
+    final: dict[str, Any] = {**written, **options}
     return cls(heads, **final)
 
 

@@ -17,13 +17,13 @@ GROWTH: tuple[Literal["none", "constant", "window", "length"], ...] = ("none", "
 
 
 def mixed_info(infos: Sequence[Info]) -> Info:
-    """The facts of mechanisms side by side: what all support, what any reads, the worst cost."""
+    """The facts of mechanisms side by side: the support of all, the reads of any, the worst cost."""
     first = infos[0]
 
-    def every(fact: str) -> bool:
+    def all_have(fact: str) -> bool:
         return all(getattr(info, fact) for info in infos)
 
-    def some(fact: str) -> bool:
+    def any_has(fact: str) -> bool:
         return any(getattr(info, fact) for info in infos)
 
     return Info(
@@ -40,22 +40,22 @@ def mixed_info(infos: Sequence[Info]) -> Info:
         time=max(info.time for info in infos),
         memory=max(info.memory for info in infos),
         state=GROWTH[max(GROWTH.index(info.state) for info in infos)],
-        rows_sum_to_one=every("rows_sum_to_one"),
-        nonnegative=every("nonnegative"),
-        linear_in_value=every("linear_in_value"),
-        affine_in_value=every("affine_in_value"),
-        sees_content_only=every("sees_content_only"),
-        shares_query_key=some("shares_query_key"),
-        selects=some("selects"),
-        replays_choices=some("replays_choices"),
+        rows_sum_to_one=all_have("rows_sum_to_one"),
+        nonnegative=all_have("nonnegative"),
+        linear_in_value=all_have("linear_in_value"),
+        affine_in_value=all_have("affine_in_value"),
+        sees_content_only=all_have("sees_content_only"),
+        shares_query_key=any_has("shares_query_key"),
+        selects=any_has("selects"),
+        replays_choices=any_has("replays_choices"),
         straight_through="".join(letter for letter in "qkv" if any(letter in info.straight_through for info in infos)),
-        anchored=some("anchored"),
-        stochastic=some("stochastic"),
+        anchored=any_has("anchored"),
+        stochastic=any_has("stochastic"),
         approximates=first.approximates if len({info.approximates for info in infos}) == 1 else None,
-        compiles_whole=every("compiles_whole"),
-        leaks=some("leaks"),
-        inputs={f"{at}.{name}": each for at, info in enumerate(infos) for name, each in info.inputs.items()},
-        mixes_queries=some("mixes_queries"),
+        compiles_whole=all_have("compiles_whole"),
+        leaks=any_has("leaks"),
+        inputs={f"{at}.{name}": declared for at, info in enumerate(infos) for name, declared in info.inputs.items()},
+        mixes_queries=any_has("mixes_queries"),
         losses={name: weight for info in infos for name, weight in info.losses.items()},
     )
 
@@ -79,9 +79,9 @@ class HeadMix(Attention):
         self.specs = tuple(spec for spec, _ in parts)
         self.parts = nn.ModuleList(part for _, part in parts)
         sized = {
-            f"{at}.{name}": replace(each, heads=each.shape(part.heads)[0], width=each.shape(part.heads)[1])
+            f"{at}.{name}": replace(declared, heads=declared.shape(part.heads)[0], width=declared.shape(part.heads)[1])
             for at, part in enumerate(self.mechanisms)
-            for name, each in part.info.inputs.items()
+            for name, declared in part.info.inputs.items()
         }
         self.info = replace(mixed_info([part.info for part in self.mechanisms]), inputs=sized)
         total = sum(part.heads.count for part in self.mechanisms)
@@ -115,41 +115,41 @@ class HeadMix(Attention):
         """Each part attends with its own heads."""
         state = call.state
         assert state is None or isinstance(state, States)
-        got = {
+        attended = {
             name: part(
-                q[:, mine],
-                k[:, keyed],
-                v[:, keyed],
+                q[:, query_heads],
+                k[:, key_heads],
+                v[:, key_heads],
                 key_mask=call.key_mask,
-                bias=None if call.bias is None else call.bias.heads(mine),
+                bias=None if call.bias is None else call.bias.heads(query_heads),
                 marks=call.marks,
                 inputs=_below(call.inputs, name),
                 query_start=None if call.causal else call.query_start,
                 state=None if state is None else state[name],
             )
-            for name, part, mine, keyed in self.shares()
+            for name, part, query_heads, key_heads in self.shares()
         }
         losses: dict[str, list[Tensor]] = {}
-        for part in got.values():
+        for part in attended.values():
             for name, loss in part.losses.items():
                 losses.setdefault(name, []).append(loss)
-        mixed = None if state is None else States({name: part.state for name, part in got.items()})
-        values = torch.cat([part.values for part in got.values()], 1)
-        return Attended(values, mixed, {name: torch.stack(each).mean() for name, each in losses.items()})
+        mixed = None if state is None else States({name: part.state for name, part in attended.items()})
+        values = torch.cat([part.values for part in attended.values()], 1)
+        return Attended(values, mixed, {name: torch.stack(terms).mean() for name, terms in losses.items()})
 
     def reference(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         """The definitions of the parts, head-wise."""
         values: list[Tensor] = []
-        for name, part, mine, keyed in self.shares():
-            own = None if call.bias is None else call.bias.heads(mine)
-            inner = replace(call, bias=own, inputs=_below(call.inputs, name))
-            values.append(part.reference(q[:, mine], k[:, keyed], v[:, keyed], inner))
+        for name, part, query_heads, key_heads in self.shares():
+            bias = None if call.bias is None else call.bias.heads(query_heads)
+            inner = replace(call, bias=bias, inputs=_below(call.inputs, name))
+            values.append(part.reference(q[:, query_heads], k[:, key_heads], v[:, key_heads], inner))
         return torch.cat(values, 1)
 
     def activate(self, raw: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Every part activates its own inputs, named `part.input`."""
         parts = {name: part.activate(_below(raw, name)) for name, part, *_ in self.shares()}
-        return {f"{name}.{each}": x for name, inputs in parts.items() for each, x in inputs.items()}
+        return {f"{name}.{input_name}": x for name, inputs in parts.items() for input_name, x in inputs.items()}
 
     def initial_state(
         self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
@@ -166,11 +166,11 @@ class HeadMix(Attention):
     def bias_distances(self, queries: int, keys: int, state: State | None = None) -> tuple[int, int]:
         """The union over the parts."""
         assert state is None or isinstance(state, States)
-        each = [
+        ranges = [
             part.bias_distances(queries, keys, None if state is None else state[name])
             for name, part, *_ in self.shares()
         ]
-        return min(low for low, _ in each), max(high for _, high in each)
+        return min(low for low, _ in ranges), max(high for _, high in ranges)
 
     def redraw(self, generator: torch.Generator) -> None:
         """Redraw every part."""

@@ -96,16 +96,16 @@ def split(text: str, separator: str) -> list[str]:
 def files(package: str) -> Mapping[str, str]:
     """Name -> module of every public file below a package, without importing any of them."""
     folder = Path(__file__).parent.joinpath(*package.split(".")[1:])
-    found: dict[str, str] = {}
+    modules: dict[str, str] = {}
     for module in sorted(pkgutil.walk_packages([str(folder)]), key=lambda m: m.name):
         base = f"{package}.{module.name}"
         if module.ispkg:
             for inner in pkgutil.iter_modules([str(folder / module.name)]):
                 if not inner.ispkg and not inner.name.startswith("_"):
-                    found[inner.name] = f"{base}.{inner.name}"
+                    modules[inner.name] = f"{base}.{inner.name}"
         elif not module.name.startswith("_"):
-            found[module.name] = base
-    return found
+            modules[module.name] = base
+    return modules
 
 
 def camel(name: str) -> str:

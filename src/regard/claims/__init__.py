@@ -45,7 +45,7 @@ def names(pattern: str = "*") -> list[str]:
 
 @cache
 def outline(name: str) -> About:
-    """What a claim says of itself, read from its source without importing it.
+    """A claim in words, read from its source without importing it.
 
     Raises:
         ConfigError: an unknown name.
@@ -68,7 +68,7 @@ def build(name: str, *, tiny: bool = False, settings: Mapping[str, object] | Non
     """A claim with its default settings.
 
     Args:
-        name: which.
+        name: of the claim.
         tiny: in the small form that checks the code and is no evidence.
         settings: fields of the claim that win over both.
 
@@ -76,12 +76,12 @@ def build(name: str, *, tiny: bool = False, settings: Mapping[str, object] | Non
         ConfigError: an unknown name or setting.
     """
     cls = cast("type[Claim]", specs.load("claim", name, _files()))
-    given = {**(cls.tiny if tiny else {}), **(settings or {})}
+    values = {**(cls.tiny if tiny else {}), **(settings or {})}
     known = [field.name for field in dataclasses.fields(cast("type", cls))]
-    for setting in given:
+    for setting in values:
         if setting not in known:
             raise ConfigError(f"claim {name} has no setting {setting!r}: {nearest(setting, known)}")
-    return cls(**given)
+    return cls(**values)
 
 
 def _files() -> Mapping[str, str]:

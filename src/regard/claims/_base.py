@@ -1,4 +1,4 @@
-"""What a claim of the literature states about itself before anything is measured."""
+"""Claims of the literature, as they are stated before anything is measured."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -18,13 +18,13 @@ class About:
 
     title: str
     says: str
-    """what the literature says, in our words"""
+    """the statement of the literature, in our words"""
     source: str
     """who says it, and where"""
     control: str
     """the positive control: what must come out if the measurement works at all, and why that is known"""
     measures: str
-    """what is measured, on what, and against what"""
+    """the measurement: of what, on what, and against what"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class Observation:
-    """What one seed gave: named numbers, and curves by plot and label."""
+    """Results of one seed: named numbers, and curves by plot and label."""
 
     values: Mapping[str, float]
     curves: Mapping[str, Mapping[str, Curve]] = field(default_factory=dict)

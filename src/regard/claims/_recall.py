@@ -1,4 +1,4 @@
-"""What claims on trained recall share: the models, their task and their training."""
+"""The common part of claims on trained recall: the models, their task and their training."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -48,7 +48,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Conclusion:
-    """What may be said, and why."""
+    """The verdict on a claim, and its reason."""
 
     verdict: Verdict
     reason: str

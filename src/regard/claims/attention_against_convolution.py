@@ -72,12 +72,12 @@ class AttentionAgainstConvolution(Claim):
                 model = self.model(name, seed)
                 shares.append(self.accuracy(model, (known[0][:count], known[1][:count]), new, seed))
             curves[name] = (self.examples, shares)
-        few, many = ({name: shares[at] for name, (_, shares) in curves.items()} for at in (0, -1))
+        fewest, most = ({name: shares[at] for name, (_, shares) in curves.items()} for at in (0, -1))
         values = {
-            "gain few": few["convolution"] - few["attention"],
-            "loss many": many["convolution"] - many["attention"],
-            **{f"{name} few": share for name, share in few.items()},
-            **{f"{name} many": share for name, share in many.items()},
+            "gain few": fewest["convolution"] - fewest["attention"],
+            "loss many": most["convolution"] - most["attention"],
+            **{f"{name} few": share for name, share in fewest.items()},
+            **{f"{name} many": share for name, share in most.items()},
         }
         return Observation(values, {"accuracy": curves})
 

@@ -78,13 +78,13 @@ class AttentionAgainstRecurrence(Claim):
 
     def observe(self, seed: int) -> Observation:
         """Train both at every distance; count both at every length."""
-        found: dict[str, float] = {}
+        values: dict[str, float] = {}
         memory: dict[str, Curve] = {}
         for name in ("attention", "lstm"):
             shares = [self.remembered(name, distance, seed) for distance in self.distances]
-            found |= {f"near {name}": shares[0], f"far {name}": shares[-1]}
+            values |= {f"near {name}": shares[0], f"far {name}": shares[-1]}
             memory[name] = (self.distances, shares)
-        found["gain"] = found["far attention"] - found["far lstm"]
+        values["gain"] = values["far attention"] - values["far lstm"]
         lengths = (8, 16, 32, 64)
         layer = AttentionLayer(8, self.attention, heads=2, seed=seed)
         chains = {"attention": [], "lstm": []}
@@ -93,12 +93,12 @@ class AttentionAgainstRecurrence(Claim):
             chains["attention"].append(chain(layer(x).hidden[:, -1]))
             cells, fused = both_lstms(x, seed)
             chains["lstm"].append(chain(cells[:, -1]))
-            found["cells"] = float((cells - fused).detach().abs().max())
+            values["cells"] = float((cells - fused).detach().abs().max())
         for name, steps in chains.items():
-            found[f"chain {name}"] = steps[-1] / steps[0]
-        found["sum"] = running_sum(64)
+            values[f"chain {name}"] = steps[-1] / steps[0]
+        values["sum"] = running_sum(64)
         curves = {"memory": memory, "chain": {name: (lengths, steps) for name, steps in chains.items()}}
-        return Observation(found, curves)
+        return Observation(values, curves)
 
     def remembered(self, name: str, distance: int, seed: int) -> float:
         """The share of right answers of a model trained at a distance."""
@@ -160,9 +160,9 @@ def both_lstms(x: Tensor, seed: int) -> tuple[Tensor, Tensor]:
     draw = generator(seed, "cells")
     fused, cell = nn.LSTM(width, width, batch_first=True), nn.LSTMCell(width, width)
     with torch.no_grad():
-        for whole, single in zip(fused.parameters(), cell.parameters(), strict=True):
-            whole.copy_(0.3 * torch.randn(whole.shape, generator=draw))
-            single.copy_(whole)
+        for fused_weight, cell_weight in zip(fused.parameters(), cell.parameters(), strict=True):
+            fused_weight.copy_(0.3 * torch.randn(fused_weight.shape, generator=draw))
+            cell_weight.copy_(fused_weight)
     state = (x.new_zeros(len(x), width), x.new_zeros(len(x), width))
     outputs = []
     for at in range(x.shape[1]):

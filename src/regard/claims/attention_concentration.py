@@ -60,12 +60,12 @@ class AttentionConcentration(Claim):
 
     def observe(self, seed: int) -> Observation:
         """Entropies, bounds, and recall of a softmax as flat as linear attention."""
-        flat = self.effective(self.linear, self.sharpness, seed)
+        linear_keys = self.effective(self.linear, self.sharpness, seed)
         sharp = self.effective(self.softmax, self.sharpness, seed)
         low, high = 1e-6, self.sharpness
         for _ in range(HALVINGS):  # effective keys fall as logits grow
             middle = math.sqrt(low * high)
-            low, high = (middle, high) if self.effective(self.softmax, middle, seed) > flat else (low, middle)
+            low, high = (middle, high) if self.effective(self.softmax, middle, seed) > linear_keys else (low, middle)
         soft = self.effective(self.softmax, low, seed)
         largest = [self.largest(length, seed) for length in self.lengths]
         bounds = [self.most(length) for length in self.lengths]
@@ -77,12 +77,12 @@ class AttentionConcentration(Claim):
         values = {
             "tight": largest[0] / bounds[0],
             "equal": self.effective("uniform", 1.0, seed) / self.pairs,
-            "matched": soft / flat,
-            "spread": flat / sharp,
+            "matched": soft / linear_keys,
+            "spread": linear_keys / sharp,
             "kept": largest[-1] / largest[0],
             "unexplained": shares["softmax, as flat"] - shares["linear"],
         }
-        bars: dict[str, Curve] = {"": (list(shares), [sharp, soft, flat])}
+        bars: dict[str, Curve] = {"": (list(shares), [sharp, soft, linear_keys])}
         curves: dict[str, Mapping[str, Curve]] = {
             "bound": {"measured": (self.lengths, largest), "e^{2B} / (e^{2B} + n - 1)": (self.lengths, bounds)},
             "keys": bars,
@@ -96,15 +96,15 @@ class AttentionConcentration(Claim):
 
     def effective(self, spec: str, sharpness: float, seed: int) -> float:
         """Mean exp(entropy) of the rows for keys that are asked as `share` asks them."""
-        found: list[Tensor] = []
+        keys: list[Tensor] = []
         for trial in range(self.trials):
             draw = generator(seed, "concentration", trial)
             x = normalize(torch.randn(1, 1, self.pairs, 32, generator=draw), dim=-1) * sharpness**0.5 * 32**0.25
-            found.append(effective_keys(weights(memory(spec, self.pairs, 32, trial), x, x)))
-        return float(torch.cat(found).mean())
+            keys.append(effective_keys(weights(memory(spec, self.pairs, 32, trial), x, x)))
+        return float(torch.cat(keys).mean())
 
     def most(self, length: int) -> float:
-        """What no weight exceeds while no logit exceeds `bound` in size."""
+        """The largest weight that is possible while no logit exceeds `bound` in size."""
         return math.exp(2 * self.bound) / (math.exp(2 * self.bound) + length - 1)
 
     def largest(self, length: int, seed: int) -> float:

@@ -60,7 +60,7 @@ class BlockwiseMemory(Claim):
         """Count every number of blocks."""
         q, k, v = torch.randn(3, 1, self.heads, self.length, self.dim, generator=generator(seed, "inputs"))
         whole, _ = peak(lambda: (q @ k.mT).softmax(-1) @ v)
-        found = {"dense peak": whole / (2 * self.heads * self.length**2), "difference": 0.0}
+        values = {"dense peak": whole / (2 * self.heads * self.length**2), "difference": 0.0}
         ours: list[float] = []
         published: list[float] = []
         operations: list[float] = []
@@ -68,20 +68,20 @@ class BlockwiseMemory(Claim):
             mechanism = self.built(blocks, self.length)
             with torch.no_grad():
                 difference = mechanism(q, k, v).values - blockwise(q, k, v, blocks)
-            found["difference"] = max(found["difference"], float(difference.abs().max()))
+            values["difference"] = max(values["difference"], float(difference.abs().max()))
             alive, flops = peak(lambda mechanism=mechanism: mechanism(q, k, v))
             ours.append(alive)
             operations.append(flops)
             published.append(peak(lambda blocks=blocks: blockwise(q, k, v, blocks))[0])
-        found["weights slope"] = exponent(self.blocks, published)
-        found["operations slope"] = exponent(self.blocks, operations)
-        found["ours slope"] = exponent(self.blocks, ours)
-        found["ours share"] = max(ours) / max(published)
+        values["weights slope"] = exponent(self.blocks, published)
+        values["operations slope"] = exponent(self.blocks, operations)
+        values["ours slope"] = exponent(self.blocks, ours)
+        values["ours share"] = max(ours) / max(published)
         a, b, c = (x[:, :, : self.length // 2] for x in (q, k, v))
-        few = self.blocks[0]
-        shorter = self.built(few, self.length // 2)
-        found["ours growth"] = ours[0] / peak(lambda: shorter(a, b, c))[0]
-        found["published growth"] = published[0] / peak(lambda: blockwise(a, b, c, few))[0]
+        fewest = self.blocks[0]
+        shorter = self.built(fewest, self.length // 2)
+        values["ours growth"] = ours[0] / peak(lambda: shorter(a, b, c))[0]
+        values["published growth"] = published[0] / peak(lambda: blockwise(a, b, c, fewest))[0]
         curves: dict[str, dict[str, Curve]] = {
             "peak": {
                 "published form": (self.blocks, published),
@@ -90,7 +90,7 @@ class BlockwiseMemory(Claim):
             },
             "operations": {"ours": (self.blocks, operations)},
         }
-        return Observation(found, curves)
+        return Observation(values, curves)
 
     def built(self, blocks: int, length: int) -> Attention:
         """The mechanism."""

@@ -87,31 +87,31 @@ class CodeRetrieval(Claim):
             stored = versions(self.functions, self.each, change=change, seed=seed)
             x = embed([getattr(one, kind) for one in stored], self.dim)
             families = torch.tensor([one.family for one in stored])
-            found = {name: self.found(spec, x, families, seed) for name, spec in specs.items()}
-            bars = list(found)
+            shares = {name: self.recalled(spec, x, families, seed) for name, spec in specs.items()}
+            bars = list(shares)
             curves[kind] = {
-                "version": (bars, [found[name][0] for name in bars]),
-                "family": (bars, [found[name][1] for name in bars]),
+                "version": (bars, [shares[name][0] for name in bars]),
+                "family": (bars, [shares[name][1] for name in bars]),
             }
-            values[f"{kind} softmax"] = found["softmax"][0]
+            values[f"{kind} softmax"] = shares["softmax"][0]
             for name in ("relu", "signed"):
-                values[f"{kind} {name}"] = found["softmax"][0] - found[name][0]
+                values[f"{kind} {name}"] = shares["softmax"][0] - shares[name][0]
             if kind == "text":
-                values["uniform"] = found["uniform"][0] * len(stored)
-                values["blend"] = found["signed"][1] - found["signed"][0]
-                values["shortlist"] = found["shortlist"][0] - found["relu"][0]
+                values["uniform"] = shares["uniform"][0] * len(stored)
+                values["blend"] = shares["signed"][1] - shares["signed"][0]
+                values["shortlist"] = shares["shortlist"][0] - shares["relu"][0]
         return Observation(values, curves)
 
-    def found(self, spec: str, x: Tensor, families: Tensor, seed: int) -> tuple[float, float]:
+    def recalled(self, spec: str, x: Tensor, families: Tensor, seed: int) -> tuple[float, float]:
         """The shares of versions and of families that are found, at the length of the best."""
         values = normalize(torch.randn(x.shape, generator=generator(seed, "values")), dim=-1)
-        own = torch.arange(len(x))
+        right = torch.arange(len(x))
         shares = []
         for sharpness in self.sharpness:
             mechanism = memory(spec, len(x), x.shape[1], seed)
             answers = (asked(mechanism, x * sharpness**0.5 * x.shape[1] ** 0.25, values) @ values.mT).argmax(-1)
             shares.append(
-                (float((answers == own).double().mean()), float((families[answers] == families).double().mean()))
+                (float((answers == right).double().mean()), float((families[answers] == families).double().mean()))
             )
         return max(shares)
 

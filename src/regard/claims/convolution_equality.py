@@ -55,15 +55,15 @@ class ConvolutionEquality(Claim):
         errors, borders, others = [], [], []
         for kernel in self.kernels:
             one, other = (drawn_convolution(self.channels, kernel, draw) for _ in range(2))
-            expected, found, unrelated = one(image), made(one, alpha=self.alpha)(image), other(image)
-            wrong = (found - expected).abs() / expected.abs().max()
+            expected, attended, unrelated = one(image), made(one, alpha=self.alpha)(image), other(image)
+            wrong = (attended - expected).abs() / expected.abs().max()
             errors.append(float(wrong.max()))
-            reach = kernel // 2
-            inner = wrong[..., reach : self.side - reach, reach : self.side - reach]
+            margin = kernel // 2
+            inner = wrong[..., margin : self.side - margin, margin : self.side - margin]
             wrong_inside = torch.zeros_like(wrong)
-            wrong_inside[..., reach : self.side - reach, reach : self.side - reach] = inner
+            wrong_inside[..., margin : self.side - margin, margin : self.side - margin] = inner
             borders.append(float((wrong - wrong_inside).max()))
-            others.append(float((found - unrelated).square().mean().sqrt() / root(expected, unrelated)))
+            others.append(float((attended - unrelated).square().mean().sqrt() / root(expected, unrelated)))
         convolution = drawn_convolution(self.channels, 3, draw)
         expected = convolution(image)
         falls = [float((made(convolution, alpha=alpha)(image) - expected).abs().max()) for alpha in self.alphas]

@@ -83,17 +83,17 @@ class DistanceAware(Claim):
             "sinusoidal": ("softmax", "sinusoidal"),
             "shaw": (f"shaw(max_distance={self.length})", "none"),
         }
-        found = {"single": self.accuracy("single", "softmax", "none", seed)}
+        values = {"single": self.accuracy("single", "softmax", "none", seed)}
         curves: dict[str, Curve] = {}
         tasks: tuple[Task, ...] = ("nearest", "exact")
         for name, (mechanism, position) in schemes.items():
             for task in tasks:
-                found[f"{task} {name}"] = self.accuracy(task, mechanism, position, seed)
-            curves[name] = (tasks, [found[f"{task} {name}"] for task in tasks])
+                values[f"{task} {name}"] = self.accuracy(task, mechanism, position, seed)
+            curves[name] = (tasks, [values[f"{task} {name}"] for task in tasks])
         for task in tasks:
-            best = max(found[f"{task} sinusoidal"], found[f"{task} shaw"])
-            found[f"{task} gain"] = found[f"{task} distance_aware"] - best
-        return Observation(found, {"accuracy": curves})
+            best = max(values[f"{task} sinusoidal"], values[f"{task} shaw"])
+            values[f"{task} gain"] = values[f"{task} distance_aware"] - best
+        return Observation(values, {"accuracy": curves})
 
     def accuracy(self, task: Task, mechanism: str, position: str, seed: int) -> float:
         """Of a model trained on a question, on new ones."""

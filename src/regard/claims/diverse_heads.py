@@ -69,8 +69,8 @@ class DiverseHeads(Claim):
                 values["inhibited"] = values["one for two"] - values[label]
                 looked = model.looks(test[:64])
                 values["difference"] = float((looked[:, 0, 2:] - looked[:, 1, 2:]).abs().sum(-1).mean() / 2)
-                places = [float(at) for at in range(self.length)]
-                looks = {f"head {head}": (places, looked[:, head, -1].mean(0).tolist()) for head in (0, 1)}
+                positions = [float(at) for at in range(self.length)]
+                looks = {f"head {head}": (positions, looked[:, head, -1].mean(0).tolist()) for head in (0, 1)}
         bars = {label: (["error"], [values[label]]) for label in losses}
         return Observation(values, {"error": bars, "loss": losses, "heads": looks})
 
@@ -83,7 +83,7 @@ class Layer(nn.Module):
         self.wanted, self.length = wanted, length
         width = content + length
         width += width % 2
-        self.places = nn.functional.pad(torch.eye(length), (0, width - content - length))
+        self.positions = nn.functional.pad(torch.eye(length), (0, width - content - length))
         # 2 x content: room for both contents in either form
         self.layer = AttentionLayer(
             width, spec, heads=heads, key_dim=width // heads, value_dim=2 * content // heads, seed=seed
@@ -96,7 +96,7 @@ class Layer(nn.Module):
 
     def hidden(self, tokens: Tensor) -> Tensor:
         """Each token beside its position."""
-        return torch.cat([tokens, self.places.expand(tokens.shape[0], -1, -1)], -1)
+        return torch.cat([tokens, self.positions.expand(tokens.shape[0], -1, -1)], -1)
 
     def loss(self, tokens: Tensor) -> Tensor:
         """Squared error over variance, from the first position that has all that is wanted."""
@@ -107,7 +107,7 @@ class Layer(nn.Module):
     def looks(self, tokens: Tensor) -> Tensor:
         """The attention matrix (batch, heads, queries, keys)."""
         seen: list[Tensor] = []
-        hook = self.layer.attention.register_forward_pre_hook(lambda module, given: seen.extend(given[:2]))
+        hook = self.layer.attention.register_forward_pre_hook(lambda module, inputs: seen.extend(inputs[:2]))
         self(tokens)
         hook.remove()
         return weights(self.layer.attention, *seen[:2])

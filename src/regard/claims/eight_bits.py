@@ -19,7 +19,7 @@ from regard.tasks.base import IGNORE, Task
 from regard.training.batches import collate
 from regard.training.evaluation import score
 
-FLAT = "softmax(scale=1e-9)"
+EQUAL_WEIGHTS = "softmax(scale=1e-9)"
 """equal weights: what attention itself is worth"""
 
 
@@ -100,7 +100,7 @@ class EightBits(Claim):
             values[name] = exact
             sign = 1 if name == "recall" else -1
             weights = {f"{bits}": f"{self.spec}(bits={bits}, store=float)" for bits in self.bits}
-            specs = {**weights, "8, int8": f"{self.spec}(bits=8)", "without_gradient": FLAT}
+            specs = {**weights, "8, int8": f"{self.spec}(bits=8)", "equal weights": EQUAL_WEIGHTS}
             lost = {}
             for bits, spec in specs.items():
                 rounded = LanguageModel(replace(config, attention=(spec,)))
@@ -108,8 +108,8 @@ class EightBits(Claim):
                 lost[bits] = sign * (exact - quality(rounded, task, limit))
             curves[name]["weights"] = (self.bits, [lost[str(bits)] for bits in self.bits])
             curves[name]["weights, int8 keys and values"] = ((8,), [lost["8, int8"]])
-            curves[name]["equal weights"] = ((0,), [lost["without_gradient"]])
-            values[f"flat {name}"] = exact - sign * lost["without_gradient"]
+            curves[name]["equal weights"] = ((0,), [lost["equal weights"]])
+            values[f"flat {name}"] = exact - sign * lost["equal weights"]
             values |= {f"{name} lost 3": lost["3"], f"{name} lost 16": lost["16"], f"{name} lost 8": lost["8, int8"]}
         return Observation(values, curves)
 
@@ -119,8 +119,8 @@ class EightBits(Claim):
         q, k, v = torch.randn(3, 1, 4, self.length, 32, generator=draw, dtype=torch.float64)
         heads = Heads(count=4, key_dim=32)
         exact = build("softmax", heads)(q, k, v).values
-        found = build(f"{self.spec}(bits={bits}, store=float)", heads)(q, k, v).values
-        return float((found - exact).norm() / exact.norm())
+        rounded = build(f"{self.spec}(bits={bits}, store=float)", heads)(q, k, v).values
+        return float((rounded - exact).norm() / exact.norm())
 
 
 def train(config: ModelConfig, task: Task, steps: int, seed: int) -> LanguageModel:
@@ -143,5 +143,5 @@ def quality(model: LanguageModel, task: Task, limit: int) -> float:
     scores = score(model, task.examples("valid"), task.vocab_size, limit=limit)
     assert scores is not None
     summary = scores.summary()
-    found = summary["bits_per_byte"]
-    return float(summary["accuracy"] or 0.0) if found is None else float(found)
+    bits_per_byte = summary["bits_per_byte"]
+    return float(summary["accuracy"] or 0.0) if bits_per_byte is None else float(bits_per_byte)

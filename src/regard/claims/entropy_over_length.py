@@ -65,22 +65,24 @@ class EntropyOverLength(Claim):
         for deviation in (2, 1):
             growth = {}
             for label, spec in (("plain", self.plain), ("scaled", scaled)):
-                found = [self.entropy(spec, n, deviation, seed) for n in self.lengths]
-                curves[f"entropy {deviation}"][spec] = (self.lengths, found)
-                growth[label] = found[-1] - found[0]
+                entropies = [self.entropy(spec, n, deviation, seed) for n in self.lengths]
+                curves[f"entropy {deviation}"][spec] = (self.lengths, entropies)
+                growth[label] = entropies[-1] - entropies[0]
                 values[f"{label} at base"] = self.entropy(spec, self.base_length, deviation, seed)
                 if label == "plain":
-                    values["theory"] = found[-1] - (math.log(self.lengths[-1]) - deviation**2 / 2)
+                    values["theory"] = entropies[-1] - (math.log(self.lengths[-1]) - deviation**2 / 2)
             values["same at base"] = values["scaled at base"] - values["plain at base"]
             values[f"growth {deviation}"] = growth["scaled"] / growth["plain"]
             values[f"constant {deviation}"] = values[f"growth {deviation}"]
-        own = f"{self.scaled}(base_length={self.trained_length})" if self.scaled == "entropy_scaled" else self.scaled
+        lookup_spec = (
+            f"{self.scaled}(base_length={self.trained_length})" if self.scaled == "entropy_scaled" else self.scaled
+        )
         lengths = [self.trained_length * times for times in (1, 2, 4, 8)]
-        looked = {spec: self.lookup(spec, lengths, seed) for spec in (self.plain, own)}
-        for spec, found in looked.items():
-            curves["lookup"][spec] = (lengths, found)
+        looked = {spec: self.lookup(spec, lengths, seed) for spec in (self.plain, lookup_spec)}
+        for spec, shares in looked.items():
+            curves["lookup"][spec] = (lengths, shares)
         values["learned"] = looked[self.plain][0]
-        values["gain"] = looked[own][-1] - looked[self.plain][-1]
+        values["gain"] = looked[lookup_spec][-1] - looked[self.plain][-1]
         return Observation(values, curves)
 
     def entropy(self, spec: str, keys: int, deviation: float, seed: int) -> float:
@@ -120,7 +122,7 @@ class Lookup(nn.Module):
         """The weight on the right key of one query of each row: its value is 1, the others are 0."""
         k = torch.randn(rows, 1, keys, self.width, generator=draw)
         right = torch.randint(keys, (rows,), generator=draw)
-        own = k[torch.arange(rows), :, right]
-        q = own + noise * torch.randn(own.shape, generator=draw)
+        right_key = k[torch.arange(rows), :, right]
+        q = right_key + noise * torch.randn(right_key.shape, generator=draw)
         v = nn.functional.one_hot(right, keys).to(k.dtype)[:, None, :, None]
         return self.attention(self.query(q)[:, :, None], self.key(k), v).values.flatten().clamp(min=1e-9)

@@ -89,17 +89,17 @@ class EtcLookup(Claim):
 
     def observe(self, seed: int) -> Observation:
         """Train every mask."""
-        found: dict[str, float] = {}
+        values: dict[str, float] = {}
         losses: dict[str, Curve] = {}
         names = ("full", "window", "hard", "soft", "none")
         for name in names:
             steps = self.control_steps if name == "full" else self.steps
-            found[name], losses[name] = self.accuracy(getattr(self, name), steps, seed)
-        found["window excess"] = found["window"] - 1 / self.values
+            values[name], losses[name] = self.accuracy(getattr(self, name), steps, seed)
+        values["window excess"] = values["window"] - 1 / self.values
         for name in ("soft", "none"):
-            found[f"hard - {name}"] = found["hard"] - found[name]
-        bars: dict[str, Curve] = {name: (["lookup"], [found[name]]) for name in names}
-        return Observation(found, {"accuracy": bars, "loss": losses})
+            values[f"hard - {name}"] = values["hard"] - values[name]
+        bars: dict[str, Curve] = {name: (["lookup"], [values[name]]) for name in names}
+        return Observation(values, {"accuracy": bars, "loss": losses})
 
     def accuracy(self, spec: str, steps: int, seed: int) -> tuple[float, Curve]:
         """The share of right answers on new documents, and the loss on the way."""
@@ -128,15 +128,17 @@ class EtcLookup(Claim):
         """Global tokens, sentences, and keys whose values are asked for: never of the last sentence, which is near."""
         key = torch.rand(count, self.keys, generator=draw).argsort(-1)[:, : self.sentences]
         value = torch.randint(0, self.values, (count, self.sentences), generator=draw)
-        other, glob = self.vocabulary - 2, self.vocabulary - 1
-        words = torch.full((count, self.sentences, self.words), other)
+        filler, glob = self.vocabulary - 2, self.vocabulary - 1
+        words = torch.full((count, self.sentences, self.words), filler)
         place = torch.rand(count, self.sentences, self.words, generator=draw).argsort(-1)[..., :2]
         words.scatter_(2, place, torch.stack([key, self.keys + value], -1))
         asked = torch.randint(0, self.sentences - 1, (count, self.asked), generator=draw)
         heads = torch.full((count, self.sentences), glob)
-        own = torch.arange(1, self.sentences + 1)
-        sentence = torch.cat([own, own.repeat_interleave(self.words), torch.zeros(self.asked, dtype=torch.long)])
-        marks = torch.cat([-own, sentence[self.sentences :]])
+        numbers = torch.arange(1, self.sentences + 1)
+        sentence = torch.cat(
+            [numbers, numbers.repeat_interleave(self.words), torch.zeros(self.asked, dtype=torch.long)]
+        )
+        marks = torch.cat([-numbers, sentence[self.sentences :]])
         tokens = torch.cat([heads, words.flatten(1), key.gather(1, asked)], 1)
         return Document(tokens, sentence.expand_as(tokens), marks.expand_as(tokens), value.gather(1, asked))
 

@@ -90,7 +90,7 @@ class Extrapolation(Claim):
     def observe(self, seed: int) -> Observation:
         """Train every scheme on the same texts, try it at every length."""
         text = MarkovText(self.order, self.symbols, draw=generator(seed, "text"))
-        found: dict[str, float] = {}
+        values: dict[str, float] = {}
         curves: dict[str, dict[str, Curve]] = {"loss": {}, "copies": {}}
         names = ("sinusoidal", "rotary", "t5_bias", "alibi")
         for name, position in zip(names, self.positions, strict=True):
@@ -104,20 +104,20 @@ class Extrapolation(Claim):
                 above = (score.nats - floor)[:, last][new.whole[:, last]].mean()
                 bits.append(float(above) / math.log(2))
                 if length == self.lengths[0]:
-                    found[f"copies {name}"] = float(score.right.mean())
+                    values[f"copies {name}"] = float(score.right.mean())
                 if length == self.lengths[-1]:
                     curves["copies"][position] = by_distance(new.distance, score.right, length)
                     far, near = new.distance > length // 2, new.distance < self.lengths[0]
-                    found[f"far {name}"] = float(score.right[far].mean())
-                    found[f"near {name}"] = float(score.right[near].mean())
-                    found[f"forgotten {name}"] = found[f"near {name}"] - found[f"far {name}"]
-            found |= {f"learned {name}": bits[0], f"longest {name}": bits[-1], f"growth {name}": bits[-1] - bits[0]}
+                    values[f"far {name}"] = float(score.right[far].mean())
+                    values[f"near {name}"] = float(score.right[near].mean())
+                    values[f"forgotten {name}"] = values[f"near {name}"] - values[f"far {name}"]
+            values |= {f"learned {name}": bits[0], f"longest {name}": bits[-1], f"growth {name}": bits[-1] - bits[0]}
             curves["loss"][position] = (self.lengths, bits)
-        found["learned"] = max(found[f"learned {name}"] for name in names)
-        found["copies"] = min(found[f"copies {name}"] for name in names)
+        values["learned"] = max(values[f"learned {name}"] for name in names)
+        values["copies"] = min(values[f"copies {name}"] for name in names)
         for name in names[:-1]:
-            found[f"{name} - alibi"] = found[f"longest {name}"] - found["longest alibi"]
-        return Observation(found, curves)
+            values[f"{name} - alibi"] = values[f"longest {name}"] - values["longest alibi"]
+        return Observation(values, curves)
 
     def trained(self, text: MarkovText, position: str, seed: int) -> LanguageModel:
         """A model of one scheme."""
@@ -150,7 +150,7 @@ class Extrapolation(Claim):
 
     @torch.no_grad()
     def score(self, model: LanguageModel, text: MarkovText, new: Texts) -> Score:
-        """What a model makes of texts."""
+        """The score of a model on texts."""
         logits = model(new.tokens).logits
         nats = cross_entropy(logits[:, text.order - 1 : -1].mT, new.symbols[:, text.order :], reduction="none")
         return Score(nats, (logits[:, -1].argmax(-1) == new.answer).double())

@@ -64,7 +64,7 @@ class FusionBeatsConcatenation(Claim):
         """Train every way on the same samples, then count on new ones."""
         patterns = torch.randn(self.classes, self.width, generator=generator(seed, "patterns"))
         new = self.shown(patterns, self.questions, generator(seed, "new"))
-        found: dict[str, float] = {}
+        accuracies: dict[str, float] = {}
         for way, (model, weights) in self.ways(seed).items():
             draw = generator(seed, "samples")
 
@@ -75,13 +75,13 @@ class FusionBeatsConcatenation(Claim):
 
             train(weights.parameters(), loss, steps=self.steps, learning_rate=1e-2)
             with torch.no_grad():
-                found[way] = float((model(new).argmax(-1) == new.labels).double().mean())
+                accuracies[way] = float((model(new).argmax(-1) == new.labels).double().mean())
         values = {
-            **found,
-            "over sum": found["fusion"] - found["sum"],
-            "over concatenation": found["fusion"] - found["concatenation"],
+            **accuracies,
+            "over sum": accuracies["fusion"] - accuracies["sum"],
+            "over concatenation": accuracies["fusion"] - accuracies["concatenation"],
         }
-        return Observation(values, {"accuracy": {"accuracy": (list(found), list(found.values()))}})
+        return Observation(values, {"accuracy": {"accuracy": (list(accuracies), list(accuracies.values()))}})
 
     def shown(self, patterns: Tensor, count: int, draw: torch.Generator) -> Shown:
         """New samples."""

@@ -64,7 +64,7 @@ class GraphMixing(Claim):
 
     def observe(self, seed: int) -> Observation:
         """Every graph of one seed."""
-        found: dict[str, float] = {}
+        values: dict[str, float] = {}
         curves: dict[str, dict[str, Curve]] = {"reached": {}, "second": {}}
         graphs = {
             "full": self.full,
@@ -77,21 +77,21 @@ class GraphMixing(Claim):
         for name, spec in graphs.items():
             graph = edges(spec, self.length, seed)
             (diameter, shares), second = reached(graph), second_eigenvalue(graph)
-            found |= {f"{name} diameter": float(diameter), f"{name} second": second, f"{name} gap": 1 - second}
-            found[f"{name} edges"] = float(graph.sum())
+            values |= {f"{name} diameter": float(diameter), f"{name} second": second, f"{name} gap": 1 - second}
+            values[f"{name} edges"] = float(graph.sum())
             curves["reached"][name] = ([2**at for at in range(len(shares))], shares)
             curves["second"][name] = ([f"n = {self.length}"], [second])
         for name, spec in (("window", self.window), ("random", self.random)):
             shorter, _ = reached(edges(spec, self.length // 4, seed))
-            found[f"{name} growth"] = found[f"{name} diameter"] / shorter
+            values[f"{name} growth"] = values[f"{name} diameter"] / shorter
         for name in ("random", "global"):
-            found[f"{name} density"] = found[f"{name} edges"] / found["window edges"]
-            found[f"{name} gain"] = found[f"{name} gap"] / found["window gap"]
-        found["random hops"] = found["random diameter"] / math.log2(self.length)
-        found["ring hops"] = found["ring diameter"] - self.length // 2
-        found["ring error"] = found["ring second"] - (1 + 2 * math.cos(2 * math.pi / self.length)) / 3
-        found["narrow hops"] = found["narrow diameter"] + (1 - self.length) // 8
-        return Observation(found, curves)
+            values[f"{name} density"] = values[f"{name} edges"] / values["window edges"]
+            values[f"{name} gain"] = values[f"{name} gap"] / values["window gap"]
+        values["random hops"] = values["random diameter"] / math.log2(self.length)
+        values["ring hops"] = values["ring diameter"] - self.length // 2
+        values["ring error"] = values["ring second"] - (1 + 2 * math.cos(2 * math.pi / self.length)) / 3
+        values["narrow hops"] = values["narrow diameter"] + (1 - self.length) // 8
+        return Observation(values, curves)
 
 
 def edges(spec: str, length: int, seed: int) -> Bool[Tensor, "queries keys"]:

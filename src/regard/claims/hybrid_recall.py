@@ -58,17 +58,17 @@ class HybridRecall(RecallClaim):
             "by distance": self.by_distance.format(window=self.window),
             "window alone": self.alone.format(window=self.window),
         }
-        found = {}
+        accuracies = {}
         for name, spec in specs.items():
-            found[name] = self.counted(self.trained(spec, seed).model, RecallTask(self.task, seed=seed))
+            accuracies[name] = self.counted(self.trained(spec, seed).model, RecallTask(self.task, seed=seed))
         values = {
-            "softmax": found["softmax"]["all"],
-            "blind": found["window alone"]["out of reach"],
-            "by layer": found["by layer"]["all"] - found["softmax"]["all"],
-            "near": found["by distance"]["near"] - found["softmax"]["near"],
-            "far": found["by distance"]["far"] - found["linear"]["far"],
+            "softmax": accuracies["softmax"]["all"],
+            "blind": accuracies["window alone"]["out of reach"],
+            "by layer": accuracies["by layer"]["all"] - accuracies["softmax"]["all"],
+            "near": accuracies["by distance"]["near"] - accuracies["softmax"]["near"],
+            "far": accuracies["by distance"]["far"] - accuracies["linear"]["far"],
         }
-        curves: dict[str, Curve] = {name: (list(shares), list(shares.values())) for name, shares in found.items()}
+        curves: dict[str, Curve] = {name: (list(shares), list(shares.values())) for name, shares in accuracies.items()}
         return Observation(values, {"accuracy": curves})
 
     @torch.no_grad()

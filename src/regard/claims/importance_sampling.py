@@ -13,11 +13,11 @@ from torch.nn.functional import normalize
 from regard import Heads, build
 from regard.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot
 from regard.claims._growth import exponent
-from regard.claims.randomized_attention_bias import ALARM, SMALLEST, Moments, moments
+from regard.claims.randomized_attention_bias import ALARM, SMALLEST_BIAS, Moments, moments
 from regard.core import generator
 
 EXCESS = 1.1
-"""what the weights of the control sum to"""
+"""the sum of the weights of the control"""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class ImportanceSampling(Claim):
     normalised: str = "performer(num_features={count}, orthogonal=False)"
     """random features whose S = num_features"""
     total: float = 1.0
-    """what the weights sum to where they should sum to one"""
+    """the sum of the weights where they should sum to one"""
     keys: int = 4
     dim: int = 2
     norm: float = 0.6
@@ -91,9 +91,9 @@ class ImportanceSampling(Claim):
         q, k = (self.norm * normalize(x, dim=-1) for x in (q, k))  # scaled by dim^(-1/4): a logit is q . k
         exact = (q @ k.mT).softmax(-1) @ v
         size = float(v.square().mean().sqrt())
-        found = [self.self_normalised(count, q, k, v, exact, seed) for count in self.counts]
-        biases = [one.bias / size for one in found]
-        values = {"slope": exponent(self.counts, biases), "log z last": math.log10(found[-1].z)}
+        by_count = [self.self_normalised(count, q, k, v, exact, seed) for count in self.counts]
+        biases = [one.bias / size for one in by_count]
+        values = {"slope": exponent(self.counts, biases), "log z last": math.log10(by_count[-1].z)}
         multiple = self.multiple(q, k, v, exact[0], draw)
         values |= {f"z {name}": one.z for name, one in multiple.items()}
         values |= {f"beyond {name}": one.beyond for name, one in multiple.items()}
@@ -104,12 +104,12 @@ class ImportanceSampling(Claim):
         largest = int(exact[0].abs().argmax())
         values["excess"] = float(1 + multiple["excess"].off[largest] / exact[0, largest])
         tested = [multiple[name] for name in ("equal", "balance", "corrected", "optimal")]
-        seen = [(one.off + SMALLEST * size) / one.error > ALARM for one in tested]
+        seen = [(one.off + SMALLEST_BIAS * size) / one.error > ALARM for one in tested]
         values["power"] = float(torch.cat(seen).double().mean())
         names = ["equal", "balance", "corrected", "optimal", "normalised"]
         spread: Curve = names, [of_one[name] * self.trials**0.5 / size for name in names]
         curves: dict[str, Curve] = {"bias": (self.counts, biases)}
-        curves["standard error"] = self.counts, [float(one.error.square().mean().sqrt() / size) for one in found]
+        curves["standard error"] = self.counts, [float(one.error.square().mean().sqrt() / size) for one in by_count]
         return Observation(values, {"bias": curves, "variance": {"one sample of each proposal": spread}})
 
     def self_normalised(self, count: int, q: Tensor, k: Tensor, v: Tensor, exact: Tensor, seed: int) -> Moments:
@@ -149,17 +149,17 @@ class ImportanceSampling(Claim):
         at = torch.arange(self.keys)
         ratio = (case.target(w) - case.proposals(w)[:, at, at]).exp()  # p(w_c) / g_c(w_c)
         f = case.values(w)
-        found: dict[str, Moments] = {}
+        results: dict[str, Moments] = {}
         for name, alpha in weights.items():
             share = ratio * alpha(w)[:, at, at] * (1.0 if name == "excess" else self.total)
             read = (
                 slice(1) if name == "optimal" else slice(None)
             )  # 1 / f of one coordinate, times f of another: no bound
-            found[name] = moments(iter([(share[..., None] * f[..., read]).sum(1)]), exact[read])
+            results[name] = moments(iter([(share[..., None] * f[..., read]).sum(1)]), exact[read])
             if name == "balance":
                 share = share / share.sum(1, keepdim=True)
-                found["normalised"] = moments(iter([(share[..., None] * f).sum(1)]), exact)
-        return found
+                results["normalised"] = moments(iter([(share[..., None] * f).sum(1)]), exact)
+        return results
 
     def sample(self, centres: Tensor, draw: torch.Generator) -> Float[Tensor, "trials proposals dim"]:
         """One from each proposal."""

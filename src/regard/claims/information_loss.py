@@ -1,4 +1,4 @@
-"""What a state of fixed size can hold."""
+"""The capacity of a state of fixed size."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -54,21 +54,21 @@ class InformationLoss(Claim):
         """Ask all mechanisms for all numbers of pairs."""
         named = {"softmax": (self.softmax, 64.0), "identity": (self.identity, 1.0), "second order": (self.second, 8.0)}
         named |= {"rank 16": (self.low_rank, 64.0), "uniform": (self.uniform, 1.0)}
-        found = {
+        recalls = {
             name: [self.share(spec, pairs, sharpness, seed) for pairs in self.pairs]
             for name, (spec, sharpness) in named.items()
         }
         middle, most = self.pairs[len(self.pairs) // 2 - 1], self.pairs[-1]
         by_features = [self.share(self.random.format(features=m), middle, 8.0, seed) for m in FEATURES]
         values = {
-            "softmax": found["softmax"][-1],
-            "uniform": found["uniform"][-1] * most,
-            "fall": found["identity"][0] - found["identity"][-1],
-            "order": found["second order"][-1] - found["identity"][-1],
+            "softmax": recalls["softmax"][-1],
+            "uniform": recalls["uniform"][-1] * most,
+            "fall": recalls["identity"][0] - recalls["identity"][-1],
+            "order": recalls["second order"][-1] - recalls["identity"][-1],
             "features": by_features[-1] - by_features[0],
-            "rank": found["softmax"][-1] - found["rank 16"][-1],
+            "rank": recalls["softmax"][-1] - recalls["rank 16"][-1],
         }
-        curves: dict[str, Curve] = {name: (self.pairs, shares) for name, shares in found.items()}
+        curves: dict[str, Curve] = {name: (self.pairs, shares) for name, shares in recalls.items()}
         return Observation(values, {"pairs": curves, "features": {f"{middle} pairs": (FEATURES, by_features)}})
 
     def share(self, spec: str, pairs: int, sharpness: float, seed: int) -> float:

@@ -67,26 +67,26 @@ class KernelRegression(Claim):
         grid = torch.linspace(0, 5, 101)[None, None, :, None].expand(1, self.datasets, -1, 1)
         learned = self.learn(x, y)
         w = {"fixed": torch.ones(self.datasets), "learned": learned, "narrow": torch.full((self.datasets,), 1e6)}
-        found = {label: self.predict(width, grid, x, y) for label, width in w.items()}
-        own = {label: self.predict(width, x, x, y) for label, width in w.items()}
-        found["mean"] = self.build(self.mean)(grid, x, y).values
-        test = {label: float((line - curve(grid)).square().mean()) for label, line in found.items()}
-        rough = {label: float(line.diff(2, dim=2).square().sum(2).mean()) for label, line in found.items()}
+        predicted = {label: self.predict(width, grid, x, y) for label, width in w.items()}
+        fitted = {label: self.predict(width, x, x, y) for label, width in w.items()}
+        predicted["mean"] = self.build(self.mean)(grid, x, y).values
+        test = {label: float((line - curve(grid)).square().mean()) for label, line in predicted.items()}
+        rough = {label: float(line.diff(2, dim=2).square().sum(2).mean()) for label, line in predicted.items()}
         widths = torch.logspace(-1, 1.5, 101)
         least = torch.stack([self.left_out(width.expand(self.datasets), x, y) for width in widths]).amin(0)
         values = {
             "trained": float((self.left_out(learned, x, y) / least).median()),
-            "interpolation": float((own["narrow"] - y).square().mean()),
+            "interpolation": float((fitted["narrow"] - y).square().mean()),
             "mean / fixed": test["mean"] / test["fixed"],
             "learned / fixed": test["learned"] / test["fixed"],
-            "closeness": float((own["learned"] - y).square().mean() / (own["fixed"] - y).square().mean()),
+            "closeness": float((fitted["learned"] - y).square().mean() / (fitted["fixed"] - y).square().mean()),
             "roughness": rough["learned"] / rough["fixed"],
             "learned w": float(learned.mean()),
         }
-        places = grid[0, 0, :, 0].tolist()
-        lines: dict[str, Curve] = {"true": (places, curve(grid)[0, 0, :, 0].tolist())}
+        positions = grid[0, 0, :, 0].tolist()
+        lines: dict[str, Curve] = {"true": (positions, curve(grid)[0, 0, :, 0].tolist())}
         shown = ("mean", "fixed", "learned")
-        lines |= {label: (places, found[label][0, 0, :, 0].detach().tolist()) for label in shown}
+        lines |= {label: (positions, predicted[label][0, 0, :, 0].detach().tolist()) for label in shown}
         bars: dict[str, Curve] = {label: (["test error"], [test[label]]) for label in shown}
         return Observation(values, {"fit": lines, "error": bars})
 

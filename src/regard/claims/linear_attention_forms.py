@@ -91,8 +91,8 @@ class LinearAttentionForms(Claim):
             values[f"time {name}"] = time[name][-1] / time["cumsum"][-1]
             values[f"numbers {name}"] = numbers["cumsum"][-1] / numbers[name][-1]
         curves: dict[str, dict[str, Curve]] = {
-            "time": {name: (self.lengths, found) for name, found in time.items()},
-            "numbers": {name: (self.lengths, found) for name, found in numbers.items()},
+            "time": {name: (self.lengths, series) for name, series in time.items()},
+            "numbers": {name: (self.lengths, series) for name, series in numbers.items()},
         }
         return Observation(values, curves)
 

@@ -1,4 +1,4 @@
-"""What rectifying features costs."""
+"""The cost of rectifying features."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -51,7 +51,7 @@ class NegativeFeatures(Claim):
         """Ask for a quarter, as many and four times the pairs."""
         sizes = (self.pairs // 4, self.pairs, 4 * self.pairs)
         specs = {"signed": self.signed, "relu": self.rectified, "elu + 1": self.shifted}
-        found = {name: [self.best(spec, pairs, seed) for pairs in sizes] for name, spec in specs.items()}
+        recalls = {name: [self.best(spec, pairs, seed) for pairs in sizes] for name, spec in specs.items()}
         state = {
             name: memory(spec, self.pairs, 32, 0).state_nbytes(1, self.pairs, torch.float32)
             for name, spec in specs.items()
@@ -60,11 +60,11 @@ class NegativeFeatures(Claim):
             "softmax": self.best(self.softmax, self.pairs, seed),
             "uniform": self.best(self.uniform, self.pairs, seed) * self.pairs,
             "bytes": state["signed"] / state["relu"],
-            "relu": found["signed"][1] - found["relu"][1],
-            "elu": found["signed"][1] - found["elu + 1"][1],
-            "relu crowded": found["signed"][2] - found["relu"][2],
+            "relu": recalls["signed"][1] - recalls["relu"][1],
+            "elu": recalls["signed"][1] - recalls["elu + 1"][1],
+            "relu crowded": recalls["signed"][2] - recalls["relu"][2],
         }
-        curves: dict[str, Curve] = {name: (sizes, shares) for name, shares in found.items()}
+        curves: dict[str, Curve] = {name: (sizes, shares) for name, shares in recalls.items()}
         return Observation(values, {"recall": curves})
 
     def best(self, spec: str, pairs: int, seed: int) -> float:

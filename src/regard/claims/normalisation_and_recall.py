@@ -1,4 +1,4 @@
-"""What the missing denominator changes."""
+"""The effect of the missing denominator."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -75,5 +75,5 @@ class NormalisationAndRecall(Claim):
         gains = [one - other for one, other in zip(shares["with"], shares["without"], strict=True)]
         values_ = {"gain": max(gains), "size": sum(errors) / len(errors)}
         values_ |= {"turned": min(turned), "constant": sum(kept) / len(kept)}
-        curves: dict[str, Curve] = {kind: (MAPS, found) for kind, found in shares.items()}
+        curves: dict[str, Curve] = {kind: (MAPS, recalls) for kind, recalls in shares.items()}
         return Observation(values_, {"recall": curves})

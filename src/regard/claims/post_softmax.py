@@ -15,7 +15,7 @@ from regard.core import generator
 
 @dataclass(frozen=True)
 class PostSoftmax(Claim):
-    """What a softmax over the channels of an output keeps and what it destroys."""
+    """A softmax over the channels of an output: what it keeps and what it destroys."""
 
     about = About(
         title="A softmax after linear attention restores exactness",
@@ -69,7 +69,7 @@ class PostSoftmax(Claim):
             "error": errors["and softmax"] / errors["linear"],
             "list gain": shares["random"]["shortlist"] - shares["random"]["linear"],
         }
-        curves = {f"{kind} values": (list(found), list(found.values())) for kind, found in shares.items()}
+        curves = {f"{kind} values": (list(recalls), list(recalls.values())) for kind, recalls in shares.items()}
         return Observation(values, {"recall": curves})
 
 

@@ -16,8 +16,8 @@ from regard.features import FEATURE_MAPS, draw_projection
 
 ANGLES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
 """between two vectors, in units of pi"""
-ERROR = 0.1
-"""that is asked of an estimate"""
+ALLOWED_ERROR = 0.1
+"""the largest that is allowed of an estimate"""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class RandomFeatureVariance(Claim):
         Finding(value="gap", title="right angle: what orthogonal rows save / Theorem 2's least", at_least=1.0),
         Finding(value="features 1", title="features needed, norm 1 (formula: 290)", at_least=128, at_most=1024),
         Finding(value="needed 2", title="log2 of features needed, norm 2 - norm 1", at_least=4.0),
-        Finding(value="left 3", title="norm 3: error with the most features tried", at_least=ERROR),
+        Finding(value="left 3", title="norm 3: error with the most features tried", at_least=ALLOWED_ERROR),
     )
     plots = (
         Plot(name="error", title="Mean squared error", x="angle / pi", y="mean squared error", log_y=True),
@@ -128,7 +128,7 @@ class RandomFeatureVariance(Claim):
         curves["error"] |= {f"{name}, formula": (ANGLES, predicted[name]) for name in maps}
         for norm in self.norms:
             curves["needed"][f"norm {norm:g}"] = counts, errors = self.needed(norm, draw)
-            reached = [count for count, error in zip(counts, errors, strict=True) if error <= ERROR]
+            reached = [count for count, error in zip(counts, errors, strict=True) if error <= ALLOWED_ERROR]
             values[f"features {norm:g}"] = float(reached[0]) if reached else math.inf
             values[f"left {norm:g}"] = errors[-1]
         values["needed 2"] = math.log2(values["features 2"] / values["features 1"])

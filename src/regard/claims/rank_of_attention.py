@@ -69,7 +69,7 @@ class RankOfAttention(Claim):
         q, k = (torch.randn(shape, generator=draw, dtype=torch.float64) for _ in range(2))
         curves: dict[str, dict[str, Curve]] = {"bidirectional": {}, "causal": {}}
         half = self.length // 2
-        found: dict[str, list[float]] = {"linear": [], "causal linear block": [], "causal linear": []}
+        ranks: dict[str, list[float]] = {"linear": [], "causal linear block": [], "causal linear": []}
         values: dict[str, float] = {}
         for spec, features in (*self.linear, (self.softmax, 0)):
             x, y = (q, k) if features else (self.sharpness * q, self.sharpness * k)
@@ -82,10 +82,10 @@ class RankOfAttention(Claim):
                 values["softmax"] = rank(whole) / self.length
                 values["causal softmax block"] = rank(block) / half
                 continue
-            found["linear"].append(rank(whole) / features)
-            found["causal linear block"].append(rank(block) / features)
-            found["causal linear"].append(rank(causal) / features)
-        values |= {name: (min if name == "causal linear" else max)(ratios) for name, ratios in found.items()}
+            ranks["linear"].append(rank(whole) / features)
+            ranks["causal linear block"].append(rank(block) / features)
+            ranks["causal linear"].append(rank(causal) / features)
+        values |= {name: (min if name == "causal linear" else max)(ratios) for name, ratios in ranks.items()}
         values["equal rank"] = float(rank(self.singular(self.matrix("uniform", q, k, causal=False))))
         product = self.matrix("linear(feature_map=identity, normalise=False)", q, k, causal=False)
         values["product rank"] = rank(self.singular(product)) / self.dim
@@ -99,8 +99,8 @@ class RankOfAttention(Claim):
     @staticmethod
     def singular(matrix: Tensor) -> Float[Tensor, "values"]:
         """Singular values over the largest of them."""
-        found = torch.linalg.svdvals(matrix)
-        return found / found[0]
+        values = torch.linalg.svdvals(matrix)
+        return values / values[0]
 
 
 def rank(singular: Float[Tensor, "values"]) -> int:

@@ -81,9 +81,9 @@ class RareNames(Claim):
 
     def observe(self, seed: int) -> Observation:
         """Read both occurrences with every mechanism."""
-        found = places(self.length)
+        occurrences = places(self.length)
         draw = np.random.default_rng(seed)
-        chosen = [found[at] for at in draw.permutation(len(found))[: self.names]]
+        chosen = [occurrences[at] for at in draw.permutation(len(occurrences))[: self.names]]
         specs = {
             "softmax": self.softmax,
             "relu": self.relu,
@@ -118,7 +118,7 @@ class RareNames(Claim):
         return Observation(values, curves)
 
     def read(self, spec: str, chosen: list[Place]) -> "Read":
-        """What a mechanism says at both occurrences, at its best length of the vectors."""
+        """The answers of a mechanism at both occurrences, at its best length of the vectors."""
         return max(
             (self._read(spec, chosen, sharpness) for sharpness in self.sharpness), key=lambda one: one.accuracy[1]
         )
@@ -189,7 +189,7 @@ def places(length: int) -> tuple[Place, ...]:
     word = re.compile(r"\b[A-Z][a-z]{6,}\b")
     counts = Counter(name for text in texts for name in word.findall(text))
     lower = {name for text in texts for name in re.findall(r"\b[a-z]{7,}\b", text)}
-    found = []
+    occurrences = []
     for text in texts:
         seen: dict[str, int] = {}
         for match in word.finditer(text):
@@ -203,5 +203,5 @@ def places(length: int) -> tuple[Place, ...]:
             data = text[max(0, match.end() - length) : match.end()]
             first = last - (match.end() - len(data))
             if first >= SUFFIX and len(data) == length and data.isascii() and data.count(name) == 2:
-                found.append(Place(data.encode(), first, length - len(name), len(name)))
-    return tuple(found)
+                occurrences.append(Place(data.encode(), first, length - len(name), len(name)))
+    return tuple(occurrences)

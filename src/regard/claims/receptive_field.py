@@ -15,7 +15,7 @@ from regard.layer import AttentionLayer
 
 @dataclass(frozen=True)
 class ReceptiveField(Claim):
-    """Which inputs an output depends on, counted in the Jacobian of stacked layers."""
+    """The inputs that an output depends on, counted in the Jacobian of stacked layers."""
 
     about = About(
         title="The receptive field of a stack is layers x window",
@@ -62,35 +62,35 @@ class ReceptiveField(Claim):
 
     def observe(self, seed: int) -> Observation:
         """Count the pairs of every stack."""
-        apart = torch.arange(self.length)[:, None] - torch.arange(self.length)
+        distance = torch.arange(self.length)[:, None] - torch.arange(self.length)
         depths = range(1, self.depth + 1)
         counted = ("beyond", "wrong window", "wrong causal", "wrong classes", "wrong convolution")
-        found: dict[str, float] = dict.fromkeys(counted, 0.0)
+        counts: dict[str, float] = dict.fromkeys(counted, 0.0)
         furthest: dict[str, list[float]] = {"window": [], "atrous": [], "local and atrous": [], "L w": []}
         shares: dict[str, list[float]] = {"window": [], "atrous": [], "local and atrous": []}
         for layers in depths:
-            reach = layers * self.window
-            band = apart.abs() <= reach
+            radius = layers * self.window
+            band = distance.abs() <= radius
             window, causal = (self.reached(self.local, layers, seed, causal=causal) for causal in (False, True))
-            beyond = float((apart.abs() * window).max()) - min(reach, self.length - 1)
-            found["beyond"] = max(found["beyond"], beyond, key=abs)
-            found["wrong window"] += unlike(window, band)
-            found["wrong causal"] += unlike(causal, band & (apart >= 0))
-            found["wrong convolution"] += unlike(self.convolved(layers, seed), band)
+            beyond = float((distance.abs() * window).max()) - min(radius, self.length - 1)
+            counts["beyond"] = max(counts["beyond"], beyond, key=abs)
+            counts["wrong window"] += unlike(window, band)
+            counts["wrong causal"] += unlike(causal, band & (distance >= 0))
+            counts["wrong convolution"] += unlike(self.convolved(layers, seed), band)
             atrous = self.reached(self.atrous, layers, seed)
-            found["wrong classes"] += unlike(atrous, apart % self.window == 0)
+            counts["wrong classes"] += unlike(atrous, distance % self.window == 0)
             both = self.reached(self.both, layers, seed)
             for name, seen in (("window", window), ("atrous", atrous), ("local and atrous", both)):
-                furthest[name].append(float((apart.abs() * seen).max()))
+                furthest[name].append(float((distance.abs() * seen).max()))
                 shares[name].append(float(seen.double().mean()))
-            furthest["L w"].append(float(reach))
-        found["share one"], found["share two"] = shares["local and atrous"][:2]
-        found["share full"] = float(self.reached(self.full, 1, seed).double().mean())
+            furthest["L w"].append(float(radius))
+        counts["share one"], counts["share two"] = shares["local and atrous"][:2]
+        counts["share full"] = float(self.reached(self.full, 1, seed).double().mean())
         curves: dict[str, dict[str, Curve]] = {
             "furthest": {name: (tuple(depths), values) for name, values in furthest.items()},
             "share": {name: (tuple(depths), values) for name, values in shares.items()},
         }
-        return Observation(found, curves)
+        return Observation(counts, curves)
 
     def reached(self, spec: str, layers: int, seed: int, *, causal: bool = False) -> Bool[Tensor, "outputs inputs"]:
         """The pairs of a stack of one mechanism."""
@@ -129,8 +129,8 @@ def depends(x: Tensor, layers: Sequence[Callable[[Tensor], Tensor]]) -> Bool[Ten
     hidden = copies
     for layer in layers:
         hidden = hidden + layer(hidden)
-    own = torch.arange(len(x))
-    (gradient,) = torch.autograd.grad(hidden[own, own].sum(), copies)
+    rows = torch.arange(len(x))
+    (gradient,) = torch.autograd.grad(hidden[rows, rows].sum(), copies)
     return (gradient != 0).any(-1)
 
 

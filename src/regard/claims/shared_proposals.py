@@ -94,7 +94,7 @@ class SharedProposals(Claim):
             training, testing = cases
             exact = self.mechanism("softmax", 0)
             maps = self.landmark_maps(training, exact, seed)
-            found: dict[str, Curve] = {}
+            lines: dict[str, Curve] = {}
             for label, spec, counts in (
                 ("performer", self.performer, self.features),
                 ("randomized", self.randomized, self.samples),
@@ -102,22 +102,22 @@ class SharedProposals(Claim):
                 ("lara full", self.lara.replace("{alpha}", "full"), self.landmarks),
             ):
                 points = [self.point(spec.format(count=count), testing, exact, maps, seed) for count in counts]
-                found[label] = [cost for cost, _ in points], [error for _, error in points]
+                lines[label] = [cost for cost, _ in points], [error for _, error in points]
             cost = operations(partial(exact, *testing))
             q, k, v = testing
-            flat = (v.mean(2, keepdim=True) - exact(q, k, v).values).norm() / exact(q, k, v).values.norm()
-            found["equal weights"] = found["performer"][0], [float(flat)] * len(self.features)
-            found["softmax costs"] = [float(cost)] * 2, [min(found["lara full"][1]), float(flat)]
-            curves[name] = found
-            at = found["lara balance"][0]
-            ratios = [y / between(found["performer"], float(x)) for x, y in zip(*found["lara balance"], strict=True)]
+            equal_error = (v.mean(2, keepdim=True) - exact(q, k, v).values).norm() / exact(q, k, v).values.norm()
+            lines["equal weights"] = lines["performer"][0], [float(equal_error)] * len(self.features)
+            lines["softmax costs"] = [float(cost)] * 2, [min(lines["lara full"][1]), float(equal_error)]
+            curves[name] = lines
+            at = lines["lara balance"][0]
+            ratios = [y / between(lines["performer"], float(x)) for x, y in zip(*lines["lara balance"], strict=True)]
             values[f"{name} balance"] = math.exp(sum(map(math.log, ratios)) / len(at))
-            values[f"{name} full"] = found["lara full"][1][1] / found["lara balance"][1][1]
-            dear = float(found["randomized"][0][0])
-            values[f"{name} quadratic"] = between(found["lara full"], dear) / found["randomized"][1][0]
+            values[f"{name} full"] = lines["lara full"][1][1] / lines["lara balance"][1][1]
+            dear = float(lines["randomized"][0][0])
+            values[f"{name} quadratic"] = between(lines["lara full"], dear) / lines["randomized"][1][0]
             if name == "random":
-                values["samples"] = exponent(self.samples, list(found["randomized"][1]))
-                values["consistent"] = exponent(self.landmarks, list(found["lara balance"][1]))
+                values["samples"] = exponent(self.samples, list(lines["randomized"][1]))
+                values["consistent"] = exponent(self.landmarks, list(lines["lara balance"][1]))
                 one = [
                     self.mechanism(self.lara.format(count=1, alpha=alpha), seed, maps) for alpha in ("full", "balance")
                 ]
@@ -160,9 +160,9 @@ class SharedProposals(Claim):
         return vectors("train"), vectors("valid")
 
     @staticmethod
-    def together(found: Sequence[Vectors]) -> Case:
+    def together(vectors: Sequence[Vectors]) -> Case:
         """Several sequences as a batch."""
-        return tuple(torch.cat([getattr(one, name) for one in found]) for name in "qkv")  # pyright: ignore[reportReturnType]
+        return tuple(torch.cat([getattr(one, name) for one in vectors]) for name in "qkv")  # pyright: ignore[reportReturnType]
 
     def mechanism(self, spec: str, seed: int, maps: Mapping[str, Tensor] | None = None) -> Attention:
         """In float64, with the fitted landmark maps if it has any."""

@@ -119,10 +119,10 @@ class Head(nn.Module):
     def error(self, keys: Tensor, marked: Tensor) -> Tensor:
         """Squared error of each row, over the variance of the content."""
         q, k, v = self.project(keys)
-        found = self.output(self.attention(q, k, v).values[:, 0, 0])
+        output = self.output(self.attention(q, k, v).values[:, 0, 0])
         wanted = (keys[..., : self.content] * keys[..., -1:]).sum(1)
         assert bool(((wanted != 0).any(-1) == marked).all())
-        return (found - wanted).square().mean(-1)
+        return (output - wanted).square().mean(-1)
 
     def largest(self, keys: Tensor) -> float:
         """The largest logit of the rows."""

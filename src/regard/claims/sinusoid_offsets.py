@@ -71,8 +71,8 @@ def map_error(codes: Tensor, offset: int, draw: torch.Generator) -> float:
     rows = torch.randperm(len(codes) - offset, generator=draw)
     half = len(rows) // 2
     seen, new = rows[:half], rows[half:]
-    found = torch.linalg.lstsq(codes[seen], codes[seen + offset], driver="gelsd").solution
-    wrong = codes[new] @ found - codes[new + offset]
+    linear_map = torch.linalg.lstsq(codes[seen], codes[seen + offset], driver="gelsd").solution
+    wrong = codes[new] @ linear_map - codes[new + offset]
     return float(wrong.square().mean().sqrt() / codes.square().mean().sqrt())
 
 

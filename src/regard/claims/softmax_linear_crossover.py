@@ -80,7 +80,7 @@ class SoftmaxLinearCrossover(Claim):
         """Count and time all lengths, then find the crossings."""
         curves: dict[str, dict[str, Curve]] = {}
         for name, causal in (("counted", False), ("forward", False), ("both", False), ("causal", True)):
-            found: dict[str, list[float]] = {"softmax": [], "linear": [], "performer": []}
+            series: dict[str, list[float]] = {"softmax": [], "linear": [], "performer": []}
             for length in self.lengths:
                 calls = self.calls(length, causal=causal, backward=name in ("both", "causal"), seed=seed)
                 if name == "counted":
@@ -88,8 +88,8 @@ class SoftmaxLinearCrossover(Claim):
                 else:
                     taken = {x: 1e3 * y for x, y in processor_seconds(calls, rounds=self.rounds).items()}
                 for label, cost in taken.items():
-                    found[label].append(cost)
-            curves[name] = {label: (self.lengths, costs) for label, costs in found.items()}
+                    series[label].append(cost)
+            curves[name] = {label: (self.lengths, costs) for label, costs in series.items()}
         counted = curves["counted"]
         values = {f"{label} growth": exponent(self.lengths, list(counted[label][1])) for label in ("softmax", "linear")}
         for name, lines in curves.items():
@@ -109,8 +109,8 @@ class SoftmaxLinearCrossover(Claim):
         def call(label: str) -> Callable[[], object]:
             if not backward:
                 return torch.no_grad()(lambda: mechanisms[label](*inputs))
-            given = [x.clone().requires_grad_() for x in inputs]
-            return lambda: mechanisms[label](*given).values.sum().backward()
+            leaves = [x.clone().requires_grad_() for x in inputs]
+            return lambda: mechanisms[label](*leaves).values.sum().backward()
 
         return {label: call(label) for label in mechanisms}
 

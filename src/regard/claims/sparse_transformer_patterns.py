@@ -85,20 +85,20 @@ class SparseTransformerPatterns(Claim):
 
     def observe(self, seed: int) -> Observation:
         """Train three patterns on two tasks."""
-        found: dict[str, float] = {}
+        values: dict[str, float] = {}
         losses: dict[str, Curve] = {}
         bars: dict[str, Curve] = {}
         patterns = {"full": self.full, "strided": self.strided, "fixed": self.fixed}
         for name, spec in patterns.items():
             spec = spec.format(stride=self.stride, summaries=self.summaries)
-            found[f"edges {name}"] = self.edges(spec)
+            values[f"edges {name}"] = self.edges(spec)
             for task in ("images", "text"):
-                found[f"{task} {name}"], losses[f"{task}, {name}"] = self.accuracy(spec, task, seed)
-            bars[name] = (["images", "text"], [found[f"{task} {name}"] for task in ("images", "text")])
-        found["edges"] = found["edges strided"] / found["edges fixed"]
-        found["gain images"] = found["images strided"] - found["images fixed"]
-        found["gain text"] = found["text fixed"] - found["text strided"]
-        return Observation(found, {"accuracy": bars, "loss": losses})
+                values[f"{task} {name}"], losses[f"{task}, {name}"] = self.accuracy(spec, task, seed)
+            bars[name] = (["images", "text"], [values[f"{task} {name}"] for task in ("images", "text")])
+        values["edges"] = values["edges strided"] / values["edges fixed"]
+        values["gain images"] = values["images strided"] - values["images fixed"]
+        values["gain text"] = values["text fixed"] - values["text strided"]
+        return Observation(values, {"accuracy": bars, "loss": losses})
 
     @property
     def length(self) -> int:

@@ -65,9 +65,9 @@ class SparsityRegularisers(RecallClaim):
         shares, keys, losses = {}, {}, {}
         tokens, _ = sequences(RecallTask(self.task, seed=seed), "valid", range(min(50, self.sequences)))
         for kind, spec in {**specs, "softmax": self.softmax}.items():
-            found = self.trained(spec, seed)
-            shares[kind], keys[kind] = found.test, spread(found.model, tokens)
-            losses[kind] = (tuple(range(len(found.loss))), found.loss)
+            trained = self.trained(spec, seed)
+            shares[kind], keys[kind] = trained.test, spread(trained.model, tokens)
+            losses[kind] = (tuple(range(len(trained.loss))), trained.loss)
         values = {kind: shares[kind] - shares[NONE] for kind in self.kinds if kind != NONE}
         values |= {"softmax": shares["softmax"], "constant": constant(seed)}
         values["fewer keys"] = float(keys["entropy"] < keys[NONE])

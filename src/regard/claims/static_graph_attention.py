@@ -60,7 +60,7 @@ class StaticGraphAttention(Claim):
         """Train each score on the same dictionaries, then count."""
         values: dict[str, float] = {}
         losses: dict[str, Curve] = {}
-        named = {"static": self.static, "dynamic": self.dynamic, "dot": self.dot, "without_gradient": self.flat}
+        named = {"static": self.static, "dynamic": self.dynamic, "dot": self.dot, "flat": self.flat}
         for label, spec in named.items():
             lookup = Lookup(spec, self.keys, self.width, seed)
             draw = generator(seed, "dictionaries")
@@ -93,9 +93,9 @@ class Lookup(nn.Module):
 
     def forward(self, entries: Tensor) -> Tensor:
         """The weights (batch, queries, keys) of entries whose values are `entries` (batch, keys)."""
-        own = torch.eye(self.keys, dtype=self.query.weight.dtype).expand(entries.shape[0], -1, -1)
-        k = self.key(torch.cat([own, nn.functional.one_hot(entries, self.keys).to(own.dtype)], -1))
-        return self.attention(self.query(own)[:, None], k[:, None], own[:, None]).values[:, 0]
+        codes = torch.eye(self.keys, dtype=self.query.weight.dtype).expand(entries.shape[0], -1, -1)
+        k = self.key(torch.cat([codes, nn.functional.one_hot(entries, self.keys).to(codes.dtype)], -1))
+        return self.attention(self.query(codes)[:, None], k[:, None], codes[:, None]).values[:, 0]
 
     def loss(self, entries: Tensor) -> Tensor:
         """-log of the weight on each query's own entry, which carries its value."""

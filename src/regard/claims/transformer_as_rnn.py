@@ -86,8 +86,8 @@ class TransformerAsRnn(Claim):
             # apart from the other mechanism, whose past would empty the caches before the first in line
             calls = {str(past): call for past, (call, _) in zip(self.pasts, pairs, strict=True)}
             taken = [1e6 * x for x in processor_seconds(calls, rounds=self.rounds).values()]
-            found = {"bytes": size, "operations": counted, "seconds": taken}
-            curves = {plot: {**curves[plot], name: (self.pasts, numbers)} for plot, numbers in found.items()}
+            measured = {"bytes": size, "operations": counted, "seconds": taken}
+            curves = {plot: {**curves[plot], name: (self.pasts, numbers)} for plot, numbers in measured.items()}
             grown = self.pasts[-1] / self.pasts[0] if name == "softmax" else 1.0
             values[f"{name} bytes"] = size[-1] / size[0] / grown
             values[f"{name} operations"] = counted[-1] / counted[0] / grown
@@ -132,9 +132,9 @@ class TransformerAsRnn(Claim):
 
         def call() -> None:
             nonlocal last  # as in decoding: a second token behind the same state would copy all keys
-            found = mechanism(q, k, v, state=last).state
-            assert found is not None
-            last = found
+            after = mechanism(q, k, v, state=last).state
+            assert after is not None
+            last = after
 
         return call, state
 
@@ -150,10 +150,10 @@ class TransformerAsRnn(Claim):
 
 def through(model: LanguageModel, pieces: tuple[Tensor, ...]) -> Tensor:
     """The logits of a text that comes in pieces."""
-    state, found = model.initial_state(len(pieces[0])), []
+    state, logits = model.initial_state(len(pieces[0])), []
     for piece in pieces:
         out = model(piece, state=state)
         assert out.state is not None
         state = out.state
-        found.append(out.logits)
-    return torch.cat(found, 1)
+        logits.append(out.logits)
+    return torch.cat(logits, 1)

@@ -77,7 +77,7 @@ class WindowSchedule(Claim):
         """Train every schedule."""
         table = pair_bits()
         tokens = samples("valid", self.samples, self.length, generator(seed, "valid"))
-        found = {"table": float(table[tokens[:, :-1], tokens[:, 1:]].mean())}
+        values = {"table": float(table[tokens[:, :-1], tokens[:, 1:]].mean())}
         schedules = {
             "growing": self.windows,
             "reverse": self.windows[::-1],
@@ -86,12 +86,12 @@ class WindowSchedule(Claim):
         }
         losses: dict[str, Curve] = {}
         for name, windows in schedules.items():
-            found[name], losses[name] = self.bits(windows, tokens, seed)
-        found["pairs"] = found["blind"] - found["table"]
+            values[name], losses[name] = self.bits(windows, tokens, seed)
+        values["pairs"] = values["blind"] - values["table"]
         for name in ("reverse", "equal"):
-            found[f"{name} - growing"] = found[name] - found["growing"]
-        bars: dict[str, Curve] = {name: (["windows"], [found[name]]) for name in schedules if name != "blind"}
-        return Observation(found, {"bits": bars, "loss": losses})
+            values[f"{name} - growing"] = values[name] - values["growing"]
+        bars: dict[str, Curve] = {name: (["windows"], [values[name]]) for name in schedules if name != "blind"}
+        return Observation(values, {"bits": bars, "loss": losses})
 
     def bits(self, windows: tuple[int, ...], new: Tensor, seed: int) -> tuple[float, Curve]:
         """Bits per letter on new text after training, and on the way."""
@@ -136,16 +136,16 @@ def text(split: str) -> Tensor:
 
 def samples(split: str, count: int, length: int, draw: torch.Generator) -> Tensor:
     """(count, length + 1) letters from anywhere."""
-    whole = text(split)
-    begin = torch.randint(0, len(whole) - length, (count, 1), generator=draw)
-    return whole[begin + torch.arange(length + 1)]
+    letters = text(split)
+    begin = torch.randint(0, len(letters) - length, (count, 1), generator=draw)
+    return letters[begin + torch.arange(length + 1)]
 
 
 @cache
 def pair_bits() -> Tensor:
     """-log2 p(second | first), counted over the training text; a pair that never came counts as half of one."""
-    whole = text("train")
+    letters = text("train")
     counts = (
-        torch.bincount(whole[:-1] * LETTERS + whole[1:], minlength=LETTERS**2).view(LETTERS, LETTERS).double() + 0.5
+        torch.bincount(letters[:-1] * LETTERS + letters[1:], minlength=LETTERS**2).view(LETTERS, LETTERS).double() + 0.5
     )
     return -(counts / counts.sum(1, keepdim=True)).log2()

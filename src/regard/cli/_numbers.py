@@ -18,25 +18,25 @@ def parse_lengths(text: str) -> tuple[int, ...]:
     try:
         if ":" in text:
             first, last = (int(part) for part in text.split(":"))
-            found = tuple(first << at for at in range(64) if first << at <= last)
+            lengths = tuple(first << at for at in range(64) if first << at <= last)
         else:
-            found = tuple(int(part) for part in text.split(","))
+            lengths = tuple(int(part) for part in text.split(","))
     except ValueError as error:
         raise ConfigError(f"cannot read the lengths {text!r}: write 512:8192 or 1000,4096") from error
-    if not found or min(found) < 1:
+    if not lengths or min(lengths) < 1:
         raise ConfigError(f"no lengths in {text!r}: write 512:8192 or 1000,4096")
-    return found
+    return lengths
 
 
-def require_positive(given: Mapping[str, int]) -> None:
-    """Refuse what is less than one; all of it is said at once.
+def require_positive(numbers: Mapping[str, int]) -> None:
+    """Refuse numbers less than one, all of them at once.
 
     Args:
-        given: option -> number.
+        numbers: option -> number.
 
     Raises:
-        ConfigError: there is some.
+        ConfigError: there is one.
     """
-    problems = [f"{name} must be at least 1, got {value}" for name, value in given.items() if value < 1]
+    problems = [f"{name} must be at least 1, got {value}" for name, value in numbers.items() if value < 1]
     if problems:
         raise ConfigError("\n".join(problems))

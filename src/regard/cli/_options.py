@@ -15,7 +15,7 @@ def read(kind: type[Options], words: Sequence[str], *, verb: str, description: s
         kind: a dataclass whose docstrings describe the options.
         words: after the verb.
         verb: for messages.
-        description: what the help says of the verb.
+        description: text of the help on the verb.
     """
     return tyro.cli(
         kind,

@@ -37,7 +37,7 @@ TASKS: dict[str, type] = {kind.name: kind for kind in get_args(TaskConfig)}
 
 @dataclass(frozen=True)
 class _Options:
-    """What to train, on what, and how."""
+    """A training run: its task, its model, and how it is trained."""
 
     out: str | None = None
     """directory of the new run; None: runs/ and the first free number"""
@@ -204,7 +204,7 @@ def parse(words: Sequence[str], description: str) -> Options:
 
 
 def _layered(first: argparse.Namespace, words: Sequence[str]) -> RunConfig:
-    """What holds before the flags: defaults, the preset, the file. Of the flags, what decides the kind of model."""
+    """The run before the flags: defaults, the preset, the file; and the flags that decide the kind of model."""
     config, able = RunConfig(), list(SHAPES)
     if first.preset is not None:
         model = _preset(first.preset, words, first.config)
@@ -242,8 +242,8 @@ def _able(model: AnyModelConfig) -> list[str]:
     pixels = {ImagesConfig.name, SuperResolutionConfig.name}
     able = [name for name, kind in SHAPES.items() if kind is type(model)]
     # A model whose outputs are not its inputs is one of pixels.
-    other = getattr(model, "targets", None) is not None
-    return [name for name in able if not other or name in pixels]
+    own_targets = getattr(model, "targets", None) is not None
+    return [name for name in able if not own_targets or name in pixels]
 
 
 def _preset(name: str, words: Sequence[str], file: str | None) -> AnyModelConfig:
@@ -252,18 +252,18 @@ def _preset(name: str, words: Sequence[str], file: str | None) -> AnyModelConfig
     """
     spec = parse_spec(name)
     arguments = inspect.signature(presets.function(spec.name)).parameters
-    given: dict[str, object] = {}
+    values: dict[str, object] = {}
     if file is not None:
         with suppress(OSError, ValueError):
-            given |= tomllib.loads(Path(file).read_text(encoding="utf-8")).get("model", {})
+            values |= tomllib.loads(Path(file).read_text(encoding="utf-8")).get("model", {})
     flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for argument in arguments:
         flags.add_argument(f"--model.{argument.replace('_', '-')}", f"--model.{argument}", dest=argument)
     with suppress(argparse.ArgumentError):
         for argument, value in vars(flags.parse_known_args(list(words))[0]).items():
             with suppress(ValueError, SyntaxError):
-                given |= {} if value is None else {argument: ast.literal_eval(value)}
-    numbers = {key: value for key, value in given.items() if key in arguments and isinstance(value, int | float)}
+                values |= {} if value is None else {argument: ast.literal_eval(value)}
+    numbers = {key: value for key, value in values.items() if key in arguments and isinstance(value, int | float)}
     return presets.build(spec.name, **{**spec.options, **numbers})
 
 

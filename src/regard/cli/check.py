@@ -13,7 +13,7 @@ from regard.errors import ConfigError
 
 @dataclass(frozen=True)
 class Options:
-    """What to check."""
+    """The mechanisms to check."""
 
     names: tyro.conf.Positional[tuple[str, ...]]
     """names from `regard list`, specifications such as 'local(window=3)', or `module:Class`; `all` for the catalog"""

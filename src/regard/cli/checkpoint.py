@@ -12,10 +12,10 @@ from regard.errors import CheckpointError, ConfigError
 
 @dataclass(frozen=True)
 class Options:
-    """What to do with the checkpoints of a run."""
+    """An action on the checkpoints of a run."""
 
     action: tyro.conf.Positional[Literal["list", "verify", "export"]]
-    """list: what there is; verify: every file against its SHA-256, exit 4 if one is damaged; export: the weights of the
+    """list: all of them; verify: every file against its SHA-256, exit 4 if one is damaged; export: the weights of the
     newest sound one as safetensors"""
     run: tyro.conf.Positional[str]
     """directory of a run"""
@@ -41,14 +41,14 @@ def _export(options: Options) -> int:
 
     if options.out is None:
         raise ConfigError("export needs --out FILE.safetensors")
-    found, _ = checkpoint.newest(Path(options.run) / "checkpoints")
-    if found is None:
+    newest, _ = checkpoint.newest(Path(options.run) / "checkpoints")
+    if newest is None:
         raise CheckpointError(f"{options.run} has no checkpoint yet; continue it with regard train --resume")
-    checkpoint.export(found.path, Path(options.out))
+    checkpoint.export(newest.path, Path(options.out))
     if options.json:
-        emit({"checkpoint": str(found.path), "out": options.out})
+        emit({"checkpoint": str(newest.path), "out": options.out})
     else:
-        console().print(f"{found.path} -> {options.out}", markup=False)
+        console().print(f"{newest.path} -> {options.out}", markup=False)
     return 0
 
 

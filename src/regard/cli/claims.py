@@ -21,7 +21,7 @@ from regard.errors import ConfigError, DataError
 
 @dataclass(frozen=True)
 class Options:
-    """Which claims, and how often."""
+    """The claims to measure, and how often."""
 
     names: tyro.conf.Positional[tuple[str, ...]] = ()
     """claims, or patterns such as 'dot*'; `all` for every one; none: lists them"""
@@ -56,18 +56,18 @@ def run(options: Options) -> int:
     with cpu_threads(options.threads):
         for name in dict.fromkeys(chosen):
             console(machine=True).print(f"{name}: measuring {options.seeds} seeds", markup=False)
-            found = claims.measure(claims.build(name, tiny=options.quick), range(options.seeds), tiny=options.quick)
-            write_json(folder / f"{name}.json", found)
-            results[name] = found
-            show(found, screen)
+            result = claims.measure(claims.build(name, tiny=options.quick), range(options.seeds), tiny=options.quick)
+            write_json(folder / f"{name}.json", result)
+            results[name] = result
+            show(result, screen)
     page.write(recorded(folder), folder / "claims.html")
     if len(results) > 1:
-        lines = [(found["name"], found["verdict"], f"{found['seconds']:.0f} s") for found in results.values()]
+        lines = [(result["name"], result["verdict"], f"{result['seconds']:.0f} s") for result in results.values()]
         screen.print(table("claim", "verdict", "took", rows=lines))
     screen.print(f"Plots and every number: {folder / 'claims.html'}", markup=False)
     if options.json:
         emit(results)
-    return 7 if any(not one["reached"] for found in results.values() for one in found["controls"]) else 0
+    return 7 if any(not one["reached"] for result in results.values() for one in result["controls"]) else 0
 
 
 def matching(pattern: str) -> list[str]:
@@ -76,10 +76,10 @@ def matching(pattern: str) -> list[str]:
     Raises:
         ConfigError: none.
     """
-    found = claims.names("*" if pattern == "all" else pattern)
-    if not found:
+    names = claims.names("*" if pattern == "all" else pattern)
+    if not names:
         claims.outline(pattern)  # says which name is nearest
-    return found
+    return names
 
 
 def listed(*, machine: bool) -> int:
@@ -114,17 +114,17 @@ def recorded(folder: Path) -> list[dict[str, Any]]:
     Raises:
         DataError: a file of a claim's name that holds something else.
     """
-    found = []
+    results = []
     for path in (folder / f"{name}.json" for name in claims.names()):
         if not path.exists():
             continue
         try:
-            results = json.loads(path.read_text(encoding="utf-8"))
+            result = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise DataError(
                 f"{path} holds no results of a claim: {error}; remove it or choose another --out"
             ) from error
-        if not isinstance(results, dict) or results.get("format") != claims.FORMAT:
+        if not isinstance(result, dict) or result.get("format") != claims.FORMAT:
             raise DataError(f"{path} holds no results of a claim that this version reads; remove it, or another --out")
-        found.append(results)
-    return found
+        results.append(result)
+    return results

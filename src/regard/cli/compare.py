@@ -17,7 +17,7 @@ from regard.errors import ConfigError
 
 @dataclass(frozen=True)
 class Options(CompareConfig):
-    """What to compare, and where the results go."""
+    """The mechanisms to compare, and where the results go."""
 
     specs: tyro.conf.Positional[tuple[str, ...]] = DEFAULT_SPECS
     """mechanisms; `a / b` alternates by layer, `a:2 + b:2` mixes by head"""

@@ -30,13 +30,13 @@ class Options:
 
 def run(options: Options) -> int:
     """Print what was found."""
-    found = findings()
+    facts = findings()
     if options.json:
-        emit(found)
+        emit(facts)
         return 0
     screen = console()
-    screen.print(table("what", "found", rows=[(key, value) for key, value in found.items() if key != "optional"]))
-    rows = [(name, entry["version"] or "not installed", entry["for"]) for name, entry in found["optional"].items()]
+    screen.print(table("what", "found", rows=[(key, value) for key, value in facts.items() if key != "optional"]))
+    rows = [(name, entry["version"] or "not installed", entry["for"]) for name, entry in facts["optional"].items()]
     screen.print(table("optional package", "version", "what it is for", rows=rows))
     return 0
 

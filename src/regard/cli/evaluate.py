@@ -12,12 +12,12 @@ from regard.tasks.config import TextConfig, TranslationConfig
 
 @dataclass(frozen=True)
 class Options:
-    """What to evaluate, and on what."""
+    """The run or weights to evaluate, and the data."""
 
     run: tyro.conf.Positional[str]
     """directory of a run; or published weights: a .gguf file, a Hugging Face folder, or package:NAME"""
     split: Literal["train", "valid", "test"] | None = None
-    """which part of the data; None: valid for a run, all of it for published weights"""
+    """part of the data; None: valid for a run, all of it for published weights"""
     corpus: str | None = None
     """other text than the run's: a bundled corpus, a .txt or .jsonl file, or a folder of .txt files; for a run on
     translation, a .tsv file"""
@@ -43,25 +43,25 @@ class Options:
     """machine output on stdout, with the sums of every document"""
 
 
-_READ = ("document", "length")
+_DATA_OPTIONS = ("document", "length")
 
 
 def run(options: Options) -> int:
     """Evaluate and print."""
     from regard.integrations import pretrained
 
-    found = _published(options) if pretrained.recognised(options.run) else _run(options)
+    evaluation = _published(options) if pretrained.recognised(options.run) else _run(options)
     if options.json:
-        emit(found)
+        emit(evaluation)
         return 0
     rows = [
         (key, f"{value:.4f}" if isinstance(value, float) else value)
-        for key, value in found.items()
+        for key, value in evaluation.items()
         if key not in ("documents", "metrics") and value is not None and not (key == "bytes" and not value)
     ]
     screen = console()
     screen.print(table("what", "value", rows=rows))
-    metrics = found.get("metrics")
+    metrics = evaluation.get("metrics")
     if isinstance(metrics, dict):
         names = next(iter(metrics.values()))
         shown = [(row, *(f"{values[name]:.4f}" for name in names)) for row, values in metrics.items()]
@@ -72,17 +72,18 @@ def run(options: Options) -> int:
 def _run(options: Options) -> dict[str, object]:
     from regard.training import evaluate, load
 
-    for name in (*_READ, "attention", "max_length"):
+    for name in (*_DATA_OPTIONS, "attention", "max_length"):
         if getattr(options, name) is not None:
-            flag, says = name.replace("_", "-"), "task says what is read" if name in _READ else "model is as trained"
+            flag = name.replace("_", "-")
+            says = "task says what is read" if name in _DATA_OPTIONS else "model is as trained"
             raise ConfigError(f"{options.run} is a run, whose {says}: --{flag} is for published weights")
     loaded = load(options.run, device=options.device)
     task = None
     if options.corpus is not None:
-        own = loaded.config.task
-        if not isinstance(own, TextConfig | TranslationConfig):
-            raise ConfigError(f"{options.run} was trained on {own.name}, which takes no --corpus")
-        task = replace(own, corpus=options.corpus)
+        trained_task = loaded.config.task
+        if not isinstance(trained_task, TextConfig | TranslationConfig):
+            raise ConfigError(f"{options.run} was trained on {trained_task.name}, which takes no --corpus")
+        task = replace(trained_task, corpus=options.corpus)
     return evaluate(
         loaded,
         task,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Options:
-    """What to read, and what to make of it."""
+    """The run, its prompt, and how the output is made."""
 
     run: tyro.conf.Positional[str]
     """directory of a run; or published weights: a .gguf file, a Hugging Face folder, or package:NAME"""
@@ -57,10 +57,10 @@ class Options:
     """auto: cuda, else mps, else cpu"""
 
 
-_SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "seed", "stop")
-_DRAWING = ("temperature", "top_k", "top_p", "seed", "out", "count", "complete")
-_LINES = 16
-_BEAM = ("max_new_tokens", "beam", "length_penalty")
+_SAMPLING_OPTIONS = ("max_new_tokens", "temperature", "top_k", "top_p", "seed", "stop")
+_DRAWING_OPTIONS = ("temperature", "top_k", "top_p", "seed", "out", "count", "complete")
+_LINES_AT_A_TIME = 16
+_BEAM_OPTIONS = ("max_new_tokens", "beam", "length_penalty")
 
 
 def run(options: Options) -> int:
@@ -101,7 +101,7 @@ def _continue(options: Options, model: "LanguageModel", tokenizer: "Tokenizer", 
     """The continuation of the prompt, as it comes."""
     from regard.models.generate import stream
 
-    _only(options, *_SAMPLING, does="continues text")
+    _only(options, *_SAMPLING_OPTIONS, does="continues text")
     for piece in stream(
         model,
         [_prompt(options)],
@@ -124,15 +124,15 @@ def _translate(options: Options, loaded: "TrainedModel") -> int:
     """A line for every line, as many at a time as share a batch."""
     from regard.training.trained_model import BEAMS, LENGTH_PENALTY
 
-    _only(options, *_BEAM, does="translates")
+    _only(options, *_BEAM_OPTIONS, does="translates")
     lines = _prompt(options).splitlines() or [""]
-    for first in range(0, len(lines), _LINES):
+    for first in range(0, len(lines), _LINES_AT_A_TIME):
         translated = loaded.translate(
-            lines[first : first + _LINES],
+            lines[first : first + _LINES_AT_A_TIME],
             beams=BEAMS if options.beam is None else options.beam,
             length_penalty=LENGTH_PENALTY if options.length_penalty is None else options.length_penalty,
             max_new_tokens=options.max_new_tokens,
-            batch_size=_LINES,
+            batch_size=_LINES_AT_A_TIME,
         )
         print("\n".join(translated), flush=True)
     return 0
@@ -168,7 +168,7 @@ def _draw(options: Options, loaded: "TrainedModel") -> int:
     from regard.training.evaluation import measured
     from regard.training.files import save_file
 
-    _only(options, *_DRAWING, does="draws images")
+    _only(options, *_DRAWING_OPTIONS, does="draws images")
     out, count = options.out, 16 if options.count is None else options.count
     if options.prompt is not None:
         raise ConfigError(f"{options.run} draws images and reads no text; leave {options.prompt!r} out")
@@ -182,18 +182,18 @@ def _draw(options: Options, loaded: "TrainedModel") -> int:
     if options.complete or loaded.config.task.name == SuperResolutionTask.name:
         task = build_task(loaded.config.task)
         assert isinstance(task, ImagesTask)
-    upper = small = own = shown = None
+    upper = small = images = shown = None
     if task is not None:
         examples = task.examples("valid")
         if count > len(examples):
             raise ConfigError(f"--count is at most the {len(examples)} held-out images of {options.run}, got {count}")
-        own = examples.images[measured(len(examples), count)]
-        shown = np.full_like(own, 255)
+        images = examples.images[measured(len(examples), count)]
+        shown = np.full_like(images, 255)
         if task.factor > 1:
-            small = reduced(own, task.factor)
+            small = reduced(images, task.factor)
             shown = small.repeat(task.factor, 1).repeat(task.factor, 2)
         if options.complete:
-            upper = own[:, : task.grid.height // 2]
+            upper = images[:, : task.grid.height // 2]
             shown[:, : upper.shape[1]] = upper
     drawn = loaded.draw(
         count,
@@ -205,8 +205,8 @@ def _draw(options: Options, loaded: "TrainedModel") -> int:
         seed=0 if options.seed is None else options.seed,
     )
     columns = math.ceil(math.sqrt(len(drawn)))
-    if own is not None and shown is not None:
-        drawn, columns = np.concatenate([shown, drawn, own]), len(drawn)
+    if images is not None and shown is not None:
+        drawn, columns = np.concatenate([shown, drawn, images]), len(drawn)
     save_file(Path(out), png(tiled(drawn, columns, zoom=max(1, 112 // drawn.shape[1]))))
     print(out)
     return 0
@@ -220,6 +220,6 @@ def _prompt(options: Options) -> str:
 
 def _only(options: Options, *allowed: str, does: str) -> None:
     """Refuse options of another task: ignored, they would look like they worked."""
-    for name in dict.fromkeys((*_SAMPLING, *_BEAM, *_DRAWING)):
+    for name in dict.fromkeys((*_SAMPLING_OPTIONS, *_BEAM_OPTIONS, *_DRAWING_OPTIONS)):
         if name not in allowed and getattr(options, name) not in (None, (), False):
             raise ConfigError(f"{options.run} {does}: --{name.replace('_', '-')} has no use for it; leave it out")

@@ -21,7 +21,7 @@ NAMES: Mapping[str, Callable[[], list[str]]] = {
 
 @dataclass(frozen=True)
 class Options:
-    """What to show."""
+    """The entry to show."""
 
     name: tyro.conf.Positional[str]
     """a name from `regard list`, a specification such as 'linear(feature_map=relu)', `module:Class`, or `kind:name`
@@ -33,7 +33,7 @@ class Options:
 def run(options: Options) -> int:
     """Print one entry of the catalog."""
     kind, name = find(options.name)
-    described, accepted, facts = _mechanism(name) if kind == "mechanism" else _other(kind, name)
+    described, accepted, facts = _mechanism(name) if kind == "mechanism" else _entry(kind, name)
     if options.json:
         shown = {key: {**entry, "default": repr(entry["default"])} for key, entry in accepted.items()}
         emit({"kind": kind, "name": name, **facts, "options": shown, "docstring": described})
@@ -60,10 +60,10 @@ def find(text: str) -> tuple[str, str]:
     Raises:
         ConfigError: no entry of that name.
     """
-    kind, _, rest = text.partition(":")
+    kind, _, inner = text.partition(":")
     if kind not in NAMES and specs.is_path(text):
         return "mechanism", text
-    searched, wanted = ((kind,), rest) if kind in NAMES else (tuple(NAMES), text)
+    searched, wanted = ((kind,), inner) if kind in NAMES else (tuple(NAMES), text)
     for kind in searched:
         if (wanted.partition("(")[0] if kind == "mechanism" else wanted) in NAMES[kind]():
             return kind, wanted
@@ -76,20 +76,20 @@ def _mechanism(spec: str) -> tuple[str, dict[str, dict[str, object]], dict[str, 
     """Docstring, options and facts: those that hold with the options of the specification."""
     from regard.option_text import meanings
 
-    cls, given = catalog.resolve(spec)
+    cls, options = catalog.resolve(spec)
     info = catalog.describe(spec)
     accepted = _options(cls)
     for name, text in meanings(cls).items():
         accepted[name]["meaning"] = text
-    for name, value in given.items():
+    for name, value in options.items():
         accepted[name]["default"] = value
     facts: dict[str, object] = {key: value for key, value in vars(info).items() if key not in ("supports", "losses")}
     facts |= {"supports": list(info.supports.names), "losses": dict(info.losses)}
-    facts["inputs"] = [f"{name} ({each})" for name, each in info.inputs.items()]
+    facts["inputs"] = [f"{name} ({declared})" for name, declared in info.inputs.items()]
     return inspect.getdoc(cls) or "", accepted, facts
 
 
-def _other(kind: str, name: str) -> tuple[str, dict[str, dict[str, object]], dict[str, object]]:
+def _entry(kind: str, name: str) -> tuple[str, dict[str, dict[str, object]], dict[str, object]]:
     if kind == "preset":
         make = presets.function(name)
         return inspect.getdoc(make) or "", _options(make), {}

@@ -13,7 +13,7 @@ from regard.models import presets
 
 @dataclass(frozen=True)
 class Options:
-    """What to list."""
+    """The names to list."""
 
     pattern: tyro.conf.Positional[str] = "*"
     """shell-style pattern on the names"""
@@ -53,7 +53,7 @@ def _facts(name: str) -> dict[str, Any]:
         **vars(info),
         "supports": asdict(info.supports),
         "losses": dict(info.losses),
-        "inputs": {name: str(each) for name, each in info.inputs.items()},
+        "inputs": {name: str(declared) for name, declared in info.inputs.items()},
     }
 
 

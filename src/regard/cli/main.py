@@ -18,16 +18,16 @@ from regard.errors import ConfigError, RegardError, nearest, out_of_memory
 
 def verbs() -> dict[str, str]:
     """Verb -> its one-line description, from the files of this folder, without importing them."""
-    found: dict[str, str] = {}
+    descriptions: dict[str, str] = {}
     for path in sorted(Path(__file__).parent.glob("*.py")):
         if path.stem not in ("__init__", "main") and not path.stem.startswith("_"):
             described = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-            found[path.stem] = described.partition("\n")[0]
-    return found
+            descriptions[path.stem] = described.partition("\n")[0]
+    return descriptions
 
 
 def usage() -> str:
-    """What `regard --help` prints."""
+    """The text that `regard --help` prints."""
     known = verbs()
     width = max(map(len, known))
     lines = [

@@ -16,7 +16,7 @@ from regard.cli._threads import cpu_threads
 
 @dataclass(frozen=True)
 class Options:
-    """What to train, and for how long."""
+    """The layers to train, and for how long."""
 
     specs: tyro.conf.Positional[tuple[str, ...]] = ()
     """mechanisms; `a / b` is one for each of the two layers; none: every causal mechanism"""

@@ -73,7 +73,7 @@ def beam_search(
         >>> from regard.models import LanguageModel, ModelConfig
         >>> model = LanguageModel(ModelConfig(dim=32, vocab_size=10))
         >>> rows = beam_search(model, [[1, 2], [4]], max_new_tokens=5, beams=3)
-        >>> [[len(found.tokens) for found in row] for row in rows]
+        >>> [[len(hypothesis.tokens) for hypothesis in row] for row in rows]
         [[5, 5, 5], [5, 5, 5]]
 
     Source: Sutskever et al. 2014, section 3.2; Wu et al. 2016, section 7.
@@ -90,7 +90,7 @@ def beam_search(
         _require_room(model, max((len(x) for x in ids), default=0), max_new_tokens)
     if end_token is not None and not 0 <= end_token < model.config.vocab_size:
         raise ConfigError(f"end_token must be a token below vocab_size={model.config.vocab_size}, got {end_token}")
-    found: dict[int, list[Hypothesis]] = {}
+    hypotheses: dict[int, list[Hypothesis]] = {}
     pads = isinstance(model, EncoderDecoder) and model.pads
     groups: dict[int, list[int]] = {}
     for row, x in enumerate(ids):
@@ -98,8 +98,8 @@ def beam_search(
     with evaluation(model), torch.no_grad():
         for rows in groups.values():
             search = _Search(len(rows), beams, max_new_tokens, alpha, end_token)
-            found.update(zip(rows, search.run(*_begun(model, [ids[row] for row in rows])), strict=True))
-    return [found[row] for row in range(len(ids))]
+            hypotheses.update(zip(rows, search.run(*_begun(model, [ids[row] for row in rows])), strict=True))
+    return [hypotheses[row] for row in range(len(ids))]
 
 
 def _require_room(model: LanguageModel, longest: int, max_new_tokens: int) -> None:
@@ -124,16 +124,16 @@ def _begun(model: LanguageModel | EncoderDecoder, ids: list[Tensor]) -> tuple[Te
         start = source.new_full((len(ids), 1), model.config.start_token)
 
         def translate(tokens: Tensor, state: State) -> tuple[Tensor, State]:
-            got = model.decode(tokens.to(device), state)  # type: ignore[arg-type]
-            assert got.state is not None
-            return got.logits[:, -1], got.state
+            output = model.decode(tokens.to(device), state)  # type: ignore[arg-type]
+            assert output.state is not None
+            return output.logits[:, -1], output.state
 
         return *translate(start, model.prepare(source, key_mask=None if mask.all() else mask.to(device))), translate
 
     def proceed(tokens: Tensor, state: State) -> tuple[Tensor, State]:
-        got = model.hidden(tokens.to(device), state=state)  # type: ignore[arg-type]
-        assert got.state is not None
-        return model.logits(got.hidden[:, -1]), got.state
+        output = model.hidden(tokens.to(device), state=state)  # type: ignore[arg-type]
+        assert output.state is not None
+        return model.logits(output.hidden[:, -1]), output.state
 
     return *proceed(torch.stack(ids), model.initial_state(len(ids))), proceed
 
@@ -159,7 +159,7 @@ class _Search:
         while True:
             parents = self._grow(logits)
             if not self.live:
-                return [sorted(row, key=lambda found: -found.score) for row in self.finished]
+                return [sorted(row, key=lambda hypothesis: -hypothesis.score) for row in self.finished]
             last = torch.tensor([[beam.tokens[-1]] for beam in self.live])
             logits, state = advance(last, state.select(torch.tensor(parents, device=logits.device)))
 
@@ -174,11 +174,11 @@ class _Search:
             members = list(group)
             past = torch.tensor([beam.log_probability for _, beam in members], dtype=torch.float64)
             total = (past[:, None] + steps[[at for at, _ in members]]).flatten()
-            places = self.beams - len(self.finished[row])
-            best, chosen = total.topk(min(places, len(total)))
+            free_places = self.beams - len(self.finished[row])
+            best, chosen = total.topk(min(free_places, len(total)))
             for value, index in zip(best.tolist(), chosen.tolist(), strict=True):
-                which, token = divmod(index, steps.shape[1])
-                at, beam = members[which]
+                member_at, token = divmod(index, steps.shape[1])
+                at, beam = members[member_at]
                 longer = _Beam(row, (*beam.tokens, token), value)
                 if value == float("-inf"):
                     break

@@ -1,4 +1,4 @@
-"""What every stack of Transformer blocks is made of, as data. Imports no torch."""
+"""The parts of every stack of Transformer blocks, as data. Imports no torch."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -54,7 +54,7 @@ class BlockConfig:
     norm_kind: NormKind = "layer"
     """layer: LayerNorm; rms: RMSNorm."""
     norm_eps: float = 1e-5
-    """What a norm adds to the variance (rms: to the mean square) before the root."""
+    """Number that a norm adds to the variance (rms: to the mean square) before the root."""
     max_length: int = 512
     """Longest sequence, for schemes and mechanisms whose weights depend on it; others go beyond it."""
     dropout: float = 0.0
@@ -67,7 +67,7 @@ class BlockConfig:
     """Queries, keys and values of encoder layers with global tokens: all rows share theirs; those of global tokens have
     their own (global); and global tokens have keys and values of their own (separate). Decoders have `all`."""
     checkpoint: Recomputed = "none"
-    """What is computed again in the backward pass instead of being kept: nothing, whole blocks (each then keeps one
+    """Part that is computed again in the backward pass instead of being kept: none, whole blocks (each then keeps one
     hidden state), or the attention of each (projections included). Changes memory and time, no result."""
     seed: int = 0
     """Every initial weight, and every random feature, bucket and codebook, is drawn from this."""
@@ -78,31 +78,31 @@ class BlockConfig:
             raise ConfigError("\n".join(problems))
 
     def problems(self) -> list[str]:
-        """What makes no sense, each a line that begins with the field."""
-        found = self._sizes("dim", "layers", "heads", "kv_heads", "head_dim", "mlp_dim", "max_length")
+        """Problems of these values, each a line that begins with the field."""
+        problems = self._sizes("dim", "layers", "heads", "kv_heads", "head_dim", "mlp_dim", "max_length")
         if self.heads > 0 and self.head_dim is None and self.dim % self.heads:
-            found.append(f"heads must divide dim, got dim={self.dim}, heads={self.heads}{divisors(self.dim)}")
+            problems.append(f"heads must divide dim, got dim={self.dim}, heads={self.heads}{divisors(self.dim)}")
         if self.kv_heads is not None and self.kv_heads > 0 and self.heads % self.kv_heads:
-            found.append(
+            problems.append(
                 f"kv_heads must divide heads, got heads={self.heads}, kv_heads={self.kv_heads}{divisors(self.heads)}"
             )
-        found += self._choices(
+        problems += self._choices(
             mlp=get_args(MlpKind),
             norm=get_args(NormPlace),
             norm_kind=get_args(NormKind),
             checkpoint=get_args(Recomputed),
             projections=get_args(Projections),
         )
-        found += self._named("block", "regard.models.blocks") + self._named("depth", "regard.models.depth")
+        problems += self._named("block", "regard.models.blocks") + self._named("depth", "regard.models.depth")
         if not 0 < self.norm_eps < 1:
-            found.append(f"norm_eps must be in (0, 1), got {self.norm_eps}")
+            problems.append(f"norm_eps must be in (0, 1), got {self.norm_eps}")
         for name in ("dropout", "attention_dropout"):
             if not 0 <= getattr(self, name) < 1:
-                found.append(f"{name} must be in [0, 1), got {getattr(self, name)}")
-        found += self._specs("attention", self.layers)
+                problems.append(f"{name} must be in [0, 1), got {getattr(self, name)}")
+        problems += self._specs("attention", self.layers)
         if self.mlp == "none" and self.mlp_dim is not None:
-            found.append(f"mlp_dim={self.mlp_dim} has no use with mlp='none'; leave one of them out")
-        return found
+            problems.append(f"mlp_dim={self.mlp_dim} has no use with mlp='none'; leave one of them out")
+        return problems
 
     def _sizes(self, *names: str, least: int = 1) -> list[str]:
         values = {name: getattr(self, name) for name in names}
@@ -121,10 +121,10 @@ class BlockConfig:
     def _named(self, name: str, package: str) -> list[str]:
         """An unknown name of a file in a package."""
         try:
-            given, known = specs.parse(getattr(self, name)).name, sorted(specs.files(package))
+            choice, known = specs.parse(getattr(self, name)).name, sorted(specs.files(package))
         except ConfigError as error:
             return [f"{name}: {error}"]
-        return [] if given in known else [f"{name}: no choice {given!r}: {nearest(given, known)}"]
+        return [] if choice in known else [f"{name}: no choice {choice!r}: {nearest(choice, known)}"]
 
     def _specs(self, name: str, layers: int) -> list[str]:
         value = getattr(self, name)
@@ -160,7 +160,7 @@ def per_layer(specs: tuple[str, ...], layers: int) -> tuple[str, ...]:
 
 
 def untied(targets: int | None, tied: bool) -> list[str]:
-    """What makes no sense of an output layer with `targets` rows."""
+    """Problems of an output layer with `targets` rows."""
     if targets is None or not tied:
         return []
     return [f"targets={targets} are other outputs than the tokens, so they have no table in common; set tied=False"]

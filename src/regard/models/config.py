@@ -27,7 +27,7 @@ class ModelConfig(InputConfig):
     bias: bool = False
     """Bias terms in linear layers and LayerNorm."""
     memory: str = "none"
-    """What every layer remembers of earlier segments, such as recent(length=256); none: nothing."""
+    """Memory of earlier segments in every layer, such as recent(length=256); none: no memory."""
     tied: bool = True
     """The output layer is the embedding table."""
     targets: int | None = None
@@ -38,14 +38,14 @@ class ModelConfig(InputConfig):
     token before it, which associative recall needs."""
 
     def problems(self) -> list[str]:
-        """What makes no sense."""
-        found = self._sizes("vocab_size", "targets") + super().problems() + untied(self.targets, self.tied)
+        """Problems of these values, as `BlockConfig`."""
+        problems = self._sizes("vocab_size", "targets") + super().problems() + untied(self.targets, self.tied)
         if self.memory != "none":
-            found += self._named("memory", "regard.memory")
+            problems += self._named("memory", "regard.memory")
         if self.projections != "all":
-            found.append(f"projections={self.projections!r} are for encoders: a causal row is never global; use all")
+            problems.append(f"projections={self.projections!r} are for encoders: a causal row is never global; use all")
         if self.short_convolution < 0 or self.short_convolution == 1:
-            found.append(
+            problems.append(
                 f"short_convolution must be 0 (none) or at least 2 (a token and its past), got {self.short_convolution}"
             )
-        return found
+        return problems

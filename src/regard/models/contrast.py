@@ -28,13 +28,13 @@ def alone(
 
     Args:
         tokens: as the model reads them.
-        contents: what hidden tokens were, where a whole segment is hidden; negative elsewhere.
+        contents: the hidden tokens, where a whole segment is hidden; negative elsewhere.
         marks: s > 0 for a token of segment s, -s for its global token.
 
     Example:
         >>> tokens, marks = torch.tensor([[9, 9, 5, 0, 0]]), torch.tensor([[-1, -2, 1, 2, 2]])
-        >>> found = alone(tokens, torch.tensor([[-100, -100, -100, 6, 7]]), marks)
-        >>> found.tokens.tolist(), found.row.tolist(), found.place.tolist()
+        >>> segments = alone(tokens, torch.tensor([[-100, -100, -100, 6, 7]]), marks)
+        >>> segments.tokens.tolist(), segments.row.tolist(), segments.place.tolist()
         ([[9, 6, 7]], [0], [1])
     """
     most = int(marks.abs().max()) + 1
@@ -50,8 +50,8 @@ def alone(
     slots = torch.arange(longest, device=tokens.device)
     key_mask = slots < lengths[:, None]
     bodies = tokens.new_zeros(key_mask.shape)
-    _, which = inside.nonzero(as_tuple=True)
-    bodies[key_mask] = contents[hidden_row[which], hidden_place[which]].to(tokens.dtype)
+    _, hidden_at = inside.nonzero(as_tuple=True)
+    bodies[key_mask] = contents[hidden_row[hidden_at], hidden_place[hidden_at]].to(tokens.dtype)
     fronts = tokens[row, place][:, None]
     return Alone(
         torch.cat([fronts, bodies], 1),

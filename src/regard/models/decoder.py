@@ -40,8 +40,8 @@ class ModelState(States):
     ) -> Self:
         """From what each block keeps; None: nothing."""
         parts: dict[str, State] = {}
-        for name, each in (("layers", layers), ("memories", memories)):
-            kept = {str(at): part for at, part in enumerate(each) if part is not None}
+        for name, states in (("layers", layers), ("memories", memories)):
+            kept = {str(at): part for at, part in enumerate(states) if part is not None}
             if kept:
                 parts[name] = States(kept)
         if convolution is not None:
@@ -69,7 +69,7 @@ class ModelState(States):
         return cast(MemoryState, next(iter(cast(States, self.parts["memories"]).parts.values()))).waiting
 
     def threads(self, blocks: int) -> Threads:
-        """What each block goes on with."""
+        """The past of every block."""
         layers, memories = (
             cast("States | None", self.parts.get(name)) or States({}) for name in ("layers", "memories")
         )
@@ -321,7 +321,7 @@ class LanguageModel(nn.Module):
             for name, loss in more.items():
                 losses.setdefault(name, []).append(loss)
             first = cut.stop
-        means = {name: torch.stack(each).mean() for name, each in losses.items()}
+        means = {name: torch.stack(values).mean() for name, values in losses.items()}
         return Hidden(torch.cat(parts, 1), None if state is None else past, means)
 
     def _segment(

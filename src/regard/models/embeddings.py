@@ -1,4 +1,4 @@
-"""What enters the first block: embedded tokens, or projected vectors, with positions and types."""
+"""The input of the first block: embedded tokens, or projected vectors, with positions and types."""
 
 import math
 from typing import cast
@@ -38,18 +38,22 @@ class Embeddings(nn.Module):
     def __init__(self, config: InputConfig, *, causal: bool, table: nn.Embedding | None = None, seed: int) -> None:
         super().__init__()
         self.config = config
-        whole = config if isinstance(config, EncoderConfig) else None
+        encoder_config = config if isinstance(config, EncoderConfig) else None
         self.table: nn.Embedding | None = None
         self.project: nn.Linear | None = None
-        if whole is not None and whole.input_dim:
-            self.project = linear(whole.input_dim, config.dim, bias=config.bias, draw=generator(seed, "inputs"))
+        if encoder_config is not None and encoder_config.input_dim:
+            self.project = linear(
+                encoder_config.input_dim, config.dim, bias=config.bias, draw=generator(seed, "inputs")
+            )
         else:
             self.table = token_table(config.vocab_size, config.dim, seed=seed) if table is None else table
         self.types: nn.Embedding | None = None
-        if whole is not None and whole.token_types:
-            self.types = token_table(whole.token_types, config.dim, seed=generator(seed, "types").initial_seed())
+        if encoder_config is not None and encoder_config.token_types:
+            self.types = token_table(
+                encoder_config.token_types, config.dim, seed=generator(seed, "types").initial_seed()
+            )
         self.cls: nn.Parameter | None = None
-        if whole is not None and whole.cls_token:
+        if encoder_config is not None and encoder_config.cls_token:
             self.cls = nn.Parameter(0.02 * torch.randn(config.dim, generator=generator(seed, "cls")))
         self.position = self._position(causal, seed)
         sinusoidal = isinstance(self.position, Sinusoidal) and self.table is not None

@@ -18,7 +18,7 @@ from regard.models.parts import build_norm
 from regard.models.sharing import save_once
 
 Marks = Literal["none", "tokens", "segments"]
-"""Which labels of tokens a model reads: none; a mark other than 0 for a global token; or the segments of `etc`."""
+"""Labels of tokens that a model reads: none; a mark other than 0 for a global token; or the segments of `etc`."""
 
 
 class Encoded(NamedTuple):
@@ -86,7 +86,7 @@ class Encoder(nn.Module):
 
     @property
     def reads_marks(self) -> Marks:
-        """Which marks `forward` takes, by the facts of its mechanisms."""
+        """The marks that `forward` takes, by the facts of its mechanisms."""
         facts = [mechanism.info for mechanism in self.mechanisms if mechanism.info.supports.marks]
         return "none" if not facts else "segments" if any(info.segments for info in facts) else "tokens"
 
@@ -114,8 +114,8 @@ class Encoder(nn.Module):
         Raises:
             ShapeError, InputError: inputs of the wrong shape or out of range.
             LimitError: longer than `max_length` where weights depend on it.
-            UnsupportedError: what the position scheme or a mechanism does not support; marks, and no mechanism that
-                has a meaning for them.
+            UnsupportedError: a request that the position scheme or a mechanism does not support; marks, and no
+                mechanism that has a meaning for them.
         """
         if key_mask is not None and (key_mask.dtype != torch.bool or key_mask.shape != inputs.shape[:2]):
             raise ShapeError(

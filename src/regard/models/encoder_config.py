@@ -10,7 +10,7 @@ Pooling = Literal["first", "mean"]
 
 @dataclass(frozen=True, kw_only=True)
 class InputConfig(BlockConfig):
-    """Blocks, and how tokens become what enters them.
+    """Blocks, and how tokens become their input.
 
     Raises:
         ConfigError: as `BlockConfig`.
@@ -32,11 +32,13 @@ class InputConfig(BlockConfig):
     """Bias terms in the projections to queries, keys and values; None: as bias."""
 
     def problems(self) -> list[str]:
-        """What makes no sense."""
-        found = super().problems() + self._sizes("position_offset", least=0)
+        """Problems of these values, as `BlockConfig`."""
+        problems = super().problems() + self._sizes("position_offset", least=0)
         if self.embedding_scale is not None and not 0 < self.embedding_scale < float("inf"):
-            found.append(f"embedding_scale must be positive, got {self.embedding_scale}; leave it out for the default")
-        return found
+            problems.append(
+                f"embedding_scale must be positive, got {self.embedding_scale}; leave it out for the default"
+            )
+        return problems
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +65,7 @@ class EncoderConfig(InputConfig):
     cls_token: bool = False
     """A learned vector in front of the inputs, which takes the first position."""
     pooling: Pooling = "first"
-    """What a head for a whole sequence reads: the first position, or the mean over the real ones."""
+    """Input of a head for a whole sequence: the first position, or the mean over the real ones."""
     pooler: bool = False
     """Such a head begins with tanh(linear(x)), as BERT's does."""
     cpc_weight: float = 0.0
@@ -71,18 +73,18 @@ class EncoderConfig(InputConfig):
     summarise segments, as etc has."""
 
     def problems(self) -> list[str]:
-        """What makes no sense."""
-        found = super().problems() + self._choices(pooling=get_args(Pooling))
-        found += self._sizes("vocab_size", "input_dim", "token_types", least=0)
+        """Problems of these values, as `BlockConfig`."""
+        problems = super().problems() + self._choices(pooling=get_args(Pooling))
+        problems += self._sizes("vocab_size", "input_dim", "token_types", least=0)
         if (self.vocab_size > 0) == (self.input_dim > 0):
-            both = f"input_dim={self.input_dim} (vectors) and vocab_size={self.vocab_size} (tokens)"
-            found.append(
-                f"{both} exclude each other; set one to 0"
+            inputs = f"input_dim={self.input_dim} (vectors) and vocab_size={self.vocab_size} (tokens)"
+            problems.append(
+                f"{inputs} exclude each other; set one to 0"
                 if self.vocab_size
                 else "vocab_size or input_dim must be given: an encoder reads tokens or vectors"
             )
         if not 0 <= self.cpc_weight < float("inf"):
-            found.append(f"cpc_weight must be at least 0, got {self.cpc_weight}")
+            problems.append(f"cpc_weight must be at least 0, got {self.cpc_weight}")
         if self.token_types and not self.vocab_size:
-            found.append(f"token_types={self.token_types} has no use without tokens (vocab_size=0)")
-        return found
+            problems.append(f"token_types={self.token_types} has no use without tokens (vocab_size=0)")
+        return problems

@@ -116,10 +116,10 @@ class CrossBlock(nn.Module):
         state: State | None = None,
     ) -> Crossed:
         """The hidden states after this block, from a source or from a prepared one; `query_start` came before."""
-        again, rest = self.checkpoint == "block", (source_mask, prepared, key_mask, positions, query_start)
-        return recomputed(again, self._whole, x, source, *rest, state=state)
+        again, arguments = self.checkpoint == "block", (source_mask, prepared, key_mask, positions, query_start)
+        return recomputed(again, self._run, x, source, *arguments, state=state)
 
-    def _whole(
+    def _run(
         self,
         x: Tensor,
         source: Tensor | None,
@@ -133,15 +133,15 @@ class CrossBlock(nn.Module):
         again = self.checkpoint == "attention"
         inner = self._entering(x, self.attention_norm)
         attend = partial(self.attention, key_mask=key_mask, positions=positions)
-        got = recomputed(again, attend, inner, state=state)
-        x = self._joined(x, got.hidden, self.attention_norm)
+        output = recomputed(again, attend, inner, state=state)
+        x = self._joined(x, output.hidden, self.attention_norm)
         inner = self._entering(x, self.cross_norm)
         read = partial(self.cross, key_mask=source_mask, query_start=query_start)
         read = recomputed(again, read, inner, source, state=prepared)
         x = self._joined(x, read.hidden, self.cross_norm)
         if self.mlp is not None:
             x = self._joined(x, self.mlp(self._entering(x, self.mlp_norm)), self.mlp_norm)
-        return Crossed(x, got.state, got.losses, read.losses)
+        return Crossed(x, output.state, output.losses, read.losses)
 
     def _entering(self, x: Tensor, norm: nn.Module) -> Tensor:
         return norm(x) if self.pre else x
@@ -200,7 +200,7 @@ class EncoderDecoder(nn.Module):
         self.loss_names, self.cross_loss_names = (loss_names(layers) for layers in of_kinds.values())
         kinds = {"encoder": self.encoder.loss_weights}
         kinds |= {kind: loss_weights(layers) for kind, layers in of_kinds.items()}
-        self.loss_weights = {f"{kind}.{name}": x for kind, own in kinds.items() for name, x in own.items()}
+        self.loss_weights = {f"{kind}.{name}": x for kind, weights in kinds.items() for name, x in weights.items()}
         save_once(self)
 
     def _block(self, at: int, spec: str, cross_spec: str) -> CrossBlock:
@@ -208,7 +208,7 @@ class EncoderDecoder(nn.Module):
         seed, cross_seed = (generator(config.seed, f"{kind} layer", at).initial_seed() for kind in ("decoder", "cross"))
         attention = build_attention(config, spec, causal=True, position=self.embeddings.relative, seed=seed)
         cross = build_attention(config, cross_spec, causal=False, context_dim=config.dim, seed=cross_seed)
-        return CrossBlock(config, *(with_usual_logits(each, config) for each in (attention, cross)), seed=seed)
+        return CrossBlock(config, *(with_usual_logits(layer, config) for layer in (attention, cross)), seed=seed)
 
     @property
     def mechanisms(self) -> list[Attention]:
@@ -235,7 +235,7 @@ class EncoderDecoder(nn.Module):
         return sum(x.numel() for x in self.parameters())
 
     def shift(self, targets: Int[Tensor, "batch length"]) -> Int[Tensor, "batch length"]:
-        """What the decoder reads to predict `targets`: the start token, then all but the last.
+        """The decoder's input to predict `targets`: the start token, then all but the last.
 
         Negative targets, which do not count, are read as the start token.
         """
@@ -291,11 +291,11 @@ class EncoderDecoder(nn.Module):
         Raises:
             ShapeError, InputError: ids of the wrong shape or out of range.
             LimitError: longer than `max_length` where weights depend on it.
-            UnsupportedError: what a mechanism does not support.
+            UnsupportedError: a request that a mechanism does not support.
         """
         encoded = self.encoder(source, key_mask=source_mask, marks=source_marks)
-        got = self._decoded(tokens, encoded, key_mask, None)
-        return got._replace(losses={**{f"encoder.{name}": x for name, x in encoded.losses.items()}, **got.losses})
+        output = self._decoded(tokens, encoded, key_mask, None)
+        return output._replace(losses={**{f"encoder.{name}": x for name, x in encoded.losses.items()}, **output.losses})
 
     def _decoded(
         self, tokens: Tensor, encoded: Encoded | None, key_mask: Tensor | None, state: EncoderDecoderState | None
@@ -310,7 +310,7 @@ class EncoderDecoder(nn.Module):
         sources = None if state is None else state.sources
         losses: dict[str, dict[str, Tensor]] = {"decoder": {}, "cross": {}}
         for at, block in enumerate(self.blocks):
-            got = block(
+            output = block(
                 x,
                 None if encoded is None else encoded.hidden,
                 source_mask=None if encoded is None else encoded.key_mask,
@@ -319,13 +319,13 @@ class EncoderDecoder(nn.Module):
                 query_start=None if state is None else state.length,
                 state=None if state is None else state.layer(at),
             )
-            x = got.hidden
-            if got.state is not None:
-                states.append(got.state)
-            add_losses(losses["decoder"], got.losses, self.loss_names[at])
-            add_losses(losses["cross"], got.cross_losses, self.cross_loss_names[at])
+            x = output.hidden
+            if output.state is not None:
+                states.append(output.state)
+            add_losses(losses["decoder"], output.losses, self.loss_names[at])
+            add_losses(losses["cross"], output.cross_losses, self.cross_loss_names[at])
         x = x if self.norm is None else self.norm(x)
-        named = {f"{kind}.{name}": loss for kind, own in losses.items() for name, loss in own.items()}
+        named = {f"{kind}.{name}": loss for kind, of_kind in losses.items() for name, loss in of_kind.items()}
         after = None if sources is None else EncoderDecoderState.of(states, sources)
         return EncoderDecoderOutput(self.logits(x), after, named)
 

@@ -43,22 +43,24 @@ class EncoderDecoderConfig(InputConfig):
     output_bias: bool = False
     """A bias for every token in the output layer, as in BART."""
     start_token: int = 0
-    """What the decoder reads first."""
+    """The token that the decoder reads first."""
     end_token: int = 1
-    """What ends a sequence."""
+    """The token that ends a sequence."""
 
     def problems(self) -> list[str]:
-        """What makes no sense."""
-        found = self._sizes("vocab_size", "source_vocab_size", "encoder_layers", "targets") + super().problems()
-        found += untied(self.targets, self.tied)
-        found += self._specs("encoder_attention", self.layers if self.encoder_layers is None else self.encoder_layers)
-        found += self._specs("cross_attention", self.layers)
+        """Problems of these values, as `BlockConfig`."""
+        problems = self._sizes("vocab_size", "source_vocab_size", "encoder_layers", "targets") + super().problems()
+        problems += untied(self.targets, self.tied)
+        problems += self._specs(
+            "encoder_attention", self.layers if self.encoder_layers is None else self.encoder_layers
+        )
+        problems += self._specs("cross_attention", self.layers)
         for name in ("start_token", "end_token"):
             if not 0 <= getattr(self, name) < max(self.vocab_size, 1):
-                found.append(f"{name} must be a token below vocab_size={self.vocab_size}, got {getattr(self, name)}")
+                problems.append(f"{name} must be a token below vocab_size={self.vocab_size}, got {getattr(self, name)}")
         if not 0 < self.logit_scale < float("inf"):
-            found.append(f"logit_scale must be positive, got {self.logit_scale}")
-        return found
+            problems.append(f"logit_scale must be positive, got {self.logit_scale}")
+        return problems
 
     @property
     def cross_specs(self) -> tuple[str, ...]:
@@ -69,10 +71,10 @@ class EncoderDecoderConfig(InputConfig):
     def encoder(self) -> EncoderConfig:
         """The encoder's own configuration."""
         shared = {field.name: getattr(self, field.name) for field in fields(InputConfig)}
-        own = {
+        specific = {
             "layers": self.layers if self.encoder_layers is None else self.encoder_layers,
             "attention": self.encoder_attention,
             "position": self.position if self.encoder_position is None else self.encoder_position,
             "vocab_size": self.vocab_size if self.source_vocab_size is None else self.source_vocab_size,
         }
-        return EncoderConfig(**{**shared, **own})
+        return EncoderConfig(**{**shared, **specific})

@@ -25,12 +25,12 @@ class TextStream(Protocol):
         ...
 
     def finish(self) -> str:
-        """What an unfinished character becomes at the end."""
+        """The text that an unfinished character becomes at the end."""
         ...
 
 
 class Tokenizer(Protocol):
-    """What generating needs of a tokenizer; `regard.tasks.tokenizer` has some."""
+    """The part of a tokenizer that generating needs; `regard.tasks.tokenizer` has some."""
 
     def encode(self, text: str) -> np.ndarray | Sequence[int]:
         """Token ids of a text."""
@@ -177,7 +177,7 @@ def prompt_ids(prompts: Prompts, tokenizer: Tokenizer | None) -> list[Tensor]:
     """
     if isinstance(prompts, str):
         raise ConfigError("prompts is a list; write [text] for one text")
-    found: list[Tensor] = []
+    rows: list[Tensor] = []
     for at, prompt in enumerate(prompts):
         if isinstance(prompt, str):
             if tokenizer is None:
@@ -188,8 +188,8 @@ def prompt_ids(prompts: Prompts, tokenizer: Tokenizer | None) -> list[Tensor]:
             raise InputError(f"prompt {at} is empty; a model continues at least one token")
         if ids.ndim != 1 or ids.is_floating_point():
             raise ShapeError(f"prompt {at} must be integers (length,), got {ids.dtype} {tuple(ids.shape)}")
-        found.append(ids.to("cpu", torch.int64))
-    return found
+        rows.append(ids.to("cpu", torch.int64))
+    return rows
 
 
 class _Row:
@@ -220,9 +220,9 @@ class _Row:
         if self.decoder is None:
             return Piece(self.at, token, "", ended)
         self.held += self.decoder.feed([] if ended == "stop" else [token]) + (self.decoder.finish() if ended else "")
-        found = [at for text in self.stop if (at := self.held.find(text)) >= 0]
-        if found:
-            return Piece(self.at, token, self.held[: min(found)], "stop")
+        starts = [at for text in self.stop if (at := self.held.find(text)) >= 0]
+        if starts:
+            return Piece(self.at, token, self.held[: min(starts)], "stop")
         keep = 0 if ended else max((_begun(self.held, text) for text in self.stop), default=0)
         shown, self.held = self.held[: len(self.held) - keep], self.held[len(self.held) - keep :]
         return Piece(self.at, token, shown, ended)
@@ -279,8 +279,8 @@ def _next(
         slots = torch.arange(past, past + tokens.shape[1], device=tokens.device)
         mask = slots >= start[:, None] if past == 0 else None
         positions = (slots - start[:, None]).clamp_min(0) if model.embeddings.placed else None
-    got = model.hidden(tokens, key_mask=mask, positions=positions, state=state)
-    return model.logits(got.hidden[:, -1]), got.state
+    output = model.hidden(tokens, key_mask=mask, positions=positions, state=state)
+    return model.logits(output.hidden[:, -1]), output.state
 
 
 def evaluation(model: torch.nn.Module) -> AbstractContextManager[None]:

@@ -52,7 +52,7 @@ class MaskedLanguageModel(nn.Module):
 
     Args:
         encoder: over tokens.
-        activation: what stands for gelu; BERT and BigBird have that of their MLP here.
+        activation: the function in the place of gelu; BERT and BigBird have that of their MLP here.
 
     Raises:
         ConfigError: an encoder over vectors; a `cpc_weight` without a mechanism that knows segments.
@@ -132,7 +132,7 @@ class SequenceHead(nn.Module):
     Args:
         encoder: whose `pooling` and `pooler` say what is read.
         outputs: numbers per sequence.
-        activation: what stands for tanh; BigBird has that of its MLP here.
+        activation: the function in the place of tanh; BigBird has that of its MLP here.
     """
 
     def __init__(self, encoder: Encoder, *, outputs: int, activation: Activation = "tanh") -> None:

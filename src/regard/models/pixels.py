@@ -35,10 +35,10 @@ def sample(
     Args:
         model: whose outputs are the levels; an encoder-decoder also reads a source.
         rows: sequences.
-        start: what is read before the first slot.
-        offsets: what is added to the level of each slot to give the token that is read.
+        start: the token that is read before the first slot.
+        offsets: numbers that are added to the level of each slot to give the token that is read.
         given: levels of the first slots, which are not drawn; None: all are.
-        source: what an encoder-decoder reads; None for a decoder.
+        source: the sequence that an encoder-decoder reads; None for a decoder.
         sampling: how; None: from the model's own distribution.
         seed: of the draws.
         use_state: stream with the mechanisms' states where all layers have one; else every slot recomputes all before.
@@ -86,8 +86,8 @@ def _next(
 ) -> tuple[Tensor, State | None]:
     """Logits after the last token, and the state, if there is one."""
     if isinstance(model, LanguageModel):
-        got = model.hidden(tokens, state=cast("ModelState | None", state))
-        return model.logits(got.hidden[:, -1]), got.state
+        output = model.hidden(tokens, state=cast("ModelState | None", state))
+        return model.logits(output.hidden[:, -1]), output.state
     if state is None:
         return model(_source(source), tokens).logits[:, -1], None
     decoded = model.decode(tokens, cast(EncoderDecoderState, state))

@@ -16,13 +16,13 @@ def recomputed(wanted: bool, call: Callable[..., Result], *inputs: object, state
     projections) leaves its buffers alone when it runs again, see `regard.core.recomputing`. With a state, or without
     gradients, it is an ordinary call: a state that has been appended to is not there a second time.
 
-    Cost: the time of one more forward pass of `call`. What is kept: its inputs.
+    Cost: the time of one more forward pass of `call`. Its inputs are kept.
 
     Args:
         wanted: False: an ordinary call.
-        call: what is computed.
+        call: the function that is computed.
         inputs: of it.
-        state: that it takes by this name.
+        state: the argument that it takes by this name.
 
     Example:
         >>> x = torch.randn(3, requires_grad=True)

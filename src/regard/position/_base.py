@@ -1,4 +1,4 @@
-"""What a position scheme may do: three hooks, each optional."""
+"""The template of position schemes: three hooks, each optional."""
 
 from typing import ClassVar, Literal
 

@@ -11,7 +11,7 @@ from regard.position._base import Layout, Position, sinusoids
 
 
 class _Placed(NamedTuple):
-    """Slots, and what a rotation at each of them multiplies with, by dtype."""
+    """Slots, and the factors of a rotation at each of them, by dtype."""
 
     key: tuple[int, int, torch.device]
     slots: Tensor
@@ -88,30 +88,30 @@ class Rotary(Position):
         return self._rotate(q, query_positions), self._rotate(k, key_positions)
 
     def _turn(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """What each channel is multiplied with, and what its partner in the plane is."""
+        """The factor of each channel, and that of its partner in the plane."""
         wide = torch.promote_types(dtype, torch.float32)
         last = None if torch.compiler.is_compiling() else self._last
         if last is None or positions is not last.slots:
-            return self._made(positions, wide)
+            return self._factors(positions, wide)
         if wide not in last.turns:
             with torch.inference_mode(False):
-                last.turns[wide] = self._made(positions, wide)
+                last.turns[wide] = self._factors(positions, wide)
         return last.turns[wide]
 
-    def _made(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def _factors(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         sin, cos = (part.to(dtype) for part in sinusoids(positions, self.width, self.base))
         if self.layout == "halves":
             return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
         return torch.stack([cos, cos], -1).flatten(-2), torch.stack([-sin, sin], -1).flatten(-2)
 
     def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
-        own, partner = self._turn(positions, x.dtype)
-        whole = self.width == x.shape[-1]
-        turned = (x if whole else x[..., : self.width]).to(own.dtype)
+        factor, partner_factor = self._turn(positions, x.dtype)
+        all_channels = self.width == x.shape[-1]
+        turned = (x if all_channels else x[..., : self.width]).to(factor.dtype)
         if self.layout == "halves":
             first, second = turned.chunk(2, -1)
             swapped = torch.cat([second, first], -1)
         else:
             swapped = turned.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
-        rotated = torch.addcmul(turned * own, swapped, partner).to(x.dtype)
-        return rotated if whole else torch.cat([rotated, x[..., self.width :]], -1)
+        rotated = torch.addcmul(turned * factor, swapped, partner_factor).to(x.dtype)
+        return rotated if all_channels else torch.cat([rotated, x[..., self.width :]], -1)

@@ -63,8 +63,8 @@ class T5Bias(Position):
     def bucket(self, relative: Int[Tensor, "*any"]) -> Int[Tensor, "*any"]:
         """The bucket of each j - i."""
         past = relative.abs() if not self.heads.causal else (-relative).clamp(min=0)
-        found = torch.bucketize(past, torch.tensor(self.edges, device=relative.device), right=True)
-        return found if self.heads.causal else found + self.share * (relative > 0)
+        bucket = torch.bucketize(past, torch.tensor(self.edges, device=relative.device), right=True)
+        return bucket if self.heads.causal else bucket + self.share * (relative > 0)
 
     def bias(self, q: Tensor, low: int, high: int) -> ScoreBias:
         """The table's columns, one per distance."""
@@ -84,9 +84,9 @@ def edges(count: int, max_distance: int) -> list[int]:
     """
     exact = count // 2
     steps = count - exact
-    found, r = list(range(1, exact + 1)), exact
+    starts, r = list(range(1, exact + 1)), exact
     for k in range(1, steps):
         while r**steps < exact ** (steps - k) * max_distance**k:
             r += 1
-        found.append(r)
-    return found
+        starts.append(r)
+    return starts

@@ -32,7 +32,7 @@ def compare(
         tell: called with lines about the progress.
 
     Returns:
-        What results.json holds; `["recommendation"]` says which one to use, and why.
+        The content of results.json; `["recommendation"]` says which one to use, and why.
 
     Raises:
         ConfigError: unknown mechanisms or options, or a folder with another comparison.
@@ -46,8 +46,8 @@ def compare(
     from regard.report import html
 
     config = config or CompareConfig()
-    given = {"specs": None if specs is None else tuple(specs), "task": task, "budget": budget, "seeds": seeds}
-    config = replace(config, **{name: value for name, value in given.items() if value is not None})
+    changes = {"specs": None if specs is None else tuple(specs), "task": task, "budget": budget, "seeds": seeds}
+    config = replace(config, **{name: value for name, value in changes.items() if value is not None})
     results = comparison.compare(config, Path(out), tell=tell)
     html.write(results, Path(out) / "report.html")
     return results

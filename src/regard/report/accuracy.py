@@ -51,17 +51,17 @@ def rows(results: Results, case: int) -> list[tuple[str, ...]]:
     ]
 
 
-def _cells(found: Results | None) -> tuple[str, str, str]:
-    """Error, bias and deviation: roots of what is recorded."""
-    if found is None:
+def _cells(estimate: Results | None) -> tuple[str, str, str]:
+    """Error, bias and deviation: roots of the recorded squares."""
+    if estimate is None:
         return "", "", ""
-    if any(value is None for value in found.values()):
+    if any(value is None for value in estimate.values()):
         return "not finite", "", ""
-    unseen = f"< {found['smallest_bias'] ** 0.5:.3g}"
+    unseen = f"< {estimate['smallest_bias'] ** 0.5:.3g}"
     return (
-        _root(found["error"], found["error_se"]),
-        _root(found["bias"], found["bias_se"]) if found["biased"] or not found["error"] else unseen,
-        _root(found["variance"], found["variance_se"]),
+        _root(estimate["error"], estimate["error_se"]),
+        _root(estimate["bias"], estimate["bias_se"]) if estimate["biased"] or not estimate["error"] else unseen,
+        _root(estimate["variance"], estimate["variance_se"]),
     )
 
 
@@ -72,7 +72,7 @@ def _root(square: float, error: float) -> str:
 
 
 def notes(results: Results) -> list[str]:
-    """What was not measured, one line for each reason, and controls that missed."""
+    """Notes on cases that were not measured, one line for each reason, and on controls that missed."""
     reasons: dict[str, list[str]] = {}
     for one in results["skipped"]:
         case = results["cases"][one["case"]]
@@ -117,8 +117,10 @@ def _figure(results: Results, source: tuple[str, bool, int], part: str) -> go.Fi
         figure.add_scatter(x=ends, y=[equal, equal], name=named, line=line, mode="lines")
     for spec in specs:
         for dash, at in enumerate(cases):
-            found = [row for row in results["rows"] if (row["spec"], row["case"]) == (spec, at)]
-            points = [(row["value"], row["redraws"], row["output"]) for row in found if row["output"][part] is not None]
+            measured = [row for row in results["rows"] if (row["spec"], row["case"]) == (spec, at)]
+            points = [
+                (row["value"], row["redraws"], row["output"]) for row in measured if row["output"][part] is not None
+            ]
             if not points:
                 continue
             seen = [part != "bias" or output["biased"] for _, _, output in points]

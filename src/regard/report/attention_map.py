@@ -35,7 +35,7 @@ def data_uri(matrix: Matrix, *, relative_to: Matrix | None = None) -> str:
 
 
 def describe(matrix: Matrix) -> dict[str, float]:
-    """What a picture shows, in numbers, as means over the queries.
+    """A picture in numbers, as means over the queries.
 
     effective_keys: exp of the entropy of the absolute weights. distance: from the query to the weighted mean of its
     keys. nearest_eight: share of the weight on the eight nearest keys.

@@ -31,14 +31,14 @@ def charts(results: Results) -> list[Chart]:
     """Every chart of a report."""
     measures = TASKS[results["task"]]
     first = measures[0]
-    found = [quality_against_speed(results, first), loss_curves(results, first)]
-    found += [accuracy(results, measure) for measure in measures if measure.metric == "accuracy"]
-    found.append(cost(results, "both", "Forward + backward over length"))
-    found.append(cost(results, "forward", "Forward over length"))
+    drawn = [quality_against_speed(results, first), loss_curves(results, first)]
+    drawn += [accuracy(results, measure) for measure in measures if measure.metric == "accuracy"]
+    drawn.append(cost(results, "both", "Forward + backward over length"))
+    drawn.append(cost(results, "forward", "Forward over length"))
     if first.causal:
-        found.append(decoding(results, "microseconds", "Decoding time per token", "microseconds per token"))
-        found.append(decoding(results, "state_bytes", "Decode state", "bytes"))
-    return found
+        drawn.append(decoding(results, "microseconds", "Decoding time per token", "microseconds per token"))
+        drawn.append(decoding(results, "state_bytes", "Decode state", "bytes"))
+    return drawn
 
 
 def quality_against_speed(results: Results, measure: Measure) -> Chart:
@@ -89,10 +89,10 @@ def accuracy(results: Results, measure: Measure) -> Chart:
     if measure.name == "classification":
         bars += [(baseline["name"], baseline, COLOURS[7]) for baseline in results["baselines"]]
     rows = []
-    for name, found, colour in bars:
-        value = found["accuracy"]
+    for name, result, colour in bars:
+        value = result["accuracy"]
         figure.add_bar(x=[name], y=[value["middle"]], error_y=_bar(value), marker_color=colour, name=name)
-        rows.append((name, *_interval(value, ".1%"), ", ".join(f"{seed:.1%}" for seed in found["seeds"])))
+        rows.append((name, *_interval(value, ".1%"), ", ".join(f"{seed:.1%}" for seed in result["seeds"])))
     figure.update_layout(showlegend=False, yaxis_range=[0, 1.05])
     columns = ("specification", "accuracy", "95 % interval", "seeds")
     if measure.name == "classification":
@@ -114,11 +114,11 @@ def cost(results: Results, kind: str, title: str) -> Chart:
     figure = _figure("tokens", "seconds of the attention of all layers", logarithmic=True)
     rows = []
     for at, entry in enumerate(results["entries"]):
-        found = [row for row in entry["cost"] if row["kind"] == kind]
-        x, y = [row["length"] for row in found], [row["seconds"] for row in found]
+        timings = [row for row in entry["cost"] if row["kind"] == kind]
+        x, y = [row["length"] for row in timings], [row["seconds"] for row in timings]
         figure.add_scatter(x=x, y=y, name=entry["spec"], line={"color": _colour(at)}, mode="lines+markers")
         cross = entry["crossover"][kind]
-        for row in found:
+        for row in timings:
             default = row["default_seconds"]
             rows.append(
                 (

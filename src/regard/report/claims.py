@@ -22,14 +22,14 @@ def number(value: float | None) -> str:
 
 def span(values: Sequence[float | None]) -> str:
     """From the least to the most."""
-    found = [value for value in values if value is not None]
-    if len(found) < len(values):
+    finite = [value for value in values if value is not None]
+    if len(finite) < len(values):
         return "not finite"
-    return number(found[0]) if len(set(found)) == 1 else f"{number(min(found))} to {number(max(found))}"
+    return number(finite[0]) if len(set(finite)) == 1 else f"{number(min(finite))} to {number(max(finite))}"
 
 
 def bounds(at_least: float | None, at_most: float | None) -> str:
-    """What a finding says, in words."""
+    """The bounds of a finding, in words."""
     if at_least is not None and at_most is not None:
         return f"{number(at_least)} to {number(at_most)}"
     return f"at least {number(at_least)}" if at_least is not None else f"at most {number(at_most)}"

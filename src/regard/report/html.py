@@ -48,8 +48,8 @@ def render(results: Mapping[str, Any]) -> str:
 
 def _named(entry: Mapping[str, Any], layer: int) -> str:
     """A layer, and its mechanism where layers differ."""
-    own = entry["layers"][layer]
-    return f"{entry['spec']}, layer {layer}" + ("" if own == entry["spec"] else f" ({own})")
+    mechanism = entry["layers"][layer]
+    return f"{entry['spec']}, layer {layer}" + ("" if mechanism == entry["spec"] else f" ({mechanism})")
 
 
 def write(results: Mapping[str, Any], path: Path) -> None:

@@ -31,11 +31,11 @@ def tiled(
     images = images.repeat(zoom, 1).repeat(zoom, 2)
     count, height, width, channels = images.shape
     rows = -(-count // columns)
-    whole = np.full((rows * (height + GAP) - GAP, columns * (width + GAP) - GAP, channels), 255, np.uint8)
+    canvas = np.full((rows * (height + GAP) - GAP, columns * (width + GAP) - GAP, channels), 255, np.uint8)
     for at, image in enumerate(images):
         top, left = at // columns * (height + GAP), at % columns * (width + GAP)
-        whole[top : top + height, left : left + width] = image
-    return whole
+        canvas[top : top + height, left : left + width] = image
+    return canvas
 
 
 def png(image: UInt8[np.ndarray, "height width channels"]) -> bytes:

@@ -28,14 +28,14 @@ def merge(several: Sequence[Results]) -> dict[str, Any]:
     return {**several[0], "rows": list(rows.values()), "controls": list(controls.values()), "seconds": seconds}
 
 
-def found(results: Results) -> list[dict[str, Any]]:
+def by_mechanism(results: Results) -> list[dict[str, Any]]:
     """One entry for each mechanism: bytes of the state, and accuracies by pairs, most accurate with the first first."""
     specs = dict.fromkeys(row["spec"] for row in results["rows"])
     entries = []
     for spec in specs:
-        own = [row for row in results["rows"] if row["spec"] == spec]
-        shares = {pairs: [row["accuracy"] for row in own if row["pairs"] == pairs] for pairs in _pairs(results)}
-        entries.append({"spec": spec, "state_bytes": own[0]["state_bytes"], "shares": shares})
+        spec_rows = [row for row in results["rows"] if row["spec"] == spec]
+        shares = {pairs: [row["accuracy"] for row in spec_rows if row["pairs"] == pairs] for pairs in _pairs(results)}
+        entries.append({"spec": spec, "state_bytes": spec_rows[0]["state_bytes"], "shares": shares})
     first = _pairs(results)[0]
     return sorted(entries, key=lambda one: -fmean(one["shares"][first] or [0.0]))
 
@@ -53,12 +53,12 @@ def rows(results: Results) -> list[tuple[str, ...]]:
             "" if one["state_bytes"] is None else f"{one['state_bytes']:,}",
             *(_share(shares) for shares in one["shares"].values()),
         )
-        for one in found(results)
+        for one in by_mechanism(results)
     ]
 
 
 def notes(results: Results) -> list[str]:
-    """What the numbers are, and controls that missed."""
+    """Notes on the numbers, and on controls that missed."""
     plan = results["plan"]
     lines = [
         f"Share of questions answered right on new sequences: associative recall, {plan['length']} tokens, "
@@ -75,7 +75,7 @@ def figure(results: Results) -> go.Figure:
     """Accuracy over bytes, one colour for each number of pairs."""
     drawn = go.Figure()
     for at, pairs in enumerate(_pairs(results)):
-        entries = [one for one in found(results) if one["state_bytes"] and one["shares"][pairs]]
+        entries = [one for one in by_mechanism(results) if one["state_bytes"] and one["shares"][pairs]]
         drawn.add_scatter(
             x=[one["state_bytes"] for one in entries],
             y=[fmean(one["shares"][pairs]) for one in entries],

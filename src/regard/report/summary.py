@@ -30,25 +30,25 @@ def table(results: Results) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
 def _columns(results: Results) -> list[Column]:
     measures = TASKS[results["task"]]
     first = measures[0]
-    found = [Column("specification", lambda entry: entry["spec"], lambda row: row["name"])]
-    found += [_quality(results, measure, own=measure is first) for measure in measures]
+    columns = [Column("specification", lambda entry: entry["spec"], lambda row: row["name"])]
+    columns += [_quality(results, measure, with_baselines=measure is first) for measure in measures]
     if first.name == "masked":
-        found.append(_trained(first, "guessed", "accuracy", "{:.1%}"))
+        columns.append(_trained(first, "guessed", "accuracy", "{:.1%}"))
     if first.name == "classification":
-        found.append(_trained(first, "macro F1", "macro_f1", "{:.3f}"))
-        found.append(_trained(first, "train s", "train_seconds", "{:,.0f}"))
-    found.append(_trained(first, "train tok/s", "tokens_per_second", "{:,.0f}"))
-    found.append(_trained(first, "peak MiB", "peak_bytes", "{:,.0f}", unit=2**20))
+        columns.append(_trained(first, "macro F1", "macro_f1", "{:.3f}"))
+        columns.append(_trained(first, "train s", "train_seconds", "{:,.0f}"))
+    columns.append(_trained(first, "train tok/s", "tokens_per_second", "{:,.0f}"))
+    columns.append(_trained(first, "peak MiB", "peak_bytes", "{:,.0f}", unit=2**20))
     if first.causal:
         longest = max((row["length"] for entry in results["entries"] for row in entry["decode"]), default=0)
-        found.append(Column(f"us/token at {longest:,}", lambda entry: _decode(entry, "microseconds", 1)))
-        found.append(Column(f"state KiB at {longest:,}", lambda entry: _decode(entry, "state_bytes", 1024)))
-    found.append(Column("faster from", _crossover))
-    found.append(Column("parameters", lambda entry: f"{entry['parameters']:,}", _parameters))
-    return found
+        columns.append(Column(f"us/token at {longest:,}", lambda entry: _decode(entry, "microseconds", 1)))
+        columns.append(Column(f"state KiB at {longest:,}", lambda entry: _decode(entry, "state_bytes", 1024)))
+    columns.append(Column("faster from", _crossover))
+    columns.append(Column("parameters", lambda entry: f"{entry['parameters']:,}", _parameters))
+    return columns
 
 
-def _quality(results: Results, measure: Measure, *, own: bool) -> Column:
+def _quality(results: Results, measure: Measure, *, with_baselines: bool) -> Column:
     """The number that is compared; baselines have that of the first measure."""
     form = "{:.1%}" if measure.larger_is_better else "{:.3f}"
     tied = results["ties"][measure.name]["specs"]
@@ -57,14 +57,16 @@ def _quality(results: Results, measure: Measure, *, own: bool) -> Column:
         value = form.format(entry[measure.name][measure.metric]["middle"])
         return f"{value} =" if entry["spec"] in tied else value
 
-    return Column(measure.column, entry, lambda row: form.format(row[measure.metric]["middle"]) if own else "")
+    return Column(
+        measure.column, entry, lambda row: form.format(row[measure.metric]["middle"]) if with_baselines else ""
+    )
 
 
 def _trained(measure: Measure, head: str, key: str, form: str, *, unit: int = 1) -> Column:
-    """What the trainings for a measure found; empty for a baseline that was not trained."""
+    """A number of the trainings for a measure; empty for a baseline that was not trained."""
 
-    def cell(found: Row) -> str:
-        value = found[key]
+    def cell(row: Row) -> str:
+        value = row[key]
         return "" if value is None else form.format(value / unit)
 
     return Column(head, lambda entry: cell(entry[measure.name]), cell)
@@ -87,7 +89,7 @@ def _parameters(row: Row) -> str:
 
 
 def tie_note(results: Results) -> str:
-    """What the equals sign in the table means, what one seed is worth, and what could not be measured."""
+    """Notes on the table: its equals sign, the worth of few seeds, and a measure that is missing."""
     note = f"= cannot be told from the best of its column (95 % bootstrap over {results['unit']}s and seeds)."
     seeds = results["config"]["seeds"]
     if seeds < 3:
@@ -99,7 +101,7 @@ def tie_note(results: Results) -> str:
 
 
 def subject(results: Results) -> str:
-    """What the specifications were compared on."""
+    """The data that the specifications were compared on."""
     config = results["config"]
     if results["task"] == "recall":
         return f"Exact recall of {config['recall']['num_pairs']} pairs in {config['recall']['length']} tokens."

@@ -94,7 +94,7 @@ def build_task(config: TaskConfig, *, seed: int = 0, tokenizer: "Tokenizer | Non
     """The task that a configuration describes.
 
     Args:
-        config: which task, and its options.
+        config: its options, in the task's own class.
         seed: of the sequences of recall and copy, and of the masks that masked trains on. Nothing else depends on it:
             splits are the same for every run.
         tokenizer: of tasks on text: an earlier run's, instead of the one that the configuration describes.

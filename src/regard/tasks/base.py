@@ -1,4 +1,4 @@
-"""What a task is: examples with a known answer, reached at random, the same for everybody."""
+"""Tasks: examples with a known answer, reached at random, the same for everybody."""
 
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
@@ -20,7 +20,7 @@ class Example(NamedTuple):
 
     inputs: token ids, int64 (length,); or vectors, float32 (length, width). targets: int64, what each position should
     predict, IGNORE where nothing counts; a single one, (1,), is the class of the whole sequence.
-    document: which document it came from, the unit of a bootstrap; the index itself in synthetic tasks.
+    document: number of the document it came from, the unit of a bootstrap; the index itself in synthetic tasks.
     nbytes: UTF-8 bytes that the counted targets stand for, so that bits per byte = nats / ln 2 / nbytes; 0 where they
     stand for none. source: token ids, int64 (source length,), of the other sequence that an encoder-decoder reads; None
     for models of one sequence. marks: int64 (length,), for models with global tokens: s > 0 is a token of segment s, -s

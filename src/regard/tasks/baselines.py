@@ -1,4 +1,4 @@
-"""What a model has to beat: an n-gram model and xz, on exactly the bytes that the models are measured on."""
+"""Baselines of a model: an n-gram model and xz, on exactly the bytes that the models are measured on."""
 
 import lzma
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from regard.errors import ConfigError, UnsupportedError
 from regard.tasks.base import Split, Task
 from regard.tasks.text import TextTask
 
-_MOST = 7
+_LONGEST_GRAM = 7
 """Longest n-gram: 8 bytes would not fit a signed 64-bit code."""
 
 
@@ -51,8 +51,8 @@ class ByteNGram:
     """
 
     def __init__(self, codes: Int64[np.ndarray, "bytes"], order: int):
-        if not 1 <= order <= _MOST:
-            raise ConfigError(f"n-gram: order={order} is not possible; it must be from 1 to {_MOST}")
+        if not 1 <= order <= _LONGEST_GRAM:
+            raise ConfigError(f"n-gram: order={order} is not possible; it must be from 1 to {_LONGEST_GRAM}")
         self.order = order
         self._levels: list[_Level] = []
         grams, counts = np.unique(codes & _mask(order), return_counts=True)
@@ -105,9 +105,9 @@ def ngram_bits_per_byte(
     Args:
         task: on text.
         order: bytes in the longest n-gram.
-        split: what is coded.
-        windows: which windows of it; None: all.
-        train_windows: which windows of the training split are counted; None: all. Give those that the models were
+        split: the one that is coded.
+        windows: numbers of its windows that are coded; None: all.
+        train_windows: numbers of the training windows that are counted; None: all. Give those that the models were
             trained on for the same data; a window trained on twice counts once.
 
     Raises:

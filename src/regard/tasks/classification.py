@@ -151,8 +151,8 @@ class Texts:
             inputs, marks = in_front(inputs, numbers, self.tokenizer.vocab_size)
         # The separator is a global token of a segment that has no tokens.
         inputs, marks = (
-            np.concatenate([[first], rest])
-            for first, rest in ((self.tokenizer.separator, inputs), (-self.summaries - 1, marks))
+            np.concatenate([[first], values])
+            for first, values in ((self.tokenizer.separator, inputs), (-self.summaries - 1, marks))
         )
         return Example(inputs, np.array([self.labels[document]]), document, 0, marks=marks)
 
@@ -165,7 +165,7 @@ class Texts:
         return np.array(self.labels, np.int64)[self.pieces[:, 0]]
 
     def text(self, index: int) -> str:
-        """What an example says; a character that is cut at its end becomes U+FFFD."""
+        """The text of an example; a character that is cut at its end becomes U+FFFD."""
         document, at = self.pieces[checked_index(index, len(self))]
         return self.tokenizer.decode(self.ids[document][at : at + self.length - 1])
 
@@ -318,13 +318,13 @@ def _split(texts: Sequence[Labelled], holdout: float) -> dict[Split, list[Labell
     split_of: dict[str, Split] = {}
     for stratum in dict.fromkeys(text.stratum for text in texts):
         split_of |= held_out({text.author for text in texts if text.stratum == stratum}, holdout) or {}
-    found: dict[Split, list[Labelled]] = {split: [] for split in SPLITS}
+    splits: dict[Split, list[Labelled]] = {split: [] for split in SPLITS}
     taken: set[str] = set()
     for split in reversed(SPLITS):  # some poems go under two authors: a text stays where it is held out
-        found[split] = [text for text in texts if split_of[text.author] == split and text.text not in taken]
-        taken |= {text.text for text in found[split]}
-    return found
+        splits[split] = [text for text in texts if split_of[text.author] == split and text.text not in taken]
+        taken |= {text.text for text in splits[split]}
+    return splits
 
 
-def _chosen(images: Images, which: np.ndarray) -> Images:
-    return Images(images.images[which], images.labels[which])
+def _chosen(images: Images, mask: np.ndarray) -> Images:
+    return Images(images.images[mask], images.labels[mask])

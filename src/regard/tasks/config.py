@@ -1,4 +1,4 @@
-"""What a task is asked for: one frozen dataclass a task. Imports nothing heavy: the command line reads these first."""
+"""Options of tasks: one frozen dataclass a task. Imports nothing heavy: the command line reads these first."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
@@ -26,7 +26,7 @@ class TextConfig:
     field: str | None = None
     """Key of the text in each line of a .jsonl file; None: text."""
     separator: str | None = None
-    """What separates the documents of a .txt file; None: a file is one document."""
+    """Text that separates the documents of a .txt file; None: a file is one document."""
     holdout: float = 0.05
     """Share of the documents that validation gets, and again as much for the test."""
     cache: str | None = None
@@ -54,7 +54,7 @@ class RecallConfig:
     alpha: float = 0.01
     """Exponent of the gaps: slot g of the questions has probability proportional to g^(alpha - 1)."""
     filler: Literal["random", "zeros"] = "random"
-    """What stands between the questions: random tokens of the whole vocabulary, or zeros as in the paper's configs."""
+    """Tokens between the questions: random ones of the whole vocabulary, or zeros as in the paper's configs."""
     num_examples: int = 100_000
     """Training sequences."""
     num_held_out: int = 3_000
@@ -257,8 +257,8 @@ def _require_tokenizer(config: TextConfig | TranslationConfig | ClassificationCo
 
 def _require(valid: bool, config: TaskConfig, field: str, allowed: str) -> None:
     if not valid:
-        got = getattr(config, field)
-        raise ConfigError(f"task {config.name}: {field}={got!r} is not possible; it must be {allowed}")
+        value = getattr(config, field)
+        raise ConfigError(f"task {config.name}: {field}={value!r} is not possible; it must be {allowed}")
 
 
 def _require_sizes(config: RecallConfig | CopyConfig) -> None:

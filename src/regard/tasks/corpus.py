@@ -26,7 +26,7 @@ class Document(NamedTuple):
 class Corpus:
     """Documents that can be read again and again.
 
-    name: what the user called it. paths: the files, hashed for the cache. parse: reads the documents.
+    name: as the user called it. paths: the files, hashed for the cache. parse: reads the documents.
     continuous: one text in three consecutive groups named after the splits, because it has no documents of its own.
     """
 
@@ -170,7 +170,7 @@ def _continuous(path: Path, holdout: float) -> Iterator[Document]:
 
 
 def _json_lines(path: Path, field: str) -> Iterator[Document]:
-    found = False
+    has_documents = False
     try:
         file = path.open("rb")
     except OSError as error:
@@ -181,9 +181,9 @@ def _json_lines(path: Path, field: str) -> Iterator[Document]:
             if not line:
                 continue
             text = _field(line, field, f"{path}, line {number}")
-            found = True
+            has_documents = True
             yield Document(text, _digest(text))
-    if not found:
+    if not has_documents:
         raise DataError(f"{path} is empty: give a file with one JSON object a line")
 
 

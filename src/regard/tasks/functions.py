@@ -19,8 +19,8 @@ MODULES = (
     "shlex", "shutil", "statistics", "string", "tempfile", "textwrap", "tokenize",
 )  # fmt: skip
 """of Python's standard library, all in Python, all without side effects on import"""
-LINES = range(5, 16)
-MOST_BYTES = 600
+FUNCTION_LINES = range(5, 16)
+MOST_FUNCTION_BYTES = 600
 
 
 @dataclass(frozen=True)
@@ -41,20 +41,24 @@ def functions() -> tuple[str, ...]:
     Raises:
         DataError: this Python has no sources.
     """
-    found: set[str] = set()
+    texts: set[str] = set()
     for name in MODULES:
         try:
             source = inspect.getsource(importlib.import_module(name))
         except OSError as error:
             raise DataError(f"the source of {name} is not there ({error}); use a Python with its library") from error
-        whole = source.splitlines()
+        module_lines = source.splitlines()
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.FunctionDef):
-                lines = textwrap.dedent("\n".join(whole[node.lineno - 1 : node.end_lineno])).splitlines()
+                lines = textwrap.dedent("\n".join(module_lines[node.lineno - 1 : node.end_lineno])).splitlines()
                 text = "\n".join(lines)
-                if len(lines) in LINES and len(text.encode()) <= MOST_BYTES and lines[0].rstrip().endswith(":"):
-                    found.add(text)
-    return tuple(sorted(filter(_stands_alone, found)))
+                if (
+                    len(lines) in FUNCTION_LINES
+                    and len(text.encode()) <= MOST_FUNCTION_BYTES
+                    and lines[0].rstrip().endswith(":")
+                ):
+                    texts.add(text)
+    return tuple(sorted(filter(_stands_alone, texts)))
 
 
 def _stands_alone(text: str) -> bool:
@@ -92,48 +96,48 @@ def versions(count: int, each: int, *, change: str = "body", seed: int = 0) -> l
     if count < 1 or each < 1:
         raise ConfigError(f"functions and versions must be at least 1, got {count} and {each}")
     lines = sorted({line for text in pool for line in text.splitlines()[1:] if line.strip()})
-    found: list[Function] = []
+    drawn: list[Function] = []
     taken: set[str] = set()
     for at in draw.permutation(len(makers)):
         text = makers[at]
         known = {_address(text, change): text}
         if taken.isdisjoint(known):
-            others = _bodies(text, lines, draw) if change == "body" else _signatures(text, lines, draw)
+            variants = _bodies(text, lines, draw) if change == "body" else _signatures(text, lines, draw)
             while len(known) < each:
-                other = next(others)
-                if _address(other, change) not in taken:
-                    known.setdefault(_address(other, change), other)
-            family = len(found) // each
-            found += [Function(one, one.splitlines()[0], family) for one in known.values()]
+                variant = next(variants)
+                if _address(variant, change) not in taken:
+                    known.setdefault(_address(variant, change), variant)
+            family = len(drawn) // each
+            drawn += [Function(one, one.splitlines()[0], family) for one in known.values()]
             taken |= set(known)
-        if len(found) == count * each:
-            return found
-    raise ConfigError(f"there are {len(found) // each} functions whose {change} is told apart, asked for {count}")
+        if len(drawn) == count * each:
+            return drawn
+    raise ConfigError(f"there are {len(drawn) // each} functions whose {change} is told apart, asked for {count}")
 
 
 def _address(text: str, change: str) -> str:
-    """What must not be that of another version, or asking by it would have no answer."""
+    """The part that no other version may have, or asking by it would have no answer."""
     return text if change == "body" else text.splitlines()[0]
 
 
 def _bodies(text: str, lines: list[str], draw: np.random.Generator) -> Iterator[str]:
-    own = text.splitlines()
-    places = [at for at in range(1, len(own)) if own[at].strip()]
+    text_lines = text.splitlines()
+    line_numbers = [at for at in range(1, len(text_lines)) if text_lines[at].strip()]
     while True:
-        at = places[draw.integers(len(places))]
+        at = line_numbers[draw.integers(len(line_numbers))]
         new = lines[draw.integers(len(lines))].strip()
-        depth = own[at][: len(own[at]) - len(own[at].lstrip())]
-        yield "\n".join([*own[:at], depth + new, *own[at + 1 :]])
+        depth = text_lines[at][: len(text_lines[at]) - len(text_lines[at].lstrip())]
+        yield "\n".join([*text_lines[:at], depth + new, *text_lines[at + 1 :]])
 
 
 def _signatures(text: str, lines: list[str], draw: np.random.Generator) -> Iterator[str]:
-    own = text.splitlines()
+    text_lines = text.splitlines()
     names = sorted({word for line in lines for word in re.findall(r"\b[a-z]{3,8}\b", line)})
     arguments = _arguments(text)
     while True:
         old, new = arguments[draw.integers(len(arguments))], names[draw.integers(len(names))]
-        head, bracket, rest = own[0].partition("(")
-        yield "\n".join([head + bracket + re.sub(rf"\b{old}\b", new, rest, count=1), *own[1:]])
+        head, bracket, tail = text_lines[0].partition("(")
+        yield "\n".join([head + bracket + re.sub(rf"\b{old}\b", new, tail, count=1), *text_lines[1:]])
 
 
 def _arguments(text: str) -> list[str]:

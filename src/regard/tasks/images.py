@@ -14,7 +14,7 @@ from jaxtyping import Int64, UInt8
 from regard.errors import DataError
 
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
-_IDX = {
+_IDX_FILES = {
     "train_images": "train-images-idx3-ubyte.gz",
     "train_labels": "train-labels-idx1-ubyte.gz",
     "test_images": "t10k-images-idx3-ubyte.gz",
@@ -38,9 +38,9 @@ def read_images(path: Path) -> tuple[Images, Images]:
     Raises:
         DataError: a file that is missing, damaged or of another kind, or images and labels that do not fit together.
     """
-    found = _read(path, ARRAYS)
-    train = _checked(path, "train", found["train_images"], found["train_labels"])
-    test = _checked(path, "test", found["test_images"], found["test_labels"])
+    arrays = _read(path, ARRAYS)
+    train = _checked(path, "train", arrays["train_images"], arrays["train_labels"])
+    test = _checked(path, "test", arrays["test_images"], arrays["test_labels"])
     if train.images.shape[1:] != test.images.shape[1:]:
         raise DataError(f"{path}: training images are {train.images.shape[1:]}, test images {test.images.shape[1:]}")
     if test.labels.max() > train.labels.max():
@@ -59,8 +59,8 @@ def read_pixels(
     Raises:
         DataError: as `read_images`.
     """
-    found = _read(path, ("train_images", "test_images"), otherwise="images")
-    images = [_pixels(path, name, found[name]) for name in found]
+    arrays = _read(path, ("train_images", "test_images"), otherwise="images")
+    images = [_pixels(path, name, arrays[name]) for name in arrays]
     if len(images) == 1:
         if len(images[0]) < 3:
             raise DataError(f"{path}: {len(images[0])} images cannot be split into training, validation and test")
@@ -104,9 +104,9 @@ def _npz(path: Path, names: Sequence[str], otherwise: str | None) -> dict[str, n
 
 
 def _idx(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
-    if path.name not in _IDX.values():
-        raise DataError(f"{path}: expected one of {', '.join(_IDX.values())}, with the others beside it")
-    return {name: _idx_array(path.with_name(_IDX[name])) for name in names}
+    if path.name not in _IDX_FILES.values():
+        raise DataError(f"{path}: expected one of {', '.join(_IDX_FILES.values())}, with the others beside it")
+    return {name: _idx_array(path.with_name(_IDX_FILES[name])) for name in names}
 
 
 def _idx_array(path: Path) -> np.ndarray:

@@ -88,19 +88,19 @@ class MaskedWindows:
 
     def redrawn(self, index: int, epoch: int) -> Example:
         """The window with the masks of an epoch; validation and test have the same ones in every epoch."""
-        task, whole = self.task, self.windows[index]
-        tokens = whole.targets[whole.targets != IGNORE]  # what a window of text predicts is its tokens, each once
+        task, window = self.task, self.windows[index]
+        tokens = window.targets[window.targets != IGNORE]  # what a window of text predicts is its tokens, each once
         name = f"{task.seed}/{epoch}/{index}" if self.split == "train" else f"{self.split}/{index}"
         draw = np.random.default_rng(_key(name))
         contents, numbers = np.full_like(tokens, IGNORE), None
         if task.summaries:
             numbers = sentence_numbers(tokens, task.tokenizer, task.summaries)
-            whole_ones = self._hidden(numbers, draw)
-            contents[whole_ones] = tokens[whole_ones]
-        places = np.flatnonzero((tokens != task.tokenizer.separator) & (contents == IGNORE))
-        if places.size == 0:  # nothing but the end of a document, in a window of its own
-            places = np.flatnonzero(contents == IGNORE)
-        chosen = draw.choice(places, max(1, round(task.config.rate * places.size)), replace=False)
+            hidden_sentences = self._hidden(numbers, draw)
+            contents[hidden_sentences] = tokens[hidden_sentences]
+        candidates = np.flatnonzero((tokens != task.tokenizer.separator) & (contents == IGNORE))
+        if candidates.size == 0:  # nothing but the end of a document, in a window of its own
+            candidates = np.flatnonzero(contents == IGNORE)
+        chosen = draw.choice(candidates, max(1, round(task.config.rate * candidates.size)), replace=False)
         random = draw.integers(task.mask - 1, size=chosen.size)
         random += random >= task.tokenizer.separator
         kind = draw.random(chosen.size)
@@ -108,12 +108,12 @@ class MaskedWindows:
         targets[chosen] = tokens[chosen]
         inputs[chosen] = np.where(kind < 0.8, task.mask, np.where(kind < 0.9, random, tokens[chosen]))
         inputs[contents != IGNORE] = task.mask
-        found = Example(inputs, targets, whole.document, int(task.tokenizer.sizes[tokens[chosen]].sum()))
+        example = Example(inputs, targets, window.document, int(task.tokenizer.sizes[tokens[chosen]].sum()))
         if numbers is None:
-            return found
+            return example
         inputs, marks = in_front(inputs, numbers, task.summary)
         nothing = np.full(len(inputs) - len(tokens), IGNORE)
-        return found._replace(
+        return example._replace(
             inputs=inputs,
             targets=np.concatenate([nothing, targets]),
             marks=marks,

@@ -19,7 +19,7 @@ from regard.tasks.base import SPLITS, Example, Split, Task, checked_index
 from regard.tasks.config import ImagesConfig, SuperResolutionConfig
 from regard.tasks.images import read_pixels
 
-_SHAPE = ("width", "channels", "query_block")
+_SHAPE_OPTIONS = ("width", "channels", "query_block")
 """options of a mechanism or a position scheme that knows rows and columns"""
 
 
@@ -73,7 +73,7 @@ class Grid:
 
     @property
     def start(self) -> int:
-        """What is read before the first slot."""
+        """The token that is read before the first slot."""
         return self.channels * self.levels
 
     @property
@@ -93,7 +93,7 @@ class Grid:
 
     @cached_property
     def offsets(self) -> Int64[np.ndarray, "slots"]:
-        """What is added to the level in each slot to give its token."""
+        """The number that is added to the level in each slot to give its token."""
         return np.arange(self.length) % self.channels * self.levels
 
     def sequences(self, images: UInt8[np.ndarray, "batch height width channels"]) -> Int64[np.ndarray, "batch slots"]:
@@ -115,7 +115,7 @@ class Grid:
         return raster.astype(np.uint8).reshape(len(sequences), self.height, self.width, self.channels)
 
     def smaller(self, factor: int) -> "Grid":
-        """That of the images that `reduced` makes, in raster order."""
+        """The grid of the images that `reduced` makes, in raster order."""
         return Grid(self.height // factor, self.width // factor, self.channels, self.levels)
 
     def upper(self, rows: int) -> int:
@@ -159,20 +159,22 @@ class Grid:
         if not _has_shape(cls):
             return spec
         known, parsed = options_of(cls), parse(spec)
-        own: Mapping[str, object] = {name: getattr(self, name) for name in _SHAPE}
+        shape: Mapping[str, object] = {name: getattr(self, name) for name in _SHAPE_OPTIONS}
         if self.query_block is None and known["query_block"] is not None:
             raise ConfigError(
                 f"{spec} sees rectangles, and the pixels come in raster order; give the task the rows and columns of "
                 "its blocks, such as --task.query-block 7 14"
             )
-        wrong = [f"{name}={parsed.options[name]!r}" for name in own if parsed.options.get(name, own[name]) != own[name]]
+        wrong = [
+            f"{name}={parsed.options[name]!r}" for name in shape if parsed.options.get(name, shape[name]) != shape[name]
+        ]
         if wrong:
-            task = ", ".join(f"{name}={value!r}" for name, value in own.items())
+            task = ", ".join(f"{name}={value!r}" for name, value in shape.items())
             raise ConfigError(
                 f"{spec} has {', '.join(wrong)}, and the task's images have {task}; leave these out of a "
                 "specification, and give a preset those of the images"
             )
-        return str(Spec(parsed.name, {**parsed.options, **own}))
+        return str(Spec(parsed.name, {**parsed.options, **shape}))
 
 
 def without_shape(position: str) -> str:
@@ -185,11 +187,11 @@ def without_shape(position: str) -> str:
     parsed = parse(position)
     if position == "none" or not _has_shape(position_class(parsed.name)):
         return position
-    return str(Spec(parsed.name, {name: x for name, x in parsed.options.items() if name not in _SHAPE}))
+    return str(Spec(parsed.name, {name: x for name, x in parsed.options.items() if name not in _SHAPE_OPTIONS}))
 
 
 def _has_shape(cls: type) -> bool:
-    return options_of(cls).keys() >= set(_SHAPE)
+    return options_of(cls).keys() >= set(_SHAPE_OPTIONS)
 
 
 class Pixels:

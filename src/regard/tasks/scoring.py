@@ -19,12 +19,12 @@ from regard.tasks.masked import MaskedTask
 from regard.tasks.pixels import Grid, ImagesTask
 from regard.tasks.translation import Pair
 
-_WORDS = 20_000
+_MOST_WORDS = 20_000
 """different words that are counted, the most frequent ones"""
-_IMAGES = 1024
+_IMAGES_AT_A_TIME = 1024
 """counted at a time: all at once would take eight times their memory and more"""
 Rows = dict[str, dict[str, float]]
-"""What was measured -> metric -> value; the first row is the model."""
+"""Name of a system -> metric -> value; the first row is the model."""
 
 
 def library(name: str, what: str) -> Any:
@@ -54,8 +54,8 @@ def translation_rows(translations: Sequence[str], pairs: Sequence[Pair], trainin
     sacrebleu = library("sacrebleu", "the quality of translations")
     targets = [pair.target for pair in training]
     words = Counter(word for target in targets for word in target.split())
-    many = round(words.total() / len(targets))
-    common = " ".join(word for word, _ in words.most_common(many))
+    average_words = round(words.total() / len(targets))
+    common = " ".join(word for word, _ in words.most_common(average_words))
     usual = Counter(targets).most_common(1)[0][0]
     systems = {
         "model": list(translations),
@@ -90,7 +90,7 @@ def classification_rows(
         task: whose classes they are.
         documents: of which text each example is a piece; texts are then measured too, by the sum of the probabilities
             of their pieces. None: an example is all there is.
-        texts: what each example says; None: they are no texts.
+        texts: the text of each example; None: they are no texts.
 
     Raises:
         UnsupportedError: scikit-learn is not installed.
@@ -109,10 +109,10 @@ def classification_rows(
         systems["words without their order"] = (_by_words(task, texts), targets)
     return {
         name: {
-            "accuracy": float(metrics.accuracy_score(wanted, found)),
-            "macro_f1": float(metrics.f1_score(wanted, found, labels=labels, average="macro", zero_division=0)),
+            "accuracy": float(metrics.accuracy_score(wanted, predicted)),
+            "macro_f1": float(metrics.f1_score(wanted, predicted, labels=labels, average="macro", zero_division=0)),
         }
-        for name, (found, wanted) in systems.items()
+        for name, (predicted, wanted) in systems.items()
     }
 
 
@@ -126,7 +126,7 @@ def _by_words(task: ClassificationTask, texts: Sequence[str]) -> Int64[np.ndarra
     train = task.examples("train")
     assert isinstance(train, Texts)
     words = library("sklearn.feature_extraction.text", "the quality of classification").TfidfVectorizer(
-        token_pattern=r"[\u4e00-\u9fff]|\w+", sublinear_tf=True, max_features=_WORDS
+        token_pattern=r"[\u4e00-\u9fff]|\w+", sublinear_tf=True, max_features=_MOST_WORDS
     )
     machine = library("sklearn.svm", "the quality of classification").LinearSVC(random_state=0)
     machine.fit(words.fit_transform([train.text(at) for at in range(len(train))]), train.targets)
@@ -162,11 +162,11 @@ def image_rows(nats: float, task: ImagesTask, split: Split, chosen: Sequence[int
 
     Source: the estimate: Krichevsky & Trofimov 1981.
     """
-    own = task.examples(split).images[np.asarray(chosen)]
+    images = task.examples(split).images[np.asarray(chosen)]
     training = task.examples("train").images
     rows = {"model": {"bits_per_dimension": nats / math.log(2)}}
     for name, contexts in (("levels in each place", _places), ("levels after the pixel before", _before)):
-        rows[name] = {"bits_per_dimension": _counted(task.grid, training, own, contexts)}
+        rows[name] = {"bits_per_dimension": _counted(task.grid, training, images, contexts)}
     return rows
 
 
@@ -180,24 +180,24 @@ def _places(grid: Grid, levels: np.ndarray) -> np.ndarray:
 
 def _before(grid: Grid, levels: np.ndarray) -> np.ndarray:
     """The channel, and its level in the pixel before; the first pixel has a context of its own."""
-    flat = levels.reshape(len(levels), -1, grid.channels)
-    before = np.concatenate([np.full_like(flat[:, :1], grid.levels), flat[:, :-1]], 1)
+    pixels = levels.reshape(len(levels), -1, grid.channels)
+    before = np.concatenate([np.full_like(pixels[:, :1], grid.levels), pixels[:, :-1]], 1)
     return (before + np.arange(grid.channels) * (grid.levels + 1)).reshape(levels.shape)
 
 
-def _counted(grid: Grid, training: np.ndarray, own: np.ndarray, contexts: _Contexts) -> float:
-    """Bits per dimension of `own` under counts of (context, level) in `training`."""
-    many = max(grid.length, grid.channels * (grid.levels + 1))
-    counts = np.zeros((many, grid.levels), np.int64)
-    for first in range(0, len(training), _IMAGES):
-        codes = _codes(grid, training[first : first + _IMAGES], contexts)
+def _counted(grid: Grid, training: np.ndarray, images: np.ndarray, contexts: _Contexts) -> float:
+    """Bits per dimension of `images` under counts of (context, level) in `training`."""
+    context_count = max(grid.length, grid.channels * (grid.levels + 1))
+    counts = np.zeros((context_count, grid.levels), np.int64)
+    for first in range(0, len(training), _IMAGES_AT_A_TIME):
+        codes = _codes(grid, training[first : first + _IMAGES_AT_A_TIME], contexts)
         counts += np.bincount(codes, minlength=counts.size).reshape(counts.shape)
     bits = np.log2(counts.sum(1, keepdims=True) + grid.levels / 2) - np.log2(counts + 0.5)
     total = sum(
-        bits.ravel()[_codes(grid, own[first : first + _IMAGES], contexts)].sum()
-        for first in range(0, len(own), _IMAGES)
+        bits.ravel()[_codes(grid, images[first : first + _IMAGES_AT_A_TIME], contexts)].sum()
+        for first in range(0, len(images), _IMAGES_AT_A_TIME)
     )
-    return float(total / own.size)
+    return float(total / images.size)
 
 
 def _codes(grid: Grid, images: np.ndarray, contexts: _Contexts) -> np.ndarray:

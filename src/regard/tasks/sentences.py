@@ -8,7 +8,7 @@ from jaxtyping import Int64
 
 from regard.tasks.tokenizer import Tokenizer
 
-_ENDS = re.compile(rb"""[.!?]["')\]]*(?=\s)|\n+|(?:\xe3\x80\x82|\xef\xbc\x81|\xef\xbc\x9f)""")
+_SENTENCE_ENDS = re.compile(rb"""[.!?]["')\]]*(?=\s)|\n+|(?:\xe3\x80\x82|\xef\xbc\x81|\xef\xbc\x9f)""")
 """full stops, exclamation and question marks before white space; ends of lines; the Chinese marks"""
 
 
@@ -31,7 +31,7 @@ def sentence_numbers(ids: Int64[np.ndarray, "tokens"], tokenizer: Tokenizer, mos
         [1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 3, 3, 3, 3]
     """
     text = tokenizer.to_bytes(ids)
-    ends = np.array([found.end() for found in _ENDS.finditer(text)], np.int64)
+    ends = np.array([match.end() for match in _SENTENCE_ENDS.finditer(text)], np.int64)
     starts = np.cumsum(tokenizer.sizes[ids]) - tokenizer.sizes[ids]
     return np.minimum(np.searchsorted(ends, starts, side="right") + 1, most)
 

@@ -37,7 +37,7 @@ class SyntheticTask(Task):
 
     @abstractmethod
     def solve(self, inputs: Int64[np.ndarray, "length"]) -> Int64[np.ndarray, "length"]:
-        """What a program that knows the rule predicts at every position: right wherever a target counts.
+        """The predictions of a program that knows the rule, for every position: right wherever a target counts.
 
         The positive control of a comparison: its accuracy is exactly 1.
         """

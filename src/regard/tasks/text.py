@@ -18,7 +18,7 @@ from regard.tasks.tokenizer import DEFAULT_VOCAB_SIZE, Tokenizer, build_tokenize
 _FORMAT = 1
 """Part of the key of token files: raise it when the same corpus would give other tokens or other splits."""
 
-_BLOCKS = 20
+_BLOCKS_OF_ONE_DOCUMENT = 20
 
 
 class Spans(NamedTuple):
@@ -42,7 +42,7 @@ class Windows:
 
     Args:
         tokens: of the split.
-        tokenizer: that made them.
+        tokenizer: the one that made them.
         length: targets in a window.
     """
 
@@ -53,7 +53,7 @@ class Windows:
         counts = -((1 - np.diff(tokens.starts)) // length)  # ceil((tokens - 1) / length)
         self._ends = np.cumsum(counts)
         self._begins = self._ends - counts
-        self.num_documents = counts.size if counts.size > 1 else min(_BLOCKS, len(self))
+        self.num_documents = counts.size if counts.size > 1 else min(_BLOCKS_OF_ONE_DOCUMENT, len(self))
 
     def __len__(self) -> int:
         return int(self._ends[-1])

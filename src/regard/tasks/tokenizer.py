@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 DEFAULT_VOCAB_SIZE = 4096
 """tokens of bpe, where nothing else is said"""
-_PIECE = 1 << 16
+_PIECE_CHARACTERS = 1 << 16
 """Characters encoded at once by BPE: bounds its memory on long documents, and lets it use every core."""
 
 
@@ -207,7 +207,7 @@ class BpeTokenizer(Tokenizer):
 
     def _encode(self, text: str) -> Int64[np.ndarray, "length"]:
         text.encode("utf-8")  # raises on half a surrogate pair, which the library would replace
-        pieces = [text[start : start + _PIECE] for start in range(0, len(text), _PIECE)]
+        pieces = [text[start : start + _PIECE_CHARACTERS] for start in range(0, len(text), _PIECE_CHARACTERS)]
         encodings = self._model.encode_batch_fast(pieces)
         return np.array([index for encoding in encodings for index in encoding.ids], np.int64)
 
@@ -236,10 +236,10 @@ class TextStream:
         return self._decoder.decode(self._tokenizer.to_bytes(ids))
 
     def finish(self) -> str:
-        """What is left: U+FFFD for an unfinished character. The stream can be used again."""
-        rest = self._decoder.decode(b"", final=True)
+        """The text that is left: U+FFFD for an unfinished character. The stream can be used again."""
+        text = self._decoder.decode(b"", final=True)
         self._decoder.reset()
-        return rest
+        return text
 
 
 def build_tokenizer(kind: Literal["bytes", "bpe"], vocab_size: int | None, texts: Iterable[str]) -> Tokenizer:
@@ -300,5 +300,5 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
 def byte_letters() -> list[str]:
     """GPT-2's letter for each byte: itself where it is printable Latin-1, else the next letter from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = iter(range(0x100, 0x200))
-    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
+    substitutes = iter(range(0x100, 0x200))
+    return [chr(byte) if byte in printable else chr(next(substitutes)) for byte in range(256)]

@@ -1,4 +1,4 @@
-"""What every block is: attention and more, around a stream of hidden states."""
+"""The template of blocks: attention and more, around a stream of hidden states."""
 
 from abc import ABC, abstractmethod
 
@@ -68,8 +68,8 @@ class Block(nn.Module, ABC):
         memory: MemoryState | None = None,
     ) -> LayerOutput:
         """The hidden states after this block; state, memory and losses as `AttentionLayer` returns them."""
-        whole = self.checkpoint == "block"
-        return recomputed(whole, self.run, x, key_mask, positions, marks, memory, state=state)
+        again = self.checkpoint == "block"
+        return recomputed(again, self.run, x, key_mask, positions, marks, memory, state=state)
 
     @abstractmethod
     def run(
@@ -85,7 +85,7 @@ class Block(nn.Module, ABC):
 
     @abstractmethod
     def attended(self, x: Float[Tensor, "batch length dim"]) -> Float[Tensor, "batch length dim"]:
-        """What the attention layer reads of the hidden states that enter."""
+        """The attention layer's input, made of the hidden states that enter."""
 
     def remember(
         self,

@@ -35,8 +35,10 @@ class Parallel(Block):
         """The sum of both branches."""
         inner = self.attended(x)
         attend = partial(self.attention, key_mask=key_mask, positions=positions, marks=marks, memory=memory)
-        got = recomputed(self.checkpoint == "attention", attend, inner, state=state)
-        x = x + self.dropped(got.hidden)
+        output = recomputed(self.checkpoint == "attention", attend, inner, state=state)
+        x = x + self.dropped(output.hidden)
         if self.mlp is not None:
             x = x + self.dropped(self.mlp(inner))
-        return LayerOutput(x if self.place == "pre" else self.attention_norm(x), got.state, got.memory, got.losses)
+        return LayerOutput(
+            x if self.place == "pre" else self.attention_norm(x), output.state, output.memory, output.losses
+        )

@@ -44,11 +44,11 @@ class Residual(Block):
         """Both branches."""
         pre, norm, mlp = self.place == "pre", self.attention_norm, self.mlp
         attend = partial(self.attention, key_mask=key_mask, positions=positions, marks=marks, memory=memory)
-        got = recomputed(self.checkpoint == "attention", attend, self.attended(x), state=state)
-        x = x + self.dropped(got.hidden)
+        output = recomputed(self.checkpoint == "attention", attend, self.attended(x), state=state)
+        x = x + self.dropped(output.hidden)
         x = x if pre else norm(x)
         if mlp is not None:
             norm = self.mlp_norm
             x = x + self.dropped(mlp(norm(x) if pre else x))
             x = x if pre else norm(x)
-        return LayerOutput(x, got.state, got.memory, got.losses)
+        return LayerOutput(x, output.state, output.memory, output.losses)

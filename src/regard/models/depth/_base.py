@@ -15,14 +15,14 @@ from regard.state import State
 
 
 class Threads(NamedTuple):
-    """What a call carries from block to block's own past, one entry for each block; None: nothing is kept."""
+    """The past of every block, which a call carries along, one entry for each; None: nothing is kept."""
 
     states: Sequence[State | None]
     memories: Sequence[MemoryState | None]
 
 
 class Looped(NamedTuple):
-    """What the loop leaves.
+    """Results of the loop over the blocks.
 
     hidden: (batch, length, dim). states and memories: of each block, as `AttentionLayer` returns them. losses: of each
     block. exits: hidden states at which a token might have left, in training, for schemes that learn to.
@@ -66,7 +66,7 @@ class Depth(Configured, ABC):
 
         Args:
             blocks: in order.
-            x: what enters the first.
+            x: input of the first.
             threads: the past of each block.
             key_mask, positions: as `Block.forward`.
             marks: of each block; None: none.

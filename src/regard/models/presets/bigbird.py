@@ -52,8 +52,8 @@ def bigbird(
     if form == "etc" and num_random:
         raise ConfigError(f"bigbird in form etc has no random blocks, got num_random={num_random}; use form='itc'")
     chosen = [
-        published if given is None else given
-        for given, published in zip((block_size, num_global, num_random), _FORMS[form], strict=True)
+        published if size is None else size
+        for size, published in zip((block_size, num_global, num_random), _FORMS[form], strict=True)
     ]
     base = bert(
         vocab_size=vocab_size,

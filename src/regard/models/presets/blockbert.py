@@ -40,13 +40,13 @@ def blockbert(
 
     Source: Qiu et al. 2020, sections 3.1 and 4.1.
     """
-    own = heads - shifted * (blocks - 1)
-    if blocks < 1 or shifted < 1 or own < 1:
+    unshifted = heads - shifted * (blocks - 1)
+    if blocks < 1 or shifted < 1 or unshifted < 1:
         raise ConfigError(
             f"blockbert needs at least 1 block and 1 head for every permutation, got heads={heads}, blocks={blocks}, "
-            f"shifted={shifted}: {own} would see their own block; lower blocks or shifted"
+            f"shifted={shifted}: {unshifted} would see their own block; lower blocks or shifted"
         )
-    counts = [own, *[shifted] * (blocks - 1)]
+    counts = [unshifted, *[shifted] * (blocks - 1)]
     maps = tuple(
         tuple((block + shift) % blocks for block in range(blocks)) for shift, n in enumerate(counts) for _ in range(n)
     )

@@ -5,7 +5,7 @@ from typing import Literal
 from regard.errors import ConfigError, nearest
 from regard.models.config import ModelConfig
 
-_WAYS = ("layers", "window", "gate")
+_COMBINATIONS = ("layers", "window", "gate")
 
 
 def hybrid_retrieval(
@@ -51,8 +51,8 @@ def hybrid_retrieval(
 
     Source: the hybrids of the exact-retrieval article; shape: Katharopoulos et al. 2020, section 4.2.1.
     """
-    if combine not in _WAYS:
-        raise ConfigError(f"hybrid_retrieval cannot combine by {combine!r}: {nearest(combine, _WAYS)}")
+    if combine not in _COMBINATIONS:
+        raise ConfigError(f"hybrid_retrieval cannot combine by {combine!r}: {nearest(combine, _COMBINATIONS)}")
     by_layers, by_distance = {"linear": linear, "period": period}, {"window": window, "feature_map": feature_map}
     foreign, owner = (by_distance, "'window' or 'gate'") if combine == "layers" else (by_layers, "'layers'")
     for name, value in foreign.items():
