@@ -509,12 +509,13 @@ def layer_numbers(numbers: Numbers, key: str, options: Kwargs) -> None:
             numbers.add(f"{key}/prepared/hidden", layer(x, state=layer.prepare(context)).hidden)
     with numbers.attempt(f"{key}/segments"), torch.no_grad():
         if layer.memory is not None:
-            memory = layer.memory.initial(2, 16, dtype=torch.float64)
+            memory = empty_memory(layer)
             for at, piece in enumerate((slice(0, 6), slice(6, SHORT))):
                 got = layer(x[:, piece], memory=memory)
                 memory = got.memory
                 numbers.add(f"{key}/segments/hidden {at}", got.hidden)
-                numbers.add(f"{key}/segments/memory {at}", memory)
+                kept = memory if isinstance(memory, Tensor) else memory["hidden"]
+                numbers.add(f"{key}/segments/memory {at}", kept)
     if supports.state and layer.heads.causal:
         with numbers.attempt(f"{key}/state"), torch.no_grad():
             state = layer.initial_state(2, dtype=torch.float64)
@@ -523,6 +524,13 @@ def layer_numbers(numbers: Numbers, key: str, options: Kwargs) -> None:
                 state = got.state
                 numbers.add(f"{key}/state/hidden {at}", got.hidden)
                 stated(numbers, f"{key}/state/{at}", state)
+
+
+def empty_memory(layer: Any) -> Any:
+    """A memory before its first segment: hidden states alone in version 0.1, then a state."""
+    if hasattr(layer.memory, "initial"):
+        return layer.memory.initial(2, 16, dtype=torch.float64)
+    return layer.memory.initial_state(2, dtype=torch.float64)
 
 
 def functions(numbers: Numbers) -> None:
