@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard import specs
-from regard.errors import ConfigError, nearest
+from regard.errors import ConfigError, UnsupportedError, nearest
 from regard.info import Heads, Info, Input, Supports
 
 if TYPE_CHECKING:
@@ -182,6 +182,19 @@ def rewritten(spec: str, change: Callable[[str], str]) -> str:
     """
     mixed = parts(spec)
     return " + ".join(f"{change(inner)}:{heads}" for inner, heads in mixed) if mixed else change(spec)
+
+
+def refuse_inputs(info: Info, spec: str, caller: str) -> None:
+    """Refuse a mechanism that needs more than queries, keys and values, where a caller has nothing else.
+
+    Raises:
+        UnsupportedError: `info.inputs` is not empty.
+    """
+    if info.inputs:
+        raise UnsupportedError(
+            f"{caller} has queries, keys and values, and {spec} also needs {', '.join(info.inputs)}; "
+            f"AttentionLayer(dim, {spec!r}, ...) projects what is needed"
+        )
 
 
 def describe(spec: str) -> Info:

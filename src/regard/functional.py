@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from regard.bias import ScoreBias
-from regard.catalog import build
+from regard.catalog import build, refuse_inputs
 from regard.core import Attention
 from regard.errors import UnsupportedError
 from regard.info import Heads
@@ -67,11 +67,7 @@ def _shared(spec: str, heads: Heads, scale: float | None, device: torch.device, 
         raise UnsupportedError(
             f"attend serves mechanisms without weights, and {spec!r} has some; use AttentionLayer(dim, {spec!r}, ...)"
         )
-    if mechanism.info.inputs:
-        raise UnsupportedError(
-            f"attend has q, k and v, and {spec!r} also needs {', '.join(mechanism.info.inputs)}; use "
-            f"AttentionLayer(dim, {spec!r}, ...), which projects what is needed"
-        )
+    refuse_inputs(mechanism.info, spec, "attend")
     return mechanism.eval().to(device=device, dtype=dtype)
 
 

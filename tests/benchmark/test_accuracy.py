@@ -158,6 +158,17 @@ def test_what_has_no_matrix_has_an_output():
     assert row["output"]["error"] > 0
 
 
+def test_declared_inputs_are_those_of_a_layer_without_a_signal():
+    case = small()
+    rows = measure(AccuracyConfig(specs=("forgetting",), redraws=3), [case])["rows"]
+    mechanism = regard.build("forgetting", Heads(count=3, key_dim=8, causal=True)).double()
+    gates = torch.full((case.q.shape[0], 3, 9, 1), math.log(0.5), dtype=torch.float64)
+    exact = regard.attend(case.q, case.k, case.v, "softmax", causal=True)
+    error = (mechanism(case.q, case.k, case.v, inputs={"log_gate": gates}).values - exact).norm() / exact.norm()
+    assert rows[0]["output"]["error"] == pytest.approx(error.item(), rel=1e-9)
+    assert error > 0.1
+
+
 def test_shared_queries_and_keys_are_compared_with_softmax_of_the_same():
     case = grouped()
     (row,) = measure(AccuracyConfig(specs=("lsh(num_buckets=1, rounds=1)",)), [case])["rows"]

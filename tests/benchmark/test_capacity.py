@@ -143,3 +143,10 @@ def test_a_wrong_mechanism_is_refused_before_any_other_is_measured():
         with pytest.raises(error):
             measure(CapacityConfig(specs=("linear", wrong), pairs=(4,), sharpness=(8.0,), trials=2), tell=told.append)
     assert told == []
+
+
+def test_a_mechanism_with_inputs_is_asked_as_its_gates_begin():
+    """Gates of one half: key j of 4 weighs 2^(j - 3) exp of its logit, which no logit of 64 can fail to drown."""
+    assert recall(decoded("forgetting", 4, sharpness=64.0, trials=4))[0] == 1.0
+    newest = decoded("forgetting", 4, sharpness=1e-3, trials=4)
+    assert (newest == 3).all()  # equal logits: the gates alone decide, and the last pair weighs most

@@ -123,6 +123,12 @@ def test_counts_are_those_of_the_definition():
     assert fused.operations == 2 * 2 * 64 * 64 * (8 + 8)
 
 
+def test_a_sweep_gives_a_mechanism_its_declared_inputs():
+    rows = measure(SweepConfig(("forgetting",), (16,), heads=2, key_dim=4, rounds=1, threads=1))
+    timed = {row.kind: row.state_bytes for row in rows if row.spec == "forgetting"}
+    assert timed == {"forward": None, "both": None, "decode": 4 * 2 * 16 * (4 + 4 + 1)}  # keys, values, gates
+
+
 def test_counting_a_sweep():
     config = SweepConfig(
         specs=("linear",), lengths=(64, 128), heads=1, key_dim=8, passes=("forward", "decode"), threads=1

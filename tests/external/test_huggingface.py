@@ -291,6 +291,7 @@ def test_a_model_inside_a_model():
         ("llama", "softmax", {"causal": False}, regard.ConfigError, "the model is causal here"),
         ("bert", "softmax", {"causal": True}, regard.ConfigError, "the model is not causal here"),
         ("gpt2", "lsh(num_buckets=4)", {}, regard.UnsupportedError, "keys of a projection of their own"),
+        ("llama", "forgetting", {}, regard.UnsupportedError, "also needs log_gate"),
         ("gpt2", "softmax", {"pattern": "*.mlp"}, regard.ConfigError, "no attention that can be replaced"),
         ("gpt2", "softmacs", {}, regard.ConfigError, "softmacs"),
     ],

@@ -11,6 +11,7 @@ from torch import Tensor
 from regard import __version__, specs
 from regard.benchmark.decompose import LEAST_REDRAWS, decompose
 from regard.benchmark.plain import plain
+from regard.benchmark.resting import resting_inputs
 from regard.benchmark.vectors import Vectors, effective_keys
 from regard.catalog import build, describe, names, outline, parts, resolve
 from regard.core import generator
@@ -251,15 +252,16 @@ def _read(mechanism: Any, case: Vectors, *, affine: bool) -> tuple[Tensor, ...]:
 
     As `regard.weights`, in one call, so that features and samples are computed once.
     """
+    inputs = resting_inputs(mechanism, case.q, case.k)
     if not affine:
-        return (mechanism(case.q, case.k, case.v).values,)
+        return (mechanism(case.q, case.k, case.v, inputs=inputs).values,)
     width, length = case.v.shape[3], case.q.shape[2]
     identity = torch.eye(length, dtype=case.v.dtype).expand(*case.v.shape[:2], length, length)
     v = torch.cat([case.v, identity], -1)
-    both = mechanism(case.q, case.k, v).values
+    both = mechanism(case.q, case.k, v, inputs=inputs).values
     output, matrix = both[..., :width], both[..., width:]
     if not mechanism.info.linear_in_value:
-        matrix = matrix - mechanism(case.q, case.k, torch.zeros_like(v)).values[..., width:]
+        matrix = matrix - mechanism(case.q, case.k, torch.zeros_like(v), inputs=inputs).values[..., width:]
     return output, matrix
 
 

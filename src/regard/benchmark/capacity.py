@@ -13,6 +13,7 @@ from torch.nn.functional import normalize
 
 from regard import __version__
 from regard.benchmark.plain import plain
+from regard.benchmark.resting import resting_inputs
 from regard.catalog import build, describe
 from regard.core import Attention, generator
 from regard.errors import ConfigError, UnsupportedError
@@ -130,13 +131,14 @@ def memory(spec: str, pairs: int, dim: int, seed: int) -> Attention:
 def asked(mechanism: Attention, x: Tensor, values: Tensor) -> Tensor:
     """The output for every key as a query."""
     if not mechanism.heads.causal:
-        return mechanism(x[None, None], x[None, None], values[None, None]).values[0, 0]
+        q = x[None, None]
+        return mechanism(q, q, values[None, None], inputs=resting_inputs(mechanism, q, q)).values[0, 0]
     pairs = len(x)
     stored, empty = x.expand(pairs, 1, pairs, -1), values.new_zeros(pairs, 1, 1, values.shape[1])
     k = torch.cat([stored, x[:, None, None]], 2)
     v = torch.cat([values.expand(pairs, 1, pairs, -1), empty], 2)
     q = k if not mechanism.info.supports.prefix else k[:, :, -1:]
-    return mechanism(q, k, v).values[:, 0, -1]
+    return mechanism(q, k, v, inputs=resting_inputs(mechanism, q, k)).values[:, 0, -1]
 
 
 def recall(found: Int[Tensor, "trials pairs"]) -> tuple[float, float]:

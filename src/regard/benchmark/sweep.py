@@ -14,10 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.benchmark.cost import counted
+from regard.benchmark.resting import resting_inputs
 from regard.benchmark.timing import Timing, paired
 from regard.benchmark.worker import in_worker, serve
 from regard.catalog import build, describe
-from regard.core import Attention
+from regard.core import Attended, Attention, State
 from regard.errors import ConfigError, nearest
 from regard.info import Heads
 
@@ -134,11 +135,19 @@ def _calls(config: SweepConfig, kind: str, length: int) -> tuple[dict[str, Calla
     for spec in config.specs:
         mechanism = config.build(spec)
         keys = q if mechanism.info.shares_query_key else k
+        more = resting_inputs(mechanism, q, keys)
         if kind != "decode":
-            calls[spec] = _call(kind, lambda *x, m=mechanism: m(*x).values, (q, keys, v))
+            calls[spec] = _call(kind, lambda *x, m=mechanism: _attend(m, *x).values, (q, keys, v, *more.values()))
         elif config.causal and describe(spec).supports.state:
-            calls[spec], sizes[spec] = _decoding(mechanism, (q, keys, v))
+            calls[spec], sizes[spec] = _decoding(mechanism, (q, keys, v, *more.values()))
     return calls, sizes
+
+
+def _attend(
+    mechanism: Attention, q: Tensor, k: Tensor, v: Tensor, *inputs: Tensor, state: State | None = None
+) -> Attended:
+    """A call with the declared inputs behind the values."""
+    return mechanism(q, k, v, inputs=dict(zip(mechanism.info.inputs, inputs, strict=True)), state=state)
 
 
 def _call(kind: str, forward: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Callable[[], object]:
@@ -183,18 +192,18 @@ def count(config: SweepConfig) -> dict[tuple[str, int, str], Counted]:
     return counts
 
 
-def _decoding(mechanism: Attention, inputs: Sequence[Tensor]) -> tuple[Callable[[], object], int]:
+def _decoding(mechanism: Attention, tensors: Sequence[Tensor]) -> tuple[Callable[[], object], int]:
     """Each call decodes `DECODED_TOKENS` more tokens, going on from where the last call stopped, as generation does."""
     with torch.no_grad():
-        state = mechanism(*inputs, state=mechanism.initial_state(1, dtype=inputs[0].dtype)).state
-    assert state is not None
-    size, now = state.nbytes, [state]
-    tokens = [[x[:, :, at : at + 1] for x in inputs] for at in range(DECODED_TOKENS)]
+        now = [_attend(mechanism, *tensors, state=mechanism.initial_state(1, dtype=tensors[0].dtype)).state]
+    assert now[0] is not None
+    size = now[0].nbytes
+    tokens = [[x[:, :, at : at + 1] for x in tensors] for at in range(DECODED_TOKENS)]
 
     def run() -> None:
         with torch.no_grad():
             for token in tokens:
-                now[0] = mechanism(*token, state=now[0]).state
+                now[0] = _attend(mechanism, *token, state=now[0]).state
 
     return run, size
 

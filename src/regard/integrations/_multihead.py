@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from regard.bias import ScoreBias
-from regard.catalog import build, describe
+from regard.catalog import build, describe, refuse_inputs
 from regard.core import Attention
 from regard.errors import ConfigError, ShapeError, UnsupportedError
 from regard.functional import weights as weights_without_gradients
@@ -314,12 +314,9 @@ def forms(spec: str, heads: Heads, causal: bool | None) -> nn.ModuleDict:
     Raises:
         UnsupportedError: no such form.
     """
-    supports, needed = describe(spec).supports, describe(spec).inputs
-    if needed:
-        raise UnsupportedError(
-            f"torch's attention has queries, keys and values, and {spec} also needs {', '.join(needed)}; "
-            "regard.AttentionLayer projects what a mechanism needs"
-        )
+    info = describe(spec)
+    refuse_inputs(info, spec, "torch's attention")
+    supports = info.supports
     if causal is not None:
         wanted = [causal]
     elif supports.causal and supports.bidirectional:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.bias import ScoreBias
-from regard.catalog import build
+from regard.catalog import build, refuse_inputs
 from regard.core import Attention, generator
 from regard.errors import ConfigError, UnsupportedError
 from regard.info import Heads
@@ -142,6 +142,7 @@ def _place(
     )
     try:
         mechanism = build(spec, heads)
+        refuse_inputs(mechanism.info, spec, "Hugging Face's attention")
         if mechanism.info.shares_query_key:
             mechanism.refuse("keys of a projection of their own, which caches keep", "state")
         if cross and not mechanism.info.supports.cross:
