@@ -1,7 +1,7 @@
 """The arguments and the answer of a call, and the merge of parts of one softmax."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from regard.bias import ScoreBias
-from regard.state import State
+from regard.state import Slots, State
 
 
 class Attended(NamedTuple):
@@ -68,6 +68,19 @@ class Call:
         j = torch.arange(k.shape[2], device=q.device)
         seen = (j <= i if self.causal else (i >= 0) & (j >= 0))[None, None]
         return seen if self.key_mask is None else seen & self.key_mask[:, None, None, :]
+
+    def remember(self, **new: Tensor) -> tuple[Mapping[str, Tensor], "Call"]:
+        """The per-slot entries of `state_layout` for every slot so far, and the call with their mask and their state.
+
+        Args:
+            new: the entries of this call's keys. Without a state, they and the call are returned as they are.
+        """
+        if self.state is None:
+            return new, self
+        assert isinstance(self.state, Slots)
+        grown = self.state.append(self.key_mask, **new)
+        kept = grown.view()
+        return kept, replace(self, key_mask=kept.get("key_mask"), state=grown)
 
 
 def merge(

@@ -21,7 +21,7 @@ from regard.info import Heads
 from regard.mechanism import Mechanism
 from regard.options import registered_name
 from regard.randomness import generator, recomputing
-from regard.state import Slots, State, Summary, accumulation_dtype
+from regard.state import State, Summary, accumulation_dtype
 
 __all__ = [
     "Attended",
@@ -302,18 +302,15 @@ class Attention(Mechanism, ABC):
 
     def _define(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         """The definition over every key so far, summed in at least float32."""
-        state = call.state
-        if state is not None:
-            assert isinstance(state, Slots)
+        if call.state is not None:
             new = {name: x for name, x in call.inputs.items() if self.info.inputs[name].slots == "keys"}
             if self.info.supports.marks:
                 new["marks"] = (
                     k.new_zeros(k.shape[0], k.shape[2], dtype=torch.long) if call.marks is None else call.marks
                 )
-            state = state.append(call.key_mask, k=k, v=v, **new) if k.shape[2] else state
-            kept = state.view()
+            kept, call = call.remember(k=k, v=v, **new)
             k, v, inputs = kept["k"], kept["v"], {name: kept.get(name, x) for name, x in call.inputs.items()}
-            call = replace(call, key_mask=kept.get("key_mask"), marks=kept.get("marks"), inputs=inputs, past=0)
+            call = replace(call, marks=kept.get("marks"), inputs=inputs, past=0)
         wide = accumulation_dtype(q.dtype)
         weights = {f"of.{name}": x.to(wide) for name, x in self.named_parameters() if x.dtype != wide}
         with torch.autocast(q.device.type, enabled=False):
@@ -322,7 +319,7 @@ class Attention(Mechanism, ABC):
                 values = torch.func.functional_call(_Definition(self), weights, (q, k, v, call))
             else:
                 values = self.reference(q, k, v, call)
-        return Attended(values, state)
+        return Attended(values, call.state)
 
     @abstractmethod
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:

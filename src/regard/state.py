@@ -211,6 +211,8 @@ class Slots(State):
                 )
         first = next(iter(new.values()))
         count = first.shape[SLOT_AXIS[first.ndim]]
+        if not count:
+            return self
         masks = key_mask is not None and "key_mask" not in tape.data
         if key_mask is not None or "key_mask" in tape.data:
             real = torch.ones(first.shape[0], count, dtype=torch.bool, device=first.device)

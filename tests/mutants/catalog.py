@@ -20,8 +20,9 @@ from regard.attention.routed.lsh import Lsh
 from regard.attention.routed.vector_quantized import VectorQuantized
 from regard.attention.sparse.local import Local
 from regard.attention.synthesized.dense_synthesizer import DenseSynthesizer
-from regard.core import Attended, Call, Slots
+from regard.core import Attended, Call
 from regard.info import Info
+from regard.state import Slots
 from tests.mutants import claiming, mutant
 
 

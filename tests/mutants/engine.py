@@ -10,7 +10,8 @@ from regard.attention.sparse.fixed import Fixed
 from regard.attention.sparse.local import Local
 from regard.attention.sparse.local_atrous import LocalAtrous
 from regard.attention.sparse.pattern import Pattern
-from regard.core import Attended, Call, Slots
+from regard.core import Attended, Call
+from regard.state import Slots
 from tests.mutants import mutant
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.dense import reference_softmax
-from regard.attention.routed import Routed, remember
+from regard.attention.routed import Routed
 from regard.core import Attended, Call
 from regard.info import Heads, Info, Supports
 from regard.state import per_slot
@@ -32,7 +32,7 @@ class Halves(Routed):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         asked, sides = self.decisions(q, k)
-        slots, call = remember({"k": k, "v": v, "sides": sides}, call)
+        slots, call = call.remember(k=k, v=v, sides=sides)
         logits = self.logits(q, slots["k"], (asked, slots["sides"]), call)
         return Attended(reference_softmax(logits, slots["v"], call), call.state)
 
@@ -94,7 +94,7 @@ def test_remembered_slots() -> None:
     assert_close(torch.cat(out, 2), whole, tolerance=1e-12, what="pieces")
     assert state.tensors()["sides"].dtype == torch.bool
     assert_identical(state.tensors()["key_mask"], keep, what="the mask")
-    slots, call = remember({"k": x}, Call(key_mask=keep))
+    slots, call = Call(key_mask=keep).remember(k=x)
     assert slots["k"] is x
     assert call.state is None
 

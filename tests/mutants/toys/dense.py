@@ -9,11 +9,11 @@ from annotated_types import Ge
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.core import Attended, Attention, Call, Slots, accumulation_dtype, generator, recomputing
+from regard.core import Attended, Attention, Call, accumulation_dtype, generator, recomputing
 from regard.errors import ConfigError
 from regard.info import Info, Input, Supports
 from regard.options import weight
-from regard.state import Entry, State, per_slot
+from regard.state import Entry, Slots, State, per_slot
 
 
 def expanded(x: Tensor, heads: int) -> Tensor:
@@ -66,7 +66,7 @@ class ToyDense(Attention):
         if call.state is None:
             return k, v, call
         assert isinstance(call.state, Slots)
-        state = call.state.append(call.key_mask, k=k, v=v) if k.shape[2] else call.state
+        state = call.state.append(call.key_mask, k=k, v=v)
         kept, gone = state.view(), state.length - state.kept
         call = replace(call, state=state, key_mask=kept.get("key_mask"), query_start=call.query_start - gone)
         return kept["k"], kept["v"], call

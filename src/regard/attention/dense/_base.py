@@ -12,7 +12,7 @@ from regard.core import Attended, Attention, Call
 from regard.engines.dense import chunked, dot_product, expand_heads, tiles
 from regard.info import Info
 from regard.options import weight
-from regard.state import Entry, Slots, per_slot
+from regard.state import Entry, per_slot
 
 
 class Dense(Attention):
@@ -86,16 +86,12 @@ def remember(k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor, Call]:
     """Keys and values of every slot, and the call with their mask, kept inputs and the state behind them."""
     if call.state is None:
         return k, v, call
-    assert isinstance(call.state, Slots)
-    before, keys = call.state.view(), k.shape[2]
+    before, keys = call.state.tensors(), k.shape[2]
     new = {name: x for name, x in call.inputs.items() if name in before}
-    ours = {name: x[:, :, :keys] for name, x in new.items()}
-    grown = call.state.append(call.key_mask, k=k, v=v, **ours) if keys else call.state
-    kept = grown.view()
+    kept, call = call.remember(k=k, v=v, **{name: x[:, :, :keys] for name, x in new.items()})
     further = {name: x[:, :, keys:] for name, x in new.items() if x.shape[2] > keys}  # of queries behind the last key
     inputs = {name: torch.cat([kept[name], further[name]], 2) if name in further else kept[name] for name in new}
-    call = replace(call, key_mask=kept.get("key_mask"), inputs={**call.inputs, **inputs}, state=grown)
-    return kept["k"], kept["v"], call
+    return kept["k"], kept["v"], replace(call, inputs={**call.inputs, **inputs})
 
 
 def random_weight(draw: torch.Generator, *shape: int) -> nn.Parameter:

@@ -94,7 +94,7 @@ class LengthSwitch(Kernel):
         if call.past and not state.kept:  # every query of every row sees more than exact_keys
             linear = self.average(q, k, v, sums, key_mask=mask)
             return Attended(linear.values, replace(state, length=call.past + k.shape[2], steady={"sum": linear.sum}))
-        grown = state.append(mask, k=k, v=v) if k.shape[2] else state
+        grown = state.append(mask, k=k, v=v)
         values, total = self._switched(q, k, v, mask, sums, grown)
         grown = grown.with_steady(sum=total)
         real = grown.view().get("key_mask")

@@ -18,7 +18,6 @@ from regard.errors import ConfigError
 from regard.info import Info, Supports
 from regard.options import weight
 from regard.patterns import causal, everything
-from regard.state import Slots
 
 
 @final
@@ -122,12 +121,8 @@ class Randomized(Attention):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         """Draw w for every query and sample, then softmax attention with the samples as further heads."""
-        state, mask = call.state, call.key_mask
-        if state is not None:
-            assert isinstance(state, Slots)
-            state = state.append(mask, k=k, v=v) if k.shape[2] else state
-            kept = state.view()
-            k, v, mask = kept["k"], kept["v"], kept.get("key_mask")
+        kept, call = call.remember(k=k, v=v)
+        k, v, state, mask = kept["k"], kept["v"], call.state, call.key_mask
         dtype, dim = accumulation_dtype(q.dtype), q.shape[3]
         explicit = state is not None and q.shape[2] * self.num_samples <= EXPLICIT_QUERIES
         near, keys = q.to(dtype) * dim**-0.25, k.to(dtype) * dim**-0.25

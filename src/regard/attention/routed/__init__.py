@@ -1,5 +1,5 @@
 """Each query meets the keys that discrete choices route it to: buckets, lists, codes."""
 
-from regard.attention.routed._base import Routed, remember
+from regard.attention.routed._base import Routed
 
-__all__ = ["Routed", "remember"]
+__all__ = ["Routed"]

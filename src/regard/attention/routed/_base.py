@@ -1,8 +1,6 @@
 """The routed template: discrete choices say which keys a query meets."""
 
 from abc import abstractmethod
-from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from jaxtyping import Bool, Float
@@ -10,7 +8,6 @@ from torch import Tensor
 
 from regard.attention.dense import reference_softmax
 from regard.core import Attention, Call
-from regard.state import Slots
 
 
 class Routed(Attention):
@@ -20,11 +17,11 @@ class Routed(Attention):
     `choices` those of the definition. `logits` is the definition under given choices, so that `reference` can replay
     `decisions` where a tie or a rounding would choose otherwise.
 
-    `attend` decides, keeps with `remember` what later calls need of each key, and averages by an engine. `state_layout`
-    adds to keys and values what is kept besides them:
+    `attend` decides, keeps with `Call.remember` what later calls need of each key, and averages by an engine.
+    `state_layout` adds to keys and values what is kept besides them:
 
         queries, keys = self.decisions(q, k)
-        slots, call = remember({"k": k, "v": v, "buckets": keys}, call)
+        slots, call = call.remember(k=k, v=v, buckets=keys)
     """
 
     @abstractmethod
@@ -52,18 +49,3 @@ class Routed(Attention):
         if call.key_mask is None or not self.info.shares_query_key:
             return None
         return call.key_mask[:, call.key_mask.shape[1] - q.shape[2] :]
-
-
-def remember(slots: Mapping[str, Tensor], call: Call) -> tuple[Mapping[str, Tensor], Call]:
-    """The entries of `state_layout` for every slot so far, and the call with their mask and the state behind them.
-
-    Args:
-        slots: the entries of this call's keys.
-        call: without a state, both are returned as they are.
-    """
-    if call.state is None:
-        return slots, call
-    assert isinstance(call.state, Slots)
-    grown = call.state.append(call.key_mask, **slots) if slots["k"].shape[2] else call.state
-    kept = grown.view()
-    return kept, replace(call, key_mask=kept.get("key_mask"), state=grown)

@@ -9,7 +9,7 @@ from annotated_types import Ge
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.attention.routed import Routed, remember
+from regard.attention.routed import Routed
 from regard.core import Attended, Call, accumulation_dtype, generator
 from regard.engines.routed import nearest_points
 from regard.engines.routed.buckets import Rule, bucketed_op, tile_size
@@ -152,7 +152,7 @@ class Lsh(Routed):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         """Hash, remember, walk the tiles of each bucket."""
         queries, keys = self.decisions(q, k)
-        slots, call = remember({"k": unit(k) if self.share else k, "v": v, "buckets": keys}, call)
+        slots, call = call.remember(k=unit(k) if self.share else k, v=v, buckets=keys)
         buckets = Buckets(queries, slots["buckets"])
         return Attended(self.average(q, slots["k"], slots["v"], buckets, call), call.state)
 

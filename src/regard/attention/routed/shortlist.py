@@ -9,7 +9,7 @@ from annotated_types import Ge
 from jaxtyping import Int
 from torch import Tensor
 
-from regard.attention.routed import Routed, remember
+from regard.attention.routed import Routed
 from regard.core import Attended, Call, accumulation_dtype, generator
 from regard.engines.routed.lists import best_keys, doubled, listed
 from regard.errors import ConfigError
@@ -129,7 +129,7 @@ class Shortlist(Routed):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         """Score, list, attend to the list."""
         scored = {} if self.feature_map == "identity" else {"scored": self.scored(k, 1)}
-        slots, call = remember({"k": k, "v": v, **scored}, call)
+        slots, call = call.remember(k=k, v=v, **scored)
         k, v = slots["k"], slots["v"]
         chosen = self.lists(q, slots.get("scored", k.detach()), call)
         return Attended(listed(q, k, v, chosen, self.heads.key_dim**-0.5).to(q.dtype), call.state)

@@ -201,8 +201,6 @@ def append_slots(state: State, key_mask: Tensor | None, **new: Tensor) -> Slots:
     """The state with the keys of a call, and which slots these are where it keeps them."""
     assert isinstance(state, Slots)
     k = new["k"]
-    if not k.shape[2]:
-        return state
     if "positions" in state.tape.data:
         new["positions"] = torch.arange(state.length, state.length + k.shape[2], device=k.device)
     return state.append(key_mask, **new)

@@ -2,7 +2,6 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 from regard.core import Attended, Attention, Call
 from regard.engines.dense import average_once, dot_product, expand_heads
 from regard.errors import ConfigError
-from regard.state import Entry, Slots, per_slot
+from regard.state import Entry, per_slot
 
 
 class Synthesizer(Attention):
@@ -41,10 +40,8 @@ class Synthesizer(Attention):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         """Slice B to the slots so far, mask, average."""
-        if call.state is not None:
-            assert isinstance(call.state, Slots)
-            grown = call.state.append(call.key_mask, v=v)
-            v, call = grown.view()["v"], replace(call, key_mask=grown.view().get("key_mask"), state=grown)
+        kept, call = call.remember(v=v)
+        v = kept["v"]
         rows, columns, offset = self.factors(q, v.shape[2])
         dropout = self.heads.dropout if self.training else 0.0
         if q.shape[2] == 1 and not dropout:
