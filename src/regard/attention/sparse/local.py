@@ -26,8 +26,8 @@ class Local(Sparse):
         >>> from regard import attend
         >>> q, k, v = torch.randn(3, 1, 1, 8, 4)
         >>> other = torch.cat([v[:, :, :1] + 1, v[:, :, 1:]], 2)
-        >>> near, far = (attend(q, k, x, "local(window=2)", causal=True) for x in (v, other))
-        >>> (near != far).any(-1).nonzero()[:, 2].tolist()  # whom the first value reaches
+        >>> before, after = (attend(q, k, x, "local(window=2)", causal=True) for x in (v, other))
+        >>> (before != after).any(-1).nonzero()[:, 2].tolist()  # whom the first value reaches
         [0, 1, 2]
 
     Source: Child et al. 2019, section 4; dilation: Beltagy et al. 2020, section 3.1.
