@@ -45,8 +45,9 @@ def attend(
     Example:
         >>> import torch
         >>> q, k, v = torch.randn(3, 1, 2, 5, 8)
-        >>> attend(q, k, v, "local(window=2)", causal=True).shape
-        torch.Size([1, 2, 5, 8])
+        >>> last = attend(q[:, :, 3:], k, v, "local(window=2)", causal=True)  # the queries are the last positions
+        >>> torch.allclose(last, attend(q, k, v, "local(window=2)", causal=True)[:, :, 3:], atol=1e-6)
+        True
     """
     heads = Heads(
         count=q.shape[1],

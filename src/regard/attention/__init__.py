@@ -1,0 +1,1 @@
+"""Attention mechanisms by family: one file, one mechanism, one name."""

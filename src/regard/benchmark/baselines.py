@@ -116,9 +116,10 @@ class LanguageBaseline(nn.Module):
         vocab_size: number of tokens.
 
     Example:
-        >>> model = language_model("convolution", vocab_size=256, dim=32)
-        >>> model(torch.tensor([[72, 101, 108]])).logits.shape
-        torch.Size([1, 3, 256])
+        >>> model = language_model("convolution", vocab_size=256, dim=32).eval()
+        >>> one, other = (model(torch.tensor([[72, 101, last]])).logits for last in (108, 7))
+        >>> (one - other).abs().amax(-1).gt(1e-4).flatten().tolist()  # who reads the last token
+        [False, False, True]
     """
 
     def __init__(self, config: BaselineConfig, *, vocab_size: int) -> None:

@@ -1,0 +1,1 @@
+"""The `regard` command: `main`, and one file for each verb."""

@@ -43,9 +43,10 @@ class ConvolutionAttention(nn.Module):
 
     Example:
         >>> import torch
-        >>> image = torch.randn(1, 3, 8, 8)
-        >>> ConvolutionAttention(3, 5, heads=9)(image).shape
-        torch.Size([1, 5, 8, 8])
+        >>> image, convolution = torch.randn(1, 3, 8, 8), torch.nn.Conv2d(3, 5, kernel_size=3, padding=1)
+        >>> attention = ConvolutionAttention.from_conv2d(convolution)
+        >>> torch.allclose(attention(image), convolution(image), atol=1e-4)
+        True
 
     Source: Cordonnier, Loukas, Jaggi 2020, Theorem 1 and Lemma 2; learned centres: section 4.2.
     """

@@ -121,9 +121,12 @@ class LanguageModel(nn.Module):
 
     Example:
         >>> import torch
-        >>> model = LanguageModel(ModelConfig(dim=32, attention=("linear", "softmax")))
-        >>> model(torch.tensor([[72, 101, 108]])).logits.shape
-        torch.Size([1, 3, 256])
+        >>> model = LanguageModel(ModelConfig(dim=32, attention=("linear", "softmax"))).eval()
+        >>> tokens = torch.tensor([[72, 101, 108, 108, 111]])
+        >>> first = model(tokens[:, :3], state=model.initial_state(1))
+        >>> then = model(tokens[:, 3:], state=first.state)
+        >>> torch.allclose(then.logits, model(tokens).logits[:, 3:], atol=1e-5)
+        True
 
     Source: Vaswani et al. 2017, section 3 (decoder); initial weights as GPT-2 (Radford et al. 2019), by width: normal,
     variance 1 / inputs, residual outputs shrunk by 1/sqrt(2 layers), embeddings 0.02 at dim 768.

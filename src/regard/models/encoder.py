@@ -45,9 +45,11 @@ class Encoder(nn.Module):
 
     Example:
         >>> import torch
-        >>> encoder = Encoder(EncoderConfig(dim=32, attention=("linformer(rank=8)", "softmax")))
-        >>> encoder(torch.tensor([[72, 101, 108]])).hidden.shape
-        torch.Size([1, 3, 32])
+        >>> encoder = Encoder(EncoderConfig(dim=32, attention=("linformer(rank=8)", "softmax"))).eval()
+        >>> tokens = torch.tensor([[72, 101, 108], [72, 101, 7]])
+        >>> hidden = encoder(tokens, key_mask=torch.tensor([True, True, False]).expand(2, 3)).hidden
+        >>> torch.allclose(hidden[0, :2], hidden[1, :2], atol=1e-6)  # what is masked has no influence
+        True
 
     Source: Vaswani et al. 2017, section 3.1 (encoder).
     """

@@ -167,10 +167,11 @@ class EncoderDecoder(nn.Module):
 
     Example:
         >>> import torch
-        >>> model = EncoderDecoder(EncoderDecoderConfig(dim=32))
+        >>> model = EncoderDecoder(EncoderDecoderConfig(dim=32)).eval()
         >>> source, tokens = torch.tensor([[72, 101, 108, 108]]), torch.tensor([[0, 5]])
-        >>> model(source, tokens).logits.shape
-        torch.Size([1, 2, 256])
+        >>> decoded = model.decode(tokens, model.prepare(source))
+        >>> torch.allclose(decoded.logits, model(source, tokens).logits, atol=1e-5)
+        True
 
     Source: Vaswani et al. 2017, section 3.
     """

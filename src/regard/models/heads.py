@@ -59,9 +59,10 @@ class MaskedLanguageModel(nn.Module):
 
     Example:
         >>> from regard.models.encoder_config import EncoderConfig
-        >>> model = MaskedLanguageModel(Encoder(EncoderConfig(dim=32)))
-        >>> model(torch.tensor([[72, 101, 108]])).logits.shape
-        torch.Size([1, 3, 256])
+        >>> model = MaskedLanguageModel(Encoder(EncoderConfig(dim=32))).eval()
+        >>> one, other = (model(torch.tensor([[72, 101, last]])).logits for last in (108, 7))
+        >>> (one != other).any(-1).tolist()  # every position reads all the others
+        [[True, True, True]]
 
     Source: Devlin et al. 2019, section 3.1; the transform before the output layer is the released code's. Hidden
     sentences: Ainslie et al. 2020, section 3.4.
@@ -176,8 +177,10 @@ class Classifier(SequenceHead):
     Example:
         >>> from regard.models.encoder_config import EncoderConfig
         >>> config = EncoderConfig(dim=32, vocab_size=0, input_dim=16, cls_token=True)
-        >>> Classifier(Encoder(config), classes=10)(torch.randn(2, 49, 16)).logits.shape
-        torch.Size([2, 10])
+        >>> model, patches = Classifier(Encoder(config), classes=10).eval(), torch.randn(2, 49, 16)
+        >>> padded = model(patches, key_mask=torch.arange(49).expand(2, 49) < 40)
+        >>> torch.allclose(padded.logits, model(patches[:, :40]).logits, atol=1e-5)
+        True
 
     Source: Devlin et al. 2019, section 4.1 (pooler); Dosovitskiy et al. 2021, equation 4 (none).
     """
@@ -195,9 +198,10 @@ class Regressor(SequenceHead):
 
     Example:
         >>> from regard.models.encoder_config import EncoderConfig
-        >>> model = Regressor(Encoder(EncoderConfig(dim=32, pooling="mean")))
-        >>> model(torch.tensor([[72, 101, 108]])).logits.shape
-        torch.Size([1, 1])
+        >>> model = Regressor(Encoder(EncoderConfig(dim=32, pooling="mean", position="none"))).eval()
+        >>> one, other = (model(torch.tensor([tokens])).logits for tokens in ([72, 101, 108], [108, 72, 101]))
+        >>> torch.allclose(one, other, atol=1e-5)  # a mean of positions that are not numbered has no order
+        True
     """
 
     def __init__(self, encoder: Encoder, *, targets: int = 1) -> None:

@@ -17,9 +17,10 @@ def by_columns(model: LanguageModel) -> None:
     Example:
         >>> from regard.models import ModelConfig
         >>> model = LanguageModel(ModelConfig(dim=32, vocab_size=50))
+        >>> before = model.table.weight.stride()
         >>> by_columns(model)
-        >>> model.table.weight.shape, model.table.weight.stride()
-        (torch.Size([50, 32]), (1, 50))
+        >>> before, model.table.weight.stride()
+        ((32, 1), (1, 50))
     """
     products: list[nn.Linear | nn.Embedding] = [module for module in model.modules() if isinstance(module, nn.Linear)]
     if model.config.tied:

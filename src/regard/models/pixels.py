@@ -53,8 +53,10 @@ def sample(
     Example:
         >>> from regard.models import ModelConfig
         >>> model = LanguageModel(ModelConfig(dim=16, vocab_size=5, targets=4, tied=False))
-        >>> sample(model, rows=2, start=4, offsets=torch.zeros(6, dtype=torch.int64)).shape
-        torch.Size([2, 6])
+        >>> offsets = torch.zeros(6, dtype=torch.int64)
+        >>> two, three = (sample(model, rows=rows, start=4, offsets=offsets) for rows in (2, 3))
+        >>> torch.equal(two, three[:2]), bool((three < 4).all())
+        (True, True)
     """
     if (source is not None) != isinstance(model, EncoderDecoder):
         raise ShapeError("an encoder-decoder needs a source, and no other model reads one")

@@ -31,10 +31,9 @@ class Timestep(Position):
         >>> import torch
         >>> from regard.info import Heads
         >>> scheme, x = Timestep(Heads(count=1, key_dim=4), 4), torch.zeros(1, 1, 4)
-        >>> for t in (1, 2):
-        ...     x = scheme.at(t).embed(x, torch.tensor([0]))
-        >>> x.shape
-        torch.Size([1, 1, 4])
+        >>> first, second = (scheme.at(t).embed(x, torch.tensor([2 - t])) for t in (1, 2))
+        >>> torch.equal(first, second)  # i = 2, t = 1 and i = 1, t = 2 have one code
+        True
 
     Source: Dehghani et al. 2019, section 2.1.
     """

@@ -29,10 +29,12 @@ class Additive(Dense):
     Cost: O(queries keys hidden) time; memory of one chunk of queries x keys x hidden. State: every W_k k and value.
 
     Example:
-        >>> from regard import Heads
-        >>> mechanism = Additive(Heads(count=2, key_dim=8, query_dim=6), hidden=4)
-        >>> mechanism(torch.randn(1, 2, 3, 6), torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 8)).values.shape
-        torch.Size([1, 2, 3, 8])
+        >>> from regard import Heads, weights
+        >>> mechanism = Additive(Heads(count=1, key_dim=1), hidden=1)
+        >>> _ = [torch.nn.init.ones_(weight) for weight in mechanism.parameters()]
+        >>> q, k = torch.zeros(1, 1, 1, 1), torch.tensor([-1e6, 1e3, 1e6]).reshape(1, 1, 3, 1)
+        >>> weights(mechanism, q, k).log().diff().round().flatten()  # tanh bounds the logits: -1, 1, 1
+        tensor([2., 0.])
 
     Source: Bahdanau et al. 2015, appendix A.1.2.
     """

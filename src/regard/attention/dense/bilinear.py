@@ -21,10 +21,12 @@ class Bilinear(Dense):
     Cost: as `softmax`, and O(queries query_dim key_dim). State: every key and value.
 
     Example:
-        >>> from regard import Heads
-        >>> mechanism = Bilinear(Heads(count=2, key_dim=8, query_dim=6))
-        >>> mechanism(torch.randn(1, 2, 3, 6), torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 8)).values.shape
-        torch.Size([1, 2, 3, 8])
+        >>> from regard import Heads, weights
+        >>> mechanism = Bilinear(Heads(count=1, key_dim=3))
+        >>> _ = mechanism.weight.data.copy_(9 * torch.eye(3).roll(1, 1))
+        >>> x = torch.eye(3).reshape(1, 1, 3, 3)
+        >>> weights(mechanism, x, x).argmax(-1).flatten().tolist()  # W says which key answers which query
+        [1, 2, 0]
 
     Source: Luong et al. 2015, section 3.1, score "general".
     """

@@ -31,10 +31,11 @@ class Forgetting(Scaled):
 
     Example:
         >>> from regard import Heads
-        >>> q = torch.randn(1, 2, 5, 8)
-        >>> log_gate = F.logsigmoid(torch.randn(1, 2, 5, 1))
-        >>> Forgetting(Heads(count=2, key_dim=8, causal=True))(q, q, q, inputs={"log_gate": log_gate}).values.shape
-        torch.Size([1, 2, 5, 8])
+        >>> q, v = torch.zeros(1, 1, 4, 1), torch.tensor([1.0, 3.0, 10.0, 20.0]).reshape(1, 1, 4, 1)
+        >>> log_gate = torch.tensor([1.0, 1.0, 0.0, 1.0]).log().reshape(1, 1, 4, 1)
+        >>> mechanism = Forgetting(Heads(count=1, key_dim=1, causal=True))
+        >>> mechanism(q, q, v, inputs={"log_gate": log_gate}).values.round().flatten()  # the third begins a document
+        tensor([ 1.,  2., 10., 15.])
 
     Source: Lin et al. 2025, Forgetting Transformer, Eqs. 4 to 6 and section 3.
     """

@@ -30,10 +30,11 @@ class Graph(Dense):
     and one value per key.
 
     Example:
-        >>> from regard import Heads
-        >>> q, k, v = torch.randn(3, 1, 2, 5, 8)
-        >>> Graph(Heads(count=2, key_dim=8))(q, k, v).values.shape
-        torch.Size([1, 2, 5, 8])
+        >>> from regard import Heads, weights
+        >>> x = torch.eye(4).reshape(1, 1, 4, 4)
+        >>> found = weights(Graph(Heads(count=1, key_dim=4)), x, x).argmax(-1)
+        >>> found.unique().numel()  # every query equals another key, and all like the same one best
+        1
 
     Source: Velickovic et al. 2018, Eq. 3.
     """

@@ -41,11 +41,11 @@ class Score(Dense):
     Example:
         >>> from regard import Heads, build
         >>> def negative_manhattan(q, k):
-        ...     return -(q[:, :, :, None] - k[:, :, None]).abs().sum(-1)
-        >>> mechanism = build("score", Heads(count=2, key_dim=8, causal=True), function=negative_manhattan, depth=8)
-        >>> q, k, v = torch.randn(3, 1, 2, 5, 8)
-        >>> mechanism(q, k, v).values.shape
-        torch.Size([1, 2, 5, 8])
+        ...     return -9 * (q[:, :, :, None] - k[:, :, None]).abs().sum(-1)
+        >>> mechanism = build("score", Heads(count=1, key_dim=1), function=negative_manhattan)
+        >>> q, k, v = torch.tensor([[1.0, 4.0, 9.0], [9.0, 0.0, 5.0], [10.0, 20.0, 30.0]]).reshape(3, 1, 1, 3, 1)
+        >>> mechanism(q, k, v).values.round().flatten()  # the value of the nearest key
+        tensor([20., 30., 10.])
 
     Source: Luong et al. 2015, section 3.1: attention is a choice of score.
     """

@@ -53,9 +53,11 @@ class Shaw(Dense):
 
     Example:
         >>> from regard import Heads
-        >>> mechanism = Shaw(Heads(count=2, key_dim=8, value_dim=4, causal=True), max_distance=3)
-        >>> mechanism.key_table.shape, mechanism.value_table.shape
-        (torch.Size([7, 8]), torch.Size([7, 4]))
+        >>> mechanism = Shaw(Heads(count=1, key_dim=1), max_distance=1)
+        >>> _ = mechanism.value_table.data.copy_(torch.tensor([[-5.0], [0.0], [5.0]]))  # key before, itself, after
+        >>> x = torch.zeros(1, 1, 5, 1)
+        >>> mechanism(x, x, x).values.round().int().flatten().tolist()  # keys after it, less those before
+        [4, 2, 0, -2, -4]
 
     Source: Shaw, Uszkoreit, Vaswani 2018, equations 3 to 5. Initial tables are ours: normal, of variance 1 / width.
     """

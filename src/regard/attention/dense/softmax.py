@@ -21,9 +21,10 @@ class Softmax(Scaled):
     Example:
         >>> import torch
         >>> from regard import Heads
-        >>> q = torch.randn(1, 2, 5, 8)
-        >>> Softmax(Heads(count=2, key_dim=8, causal=True))(q, q, q).values.shape
-        torch.Size([1, 2, 5, 8])
+        >>> q = torch.tensor([0.0, 99.0]).reshape(1, 1, 2, 1)
+        >>> k, v = (torch.tensor(x).reshape(1, 1, 3, 1) for x in ([-1.0, 0.0, 1.0], [1.0, 2.0, 6.0]))
+        >>> Softmax(Heads(count=1, key_dim=1))(q, k, v).values.round().flatten()  # the mean, and the best key's value
+        tensor([3., 6.])
 
     Source: Vaswani et al. 2017, Eq. 1.
     """

@@ -35,9 +35,11 @@ class Efficient(Attention):
     Example:
         >>> import torch
         >>> from regard.core import Heads
-        >>> attention = Efficient(Heads(count=2, key_dim=8, causal=True))
-        >>> attention(*torch.randn(3, 1, 2, 5, 8)).values.shape
-        torch.Size([1, 2, 5, 8])
+        >>> q = 99 * torch.eye(2).reshape(1, 1, 2, 2)  # each query takes one channel
+        >>> k = torch.tensor([[0.0, 0.0], [0.0, 0.0], [0.0, 99.0]]).reshape(1, 1, 3, 2)
+        >>> v = torch.tensor([1.0, 3.0, 8.0]).reshape(1, 1, 3, 1)
+        >>> Efficient(Heads(count=1, key_dim=2, value_dim=1))(q, k, v).values.round().flatten()  # each channel's mean
+        tensor([4., 8.])
 
     Source: Shen et al. 2021, Eqs. 3-5; the causal form is this library's.
     """

@@ -54,9 +54,10 @@ class Lara(Attention):
 
     Example:
         >>> from regard import Heads
-        >>> q = torch.randn(1, 2, 100, 8)
-        >>> Lara(Heads(count=2, key_dim=8), num_landmarks=10)(q, q, q).values.shape
-        torch.Size([1, 2, 100, 8])
+        >>> q, k, v = torch.randn(3, 1, 1, 10, 8)
+        >>> one, two = (Lara(Heads(count=1, key_dim=8), num_landmarks=count)(q, k, v).values for count in (1, 2))
+        >>> [torch.allclose(x, x[:, :, :1]) for x in (one, two)]  # with one landmark all queries have one average
+        [True, False]
 
     Source: Zheng, Wang, Kong 2022, Linear Complexity Randomized Self-attention Mechanism, section 4, and its code.
     """

@@ -48,10 +48,11 @@ class LengthSwitch(Kernel):
 
     Example:
         >>> import torch
-        >>> from regard.core import Heads
-        >>> q = torch.randn(1, 2, 40, 8)
-        >>> LengthSwitch(Heads(count=2, key_dim=8, causal=True), exact_keys=16)(q, q, q).values.shape
-        torch.Size([1, 2, 40, 8])
+        >>> from regard import attend
+        >>> x = torch.arange(4.0).reshape(1, 1, 4, 1)
+        >>> switched = attend(x, x, x, "length_switch(exact_keys=2)", causal=True)
+        >>> torch.isclose(switched, attend(x, x, x, causal=True)).flatten().tolist()  # the third query sees a third key
+        [True, True, False, False]
 
     Source: exact: Vaswani et al. 2017, Eq. 1; linear: Katharopoulos et al. 2020, Eqs. 4-12; the switch: the
     exact-retrieval article, made causal.

@@ -45,9 +45,10 @@ class Linear(Kernel):
     Example:
         >>> import torch
         >>> from regard.core import Heads
-        >>> attention = Linear(Heads(count=2, key_dim=8, causal=True), feature_map="relu")
-        >>> attention(*torch.randn(3, 1, 2, 5, 8)).values.shape
-        torch.Size([1, 2, 5, 8])
+        >>> attention = Linear(Heads(count=1, key_dim=8, causal=True))
+        >>> inputs = (torch.randn(3, 1, 1, length, 8) for length in (1, 1000))
+        >>> [attention(*qkv, state=attention.initial_state(1)).state.nbytes for qkv in inputs]  # 8 x (8 + 1) numbers
+        [288, 288]
 
     Source: Katharopoulos et al. 2020, Eqs. 4-12; rotary: Su et al. 2021, Eq. 19; taylor: second-order exp.
     """

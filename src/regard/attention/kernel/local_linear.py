@@ -60,10 +60,12 @@ class LocalLinear(Kernel):
 
     Example:
         >>> import torch
-        >>> from regard.core import Heads
-        >>> q = torch.randn(1, 2, 300, 8)
-        >>> LocalLinear(Heads(count=2, key_dim=8, causal=True), window=64)(q, q, q).values.shape
-        torch.Size([1, 2, 300, 8])
+        >>> from regard import attend
+        >>> q, k, v = torch.randn(3, 1, 1, 5, 8)
+        >>> torch.allclose(attend(q, k, v, "local_linear(window=0)"), attend(q, k, v, "linear"), atol=1e-5)
+        True
+        >>> torch.allclose(attend(q, k, v, "local_linear(window=4)"), attend(q, k, v, "softmax"), atol=1e-5)
+        True
 
     Source: window: Child et al. 2019, section 4; linear part: Katharopoulos et al. 2020, Eqs. 4-12; their sum under one
     normaliser: the hybrid of the exact-retrieval article.

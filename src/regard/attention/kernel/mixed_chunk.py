@@ -39,10 +39,11 @@ class MixedChunk(Attention):
 
     Example:
         >>> import torch
-        >>> from regard.core import Heads
-        >>> q = torch.randn(1, 2, 10, 8)
-        >>> MixedChunk(Heads(count=2, key_dim=8, causal=True), chunk_size=4)(q, q, q).values.shape
-        torch.Size([1, 2, 10, 8])
+        >>> from regard import Heads, weights
+        >>> x = torch.ones(1, 1, 4, 1)
+        >>> attention = MixedChunk(Heads(count=1, key_dim=1, causal=True), chunk_size=2)
+        >>> weights(attention, x, x)[0, 0, 3].tolist()  # 1 / 2 in the chunk before, its square in its own
+        [0.5, 0.5, 0.25, 0.25]
 
     Source: Hua et al. 2022, Transformer Quality in Linear Time, section 3.2 and its code 1.
     """

@@ -40,10 +40,12 @@ class Randomized(Attention):
         ConfigError: more than one sample in form="mean", which has one.
 
     Example:
-        >>> from regard import Heads
-        >>> q = torch.randn(1, 2, 5, 8)
-        >>> Randomized(Heads(count=2, key_dim=8, causal=True), num_samples=4)(q, q, q).values.shape
-        torch.Size([1, 2, 5, 8])
+        >>> from regard import Heads, attend
+        >>> x = torch.linspace(-2, 2, 8).reshape(1, 1, 4, 2)
+        >>> mechanism = Randomized(Heads(count=1, key_dim=2)).train()
+        >>> draws = torch.stack([mechanism(x, x, x).values for _ in range(400)])
+        >>> [torch.allclose(values, attend(x, x, x), atol=0.2) for values in (draws[0], draws.mean(0))]
+        [False, True]
 
     Source: Zheng, Wang, Kong 2022, Linear Complexity Randomized Self-attention Mechanism, section 3.
     """

@@ -46,11 +46,12 @@ class Rfa(RandomKernel):
 
     Example:
         >>> import torch
-        >>> from regard.core import Heads
-        >>> attention = Rfa(Heads(count=2, key_dim=8, causal=True), gate=True)
-        >>> inputs = attention.activate({"log_gate": torch.randn(1, 2, 5, 1)})
-        >>> attention(*torch.randn(3, 1, 2, 5, 8), inputs=inputs).values.shape
-        torch.Size([1, 2, 5, 8])
+        >>> from regard import Heads, weights
+        >>> x, log_gate = torch.ones(1, 1, 3, 8), torch.full((1, 1, 3, 1), 0.5).log()
+        >>> attention = Rfa(Heads(count=1, key_dim=8, causal=True), gate=True)
+        >>> shares = weights(attention, x, x, inputs={"log_gate": log_gate})[0, 0, 2]
+        >>> (7 * shares).round().tolist()  # a gate of 1 / 2 halves the past at every step
+        [1.0, 2.0, 4.0]
 
     Source: Peng et al. 2021, Theorem 1, Eqs. 4-7, section 3.1; arc-cosine: Cho and Saul 2009.
     """

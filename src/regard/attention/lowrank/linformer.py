@@ -61,9 +61,13 @@ class Linformer(Attention):
 
     Example:
         >>> from regard import Heads
-        >>> q = torch.randn(1, 2, 5, 8)
-        >>> Linformer(Heads(count=2, key_dim=8, max_length=16), rank=4)(q, q, q).values.shape
-        torch.Size([1, 2, 5, 8])
+        >>> q, k = torch.full((1, 1, 1, 1), 99.0), torch.arange(4.0).reshape(1, 1, 4, 1)
+        >>> mechanism = Linformer(Heads(count=1, key_dim=1, max_length=4), rank=2, projection="mean")
+        >>> mechanism(q, k, 10 * k).values.round().item()  # the mean of 20 and 30: the best key counts as its block
+        25.0
+        >>> Linformer(Heads(count=1, key_dim=1, causal=True, max_length=4))
+        Traceback (most recent call last):
+        regard.errors.UnsupportedError: linformer does not support causal=True: its projection mixes all positions. ...
 
     Source: Wang et al. 2020, Eq. 7 and section 4.
     """

@@ -51,10 +51,12 @@ class Lsh(Routed):
         LimitError: longer than the `Heads.max_length` that fixed the buckets.
 
     Example:
-        >>> from regard import Heads
-        >>> q = torch.randn(1, 2, 5, 8)
-        >>> Lsh(Heads(count=2, key_dim=8, causal=True, max_length=64))(q, q, q).values.shape
-        torch.Size([1, 2, 5, 8])
+        >>> from regard import Heads, weights
+        >>> x = torch.randn(8)
+        >>> q = torch.stack([x, 2 * x, -x]).reshape(1, 1, 3, 8)
+        >>> mechanism = Lsh(Heads(count=1, key_dim=8), num_buckets=16)
+        >>> (weights(mechanism, q, q)[0, 0] > 0).int().tolist()  # one direction, one bucket; alone, a token sees itself
+        [[0, 1, 0], [1, 0, 0], [0, 0, 1]]
 
     Source: Kitaev, Kaiser, Levskaya 2020 (Reformer), section 2; hash: Andoni et al. 2015.
     """

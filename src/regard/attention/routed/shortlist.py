@@ -38,10 +38,11 @@ class Shortlist(Routed):
         ConfigError: an option of the other score.
 
     Example:
-        >>> from regard import Heads
-        >>> q = torch.randn(1, 2, 50, 8)
-        >>> Shortlist(Heads(count=2, key_dim=8, causal=True), num_keys=10)(q, q, q).values.shape
-        torch.Size([1, 2, 50, 8])
+        >>> from regard import Heads, weights
+        >>> q, k = torch.ones(1, 1, 1, 1), torch.tensor([0.5, 3.0, 1.0, 2.0]).reshape(1, 1, 4, 1)
+        >>> row = weights(Shortlist(Heads(count=1, key_dim=1), num_keys=2), q, k).flatten()
+        >>> row.nonzero().flatten().tolist(), round(float(row[1] / row[3]), 3)  # the two best keys; exp(3) / exp(2)
+        ([1, 3], 2.718)
 
     Source: linear weights: Katharopoulos et al. 2020, Eq. 4; exact attention over the shortlist: the remedy that the
     exact-retrieval article leaves open; projection: Johnson and Lindenstrauss 1984.

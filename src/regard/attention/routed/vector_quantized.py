@@ -44,9 +44,12 @@ class VectorQuantized(Routed):
 
     Example:
         >>> from regard import Heads
-        >>> q, k, v = torch.randn(3, 1, 2, 5, 8)
-        >>> VectorQuantized(Heads(count=2, key_dim=8, causal=True))(q, k, v).losses["commitment"].shape
-        torch.Size([])
+        >>> q, k, v = torch.randn(3, 1, 1, 5, 8)
+        >>> output = VectorQuantized(Heads(count=1, key_dim=8), num_codes=1)(q, k, v)
+        >>> torch.allclose(output.values, v.mean(2, keepdim=True), atol=1e-6)  # with one code all keys are the same
+        True
+        >>> list(output.losses)  # in training
+        ['commitment']
 
     Source: Lingle 2023 (Transformer-VQ), section 3; moving averages and gradients as in its published code. Initial
     codes are random points of the sphere that normalised keys lie on.

@@ -22,10 +22,11 @@ class Atrous(Sparse):
 
     Example:
         >>> import torch
-        >>> from regard import Heads
-        >>> q = torch.randn(1, 2, 300, 8)
-        >>> Atrous(Heads(count=2, key_dim=8, causal=True), dilation=10)(q, q, q).values.shape
-        torch.Size([1, 2, 300, 8])
+        >>> from regard import Heads, weights
+        >>> q = torch.zeros(1, 1, 10, 8)
+        >>> row = weights(Atrous(Heads(count=1, key_dim=8, causal=True), dilation=3), q, q)[0, 0, 9]
+        >>> row.nonzero().flatten().tolist()
+        [0, 3, 6, 9]
 
     Source: Su 2019, From standard attention to sparse attention (atrous self-attention).
     """

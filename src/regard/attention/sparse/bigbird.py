@@ -34,10 +34,11 @@ class Bigbird(Globals):
     State: every key and value, since a global token that is yet to come sees all.
 
     Example:
-        >>> from regard import Heads
-        >>> q = torch.randn(1, 2, 300, 8)
-        >>> Bigbird(Heads(count=2, key_dim=8, max_length=512), block_size=16)(q, q, q).values.shape
-        torch.Size([1, 2, 300, 8])
+        >>> from regard import Heads, weights
+        >>> q = torch.zeros(1, 1, 8, 8)
+        >>> mechanism = Bigbird(Heads(count=1, key_dim=8, max_length=8), block_size=1, num_random=1)
+        >>> (weights(mechanism, q, q) > 0).sum(-1).flatten().tolist()  # own, neighbours, first, last, random; or global
+        [8, 5, 6, 6, 6, 6, 5, 8]
 
     Source: Zaheer et al. 2020, sections 2 and 3.1, appendix D. The published code draws some blocks that are visible
     already and counts them twice; ours are always others.

@@ -30,9 +30,10 @@ class Blockwise(Sparse):
     Example:
         >>> import torch
         >>> from regard import Heads
-        >>> q = torch.randn(1, 2, 300, 8)
-        >>> Blockwise(Heads(count=2, key_dim=8, max_length=300), blocks=3)(q, q, q).values.shape
-        torch.Size([1, 2, 300, 8])
+        >>> q, v = torch.zeros(1, 2, 4, 1), torch.tensor([1.0, 3.0, 10.0, 20.0]).expand(1, 2, 4)[..., None]
+        >>> mechanism = Blockwise(Heads(count=2, key_dim=1, max_length=4), blocks=2)
+        >>> mechanism(q, q, v).values[0, :, :, 0].round().tolist()  # head 1 sees the other block
+        [[2.0, 2.0, 15.0, 15.0], [15.0, 15.0, 2.0, 2.0]]
 
     Source: Qiu et al. 2020, section 3.1.
     """

@@ -36,9 +36,11 @@ class Etc(Globals):
 
     Example:
         >>> from regard import Heads
-        >>> q, marks = torch.randn(1, 2, 6, 8), torch.tensor([[-1, -2, 1, 1, 2, 2]])
-        >>> Etc(Heads(count=2, key_dim=8), window=1, num_global=0, g2l="segment")(q, q, q, marks=marks).values.shape
-        torch.Size([1, 2, 6, 8])
+        >>> q, v = torch.zeros(1, 1, 6, 6), torch.eye(6).reshape(1, 1, 6, 6)
+        >>> mechanism = Etc(Heads(count=1, key_dim=6), window=1, num_global=0, g2l="segment")
+        >>> output = mechanism(q, q, v, marks=torch.tensor([[-1, -2, 1, 1, 2, 2]]))
+        >>> (output.values[0, 0, :2] > 0).int().tolist()  # both global tokens, and each one's segment
+        [[1, 1, 1, 1, 0, 0], [1, 1, 0, 0, 1, 1]]
 
     Source: Ainslie et al. 2020, section 3.
     """

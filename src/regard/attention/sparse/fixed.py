@@ -32,9 +32,10 @@ class Fixed(Sparse):
     Example:
         >>> import torch
         >>> from regard import Heads
-        >>> q = torch.randn(1, 2, 300, 8)
-        >>> Fixed(Heads(count=2, key_dim=8, causal=True), stride=16, columns=4)(q, q, q).values.shape
-        torch.Size([1, 2, 300, 8])
+        >>> q, v = torch.zeros(1, 2, 10, 1), torch.arange(10.0).expand(1, 2, 10)[..., None]
+        >>> mechanism = Fixed(Heads(count=2, key_dim=1, causal=True), stride=4, columns=1)
+        >>> mechanism(q, q, v).values[0, 1, :, 0].round().tolist()  # means of summaries, 3 and 7; 0 before there is one
+        [0.0, 0.0, 0.0, 3.0, 3.0, 3.0, 3.0, 5.0, 5.0, 5.0]
 
     Source: Child et al. 2019, sections 4.2 (fixed; distinct columns for heads) and 4.3 (combining).
     """

@@ -26,10 +26,11 @@ class FixedUnion(Sparse):
 
     Example:
         >>> import torch
-        >>> from regard import Heads
-        >>> q = torch.randn(1, 2, 300, 8)
-        >>> FixedUnion(Heads(count=2, key_dim=8, causal=True), stride=16, columns=4)(q, q, q).values.shape
-        torch.Size([1, 2, 300, 8])
+        >>> from regard import Heads, weights
+        >>> q = torch.zeros(1, 2, 10, 8)
+        >>> seen = weights(FixedUnion(Heads(count=2, key_dim=8, causal=True), stride=4, columns=1), q, q) > 0
+        >>> [seen[0, head, 9].nonzero().flatten().tolist() for head in (0, 1)]  # the block from 8 on, and other columns
+        [[3, 7, 8, 9], [2, 6, 8, 9]]
 
     Source: Child et al. 2019, sections 4.2 (fixed; distinct columns for heads) and 4.3 (merged head).
     """

@@ -24,10 +24,11 @@ class ImageLocal1d(Sparse):
 
     Example:
         >>> import torch
-        >>> from regard import Heads
-        >>> q = torch.randn(1, 2, 300, 8)
-        >>> ImageLocal1d(Heads(count=2, key_dim=8, causal=True), block_size=28)(q, q, q).values.shape
-        torch.Size([1, 2, 300, 8])
+        >>> from regard import Heads, weights
+        >>> q = torch.zeros(1, 1, 9, 8)
+        >>> mechanism = ImageLocal1d(Heads(count=1, key_dim=8, causal=True), block_size=3, memory=2)
+        >>> (weights(mechanism, q, q) > 0).int().argmax(-1).flatten().tolist()  # the first key that each query sees
+        [0, 0, 0, 1, 1, 1, 4, 4, 4]
 
     Source: Parmar et al. 2018, section 3.3 (1D local attention); the default sizes are those of its public code.
     """

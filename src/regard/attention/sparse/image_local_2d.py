@@ -29,15 +29,11 @@ class ImageLocal2d(Sparse):
     State: the block-rows of height h_q + m_h: the current one, and the last m_h rows of pixels before it.
 
     Example:
-        >>> import torch
         >>> from regard import Heads
-        >>> q = torch.randn(1, 2, 8 * 8, 4)
         >>> heads = Heads(count=2, key_dim=4, causal=True)
-        >>> attention = ImageLocal2d(heads, width=8, query_block=(2, 4), flange=(2, 4))
-        >>> attention(q, q, q).values.shape
-        torch.Size([1, 2, 64, 4])
-        >>> attention.order(height=8)[:10].tolist()
-        [0, 1, 2, 3, 8, 9, 10, 11, 4, 5]
+        >>> attention = ImageLocal2d(heads, width=6, query_block=(2, 3), flange=(2, 3))
+        >>> attention.order(height=2).argsort().reshape(2, 6).tolist()  # when each pixel is generated
+        [[0, 1, 2, 6, 7, 8], [3, 4, 5, 9, 10, 11]]
 
     Source: Parmar et al. 2018, section 3.3 (2D local attention); the default sizes are those of its public code.
     """

@@ -23,10 +23,12 @@ class Local(Sparse):
 
     Example:
         >>> import torch
-        >>> from regard import Heads
-        >>> q = torch.randn(1, 2, 300, 8)
-        >>> Local(Heads(count=2, key_dim=8, causal=True), window=64)(q, q, q).values.shape
-        torch.Size([1, 2, 300, 8])
+        >>> from regard import attend
+        >>> q, k, v = torch.randn(3, 1, 1, 8, 4)
+        >>> other = torch.cat([v[:, :, :1] + 1, v[:, :, 1:]], 2)
+        >>> before, after = (attend(q, k, x, "local(window=2)", causal=True) for x in (v, other))
+        >>> (before != after).any(-1).nonzero()[:, 2].tolist()  # whom the first value reaches
+        [0, 1, 2]
 
     Source: Child et al. 2019, section 4; dilation: Beltagy et al. 2020, section 3.1.
     """

@@ -24,10 +24,11 @@ class LocalAtrous(Sparse):
 
     Example:
         >>> import torch
-        >>> from regard import Heads
-        >>> q = torch.randn(1, 2, 300, 8)
-        >>> LocalAtrous(Heads(count=2, key_dim=8, causal=True), window=10, dilation=10)(q, q, q).values.shape
-        torch.Size([1, 2, 300, 8])
+        >>> from regard import Heads, weights
+        >>> q = torch.zeros(1, 1, 12, 8)
+        >>> seen = (weights(LocalAtrous(Heads(count=1, key_dim=8), window=3, dilation=4), q, q) > 0).double()
+        >>> [bool((reached > 0).all()) for reached in (seen, seen @ seen)]  # two layers connect every pair
+        [False, True]
 
     Source: Su 2019, From standard attention to sparse attention (local + atrous, "sparse self-attention").
     """

@@ -27,12 +27,13 @@ class Longformer(Globals):
     State: a ring of the last w r keys and values, and those of G.
 
     Example:
-        >>> import torch
         >>> from regard import Heads
-        >>> q, marks = torch.randn(1, 2, 300, 8), torch.zeros(1, 300, dtype=torch.long)
-        >>> marks[0, [0, 150]] = 1
-        >>> Longformer(Heads(count=2, key_dim=8), window=64, dilation=(1, 2))(q, q, q, marks=marks).values.shape
-        torch.Size([1, 2, 300, 8])
+        >>> attention = Longformer(Heads(count=1, key_dim=1), window=1, num_global=0)
+        >>> first = torch.tensor([[1, 0, 0, 0, 0, 0]])
+        >>> q, v = torch.zeros(1, 1, 6, 1), first[:, None, :, None].float()
+        >>> seen = [attention(q, q, v, marks=marks).values > 0 for marks in (0 * first, first)]
+        >>> [x.int().flatten().tolist() for x in seen]  # who sees the first token, without a mark and with one
+        [[1, 1, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1]]
 
     Source: Beltagy et al. 2020, section 3.1.
     """

@@ -26,9 +26,11 @@ class Pattern(Sparse):
     Example:
         >>> import torch
         >>> from regard import Heads
-        >>> q = torch.randn(1, 2, 300, 8)
-        >>> Pattern(Heads(count=2, key_dim=8), rule="block(32) | first(4)")(q, q, q).values.shape
-        torch.Size([1, 2, 300, 8])
+        >>> q, k, v = torch.randn(3, 1, 2, 20, 8)
+        >>> rules = "block(4) | first(2)", lambda i, j: (i // 4 == j // 4) | (j < 2)
+        >>> text, function = (Pattern(Heads(count=2, key_dim=8), rule=rule)(q, k, v).values for rule in rules)
+        >>> torch.allclose(text, function, atol=1e-6)
+        True
 
     Source: block-sparse attention of Child et al. 2019, section 5.5; the patterns themselves are the user's.
     """

@@ -27,10 +27,11 @@ class Strided(Sparse):
 
     Example:
         >>> import torch
-        >>> from regard import Heads
-        >>> q = torch.randn(1, 2, 300, 8)
-        >>> Strided(Heads(count=2, key_dim=8, causal=True), stride=16)(q, q, q).values.shape
-        torch.Size([1, 2, 300, 8])
+        >>> from regard import Heads, weights
+        >>> q = torch.zeros(1, 2, 9, 8)
+        >>> seen = weights(Strided(Heads(count=2, key_dim=8, causal=True), stride=3), q, q) > 0
+        >>> [seen[0, head, 8].nonzero().flatten().tolist() for head in (0, 1)]  # two kinds of heads
+        [[5, 6, 7, 8], [2, 5, 8]]
 
     Source: Child et al. 2019, sections 4.2 (strided) and 4.3 (heads of either kind, interleaved layers).
     """

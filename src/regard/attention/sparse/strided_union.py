@@ -23,10 +23,12 @@ class StridedUnion(Sparse):
 
     Example:
         >>> import torch
-        >>> from regard import Heads
-        >>> q = torch.randn(1, 2, 300, 8)
-        >>> StridedUnion(Heads(count=2, key_dim=8, causal=True), stride=16)(q, q, q).values.shape
-        torch.Size([1, 2, 300, 8])
+        >>> from regard import attend
+        >>> q, k, v = torch.randn(3, 1, 1, 20, 8)
+        >>> union = attend(q, k, v, "strided_union(stride=4)", causal=True)
+        >>> pattern = attend(q, k, v, "pattern(rule='window(4) | strided(4)')", causal=True)
+        >>> torch.allclose(union, pattern, atol=1e-6)
+        True
 
     Source: Child et al. 2019, sections 4.2 (strided) and 4.3 (merged head).
     """

@@ -29,9 +29,10 @@ class DenseSynthesizer(Synthesizer):
 
     Example:
         >>> from regard import Heads
-        >>> q = torch.randn(1, 2, 5, 8)
-        >>> DenseSynthesizer(Heads(count=2, key_dim=8, causal=True, max_length=16))(q, q, q).values.shape
-        torch.Size([1, 2, 5, 8])
+        >>> q, k, v = torch.randn(3, 1, 1, 5, 8)
+        >>> mechanism = DenseSynthesizer(Heads(count=1, key_dim=8, max_length=16))
+        >>> torch.equal(mechanism(q, k, v).values, mechanism(q, -k, v).values)  # no key is read
+        True
 
     Source: Tay et al. 2020, section 3.1.
     """
