@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from regard import Heads, build, claims
+from regard import Heads, build
 from regard.claims._growth import operations
 from regard.claims._turns import processor_seconds
 from regard.claims.importance_sampling import _Case
@@ -18,13 +18,6 @@ from regard.claims.softmax_linear_crossover import crossing
 from regard.core import generator
 
 
-def verdicts(name: str, **settings: object) -> tuple[str, dict[str, str], list[str]]:
-    """The verdict of the small form, that of each finding, and the controls that were missed."""
-    found = claims.measure(claims.build(name, tiny=True, settings=settings), range(3), tiny=True)
-    judged = {one["title"]: one["verdict"] for one in found["findings"]}
-    return found["verdict"], judged, [one["title"] for one in found["controls"] if not one["reached"]]
-
-
 @pytest.mark.parametrize(
     ("settings", "failing"),
     [
@@ -34,7 +27,7 @@ def verdicts(name: str, **settings: object) -> tuple[str, dict[str, str], list[s
         ({"softmax": "linear"}, "causal softmax, block below: rank / side"),
     ],
 )
-def test_ranks_of_another_mechanism(settings, failing):
+def test_ranks_of_another_mechanism(verdicts, settings, failing):
     verdict, found, missed = verdicts("rank_of_attention", **settings)
     assert (verdict, missed) == ("does not hold", [])
     assert found[failing] == "does not hold"
@@ -55,7 +48,7 @@ def test_a_rank_that_is_known():
         ({"orthogonal": False}, "error, orthogonal / independent, most"),
     ],
 )
-def test_errors_of_other_features(settings, failing):
+def test_errors_of_other_features(verdicts, settings, failing):
     _, found, _ = verdicts("random_feature_variance", **settings, norms=(1.0, 2.0, 3.0), most=16)
     assert found[failing] != "holds"
 
@@ -72,7 +65,7 @@ def test_formulas_at_known_points():
     assert FORMULAS["saved"](x, y, 3) == pytest.approx(4 / 15 * (1 - 1 / e) ** 2, rel=1e-12)
 
 
-def test_an_estimator_that_is_biased_and_one_that_is_not():
+def test_an_estimator_that_is_biased_and_one_that_is_not(verdicts):
     small = {"heads": 16, "redraws": 8, "sample_redraws": 4, "samples": 400, "counts": ()}
     biased = {"exact": "randomized(num_samples={count}, form=official)", **small}
     unbiased = {"performer": "randomized(num_samples={count})", "mean": "softmax", **small}
@@ -103,7 +96,7 @@ def test_moments_of_known_estimates():
         ({"normalised": "uniform"}, "self-normalised: bias ~ S to the power of"),
     ],
 )
-def test_weights_that_do_not_sum_to_one_and_a_bias_that_stays(settings, failing):
+def test_weights_that_do_not_sum_to_one_and_a_bias_that_stays(verdicts, settings, failing):
     _, found, _ = verdicts("importance_sampling", **settings, heads=64, trials=50_000)
     assert found[failing] == "does not hold"
 
@@ -128,7 +121,7 @@ def test_densities_and_values_of_importance_sampling_are_those_of_softmax():
     assert (density @ case.values(w)).allclose(((q @ k.mT).softmax(-1) @ v)[0], atol=1e-8)
 
 
-def test_weights_that_make_no_difference():
+def test_weights_that_make_no_difference(verdicts):
     _, found, _ = verdicts("shared_proposals", lara="performer(num_features={count})")
     assert found["random: error, LARA full / balance, few landmarks"] == "does not hold"
     assert found["trained: error, LARA full / balance, few landmarks"] == "does not hold"
@@ -139,7 +132,7 @@ def test_between_points_of_a_curve():
     assert between(([10.0, 1.0], [1.0, 10.0]), 100.0) == pytest.approx(0.1, rel=1e-12)
 
 
-def test_another_attention_in_the_place_of_a_recurrence():
+def test_another_attention_in_the_place_of_a_recurrence(verdicts):
     wrong = {"linear": "softmax", "recurrence": "linear(feature_map=relu)"}
     _, found, _ = verdicts("transformer_as_rnn", **wrong, rounds=3)
     assert found["linear: bytes of the state, longest past / shortest"] == "does not hold"
@@ -148,7 +141,7 @@ def test_another_attention_in_the_place_of_a_recurrence():
     assert found["explicit recurrence: difference / largest logit"] == "does not hold"
 
 
-def test_a_small_form_in_the_place_of_the_cumulative_sum():
+def test_a_small_form_in_the_place_of_the_cumulative_sum(verdicts):
     verdict, _, missed = verdicts("linear_attention_forms", cumsum="linear", rounds=1)
     assert verdict == "inconclusive"
     assert "cumsum: numbers / (2 heads length dim (dim + 1))" in missed
@@ -156,7 +149,7 @@ def test_a_small_form_in_the_place_of_the_cumulative_sum():
     assert found["numbers alive, cumsum / chunked"] == "does not hold"
 
 
-def test_softmax_in_the_place_of_linear_attention_crosses_nowhere():
+def test_softmax_in_the_place_of_linear_attention_crosses_nowhere(verdicts):
     verdict, _, missed = verdicts("softmax_linear_crossover", linear="softmax", rounds=1, lengths=(16, 64))
     assert verdict == "inconclusive"
     assert "linear: operations ~ length to the power of" in missed

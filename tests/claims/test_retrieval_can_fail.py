@@ -18,13 +18,6 @@ from regard.tasks.recall import RecallTask
 SOFT = "softmax"
 
 
-def verdicts(name: str, **settings: object) -> tuple[str, dict[str, str], list[str]]:
-    """The verdict of the small form, that of each finding, and the controls that were missed."""
-    found = claims.measure(claims.build(name, tiny=True, settings=settings), range(3), tiny=True)
-    judged = {one["title"]: one["verdict"] for one in found["findings"]}
-    return found["verdict"], judged, [one["title"] for one in found["controls"] if not one["reached"]]
-
-
 @pytest.mark.parametrize(
     ("name", "settings", "failing"),
     [
@@ -37,7 +30,7 @@ def verdicts(name: str, **settings: object) -> tuple[str, dict[str, str], list[s
         ("rare_names", {"relu": SOFT}, "second occurrence: accuracy, softmax - linear (relu)"),
     ],
 )
-def test_what_is_claimed_of_one_mechanism_does_not_hold_of_another(name, settings, failing):
+def test_what_is_claimed_of_one_mechanism_does_not_hold_of_another(verdicts, name, settings, failing):
     verdict, found, missed = verdicts(name, **settings)
     assert (verdict, missed) == ("does not hold", [])
     assert found[failing] == "does not hold"
@@ -55,13 +48,13 @@ def test_what_is_claimed_of_one_mechanism_does_not_hold_of_another(name, setting
         ("rare_names", {"softmax": "local(window=9)"}, "softmax: answers unlike the program's"),
     ],
 )
-def test_a_measurement_that_misses_its_control_says_nothing(name, settings, control):
+def test_a_measurement_that_misses_its_control_says_nothing(verdicts, name, settings, control):
     verdict, _, missed = verdicts(name, **settings)
     assert verdict == "inconclusive"
     assert any(title.startswith(control) for title in missed)
 
 
-def test_a_denominator_that_helped_would_be_seen():
+def test_a_denominator_that_helped_would_be_seen(verdicts):
     plain = "linear(feature_map=relu, normalise=False)"
     verdict, found, _ = verdicts("normalisation_and_recall", plain=plain, normalised=SOFT, sharpness=16.0, pairs=32)
     assert verdict == "holds"
@@ -104,13 +97,13 @@ def test_the_program_counts_what_followed():
     assert answer(b"efgh abcd", 9) is None  # never seen
 
 
-def test_a_mixture_that_cannot_see_is_no_hybrid():
+def test_a_mixture_that_cannot_see_is_no_hybrid(verdicts):
     verdict, found, missed = verdicts("hybrid_recall", by_layer="local(window=0)")
     assert (verdict, missed) == ("does not hold", [])
     assert found["linear, then softmax: accuracy - softmax's"] == "does not hold"
 
 
-def test_a_softmax_that_has_not_learned_says_nothing_of_regularisers():
+def test_a_softmax_that_has_not_learned_says_nothing_of_regularisers(verdicts):
     verdict, _, missed = verdicts("sparsity_regularisers", softmax="local(window=0)", steps=2)
     assert verdict == "inconclusive"
     assert "softmax: accuracy" in missed

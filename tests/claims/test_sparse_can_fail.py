@@ -13,13 +13,6 @@ from regard.claims.window_schedule import LETTERS, pair_bits, samples, text
 from regard.core import generator
 
 
-def verdicts(name: str, **settings: object) -> tuple[str, dict[str, str], list[str]]:
-    """The verdict of the small form, that of each finding, and the controls that were missed."""
-    found = claims.measure(claims.build(name, tiny=True, settings=settings), range(3), tiny=True)
-    judged = {one["title"]: one["verdict"] for one in found["findings"]}
-    return found["verdict"], judged, [one["title"] for one in found["controls"] if not one["reached"]]
-
-
 @pytest.mark.parametrize(
     ("settings", "failing"),
     [
@@ -34,13 +27,13 @@ def verdicts(name: str, **settings: object) -> tuple[str, dict[str, str], list[s
         ({"both": "softmax"}, "local and atrous, 1 layer: share reached"),
     ],
 )
-def test_a_field_that_is_not_layers_times_window(settings, failing):
+def test_a_field_that_is_not_layers_times_window(verdicts, settings, failing):
     verdict, found, missed = verdicts("receptive_field", **settings)
     assert (verdict, missed) == ("does not hold", [])
     assert found[failing] == "does not hold"
 
 
-def test_a_measure_that_full_attention_does_not_fill():
+def test_a_measure_that_full_attention_does_not_fill(verdicts):
     verdict, _, missed = verdicts("receptive_field", full="local(window=22)")
     assert (verdict, missed) == ("inconclusive", ["full attention, 1 layer: share reached"])
 
@@ -62,7 +55,7 @@ def test_what_an_output_depends_on():
         ({"window": "softmax"}, "window alone: diameter at n / at n/4"),
     ],
 )
-def test_graphs_that_mix_otherwise(settings, failing):
+def test_graphs_that_mix_otherwise(verdicts, settings, failing):
     verdict, found, missed = verdicts("graph_mixing", **settings)
     assert (verdict, missed) == ("does not hold", [])
     assert found[failing] == "does not hold"
@@ -89,7 +82,7 @@ def test_known_second_eigenvalues():
     assert second_eigenvalue(halves) == pytest.approx(1, abs=1e-12)  # two graphs never mix
 
 
-def test_patterns_that_are_exchanged():
+def test_patterns_that_are_exchanged(verdicts):
     """On the images, which decide; the text is hardly trained, which its control tells."""
     plain = claims.build("sparse_transformer_patterns")
     exchanged = {"strided": plain.fixed, "fixed": plain.strided, "steps_text": 2}
@@ -148,7 +141,7 @@ def test_the_table_of_pairs_is_that_of_the_text():
 
 
 @pytest.mark.parametrize("spec", ["softmax", "local(window=1)", "blockwise(blocks={blocks}, shift=0)"])
-def test_what_is_no_blockwise_attention(spec):
+def test_what_is_no_blockwise_attention(verdicts, spec):
     verdict, found, missed = verdicts("blockwise_memory", spec=spec)
     assert (verdict, missed) == ("inconclusive", ["ours - published form, largest difference"])
     assert spec != "softmax" or found["ours: operations ~ blocks to the power of"] == "does not hold"
@@ -179,7 +172,7 @@ def test_documents_answer_their_questions():
         assert list(known)[-1] not in tokens[15:].tolist()
 
 
-def test_a_lookup_without_global_tokens():
+def test_a_lookup_without_global_tokens(verdicts):
     verdict, found, missed = verdicts("etc_lookup", hard="local(window=1)", soft="local(window=1)")
     assert (verdict, missed) == ("does not hold", [])
     assert found["hard mask: accuracy"] == "does not hold"

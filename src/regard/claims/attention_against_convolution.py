@@ -39,11 +39,11 @@ class AttentionAgainstConvolution(Claim):
     plots = (Plot(name="accuracy", title="Accuracy over examples", x="examples", y="accuracy", log_x=True),)
     tiny: ClassVar[Mapping[str, object]] = {
         "examples": (32, 1024),
-        "steps": 100,
+        "steps": 70,
         "questions": 500,
-        "length": 12,
+        "length": 10,
         "motif": 2,
-        "symbols": 24,
+        "symbols": 32,
     }
 
     attention: str = "softmax"

@@ -60,7 +60,14 @@ class AttentionAgainstRecurrence(Claim):
             log_y=True,
         ),
     )
-    tiny: ClassVar[Mapping[str, object]] = {"distances": (4, 16), "steps": 150, "questions": 300}
+    tiny: ClassVar[Mapping[str, object]] = {
+        "distances": (4, 16),
+        "steps": 40,
+        "questions": 300,
+        "dim": 32,
+        "recurrent_dim": 40,
+        "values": 8,
+    }
 
     attention: str = "softmax"
     distances: tuple[int, ...] = (8, 32, 128)

@@ -57,13 +57,13 @@ class DistanceAware(Claim):
     )
     plots = (Plot(name="accuracy", title="Accuracy", x="question", y="accuracy"),)
     tiny: ClassVar[Mapping[str, object]] = {
-        "steps": 100,
-        "batch": 32,
-        "questions": 1000,
-        "length": 12,
+        "steps": 40,
+        "batch": 16,
+        "questions": 500,
+        "length": 8,
         "marked": 2,
         "distance": 2,
-        "values": 4,
+        "values": 2,
     }
 
     aware: str = "distance_aware"

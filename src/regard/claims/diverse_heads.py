@@ -40,7 +40,7 @@ class DiverseHeads(Claim):
         Plot(name="loss", title="Training", x="step", y="share of the variance"),
         Plot(name="heads", title="What the heads of two look at, for the last query", x="position", y="weight"),
     )
-    tiny: ClassVar[Mapping[str, object]] = {"length": 5, "content": 4, "steps": 400, "batch": 32, "rate": 0.03}
+    tiny: ClassVar[Mapping[str, object]] = {"length": 5, "content": 4, "steps": 160, "batch": 16, "rate": 0.05}
 
     length: int = 12
     content: int = 8

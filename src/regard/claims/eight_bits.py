@@ -58,11 +58,12 @@ class EightBits(Claim):
         Plot(name="recall", title="Associative recall", x="bits", y="accuracy lost"),
     )
     tiny: ClassVar[Mapping[str, object]] = {
+        "bits": (3, 8, 16),
         "length": 128,
-        "recall_steps": 150,
-        "text_steps": 20,
-        "sequences": 100,
-        "windows": 8,
+        "recall_steps": 100,
+        "text_steps": 10,
+        "sequences": 60,
+        "windows": 4,
     }
 
     bits: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 16)

@@ -59,12 +59,13 @@ class EtcLookup(Claim):
         "sentences": 2,
         "keys": 2,
         "values": 2,
-        "steps": 50,
-        "control_steps": 50,
+        "steps": 25,
+        "control_steps": 25,
         "batch": 16,
         "learning_rate": 1e-2,
         "dim": 32,
-        "samples": 1000,
+        "samples": 600,
+        "asked": 4,
     }
 
     full: str = "softmax"

@@ -66,11 +66,13 @@ class Extrapolation(Claim):
         Plot(name="copies", title="Copies at the longest length", x="distance", y="share that is right"),
     )
     tiny: ClassVar[Mapping[str, object]] = {
-        "steps": 100,
-        "dim": 32,
+        "steps": 70,
+        "dim": 48,
         "order": 1,
-        "lengths": (16, 64),
-        "texts": 48,
+        "lengths": (12, 96),
+        "texts": 64,
+        "values": 4,
+        "batch": 16,
     }
 
     positions: tuple[str, ...] = ("sinusoidal", "rotary", "t5_bias(std=0.125)", "alibi")

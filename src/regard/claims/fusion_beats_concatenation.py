@@ -48,7 +48,7 @@ class FusionBeatsConcatenation(Claim):
         ),
     )
     plots = (Plot(name="accuracy", title="Accuracy by way of combining", x="way", y="accuracy"),)
-    tiny: ClassVar[Mapping[str, object]] = {"steps": 150}
+    tiny: ClassVar[Mapping[str, object]] = {"steps": 80}
 
     learned: bool = True
     """False: the fusion's query stays 0, so that it weighs all alike"""

@@ -40,7 +40,7 @@ class HybridRecall(RecallClaim):
         Finding(value="far", title="window and far field, far: accuracy - linear's", at_least=0.05),
     )
     plots = (Plot(name="accuracy", title="Accuracy", x="", y="share that is right"),)
-    tiny: ClassVar[Mapping[str, object]] = {**RecallClaim.tiny, "window": 2}
+    tiny: ClassVar[Mapping[str, object]] = {**RecallClaim.tiny, "steps": 25, "dim": 24, "window": 2}
 
     softmax: str = "softmax"
     linear: str = "linear"

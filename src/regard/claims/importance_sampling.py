@@ -67,7 +67,7 @@ class ImportanceSampling(Claim):
         ),
         Plot(name="variance", title="Standard deviation of multiple importance sampling", x="", y="of the values"),
     )
-    tiny: ClassVar[Mapping[str, object]] = {"redraws": 20, "heads": 1024, "counts": (8, 32), "trials": 100_000}
+    tiny: ClassVar[Mapping[str, object]] = {"redraws": 40, "heads": 256, "counts": (8, 32), "trials": 60_000}
 
     normalised: str = "performer(num_features={count}, orthogonal=False)"
     """random features whose S = num_features"""

@@ -48,7 +48,7 @@ class KernelRegression(Claim):
         Plot(name="fit", title="One data set", x="x", y="y"),
         Plot(name="error", title="Mean squared error against the true curve", x="", y="error"),
     )
-    tiny: ClassVar[Mapping[str, object]] = {"datasets": 12}
+    tiny: ClassVar[Mapping[str, object]] = {"datasets": 12, "steps": 80, "rate": 0.3}
 
     points: int = 50
     datasets: int = 100

@@ -56,7 +56,7 @@ class RandomizedAttentionBias(Claim):
     )
     tiny: ClassVar[Mapping[str, object]] = {
         "heads": 64,
-        "redraws": 20,
+        "redraws": 5,
         "sample_redraws": 6,
         "samples": 384,
         "counts": (32,),

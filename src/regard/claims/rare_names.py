@@ -66,7 +66,7 @@ class RareNames(Claim):
         Plot(name="accuracy", title="Accuracy", x="", y="share that is right"),
         Plot(name="loss", title="Loss", x="", y="bits a byte"),
     )
-    tiny: ClassVar[Mapping[str, object]] = {"names": 12, "length": 256}
+    tiny: ClassVar[Mapping[str, object]] = {"names": 6, "length": 256}
 
     softmax: str = "softmax"
     relu: str = "linear(feature_map=relu)"

@@ -45,8 +45,10 @@ class ShawUnseenLengths(Claim):
     tiny: ClassVar[Mapping[str, object]] = {
         "whole": "shaw(max_distance=64)",
         "lengths": (16, 64),
-        "dim": 32,
-        "steps": 150,
+        "dim": 48,
+        "steps": 50,
+        "symbols": 2,
+        "batch": 16,
     }
 
     clipped: str = "shaw(max_distance=8)"

@@ -46,8 +46,8 @@ class SilentHead(Claim):
         "keys": 4,
         "content": 4,
         "width": 8,
-        "steps": 250,
-        "batch": 64,
+        "steps": 150,
+        "batch": 32,
         "rate": 0.05,
     }
 

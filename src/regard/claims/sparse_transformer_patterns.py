@@ -51,15 +51,16 @@ class SparseTransformerPatterns(Claim):
     )
     tiny: ClassVar[Mapping[str, object]] = {
         "rows": 4,
-        "stride": 6,
+        "stride": 5,
         "summaries": 1,
         "back": 2,
-        "steps_images": 100,
+        "steps_images": 65,
         "colours": 4,
-        "steps_text": 50,
+        "steps_text": 30,
         "keys": 2,
         "values": 2,
         "samples": 100,
+        "learning_rate": 2e-2,
     }
 
     full: str = "softmax"

@@ -52,7 +52,7 @@ class SparsityRegularisers(RecallClaim):
         Plot(name="keys", title="Effective keys of the second layer", x="", y="effective keys"),
         Plot(name="loss", title="Training", x="part of the training", y="nats"),
     )
-    tiny: ClassVar[Mapping[str, object]] = {**RecallClaim.tiny, "weight": 0.1}
+    tiny: ClassVar[Mapping[str, object]] = {**RecallClaim.tiny, "steps": 20, "weight": 0.1}
 
     linear: str = "linear(regulariser={kind}, regulariser_weight={weight})"
     softmax: str = "softmax"

@@ -42,7 +42,14 @@ class StaticGraphAttention(Claim):
         Plot(name="accuracy", title="Accuracy of the lookup", x="", y="accuracy"),
         Plot(name="loss", title="Training", x="step", y="-log weight of the right key"),
     )
-    tiny: ClassVar[Mapping[str, object]] = {"keys": 4, "width": 8, "steps": 120, "batch": 16, "dictionaries": 200}
+    tiny: ClassVar[Mapping[str, object]] = {
+        "keys": 4,
+        "width": 8,
+        "steps": 60,
+        "batch": 16,
+        "rate": 0.05,
+        "dictionaries": 200,
+    }
 
     keys: int = 16
     width: int = 32

@@ -51,11 +51,12 @@ class WindowSchedule(Claim):
     tiny: ClassVar[Mapping[str, object]] = {
         "windows": (1, 4),
         "equal": (2, 3),
-        "dim": 32,
-        "length": 48,
-        "steps": 110,
+        "dim": 48,
+        "length": 32,
+        "steps": 70,
+        "batch": 16,
         "samples": 100,
-        "learning_rate": 1e-2,
+        "learning_rate": 1.5e-2,
     }
 
     attention: str = "local"
