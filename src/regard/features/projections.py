@@ -1,5 +1,7 @@
 """The projections that random feature maps take."""
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -45,9 +47,7 @@ def draw_projection(
     if norms not in ("chi", "sqrt"):
         raise ConfigError(f"draw_projection: norms must be 'chi' or 'sqrt', got {norms!r}")
 
-    def gaussian(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
+    gaussian = partial(torch.randn, generator=generator, dtype=torch.float64)
     if orthogonal:
         basis, upper = torch.linalg.qr(gaussian(-(-rows // dim), dim, dim))
         # the signs make the bases Haar-distributed (Mezzadri 2007); LAPACK fixes them otherwise

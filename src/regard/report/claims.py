@@ -75,8 +75,11 @@ def figures(results: Results) -> list[dict[str, str]]:
         for at, label in enumerate(labels):
             colour = COLOURS[at % len(COLOURS)]
             curves = [one["curves"][plot["name"]][label] for one in results["observations"]]
-            x, ys = curves[0][0], [curve[1] for curve in curves]
-            columns = [[y for y in column if y is not None] or [math.nan] for column in zip(*ys, strict=True)]
+            points: dict[Any, list[float]] = {}  # a seed may lack some
+            for where, y in (point for curve in curves for point in zip(*curve, strict=True)):
+                points.setdefault(where, []).extend([] if y is None else [y])
+            x = list(points) if any(isinstance(where, str) for where in points) else sorted(points)
+            columns = [points[where] or [math.nan] for where in x]
             middle = [sum(column) / len(column) for column in columns]
             low, high = [min(column) for column in columns], [max(column) for column in columns]
             if x and isinstance(x[0], str):
