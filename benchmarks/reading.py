@@ -250,6 +250,9 @@ def main() -> None:
     read = [sum(file.length for file in files) for files in counted.values()]
     print(f"{len(own)} mechanisms: median of their files {statistics.median(own):g} lines, the longest {max(own)}")
     print(f"median to read {statistics.median(read):,g} lines")
+    shared = set.intersection(*({file.name for file in files} for files in counted.values()))
+    once = sum(tree.file(name).length for name in shared)
+    print(f"{once:,} of them in every count, read once: {', '.join(sorted(name.partition('.')[2] for name in shared))}")
     totals(tree, source)
     for name, first, again in walked(source):
         print(f"a causal forward call of {name} walks {len(first)} files, the next {len(again)}: {', '.join(again)}")
