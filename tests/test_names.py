@@ -17,6 +17,7 @@ from regard.core import Attention
 from regard.info import Heads
 from regard.mechanism import Mechanism
 from regard.models import presets
+from regard.options import registered_name
 
 SOURCE = Path(regard.__file__).parent
 
@@ -40,6 +41,11 @@ def test_facts_read_without_importing_are_those_of_the_class(name):
     cls, _ = catalog.resolve(name)
     assert catalog.outline(name) == cls.default_info == catalog.describe(name)
     assert catalog.docstring(name) == inspect.getdoc(cls)
+
+
+@pytest.mark.parametrize("name", catalog.names())
+def test_every_class_knows_its_name(name):
+    assert registered_name(catalog.resolve(name)[0]) == name
 
 
 @pytest.mark.parametrize("name", catalog.names())

@@ -157,5 +157,5 @@ def _adapter(hint: Any) -> Any:
 
 
 def registered_name(cls: type) -> str:
-    """The catalog name of a mechanism class: `DenseSynthesizer` -> `dense_synthesizer`."""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
+    """The catalog name of a mechanism class: `DenseSynthesizer` -> `dense_synthesizer`, `Local2d` -> `local_2d`."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[a-z])(?=[0-9])", "_", cls.__name__).lower()

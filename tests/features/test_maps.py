@@ -229,3 +229,17 @@ def test_errors_say_the_way_out() -> None:
         feature_map("elu_plus_1")
     with pytest.raises(ConfigError, match="'chi' or 'sqrt'"):
         draw_projection(4, 4, seeded(), norms="gaussian")
+
+
+@pytest.mark.parametrize("name", sorted(FEATURE_MAPS))
+def test_the_derivative_at_exactly_0_is_the_same_by_autograd_and_by_the_passes(name):
+    map_, projection = FEATURE_MAPS[name], projection_for(name, 4)
+    x = torch.zeros(1, 2, 4, dtype=torch.float64, requires_grad=True)
+    rows = projection if projection is None else projection[None]
+    features, _ = map_.scaled(x, rows)
+    slope = vectors(*features.shape, seed=3)
+    (by_autograd,) = torch.autograd.grad(features, x, slope)
+    by_pull = map_.pull(slope.clone(), features.detach(), x.detach(), rows)
+    torch.testing.assert_close(by_autograd, by_pull, rtol=0, atol=1e-12)
+    if name == "elu_plus_one":
+        torch.testing.assert_close(by_autograd, slope)  # elu has derivative 1 at 0

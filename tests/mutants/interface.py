@@ -178,6 +178,14 @@ class MarksBeatTheMask(ToyMarked):
 
 
 @mutant("redraw")
+class DrawsOnlyOnce(ToyFeatures):
+    """Is stochastic, and has nothing to draw again."""
+
+    def redraw(self, generator: torch.Generator) -> None:
+        del generator
+
+
+@mutant("redraw")
 class RedrawsGlobally(ToyFeatures):
     """Draws again from the global generator."""
 

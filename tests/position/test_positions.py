@@ -50,6 +50,8 @@ def test_learned_gradient_reaches_only_used_rows_and_the_end_is_an_error():
     scheme.embed(torch.zeros(1, 2, 4), torch.tensor([[3, 7]])).sum().backward()
     used = scheme.table.grad.abs().sum(1).nonzero().flatten()
     assert used.tolist() == [3, 7]
+    with pytest.raises(LimitError, match="got positions -1 to 3"):
+        scheme.embed(torch.zeros(1, 2, 4), torch.tensor([-1, 3]))
     with pytest.raises(LimitError, match="max_length=32"):
         scheme.embed(torch.zeros(1, 1, 4), torch.tensor([32]))
     with pytest.raises(ConfigError, match="max_length"):

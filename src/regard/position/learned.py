@@ -21,7 +21,7 @@ class Learned(Position):
 
     Raises:
         ConfigError: no `max_length`.
-        LimitError: (on use) a position beyond the table.
+        LimitError: (on use) a position that the table does not have, below 0 too.
 
     Source: Gehring et al. 2017, section 3.1; per-layer use: Al-Rfou et al. 2018.
     """
@@ -41,9 +41,11 @@ class Learned(Position):
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """`x` plus the table's rows."""
         # Only shapes and sizes are looked at when compiling; the index itself is checked in eager mode.
-        if not torch.compiler.is_compiling() and positions.numel() and int(positions.max()) >= len(self.table):
-            raise LimitError(
-                f"position learned was built for max_length={len(self.table)}, got position {int(positions.max())}; "
-                "build it with a larger max_length, or use a scheme without a table (sinusoidal, rotary, alibi)"
-            )
+        if not torch.compiler.is_compiling() and positions.numel():
+            low, high = (int(x) for x in positions.aminmax())
+            if low < 0 or high >= len(self.table):
+                raise LimitError(
+                    f"position learned was built for max_length={len(self.table)}, got positions {low} to {high}; "
+                    "build it with a larger max_length, or use a scheme without a table (sinusoidal, rotary, alibi)"
+                )
         return x + self.table[positions]

@@ -384,3 +384,11 @@ def test_refusals():
     for impl in ("auto", "reference"):
         with pytest.raises(LimitError, match="max_length=8"):
             make(max_length=8, impl=impl)(*(randn(1, 2, 9, width) for width in (6, 6, 5)))
+
+
+def test_drawing_again_changes_the_buckets():
+    mechanism = regard.build("lsh(num_buckets=8)", Heads(count=1, key_dim=8, causal=True))
+    k = torch.randn(1, 1, 64, 8, generator=torch.Generator().manual_seed(0))
+    before = mechanism.hash(k)
+    mechanism.redraw(torch.Generator().manual_seed(1))
+    assert (mechanism.hash(k) != before).float().mean() > 0.5

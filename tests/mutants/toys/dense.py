@@ -233,6 +233,9 @@ class ToyBuckets(ToyDense):
         drawn = torch.randn(self.heads.key_dim, generator=generator(self.heads.seed, "plane"))
         self.register_buffer("plane", drawn)
 
+    def redraw(self, generator: torch.Generator) -> None:
+        self.plane = torch.randn(self.plane.shape, generator=generator).to(self.plane)
+
     def side(self, x: Tensor) -> Tensor:
         exact = x.detach().to(accumulation_dtype(x.dtype))
         return exact @ self.plane.to(exact.dtype) > 0

@@ -115,6 +115,9 @@ class ToyFeatures(ToyKernel):
         drawn = torch.randn(self.heads.key_dim, self.num_features, generator=generator(self.heads.seed, "omega"))
         self.register_buffer("omega", drawn)
 
+    def redraw(self, generator: torch.Generator) -> None:
+        self.omega = torch.randn(self.omega.shape, generator=generator).to(self.omega)
+
     @property
     def num_sums(self) -> int:
         return self.num_features

@@ -125,9 +125,15 @@ class Lsh(Routed):
             )
 
     def setup(self) -> None:
-        shape = (self.heads.kv_heads, self.rounds, self.heads.key_dim, self.buckets // 2)
-        drawn = generator(self.heads.seed, "lsh", "rotations")
-        self.register_buffer("rotations", torch.randn(shape, generator=drawn))
+        self.register_buffer("rotations", self.drawn(generator(self.heads.seed, "lsh", "rotations")))
+
+    def drawn(self, generator: torch.Generator) -> Tensor:
+        """R of every head of keys and round."""
+        return torch.randn(self.heads.kv_heads, self.rounds, self.heads.key_dim, self.buckets // 2, generator=generator)
+
+    def redraw(self, generator: torch.Generator) -> None:
+        """Draw the rotations again."""
+        self.rotations = self.drawn(generator).to(self.rotations)
 
     @property
     def buckets(self) -> int:

@@ -288,9 +288,11 @@ def head_shapes(subject: Subject) -> None:
 
 @check(("not stochastic", "determinism"))
 def redraw(subject: Subject) -> None:
-    """Drawing again uses the given generator only, and the definition follows."""
+    """Drawing again changes what is random, from the given generator only, and the definition follows."""
     for causal in subject.modes:
         outputs = []
+        drawn = subject.fresh(causal).double()
+        first = run(drawn, subject.inputs(drawn, dtype=torch.float64)).values
         for global_seed in (1, 2):
             mechanism = subject.fresh(causal).double()
             x = subject.inputs(mechanism, dtype=torch.float64)
@@ -302,6 +304,8 @@ def redraw(subject: Subject) -> None:
             outputs.append(run(mechanism, x).values)
             assert_close(outputs[-1], expected, tolerance=1e-10, what=f"after redraw, {causal=}")
         assert_identical(outputs[1], outputs[0], what="drawn again from the same generator")
+        same = all(torch.equal(x, y) for x, y in zip(drawn.buffers(), mechanism.buffers(), strict=True))
+        require(not (same and torch.equal(first, outputs[0])), f"redraw changed nothing, {causal=}")
 
 
 @check()
