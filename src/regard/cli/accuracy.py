@@ -105,7 +105,10 @@ def _measure(options: Options, lengths: tuple[int, ...]) -> int:
     results = accuracy.measure(config, cases, tell=lambda line: told.print(line, markup=False))
     for at, case in enumerate(results["cases"]):
         screen.print(f"\n{page.headline(case)}", markup=False)
-        screen.print(table(*page.COLUMNS, rows=page.rows(results, at)))
+        if rows := page.rows(results, at):
+            screen.print(table(*page.COLUMNS, rows=rows))
+        else:
+            screen.print("nothing could be measured here; see below")
     for line in [page.NOTE, *page.notes(results)]:
         screen.print(line, markup=False)
     if options.out is not None:
