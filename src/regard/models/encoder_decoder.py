@@ -9,9 +9,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from regard.catalog import describe
 from regard.composite import States
 from regard.core import Attention, generator
-from regard.errors import ShapeError
+from regard.errors import ShapeError, UnsupportedError
 from regard.layer import AttentionLayer, linear
 from regard.models.block_config import Recomputed
 from regard.models.embeddings import Embeddings, build_attention, token_table, with_usual_logits
@@ -206,6 +207,11 @@ class EncoderDecoder(nn.Module):
 
     def _block(self, at: int, spec: str, cross_spec: str) -> CrossBlock:
         config = self.config
+        if describe(cross_spec).mixes_queries:
+            raise UnsupportedError(
+                f"{cross_spec} in the cross-attention of a decoder would show a token what later ones ask: its outputs "
+                "depend on other queries; it serves encoders"
+            )
         seed, cross_seed = (generator(config.seed, f"{kind} layer", at).initial_seed() for kind in ("decoder", "cross"))
         attention = build_attention(config, spec, causal=True, position=self.embeddings.relative, seed=seed)
         cross = build_attention(config, cross_spec, causal=False, context_dim=config.dim, seed=cross_seed)
