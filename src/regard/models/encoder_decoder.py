@@ -118,7 +118,7 @@ class CrossBlock(nn.Module):
     ) -> Crossed:
         """The hidden states after this block, from a source or from a prepared one; `query_start` came before."""
         again, arguments = self.checkpoint == "block", (source_mask, prepared, key_mask, positions, query_start)
-        return recomputed(again, self._run, x, source, *arguments, state=state)
+        return recomputed(again, self._run, x, source, *arguments, module=self, state=state)
 
     def _run(
         self,
@@ -134,11 +134,11 @@ class CrossBlock(nn.Module):
         again = self.checkpoint == "attention"
         inner = self._entering(x, self.attention_norm)
         attend = partial(self.attention, key_mask=key_mask, positions=positions)
-        output = recomputed(again, attend, inner, state=state)
+        output = recomputed(again, attend, inner, module=self, state=state)
         x = self._joined(x, output.hidden, self.attention_norm)
         inner = self._entering(x, self.cross_norm)
         read = partial(self.cross, key_mask=source_mask, query_start=query_start)
-        read = recomputed(again, read, inner, source, state=prepared)
+        read = recomputed(again, read, inner, source, module=self, state=prepared)
         x = self._joined(x, read.hidden, self.cross_norm)
         if self.mlp is not None:
             x = self._joined(x, self.mlp(self._entering(x, self.mlp_norm)), self.mlp_norm)
