@@ -154,7 +154,10 @@ def test_check_of_a_class_by_path_with_options(regard, monkeypatch):
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("local(window=4):1 + forgetting:1", "is a mix over heads, and one mechanism is wanted: give local(window=4) or"),
+        (
+            "local(window=4):1 + forgetting:1",
+            "is a mix over heads, and one mechanism is wanted: give local(window=4) or",
+        ),
         ("softmax:1 + forgetting:1", "is a mix over heads, and one mechanism is wanted: give softmax or forgetting"),
         ("softmax + forgetting:1", "'softmax' in 'softmax + forgetting:1' must name its heads"),
         ("linear / softmax", "alternates by layer, and one mechanism is wanted: give linear or softmax"),

@@ -138,7 +138,8 @@ def load(run: Path | str, *, best: bool = False, device: str = "auto", trust: bo
             modules then run. What this process was itself given by that path needs no more trust.
 
     Raises:
-        ConfigError: there is no run, or it names import paths and is not trusted. CheckpointError: it has no checkpoint yet, or none that verifies.
+        ConfigError: there is no run, or it names import paths and is not trusted.
+        CheckpointError: it has no checkpoint yet, or none that verifies.
 
     Example:
         >>> load("runs/first").generate("The state of")  # doctest: +SKIP
