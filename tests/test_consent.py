@@ -1,5 +1,6 @@
 """What a file names is imported only where somebody says so; what is typed is."""
 
+import ast
 import os
 import sys
 from pathlib import Path
@@ -184,3 +185,29 @@ def test_a_module_that_fails_is_a_mistake_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     with pytest.raises(ConfigError, match="cannot import 'failing_module:Thing': ZeroDivisionError: division by zero"):
         regard.build("failing_module:Thing", regard.Heads(count=1, key_dim=4))
+
+
+def test_every_import_by_a_name_that_is_no_constant_is_known():
+    """Another one must ask for consent, or say here what decides its name."""
+    library = Path(regard.__file__).parent
+    found = set()
+    for path in library.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            called = ast.unparse(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
+            if called not in ("import_module", "__import__", "resolve_name", "exec_module", "exec", "run_module"):
+                continue
+            first = node.args[0]
+            ours = isinstance(first, ast.JoinedStr) and ast.unparse(first).startswith("f'regard.")
+            if not ours and not isinstance(first, ast.Constant):
+                found.add(path.relative_to(library).as_posix())
+    assert found == {
+        "consent.py",  # paths that were agreed to
+        "specs.py",  # files of the library
+        "__init__.py",  # from here on: constants of the library
+        "models/__init__.py",
+        "models/presets/__init__.py",
+        "integrations/architectures/__init__.py",
+        "claims/convolution_equality.py",
+        "tasks/functions.py",
+        "tasks/scoring.py",
+    }
