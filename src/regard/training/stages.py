@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 
 from regard import catalog
 from regard.errors import ConfigError
-from regard.specs import Spec, is_path, parse
+from regard.specs import Spec, parse
 from regard.tasks import build_task
 from regard.tasks.base import Task
 from regard.tasks.config import TaskConfig
@@ -69,7 +69,7 @@ def _has_window(spec: str) -> bool:
     mixed = catalog.parts(spec)
     if mixed:
         return any(_has_window(inner) for inner, _ in mixed)
-    return "window" in catalog.resolve(spec)[0].defaults and not is_path(spec)
+    return "window" in catalog.resolve(spec)[0].defaults
 
 
 def _with_window(spec: str, window: int) -> str:
