@@ -122,8 +122,8 @@ def test_a_run_with_a_memory_goes_on_bit_for_bit(remembering: RunConfig, tmp_pat
 def test_windows_of_one_segment_are_refused(remembering: RunConfig, tmp_path: Path, longest: int) -> None:
     """512 is the default: who asks for a memory alone is told what else it takes."""
     message = (
-        f"model.memory='recent(length={KEPT})' would remember nothing: a segment has model.max_length={longest} tokens, "
-        f"and no example to train on has more than {WINDOW}; set model.max_length below that (16 makes two"
+        f"model.memory='recent(length={KEPT})' would remember nothing: a segment has model.max_length={longest} "
+        f"tokens, and no example to train on has more than {WINDOW}; set model.max_length below that (16 makes two"
     )
     with pytest.raises(ConfigError, match=re.escape(message)):
         train(changed(remembering, max_length=longest), tmp_path / "run")
@@ -138,7 +138,7 @@ def test_other_tasks_and_their_segments(remembering: RunConfig, tmp_path: Path) 
     """Copying across segments; and pixels, row by row."""
     copying = replace(remembering, task=CopyConfig(vocab_size=16, length=WINDOW, num_held_out=4, num_examples=20))
     assert train(copying, tmp_path / "copy").config.model.max_length == SEGMENT
-    with pytest.raises(ConfigError, match="would remember nothing: .* more than 8; .*4 makes two segments"):
+    with pytest.raises(ConfigError, match=r"would remember nothing: .* more than 8; .*4 makes two segments"):
         train(replace(copying, task=replace(copying.task, length=SEGMENT)), tmp_path / "short")
     images = np.random.default_rng(0).integers(0, 256, (40, 4, 8), np.uint8)
     np.savez(tmp_path / "images.npz", images=images)
@@ -160,6 +160,6 @@ def test_a_stage_may_have_windows_of_one_segment_where_another_has_more(
 
 
 def test_stages_that_never_use_the_memory_are_refused(remembering: RunConfig, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="would remember nothing: .* no example to train on has more than 8;"):
+    with pytest.raises(ConfigError, match=r"would remember nothing: .* no example to train on has more than 8;"):
         train(staged(remembering, SEGMENT - 2, SEGMENT), tmp_path / "run")
     assert not (tmp_path / "run").exists()

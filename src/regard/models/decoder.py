@@ -154,8 +154,8 @@ class LanguageModel(nn.Module):
         self.loss_names, self.loss_weights = loss_names(self.layers), loss_weights(self.layers)
         if config.memory != "none" and self._sized is not None:
             raise ConfigError(
-                f"memory={config.memory!r} puts earlier segments before the max_length={config.max_length} positions of "
-                f"one segment, and {self._sized} is built for that many and no more; leave the memory out, or use one "
+                f"memory={config.memory!r} puts earlier segments before one of max_length={config.max_length} "
+                f"positions, and {self._sized} is built for that many and no more; leave the memory out, or use one "
                 "for any length (positions: rotary, alibi, transformer_xl; attention: softmax, local, linear)"
             )
         follow(self)
