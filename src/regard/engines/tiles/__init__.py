@@ -8,5 +8,14 @@ from regard.engines.tiles.attention import (
     tiled_attention,
 )
 from regard.engines.tiles.decay import pair_sums
+from regard.engines.tiles.dropout import Dropout
 
-__all__ = ["ONE_TILE_POSITIONS", "explicit", "gathered_attention", "masked_attention", "pair_sums", "tiled_attention"]
+__all__ = [
+    "ONE_TILE_POSITIONS",
+    "Dropout",
+    "explicit",
+    "gathered_attention",
+    "masked_attention",
+    "pair_sums",
+    "tiled_attention",
+]
