@@ -3,6 +3,7 @@
 # Mechanisms are final; only a mutant may break that.
 # pyright: reportGeneralTypeIssues=false
 
+import torch
 from torch import Tensor
 
 from regard import masks
@@ -11,6 +12,7 @@ from regard.attention.sparse.local import Local
 from regard.attention.sparse.local_atrous import LocalAtrous
 from regard.attention.sparse.pattern import Pattern
 from regard.core import Attended, Call
+from regard.engines.tiles import Dropout
 from regard.state import Slots
 from tests.mutants import mutant
 
@@ -86,3 +88,31 @@ class ForgetsOneQueryEarly(Pattern):
     def setup(self) -> None:
         super().setup()
         self.pattern = _Hasty(self.pattern.rule, self.pattern.text, distances=self.pattern.distances)
+
+
+@mutant("dropout")
+class DropsOtherWeightsBackwards(Local):
+    """Draws again for the backward pass."""
+
+    def _tiles(
+        self, q: Tensor, k: Tensor, v: Tensor, call: Call, key_positions: Tensor | int, dropout: Dropout | None
+    ) -> tuple[Tensor, Tensor]:
+        values, lse = super()._tiles(q, k, v, call, key_positions, dropout)
+        if dropout is None:
+            return values, lse
+        again = super()._tiles(q, k, v, call, key_positions, dropout._replace(seed=dropout.seed + 1))[0]
+        return again + (values - again).detach(), lse
+
+
+@mutant("dropout")
+class DropsTheSameInEveryHead(Local):
+    """Takes every head for the first one."""
+
+    def _tiles(
+        self, q: Tensor, k: Tensor, v: Tensor, call: Call, key_positions: Tensor | int, dropout: Dropout | None
+    ) -> tuple[Tensor, Tensor]:
+        heads = [x.repeat_interleave(self.heads.count // x.shape[1], 1).split(1, 1) for x in (q, k, v)]
+        one = super()._tiles
+        parts = [one(*each, call, key_positions, dropout) for each in zip(*heads, strict=True)]
+        values, lse = zip(*parts, strict=True)
+        return torch.cat(values, 1), torch.cat(lse, 1)

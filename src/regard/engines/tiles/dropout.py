@@ -54,9 +54,7 @@ class Dropout(NamedTuple):
 
 
 @torch.library.custom_op("regard::dropout_factors", mutates_args=())
-def factors_of_pairs(
-    seed: Tensor, i: Tensor, j: Tensor, heads: int, probability: float, dtype: torch.dtype
-) -> Tensor:
+def factors_of_pairs(seed: Tensor, i: Tensor, j: Tensor, heads: int, probability: float, dtype: torch.dtype) -> Tensor:
     """As `Dropout.factors`; an operator, since a compiler that traced it might reason that products never wrap."""
     made = labels(int(seed), i, j, heads, probability)
     x = made.queries[..., :1] ^ made.keys.mT
