@@ -111,8 +111,9 @@ class DropsTheSameInEveryHead(Local):
     def _tiles(
         self, q: Tensor, k: Tensor, v: Tensor, call: Call, key_positions: Tensor | int, dropout: Dropout | None
     ) -> tuple[Tensor, Tensor]:
-        heads = [x.repeat_interleave(self.heads.count // x.shape[1], 1).split(1, 1) for x in (q, k, v)]
-        one = super()._tiles
-        parts = [one(*each, call, key_positions, dropout) for each in zip(*heads, strict=True)]
-        values, lse = zip(*parts, strict=True)
-        return torch.cat(values, 1), torch.cat(lse, 1)
+        group = self.heads.count // k.shape[1]
+        parts = []
+        for head in range(self.heads.count):
+            one, kv = slice(head, head + 1), slice(head // group, head // group + 1)
+            parts.append(super()._tiles(q[:, one], k[:, kv], v[:, kv], call, key_positions, dropout))
+        return torch.cat([values for values, _ in parts], 1), torch.cat([lse for _, lse in parts], 1)
