@@ -9,7 +9,7 @@ import pytest
 from regard import catalog
 
 ROWS = {row["name"]: row for row in csv.DictReader(Path(__file__).with_name("capabilities.csv").open())}
-CAPABILITIES = ("bidirectional", "causal", "cross", "key_mask", "bias", "marks")
+CAPABILITIES = ("bidirectional", "causal", "cross", "key_mask", "bias", "marks", "prefix", "dropout")
 GROWTH = ("none", "length", "window", "constant")
 """of the state, from worst to best"""
 
@@ -28,6 +28,17 @@ def test_floor(name):
     assert name in ROWS, f"{name} has no row in capabilities.csv"
     assert shortfalls(catalog.describe(name), ROWS[name]) == []
     assert catalog.family(name) == ROWS[name]["family"]
+
+
+@pytest.mark.parametrize("name", catalog.names())
+def test_no_option_set_sheds_leading_keys_or_dropout(name):
+    """Whatever the options, except an engine asked for by name, and forms that are not causal or leak: no past."""
+    cls, _ = catalog.resolve(name)
+    for options in cls.samples:
+        info = cls.describe({key: value for key, value in options.items() if key != "impl"})
+        has_past = info.supports.causal and not info.leaks
+        assert info.supports.prefix or not has_past or ROWS[name]["prefix"] == "0", f"{options} shed leading keys"
+        assert info.supports.dropout or ROWS[name]["dropout"] == "0", f"{options} shed dropout"
 
 
 @pytest.mark.parametrize("name", catalog.names())

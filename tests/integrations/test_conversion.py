@@ -187,7 +187,8 @@ def test_dropped_weights_stay_where_the_mechanism_drops() -> None:
     dense = encoder()
     assert dense.config.attention_dropout == 0.1
     assert pretrained.convert(dense, None).config.attention_dropout == 0.1
-    assert pretrained.convert(dense, "longformer").config.attention_dropout == 0
+    assert pretrained.convert(dense, "longformer").config.attention_dropout == 0.1
+    assert pretrained.convert(dense, "linear").config.attention_dropout == 0
 
 
 @pytest.mark.parametrize(

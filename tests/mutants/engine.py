@@ -3,6 +3,7 @@
 # Mechanisms are final; only a mutant may break that.
 # pyright: reportGeneralTypeIssues=false
 
+import torch
 from torch import Tensor
 
 from regard import masks
@@ -11,6 +12,7 @@ from regard.attention.sparse.local import Local
 from regard.attention.sparse.local_atrous import LocalAtrous
 from regard.attention.sparse.pattern import Pattern
 from regard.core import Attended, Call
+from regard.engines.tiles import Dropout
 from regard.state import Slots
 from tests.mutants import mutant
 
@@ -86,3 +88,32 @@ class ForgetsOneQueryEarly(Pattern):
     def setup(self) -> None:
         super().setup()
         self.pattern = _Hasty(self.pattern.rule, self.pattern.text, distances=self.pattern.distances)
+
+
+@mutant("dropout")
+class DropsOtherWeightsBackwards(Local):
+    """Draws again for the backward pass."""
+
+    def _tiles(
+        self, q: Tensor, k: Tensor, v: Tensor, call: Call, key_positions: Tensor | int, dropout: Dropout | None
+    ) -> tuple[Tensor, Tensor]:
+        values, lse = super()._tiles(q, k, v, call, key_positions, dropout)
+        if dropout is None:
+            return values, lse
+        again = super()._tiles(q, k, v, call, key_positions, dropout._replace(seed=dropout.seed + 1))[0]
+        return again + (values - again).detach(), lse
+
+
+@mutant("dropout")
+class DropsTheSameInEveryHead(Local):
+    """Takes every head for the first one."""
+
+    def _tiles(
+        self, q: Tensor, k: Tensor, v: Tensor, call: Call, key_positions: Tensor | int, dropout: Dropout | None
+    ) -> tuple[Tensor, Tensor]:
+        group = self.heads.count // k.shape[1]
+        parts = []
+        for head in range(self.heads.count):
+            one, kv = slice(head, head + 1), slice(head // group, head // group + 1)
+            parts.append(super()._tiles(q[:, one], k[:, kv], v[:, kv], call, key_positions, dropout))
+        return torch.cat([values for values, _ in parts], 1), torch.cat([lse for _, lse in parts], 1)

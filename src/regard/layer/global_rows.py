@@ -23,6 +23,7 @@ class GlobalRows(nn.Module):
     ones. No x_j is projected for few global tokens: q . (W^k x_j) = (W^kT q) . x_j, and sum_j p_j W^v x_j =
     W^v sum_j p_j x_j, which is O(length dim) for each global token and head. Many of them (as many as a head is wide),
     and position schemes that transform keys, project every x_j.
+    In training weights are dropped where the mechanism drops them, by a draw of these rows' own.
 
     Args:
         attention: a mechanism with global tokens, not causal.
@@ -98,10 +99,12 @@ class GlobalRows(nn.Module):
         tokens = attention.tokens(view)
         if not tokens.at.shape[1]:
             return values
+        dropout = attention.draw_dropout()
         if view.key_mask is not None:
             x = x.masked_fill(~view.key_mask[..., None], 0)  # NaN under the mask must not survive a product
         asking = gather_tokens(x[:, None], tokens.at)[:, 0]
         q, bias = _split(self.query(asking), self.heads.count), None
+        factors = None if dropout is None else dropout.factors(tokens.at, view.keys[None], like=q)
         if position is not None and position.biased:
             bias = position.bias(q, *Attention.bias_distances(attention, x.shape[1], x.shape[1]))
         transforms = position is not None and position.transforms
@@ -121,10 +124,10 @@ class GlobalRows(nn.Module):
                 )
                 q, k = position.transform(q, k, rows, key_positions)
             allowed, logits = attention.row_terms(q, tokens, view, bias)
-            new = masked_attention(q, k, v, allowed, scale=attention.factor, bias=logits)[0]
+            new = masked_attention(q, k, v, allowed, scale=attention.factor, bias=logits, factors=factors)[0]
         else:
             allowed, logits = attention.row_terms(q, tokens, view, bias)
-            new = self._absorbed(q, x, asking, tokens, attention.factor, allowed, logits)
+            new = self._absorbed(q, x, asking, tokens, attention.factor, allowed, logits, factors)
         return replace_tokens(values, tokens.at, tokens.real, new.to(values.dtype))
 
     def _absorbed(
@@ -136,6 +139,7 @@ class GlobalRows(nn.Module):
         scale: float,
         allowed: Bool[Tensor, "batch 1 globals length"],
         bias: Tensor | None,
+        factors: Float[Tensor, "batch heads globals length"] | None,
     ) -> Float[Tensor, "batch heads globals value"]:
         """Without keys and values of every x: their weights move to the few queries and to the few averages."""
         shape, wide = (*q.shape[:3], x.shape[1]), accumulation_dtype(q.dtype)
@@ -151,6 +155,7 @@ class GlobalRows(nn.Module):
         logits = logits.masked_fill(~allowed, float("-inf"))
         none = ~allowed.any(-1, keepdim=True)
         p = logits.masked_fill(none, 0).softmax(-1).masked_fill(none, 0)
+        p = p if factors is None else p * factors
         part: Tensor | float = 0.0
         if self.value_g2g is not None:
             among = p.gather(3, columns).masked_fill(~real, 0)

@@ -8,7 +8,7 @@ from regard import ConfigError, Heads, UnsupportedError, build
 from regard.attention.sparse.longformer import Longformer
 from regard.bias import ScoreBias
 from regard.engines.gpu.flex import block_mask, flexed
-from regard.engines.tiles import tiled_attention
+from regard.engines.tiles import Dropout, tiled_attention
 from regard.patterns import Pattern, block, causal, everything, first, per_head, random_blocks, strided, window
 from regard.testing.counting import count
 
@@ -123,3 +123,8 @@ def test_refusals() -> None:
     with pytest.raises(UnsupportedError, match="longformer has no impl='flex'"):
         Longformer(Heads(count=4, key_dim=16), impl="flex")  # type: ignore[arg-type]
     assert flexed(q[:, :, :0], k, v, causal, **given)[0].shape == (2, 4, 0, 16)
+
+
+def test_dropout_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match='impl="flex" drops no weights'):
+        flexed(*draw(9, 9), causal, scale=1.0, query_positions=0, dropout=Dropout.drawn(0.1))

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.bias import ScoreBias
+from regard.engines.tiles import Dropout, masked_attention, tiled_attention
 from regard.engines.tiles import layout as layouts
-from regard.engines.tiles import masked_attention, tiled_attention
 from regard.engines.tiles import plan as plans
 from regard.errors import ConfigError
 from regard.patterns import (
@@ -71,7 +71,9 @@ SETTINGS: dict[str, dict] = {
 }
 
 
-def formula(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+def formula(
+    q: Tensor, k: Tensor, v: Tensor, seen: Tensor, bias: Tensor | None, factors: Tensor | float = 1.0
+) -> tuple[Tensor, Tensor]:
     """Softmax over the seen keys, written out."""
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
@@ -80,7 +82,7 @@ def formula(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, bias: Tensor | None) 
     odds = torch.where(seen, logits, -torch.inf).exp()
     total = odds.sum(-1)
     lse = torch.where(total > 0, total.where(total > 0, 1).log(), -torch.inf)
-    return torch.einsum("bhij,bhjd->bhid", odds / total.where(total > 0, 1)[..., None], v), lse
+    return torch.einsum("bhij,bhjd->bhid", factors * odds / total.where(total > 0, 1)[..., None], v), lse
 
 
 def by_pair(bias: ScoreBias, i: Tensor, j: Tensor) -> Tensor:
@@ -114,6 +116,7 @@ def compare(
     curve: bool = False,
     relative: bool = False,
     gated: bool = False,
+    dropout: float = 0.0,
     **options: int,
 ) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -150,13 +153,14 @@ def compare(
     seen = pattern.mask(i, j)[None] if pattern.heads else pattern.mask(i, j)[None, None]
     seen = seen if mask is None else seen & mask[:, None, None]
     core = leaves["q"], leaves["k"], leaves["v"]
-    values, lse = tiled_attention(
-        *core, pattern, key_positions=start, key_mask=mask, bias=bias, log_gates=gates, **options
-    )
+    draw = Dropout(torch.tensor(2**61 + 7), dropout) if dropout else None
+    given = {"key_positions": start, "key_mask": mask, "bias": bias, "log_gates": gates, "dropout": draw}
+    values, lse = tiled_attention(*core, pattern, **given, **options)
     logits = None if bias is None else by_pair(bias, i, j)
     if gates is not None:
         logits = gate_sums(gates, i - j[0]) + (0 if logits is None else logits)
-    expected, expected_lse = formula(*core, seen, logits)
+    factors = 1.0 if draw is None else draw.factors(i[None], j[None], like=leaves["q"])
+    expected, expected_lse = formula(*core, seen, logits, factors)
     some = expected_lse.isfinite()
     assert torch.equal(lse.isfinite(), some)
     assert (values[~some] == 0).all()
@@ -179,6 +183,13 @@ def test_values_and_gradients(pattern: Pattern, setting: str) -> None:
     compare(pattern, **SETTINGS[setting])
 
 
+@pytest.mark.parametrize("setting", ["tiles", "one tile, everything", "masked, biased", "later start", "holes"])
+@pytest.mark.parametrize("pattern", PATTERNS, ids=lambda p: p.text if "rule" not in p.text else "function")
+def test_dropped_weights_are_those_of_the_explicit_path(pattern: Pattern, setting: str) -> None:
+    """In every part of a pattern, in one tile or many: values, and all gradients, so the backward has the same mask."""
+    compare(pattern, **SETTINGS[setting], dropout=0.4)
+
+
 @pytest.mark.parametrize("pattern", PATTERNS[:9:2], ids=lambda p: p.text)
 def test_rows_in_pieces_and_small_buffers(pattern: Pattern, monkeypatch: pytest.MonkeyPatch) -> None:
     """Long rows are cut and merged, and masks beyond a few are booleans; nothing changes."""
@@ -188,6 +199,7 @@ def test_rows_in_pieces_and_small_buffers(pattern: Pattern, monkeypatch: pytest.
     monkeypatch.setattr(plans, "_cache", plans.OrderedDict())
     for setting in ("tiles", "one tile, everything", "masked, biased", "holes"):
         compare(pattern, **SETTINGS[setting])
+        compare(pattern, **SETTINGS[setting], dropout=0.4)
     compare(pattern, queries=330, keys=330, batch=1, whole=0, curve=True)
 
 

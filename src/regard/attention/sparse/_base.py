@@ -5,7 +5,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -13,8 +13,9 @@ from torch import Tensor
 
 from regard.bias import ScoreBias
 from regard.core import Attended, Attention, Call
-from regard.engines.tiles import ONE_TILE_POSITIONS, explicit, gathered_attention, tiled_attention
+from regard.engines.tiles import ONE_TILE_POSITIONS, Dropout, explicit, gathered_attention, tiled_attention
 from regard.errors import UnsupportedError
+from regard.info import Info
 from regard.options import Options, weight
 from regard.patterns import FAR, Pattern, causal
 from regard.state import Entry, Slots, State, slot_positions
@@ -69,6 +70,10 @@ class PatternSoftmax(Attention):
     def make_pattern(self) -> None:
         """Set the pattern from `pairs`, again where what these are made of has changed."""
         self.pattern = causal & self.pairs() if self.heads.causal else self.pairs()
+
+    def draw_dropout(self) -> Dropout | None:
+        """The weights that a call drops, drawn once for all of its parts; None: it drops none."""
+        return Dropout.drawn(self.heads.dropout) if self.training and self.heads.dropout else None
 
     @abstractmethod
     def pairs(self) -> Pattern:
@@ -128,13 +133,26 @@ class Sparse(PatternSoftmax):
 
     impl: Literal["auto", "reference", "torch", "flex"] = "auto"
     """`torch` always walks 64 x 64 tiles; `auto` takes one tile up to 256 positions; `reference` is the definition;
-    `flex` is FlexAttention, which has no backward on a CPU"""
+    `flex` is FlexAttention, which has no backward on a CPU, and no dropout"""
+
+    @classmethod
+    def facts(cls, options: Mapping[str, Any]) -> Info:
+        """FlexAttention drops no weights."""
+        info = cls.default_info
+        return replace(info, supports=replace(info.supports, dropout=False)) if options["impl"] == "flex" else info
+
+    def refuse(self, what: str, capability: str) -> NoReturn:
+        """As `Mechanism.refuse`; dropout is refused by the engine."""
+        if capability == "dropout" and self.impl == "flex":
+            raise UnsupportedError(f'{self._name} does not support {what} with impl="flex"; impl="torch" drops weights')
+        super().refuse(what, capability)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         """Over the tiles of the pattern; a few queries on a state over what it keeps."""
         k, v, call, key_positions = self._remember(k, v, call)
+        dropout = self.draw_dropout()
         if call.state is None or q.shape[2] > EXPLICIT_QUERIES:
-            values, lse = self._tiles(q, k, v, call, key_positions)
+            values, lse = self._tiles(q, k, v, call, key_positions, dropout)
         else:
             i = torch.arange(call.query_start, call.query_start + q.shape[2], device=q.device)
             j = explicit(key_positions, k.shape[2], k.device)
@@ -142,11 +160,12 @@ class Sparse(PatternSoftmax):
             if call.key_mask is not None:
                 seen = seen & call.key_mask[:, None, None, :]
             bias = None if call.bias is None else call.bias.logits(i, j)
-            values, lse = gathered_attention(q, k, v, seen, scale=self.factor, bias=bias)
+            factors = None if dropout is None else dropout.factors(i[None], j[None], like=q)
+            values, lse = gathered_attention(q, k, v, seen, scale=self.factor, bias=bias, factors=factors)
         return Attended(values, call.state, lse=lse if call.lse else None)
 
     def _tiles(
-        self, q: Tensor, k: Tensor, v: Tensor, call: Call, key_positions: Tensor | int
+        self, q: Tensor, k: Tensor, v: Tensor, call: Call, key_positions: Tensor | int, dropout: Dropout | None
     ) -> tuple[Float[Tensor, "batch heads queries value"], Float[Tensor, "batch heads queries"]]:
         """(values, lse) by the tiles of the pattern: ours on every device, unless `flex` is asked for."""
         if self.impl == "flex":
@@ -163,6 +182,7 @@ class Sparse(PatternSoftmax):
             key_positions=key_positions,
             key_mask=call.key_mask,
             bias=call.bias,
+            dropout=dropout,
         )
 
     def _remember(self, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor, Call, Tensor | int]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from regard.attention.sparse._base import EXPLICIT_QUERIES, PatternSoftmax, append_slots, at_keys, drop_slots
 from regard.bias import ScoreBias
 from regard.core import Attended, Call, registered_name
-from regard.engines.tiles import gathered_attention, masked_attention, tiled_attention
+from regard.engines.tiles import Dropout, gathered_attention, masked_attention, tiled_attention
 from regard.engines.tiles.gathered import columns, gather_tokens, merged, pair_logits, replace_tokens, within
 from regard.errors import ShapeError
 from regard.state import Entry, State, accumulation_dtype, per_slot, slot_positions
@@ -28,7 +28,7 @@ class Tokens(NamedTuple):
 
 @dataclass(frozen=True)
 class View:
-    """The slots of a call's queries and keys, the hidden keys and the marked ones."""
+    """The slots of a call's queries and keys, the hidden keys, the marked ones, and the weights that it drops."""
 
     batch: int
     queries: Int[Tensor, " queries"]
@@ -36,6 +36,13 @@ class View:
     key_mask: Bool[Tensor, "batch keys"] | None = None
     marks: Int[Tensor, "batch keys"] | Bool[Tensor, "batch keys"] | None = None
     """None: no token is marked, and the keys are the slots 0, 1, ..."""
+    dropout: Dropout | None = None
+
+    def factors(
+        self, i: Int[Tensor, "#batch queries"], j: Int[Tensor, "#batch keys"], *, like: Tensor
+    ) -> Float[Tensor, "batch heads queries keys"] | None:
+        """As `Dropout.factors`; None: no weight is dropped."""
+        return None if self.dropout is None else self.dropout.factors(i, j, like=like)
 
 
 class Globals(PatternSoftmax):
@@ -71,7 +78,7 @@ class Globals(PatternSoftmax):
             self._require_columns(call.bias, q.shape[2], k.shape[2], call.state)
         k, v, call, keys = self._remember(k, v, call)
         queries = torch.arange(call.query_start, call.query_start + q.shape[2], device=q.device)
-        view = View(q.shape[0], queries, keys, call.key_mask, call.marks)
+        view = View(q.shape[0], queries, keys, call.key_mask, call.marks, self.draw_dropout())
         by_mask = call.state is not None and q.shape[2] <= EXPLICIT_QUERIES
         values = (self._by_mask if by_mask else self._in_parts)(q, k, v, view, call.bias)
         return Attended(values, call.state)
@@ -86,7 +93,9 @@ class Globals(PatternSoftmax):
         of_columns = bias if bias is None or bias.table is None else replace(bias, table=columns(bias.table, seen.at))
         allowed, logits = self.column_terms(q, seen, view, of_columns)
         keys, content = gather_tokens(k, seen.at), gather_tokens(v, seen.at)
-        values = merged(local, masked_attention(q, keys, content, allowed, scale=self.factor, bias=logits))
+        factors = view.factors(view.queries[None], view.keys[seen.at], like=q)
+        part = masked_attention(q, keys, content, allowed, scale=self.factor, bias=logits, factors=factors)
+        values = merged(local, part)
         return self._with_rows(values, q, k, v, view, bias) if self.symmetric else values
 
     def _with_rows(
@@ -103,7 +112,8 @@ class Globals(PatternSoftmax):
             bias = replace(bias, **{name: gather_tokens(x, rows) for name, x in parts.items()})
         q = gather_tokens(q, rows)
         allowed, logits = self.row_terms(q, asking, view, bias)
-        part, _ = masked_attention(q, k, v, allowed, scale=self.factor, bias=logits)
+        factors = view.factors(view.keys[asking.at], view.keys[None], like=q)
+        part, _ = masked_attention(q, k, v, allowed, scale=self.factor, bias=logits, factors=factors)
         return replace_tokens(values, rows, asking.real, part)
 
     def _local(
@@ -125,6 +135,7 @@ class Globals(PatternSoftmax):
             key_positions=0 if without_holes else view.keys,
             key_mask=keep,
             bias=self.near(q, bias),
+            dropout=view.dropout,
             whole=self.one_tile,
         )
 
@@ -202,7 +213,8 @@ class Globals(PatternSoftmax):
         if view.key_mask is not None:
             seen = seen & view.key_mask[:, None, None, :]
         logits = None if bias is None else bias.logits(i, j)
-        return gathered_attention(q, k, v, seen, scale=self.factor, bias=logits)[0]
+        factors = view.factors(i[None], j[None], like=q)
+        return gathered_attention(q, k, v, seen, scale=self.factor, bias=logits, factors=factors)[0]
 
     def _remember(self, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor, Call, Int[Tensor, " keys"]]:
         """Keys, values and their slots; the call with their mask and marks, and the state for later queries."""

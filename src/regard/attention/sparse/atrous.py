@@ -34,7 +34,7 @@ class Atrous(Sparse):
     default_info = Info(
         title="Atrous",
         source="Su 2019, From standard attention to sparse attention",
-        supports=Supports.all(but=("cross", "marks", "dropout")),
+        supports=Supports.all(but=("cross", "marks")),
         time=2,
         state="length",
         mergeable=True,

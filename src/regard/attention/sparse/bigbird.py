@@ -47,7 +47,7 @@ class Bigbird(Globals):
     default_info = Info(
         title="Neighbour, global and random blocks (BigBird)",
         source="Zaheer et al. 2020, sections 2 and 3.1, appendix D",
-        supports=Supports.all(but=("cross", "dropout")),
+        supports=Supports.all(but=("cross",)),
         time=1,
         state="length",
         anchored=True,

@@ -41,7 +41,7 @@ class Blockwise(Sparse):
     default_info = Info(
         title="Blockwise",
         source="Qiu et al. 2020, Blockwise self-attention for long document understanding, section 3.1",
-        supports=Supports(bidirectional=True, key_mask=True, bias=True),
+        supports=Supports(bidirectional=True, key_mask=True, bias=True, dropout=True),
         time=2,
         rows_sum_to_one=False,
         anchored=True,
@@ -74,7 +74,7 @@ class Blockwise(Sparse):
     @classmethod
     def facts(cls, options: Mapping[str, Any]) -> Info:
         """Where no block sees a later one it serves causal heads; where all see themselves every query has a key."""
-        info, blocks, maps = cls.default_info, options["blocks"], options["permutations"]
+        info, blocks, maps = super().facts(options), options["blocks"], options["permutations"]
         if maps is None:
             itself = back = (1 if options["shift"] is None else options["shift"]) % blocks == 0
         else:

@@ -48,7 +48,7 @@ class Etc(Globals):
     default_info = Info(
         title="Long and global streams (ETC)",
         source="Ainslie et al. 2020, section 3",
-        supports=Supports(bidirectional=True, key_mask=True, bias=True, marks=True),
+        supports=Supports(bidirectional=True, key_mask=True, bias=True, marks=True, dropout=True),
         time=1,
         anchored=True,
         segments=True,

@@ -43,7 +43,7 @@ class Fixed(Sparse):
     default_info = Info(
         title="Fixed",
         source="Child et al. 2019, sections 4.2 and 4.3",
-        supports=Supports.all(but=("bidirectional", "cross", "marks", "dropout")),
+        supports=Supports.all(but=("bidirectional", "cross", "marks")),
         time=2,
         state="length",
         rows_sum_to_one=False,
@@ -72,9 +72,10 @@ class Fixed(Sparse):
     @classmethod
     def facts(cls, options: Mapping[str, Any]) -> Info:
         """Blocks are linear in the length, and every query has a key."""
+        info = super().facts(options)
         if options["part"] != "block":
-            return cls.default_info
-        return replace(cls.default_info, rows_sum_to_one=True, time=1, state="window")
+            return info
+        return replace(info, rows_sum_to_one=True, time=1, state="window")
 
     def check_options(self) -> None:
         if self.columns > self.stride:

@@ -38,7 +38,7 @@ class FixedUnion(Sparse):
     default_info = Info(
         title="Fixed, in one head",
         source="Child et al. 2019, sections 4.2 and 4.3",
-        supports=Supports.all(but=("bidirectional", "cross", "marks", "dropout")),
+        supports=Supports.all(but=("bidirectional", "cross", "marks")),
         time=2,
         state="length",
         anchored=True,

@@ -36,7 +36,7 @@ class ImageLocal1d(Sparse):
     default_info = Info(
         title="Blocks of an image's raster",
         source="Parmar et al. 2018, section 3.3",
-        supports=Supports.all(but=("bidirectional", "cross", "marks", "dropout")),
+        supports=Supports.all(but=("bidirectional", "cross", "marks")),
         time=1,
         state="window",
         anchored=True,

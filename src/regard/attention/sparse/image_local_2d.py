@@ -41,7 +41,7 @@ class ImageLocal2d(Sparse):
     default_info = Info(
         title="2D blocks of an image",
         source="Parmar et al. 2018, section 3.3",
-        supports=Supports.all(but=("bidirectional", "cross", "marks", "dropout")),
+        supports=Supports.all(but=("bidirectional", "cross", "marks")),
         time=1,
         state="window",
         anchored=True,

@@ -36,7 +36,7 @@ class Local(Sparse):
     default_info = Info(
         title="Local window",
         source="Child et al. 2019, section 4; Beltagy et al. 2020, section 3.1 (dilation)",
-        supports=Supports.all(but=("cross", "marks", "dropout")),
+        supports=Supports.all(but=("cross", "marks")),
         time=1,
         state="window",
         mergeable=True,

@@ -36,7 +36,7 @@ class LocalAtrous(Sparse):
     default_info = Info(
         title="Local and atrous",
         source="Su 2019, From standard attention to sparse attention",
-        supports=Supports.all(but=("cross", "marks", "dropout")),
+        supports=Supports.all(but=("cross", "marks")),
         time=2,
         state="length",
         mergeable=True,

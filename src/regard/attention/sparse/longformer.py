@@ -41,7 +41,7 @@ class Longformer(Globals):
     default_info = Info(
         title="Window and global tokens (Longformer)",
         source="Beltagy et al. 2020, section 3.1",
-        supports=Supports.all(but=("cross", "dropout")),
+        supports=Supports.all(but=("cross",)),
         time=1,
         state="window",
         anchored=True,

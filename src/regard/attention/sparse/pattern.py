@@ -38,7 +38,7 @@ class Pattern(Sparse):
     default_info = Info(
         title="Any pattern",
         source="Child et al. 2019, section 5.5 (block-sparse attention)",
-        supports=Supports.all(but=("marks", "dropout")),
+        supports=Supports.all(but=("marks",)),
         time=2,
         state="length",
         mergeable=True,
@@ -57,7 +57,7 @@ class Pattern(Sparse):
     def facts(cls, options: Mapping[str, Any]) -> Info:
         """A rule of bounded distance is linear in the length; one that names positions is anchored to them."""
         pattern = _read(options["rule"])
-        info = replace(cls.default_info, anchored=pattern.anchored, mergeable=not pattern.anchored)
+        info = replace(super().facts(options), anchored=pattern.anchored, mergeable=not pattern.anchored)
         low, high = pattern.distances
         return replace(info, time=1, state="window") if max(-low, high) < patterns.FAR else info
 

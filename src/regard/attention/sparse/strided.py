@@ -39,7 +39,7 @@ class Strided(Sparse):
     default_info = Info(
         title="Strided",
         source="Child et al. 2019, sections 4.2 and 4.3",
-        supports=Supports.all(but=("bidirectional", "cross", "marks", "dropout")),
+        supports=Supports.all(but=("bidirectional", "cross", "marks")),
         time=2,
         state="length",
         mergeable=True,
@@ -65,7 +65,8 @@ class Strided(Sparse):
     @classmethod
     def facts(cls, options: Mapping[str, Any]) -> Info:
         """A window is linear in the length."""
-        return replace(cls.default_info, time=1, state="window") if options["part"] == "window" else cls.default_info
+        info = super().facts(options)
+        return replace(info, time=1, state="window") if options["part"] == "window" else info
 
     def pairs(self) -> Pattern:
         """A1 for the even heads, A2 for the odd ones; or one of the two for all."""

@@ -36,7 +36,7 @@ class StridedUnion(Sparse):
     default_info = Info(
         title="Strided, in one head",
         source="Child et al. 2019, sections 4.2 and 4.3",
-        supports=Supports.all(but=("bidirectional", "cross", "marks", "dropout")),
+        supports=Supports.all(but=("bidirectional", "cross", "marks")),
         time=2,
         state="length",
         mergeable=True,

@@ -15,7 +15,7 @@ from torch.nn.attention import flex_attention as flex_module
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask, flex_attention
 
 from regard.bias import ScoreBias
-from regard.engines.tiles import explicit
+from regard.engines.tiles import Dropout, explicit
 from regard.engines.tiles.layout import touched
 from regard.engines.tiles.parts import natural
 from regard.errors import ConfigError, UnsupportedError
@@ -36,6 +36,7 @@ def flexed(
     key_positions: Int[Tensor, " keys"] | int = 0,
     key_mask: Bool[Tensor, "batch keys"] | None = None,
     bias: ScoreBias | None = None,
+    dropout: Dropout | None = None,
 ) -> tuple[Float[Tensor, "batch heads queries value"], Float[Tensor, "batch heads queries"]]:
     """Softmax attention over the pairs of a pattern, as `regard.engines.tiles.tiled_attention` computes it.
 
@@ -46,16 +47,19 @@ def flexed(
         query_positions, key_positions: one for each, or the first of consecutive ones.
         key_mask: True = keep.
         bias: its `curve` is added to the logits.
+        dropout: refused: FlexAttention modifies scores, of which the weights are made, and not the weights.
 
     Returns:
         (values, lse); a query without keys has value 0 and lse -inf.
 
     Raises:
-        UnsupportedError: other parts of a bias; on a CPU, inputs that need a gradient.
+        UnsupportedError: dropout; other parts of a bias; on a CPU, inputs that need a gradient.
         ConfigError: a pattern per head for another number of heads.
     """
     if pattern.heads not in (None, q.shape[1]):
         raise ConfigError(f"the pattern is one of {pattern.heads} heads, the queries have {q.shape[1]}")
+    if dropout is not None:
+        raise UnsupportedError('impl="flex" drops no weights; impl="torch" does')
     if bias is not None and (bias.table is not None or bias.relative is not None):
         raise UnsupportedError(
             'impl="flex" adds a bias that is a curve over distances; bias.table and bias.query with bias.relative need '

@@ -8,10 +8,12 @@ from regard.engines.tiles.attention import (
     tiled_attention,
 )
 from regard.engines.tiles.decay import CUT, pair_sums
+from regard.engines.tiles.dropout import Dropout
 
 __all__ = [
     "CUT",
     "ONE_TILE_POSITIONS",
+    "Dropout",
     "explicit",
     "gathered_attention",
     "masked_attention",

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from regard.bias import ScoreBias
 from regard.engines.tiles.decay import faded, gate_gradient, level_tiles, pair_sums
+from regard.engines.tiles.dropout import Dropout, labels
 from regard.engines.tiles.operands import LOWEST, Operands
 from regard.engines.tiles.passes import backward, forward
 from regard.engines.tiles.plan import Plan, Positions, find_plan
@@ -40,6 +41,7 @@ def tiled_attention(
     key_mask: Bool[Tensor, "batch keys"] | None = None,
     bias: ScoreBias | None = None,
     log_gates: Float[Tensor, "batch heads slots"] | None = None,
+    dropout: Dropout | None = None,
     whole: int = ONE_TILE_POSITIONS,
 ) -> tuple[Float[Tensor, "batch heads queries value"], Float[Tensor, "batch heads queries"]]:
     """Softmax attention over the pairs of a pattern.
@@ -56,6 +58,7 @@ def tiled_attention(
         log_gates: at most 0, one for every slot from the first key to the last key or query; the logit of a pair gets
             the sum of those behind its key up to its query. -inf: nothing before is seen. Positions are consecutive,
             and no query sees a later key.
+        dropout: which weights are dropped after the softmax, by the positions of queries and keys; the lse has all.
         whole: up to this many queries and keys, one tile holds everything.
 
     Returns:
@@ -86,9 +89,12 @@ def tiled_attention(
         if key_mask is not None:
             allowed = allowed & key_mask[:, None, None, :]
         sums = None if log_gates is None else pair_sums(log_gates, ahead, queries, keys)
-        return masked_attention(q, k, v, allowed, scale=scale, bias=bias.logits(i, j), sums=sums)
+        factors = None if dropout is None else dropout.factors(i[None], j[None], like=q)
+        return masked_attention(q, k, v, allowed, scale=scale, bias=bias.logits(i, j), sums=sums, factors=factors)
+    moved = 0
     if not pattern.anchored and isinstance(query_positions, int) and isinstance(key_positions, int):
-        query_positions, key_positions = query_positions - key_positions, 0  # distances alone: one layout at any offset
+        moved = key_positions  # distances alone: one layout at any offset
+        query_positions, key_positions = query_positions - moved, 0
     dtype = accumulation_dtype(q.dtype)
     curve = query = relative = None
     if bias is not None and bias.curve is not None:
@@ -107,11 +113,14 @@ def tiled_attention(
         relative,
         log_gates,
         *(x if isinstance(x, Tensor) else None for x in positions),
+        None if dropout is None else dropout.seed,
         *(0 if isinstance(x, Tensor) else x for x in positions),
         pattern.text,
         scale,
         0 if bias is None else bias.high,
         whole,
+        0.0 if dropout is None else dropout.probability,
+        moved,
     )
     return values.to(v.dtype), lse
 
@@ -129,12 +138,16 @@ class Arguments(NamedTuple):
     log_gates: Tensor | None
     query_positions: Tensor | None
     key_positions: Tensor | None
+    seed: Tensor | None
     query_start: int
     key_start: int
     rule: str
     scale: float
     high: int
     whole: int
+    dropout: float
+    moved: int
+    """slots by which all positions were moved to the front"""
 
     @property
     def ahead(self) -> int:
@@ -157,15 +170,26 @@ class Arguments(NamedTuple):
         levels = None
         if self.log_gates is not None:
             levels = level_tiles(self.log_gates, self.ahead, self.q.shape[2], self.k.shape[2])
-        return Operands(*self[:3], hidden, *self[4:7], levels, self.high, self.scale)
+        made = None
+        if self.seed is not None:
+            places = (
+                (self.query_positions, self.query_start, self.q),
+                (self.key_positions, self.key_start, self.k),
+            )
+            i, j = (
+                explicit(start if x is None else x, of.shape[2], of.device).expand(len(of), -1) + self.moved
+                for x, start, of in places
+            )
+            made = labels(int(self.seed), i, j, self.q.shape[1], self.dropout)
+        return Operands(*self[:3], hidden, *self[4:7], levels, made, self.high, self.scale)
 
 
-TENSORS = 10
+TENSORS = 11
 """how many of the arguments are tensors"""
 SCHEMA = (
     "Tensor q, Tensor k, Tensor v, Tensor? key_mask, Tensor? curve, Tensor? query, Tensor? relative, "
-    "Tensor? log_gates, Tensor? query_positions, Tensor? key_positions, SymInt query_start, SymInt key_start, "
-    "str rule, float scale, SymInt high, SymInt whole"
+    "Tensor? log_gates, Tensor? query_positions, Tensor? key_positions, Tensor? seed, SymInt query_start, "
+    "SymInt key_start, str rule, float scale, SymInt high, SymInt whole, float dropout, SymInt moved"
 )
 
 
@@ -222,7 +246,7 @@ def _backward(ctx, grad_values, grad_lse):
     grads = tiles_backward(grad_values, grad_lse, *ctx.saved_tensors, *ctx.rest, *learns)
     curve = grads[3] if learns[0] else None
     query, relative = grads[4:6] if learns[1] else (None, None)
-    return *grads[:3], None, curve, query, relative, grads[6] if learns[2] else None, *(None,) * 8
+    return *grads[:3], None, curve, query, relative, grads[6] if learns[2] else None, *(None,) * (len(need) - 8)
 
 
 tiles.register_autograd(_backward, setup_context=_setup_context)
@@ -237,6 +261,7 @@ def masked_attention(
     scale: float,
     bias: Float[Tensor, "*#pairs queries keys"] | None = None,
     sums: Float[Tensor, "batch heads queries keys"] | None = None,
+    factors: Float[Tensor, "batch heads queries keys"] | None = None,
 ) -> tuple[Float[Tensor, "batch heads queries value"], Float[Tensor, "batch heads queries"]]:
     """The same as `tiled_attention` from an explicit mask: for a few queries, or a bias that is a table already.
 
@@ -246,6 +271,7 @@ def masked_attention(
         scale: of the logits.
         bias: added to the logits, broadcast over (batch, heads).
         sums: of the log gates of each pair, added too (see `pair_sums`).
+        factors: what the weights are multiplied by after the softmax (see `Dropout.factors`); the lse has all weights.
     """
     dtype = accumulation_dtype(q.dtype)
     batch, heads, queries, dim = q.shape
@@ -261,7 +287,8 @@ def masked_attention(
     weights = torch.exp(scores - highest if sums is None else faded(scores - highest))
     total = weights.sum(-1, keepdim=True)
     safe = torch.where(total == 0, 1.0, total)
-    weights = (weights / safe).reshape(*shape, k.shape[2])
+    weights = weights / safe if factors is None else weights / safe * factors
+    weights = weights.reshape(*shape, k.shape[2])
     values = (weights @ v.to(dtype)).reshape(batch, heads, queries, v.shape[3])
     lse = torch.where(total == 0, float("-inf"), torch.log(safe) + highest)
     return values.to(v.dtype), lse.squeeze(-1)
@@ -275,13 +302,15 @@ def gathered_attention(
     *,
     scale: float,
     bias: Float[Tensor, "*#pairs queries keys"] | None = None,
+    factors: Float[Tensor, "batch heads queries keys"] | None = None,
 ) -> tuple[Float[Tensor, "batch heads queries value"], Float[Tensor, "batch heads queries"]]:
     """The same as `masked_attention`; a single query that sees few of many keys gathers these before."""
     if q.shape[2] == 1 and k.shape[2] > GATHERED_KEYS and bias is None and not torch.compiler.is_compiling():
         used = allowed.flatten(0, -2).any(0).nonzero().flatten()
         if len(used) <= k.shape[2] // 2:
             k, v, allowed = k.index_select(2, used), v.index_select(2, used), allowed[..., used]
-    return masked_attention(q, k, v, allowed, scale=scale, bias=bias)
+            factors = None if factors is None else factors[..., used]
+    return masked_attention(q, k, v, allowed, scale=scale, bias=bias, factors=factors)
 
 
 def explicit(positions: Int[Tensor, " length"] | int, length: int, device: torch.device) -> Int[Tensor, " length"]:

@@ -106,6 +106,16 @@ class Levels(NamedTuple):
     keys: Float[Tensor, "batch heads keys parts"]
 
 
+class Labels(NamedTuple):
+    """Numbers of queries and keys, from which `dropout` makes that of a pair."""
+
+    queries: Int[Tensor, "batch heads queries 2"]
+    """the second is odd"""
+    keys: Int[Tensor, "batch 1 keys 1"]
+    probability: float
+    """of dropping a weight"""
+
+
 class Operands(NamedTuple):
     """The operands that both passes read."""
 
@@ -118,18 +128,23 @@ class Operands(NamedTuple):
     query: Float[Tensor, "batch heads queries position_dim"] | None
     relative: Float[Tensor, "heads distances position_dim"] | None
     levels: Levels | None
+    labels: Labels | None
     high: int
     scale: float
 
     def in_tiles(self, sizes: tuple[int, int]) -> "Operands":
-        """The operands in whole tiles of these sizes and in base 2."""
+        """The operands in whole tiles of these sizes and in base 2; values make up for those that are dropped."""
         queries, keys = sizes
         hidden = None if self.hidden is None else whole_tiles(self.hidden, keys)
         curve = None if self.curve is None else self.curve * LOG2E
         query = None if self.query is None else whole_tiles(self.query * LOG2E, queries)
         levels = None if self.levels is None else _in_base_2(self.levels, queries, keys)
         q, k, v = whole_tiles(self.q, queries), whole_tiles(self.k, keys), whole_tiles(self.v, keys)
-        return Operands(q, k, v, hidden, curve, query, self.relative, levels, self.high, self.scale)
+        labels = self.labels
+        if labels is not None:
+            labels = Labels(whole_tiles(labels.queries, queries), whole_tiles(labels.keys, keys), labels.probability)
+            v = v / (1 - labels.probability)
+        return Operands(q, k, v, hidden, curve, query, self.relative, levels, labels, self.high, self.scale)
 
 
 def whole_tiles(x: Tensor, tile: int) -> Tensor:
@@ -282,11 +297,11 @@ class Scratch:
         self.buffers: dict[str, Tensor] = {}
         self.written: dict[str, tuple[int, ...]] = {}
 
-    def buffer(self, name: str, *shape: int) -> Tensor:
-        """A buffer with whatever it holds."""
+    def buffer(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """A buffer with whatever it holds; always asked for with the same dtype, None: that of the scores."""
         size = math.prod(shape)
         if name not in self.buffers or self.buffers[name].numel() < size:
-            self.buffers[name] = self.like.new_empty(size)
+            self.buffers[name] = self.like.new_empty(size, dtype=dtype)
         return self.buffers[name][:size].view(shape)
 
     def cleared(self, name: str, *shape: int, written: tuple[int, ...]) -> Tensor:

@@ -2,6 +2,11 @@
 
 Forward: scores of a step, their maximum m and sum l; values = 2^(s - m) V / l, lse = m + log2 l.
 Backward: p = 2^(s - lse) again, then dV = p^T dO, dS = p (dO V^T - delta), dQ = dS K, dK = dS^T Q.
+
+With dropout the weights of the sum are a_ij = p_ij f_ij, where f_ij = 0 with probability r and 1 / (1 - r) otherwise, a
+constant; l and lse are those of p. O = a V, so dV = a^T dO and dp_ij = f_ij (dO_i . v_j), and the softmax takes away
+sum_j p_ij dp_ij = dO_i . sum_j a_ij v_j = dO_i . O_i: delta is still that of the output, and dS = p (dp - delta).
+V / (1 - r) in place of V leaves f_ij as 0 or 1, and dV to be divided by 1 - r.
 """
 
 import math
@@ -12,6 +17,7 @@ from torch import Tensor
 
 from regard.engines.tiles.biases import Curve, Relative
 from regard.engines.tiles.decay import Decay, faded
+from regard.engines.tiles.dropout import Dropped
 from regard.engines.tiles.operands import (
     LOG2E,
     LOWEST,
@@ -87,6 +93,7 @@ def forward(plan: Plan, operands: Operands) -> tuple[Tensor, Tensor]:
     scratch = Scratch(x.q)
     for share in plan.shares(x.q.shape[0], x.q.shape[1], x.k.shape[1]):
         scores = Scores(x, share, scratch)
+        dropped = None if x.labels is None else Dropped(x.labels, share, scratch)
         v, out, level = share.keys(x.v), share.blank_queries(values), share.blank_queries(lse, -math.inf)
         for group in share.layout.groups:
             for step in share.steps(group):
@@ -94,6 +101,8 @@ def forward(plan: Plan, operands: Operands) -> tuple[Tensor, Tensor]:
                 highest = logits.amax(-1, keepdim=True).clamp_min_(LOWEST)
                 weights = scores.weights(logits, highest)
                 total = weights.sum(-1, keepdim=True)
+                if dropped is not None:
+                    weights.mul_(dropped.kept(group, step))
                 part = torch.bmm(weights, lanes(v, step, group.slots)).div_(total.clamp_min(1e-30))
                 top = total.log2_().add_(highest)
                 if share.again(group):
@@ -152,6 +161,7 @@ def backward(
     scratch = Scratch(x.q)
     for share in plan.shares(x.q.shape[0], x.q.shape[1], x.k.shape[1]):
         scores = Scores(x, share, scratch)
+        dropped = None if x.labels is None else Dropped(x.labels, share, scratch)
         tops, outs, slopes_lse, outers = (share.queries(y) for y in (level, values, of_lse, of_values))
         v, dq = share.keys(x.v), share.blank_queries(grads.q)
         dk, dv = (share.blank_keys(y) for y in (grads.k, grads.v))
@@ -162,9 +172,13 @@ def backward(
             for step in share.steps(group):
                 weights = scores.weights(scores.of(group, step), pick(tops, step))
                 outer = pick(outers, step)
-                collect(dv, step, group.slots, weights, outer)
                 slope = scratch.buffer("slope", *weights.shape)
+                kept = None if dropped is None else dropped.kept(group, step)
+                averaging = weights if kept is None else torch.mul(weights, kept, out=slope)
+                collect(dv, step, group.slots, averaging, outer)
                 torch.bmm(outer, lanes(v, step, group.slots).mT, out=slope)
+                if kept is not None:
+                    slope.mul_(kept)
                 # d loss / d logit = p (dO . v - delta): softmax takes away the average of dO . v; lse adds its own.
                 average = scratch.buffer("average", *outer.shape)
                 delta = torch.mul(outer, pick(outs, step), out=average).sum(-1, keepdim=True)
@@ -181,4 +195,6 @@ def backward(
             part.finish(grads)
     grads.q.mul_(operands.scale)
     grads.k.mul_(operands.scale)
+    if operands.labels is not None:
+        grads.v.div_(1 - operands.labels.probability)
     return grads

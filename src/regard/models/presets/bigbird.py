@@ -30,8 +30,8 @@ def bigbird(
     The large model is (dim, layers, heads) = (1024, 24, 16).
 
     Args:
-        vocab_size, dim, layers, heads, max_length, dropout, seed: as `EncoderConfig`. No attention weights are dropped,
-            which these patterns do not support.
+        vocab_size, dim, layers, heads, max_length, dropout, seed: as `EncoderConfig`. No attention weights are dropped
+            unless `attention_dropout` says so.
         form: `itc`: the first blocks and the last one are global. `etc`: the first tokens are, and the input begins
             with as many that summarise it, such as those of `--task.summaries`.
         block_size: positions in a block; None: 64 (itc), 84 (etc).

@@ -26,8 +26,8 @@ def blockbert(
     2 for three. Sequences of 1024 have three.
 
     Args:
-        vocab_size, dim, layers, heads, max_length, dropout, seed: as `EncoderConfig`. No attention weights are dropped,
-            which blockwise attention does not support.
+        vocab_size, dim, layers, heads, max_length, dropout, seed: as `EncoderConfig`. No attention weights are dropped
+            unless `attention_dropout` says so.
         blocks: n of the paper.
         shifted: heads for every permutation but the identity.
 

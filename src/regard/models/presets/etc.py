@@ -28,8 +28,8 @@ def etc(
     marks. The large model is (dim, layers, heads, window, max_distance) = (1024, 24, 16, 169, 24).
 
     Args:
-        vocab_size, dim, layers, heads, max_length, dropout, seed: as `EncoderConfig`. No attention weights are dropped,
-            which these patterns do not support.
+        vocab_size, dim, layers, heads, max_length, dropout, seed: as `EncoderConfig`. No attention weights are dropped
+            unless `attention_dropout` says so.
         window: the paper's local radius.
         max_distance: further distances share a label.
         num_global: the first tokens that are global without a mark.

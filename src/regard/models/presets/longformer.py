@@ -27,8 +27,8 @@ def longformer(
     the specifications as they are. The large model is (dim, layers, heads) = (1024, 24, 16).
 
     Args:
-        vocab_size, dim, layers, heads, max_length, dropout, seed: as `EncoderConfig`. No attention weights are dropped,
-            which these patterns do not support.
+        vocab_size, dim, layers, heads, max_length, dropout, seed: as `EncoderConfig`. No attention weights are dropped
+            unless `attention_dropout` says so.
         window: keys on either side, half of the published number; in a decoder that many past keys.
         last_window: of the last layer; None: all layers have `window`.
         num_global: the first tokens that are global without a mark. Published are marks alone, on the first token in

@@ -28,8 +28,10 @@ from regard.testing.registry import check, require
 GRADIENT_ERROR_FLOAT32 = 1e-5
 """of the largest gradient of a tensor; more only where the definition itself loses it, see `conditioning`"""
 
-DROPOUT_DRAWS = 2000
+DROPOUT_DRAWS = 500
 """calls of one input over which dropout is averaged"""
+DROPOUT_HEADS_ROWS = 20
+"""rows over which the drops of two heads are compared"""
 
 
 def _projected(x: Inputs) -> Inputs:
@@ -239,7 +241,7 @@ def recomputation(subject: Subject) -> None:
 
 @check(("not supports.dropout", "refusals"))
 def dropout(subject: Subject) -> None:
-    """Dropout acts in training only, differently per call, and leaves the expected value alone."""
+    """Dropout acts in training only, by call, row and head, one mask for both passes; the mean is that without."""
     for causal in subject.modes:
         mechanism = subject.build(causal, dtype=torch.float64, dropout=0.4)
         plain = subject.build(causal, dtype=torch.float64)
@@ -258,3 +260,32 @@ def dropout(subject: Subject) -> None:
             error = both.std(0) / (2 * DROPOUT_DRAWS) ** 0.5
             z = ((both.mean(0) - expected[0]).abs() / error.clamp_min(1e-12)).max().item()
             require(z < 5, f"the mean over {2 * DROPOUT_DRAWS} draws is {z:.1f} standard errors away")
+        alike = x.map(lambda y: y[:, :1].expand(DROPOUT_HEADS_ROWS, y.shape[1], -1, -1))
+        heads = run(plain, alike).values.unbind(1)
+        if len(heads) > 1 and torch.equal(heads[0], heads[1]):
+            dropped = run(mechanism, alike).values
+            require(not torch.equal(dropped[:, 0], dropped[:, 1]), "every head drops the same weights")
+        _slopes_of_one_mask(mechanism, x)
+
+
+def _slopes_of_one_mask(mechanism: Attention, x: Inputs) -> None:
+    """Gradients in training, all together, are the slope of what the same draw gives."""
+    info, step = mechanism.info, 1e-5
+    exact = set(info.reads) - set(info.straight_through + info.without_gradient)
+    if not exact:
+        return
+    leaves = {name: leaf.detach().requires_grad_() for name, leaf in x.named().items() if name in exact}
+    along = {name: randn(*leaf.shape, seed=f"along {name}", dtype=leaf.dtype) for name, leaf in leaves.items()}
+
+    def total(distance: float) -> Tensor:
+        moved = {name: leaf + distance * along[name] for name, leaf in leaves.items()}
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            values = call(mechanism, x.replaced(**moved)).values
+        return (values * randn(*values.shape, seed="way", dtype=values.dtype)).sum()
+
+    grads = _gradients(total(0.0), leaves)
+    with torch.no_grad():
+        slope = (total(step) - total(-step)) / (2 * step)
+    got = torch.stack([(grads[name] * along[name]).sum() for name in leaves]).sum()
+    assert_close(got, slope, tolerance=1e-6, what="the slope along all gradients with dropout")

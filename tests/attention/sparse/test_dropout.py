@@ -1,0 +1,149 @@
+"""Dropout of every sparse mechanism: the weights without it, times the factors that seed, row, head and slots give."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+import regard
+from regard import AttentionLayer, Heads, UnsupportedError, build
+from regard.attention.sparse import Sparse
+from regard.bias import ScoreBias
+from regard.catalog import names, resolve
+from regard.engines.tiles import Dropout
+
+N, P = 90, 0.4
+SPARSE = ["local(window=9)", "local(window=3, dilation=4, impl=torch)", "atrous(dilation=3)"]
+SPARSE += ["local_atrous(window=2, dilation=5, impl=torch)", "strided(stride=6)", "strided_union(stride=7, impl=torch)"]
+SPARSE += ["fixed(stride=6, columns=2, impl=torch)", "fixed_union(stride=24, columns=3, impl=torch)"]
+SPARSE += ["image_local_1d(block_size=9, memory=4)", "image_local_2d(width=6, query_block=(2, 3), flange=(3, 1))"]
+SPARSE += ["blockwise(blocks=4, impl=torch)", "blockwise(blocks=4, shift=0)", "pattern(rule='block(7) | first(3)')"]
+SPARSE += ["pattern(rule='per_head(window(9), strided(2), block(5), first(4))', impl=torch)"]
+GLOBAL = ["longformer(window=3, dilation=(1, 2))", "longformer(window=2, num_global=7, impl=torch)"]
+GLOBAL += ["bigbird(block_size=4)", "bigbird(form=etc, block_size=3, num_global=2, impl=torch)"]
+GLOBAL += ["etc(window=4, num_global=3, g2g=self)", "etc(window=2, num_global=0, impl=torch)"]
+CALLS = [
+    (spec, causal)
+    for spec in SPARSE + GLOBAL
+    for causal in (False, True)
+    if getattr(regard.describe(spec).supports, "causal" if causal else "bidirectional")
+]
+
+
+def made(spec: str, causal: bool, dropout: float = P, value_dim: int = N, **heads: int):
+    return build(
+        spec, Heads(count=4, key_dim=8, value_dim=value_dim, causal=causal, max_length=N, dropout=dropout, **heads)
+    )
+
+
+def drawn(*, value: Tensor | None = None, kv_heads: int = 2) -> list[Tensor]:
+    source = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(3, heads, N, 8, generator=source, dtype=torch.float64) for heads in (4, kv_heads, kv_heads))
+    return [q, k, v if value is None else value.expand(3, kv_heads, N, N)]
+
+
+def marks_of(spec: str) -> Tensor:
+    marks = torch.zeros(3, N, dtype=torch.long)
+    marks[0, 20], marks[1, 5], marks[1, 70] = (-1 if spec.startswith("etc") else 1,) * 3
+    return marks
+
+
+def factors(q: Tensor, first: int = 0) -> Tensor:
+    """Those of the next call."""
+    i, j = torch.arange(first, first + q.shape[2]), torch.arange(N)
+    return Dropout.drawn(P).factors(i[None], j[None], like=q)
+
+
+def test_these_are_all_sparse_names() -> None:
+    sparse = {name for name in names() if regard.catalog.family(name) == "sparse"}
+    assert {spec.partition("(")[0] for spec in SPARSE + GLOBAL} == sparse
+
+
+@pytest.mark.parametrize(("spec", "causal"), CALLS)
+def test_weights_are_those_without_times_the_factors(spec: str, causal: bool) -> None:
+    mechanism, x = made(spec, causal, kv_count=2), drawn(value=torch.eye(N, dtype=torch.float64))
+    keep = torch.rand(3, N, generator=torch.Generator().manual_seed(1)) > 0.2
+    keep[:, 0] = True
+    calls = [{}, {"key_mask": keep}, {"bias": ScoreBias(table=torch.randn(3, 4, N, N, dtype=torch.float64))}]
+    if mechanism.info.supports.marks:
+        calls.append({"marks": marks_of(spec)})
+    for call in calls:
+        plain = mechanism.eval()(*x, **call).values
+        assert torch.equal(plain, made(spec, causal, 0.0, kv_count=2)(*x, **call).values)
+        torch.manual_seed(5)
+        found = mechanism.train()(*x, **call).values
+        torch.manual_seed(5)
+        torch.testing.assert_close(found, plain * factors(x[0]), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("spec", [spec for spec, causal in CALLS if causal])
+@pytest.mark.parametrize("new", [1, 40])
+def test_on_a_state(spec: str, new: int) -> None:
+    mechanism, x = made(spec, True, kv_count=2), drawn(value=torch.eye(N, dtype=torch.float64))
+    with torch.no_grad():
+        whole = mechanism.eval()(*x).values[:, :, N - new :]
+        state = mechanism(*(y[:, :, : N - new] for y in x), state=mechanism.initial_state(3, dtype=torch.float64)).state
+        torch.manual_seed(5)
+        found = mechanism.train()(*(y[:, :, N - new :] for y in x), state=state).values
+    torch.manual_seed(5)
+    torch.testing.assert_close(found, whole * factors(x[0][:, :, N - new :], N - new), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("spec", "causal"), CALLS)
+def test_gradients_are_those_of_the_dropped_weights(spec: str, causal: bool) -> None:
+    """And with checkpointing, where the pass that is run again drops the same, whatever was drawn meanwhile."""
+    mechanism, x = made(spec, causal, value_dim=8, kv_count=2).train().double(), [y.requires_grad_() for y in drawn()]
+    way = torch.randn(3, 4, N, 8, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    marks = {"marks": marks_of(spec)} if mechanism.info.supports.marks else {}
+    torch.manual_seed(5)
+    mask = factors(x[0])
+    weights_of, eye = made(spec, causal, 0.0, kv_count=2).double(), torch.eye(N, dtype=torch.float64)
+    weights_of.load_state_dict(mechanism.state_dict())
+    weights = weights_of(*x[:2], eye.expand(3, 2, N, N), **marks).values
+    expected = (weights * mask) @ x[2].repeat_interleave(2, 1)
+    wanted = torch.autograd.grad((expected * way).sum(), x)
+    for again in (False, True):
+        torch.manual_seed(5)
+
+        def call(*x: Tensor) -> Tensor:
+            return mechanism(*x, **marks).values
+
+        values = checkpoint(call, *x, use_reentrant=False) if again else call(*x)
+        torch.rand(7)
+        torch.testing.assert_close(values, expected, rtol=0, atol=1e-12)
+        for one, other in zip(torch.autograd.grad((values * way).sum(), x), wanted, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-11)
+
+
+def test_the_log_sum_exp_is_that_of_all_weights() -> None:
+    mechanism, x = made("local(window=9)", True, value_dim=8, kv_count=2), drawn()
+    assert torch.equal(mechanism.train()(*x, lse=True).lse, mechanism.eval()(*x, lse=True).lse)
+
+
+@pytest.mark.parametrize("marked", [1, 12])
+def test_global_rows_with_projections_of_their_own_drop_weights(marked: int) -> None:
+    """Few rows, whose keys are never projected, and many: the mean over draws is that without, and draws differ."""
+    torch.manual_seed(0)
+    options = {"heads": 2, "causal": False, "projections": "global", "dropout": P}
+    layer = AttentionLayer(16, "longformer(window=3, num_global=0)", **options).double()
+    x, marks = torch.randn(1, 20, 16).double(), torch.zeros(1, 20, dtype=torch.long)
+    marks[:, :marked] = 1
+    rows, draws = slice(0, marked), 600
+    with torch.no_grad():
+        plain = layer.eval()(x, marks=marks).hidden[0, rows]
+        found = layer.train()(x.expand(draws, -1, -1), marks=marks.expand(draws, -1)).hidden[:, rows]
+    assert (found.std(0) > 0).all()
+    assert ((found.mean(0) - plain).abs() <= 5 * found.std(0) / draws**0.5).all()
+
+
+@pytest.mark.parametrize("name", [name for name in names() if issubclass(resolve(name)[0], Sparse)])
+def test_flex_drops_nothing_and_says_so(name: str) -> None:
+    cls, _ = resolve(name)
+    options = {**{key: value for key, value in cls.samples[0].items() if key != "impl"}, "impl": "flex"}
+    default = cls.describe({**options, "impl": "auto"})
+    assert cls.describe(options) == replace(default, supports=replace(default.supports, dropout=False))
+    heads = Heads(count=2, key_dim=4, causal=default.supports.causal, max_length=32, dropout=0.1)
+    with pytest.raises(UnsupportedError, match=r'does not support dropout=0\.1 with impl="flex"; impl="torch"'):
+        cls(heads, **options)
