@@ -92,7 +92,7 @@ def merge(
         parts: (values, lse) each; lse is the log-sum-exp of the part's logits, -inf for a row without keys.
 
     Returns:
-        (values, lse) over the union; a row without any key has value 0 and lse -inf.
+        (values in their dtype, lse) over the union; a row without any key has value 0 and lse -inf.
 
     Example:
         >>> import torch
@@ -105,5 +105,6 @@ def merge(
     weight = torch.exp(lse - torch.where(highest.isinf(), 0.0, highest))
     total = weight.sum(0)
     safe = torch.where(total == 0, 1.0, total)
-    merged = (weight[..., None] * values).sum(0) / safe[..., None]
+    seen = torch.where(weight[..., None] == 0, 0.0, weight[..., None] * values)  # a part that weighs 0 may hold NaN
+    merged = (seen.sum(0) / safe[..., None]).to(values.dtype)
     return merged, torch.where(total == 0, float("-inf"), torch.log(safe) + highest)

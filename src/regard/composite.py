@@ -6,6 +6,7 @@ from typing import Self
 
 from torch import Tensor
 
+from regard.errors import ShapeError
 from regard.state import State
 
 
@@ -35,10 +36,23 @@ class States(State):
         return {f"{name}.{key}": x for name, part in self.parts.items() for key, x in part.dump().items()}
 
     def load(self, tensors: Mapping[str, Tensor]) -> Self:
+        strange = [key for key in tensors if not any(key.startswith(f"{name}.") for name in self.parts)]
+        if strange:
+            raise ShapeError(f"this state has the parts {sorted(self.parts)}, got {sorted(strange)}")
         return type(self)({name: part.load(_below(tensors, name)) for name, part in self.parts.items()})
 
+    def where(self, rows: Tensor, other: Self) -> Self:
+        """Every part in its rows; as `State.where`.
+
+        Raises:
+            ShapeError: other parts, or a part that has no rows in common.
+        """
+        if self.parts.keys() != other.parts.keys():
+            raise ShapeError(f"states of {sorted(self.parts)} and {sorted(other.parts)} have no rows in common")
+        return type(self)({name: part.where(rows, other.parts[name]) for name, part in self.parts.items()})
+
     def rewind(self, count: int) -> Self:
-        """Every part before the newest `count` slots.
+        """Every part before the newest `count` slots; no part is changed if one cannot.
 
         Raises:
             UnsupportedError: a part cannot.

@@ -95,6 +95,8 @@ class Attention(Mechanism, ABC):
         """
         inputs = inputs or {}
         self._check_call(q, k, v, key_mask, bias, marks, state, query_start)
+        if state is not None:
+            self.check_state(state, q)
         if inputs or self.info.inputs:
             self._check_inputs(inputs, q, k, query_start, 0 if state is None else state.length)
         if lse and not self.info.mergeable:
@@ -104,9 +106,8 @@ class Attention(Mechanism, ABC):
             empty = q.new_empty(q.shape[:3], dtype=accumulation_dtype(q.dtype)) if lse else None
             return Attended(v.new_empty(*q.shape[:3], v.shape[3]), state, losses, empty)
         if key_mask is not None:
-            hidden = ~key_mask[:, None, :, None]
-            k, v = k.masked_fill(hidden, 0), v.masked_fill(hidden, 0)  # NaN under the mask must not survive a product
-            inputs = {name: self._neutral(name, x, hidden) for name, x in inputs.items()}
+            k, v, inputs = self._without_hidden(k, v, inputs, key_mask)
+        self._check_bounds(inputs)
         call = self._call(q, k, key_mask, bias, marks, inputs, query_start, state, lse)
         self.check_length(call.past + k.shape[2])
         if self.impl == "reference":
@@ -146,12 +147,21 @@ class Attention(Mechanism, ABC):
                     f"{self._name}: input {name} must be floating (batch, heads, {each.slots}, width) = {wanted}, "
                     f"got {x.dtype} {tuple(x.shape)}"
                 )
-            if torch.compiler.is_compiling() or not x.numel():
-                continue
-            low, high = (float(end) for end in x.detach().aminmax())
-            if low < each.low or high > each.high:
+
+    def _check_bounds(self, inputs: Mapping[str, Tensor]) -> None:
+        """Refuse inputs out of their bounds. NaN stays NaN where it belongs.
+
+        Raises:
+            InputError: as `Attention.forward`.
+        """
+        if torch.compiler.is_compiling():
+            return
+        for name, each in self.info.inputs.items():
+            x = inputs[name].detach()
+            outside = (x < each.low) | (x > each.high)
+            if outside.any():
                 raise InputError(
-                    f"{self._name}: input {name} must lie in [{each.low}, {each.high}], got {low} to {high}; "
+                    f"{self._name}: input {name} must lie in [{each.low}, {each.high}], got {float(x[outside][0])}; "
                     "`activate` makes it from raw projections"
                 )
 
@@ -288,9 +298,20 @@ class Attention(Mechanism, ABC):
     ) -> Tensor:
         """`reference` on the arguments of `forward`; with what `decisions(q, k)` returned, its choices are replayed."""
         self.check_length(k.shape[2])
-        call = self._call(q, k, key_mask, bias, marks, inputs or {}, query_start)
+        inputs = inputs or {}
+        if key_mask is not None:
+            k, v, inputs = self._without_hidden(k, v, inputs, key_mask)
+        call = self._call(q, k, key_mask, bias, marks, inputs, query_start)
         replay: dict[str, Any] = {} if decisions is None else {"decisions": decisions}
         return self.reference(q, k, v, call, **replay)
+
+    def _without_hidden(
+        self, k: Tensor, v: Tensor, inputs: Mapping[str, Tensor], key_mask: Tensor
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Keys and values with 0 under the mask, inputs with their neutral value: no NaN there survives a product."""
+        hidden = ~key_mask[:, None, :, None]
+        more = {name: self._neutral(name, x, hidden) for name, x in inputs.items()}
+        return k.masked_fill(hidden, 0), v.masked_fill(hidden, 0), more
 
     def _neutral(self, name: str, x: Tensor, hidden: Tensor) -> Tensor:
         """An input with its neutral value under the mask."""

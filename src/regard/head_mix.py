@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from regard.composite import States
 from regard.core import Attended, Attention, Call
-from regard.errors import ConfigError
+from regard.errors import ConfigError, ShapeError
 from regard.info import Heads, Info, Supports
 from regard.state import State
 
@@ -110,6 +110,11 @@ class HeadMix(Attention):
             start = first // self.heads.group
             yield str(at), part, slice(first, first + part.heads.count), slice(start, start + part.heads.kv_heads)
             first += part.heads.count
+
+    def check_state(self, state: State, q: Tensor) -> None:
+        """Refuse a state of other parts; each part looks at its own."""
+        if not isinstance(state, States) or set(state.parts) != {name for name, *_ in self.shares()}:
+            raise ShapeError(f"{self._name}: this is the state of another mechanism; begin with initial_state")
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         """Each part attends with its own heads."""

@@ -1,16 +1,17 @@
 """A mechanism before it is called: its options, facts and weights, and the layout of its state."""
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, final
 
 import torch
 from torch import Tensor
 
-from regard.errors import LimitError, UnsupportedError
+from regard.errors import LimitError, ShapeError, UnsupportedError
 from regard.info import Heads, Info, Input
 from regard.moved import follow
 from regard.options import Configured, option, registered_name, weight
-from regard.state import Entry, State, begin, per_slot
+from regard.state import Entry, Slots, State, Summary, begin, per_slot
 
 
 class Mechanism(Configured):
@@ -147,6 +148,31 @@ class Mechanism(Configured):
         if self.info.supports.marks:
             more["marks"] = per_slot(dtype=torch.long)
         return {**Mechanism.state_layout(self), **more}
+
+    @cached_property
+    def _entries(self) -> Mapping[str, Entry]:
+        return self.layout()
+
+    def check_state(self, state: State, q: Tensor) -> None:
+        """Refuse a state that a call with these queries cannot go on from.
+
+        Raises:
+            ShapeError: one of another mechanism, other heads, another batch, or sums of a narrower dtype.
+        """
+        tensors: Mapping[str, Tensor] = state.storage() if isinstance(state, Slots | Summary) else {}
+        missing, more = self._entries.keys() - tensors.keys(), tensors.keys() - self._entries.keys()
+        if missing or more - {"key_mask"}:
+            raise ShapeError(
+                f"{self._name}: this is the state of another mechanism: it has {sorted(tensors)}, must have "
+                f"{sorted(self._entries)}; begin with initial_state"
+            )
+        for name, entry in self._entries.items():
+            if not entry.holds(tensors[name], q.shape[0], q.dtype):
+                x = tensors[name]
+                raise ShapeError(
+                    f"{self._name}: {name} of the state is {x.dtype} {tuple(x.shape)}, which does not fit a call of "
+                    f"batch {q.shape[0]} in {q.dtype} and these heads; begin with initial_state"
+                )
 
     def initial_state(
         self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None

@@ -1,6 +1,7 @@
 """States, the memory of a mechanism between calls: immutable, and the append-only buffer that growing ones share."""
 
 import math
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -10,11 +11,8 @@ from typing import Literal, Self
 import torch
 from torch import Tensor
 
+from regard.dump import SLOT_AXIS, loaded
 from regard.errors import ShapeError, UnsupportedError
-
-SLOT_AXIS = {1: 0, 2: 1, 3: 2, 4: 2}
-"""Which axis counts slots, by number of axes: (slots,), (batch, slots), (batch, heads, slots), (batch, heads, slots,
-dim)."""
 
 
 class State(ABC):
@@ -34,6 +32,10 @@ class State(ABC):
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
         """The kept content by name; with `length` it is all of the state."""
+
+    def storage(self) -> Mapping[str, Tensor]:
+        """The tensors as they lie, room for later slots included."""
+        return self.tensors()
 
     @abstractmethod
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> Self:
@@ -59,22 +61,24 @@ class State(ABC):
         """This state in the batch rows where `rows` (bool) is True, `other` elsewhere; both count the same slots.
 
         Raises:
-            ShapeError: states of different lengths or contents.
+            ShapeError: states of different lengths or contents, or that keep other slots; rows of another batch.
         """
-        mine, others, shared = self.tensors(), other.tensors(), self.shared()
-        if self.length != other.length or {n: x.shape for n, x in mine.items()} != {
-            n: x.shape for n, x in others.items()
-        }:
+        ours, theirs, shared = self.tensors(), other.tensors(), self.shared()
+        shapes, others = ({name: tuple(x.shape) for name, x in tensors.items()} for tensors in (ours, theirs))
+        if self.length != other.length or shapes != others:
             raise ShapeError(
-                f"states of {self.length} and {other.length} slots with {sorted(mine)} and {sorted(others)} have no "
-                "rows in common; bring both to the same slots first"
+                f"states of {self.length} and {other.length} slots with {shapes} and {others} have no rows in common; "
+                "bring both to the same slots of the same batch first"
             )
-        return self.with_tensors(
-            {
-                name: x if name in shared else torch.where(rows.reshape(-1, *[1] * (x.ndim - 1)), x, others[name])
-                for name, x in mine.items()
-            }
-        )
+        for name in shared & ours.keys():
+            if not torch.equal(ours[name], theirs[name]):
+                raise ShapeError(f"states that keep other slots have no rows in common: their {name} differ")
+        picked: dict[str, Tensor] = {}
+        for name, x in ours.items():
+            if name not in shared and rows.shape != x.shape[:1]:
+                raise ShapeError(f"rows must be bool (batch={x.shape[0]},), got {rows.dtype} {tuple(rows.shape)}")
+            picked[name] = x if name in shared else torch.where(rows.view(-1, *[1] * (x.ndim - 1)), x, theirs[name])
+        return self.with_tensors(picked)
 
     def rewind(self, count: int) -> Self:
         """The state before the newest `count` slots, where that can still be told.
@@ -105,7 +109,11 @@ class State(ABC):
 
     @abstractmethod
     def load(self, tensors: Mapping[str, Tensor]) -> Self:
-        """The state that `dump` wrote; called on any state of the same mechanism (an initial one)."""
+        """The state that `dump` wrote; called on any state of the same mechanism (an initial one).
+
+        Raises:
+            ShapeError: tensors that are missing, not its own, or of other shapes.
+        """
 
 
 @dataclass(frozen=True)
@@ -122,19 +130,31 @@ class Summary(State):
         return type(self)(dict(tensors), self.length)
 
     def load(self, tensors: Mapping[str, Tensor]) -> Self:
-        return type(self)({name: x for name, x in tensors.items() if name != "length"}, int(tensors["length"]))
+        length, content = loaded(tensors, self.content)
+        return type(self)(content, length)
 
     def __getitem__(self, name: str) -> Tensor:
         return self.content[name]
 
 
+_CLAIMS = threading.Lock()
+
+
 @dataclass
 class Tape:
-    """Append-only storage. `filled` slots are written; a state whose end is `filled` may append in place."""
+    """Append-only storage. `filled` slots are taken; a state whose end is `filled` may append in place."""
 
     data: dict[str, Tensor]
     filled: int
     capacity: int
+
+    def claim(self, stop: int, count: int) -> bool:
+        """Take `count` slots behind `stop`, if there is room and no other state, nor another thread, has taken them."""
+        with _CLAIMS:
+            free = self.filled == stop and stop + count <= self.capacity
+            if free:
+                self.filled += count
+            return free
 
 
 @dataclass(frozen=True)
@@ -172,6 +192,9 @@ class Slots(State):
     def tensors(self) -> dict[str, Tensor]:
         return {**self.view(), **self.steady}
 
+    def storage(self) -> Mapping[str, Tensor]:
+        return {**self.tape.data, **self.steady} if self.steady else self.tape.data
+
     def shared(self) -> frozenset[str]:
         return frozenset({"positions"})
 
@@ -182,11 +205,13 @@ class Slots(State):
         )
 
     def load(self, tensors: Mapping[str, Tensor]) -> Self:
-        content = {name: x for name, x in tensors.items() if name != "length" and name not in self.steady}
+        length, content = loaded(tensors, self.tensors(), slots=frozenset({*self.tape.data, "key_mask"}))
+        steady = {name: content.pop(name) for name in self.steady}
         first = next(iter(content.values()))
         kept = first.shape[SLOT_AXIS[first.ndim]]
-        steady = {name: tensors[name] for name in self.steady}
-        return type(self)(Tape(content, kept, kept), 0, kept, int(tensors["length"]), steady)
+        if self.kept <= self.length and kept > length:  # one that begins with blank slots keeps more than it counts
+            raise ShapeError(f"a state of {kept} kept slots counts at least as many, got length={length}")
+        return type(self)(Tape(content, kept, kept), 0, kept, length, steady)
 
     def with_steady(self, **steady: Tensor) -> Self:
         """The same slots with other constant-size content beside them."""
@@ -222,14 +247,12 @@ class Slots(State):
             old = self._masked() if masks else self.view()
             data = {name: torch.cat([x, new[name]], SLOT_AXIS[x.ndim]) for name, x in old.items()}
             return type(self)(Tape(data, stop, stop), 0, stop, length, self.steady)
-        fits = tape.filled == self.stop and self.stop + count <= tape.capacity and not masks
-        start = self.start
-        if not fits or first.is_inference() != next(iter(tape.data.values())).is_inference():
+        start, alike = self.start, first.is_inference() == next(iter(tape.data.values())).is_inference()
+        if masks or not alike or not tape.claim(self.stop, count):
             tape, start = self._roomy(self._masked() if masks else self.view(), count), 0
         end = start + self.kept
         for name, x in tape.data.items():
             x.narrow(SLOT_AXIS[x.ndim], end, count).copy_(new[name])
-        tape.filled = end + count
         return type(self)(tape, start, end + count, length, self.steady)
 
     def _masked(self) -> dict[str, Tensor]:
@@ -240,14 +263,14 @@ class Slots(State):
         return {**old, "key_mask": mask}
 
     def _roomy(self, old: Mapping[str, Tensor], count: int) -> Tape:
-        """A new tape that holds the kept slots, with room to double."""
+        """A new tape that holds the kept slots and has taken `count` behind them, with room to double."""
         capacity = max(2 * (self.kept + count), 64)
         data: dict[str, Tensor] = {}
         for name, x in old.items():
             axis = SLOT_AXIS[x.ndim]
             data[name] = x.new_empty([*x.shape[:axis], capacity, *x.shape[axis + 1 :]])
             data[name].narrow(axis, 0, self.kept).copy_(x)
-        return Tape(data, self.kept, capacity)
+        return Tape(data, self.kept + count, capacity)
 
     def where(self, rows: Tensor, other: Self) -> Self:
         """As `State.where`; a state without a mask has real slots only."""
@@ -260,7 +283,7 @@ class Slots(State):
         return type(self)(Tape(data, self.kept, self.kept), 0, self.kept, self.length, self.steady)
 
     def rewind(self, count: int) -> Self:
-        """The state before the newest `count` slots; the next append takes their place on the tape.
+        """The state before the newest `count` slots. Every other state stays usable: the next append copies the tape.
 
         A window gets back the slots that these had pushed out, as long as the tape still holds them.
 
@@ -274,12 +297,14 @@ class Slots(State):
             return self
         gone = self.length - self.kept
         restored = min(count, gone)
-        if self.steady or ("positions" in self.tape.data and gone) or restored > self.start or count > self.stop:
+        if self.steady:
             return super().rewind(count)
-        start, stop = self.start - restored, self.stop - count
-        if self.tape.filled == self.stop:
-            self.tape.filled = stop
-        return replace(self, start=start, stop=stop, length=self.length - count)
+        if ("positions" in self.tape.data and gone) or restored > self.start or count > self.stop:
+            raise UnsupportedError(
+                f"a state that has dropped {gone} of its {self.length} slots cannot give {count} back; keep the "
+                "earlier state, which stays usable, and append from it"
+            )
+        return replace(self, start=self.start - restored, stop=self.stop - count, length=self.length - count)
 
     def drop(self, count: int) -> Self:
         """The state without its first `count` kept slots; no copy."""
@@ -322,6 +347,15 @@ class Entry:
         if self.slots:
             shape.insert(SLOT_AXIS[len(shape) + 1], 0)
         return torch.full(shape, self.fill, device=device, dtype=self.dtype_of(dtype))
+
+    def holds(self, x: Tensor, batch: int, dtype: torch.dtype) -> bool:
+        """Whether `x` is this entry of a state of `batch` rows; sums are at least as wide as calls of `dtype` ask."""
+        shape = list(x.shape)
+        if self.slots and x.ndim in SLOT_AXIS:
+            del shape[SLOT_AXIS[x.ndim]]
+        if shape != ([batch, *self.shape] if self.batched else list(self.shape)):
+            return False
+        return self.slots or torch.promote_types(x.dtype, self.dtype_of(dtype)) == x.dtype
 
     def nbytes(self, batch: int, slots: int, dtype: torch.dtype) -> int:
         """Bytes with `slots` kept slots."""

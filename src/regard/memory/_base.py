@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from regard.core import registered_name
+from regard.errors import ShapeError
 from regard.info import Heads
 from regard.options import Configured, option
 from regard.state import Summary
@@ -36,6 +37,29 @@ class MemoryState(Summary):
         if mask is not None:
             content["waiting_mask"] = mask
         return MemoryState(content, self.length)
+
+    def where(self, rows: Tensor, other: "MemoryState") -> "MemoryState":
+        """As `State.where`; what has no mask is real."""
+        masks = {name: x for name, x in [*self.content.items(), *other.content.items()] if name.endswith("mask")}
+        real = {name: torch.ones_like(x) for name, x in masks.items()}
+        ours, theirs = (MemoryState({**real, **state.content}, state.length) for state in (self, other))
+        return super(MemoryState, ours).where(rows, theirs)
+
+    def load(self, tensors: Mapping[str, Tensor]) -> "MemoryState":
+        """As `State.load`; masks, and a segment that is not over, may be there or not."""
+        own = {name: x for name, x in self.without_waiting().content.items() if not name.endswith("mask")}
+        more = tensors.keys() - own.keys() - {"length", "waiting"}
+        if not tensors.keys() >= {"length", *own} or any(not name.endswith("mask") for name in more):
+            raise ShapeError(f"this memory has {sorted({'length', *own})}, got {sorted(tensors)}")
+        content = {name: x for name, x in tensors.items() if name != "length"}
+        for name, like in own.items():
+            x = content[name]
+            if x.ndim != like.ndim or x.shape[-1] != like.shape[-1]:
+                raise ShapeError(f"{name} of this memory must be like {tuple(like.shape)}, got {tuple(x.shape)}")
+        if len({x.shape[0] for x in content.values()}) > 1:
+            shapes = {name: tuple(x.shape) for name, x in content.items()}
+            raise ShapeError(f"the tensors of a memory share their batch, got {shapes}")
+        return MemoryState(content, int(tensors["length"]))
 
     def without_waiting(self) -> "MemoryState":
         """The content alone."""

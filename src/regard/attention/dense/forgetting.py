@@ -10,6 +10,7 @@ from torch import Tensor
 from regard.attention.dense import Scaled, inner_products, reference_softmax
 from regard.core import Attended, Call, accumulation_dtype
 from regard.engines.dense import gated_dot_product
+from regard.engines.tiles import CUT
 from regard.info import Info, Input, Supports
 from regard.state import Entry, per_slot
 
@@ -21,7 +22,7 @@ class Forgetting(Scaled):
     The gate is the sigmoid of a projection w . x + c of the hidden state (the paper's w_f, b_f), whose c starts at 0 as
     in its authors' code, so that f starts near 1/2. Each head fades out at a pace of its own, which it reads from the
     text, so that no positions are needed; f = 1 is `softmax`, a constant f = exp(-m) is ALiBi with the slope m, and
-    f = 0 begins a document: nothing before it is seen.
+    f = 0 begins a document: nothing before it is seen. (Log gates below -2^20 count as -inf.)
 
     Cost: as `softmax`, in linear memory. State: every key and value, and a number per query head and slot. The sums are
     made in float64, and only their differences are rounded. What is lost: order is the mechanism, so it is causal only.
@@ -61,7 +62,7 @@ class Forgetting(Scaled):
 
     def average(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         """Over every key, with the sums of the gates behind it."""
-        gates = call.inputs["log_gate"].squeeze(-1)
+        gates = cut(call.inputs["log_gate"]).squeeze(-1)
         values, lse = gated_dot_product(q.to(k.dtype), k, v, gates, call, scale=self.factor, dropout=self.dropped)
         return Attended(values, call.state, lse=lse if call.lse else None)
 
@@ -71,9 +72,12 @@ class Forgetting(Scaled):
 
     def reference(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         """Every logit with the gates behind its key added one by one, then the softmax of each row."""
-        gates, keys = call.inputs["log_gate"].to(q.dtype), k.shape[2]
-        if call.key_mask is not None:
-            gates = gates.masked_fill(F.pad(~call.key_mask, (0, gates.shape[2] - keys))[:, None, :, None], 0)
+        gates, keys = cut(call.inputs["log_gate"]).to(q.dtype), k.shape[2]
         r, j = torch.arange(gates.shape[2], device=q.device)[:, None], torch.arange(keys, device=q.device)
         sums = torch.where(r > j, gates, 0).cumsum(2)[:, :, call.query_start : call.query_start + q.shape[2]]
         return reference_softmax(self.factor * inner_products(q, k) + sums, v, call)
+
+
+def cut(log_gate: Tensor) -> Tensor:
+    """-inf instead of log gates below `CUT`."""
+    return log_gate.masked_fill(log_gate < CUT, float("-inf"))

@@ -1,5 +1,6 @@
 """Random feature attention (RFA): a Gaussian kernel of unit vectors, with an optional recency gate."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, final
@@ -19,6 +20,10 @@ from regard.state import Entry, Summary, constant
 SMALLEST = 1e-6
 """of the magnitude of a row's total, beside the largest gate weight (1 without a gate)"""
 GATE_START = 3.0
+CLOSED = -800.0
+"""log gates below count as this: their exponential is 0, and sums of them stay numbers"""
+LEAST_REST = 1e-30
+"""added to 1 - g, so that a gate of exactly 1 gets its gradient too"""
 """b_g at first: a gate of 0.95, a memory of some 20 tokens"""
 
 
@@ -39,6 +44,9 @@ class Rfa(RandomKernel):
     signed, so a total may be near 0 or below it. It keeps its sign and a magnitude of at least 1e-6 of the largest gate
     weight; `nonpositive` counts how often it fails to be positive (with D = 64 and 100 unrelated keys: never at sigma
     1, in 9 % of the rows at 0.5, in half of them at 0.25).
+
+    In the gate's sums log g counts as at least -800, and 1e-30 is added to 1 - g, so that a gate of exactly 1 learns
+    too; while all gates are 1, nothing is written.
 
     Raises:
         ConfigError: an odd num_features for feature_map="trigonometric".
@@ -150,11 +158,19 @@ class Rfa(RandomKernel):
             return result, {"sum": result.sum}
         # float64: sums of logs over a long past lose nothing
         log_gate = call.inputs["log_gate"][..., 0].to(torch.float32 if k.device.type == "mps" else torch.float64)
+        log_gate = log_gate.clamp_min(CLOSED)
         decay = log_gate.cumsum(-1)
         # relative to the first slot of the call; what the rows have in common, exp(decay), cancels
-        log_weight, top = log_rest(log_gate) - decay, past["top"].to(decay.dtype) if past else None
+        log_rest = torch.log(LEAST_REST - torch.expm1(log_gate))
+        log_weight, top = log_rest - decay, past["top"].to(decay.dtype) if past else None
         result = self.average(
             of_q, of_k, v, past.get("sum"), top, key_mask=mask, log_weight=log_weight, normalise=False
+        )
+        # rows whose gates are all 1 so far have no weight
+        asked = decay[..., decay.shape[2] - q.shape[2] :].repeat_interleave(self.heads.group, 1)
+        none = result.highest + asked <= math.log(2 * LEAST_REST)
+        result = result._replace(
+            values=result.values.masked_fill(none[..., None], 0), total=result.total.masked_fill(none, 0)
         )
         whole = decay[..., -1] if k.shape[2] else torch.zeros_like(result.top)
         # the state is relative to its own end, by a top that is a constant to autograd: the sum carries the derivative
@@ -206,20 +222,12 @@ class Rfa(RandomKernel):
 
     def _gate_products(self, call: Call, q: Tensor) -> Tensor:
         """(1 - g_s) prod_{s < r <= t} g_r, (batch, kv_heads, queries, keys)."""
-        log_gate = call.inputs["log_gate"][..., 0].to(q.dtype)
-        if call.key_mask is not None:
-            log_gate = log_gate * call.key_mask[:, None]
+        log_gate = call.inputs["log_gate"][..., 0].to(q.dtype).clamp_min(CLOSED)
         slots = torch.arange(log_gate.shape[2], device=q.device)
         t, s = slots[call.query_start :][: q.shape[2], None, None], slots[:, None]
         between = ((s < slots) & (slots <= t)).to(q.dtype)
         kept = torch.exp(torch.einsum("tsr,bhr->bhts", between, log_gate))
-        return -torch.expm1(log_gate)[..., None, :] * kept
-
-
-def log_rest(log_gate: Tensor) -> Tensor:
-    """log(1 - g) from log g; -inf at g = 1, with slope 0 there."""
-    full = log_gate == 0
-    return torch.log(-torch.expm1(log_gate.masked_fill(full, -1))).masked_fill(full, float("-inf"))
+        return (LEAST_REST - torch.expm1(log_gate))[..., None, :] * kept
 
 
 def unit(x: Tensor) -> Tensor:

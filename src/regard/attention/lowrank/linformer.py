@@ -65,9 +65,8 @@ class Linformer(Attention):
         >>> mechanism = Linformer(Heads(count=1, key_dim=1, max_length=4), rank=2, projection="mean")
         >>> mechanism(q, k, 10 * k).values.round().item()  # the mean of 20 and 30: the best key counts as its block
         25.0
-        >>> Linformer(Heads(count=1, key_dim=1, causal=True, max_length=4))
-        Traceback (most recent call last):
-        regard.errors.UnsupportedError: linformer does not support causal=True: its projection mixes all positions. ...
+        >>> Linformer.reasons["causal"]
+        'its projection mixes all positions'
 
     Source: Wang et al. 2020, Eq. 7 and section 4.
     """

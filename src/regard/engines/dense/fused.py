@@ -177,7 +177,8 @@ def average_once(
     """sum_j exp(z_j) v_j / (nulls + sum_j exp(z_j)) for one query, without repeating grouped values."""
     if key_mask is not None:
         logits = logits.masked_fill(~key_mask[:, None, None, :], float("-inf"))
-    grouped = softmax(logits, nulls).reshape(v.shape[0], v.shape[1], -1, v.shape[2])
+    group = logits.shape[1] // v.shape[1]
+    grouped = softmax(logits, nulls).reshape(v.shape[0], v.shape[1], group, v.shape[2])
     return (grouped.to(v.dtype) @ v).reshape(*logits.shape[:3], v.shape[-1])
 
 
@@ -186,5 +187,5 @@ def logits_once(
 ) -> Float[Tensor, "batch heads 1 keys"]:
     """Inner products of one query with every key, without repeating grouped keys."""
     wide = accumulation_dtype(q.dtype)
-    grouped = q.reshape(q.shape[0], k.shape[1], -1, q.shape[-1])
+    grouped = q.reshape(q.shape[0], k.shape[1], q.shape[1] // k.shape[1], q.shape[-1])
     return (k.to(wide) @ grouped.to(wide).mT).mT.reshape(*q.shape[:3], k.shape[2])

@@ -138,7 +138,7 @@ class Walk:
         self.rule, self.group, self.span = rule, q.shape[1] // kv_heads, max(queries, keys)
         kept = None if key_mask is None else key_mask[:, None]
         if queries == 1 and not rule.back:  # decoding: only keys in the query's buckets matter
-            asking = query_codes.view(batch, kv_heads, self.group, 1, -1)
+            asking = query_codes.view(batch, kv_heads, self.group, 1, query_codes.shape[-1])
             met = (asking == key_codes[:, :, None]).any(-1).any(2)
             kept = met if kept is None else met & kept
         past, real = keys - queries if rule.causal else 0, None if query_mask is None else query_mask[:, None]

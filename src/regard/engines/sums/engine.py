@@ -112,8 +112,8 @@ def _operands(
         k=k.reshape(rows, *k.shape[2:]),
         v=v.reshape(rows, *v.shape[2:]),
         projection=projection,
-        log_weight=None if log_weight is None else log_weight.reshape(rows, -1),
-        real=None if key_mask is None else key_mask[:, None].expand(-1, kv_heads, -1).reshape(rows, -1),
+        log_weight=None if log_weight is None else log_weight.reshape(rows, k.shape[2]),
+        real=None if key_mask is None else key_mask[:, None].expand(-1, kv_heads, -1).flatten(0, 1),
         rotation=rotation,
         query_map=FEATURE_MAPS[query_map],
         key_map=FEATURE_MAPS[key_map],
@@ -151,8 +151,8 @@ def _by_rows(out: Results, x: Operands) -> Results:
     rows, group = x.q.shape[:2]
     return Results(
         out.values.view(rows, group, *out.values.shape[2:]),
-        out.total.view(rows, group, -1),
-        out.highest.view(rows, group, -1) if out.highest.numel() else out.highest,
+        out.total.view(rows, group, out.total.shape[2]),
+        out.highest.view(rows, group, out.highest.shape[2]) if out.highest.numel() else out.highest,
         out.sum.flatten(0, 1),
         out.top.flatten(),
         out.kept_sum,

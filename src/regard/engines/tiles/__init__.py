@@ -7,6 +7,14 @@ from regard.engines.tiles.attention import (
     masked_attention,
     tiled_attention,
 )
-from regard.engines.tiles.decay import pair_sums
+from regard.engines.tiles.decay import CUT, pair_sums
 
-__all__ = ["ONE_TILE_POSITIONS", "explicit", "gathered_attention", "masked_attention", "pair_sums", "tiled_attention"]
+__all__ = [
+    "CUT",
+    "ONE_TILE_POSITIONS",
+    "explicit",
+    "gathered_attention",
+    "masked_attention",
+    "pair_sums",
+    "tiled_attention",
+]

@@ -1,0 +1,161 @@
+"""States as callers use them: forked, rewound, joined by rows, written to files, given to the wrong mechanism."""
+
+import threading
+
+import pytest
+import torch
+
+import regard
+from regard import Heads, build
+from regard.bias import ScoreBias
+from regard.errors import ShapeError, UnsupportedError
+
+HEADS = Heads(count=2, key_dim=8, causal=True, max_length=64)
+WIDE = torch.float64
+
+
+def draw(length, batch=1, seed=0, heads=2):
+    return torch.randn(3, batch, heads, length, 8, generator=torch.Generator().manual_seed(seed), dtype=WIDE)
+
+
+def built(spec, heads=HEADS):
+    return build(spec, heads).double().eval()
+
+
+def after(mechanism, x, state=None, **more):
+    state = mechanism.initial_state(x.shape[1], dtype=WIDE) if state is None else state
+    return mechanism(*x, state=state, **more)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("spec", ["softmax", "local(window=5)", "softmax:1 + local(window=5):1"])
+def test_a_rewound_state_overwrites_no_other(spec):
+    mechanism, x, other = built(spec), draw(16), draw(8, seed=1)
+    whole = mechanism(*x).values
+    prompt = after(mechanism, x[..., :8, :]).state
+    draft = after(mechanism, x[..., 8:11, :], prompt).state
+    for count, newest in ((3, draft), (2, draft), (1, prompt)):
+        after(mechanism, other, newest.rewind(count))  # thrown away
+        after(mechanism, other[..., :1, :], newest.rewind(count))
+    torch.testing.assert_close(after(mechanism, x[..., 8:, :], prompt).values, whole[..., 8:, :])
+    torch.testing.assert_close(after(mechanism, x[..., 11:, :], draft).values, whole[..., 11:, :])
+    torch.testing.assert_close(after(mechanism, x[..., 9:, :], draft.rewind(2)).values, whole[..., 9:, :])
+
+
+@torch.no_grad()
+def test_threads_that_continue_one_state_do_not_meet():
+    mechanism, x = built("softmax"), draw(40)
+    prompt = after(mechanism, x[..., :30, :]).state
+    pieces = [draw(1, seed=2 + at) for at in range(4)]
+    expected = [after(mechanism, piece, prompt.select(torch.tensor([0]))).values for piece in pieces]
+    wrong = []
+
+    def go_on(at):
+        with torch.no_grad():
+            wrong.extend(
+                at for _ in range(200) if not torch.equal(after(mechanism, pieces[at], prompt).values, expected[at])
+            )
+
+    threads = [threading.Thread(target=go_on, args=(at,)) for at in range(len(pieces))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@torch.no_grad()
+def test_rows_of_states_that_keep_other_slots_are_refused():
+    mechanism = built("longformer(window=2)", Heads(count=1, key_dim=8, causal=True))
+    bias = ScoreBias(high=30, curve=-0.3 * torch.arange(30, -1, -1, dtype=WIDE)[None])
+    marks = torch.zeros(2, 2, 9, dtype=torch.long)
+    marks[0, :, 1] = marks[1, :, 6] = 1
+    x = draw(9, batch=2, heads=1)
+    first, second = (after(mechanism, x, bias=bias, marks=kept).state for kept in marks)
+    with pytest.raises(ShapeError, match="positions differ"):
+        first.where(torch.tensor([True, False]), second)
+    with pytest.raises(ShapeError, match="rows must be bool"):
+        first.where(torch.tensor([True, False, True]), first)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("spec", ["softmax", "softmax:1 + local(window=5):1"])
+def test_a_state_without_a_mask_joins_one_with_a_mask(spec):
+    mechanism, x, rows = built(spec), draw(6, batch=2), torch.tensor([True, False])
+    mask = torch.ones(2, 5, dtype=torch.bool)
+    mask[:, -1] = False
+    plain = after(mechanism, x[..., :5, :]).state
+    masked = after(mechanism, x[..., :5, :], key_mask=mask).state
+    for first, second in ((plain, masked), (masked, plain)):
+        out = [after(mechanism, x[..., 5:, :], state).values for state in (first.where(rows, second), first, second)]
+        torch.testing.assert_close(out[0], torch.where(rows[:, None, None, None], out[1], out[2]))
+
+
+STREAMS = [n for n in regard.names(supports=["causal", "state"]) if not regard.describe(n).inputs]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", STREAMS)
+def test_a_dump_that_lacks_a_tensor_is_refused(name):
+    mechanism = built(name)
+    x = draw(6, batch=2)
+    dump = after(mechanism, x[[1, 1, 2]]).state.dump()
+    fresh = mechanism.initial_state(1, dtype=WIDE)
+    for gone in dump:
+        with pytest.raises(ShapeError, match="this state has"):
+            fresh.load({key: y for key, y in dump.items() if key != gone})
+    with pytest.raises(ShapeError, match="this state has"):
+        fresh.load({**dump, "more": torch.zeros(2)})
+    with pytest.raises(ShapeError, match="length"):
+        fresh.load({**dump, "length": torch.tensor(-1)})
+    with pytest.raises(ShapeError, match="length"):
+        fresh.load({**dump, "length": torch.tensor(6.5)})
+    loaded = fresh.load(dump)
+    assert loaded.length == 6
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", STREAMS)
+def test_a_state_of_another_batch_or_mechanism_is_refused(name):
+    mechanism, x = built(name), draw(1, batch=2)
+    x = x[[1, 1, 2]]
+    with pytest.raises(ShapeError, match="begin with initial_state"):
+        mechanism(*x, state=mechanism.initial_state(1, dtype=WIDE))
+    with pytest.raises(ShapeError, match="begin with initial_state"):
+        mechanism(*x, state=built("softmax:1 + local(window=5):1").initial_state(2, dtype=WIDE))
+    other = built(name, Heads(count=2, key_dim=8, value_dim=5, causal=True, max_length=64))
+    with pytest.raises(ShapeError, match="begin with initial_state"):
+        mechanism(*x, state=other.initial_state(2, dtype=WIDE))
+
+
+@torch.no_grad()
+def test_sums_of_a_narrower_dtype_are_refused():
+    mechanism = built("linear")
+    with pytest.raises(ShapeError, match="does not fit a call"):
+        mechanism(*draw(1), state=mechanism.initial_state(1, dtype=torch.float32))
+
+
+@torch.no_grad()
+def test_a_state_that_dropped_slots_says_so():
+    state = after(built("length_switch(exact_keys=4)"), draw(9)).state
+    with pytest.raises(UnsupportedError, match="keep the earlier state"):
+        state.rewind(1)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("length", [1, 5, 80])
+@pytest.mark.parametrize("name", regard.names())
+def test_an_empty_batch_has_empty_outputs(name, length):
+    supports = regard.describe(name).supports
+    x = draw(length, batch=0)[[1, 1, 2]]
+    for causal in [mode for mode in (False, True) if (supports.causal if mode else supports.bidirectional)]:
+        mechanism = built(name, Heads(count=2, key_dim=8, causal=causal, max_length=128))
+        more = {}
+        for declared, each in mechanism.info.inputs.items():
+            heads, width = each.shape(mechanism.heads)
+            more[declared] = torch.zeros(0, heads, length, width, dtype=WIDE)
+        assert mechanism(*x, inputs=more).values.shape == (0, 2, length, 8)
+        if causal and mechanism.info.supports.state:
+            answer = mechanism(*x, inputs=more, state=mechanism.initial_state(0, dtype=WIDE))
+            assert answer.values.shape == (0, 2, length, 8)
+            assert answer.state.length == length
