@@ -48,7 +48,7 @@ def test_an_excuse_names_the_fact_and_the_substitute():
     assert result.reason == "info: not supports.causal; checked instead: refusals"
     (result,) = check_attention(toys.ToyCodes, checks=["finite_differences_of_keys"])
     assert result.reason == "info: straight_through; checked instead: reference_gradients"
-    (result,) = check_attention("softmax", checks=["partition"])
+    (result,) = check_attention(toys.ToyDense, checks=["partition"])
     assert (result.status, result.reason) == ("excused", "no PatternSoftmax; checked instead: reference")
     (result,) = check_attention("local(window=3)", checks=["partition"])
     assert result.status == "passed"

@@ -12,7 +12,7 @@ from regard.bias import ScoreBias
 from regard.core import Attended, Call
 from regard.state import Entry, Slots, State, Tape
 from tests.mutants import mutant
-from tests.mutants.toys import ToyDense, ToyGated, ToyKernel, ToyTable, positions
+from tests.mutants.toys import ToyDense, ToyGated, ToyTable, positions
 
 
 @mutant("misfits")
@@ -20,7 +20,8 @@ class OneRowForAll(ToyDense):
     """Gives one row of keys and values to every row of queries."""
 
     def _check_call(self, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> None:
-        super()._check_call(q, *(x.expand(q.shape[0], *x.shape[1:]) if len(x) == 1 else x for x in (k, v)), *rest)
+        k, v = (x.expand(q.shape[0], *x.shape[1:]) if len(x) == 1 else x for x in (k, v))
+        super()._check_call(q, k, v, *rest)
 
 
 @mutant("misfits")
@@ -35,9 +36,8 @@ class AnyBias(ToyDense):
 class CountsBackFromTheKeys(ToyDense):
     """Takes a slot below 0 for one that is counted from the last key back."""
 
-    def _check_call(self, q: Tensor, *rest: Any) -> None:
-        *rest, query_start = rest
-        super()._check_call(q, *rest, None if query_start is None else query_start % q.shape[2])
+    def _check_call(self, q: Tensor, k: Tensor, v: Tensor, a: Any, b: Any, c: Any, d: Any, query_start: Any) -> None:
+        super()._check_call(q, k, v, a, b, c, d, None if query_start is None else query_start % q.shape[2])
 
 
 @mutant("state_bias")

@@ -122,7 +122,11 @@ class ForgetsAtTheBorder(ToyKernel):
     """Begins anew where a state from inference mode, which may not be added to in place, goes on outside of it."""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
-        if isinstance(call.state, Summary) and call.state["sum"].is_inference() and not torch.is_inference_mode_enabled():
+        if (
+            isinstance(call.state, Summary)
+            and call.state["sum"].is_inference()
+            and not torch.is_inference_mode_enabled()
+        ):
             empty = Summary({"sum": torch.zeros_like(call.state["sum"])}, call.past)
             call = replace(call, state=empty)
         return super().attend(q, k, v, call)

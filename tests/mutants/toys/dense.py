@@ -167,7 +167,7 @@ class ToyBranching(ToyDense):
     default_info = replace(ToyDense.default_info, compiles_whole=False)
 
     def normalise(self, logits: Tensor, pairs: Tensor) -> Tensor:
-        return super().normalise(logits - 1 if logits.amax() > 1 else logits, pairs)
+        return super().normalise(logits - 1 if logits.numel() and logits.amax() > 1 else logits, pairs)
 
 
 class ToyCodes(ToyDense):

@@ -34,7 +34,9 @@ from regard.testing.registry import REGISTERED, Check, CheckResult, conduct
 CHECKS: dict[str, Check] = {name: each for name, each in REGISTERED.items() if issubclass(each.kind, Attention)}
 """Every check of mechanisms by name, in the order in which they run."""
 
-PART_CHECKS: dict[str, Check] = {name: each for name, each in REGISTERED.items() if not issubclass(each.kind, Attention)}
+PART_CHECKS: dict[str, Check] = {
+    name: each for name, each in REGISTERED.items() if not issubclass(each.kind, Attention)
+}
 """Every check of parts of models by name."""
 
 

@@ -104,9 +104,11 @@ def _compiled(subject: Subject, causal: bool, length: int, *, whole: bool) -> tu
 
     torch._dynamo.reset()
     compiled: Any = torch.compile(mechanism, backend=backend, fullgraph=whole, dynamic=False)
+    from torch._dynamo.exc import Unsupported
+
     try:
         got = run(compiled, x).values
-    except torch._dynamo.exc.Unsupported as error:
+    except Unsupported as error:
         raise Failure(f"the graph breaks, {causal=}: {error}") from error
     assert_close(got, expected, tolerance=1e-6, what=f"compiled, {length} positions, {causal=}")
     return len(nodes), sum(nodes)

@@ -1,7 +1,6 @@
 """Law 2, continued: states that fork, join and go back stay what they were."""
 
 import torch
-from torch import Tensor
 
 from regard.core import Attention, State
 from regard.errors import ShapeError, UnsupportedError
