@@ -125,7 +125,8 @@ def exact_definition(subject: Subject) -> None:
     for causal in subject.modes:
         mechanism = explicit.build(causal)
         x = explicit.inputs(mechanism)
-        expected = run(mechanism, x).values
+        expected = definition(mechanism, x)
+        assert_identical(run(mechanism, x).values, expected, what=f"the definition, {causal=}")
         with torch.autocast("cpu", dtype=torch.bfloat16):
             assert_identical(run(mechanism, x).values, expected, what=f"the definition under autocast, {causal=}")
     if not (subject.info.supports.state and subject.info.supports.causal and explicit.info.inputs):
