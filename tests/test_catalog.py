@@ -75,6 +75,19 @@ def test_an_import_path_is_a_specification():
     assert regard.describe(path) == Softmax.default_info
 
 
+def test_an_import_path_takes_options():
+    path = "regard.attention.sparse.local:Local"
+    assert regard.build(f"{path}(window=3)", HEADS).window == 3
+    assert regard.build(f"{path}(window=3, dilation=2)", HEADS, window=5).window == 5
+    assert regard.describe(f"{path}(window=3)") == regard.describe("local(window=3)")
+    mixed = regard.build(f"{path}(window=3):3 + {path}:1", HEADS)
+    assert [part.window for part in mixed.mechanisms] == [3, regard.build("local", HEADS).window]
+    with pytest.raises(ConfigError, match="has no option 'windw': did you mean 'window'"):
+        regard.build(f"{path}(windw=3)", HEADS)
+    with pytest.raises(ConfigError, match="option window='a' is not valid"):
+        regard.describe(f"{path}(window=a)")
+
+
 def test_a_mix_supports_what_all_its_parts_do():
     found = regard.describe("softmax:2 + local(window=3):2")
     parts = [regard.describe("softmax").supports, regard.describe("local").supports]

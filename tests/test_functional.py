@@ -187,3 +187,12 @@ def test_an_error_inside_leaves_the_mode_as_it_was():
     with pytest.raises((ShapeError, InputError)):
         weights(mechanism, randn(1, 1, 3, 4), randn(1, 1, 3, 5))
     assert mechanism.training
+
+
+def test_what_inference_mode_built_serves_training():
+    x = torch.randn(3, 1, 2, 5, 8)
+    with torch.inference_mode():
+        regard.attend(*x, "performer(num_features=6)")
+    q = x[0].clone().requires_grad_()
+    regard.attend(q, x[1], x[2], "performer(num_features=6)").sum().backward()
+    assert q.grad is not None

@@ -5,6 +5,7 @@ import pytest
 from regard import position
 from regard.errors import ConfigError
 from regard.layer import AttentionLayer
+from regard.models import blocks
 from regard.models.blocks.residual import Residual
 from regard.models.encoder_decoder import CrossBlock, EncoderDecoder
 from regard.position import Position
@@ -16,7 +17,8 @@ from tests.mutants import MUTANTS, parts
 PART_MUTANTS = [mutant for mutant in MUTANTS if mutant.cls.__module__ == parts.__name__]
 
 SOUND = [*(position.position_class(name) for name in position.names())]
-SOUND += [AttentionLayer, Residual, CrossBlock, EncoderDecoder, Windows]
+SOUND += [blocks.block_class(name) for name in blocks.names()]
+SOUND += [AttentionLayer, CrossBlock, EncoderDecoder, Windows]
 
 
 @pytest.mark.parametrize("part", SOUND, ids=lambda part: part.__name__)
@@ -36,6 +38,12 @@ def test_caught_by_its_check(mutant):
     assert "Error:" not in broken.message, f"{mutant.name} crashes: {broken.message}"
     (sound,) = check_part(mutant.parent, checks=[mutant.caught_by])
     assert sound.status == "passed", sound.message
+
+
+def test_every_block_has_a_check_of_its_own():
+    """Besides the laws of all blocks: its formula."""
+    for name in blocks.names():
+        assert blocks.block_class(name) in {check.kind for check in PART_CHECKS.values()}, name
 
 
 def test_every_check_has_a_mutant():
@@ -58,7 +66,7 @@ def test_a_scheme_of_ones_own_needs_a_definition():
 def test_what_cannot_be_checked_is_refused():
     with pytest.raises(ConfigError, match="unknown check"):
         check_part(Residual, checks=["residual_onse"])
-    with pytest.raises(ConfigError, match="is none of AttentionLayer, CrossBlock"):
+    with pytest.raises(ConfigError, match="is none of AttentionLayer, Block, CrossBlock"):
         check_part(int)
     with pytest.raises(ConfigError, match="is none of"):
         check_part(Residual, checks=["targets_are_next"])

@@ -1,7 +1,7 @@
 import pytest
 
 from regard.errors import ConfigError
-from regard.specs import camel, check_options, is_path, parse, split
+from regard.specs import camel, check_options, files, is_path, parse, split
 
 
 @pytest.mark.parametrize(
@@ -10,6 +10,10 @@ from regard.specs import camel, check_options, is_path, parse, split
         ("softmax", "softmax", {}),
         (" local(window=128) ", "local", {"window": 128}),
         ("linear(feature_map=relu, normalise=False)", "linear", {"feature_map": "relu", "normalise": False}),
+        ("rfa(gate=true, orthogonal=false)", "rfa", {"gate": True, "orthogonal": False}),
+        ("my.module:Mine", "my.module:Mine", {}),
+        (" my.module:Mine(window=3, kind='a:b') ", "my.module:Mine", {"window": 3, "kind": "a:b"}),
+        ("my.module:Mine ()", "my.module:Mine", {}),
         ("a(x=-1.5, y=None, z=(1, 2), w='p + q')", "a", {"x": -1.5, "y": None, "z": (1, 2), "w": "p + q"}),
     ],
 )
@@ -29,6 +33,10 @@ def test_parse_reads_names_and_literal_options(text, name, options):
         "a.b()",
         "__import__('os').system('x')",
         "a(x=f())",
+        "my.module:Mine(3)",
+        "my.module:Mine(x=f())",
+        "my.module:Mine(x=1) + other",
+        "my.module:mine",
         "a(x=1, x=2)",
         "1",
     ],
@@ -56,7 +64,25 @@ def test_split_respects_brackets_and_quotes():
 def test_camel_and_paths():
     assert camel("softmax_plus_one") == "SoftmaxPlusOne"
     assert is_path("my.module:Thing")
+    assert is_path("my.module:Thing(window=3)")
     assert not is_path("local:4")
+
+
+def test_a_path_that_cannot_be_read_is_told_how_it_is_written():
+    with pytest.raises(ConfigError, match=r"write module:Class or module:Class\(option=value, ...\), with a capital"):
+        parse("my.module:mine(window=3)")
+
+
+def test_files_are_those_of_the_folders():
+    """By the importer's own count: every module below the package, but for private ones."""
+    import importlib
+    import pkgutil
+
+    for name in ("regard.attention", "regard.position", "regard.models.presets", "regard.claims"):
+        package = importlib.import_module(name)
+        walked = [module.name for module in pkgutil.walk_packages(package.__path__, f"{name}.") if not module.ispkg]
+        public = {path.rpartition(".")[2]: path for path in walked if "._" not in path}
+        assert dict(files(name)) == public
 
 
 class Thing:

@@ -18,9 +18,11 @@ _HOMES = {
     "check": "regard.testing",
     "Heads": "regard.info",
     "Info": "regard.info",
+    "Input": "regard.info",
     "Supports": "regard.info",
     "Attended": "regard.core",
     "Attention": "regard.core",
+    "Call": "regard.core",
     "ScoreBias": "regard.core",
     "State": "regard.core",
     "merge": "regard.core",
@@ -47,7 +49,7 @@ __all__ = ["__version__", *sorted(_HOMES)]
 
 if TYPE_CHECKING:
     from regard.catalog import build, describe, names, register
-    from regard.core import Attended, Attention, ScoreBias, State, merge
+    from regard.core import Attended, Attention, Call, ScoreBias, State, merge
     from regard.errors import (
         CheckpointError,
         ConfigError,
@@ -62,7 +64,7 @@ if TYPE_CHECKING:
         UnsupportedError,
     )
     from regard.functional import attend, weights
-    from regard.info import Heads, Info, Supports
+    from regard.info import Heads, Info, Input, Supports
     from regard.layer import AttentionLayer, HeadMix
     from regard.report import compare
     from regard.testing import check

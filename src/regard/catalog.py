@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regard import specs
+from regard import consent, specs
 from regard.errors import ConfigError, UnsupportedError, nearest
 from regard.info import Heads, Info, Input, Supports
 
@@ -125,23 +125,41 @@ def docstring(name: str) -> str:
 
 
 def resolve(spec: str) -> "tuple[type[Attention], Mapping[str, object]]":
-    """The class and the options of a specification (`name`, `name(option=value)` or `module:Class`).
+    """The class and the options of a specification: `name` or `module:Class`, alone or with `(option=value)`.
 
     Raises:
-        ConfigError: an unknown name or option, or a value of the wrong type.
+        ConfigError: an unknown name or option, a value of the wrong type, or more than one mechanism.
     """
-    if specs.is_path(spec):
-        return _attention(specs.load_path(spec), spec), {}
+    if why := several(spec):
+        raise ConfigError(why)
     parsed = specs.parse(spec)
     name = parsed.name
     cls: type[Attention]
     if name in _registered:
         cls = _registered[name]
+    elif specs.is_path(name):
+        cls = _attention(consent.imported(name), name)
     else:
         _file(name)
         cls = specs.load("mechanism", name, _files())
     cls.filled(parsed.options, f"mechanism {name}")
     return cls, parsed.options
+
+
+def several(spec: str) -> str:
+    """Why a specification is not of one mechanism, and the way out; "" where it may be.
+
+    Raises:
+        ConfigError: a part of a mix without its number of heads.
+    """
+    mixed, layers = [inner for inner, _ in parts(spec)], specs.split(spec, "/")
+    if mixed:
+        return f"{spec!r} is a mix over heads, and one mechanism is wanted: give {' or '.join(mixed)}"
+    if len(layers) > 1:
+        return f"{spec!r} alternates by layer, and one mechanism is wanted: give {' or '.join(layers)}"
+    if specs.unshared(spec) != spec:
+        return f"{spec!r} gives a single mechanism some of the heads: write {specs.unshared(spec)}"
+    return ""
 
 
 def _attention(cls: Any, label: str) -> "type[Attention]":
@@ -163,10 +181,10 @@ def parts(spec: str) -> list[tuple[str, int]]:
         return []
     shares: list[tuple[str, int]] = []
     for piece in pieces:
-        inner, *count = specs.split(piece, ":")
-        if len(count) != 1 or not count[0].isdigit() or int(count[0]) < 1:
+        inner, count = specs.unshared(piece), specs.split(piece, ":")[-1]
+        if inner == piece or int(count) < 1:
             raise ConfigError(f"{piece!r} in {spec!r} must name its heads, as in 'local(window=64):4 + linear:4'")
-        shares.append((inner, int(count[0])))
+        shares.append((inner, int(count)))
     return shares
 
 

@@ -79,8 +79,9 @@ class Attention(Mechanism, ABC):
             marks: integer labels of tokens whose meaning the mechanism declares.
             inputs: the tensors (batch, heads, slots, width) that `info.inputs` names, effective ones (see `activate`).
                 Where causal queries stand behind the last key, those of the keys go on to the last query.
-            query_start: the slot of the first query. Not causal: where the queries come in pieces; None: 0. Causal and
-                `mergeable`: where they stand behind the last key of this part of the keys.
+            query_start: the slot of the first query. Not causal: where queries of another sequence stand; None: 0, and
+                as many queries as keys are taken for the same tokens. Causal and `mergeable`: where they stand behind
+                the last key of this part of the keys.
             state: the past; never modified.
             lse: also return the log-sum-exp of the logits, by which parts over disjoint keys are merged.
 
@@ -278,9 +279,10 @@ class Attention(Mechanism, ABC):
         lse: bool = False,
     ) -> Call:
         past, causal = 0 if state is None else state.length, self.heads.causal
+        paired = not causal and query_start is None and q.shape[2] == past + k.shape[2]
         if query_start is None:
             query_start = past + k.shape[2] - q.shape[2] if causal else 0
-        return Call(key_mask, bias, marks, inputs, state, causal, past, query_start, lse)
+        return Call(key_mask, bias, marks, inputs, state, causal, past, query_start, lse, paired)
 
     @final
     def definition(

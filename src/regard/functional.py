@@ -63,13 +63,15 @@ def attend(
 
 @lru_cache(maxsize=128)
 def _shared(spec: str, heads: Heads, scale: float | None, device: torch.device, dtype: torch.dtype) -> Attention:
-    mechanism = build(spec, heads) if scale is None else build(spec, heads, scale=scale)
+    with torch.inference_mode(False):  # what is kept here serves training too
+        mechanism = build(spec, heads) if scale is None else build(spec, heads, scale=scale)
+        mechanism = mechanism.eval().to(device=device, dtype=dtype)
     if next(mechanism.parameters(), None) is not None:
         raise UnsupportedError(
             f"attend serves mechanisms without weights, and {spec!r} has some; use AttentionLayer(dim, {spec!r}, ...)"
         )
     refuse_inputs(mechanism.info, spec, "attend")
-    return mechanism.eval().to(device=device, dtype=dtype)
+    return mechanism
 
 
 @torch.no_grad()

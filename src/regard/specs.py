@@ -3,20 +3,25 @@
 import ast
 import importlib
 import inspect
-import pkgutil
 import re
 import typing
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from regard.consent import PATH
 from regard.errors import ConfigError, nearest
+
+_CLASS = re.compile(r"([A-Za-z_][\w.]*:[A-Z]\w*)\s*(\(.*\))?", re.DOTALL)
+_BARE_WORDS = {"true": True, "false": False}
+"""as TOML and JSON write them"""
 
 
 @dataclass(frozen=True)
 class Spec:
-    """A name with options: `local(window=128)` is Spec("local", {"window": 128})."""
+    """A name with options: `local(window=128)` is Spec("local", {"window": 128}). The name may be `module:Class`."""
 
     name: str
     options: Mapping[str, object]
@@ -27,7 +32,8 @@ class Spec:
 
 
 def parse(text: str) -> Spec:
-    """Read a specification: a name, or a name called with keyword options whose values are literals or bare words.
+    """Read a specification: a name or `module:Class`, alone or called with keyword options whose values are literals or
+    bare words.
 
     Raises:
         ConfigError: anything else.
@@ -36,9 +42,16 @@ def parse(text: str) -> Spec:
         >>> parse("linear(feature_map=relu, normalise=False)").options
         {'feature_map': 'relu', 'normalise': False}
     """
+    found = _CLASS.fullmatch(text.strip())
+    written = text.strip() if found is None else f"{found[1].partition(':')[2]}{found[2] or ''}"
     try:
-        tree = ast.parse(text.strip(), mode="eval").body
+        tree = ast.parse(written, mode="eval").body
     except (SyntaxError, ValueError) as error:
+        if PATH.match(text.strip()):
+            raise ConfigError(
+                f"cannot read {text!r}: write module:Class or module:Class(option=value, ...), with a capital in front "
+                "of the class"
+            ) from error
         raise ConfigError(
             f"cannot read {text!r}: write name or name(option=value, ...), with quotes around a value that is "
             "neither a number nor a name, such as '2d'"
@@ -54,12 +67,12 @@ def parse(text: str) -> Spec:
         if keyword.arg in options:
             raise ConfigError(f"{text!r} gives the option {keyword.arg!r} twice")
         options[str(keyword.arg)] = _literal(keyword.value, text)
-    return Spec(target.id, options)
+    return Spec(target.id if found is None else found[1], options)
 
 
 def _literal(node: ast.expr, text: str) -> object:
     if isinstance(node, ast.Name):
-        return node.id
+        return _BARE_WORDS.get(node.id, node.id)
     try:
         return ast.literal_eval(node)
     except ValueError as error:
@@ -94,17 +107,17 @@ def split(text: str, separator: str) -> list[str]:
 
 @cache
 def files(package: str) -> Mapping[str, str]:
-    """Name -> module of every public file below a package, without importing any of them."""
+    """Name -> module of every public file in the folder of a package and in the packages there, without importing any.
+
+    The folder is read as a folder: `pkgutil.walk_packages` imports packages by their bare names, whoever's they are.
+    """
     folder = Path(__file__).parent.joinpath(*package.split(".")[1:])
     modules: dict[str, str] = {}
-    for module in sorted(pkgutil.walk_packages([str(folder)]), key=lambda m: m.name):
-        base = f"{package}.{module.name}"
-        if module.ispkg:
-            for inner in pkgutil.iter_modules([str(folder / module.name)]):
-                if not inner.ispkg and not inner.name.startswith("_"):
-                    modules[inner.name] = f"{base}.{inner.name}"
-        elif not module.name.startswith("_"):
-            modules[module.name] = base
+    for path in sorted([*folder.glob("*.py"), *folder.glob("*/*.py")]):
+        inside = path.relative_to(folder).with_suffix("").parts
+        whole = len(inside) == 1 or (path.parent / "__init__.py").exists()
+        if whole and not inside[-1].startswith("_"):
+            modules[path.stem] = ".".join((package, *inside))
     return modules
 
 
@@ -146,18 +159,42 @@ def check_options(kind: str, name: str, cls: type, options: Mapping[str, object]
 
 
 def is_path(text: str) -> bool:
-    """Whether a text names a class by import path, as `module:Class`."""
-    return re.fullmatch(r"[A-Za-z_][\w.]*:[A-Z]\w*", text.strip()) is not None
+    """Whether a text names a class by import path, as `module:Class` or `module:Class(option=value)`."""
+    return _CLASS.fullmatch(text.strip()) is not None
 
 
-def load_path(text: str) -> type:
-    """The class at `module:Class`.
+def paths(value: object) -> list[str]:
+    """Every import path that building the specifications in a value could import.
 
-    Raises:
-        ConfigError: no such module or class.
+    More is found rather than less: every text in it counts, and every text that an option's value turns out to be.
+
+    Args:
+        value: a specification or a mix; or dictionaries, lists and tuples with some inside.
+
+    Example:
+        >>> paths(["softmax:2 + my.module:Mine(window=3):2", r"score(function='my\\x3afunction')"])
+        ['my.module:Mine', 'my:function']
     """
-    module, _, name = text.strip().partition(":")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"cannot import {text!r}: {error}") from error
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return list(dict.fromkeys(path for item in value for path in paths(item)))
+    if not isinstance(value, str):
+        return []
+    found = PATH.findall(value)
+    for part in split(value, "+"):
+        with suppress(ConfigError):  # what cannot be read cannot be built
+            spec = parse(unshared(part))
+            found += PATH.findall(spec.name) + paths(spec.options)
+    return list(dict.fromkeys(found))
+
+
+def unshared(part: str) -> str:
+    """A part of a mix without its number of heads.
+
+    Example:
+        >>> unshared("my.module:Mine(window=3):2")
+        'my.module:Mine(window=3)'
+    """
+    *inner, heads = split(part, ":")
+    return ":".join(inner) if inner and heads.isdigit() else part

@@ -1,10 +1,12 @@
 """`regard bench` in this process; timing in one of its own is tested where it is done."""
 
+import importlib
 import json
 
 import pytest
 
 from regard.benchmark import sweep
+from regard.cli._numbers import parse_lengths
 
 
 def test_times_are_beside_exact_attention_and_what_was_counted(regard, monkeypatch):
@@ -20,6 +22,26 @@ def test_times_are_beside_exact_attention_and_what_was_counted(regard, monkeypat
     assert shown == {(*row, length) for row in rows for length in (16, 32)}
     assert all(row["seconds"] > 0 and row["default_seconds"] > 0 for row in found["rows"])
     assert found["counted"] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "lengths"),
+    [
+        (["linear", "--lengths", "64", "128"], (64, 128)),
+        (["--lengths", "64", "128", "linear"], (64, 128)),
+        (["--lengths", "64,128", "linear"], (64, 128)),
+        (["--lengths=64", "128", "1024:4096", "--heads", "2", "linear"], (64, 128, 1024, 2048, 4096)),
+        (["--lengths", "64", "--heads", "2", "linear"], (64,)),
+        (["linear", "--lengths", "64:256", "128"], (64, 128, 256)),
+    ],
+)
+@pytest.mark.parametrize("verb", ["bench", "accuracy"])
+def test_lengths_in_several_words(verb, words, lengths):
+    module = importlib.import_module(f"regard.cli.{verb}")
+    options = module.parse(words)
+    assert parse_lengths(options.lengths) == lengths
+    assert options.specs == ("linear",)
+    assert options.heads == (2 if "--heads" in words else 8)
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,14 @@
 """list, info, check and doctor."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
 from regard import catalog, memory, position
-from regard.models import presets
+from regard.cli import _kinds
+from regard.models import blocks, depth, presets
 
 
 def test_list_shows_everything(regard):
@@ -13,6 +16,7 @@ def test_list_shows_everything(regard):
     shown = set(answer.out.replace(",", " ").split())
     assert answer.code == 0
     assert {*catalog.names(), *position.names(), *memory.names(), *presets.names()} <= shown
+    assert {*blocks.names(), *depth.names()} <= shown
 
 
 def test_list_filters_by_name_and_capability(regard):
@@ -42,7 +46,7 @@ def test_list_json_holds_the_facts(regard):
 
 def _every_entry():
     lists = {"mechanism": catalog.names(), "position": position.names(), "memory": memory.names()}
-    lists["preset"] = presets.names()
+    lists |= {"preset": presets.names(), "block": blocks.names(), "depth": depth.names()}
     return [f"{kind}:{name}" for kind, names in lists.items() for name in names]
 
 
@@ -68,6 +72,104 @@ def test_info_prefers_mechanisms_and_takes_a_kind(regard):
     assert regard("info", "preset:performer").out.startswith("preset performer")
 
 
+def test_info_knows_every_kind_of_part():
+    """A package with a file for every name says so with PACKAGE; claims and file formats are no parts of a model."""
+    source = Path(catalog.__file__).parent
+    found = {
+        package
+        for path in source.rglob("__init__.py")
+        for package in re.findall(r'^PACKAGE = "(.+)"$', path.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    assert set(_kinds.PACKAGES.values()) == found - {"regard.claims", "regard.integrations.architectures"}
+
+
+@pytest.mark.parametrize("name", ["parallel", "residual"])
+def test_info_finds_parts_of_models_by_their_names_alone(regard, name):
+    assert regard("info", name).out.startswith(f"block {name}\n")
+    assert json.loads(regard("info", name, "--json").out)["options"] == {}
+
+
+def test_info_of_a_name_with_two_kinds_shows_both(regard):
+    answer = regard("info", "fixed")
+    assert answer.out.startswith("mechanism fixed\n")
+    assert "\ndepth fixed\n" in answer.out
+    found = json.loads(regard("info", "fixed", "--json").out)
+    assert (found["kind"], [other["kind"] for other in found["also"]]) == ("mechanism", ["depth"])
+    assert "also" not in json.loads(regard("info", "depth:fixed", "--json").out)
+
+
+@pytest.mark.parametrize(
+    ("entry", "option", "meaning"),
+    [
+        ("recent", "length", "positions to keep"),
+        ("rotary", "fraction", "share of the channels that is rotated; the rest knows no position"),
+        ("coordinates", "query_block", "rows and columns of a block; None: raster order"),
+        ("llama", "mlp_dim", "width of the gated unit; None: the published rule, 8/3 dim rounded up to a multiple of "),
+    ],
+)
+def test_info_says_what_an_option_means(regard, entry, option, meaning):
+    assert json.loads(regard("info", entry, "--json").out)["options"][option]["meaning"].startswith(meaning)
+    assert meaning in " ".join(regard("info", entry).out.split()) or entry == "llama"
+
+
+@pytest.mark.parametrize("entry", [entry for entry in _every_entry() if not entry.startswith("preset:")])
+def test_every_option_has_a_meaning(regard, entry):
+    options = json.loads(regard("info", entry, "--json").out)["options"]
+    assert [name for name, option in options.items() if not option.get("meaning")] == []
+
+
+@pytest.mark.parametrize(
+    ("entry", "option", "value"),
+    [("rotary(base=5.0)", "base", "5.0"), ("recent(length=3)", "length", "3"), ("llama(dim=64)", "dim", "64")],
+)
+def test_info_takes_the_options_of_any_kind(regard, entry, option, value):
+    assert json.loads(regard("info", entry, "--json").out)["options"][option]["default"] == value
+
+
+@pytest.mark.parametrize("words", ["true", "false", "True", "False"])
+def test_info_reads_tomls_truth(regard, words):
+    found = json.loads(regard("info", f"rfa(gate={words})", "--json").out)
+    assert found["options"]["gate"]["default"] == words.capitalize()
+
+
+def test_a_class_by_path_takes_options(regard):
+    path = "regard.attention.sparse.local:Local"
+    found = json.loads(regard("info", f"{path}(window=3)", "--json").out)
+    assert found["options"]["window"]["default"] == "3"
+    answer = regard("info", f"{path}(windw=3)")
+    assert answer.code == 2
+    assert "has no option 'windw': did you mean 'window'?" in answer.err
+
+
+def test_check_of_a_class_by_path_with_options(regard, monkeypatch):
+    from regard.testing import checks
+
+    monkeypatch.setattr(checks, "CHECKS", {"causality": checks.CHECKS["causality"]})
+    path = "regard.attention.sparse.local:Local(window=3)"
+    found = json.loads(regard("check", path, "--json").out)[path]
+    assert [result["options"] for result in found] == [{"window": 3}]
+
+
+@pytest.mark.parametrize("verb", ["info", "check"])
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (
+            "local(window=4):1 + forgetting:1",
+            "is a mix over heads, and one mechanism is wanted: give local(window=4) or",
+        ),
+        ("softmax:1 + forgetting:1", "is a mix over heads, and one mechanism is wanted: give softmax or forgetting"),
+        ("softmax + forgetting:1", "'softmax' in 'softmax + forgetting:1' must name its heads"),
+        ("linear / softmax", "alternates by layer, and one mechanism is wanted: give linear or softmax"),
+        ("local:4", "'local:4' gives a single mechanism some of the heads: write local"),
+    ],
+)
+def test_more_than_one_mechanism_is_told_so(regard, verb, spec, message):
+    answer = regard(verb, spec)
+    assert (answer.code, answer.out) == (2, "")
+    assert message in answer.err
+
+
 def test_info_shows_the_facts_that_hold_with_options(regard):
     assert json.loads(regard("info", "linear", "--json").out)["rows_sum_to_one"] is True
     found = json.loads(regard("info", "linear(normalise=False)", "--json").out)
@@ -85,7 +187,12 @@ def test_info_of_a_class_by_path(regard):
         ("softmaxx", "there is no catalog entry 'softmaxx': did you mean 'softmax'?"),
         ("position:rotry", "there is no position 'rotry': did you mean 'rotary'?"),
         ("position:linear", "there is no position 'linear'"),
-        ("foo:bar", "there is no catalog entry 'foo:bar'"),
+        ("foo:bar", "there is no catalog entry 'foo:bar': a class by its path is module:Class, with a capital"),
+        ("rotary(bse=3)", "position rotary has no option 'bse': did you mean 'base'?"),
+        ("recent(length=0)", "memory recent: option length=0 is not valid"),
+        ("parallel(x=1)", "block parallel has no options, got 'x'"),
+        ("depth:fixed(x=1)", "depth fixed has no options, got 'x'"),
+        ("llama(dims=64)", "preset llama has no field 'dims'"),
         ("linear(fature_map=relu)", "no option 'fature_map': did you mean 'feature_map'?"),
         ("linear(feature_map=3)", "feature_map=3 is not valid"),
         ("linear(", "cannot read 'linear('"),

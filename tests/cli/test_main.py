@@ -144,7 +144,8 @@ def test_a_full_disk_behind_stdout(environment):
 
 def test_machine_output_is_alone_on_stdout(environment):
     done = subprocess.run([*PROGRAM, "list", "--json"], capture_output=True, env=environment, check=True)
-    assert set(json.loads(done.stdout)) == {"mechanisms", "positions", "memories", "presets"}
+    kinds = {"mechanisms", "positions", "memories", "blocks", "depths", "presets"}
+    assert set(json.loads(done.stdout)) == kinds
     done = subprocess.run([*PROGRAM, "list", "--json", "--supports", "flight"], capture_output=True, env=environment)
     assert (done.returncode, done.stdout) == (2, b"")
     assert b"regard list: unknown capability 'flight'" in done.stderr

@@ -101,6 +101,42 @@ def test_a_model_that_no_memory_holds_is_refused_before_it_is_built(regard, tmp_
     assert list(tmp_path.iterdir()) == []
 
 
+MEMORY = ["--model.memory", "recent(length=16)"]
+
+
+def test_a_memory_is_trained_evaluated_and_generates_over_segments(regard, tmp_path, short):
+    """A memory of one token reads other things, so every command must give other numbers."""
+    scores, texts = [], []
+    for length in (1, 16):
+        words = ["--model.memory", f"recent(length={length})", "--model.max-length", "8", "--learning-rate", "0.01"]
+        assert regard("train", *short, *words, "--steps", "3", "--out", f"r{length}").code == 0
+        assert config_of(tmp_path / f"r{length}")["model"]["max_length"] == 8
+        assert regard("train", "--resume", f"r{length}").code == 0
+        scores.append(json.loads(regard("evaluate", f"r{length}", "--json").out)["nats_per_token"])
+        answer = regard("generate", f"r{length}", "12 is followed", "--max-new-tokens", "30", "--temperature", "1")
+        assert answer.code == 0
+        texts.append(answer.out)
+    assert scores[0] != scores[1]
+    assert texts[0] != texts[1]
+
+
+def test_a_memory_that_nothing_would_reach_is_refused(regard, tmp_path, short):
+    """The default max_length is 512, and the windows have 32 tokens; the help says what a segment is."""
+    for words in (MEMORY, [*MEMORY, "--model.max-length", "32"]):
+        answer = regard("train", *short, *words, "--out", "r")
+        assert (answer.code, answer.out) == (2, "")
+        assert "would remember nothing" in answer.err
+        assert "set model.max_length below that (16 makes two segments)" in answer.err
+        assert not (tmp_path / "r").exists()
+    answer = regard("train", *short, *MEMORY, "--model.max-length", "8", "--model.position", "learned", "--out", "r")
+    assert (answer.code, answer.out) == (2, "")
+    assert "position learned is built for that many and no more" in answer.err
+    assert not (tmp_path / "r").exists()
+    shown = regard("train", "--help").out
+    assert "With a memory the" in shown
+    assert "tokens of a segment: fewer than the task's length, such as half of it." in shown
+
+
 def test_the_file_chooses_the_task_and_a_flag_another_one(regard, tmp_path, text):
     (tmp_path / "a.toml").write_text(FILE)
     assert regard("train", "--config", "a.toml", "--out", "r", "--steps", "1").code == 0

@@ -529,3 +529,15 @@ class TestRefusals:
         remembers = layer(memory="recent", position="rotary")
         with pytest.raises(UnsupportedError, match="a memory has slots only; leave positions out"):
             remembers(x, memory=MemoryState({"hidden": x}, 4), positions=torch.arange(4))
+
+
+@pytest.mark.parametrize("name", regard.names())
+def test_autocast_serves_every_mechanism(name):
+    supports = regard.describe(name).supports
+    for causal in [mode for mode in (False, True) if (supports.causal if mode else supports.bidirectional)]:
+        layer = AttentionLayer(16, name, heads=2, causal=causal, max_length=32)
+        x = torch.randn(2, 9, 16, requires_grad=True)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            layer(x).hidden.float().square().sum().backward()
+        assert x.grad is not None
+        assert x.grad.isfinite().all()

@@ -1,14 +1,18 @@
 """The parts of a block against their formulas, written out."""
 
+from copy import deepcopy
+from typing import Any
+
 import pytest
 import torch
-from torch.nn.functional import gelu, layer_norm, relu, rms_norm, silu
+from torch.nn.functional import gelu, relu, silu
 
 from regard.core import generator
 from regard.layer import AttentionLayer, linear
-from regard.models.blocks.residual import Residual as Block
+from regard.models.blocks import block_class, names
 from regard.models.config import ModelConfig
 from regard.models.parts import Mlp, ShortConvolution
+from tests.models.block_formulas import FORMULAS, attention, mlp_of, moved
 
 
 def signed(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -77,45 +81,104 @@ def test_short_convolution_reads_masked_positions_as_the_start() -> None:
     assert not torch.equal(convolution(x)[0][:, 2:], convolution(x[:, 2:])[0])
 
 
+def block_of(name: str, **options: Any) -> tuple[Any, ModelConfig]:
+    """A block with weights off their initial values."""
+    config = ModelConfig(dim=8, heads=2, block=name, **options)
+    layer = AttentionLayer(8, config.attention[0], heads=2, bias=config.bias)
+    return moved(block_class(name)(config, layer, seed=3)), config
+
+
+def written(block: Any, config: ModelConfig, x: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
+    """The formula of a block, its branches times a factor."""
+    mlp = mlp_of(block)
+    branches = [lambda y: factor * attention(block.attention, y), mlp and (lambda y: factor * mlp(y))]
+    return FORMULAS[config.block](x, block, config, *branches)
+
+
+def test_every_block_has_a_formula() -> None:
+    assert set(FORMULAS) == set(names())
+
+
+@pytest.mark.parametrize("name", names())
 @pytest.mark.parametrize("place", ["pre", "post"])
 @pytest.mark.parametrize("kind", ["layer", "rms"])
-def test_block_is_its_formula(place: str, kind: str) -> None:
-    config = ModelConfig(dim=8, heads=2, norm=place, norm_kind=kind, norm_eps=0.03, mlp="relu", bias=True)
-    layer = AttentionLayer(8, "softmax", heads=2, bias=True)
-    block = Block(config, layer, seed=3).double().eval()
-    draw = generator(9)
-    with torch.no_grad():
-        for weight in block.parameters():
-            weight.add_(torch.randn(weight.shape, generator=draw) * 0.3)
+@pytest.mark.parametrize("mlp", ["relu", "swiglu", "none"])
+@pytest.mark.parametrize("again", ["none", "attention", "block"])
+def test_block_is_its_formula(name: str, place: str, kind: str, mlp: str, again: str) -> None:
+    """In evaluation with any dropout; in training without one, whatever is computed again."""
+    options = {"norm": place, "norm_kind": kind, "norm_eps": 0.03, "mlp": mlp, "bias": True, "checkpoint": again}
+    block, config = block_of(name, dropout=0.5, **options)
     x = signed(2, 5, 8)
-
-    def norm(x: torch.Tensor, module: torch.nn.Module) -> torch.Tensor:
-        if kind == "rms":
-            return rms_norm(x, (8,), module.weight, 0.03)
-        return layer_norm(x, (8,), module.weight, module.bias, 0.03)
-
-    if place == "pre":
-        y = x + layer(norm(x, block.attention_norm)).hidden
-        expected = y + block.mlp(norm(y, block.mlp_norm))
-    else:
-        y = norm(x + layer(x).hidden, block.attention_norm)
-        expected = norm(y + block.mlp(y), block.mlp_norm)
-    torch.testing.assert_close(block(x).hidden, expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(block(x).hidden, written(block, config, x), rtol=0, atol=1e-12)
+    block, config = block_of(name, **options)
+    torch.testing.assert_close(block.train()(x).hidden, written(block, config, x), rtol=0, atol=1e-12)
 
 
-def test_block_without_mlp() -> None:
-    config = ModelConfig(dim=8, heads=2, mlp="none")
-    layer = AttentionLayer(8, "softmax", heads=2)
-    block = Block(config, layer, seed=3).double().eval()
-    x = signed(2, 5, 8)
-    expected = x + layer(layer_norm(x, (8,), block.attention_norm.weight, None, 1e-5)).hidden
-    torch.testing.assert_close(block(x).hidden, expected, rtol=0, atol=1e-12)
+class Twice(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
 
 
+@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("place", ["pre", "post"])
+def test_dropout_is_of_both_branches_in_training(name: str, place: str) -> None:
+    block, config = block_of(name, norm=place, mlp="relu")
+    block.dropout, x = Twice(), signed(2, 5, 8)
+    torch.testing.assert_close(block(x).hidden, written(block, config, x), rtol=0, atol=1e-12)
+    block.train()
+    torch.testing.assert_close(block(x).hidden, written(block, config, x, 2.0), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize(("again", "calls"), [("none", (1, 1)), ("attention", (2, 1)), ("block", (2, 2))])
+def test_a_block_computes_again_what_it_was_told_to(name: str, again: str, calls: tuple[int, int]) -> None:
+    """Calls of attention and MLP in a forward and a backward pass, whose gradients are those of the formula."""
+    block, config = block_of(name, mlp="relu", checkpoint=again)
+    counted = {"attention": 0, "mlp": 0}
+    for part in counted:
+
+        def count(module: torch.nn.Module, given: object, part: str = part) -> None:
+            counted[part] += 1
+
+        getattr(block, part).register_forward_pre_hook(count)
+    x, target = signed(2, 5, 8), signed(2, 5, 8, seed=1)
+    weights = list(block.parameters())
+    got = torch.autograd.grad((block(x).hidden * target).sum(), weights)
+    assert tuple(counted.values()) == calls
+    wanted = torch.autograd.grad((written(block, config, x) * target).sum(), weights)
+    torch.testing.assert_close(got, wanted, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("place", ["pre", "post"])
+def test_state_memory_and_losses_are_those_of_the_attention(name: str, place: str) -> None:
+    """Of what the block gives to its attention: the formula says what, and a copy of the layer what comes of it."""
+    codes = "vector_quantized(num_codes=5, block_size=2)"
+    config = ModelConfig(dim=8, heads=2, block=name, norm=place)
+    layer = AttentionLayer(8, codes, heads=2, memory="recent(length=3)")
+    block = moved(block_class(name)(config, layer, seed=3)).train()
+    x, keep = signed(2, 4, 8), torch.tensor([[True, True, False, True]] * 2)
+    given: list[torch.Tensor] = []
+    FORMULAS[name](x, block, config, lambda y: given.append(y) or y, mlp_of(block))
+    alone, memory = deepcopy(block.attention), layer.memory.initial_state(2, dtype=torch.float64)
+    got, wanted = block(x, key_mask=keep, memory=memory), alone(given[0], key_mask=keep, memory=memory)
+    assert got.losses.keys() == wanted.losses.keys() != set()
+    for kept, other in ((got.memory.tensors(), wanted.memory.tensors()), (got.losses, wanted.losses)):
+        assert kept.keys() == other.keys()
+        for key in other:
+            torch.testing.assert_close(kept[key], other[key], rtol=0, atol=1e-12)
+    block, alone = block.eval(), alone.eval()
+    start = alone.initial_state(2, dtype=torch.float64)
+    kept, other = block(x, key_mask=keep, state=start).state, alone(given[0], key_mask=keep, state=start).state
+    for key, tensor in other.tensors().items():
+        torch.testing.assert_close(kept.tensors()[key], tensor, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", names())
 @pytest.mark.parametrize(("place", "scale"), [("pre", 8**-0.5), ("post", 1.0)])
-def test_residual_outputs_shrink_with_depth_under_pre_norm(place: str, scale: float) -> None:
-    config = ModelConfig(dim=64, heads=2, layers=4, norm=place)
-    block = Block(config, AttentionLayer(64, "softmax", heads=2), seed=0)
+def test_residual_outputs_shrink_with_depth_under_pre_norm(name: str, place: str, scale: float) -> None:
+    config = ModelConfig(dim=64, heads=2, layers=4, norm=place, block=name)
+    block = block_class(name)(config, AttentionLayer(64, "softmax", heads=2), seed=0)
     assert block.mlp is not None
     assert block.attention.projections.output.weight.std().item() == pytest.approx(scale / 8, rel=0.05)
     assert block.mlp.down.weight.std().item() == pytest.approx(scale / 16, rel=0.05)

@@ -63,6 +63,11 @@ def test_any_mechanism_that_can_serves_each_place(own: str, cross: str) -> None:
     torch.testing.assert_close(got, model(source, tokens, source_mask=MASK).logits, rtol=0, atol=1e-10)
 
 
+def test_a_mechanism_that_mixes_queries_is_refused_in_a_decoder() -> None:
+    with pytest.raises(UnsupportedError, match="depend on other queries"):
+        model_of(cross_attention=("lara(num_landmarks=2)",))
+
+
 def test_padding_of_the_source_changes_nothing() -> None:
     model, source, tokens = model_of(), tokens_of(3, 11), tokens_of(3, 8, seed=1)
     logits = model(source, tokens, source_mask=MASK).logits

@@ -1,11 +1,17 @@
 """A decoder that reads segments with a memory (Transformer-XL), against the same network with everything in view."""
 
+import re
+from copy import deepcopy
+
 import pytest
 import torch
 
+from regard import catalog, position
 from regard.errors import ConfigError, UnsupportedError
+from regard.info import Heads
 from regard.models import LanguageModel, ModelConfig
 from regard.models.generate import generate
+from regard.specs import Spec
 from regard.testing.compare import assert_close, assert_identical
 
 LENGTH, SEGMENT = 20, 6
@@ -110,6 +116,39 @@ def test_masked_tokens_reach_no_later_segment():
     assert not torch.equal(unmasked, one)
 
 
+def test_the_mask_of_every_segment_is_its_own():
+    """Holes in every segment, each time elsewhere: what is real sees what it sees in full context."""
+    model, tokens = model_of("recent(length=64)", position="rotary", short_convolution=3), tokens_of()
+    keep = torch.ones(2, LENGTH, dtype=torch.bool)
+    keep[0, [1, 8, 9, 16, 19]] = keep[1, [7, 10, 12]] = False
+    with torch.no_grad():
+        wanted = like(model)(tokens, key_mask=keep).logits
+        assert_close(model(tokens, key_mask=keep).logits[keep], wanted[keep], tolerance=1e-12, what="one call")
+        state, pieces = model.initial_state(2), []
+        for piece, mask in zip(tokens.split([4, 9, 7], 1), keep.split([4, 9, 7], 1), strict=True):
+            got = model(piece, key_mask=mask, state=state)
+            state, _ = got.state, pieces.append(got.logits)
+        assert_close(torch.cat(pieces, 1)[keep], wanted[keep], tolerance=1e-12, what="pieces with a state")
+
+
+def test_a_loss_is_the_mean_over_the_segments():
+    """Segment by segment by hand, in a copy: training moves the codebooks."""
+    codes = ("vector_quantized(num_codes=5, block_size=2)",)
+    model, tokens = model_of("recent(length=4)", position="none", attention=codes).train(), tokens_of(length=15)
+    copy = deepcopy(model)
+    losses = model(tokens).losses
+    state, each = copy.initial_state(2, segments=True), []
+    for piece in tokens.split(SEGMENT, 1):
+        got = copy(piece, state=state)
+        state, _ = got.state, each.append(got.losses)
+    assert len(each) == 3
+    assert losses.keys() == set(model.loss_weights) == {"commitment"}
+    for name, loss in losses.items():
+        parts = torch.stack([part[name] for part in each])
+        assert parts.unique().numel() == 3
+        assert_close(loss, parts.sum() / 3, tolerance=1e-12, what=name)
+
+
 def test_it_generates_what_full_context_does_and_forgets_with_a_short_memory():
     model = model_of("recent(length=64)", position="rotary")
     full, short = like(model), like(model, memory="recent(length=2)")
@@ -147,3 +186,51 @@ def test_misuse_is_refused():
         model(tokens, positions=torch.arange(LENGTH))
     with pytest.raises(UnsupportedError, match="does not support a memory"):
         model_of("recent", position="none", attention=("lsh(num_buckets=4, form='paper')",))
+
+
+def stated_options(name: str) -> list[str]:
+    """Every specification of a mechanism that its own samples give."""
+    return [str(Spec(name, dict(options))) for options in catalog.resolve(name)[0].samples]
+
+
+def reads_beyond(model: LanguageModel) -> bool:
+    """Whether three segments go through, at once and token by token."""
+    tokens = tokens_of(length=2 * SEGMENT + 3)
+    with torch.no_grad():
+        model(tokens)
+        state = model.initial_state(2) if model.streams else None
+        for token in tokens.split(1, 1) if state is not None else ():
+            state = model(token, state=state).state
+    return model.limit is None
+
+
+@pytest.mark.parametrize("name", position.names())
+def test_a_scheme_with_a_table_takes_no_memory(name):
+    """Refused when built, not where the table ends; every other scheme reads any number of segments."""
+    if position.position_class(name).sized:
+        with pytest.raises(
+            ConfigError, match=rf"recent.* max_length=6 positions, and position {name} is built for that many"
+        ):
+            model_of("recent(length=8)", position=name)
+        assert model_of("none", position=name).limit == SEGMENT
+    else:
+        assert reads_beyond(model_of("recent(length=8)", position=name))
+
+
+@pytest.mark.parametrize("spec", [spec for name in catalog.names() for spec in stated_options(name)])
+def test_a_mechanism_with_a_size_takes_no_memory(spec):
+    """As schemes: lsh by the size of its buckets, bigbird, blockwise and the synthesizer have a size."""
+    shape = {"position": "none", "layers": 1, "attention": (spec,)}
+    heads = Heads(count=2, key_dim=8, causal=True, max_length=SEGMENT)
+    try:
+        able = catalog.build(spec, heads).info.supports.prefix
+    except UnsupportedError:
+        able = False
+    if not able:
+        with pytest.raises(UnsupportedError):
+            model_of("recent(length=8)", **shape)
+    elif model_of("none", **shape).limit == SEGMENT:
+        with pytest.raises(ConfigError, match=rf"attention {re.escape(spec)} is built for that many and no more"):
+            model_of("recent(length=8)", **shape)
+    else:
+        assert reads_beyond(model_of("recent(length=8)", **shape))

@@ -137,3 +137,36 @@ def test_streaming_is_left_alone(again: str) -> None:
 def test_an_unknown_choice_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"checkpoint: no choice 'blocks'.*block"):
         ModelConfig(checkpoint="blocks")  # type: ignore[arg-type]
+
+
+DRAWING = {
+    name: (name, MODELS["decoder"])
+    for name in (
+        "rfa(num_features=8, redraw_interval=2)",
+        "rfa(num_features=8, gate=True)",
+        "performer(num_features=8, redraw_interval=2)",
+        "randomized",
+        "vector_quantized(num_codes=5, block_size=4)",
+        "shortlist(num_keys=4)",
+        "performer(num_features=8, redraw_interval=1):2 + vector_quantized(num_codes=5, block_size=4):2",
+    )
+} | {"lara": ("lara(num_landmarks=3)", MODELS["encoder"]), "dropout": ("softmax", MODELS["dropout"])}
+
+
+@pytest.mark.parametrize("again", AGAIN)
+@pytest.mark.parametrize(("spec", "config"), DRAWING.values(), ids=DRAWING)
+def test_two_passes_before_one_backward(spec: str, config: BlockConfig, again: str) -> None:
+    """What a pass drew, its recomputation sees, although another pass has drawn since."""
+    position = "none" if "vector" in spec else "rotary" if isinstance(config, ModelConfig) else config.position
+    gradients = []
+    for checkpoint in ("none", again):
+        model = built(replace(config, attention=(spec,), position=position, dropout=0.0, checkpoint=checkpoint)).train()
+        torch.manual_seed(3)
+        first, second = model(tokens(1)), model(tokens(2))
+        total = sum(x.logits.square().mean() + sum(x.losses.values(), torch.zeros(())) for x in (first, second))
+        total.backward()
+        model(tokens(3))
+        gradients.append([x.grad for x in model.parameters()] + list(model.buffers()))
+    for kept, recomputed in zip(*gradients, strict=True):
+        if kept is not None:
+            torch.testing.assert_close(recomputed, kept)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from regard.bias import ScoreBias
 from regard.layer import AttentionLayer, LayerOutput
 from regard.layer.global_rows import GlobalRows
+from regard.models.blocks.parallel import Parallel
 from regard.models.blocks.residual import Residual
 from regard.models.encoder_decoder import CrossBlock, EncoderDecoder
 from regard.position.alibi import Alibi
@@ -22,6 +23,7 @@ from regard.position.shaw_keys import ShawKeys
 from regard.position.sinusoidal import Sinusoidal
 from regard.position.t5_bias import T5Bias
 from regard.position.transformer_xl import TransformerXl
+from regard.state import State
 from regard.tasks.base import IGNORE, Example
 from regard.tasks.text import Windows
 from tests.mutants import mutant
@@ -222,6 +224,54 @@ class NormOfTheBranch(Residual):
         x = x + self.attention_norm(got.hidden)
         assert self.mlp is not None
         return got._replace(hidden=x + self.mlp_norm(self.mlp(x)))
+
+
+@mutant("branches_side_by_side")
+class OneAfterTheOther(Parallel):
+    """The MLP reads what attention has changed."""
+
+    def forward(self, x: Tensor, **given: Any) -> LayerOutput:
+        got = self.attention(self.attended(x), **given)
+        x = x + got.hidden
+        assert self.mlp is not None
+        x = x + self.mlp(self.attended(x))
+        return got._replace(hidden=x if self.place == "pre" else self.attention_norm(x))
+
+
+@mutant("branches_side_by_side")
+class NormOfOneBranch(Parallel):
+    """Pre-norm for attention alone: the MLP reads the stream as it is."""
+
+    def forward(self, x: Tensor, **given: Any) -> LayerOutput:
+        if self.place == "post":
+            return super().forward(x, **given)
+        got = self.attention(self.attention_norm(x), **given)
+        assert self.mlp is not None
+        return got._replace(hidden=x + got.hidden + self.mlp(x))
+
+
+@mutant("skipped_block_remembers")
+class RemembersTheStream(Parallel):
+    """The keys of a skipped block are of hidden states without their norm."""
+
+    def remember(self, x: Tensor, **given: Any) -> State:
+        return self.attention.remember(x, **given)
+
+
+@mutant("skipped_block_remembers")
+class RemembersThePadding(Residual):
+    """A skipped block keeps the keys of masked tokens."""
+
+    def remember(self, x: Tensor, *, key_mask: Tensor | None = None, **given: Any) -> State:
+        return super().remember(x, key_mask=None, **given)
+
+
+@mutant("skipped_block_remembers")
+class RemembersSlots(Residual):
+    """A skipped block turns its keys by their slots, wherever they are."""
+
+    def remember(self, x: Tensor, *, positions: Tensor | None = None, **given: Any) -> State:
+        return super().remember(x, positions=None, **given)
 
 
 @mutant("residual_of_each_attention")

@@ -65,6 +65,9 @@ def test_a_specification_takes_the_shape_of_the_images() -> None:
     assert grid.placed("image_local_2d(flange=(1, 1))") == whole
     assert grid.placed("image_local_2d(flange=(1, 1), width=8)").count("width=8") == 1
     assert grid.placed("image_local_2d(flange=(1, 1)):2 + linear:1") == f"{whole}:2 + linear:1"
+    assert grid.placed("regard.attention.sparse.local:Local") == "regard.attention.sparse.local:Local"
+    path = "regard.attention.sparse.image_local_2d:ImageLocal2d"
+    assert grid.placed(f"{path}(flange=(1, 1))") == whole.replace("image_local_2d", path)
     with pytest.raises(ConfigError, match=r"has width=9, and the task's images have width=8, channels=3"):
         grid.placed("image_local_2d(width=9)")
     with pytest.raises(ConfigError, match=r"pixels come in raster order.*--task.query-block"):

@@ -76,6 +76,12 @@ def test_a_window_goes_to_every_mechanism_that_has_one() -> None:
     assert (found.attention, found.encoder_attention) == (("local(window=9)",), ("softmax", "local(window=9)"))
     assert model_of(config, Stage(steps=1, attention=("local",), window=1)).attention == ("local(window=1)",)
     assert model_of(config, Stage(steps=1)) == config
+    path = "regard.attention.sparse.local:Local"
+    of_paths = ModelConfig(layers=2, attention=(path, f"{path}(window=2, dilation=3):1 + softmax:3"))
+    assert model_of(of_paths, Stage(steps=1, window=9)).attention == (
+        f"{path}(window=9)",
+        f"{path}(window=9, dilation=3):1 + softmax:3",
+    )
     with pytest.raises(ConfigError, match=r"window=3, and none of the mechanisms \(softmax\) has one"):
         model_of(ModelConfig(), Stage(steps=1, window=3))
 

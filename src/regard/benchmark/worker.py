@@ -44,7 +44,7 @@ def in_worker(
         subprocess.CalledProcessError: it failed otherwise; its traceback went to our standard error.
     """
     environment = allocation(os.environ, fixed=fixed_allocation) | {"OMP_NUM_THREADS": str(threads)}
-    command = [sys.executable, "-m", module]
+    command = [sys.executable, "-P", "-m", module]  # -P: or the working folder comes first and hides what is installed
     results: list[Any] = []
     with _orderly():
         process = subprocess.Popen(

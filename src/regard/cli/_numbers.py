@@ -1,12 +1,13 @@
 """Numbers as the command line takes them."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 
 from regard.errors import ConfigError
 
 
 def parse_lengths(text: str) -> tuple[int, ...]:
-    """`first:last`, doubling, or a list.
+    """`first:last`, doubling, or a list of such and of numbers.
 
     Raises:
         ConfigError: neither.
@@ -14,18 +15,38 @@ def parse_lengths(text: str) -> tuple[int, ...]:
     Example:
         >>> parse_lengths("512:2048")
         (512, 1024, 2048)
+        >>> parse_lengths("64,512:1024")
+        (64, 512, 1024)
     """
+    lengths: dict[int, None] = {}
     try:
-        if ":" in text:
-            first, last = (int(part) for part in text.split(":"))
-            lengths = tuple(first << at for at in range(64) if first << at <= last)
-        else:
-            lengths = tuple(int(part) for part in text.split(","))
+        for part in text.split(","):
+            first, last = (int(end) for end in part.split(":")) if ":" in part else (int(part), int(part))
+            lengths |= dict.fromkeys(first << at for at in range(64) if first << at <= last)
     except ValueError as error:
-        raise ConfigError(f"cannot read the lengths {text!r}: write 512:8192 or 1000,4096") from error
+        raise ConfigError(f"cannot read the lengths {text!r}: write 512:8192, or 1000 4096") from error
     if not lengths or min(lengths) < 1:
-        raise ConfigError(f"no lengths in {text!r}: write 512:8192 or 1000,4096")
-    return lengths
+        raise ConfigError(f"no lengths in {text!r}: write 512:8192, or 1000 4096")
+    return tuple(lengths)
+
+
+def one_word(words: Sequence[str], option: str) -> list[str]:
+    """Words of a command in which the numbers after an option are one, with commas: what follows them is no number.
+
+    Example:
+        >>> one_word(["--lengths", "64", "128", "softmax"], "--lengths")
+        ['--lengths', '64,128', 'softmax']
+    """
+    joined: list[str] = []
+    inside = False
+    for word in words:
+        numbers = re.fullmatch(r"[\d:,]+", word) is not None
+        if inside and numbers and joined[-1] != option:
+            joined[-1] += f",{word}"
+            continue
+        inside = word == option or word.startswith(f"{option}=") or (inside and numbers)
+        joined.append(word)
+    return joined
 
 
 def require_positive(numbers: Mapping[str, int]) -> None:

@@ -42,9 +42,11 @@ class _Options:
     out: str | None = None
     """directory of the new run; None: runs/ and the first free number"""
     resume: str | None = None
-    """continue this run, with its own configuration: takes no other option but --json"""
+    """continue this run, with its own configuration: takes no other option but --json and --trust"""
     config: str | None = None
     """TOML file with the sections model, task and training; flags win over it"""
+    trust: bool = False
+    """--config and --resume may name classes by import path, module:Class, which runs the code of their modules"""
     preset: str | None = None
     """start from a published shape, see `regard list`; with its own options as NAME(option=value, ...)"""
     kind: Annotated[
@@ -175,6 +177,7 @@ def parse(words: Sequence[str], description: str) -> Options:
     for name in ("--config", "--preset", "--task", "--resume"):
         early.add_argument(name)
     early.add_argument("--task.data", dest="data")
+    early.add_argument("--trust", action="store_true")
     try:
         first, rest = early.parse_known_args(list(words))
     except argparse.ArgumentError as error:
@@ -217,9 +220,9 @@ def _layered(first: argparse.Namespace, words: Sequence[str]) -> RunConfig:
         config = RunConfig(model=model, task=TASKS[able[0]]())
     if first.config is not None:
         named = {} if first.task is None else {"task.name": first.task}
-        layered = toml.layer(config, Path(first.config), named)
+        layered = toml.layer(config, Path(first.config), named, trust=first.trust)
         if first.data is not None and layered.task.name == ClassificationConfig.name:
-            layered = toml.layer(config, Path(first.config), {**named, "task.data": first.data})
+            layered = toml.layer(config, Path(first.config), {**named, "task.data": first.data}, trust=first.trust)
     else:  # without TOML's checks, which take a while to import
         task = TASKS[first.task or config.task.name]()
         if first.data is not None and isinstance(task, ClassificationConfig):

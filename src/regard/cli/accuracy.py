@@ -4,14 +4,15 @@ On random vectors and on queries and keys of trained networks; without names, ev
 Exits 7 if the control missed: `softmax` against its definition.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import tyro
 
-from regard.cli._numbers import parse_lengths, require_positive
+from regard.cli._numbers import one_word, parse_lengths, require_positive
+from regard.cli._options import read
 from regard.cli._output import console, emit, table
 from regard.cli._threads import cpu_threads
 from regard.errors import ConfigError, DataError, nearest
@@ -39,7 +40,7 @@ class Options:
     inputs: tuple[str, ...] = ("random",)
     """random, smollm2, minilm, or published weights as `regard generate` takes them"""
     lengths: str = "256"
-    """first:last, doubling, or a list such as 1000,4096"""
+    """first:last, doubling, or numbers such as 1000 4096"""
     bidirectional: bool = False
     """every position sees every other (default: both for random vectors, else as the network is)"""
     knob: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
@@ -64,6 +65,11 @@ class Options:
     """folder for results.json and accuracy.html"""
     json: bool = False
     """machine output on stdout"""
+
+
+def parse(words: Sequence[str]) -> Options:
+    """Read the words after `regard accuracy`."""
+    return read(Options, one_word(words, "--lengths"), verb="accuracy", description=__doc__)
 
 
 def run(options: Options) -> int:
@@ -105,7 +111,10 @@ def _measure(options: Options, lengths: tuple[int, ...]) -> int:
     results = accuracy.measure(config, cases, tell=lambda line: told.print(line, markup=False))
     for at, case in enumerate(results["cases"]):
         screen.print(f"\n{page.headline(case)}", markup=False)
-        screen.print(table(*page.COLUMNS, rows=page.rows(results, at)))
+        if rows := page.rows(results, at):
+            screen.print(table(*page.COLUMNS, rows=rows))
+        else:
+            screen.print("nothing could be measured here; see below")
     for line in [page.NOTE, *page.notes(results)]:
         screen.print(line, markup=False)
     if options.out is not None:

@@ -10,7 +10,7 @@ from typing import Literal
 
 import tyro
 
-from regard.cli._numbers import parse_lengths
+from regard.cli._numbers import one_word, parse_lengths
 from regard.cli._options import read
 from regard.cli._output import console, emit, table
 from regard.errors import ConfigError
@@ -26,7 +26,7 @@ class Options:
     specs: tyro.conf.Positional[tuple[str, ...]] = ()
     """mechanisms, such as softmax 'local(window=256)' linear"""
     lengths: str = "512:8192"
-    """first:last, doubling, or a list such as 1000,4096"""
+    """first:last, doubling, or numbers such as 1000 4096"""
     heads: int = 8
     """heads; the shape is (1, heads, length, key_dim)"""
     key_dim: int = 64
@@ -57,7 +57,7 @@ def parse(words: Sequence[str]) -> Options:
         if f"--{verb}" in words:
             rest = [word for word in words if word != f"--{verb}"]
             raise ConfigError(f"--{verb} of version 0.1 is a command of its own: {shlex.join(['regard', verb, *rest])}")
-    return read(Options, words, verb="bench", description=__doc__)
+    return read(Options, one_word(words, "--lengths"), verb="bench", description=__doc__)
 
 
 def run(options: Options) -> int:

@@ -39,6 +39,8 @@ class Options:
     """published weights: positions instead of as many as they have; a position table repeats its rows"""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """auto: cuda, else mps, else cpu"""
+    trust: bool = False
+    """a run may name its mechanism by import path, module:Class, which runs the code of that module"""
     json: bool = False
     """machine output on stdout, with the sums of every document"""
 
@@ -77,7 +79,7 @@ def _run(options: Options) -> dict[str, object]:
             flag = name.replace("_", "-")
             says = "task says what is read" if name in _DATA_OPTIONS else "model is as trained"
             raise ConfigError(f"{options.run} is a run, whose {says}: --{flag} is for published weights")
-    loaded = load(options.run, device=options.device)
+    loaded = load(options.run, device=options.device, trust=options.trust)
     task = None
     if options.corpus is not None:
         trained_task = loaded.config.task

@@ -55,6 +55,8 @@ class Options:
     """published weights: positions instead of as many as they have; a position table repeats its rows"""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """auto: cuda, else mps, else cpu"""
+    trust: bool = False
+    """a run may name its mechanism by import path, module:Class, which runs the code of that module"""
 
 
 _SAMPLING_OPTIONS = ("max_new_tokens", "temperature", "top_k", "top_p", "seed", "stop")
@@ -82,7 +84,7 @@ def run(options: Options) -> int:
     from regard.models import LanguageModel
     from regard.training import load
 
-    loaded = load(options.run, device=options.device)
+    loaded = load(options.run, device=options.device, trust=options.trust)
     task = loaded.config.task.name
     if task == "translation":
         return _translate(options, loaded)

@@ -1,22 +1,17 @@
-"""Show the facts, options and equation of one mechanism, position scheme, memory or preset."""
+"""Show the facts, options and equation of one mechanism, position scheme, memory, block, depth or preset."""
 
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import tyro
 
-from regard import catalog, memory, position, specs
+from regard import catalog, specs
+from regard.cli._kinds import KINDS, MECHANISM, PACKAGES, names
 from regard.cli._output import console, emit, table
 from regard.errors import ConfigError, nearest
 from regard.models import presets
-
-NAMES: Mapping[str, Callable[[], list[str]]] = {
-    "mechanism": catalog.names,
-    "position": position.names,
-    "memory": memory.names,
-    "preset": presets.names,
-}
 
 
 @dataclass(frozen=True)
@@ -24,78 +19,104 @@ class Options:
     """The entry to show."""
 
     name: tyro.conf.Positional[str]
-    """a name from `regard list`, a specification such as 'linear(feature_map=relu)', `module:Class`, or `kind:name`
-    where a mechanism, position, memory or preset share one"""
+    """a name from `regard list`, a specification such as 'linear(feature_map=relu)', `module:Class`, or `kind:name` for
+    one of several that share a name, such as depth:fixed"""
     json: bool = False
     """machine output on stdout"""
 
 
+@dataclass(frozen=True)
+class Entry:
+    """What is said of a name: its docstring, its options by name, its facts."""
+
+    kind: str
+    name: str
+    described: str
+    options: Mapping[str, Mapping[str, object]]
+    facts: Mapping[str, object]
+
+    def document(self) -> dict[str, object]:
+        """As plain data."""
+        shown = {key: {**option, "default": repr(option["default"])} for key, option in self.options.items()}
+        return {"kind": self.kind, "name": self.name, **self.facts, "options": shown, "docstring": self.described}
+
+
 def run(options: Options) -> int:
-    """Print one entry of the catalog."""
-    kind, name = find(options.name)
-    described, accepted, facts = _mechanism(name) if kind == "mechanism" else _entry(kind, name)
+    """Print what the catalog has of that name."""
+    entries = [_mechanism(name) if kind == MECHANISM else _part(kind, name) for kind, name in find(options.name)]
     if options.json:
-        shown = {key: {**entry, "default": repr(entry["default"])} for key, entry in accepted.items()}
-        emit({"kind": kind, "name": name, **facts, "options": shown, "docstring": described})
+        first, *others = (entry.document() for entry in entries)
+        emit({**first, "also": others} if others else first)
         return 0
+    for at, entry in enumerate(entries):
+        _show(entry, first=at == 0)
+    return 0
+
+
+def _show(entry: Entry, *, first: bool) -> None:
     screen = console()
-    screen.print(f"{kind} {name}\n\n{described}", markup=False)
-    explained = any("meaning" in entry for entry in accepted.values())
+    screen.print(f"{'' if first else chr(10)}{entry.kind} {entry.name}\n\n{entry.described}", markup=False)
+    explained = any("meaning" in option for option in entry.options.values())
     rows = [
-        (key, entry["type"], repr(entry["default"]), *([entry.get("meaning", "")] if explained else []))
-        for key, entry in accepted.items()
+        (key, option["type"], repr(option["default"]), *([option.get("meaning", "")] if explained else []))
+        for key, option in entry.options.items()
     ]
     if rows:
         titles = ("option", "type", "default", *(["meaning"] if explained else []))
         screen.print(table(*titles, rows=rows, title="\nOptions"))
-    if facts:
-        lines = [(key, _plain(value)) for key, value in facts.items()]
+    if entry.facts:
+        lines = [(key, _plain(value)) for key, value in entry.facts.items()]
         screen.print(table("fact", "value", rows=lines, title="\nFacts"))
-    return 0
 
 
-def find(text: str) -> tuple[str, str]:
-    """(kind, name) of a text; a bare name is a mechanism first, then a position, a memory, a preset.
+def find(text: str) -> list[tuple[str, str]]:
+    """(kind, specification) of every entry of a name; of a specification with options, the first.
 
     Raises:
         ConfigError: no entry of that name.
     """
     kind, _, inner = text.partition(":")
-    if kind not in NAMES and specs.is_path(text):
-        return "mechanism", text
-    searched, wanted = ((kind,), inner) if kind in NAMES else (tuple(NAMES), text)
-    for kind in searched:
-        if (wanted.partition("(")[0] if kind == "mechanism" else wanted) in NAMES[kind]():
-            return kind, wanted
-    known = {name for kind in searched for name in NAMES[kind]()}
+    searched, wanted = ((kind,), inner) if kind in KINDS else (KINDS, text)
+    if MECHANISM in searched and (specs.is_path(wanted) or catalog.several(wanted)):
+        return [(MECHANISM, wanted)]
+    name, options, _ = wanted.partition("(")
+    found = [(kind, wanted) for kind in searched if name.strip() in names(kind)]
+    if found:
+        return found[:1] if options else found
+    known = {name for kind in searched for name in names(kind)}
     where = searched[0] if len(searched) == 1 else "catalog entry"
-    raise ConfigError(f"there is no {where} {wanted!r}: {nearest(wanted, known)}")
+    hint = "a class by its path is module:Class, with a capital" if ":" in wanted else nearest(name, known)
+    raise ConfigError(f"there is no {where} {wanted!r}: {hint}")
 
 
-def _mechanism(spec: str) -> tuple[str, dict[str, dict[str, object]], dict[str, object]]:
-    """Docstring, options and facts: those that hold with the options of the specification."""
-    from regard.option_text import meanings
-
+def _mechanism(spec: str) -> Entry:
+    """The facts are those that hold with the options of the specification."""
     cls, options = catalog.resolve(spec)
     info = catalog.describe(spec)
-    accepted = _options(cls)
-    for name, text in meanings(cls).items():
-        accepted[name]["meaning"] = text
-    for name, value in options.items():
-        accepted[name]["default"] = value
     facts: dict[str, object] = {key: value for key, value in vars(info).items() if key not in ("supports", "losses")}
     facts |= {"supports": list(info.supports.names), "losses": dict(info.losses)}
     facts["inputs"] = [f"{name} ({declared})" for name, declared in info.inputs.items()]
-    return inspect.getdoc(cls) or "", accepted, facts
+    return Entry(MECHANISM, spec, inspect.getdoc(cls) or "", _options(cls, options), facts)
 
 
-def _entry(kind: str, name: str) -> tuple[str, dict[str, dict[str, object]], dict[str, object]]:
+def _part(kind: str, spec: str) -> Entry:
+    from regard.options import Configured, unknown
+
+    parsed = specs.parse(spec)
+    name, label = parsed.name, f"{kind} {parsed.name}"
+    written: Any = presets.function(name) if kind == "preset" else specs.load(kind, name, specs.files(PACKAGES[kind]))
+    described = inspect.getdoc(written) or ""
+    if kind == "block":  # what its class takes are the parts of a model, which are no options
+        if parsed.options:
+            raise unknown(label, next(iter(parsed.options)), ())
+        return Entry(kind, spec, described, {}, {})
     if kind == "preset":
-        make = presets.function(name)
-        return inspect.getdoc(make) or "", _options(make), {}
-    package = {"position": position.PACKAGE, "memory": memory.PACKAGE}[kind]
-    cls = specs.load(kind, name, specs.files(package))
-    return inspect.getdoc(cls) or "", _options(cls if kind == "memory" else cls.__init__), {}
+        presets.build(name, **parsed.options)
+    elif issubclass(written, Configured):
+        written.filled(parsed.options, label)
+    else:
+        specs.check_options(kind, name, written, parsed.options)
+    return Entry(kind, spec, described, _options(written, parsed.options), {})
 
 
 def _plain(value: object) -> object:
@@ -106,14 +127,14 @@ def _plain(value: object) -> object:
     return value
 
 
-def _options(function: Callable[..., object]) -> dict[str, dict[str, object]]:
-    from regard.option_text import type_text
+def _options(function: Callable[..., object], given: Mapping[str, object]) -> dict[str, dict[str, object]]:
+    """The keyword-only arguments, with the values that are given for them."""
+    from regard.option_text import meanings, type_text
 
-    return {
-        p.name: {
-            "type": type_text(p.annotation),
-            "default": p.default,
-        }
-        for p in inspect.signature(function).parameters.values()
-        if p.kind is p.KEYWORD_ONLY
+    arguments = [p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    options: dict[str, dict[str, object]] = {
+        p.name: {"type": type_text(p.annotation), "default": given.get(p.name, p.default)} for p in arguments
     }
+    for name, text in meanings(function).items():
+        options[name]["meaning"] = text
+    return options

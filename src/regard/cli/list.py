@@ -1,4 +1,4 @@
-"""List the mechanisms, position schemes, memories and presets."""
+"""List the mechanisms, position schemes, memories, blocks, depths and presets."""
 
 import fnmatch
 from dataclasses import asdict, dataclass
@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 import tyro
 
-from regard import catalog, memory, position
+from regard import catalog
+from regard.cli._kinds import PACKAGES, PLURALS, names
 from regard.cli._output import console, emit, table
-from regard.models import presets
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,7 @@ def run(options: Options) -> int:
     mechanisms = catalog.names(options.pattern, options.supports)
     others: dict[str, list[str]] = {}
     if not options.supports:  # only mechanisms have capabilities
-        every = {"positions": position.names(), "memories": memory.names(), "presets": presets.names()}
-        others = {kind: fnmatch.filter(names, options.pattern) for kind, names in every.items()}
+        others = {PLURALS[kind]: fnmatch.filter(names(kind), options.pattern) for kind in PACKAGES}
     if options.json:
         emit({"mechanisms": {name: _facts(name) for name in mechanisms}, **others})
         return 0
@@ -37,9 +36,9 @@ def run(options: Options) -> int:
     if mechanisms:
         columns = ("name", "family", "title", "time", "state", "supports")
         screen.print(table(*columns, rows=[_row(name) for name in mechanisms]))
-    for kind, names in others.items():
-        if names:
-            screen.print(f"{kind + ':':10} {', '.join(names)}", markup=False)
+    for kinds, found in others.items():
+        if found:
+            screen.print(f"{kinds + ':':10} {', '.join(found)}", markup=False)
     if not mechanisms and not any(others.values()):
         console(machine=True).print("nothing matches; regard list shows everything", markup=False)
     return 0

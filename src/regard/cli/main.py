@@ -86,9 +86,6 @@ def _run(words: list[str]) -> int:
     verb, known = words[0], verbs()
     if verb not in known:
         raise ConfigError(f"unknown command {verb!r}: {nearest(verb, known)}")
-    if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # last, so that module:Class is found here and nothing installed is hidden
-
     module = importlib.import_module(f"regard.cli.{verb}")
     if hasattr(module, "parse"):
         return module.run(module.parse(words[1:]))

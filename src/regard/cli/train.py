@@ -25,7 +25,7 @@ def run(options: Options) -> int:
 
     with Display() as display:
         if options.resume is not None:
-            result = resume(options.resume, on_progress=display)
+            result = resume(options.resume, on_progress=display, trust=options.trust)
         else:
             out = Path(options.out) if options.out else free()
             config = run_config(options)

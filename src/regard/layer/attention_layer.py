@@ -309,16 +309,15 @@ class AttentionLayer(nn.Module):
         if scheme is not None and (scheme.transforms or scheme.biased):
             keys = k.shape[2]
             if scheme.biased:  # a marked token may be seen from anywhere
-                reach = attention.bias_distances if marks is None else partial(Attention.bias_distances, attention)
-                bias = scheme.bias(q, *reach(length, keys, state))
+                distances = attention.bias_distances if marks is None else partial(Attention.bias_distances, attention)
+                bias = scheme.bias(q, *distances(length, keys, state))
             if scheme.transforms:
                 query_positions, key_positions = token_positions(scheme, past, length, keys, positions, x.device)
                 q, k = scheme.transform(q, k, query_positions, key_positions)
             elif positions is not None and keys != length:
                 raise UnsupportedError(SLOTS_ONLY)
-        got = attention(
-            q, k, v, key_mask=keep, bias=bias, marks=marks, inputs=inputs, query_start=query_start, state=state
-        )
+        start = query_start or 0 if self.cross else query_start  # queries of a source are none of its tokens
+        got = attention(q, k, v, key_mask=keep, bias=bias, marks=marks, inputs=inputs, query_start=start, state=state)
         values, losses = got.values, dict(got.losses)
         if rows is not None:
             where = {"position": scheme, "key_positions": key_positions}

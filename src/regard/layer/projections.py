@@ -49,14 +49,14 @@ class Projections(nn.Module):
         heads = self.heads
         if self.query is not None:
             return by_head(self.query(x), heads.count)
-        return x.new_zeros(()).expand(x.shape[0], heads.count, x.shape[1], heads.query_width)
+        return _unread(x, heads.count, heads.query_width)
 
     def keys(self, source: Float[Tensor, "batch length context"]) -> Float[Tensor, "batch kv_heads length key_dim"]:
         """By head of keys; zeros where the mechanism reads none."""
         heads, projection = self.heads, self.query if self.shares else self.key
         if projection is not None:
             return by_head(projection(source), heads.kv_heads)
-        return source.new_zeros(()).expand(source.shape[0], heads.kv_heads, source.shape[1], heads.key_dim)
+        return _unread(source, heads.kv_heads, heads.key_dim)
 
     def values(self, source: Float[Tensor, "batch length context"]) -> Float[Tensor, "batch kv_heads length value"]:
         """By head of keys."""
@@ -74,6 +74,14 @@ class Projections(nn.Module):
     def joined(self, values: Float[Tensor, "batch heads length value"]) -> Float[Tensor, "batch length dim"]:
         """The output of the averages of every head."""
         return self.output(values.transpose(1, 2).flatten(2))
+
+
+def _unread(x: Tensor, heads: int, width: int) -> Tensor:
+    """Zeros by head, in the dtype that a projection of `x` would have."""
+    device = x.device.type
+    lower = torch.is_autocast_enabled(device) and x.dtype != torch.float64
+    zero = x.new_zeros((), dtype=torch.get_autocast_dtype(device) if lower else x.dtype)
+    return zero.expand(x.shape[0], heads, x.shape[1], width)
 
 
 class GlobalProjections(Projections):

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, cast
 
 import torch
 from jaxtyping import Bool, Float
@@ -43,7 +43,7 @@ class MemoryState(Summary):
         masks = {name: x for name, x in [*self.content.items(), *other.content.items()] if name.endswith("mask")}
         real = {name: torch.ones_like(x) for name, x in masks.items()}
         ours, theirs = (MemoryState({**real, **state.content}, state.length) for state in (self, other))
-        return super(MemoryState, ours).where(rows, theirs)
+        return cast("MemoryState", Summary.where(ours, rows, theirs))
 
     def load(self, tensors: Mapping[str, Tensor]) -> "MemoryState":
         """As `State.load`; masks, and a segment that is not over, may be there or not."""

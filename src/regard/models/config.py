@@ -28,6 +28,9 @@ class ModelConfig(InputConfig):
     """Bias terms in linear layers and LayerNorm."""
     memory: str = "none"
     """Memory of earlier segments in every layer, such as recent(length=256); none: no memory."""
+    max_length: int = 512
+    """Longest sequence, for schemes and mechanisms whose weights depend on it; others go beyond it. With a memory the
+    tokens of a segment: fewer than the task's length, such as half of it."""
     tied: bool = True
     """The output layer is the embedding table."""
     targets: int | None = None

@@ -116,8 +116,10 @@ class LanguageModel(nn.Module):
         config: the shape.
 
     Raises:
-        ConfigError: an unknown mechanism, position or option.
-        UnsupportedError: a mechanism that cannot be causal, or cannot take the position scheme or the dropout.
+        ConfigError: an unknown mechanism, position or option; a memory beside one whose weights or buckets are for
+            `max_length` positions, which is one segment.
+        UnsupportedError: a mechanism that cannot be causal, or cannot take the position scheme, the memory or the
+            dropout.
 
     Example:
         >>> import torch
@@ -150,6 +152,12 @@ class LanguageModel(nn.Module):
             draw = generator(config.seed, "output")
             self.output = linear(config.dim, config.targets or config.vocab_size, bias=False, draw=draw)
         self.loss_names, self.loss_weights = loss_names(self.layers), loss_weights(self.layers)
+        if config.memory != "none" and self._sized is not None:
+            raise ConfigError(
+                f"memory={config.memory!r} puts earlier segments before one of max_length={config.max_length} "
+                f"positions, and {self._sized} is built for that many and no more; leave the memory out, or use one "
+                "for any length (positions: rotary, alibi, transformer_xl; attention: softmax, local, linear)"
+            )
         follow(self)
         save_once(self)
 
@@ -188,20 +196,25 @@ class LanguageModel(nn.Module):
             return False
         return all(m.info.supports.key_mask and not m.info.anchored for m in self.mechanisms)
 
-    @cached_property
+    @property
     def limit(self) -> int | None:
-        """Longest sequence, `max_length` where a weight or a bucket depends on it; None: any.
+        """Longest sequence, `max_length` where a weight or a bucket depends on it; None: any."""
+        return None if self._sized is None else self.config.max_length
+
+    @cached_property
+    def _sized(self) -> str | None:
+        """The position scheme or the mechanism that has a weight or a bucket for every one of `max_length` positions.
 
         A mechanism that depends on it refuses to be built without it (see `Heads`).
         """
         position = self.embeddings.position
         if position is not None and position.sized:
-            return self.config.max_length
+            return f"position {self.config.position}"
         for spec, mechanism in zip(self.config.specs, self.mechanisms, strict=True):
             try:
                 build(spec, replace(mechanism.heads, max_length=None))
             except ConfigError:
-                return self.config.max_length
+                return f"attention {spec}"
         return None
 
     def parameter_count(self) -> int:

@@ -9,9 +9,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from regard.catalog import describe
 from regard.composite import States
 from regard.core import Attention, generator
-from regard.errors import ShapeError
+from regard.errors import ShapeError, UnsupportedError
 from regard.layer import AttentionLayer, linear
 from regard.models.block_config import Recomputed
 from regard.models.embeddings import Embeddings, build_attention, token_table, with_usual_logits
@@ -117,7 +118,7 @@ class CrossBlock(nn.Module):
     ) -> Crossed:
         """The hidden states after this block, from a source or from a prepared one; `query_start` came before."""
         again, arguments = self.checkpoint == "block", (source_mask, prepared, key_mask, positions, query_start)
-        return recomputed(again, self._run, x, source, *arguments, state=state)
+        return recomputed(again, self._run, x, source, *arguments, module=self, state=state)
 
     def _run(
         self,
@@ -133,11 +134,11 @@ class CrossBlock(nn.Module):
         again = self.checkpoint == "attention"
         inner = self._entering(x, self.attention_norm)
         attend = partial(self.attention, key_mask=key_mask, positions=positions)
-        output = recomputed(again, attend, inner, state=state)
+        output = recomputed(again, attend, inner, module=self, state=state)
         x = self._joined(x, output.hidden, self.attention_norm)
         inner = self._entering(x, self.cross_norm)
         read = partial(self.cross, key_mask=source_mask, query_start=query_start)
-        read = recomputed(again, read, inner, source, state=prepared)
+        read = recomputed(again, read, inner, source, module=self, state=prepared)
         x = self._joined(x, read.hidden, self.cross_norm)
         if self.mlp is not None:
             x = self._joined(x, self.mlp(self._entering(x, self.mlp_norm)), self.mlp_norm)
@@ -206,6 +207,11 @@ class EncoderDecoder(nn.Module):
 
     def _block(self, at: int, spec: str, cross_spec: str) -> CrossBlock:
         config = self.config
+        if describe(cross_spec).mixes_queries:
+            raise UnsupportedError(
+                f"{cross_spec} in the cross-attention of a decoder would show a token what later ones ask: its outputs "
+                "depend on other queries; it serves encoders"
+            )
         seed, cross_seed = (generator(config.seed, f"{kind} layer", at).initial_seed() for kind in ("decoder", "cross"))
         attention = build_attention(config, spec, causal=True, position=self.embeddings.relative, seed=seed)
         cross = build_attention(config, cross_spec, causal=False, context_dim=config.dim, seed=cross_seed)

@@ -1,32 +1,41 @@
 """Activations that are computed again in the backward pass instead of being kept."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+
+from regard.core import Attention, recomputing
 
 Result = TypeVar("Result")
 
 
-def recomputed(wanted: bool, call: Callable[..., Result], *inputs: object, state: object = None) -> Result:
+def recomputed(
+    wanted: bool, call: Callable[..., Result], *inputs: object, module: nn.Module, state: object = None
+) -> Result:
     """call(*inputs, state=state), of which the backward pass needs the inputs alone, because it calls again: h = f(x).
 
-    Same values and gradients: dropout draws the same elements again, and what learns in training (codebooks, redrawn
-    projections) leaves its buffers alone when it runs again, see `regard.core.recomputing`. With a state, or without
+    Same values and gradients: dropout draws the same elements again; mechanisms whose buffers change in training
+    (codebooks, projections and noise that are drawn again) find them as the first pass left them, whatever passes came
+    between, and leave them alone, see `regard.core.recomputing`. With a state, or without
     gradients, it is an ordinary call: a state that has been appended to is not there a second time.
 
-    Cost: the time of one more forward pass of `call`. Its inputs are kept.
+    Cost: the time of one more forward pass of `call`. Its inputs are kept, and in training a copy of the buffers of its
+    mechanisms.
 
     Args:
         wanted: False: an ordinary call.
         call: the function that is computed.
         inputs: of it.
+        module: holds the mechanisms that it calls.
         state: the argument that it takes by this name.
 
     Example:
         >>> x = torch.randn(3, requires_grad=True)
-        >>> recomputed(True, lambda x, state: x.exp().sum(), x).backward()
+        >>> recomputed(True, lambda x, state: x.exp().sum(), x, module=torch.nn.Identity()).backward()
         >>> torch.equal(x.grad, x.exp())
         True
 
@@ -35,4 +44,33 @@ def recomputed(wanted: bool, call: Callable[..., Result], *inputs: object, state
     """
     if not wanted or state is not None or not torch.is_grad_enabled():
         return call(*inputs, state=state)
-    return checkpoint(call, *inputs, state=None, use_reentrant=False)  # type: ignore[return-value]
+    if torch.compiler.is_compiling() or not module.training:
+        return checkpoint(call, *inputs, state=None, use_reentrant=False)  # type: ignore[return-value]
+    left: list[tuple[Attention, dict[str, Tensor]]] = []
+
+    def run(*inputs: object, state: object) -> Result:
+        if recomputing():
+            with _as_left(left):
+                return call(*inputs, state=state)
+        result = call(*inputs, state=state)
+        left.extend(
+            (part, {name: x.clone() for name, x in part.named_buffers(recurse=False)})
+            for part in module.modules()
+            if isinstance(part, Attention)
+        )
+        return result
+
+    return checkpoint(run, *inputs, state=None, use_reentrant=False)  # type: ignore[return-value]
+
+
+@contextmanager
+def _as_left(buffers: list[tuple[Attention, dict[str, Tensor]]]) -> Iterator[None]:
+    """Within it, the buffers of these mechanisms are the given ones."""
+    now = [(part, dict(part.named_buffers(recurse=False))) for part, _ in buffers]
+    try:
+        for part, kept in buffers:
+            part._buffers.update(kept)
+        yield
+    finally:
+        for part, kept in now:
+            part._buffers.update(kept)

@@ -14,7 +14,7 @@ from jaxtyping import Int64, UInt8
 from regard import catalog
 from regard.errors import ConfigError, ShapeError
 from regard.position import position_class
-from regard.specs import Spec, is_path, options_of, parse
+from regard.specs import Spec, options_of, parse
 from regard.tasks.base import SPLITS, Example, Split, Task, checked_index
 from regard.tasks.config import ImagesConfig, SuperResolutionConfig
 from regard.tasks.images import read_pixels
@@ -142,9 +142,7 @@ class Grid:
             >>> Grid(28, 28, query_block=(7, 14)).placed("image_local_2d(flange=(7, 7))")
             'image_local_2d(flange=(7, 7), width=28, channels=1, query_block=(7, 14))'
         """
-        return catalog.rewritten(
-            spec, lambda part: part if is_path(part) else self._shaped(part, catalog.resolve(part)[0])
-        )
+        return catalog.rewritten(spec, lambda part: self._shaped(part, catalog.resolve(part)[0]))
 
     def located(self, position: str) -> str:
         """The same of a position scheme's specification.

@@ -112,10 +112,13 @@ def build(config: AnyModelConfig, classes: int = 0) -> Network:
 def fitted(config: AnyModelConfig, task: Task) -> AnyModelConfig:
     """The configuration with what the task decides: vocabulary, targets, ends of a sequence, shape of images, room.
 
+    `max_length` becomes at least the task's length, except with a memory, where it is the length of a segment.
+
     Raises:
         ConfigError: a mechanism for images of another shape or order than the task's.
     """
-    longest = max(config.max_length, task.length)
+    segmented = isinstance(config, ModelConfig) and config.memory != "none"
+    longest = config.max_length if segmented else max(config.max_length, task.length)
     if isinstance(task, ImagesTask) and not isinstance(config, EncoderConfig):
         grid = task.grid
         seen = {"vocab_size": grid.tokens, "targets": grid.levels, "tied": False, "max_length": longest}

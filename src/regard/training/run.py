@@ -88,7 +88,7 @@ def train(
     if (out / "config.toml").exists():
         if not resume:
             raise ConfigError(f"{out} already holds a run; choose another name, or continue it with --resume {out}")
-        saved, task = _opened(out)
+        saved, task = _opened(out, trust=True)  # nothing of it is built before it is known to be what was given here
         _require_same(fitted(config, task), saved, out)
         return _finish(out, saved, task, on_progress)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -110,34 +110,42 @@ def train(
     return _finish(out, config, task, on_progress)
 
 
-def resume(run: Path | str, *, on_progress: OnProgress | None = None) -> RunResult:
+def resume(run: Path | str, *, on_progress: OnProgress | None = None, trust: bool = False) -> RunResult:
     """Continue a run from its newest verified checkpoint, with the configuration in its config.toml.
 
+    Args:
+        run: its directory.
+        on_progress: as `train`.
+        trust: as `load`.
+
     Raises:
-        ConfigError: there is no run.
+        ConfigError: there is no run, or it names import paths and is not trusted.
         Others: as `train`.
     """
     run = Path(run)
-    config, task = _opened(run)
+    config, task = _opened(run, trust=trust)
     return _finish(run, config, task, on_progress)
 
 
-def load(run: Path | str, *, best: bool = False, device: str = "auto") -> TrainedModel:
+def load(run: Path | str, *, best: bool = False, device: str = "auto", trust: bool = False) -> TrainedModel:
     """The model of a run, in evaluation mode.
 
     Args:
         run: its directory.
         best: the checkpoint with the lowest validation loss; otherwise the newest that verifies.
         device: auto, cpu, cuda or mps.
+        trust: its configuration may name classes and functions by import path, such as `my_module:MyMechanism`, whose
+            modules then run. What this process was itself given by that path needs no more trust.
 
     Raises:
-        ConfigError: there is no run. CheckpointError: it has no checkpoint yet, or none that verifies.
+        ConfigError: there is no run, or it names import paths and is not trusted.
+        CheckpointError: it has no checkpoint yet, or none that verifies.
 
     Example:
         >>> load("runs/first").generate("The state of")  # doctest: +SKIP
     """
     run = Path(run)
-    config = _config(run)
+    config = _config(run, trust=trust)
     folder = run / "checkpoints"
     chosen = checkpoint.best(folder) if best else None
     saved = checkpoint.newest(folder)[0] if chosen is None else checkpoint.load(chosen)
@@ -161,6 +169,7 @@ def evaluate(
     limit: int = 0,
     beams: int | None = None,
     length_penalty: float | None = None,
+    trust: bool = False,
 ) -> Report:
     """How good a model is on a split of a task.
 
@@ -171,6 +180,7 @@ def evaluate(
         batch_size: examples at a time.
         limit: as many examples, evenly spaced; 0: all.
         beams, length_penalty: of translations, as `TrainedModel.translate`; None: its defaults.
+        trust: of a run directory, as `load`.
 
     Returns:
         split, task, nats_per_token, bits_per_byte (None without text), accuracy, tokens, bytes, and `documents`: the
@@ -185,7 +195,7 @@ def evaluate(
     if batch_size < 1 or limit < 0:
         raise ConfigError(f"batch_size must be at least 1 and limit at least 0 (all), got {batch_size} and {limit}")
     if isinstance(run_or_model, Path | str):
-        run_or_model = load(run_or_model)
+        run_or_model = load(run_or_model, trust=trust)
     model = run_or_model.model if isinstance(run_or_model, TrainedModel) else run_or_model
     if isinstance(task, TaskConfig) or (task is None and isinstance(run_or_model, TrainedModel)):
         config = run_or_model.config if isinstance(run_or_model, TrainedModel) else RunConfig()
@@ -267,15 +277,15 @@ def _finish(run: Path, config: RunConfig, task: Task, on_progress: OnProgress | 
     return RunResult(run, config, lines[-1], tuple(trainer.damaged))
 
 
-def _opened(run: Path) -> tuple[RunConfig, Task]:
-    config = _config(run)
+def _opened(run: Path, *, trust: bool) -> tuple[RunConfig, Task]:
+    config = _config(run, trust=trust)
     return config, build_task(config.task, seed=config.training.seed, tokenizer=_tokenizer(run, config))
 
 
-def _config(run: Path) -> RunConfig:
+def _config(run: Path, *, trust: bool) -> RunConfig:
     if not (run / "config.toml").exists():
         raise ConfigError(f"{run} is not a run: it has no config.toml. Start one with regard train")
-    return toml.load(run / "config.toml")
+    return toml.load(run / "config.toml", trust=trust)
 
 
 def _tokenizer(run: Path, config: RunConfig) -> Tokenizer | None:

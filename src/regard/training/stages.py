@@ -5,7 +5,8 @@ from dataclasses import dataclass, fields, replace
 
 from regard import catalog
 from regard.errors import ConfigError
-from regard.specs import Spec, is_path, parse
+from regard.models.config import ModelConfig
+from regard.specs import Spec, parse
 from regard.tasks import build_task
 from regard.tasks.base import Task
 from regard.tasks.config import TaskConfig
@@ -69,7 +70,7 @@ def _has_window(spec: str) -> bool:
     mixed = catalog.parts(spec)
     if mixed:
         return any(_has_window(inner) for inner, _ in mixed)
-    return "window" in catalog.resolve(spec)[0].defaults and not is_path(spec)
+    return "window" in catalog.resolve(spec)[0].defaults
 
 
 def _with_window(spec: str, window: int) -> str:
@@ -120,12 +121,13 @@ class Stages:
         """Refuse networks that cannot be built or cannot follow one another, before any work.
 
         Raises:
-            ConfigError: a stage whose weights have other names or shapes than the first one's; others as `model_of`,
-                `data` and the networks.
+            ConfigError: a stage whose weights have other names or shapes than the first one's; a memory, and no stage
+                with examples of two segments; others as `model_of`, `data` and the networks.
         """
         first: dict[str, tuple[int, ...]] | None = None
-        for number in range(max(len(self.config.training.stages), 1)):
-            self.data(number)
+        numbers = range(max(len(self.config.training.stages), 1))
+        _require_segments(self.config.model, max(self.data(number).length for number in numbers))
+        for number in numbers:
             model = self.network(number)
             shapes = {name: tuple(x.shape) for name, x in own_tensors(model).items()}
             first = shapes if first is None else first
@@ -136,6 +138,17 @@ class Stages:
                     f"training.stages: stage {number + 1} has other weights than stage 1: {'; '.join(named[:3])}"
                     f"{' ...' if len(named) > 3 else ''}. Weights are carried over, so names and shapes must agree"
                 )
+
+
+def _require_segments(config: AnyModelConfig, longest: int) -> None:
+    """Refuse a memory that is never read, and so never trained, because every example is one segment."""
+    if not isinstance(config, ModelConfig) or config.memory == "none" or longest > config.max_length:
+        return
+    raise ConfigError(
+        f"model.memory={config.memory!r} would remember nothing: a segment has model.max_length={config.max_length} "
+        f"tokens, and no example to train on has more than {longest}; set model.max_length below that "
+        f"({-(-longest // 2)} makes two segments), or leave the memory out"
+    )
 
 
 def _cut(config: TaskConfig, length: int) -> TaskConfig:

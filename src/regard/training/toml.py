@@ -13,6 +13,7 @@ from pathlib import Path
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any, get_args
 
+from regard import consent, specs
 from regard.errors import ConfigError, nearest
 from regard.tasks.config import TaskConfig
 from regard.training.config import SHAPES, RunConfig, Stage, TrainingConfig, default_model
@@ -25,16 +26,27 @@ Table = dict[str, Any]
 _TASKS: dict[str, type] = {task.name: task for task in get_args(TaskConfig)}
 
 
-def load(path: Path) -> RunConfig:
+def load(path: Path, *, trust: bool = False) -> RunConfig:
     """The configuration in a TOML file.
 
+    Args:
+        path: the file.
+        trust: it may name classes and functions by import path, whose modules run when the model is built.
+
     Raises:
-        ConfigError: no such file, no TOML, or contents that make no sense; every problem is listed.
+        ConfigError: no such file, no TOML, import paths without `trust`, or contents that make no sense; of these every
+            problem is listed.
     """
-    return from_table(_parsed(path), source=str(path))
+    return from_table(_parsed(path, trust=trust), source=str(path))
 
 
-def layer(defaults: RunConfig, path: Path | None = None, overrides: Mapping[str, object] | None = None) -> RunConfig:
+def layer(
+    defaults: RunConfig,
+    path: Path | None = None,
+    overrides: Mapping[str, object] | None = None,
+    *,
+    trust: bool = False,
+) -> RunConfig:
     """Defaults, then a file, then single values: the later wins.
 
     Another task than that of the defaults starts from its own defaults, and so does the model where nothing was said of
@@ -44,12 +56,13 @@ def layer(defaults: RunConfig, path: Path | None = None, overrides: Mapping[str,
         defaults: the values that hold where nothing else is said.
         path: TOML file; None: none.
         overrides: dotted key -> value, such as {"training.steps": 200}; None takes a key back to its class's default.
+        trust: of the file, as `load`.
 
     Raises:
         ConfigError: as `load`.
     """
     table = to_table(defaults)
-    file_table = {} if path is None else _parsed(path)
+    file_table = {} if path is None else _parsed(path, trust=trust)
     flags: Table = {}
     for key, value in (overrides or {}).items():
         section, _, name = key.partition(".")
@@ -209,13 +222,17 @@ def _own_problems(cls: type, section: str, message: str) -> list[str]:
     ]
 
 
-def _parsed(path: Path) -> Table:
+def _parsed(path: Path, *, trust: bool) -> Table:
+    """A file's tables. The task names data, and no specifications: `C:Data` there is a folder."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from None
+    named = specs.paths({section: values for section, values in table.items() if section != "task"})
+    consent.require(named, str(path), trust=trust)
+    return table
 
 
 def _default(field: Field[Any]) -> object:

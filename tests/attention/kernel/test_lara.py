@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard import Attention, ConfigError, Heads, UnsupportedError, build
+from regard import Attention, AttentionLayer, ConfigError, Heads, UnsupportedError, build
 from regard.engines.sums.noise import position_noise
 
 
@@ -201,3 +201,13 @@ def test_refusals() -> None:
         build("lara(alpha=balance, coefficient=2.0)", heads)
     with pytest.raises(UnsupportedError, match="later ones included"):
         build("lara", Heads(count=1, key_dim=4, causal=True))
+
+
+def test_the_padding_of_a_source_hides_no_query_of_another_sequence():
+    """As many queries as keys: the outputs are those beside one more hidden key, which no query can be taken for."""
+    layer = AttentionLayer(16, "lara(num_landmarks=3)", heads=2, context_dim=16).double().eval()
+    x, source = torch.randn(2, 1, 9, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    mask = torch.arange(9)[None] < 6
+    longer = torch.cat([source, source[:, :1]], 1)
+    expected = layer(x, longer, key_mask=torch.cat([mask, mask[:, -1:]], 1)).hidden
+    torch.testing.assert_close(layer(x, source, key_mask=mask).hidden, expected, rtol=0, atol=1e-12)

@@ -118,7 +118,7 @@ class Lara(Attention):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         """f at every draw by tiles, then one weight per query and landmark."""
         dtype, key_mask = accumulation_dtype(q.dtype), call.key_mask
-        asking = key_mask if q.shape[2] == k.shape[2] else None
+        asking = key_mask if call.paired else None
         with torch.autocast(q.device.type, enabled=False):
             exact_q, exact_k = (x.to(dtype) * q.shape[3] ** -0.25 for x in (q, k))
             g = self._proposals(exact_q, exact_k, asking, key_mask)
@@ -172,7 +172,7 @@ class Lara(Attention):
         for row in range(q.shape[0]):
             real = torch.arange(keys, device=q.device)
             real = real if call.key_mask is None else real[call.key_mask[row]]
-            asking = real if queries == keys else torch.arange(queries, device=q.device)
+            asking = real if call.paired else torch.arange(queries, device=q.device)
             if len(real) == 0:
                 out.append(q.new_zeros(q.shape[1], queries, v.shape[3]) + 0 * q[row].sum())
                 continue

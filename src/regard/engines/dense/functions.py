@@ -1,7 +1,6 @@
 """A user's function of queries and keys as a score: found, made pure, and tried out."""
 
 import copy
-import importlib
 from collections.abc import Callable, Sequence
 from typing import cast
 
@@ -9,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from regard import consent
 from regard.core import generator
 from regard.errors import ConfigError
 
@@ -22,11 +22,9 @@ def imported(path: str) -> PairScore:
     Raises:
         ConfigError: no such module or name, or nothing that can be called.
     """
-    module, _, name = path.partition(":")
-    try:
-        function = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"score cannot import {path!r}, which should be module:name: {error}") from error
+    if consent.PATH.fullmatch(path) is None:
+        raise ConfigError(f"score cannot import {path!r}, which should be module:name")
+    function = consent.imported(path)
     if not callable(function) or isinstance(function, type | nn.Module):
         raise ConfigError(
             f"score: {path!r} is a {type(function).__name__}, not a function of queries and keys; "

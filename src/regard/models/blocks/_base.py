@@ -69,7 +69,7 @@ class Block(nn.Module, ABC):
     ) -> LayerOutput:
         """The hidden states after this block; state, memory and losses as `AttentionLayer` returns them."""
         again = self.checkpoint == "block"
-        return recomputed(again, self.run, x, key_mask, positions, marks, memory, state=state)
+        return recomputed(again, self.run, x, key_mask, positions, marks, memory, module=self, state=state)
 
     @abstractmethod
     def run(

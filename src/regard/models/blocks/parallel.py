@@ -35,7 +35,7 @@ class Parallel(Block):
         """The sum of both branches."""
         inner = self.attended(x)
         attend = partial(self.attention, key_mask=key_mask, positions=positions, marks=marks, memory=memory)
-        output = recomputed(self.checkpoint == "attention", attend, inner, state=state)
+        output = recomputed(self.checkpoint == "attention", attend, inner, module=self, state=state)
         x = x + self.dropped(output.hidden)
         if self.mlp is not None:
             x = x + self.dropped(self.mlp(inner))

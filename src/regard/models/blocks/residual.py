@@ -44,7 +44,7 @@ class Residual(Block):
         """Both branches."""
         pre, norm, mlp = self.place == "pre", self.attention_norm, self.mlp
         attend = partial(self.attention, key_mask=key_mask, positions=positions, marks=marks, memory=memory)
-        output = recomputed(self.checkpoint == "attention", attend, self.attended(x), state=state)
+        output = recomputed(self.checkpoint == "attention", attend, self.attended(x), module=self, state=state)
         x = x + self.dropped(output.hidden)
         x = x if pre else norm(x)
         if mlp is not None:

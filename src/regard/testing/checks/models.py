@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from regard.layer import AttentionLayer
+from regard.models.blocks import Block
+from regard.models.blocks.parallel import Parallel
 from regard.models.blocks.residual import Residual
 from regard.models.config import ModelConfig
 from regard.models.encoder_decoder import CrossBlock, EncoderDecoder
@@ -34,6 +36,11 @@ def _moved(module: Any) -> Any:
 def _hidden(layer: AttentionLayer, *source: Tensor) -> Callable[[Tensor], Tensor]:
     """The layer as a function of hidden states."""
     return lambda x: layer(x, *source).hidden
+
+
+def _both(block: Any) -> Callable[[Tensor], Tensor]:
+    """Attention and MLP of the same hidden states."""
+    return lambda x: block.attention(x).hidden + block.mlp(x)
 
 
 def _sublayer(x: Tensor, branch: Any, norm: Any, place: str) -> Tensor:
@@ -72,6 +79,35 @@ def residual_once(part: type[Residual]) -> None:
             wanted = _sublayer(x, _hidden(block.attention), block.attention_norm, place)
             wanted = _sublayer(wanted, block.mlp, block.mlp_norm, place)
             assert_close(block(x).hidden, wanted, tolerance=1e-12, what=f"{place}-norm")
+
+
+@check(kind=Parallel)
+def branches_side_by_side(part: type[Parallel]) -> None:
+    """Attention and MLP read one normalised input; their sum has one residual connection, and post-norm one norm."""
+    for place in ("pre", "post"):
+        config = ModelConfig(dim=DIM, heads=2, norm=place, bias=True)
+        block = _moved(part(config, AttentionLayer(DIM, "softmax", heads=2, bias=True), seed=0))
+        x = randn(2, 7, DIM, seed="hidden", dtype=torch.float64)
+        with torch.no_grad():
+            wanted = _sublayer(x, _both(block), block.attention_norm, place)
+            assert_close(block(x).hidden, wanted, tolerance=1e-12, what=f"{place}-norm")
+
+
+@check(kind=Block)
+def skipped_block_remembers(part: type[Block]) -> None:
+    """Hidden states that skip a block leave the state that a whole call leaves: same keys, places and mask."""
+    x, keep = randn(2, 5, DIM, seed="hidden", dtype=torch.float64), torch.ones(2, 5, dtype=torch.bool)
+    keep[0, 3] = keep[1, 0] = False
+    places = torch.tensor([[0, 2, 3, 7, 8], [4, 5, 9, 1, 6]])
+    for place in ("pre", "post"):
+        layer = AttentionLayer(DIM, "softmax", heads=2, position="rotary")
+        block = _moved(part(ModelConfig(dim=DIM, heads=2, norm=place), layer, seed=0))
+        with torch.no_grad():
+            given = {"key_mask": keep, "positions": places, "state": layer.initial_state(2, dtype=torch.float64)}
+            wanted, got = block(x, **given).state.tensors(), block.remember(x, **given).tensors()
+        require(got.keys() == wanted.keys(), f"{place}-norm: remembers {sorted(got)}, a call {sorted(wanted)}")
+        for name, tensor in wanted.items():
+            assert_close(got[name], tensor, tolerance=1e-12, what=f"{place}-norm, {name}")
 
 
 @check(kind=CrossBlock)

@@ -1,0 +1,23 @@
+"""The kinds of registered names: mechanisms, and the parts of models around them."""
+
+from collections.abc import Mapping
+
+from regard import catalog, memory, position, specs
+from regard.models import presets
+
+MECHANISM = "mechanism"
+PACKAGES: Mapping[str, str] = {
+    "position": position.PACKAGE,
+    "memory": memory.PACKAGE,
+    "block": "regard.models.blocks",
+    "depth": "regard.models.depth",
+    "preset": presets.PACKAGE,
+}
+"""kind -> the package with a file for every name; named where importing it would import torch"""
+KINDS = (MECHANISM, *PACKAGES)
+PLURALS: Mapping[str, str] = {kind: "memories" if kind == "memory" else f"{kind}s" for kind in KINDS}
+
+
+def names(kind: str) -> list[str]:
+    """The registered names of a kind."""
+    return catalog.names() if kind == MECHANISM else sorted(specs.files(PACKAGES[kind]))
