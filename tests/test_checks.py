@@ -4,8 +4,11 @@ import pytest
 import torch
 
 from regard import catalog, errors
-from regard.core import Heads
-from regard.testing import CHECKS, check, check_attention
+from regard.core import Attention, Heads
+from regard.position.rotary import Rotary
+from regard.position.sinusoidal import Sinusoidal
+from regard.testing import CHECKS, check, check_attention, check_part
+from regard.testing.checks import PART_CHECKS
 from regard.testing.counting import count
 from regard.testing.inputs import LENGTH, Subject, changed, draw, has_margin, mask_with_holes, two_way_splits
 from tests.mutants import toys
@@ -19,10 +22,10 @@ def test_a_sound_mechanism_passes(toy):
 
 
 def test_the_toys_need_every_check_that_honest_facts_do_not_excuse():
-    infos = [Subject(toy, toy.samples[0]).info for toy in toys.TOYS]
-    unused = {name for name, each in CHECKS.items() if all(any(e.holds(info) for e in each.excuses) for info in infos)}
-    # No toy has marks together with a state or a bias; mutants of longformer fail these checks.
-    assert unused == {"leak", "compilation_in_parts", "marks_state", "marks_bias", "queries_mix"}
+    subjects = [Subject(toy, toy.samples[0]) for toy in toys.TOYS]
+    unused = {name for name, each in CHECKS.items() if all(each.excuse(subject) for subject in subjects)}
+    # No toy has a pattern of tiles, or marks together with a state or a bias; mutants of the catalog fail these checks.
+    assert unused == {"leak", "marks_state", "marks_bias", "queries_mix", "partition", "future_keys"}
 
 
 def test_substitutes_are_checks_and_excuses_are_facts():
@@ -32,6 +35,11 @@ def test_substitutes_are_checks_and_excuses_are_facts():
         for excuse in each.excuses:
             assert excuse.substitute in CHECKS
             assert isinstance(excuse.holds(info), bool)
+        assert (each.elsewhere in CHECKS) is (each.kind is not Attention)
+    for each in PART_CHECKS.values():
+        for excuse in each.excuses:
+            assert excuse.substitute in PART_CHECKS
+            assert PART_CHECKS[excuse.substitute].kind is each.kind
 
 
 def test_an_excuse_names_the_fact_and_the_substitute():
@@ -40,6 +48,14 @@ def test_an_excuse_names_the_fact_and_the_substitute():
     assert result.reason == "info: not supports.causal; checked instead: refusals"
     (result,) = check_attention(toys.ToyCodes, checks=["finite_differences_of_keys"])
     assert result.reason == "info: straight_through; checked instead: reference_gradients"
+    (result,) = check_attention(toys.ToyDense, checks=["partition"])
+    assert (result.status, result.reason) == ("excused", "no PatternSoftmax; checked instead: reference")
+    (result,) = check_attention("local(window=3)", checks=["partition"])
+    assert result.status == "passed"
+    (result,) = check_part(Sinusoidal, checks=["published_logits"])
+    assert (result.status, result.reason) == ("excused", "class: absolute; checked instead: positions_are_added")
+    (result,) = check_part(Rotary, checks=["columns_are_distances"])
+    assert result.reason == "class: not biased; checked instead: published_logits"
 
 
 def test_a_failure_says_the_law_and_the_finding():

@@ -13,6 +13,12 @@ CAPABILITIES = ("bidirectional", "causal", "cross", "key_mask", "bias", "marks",
 GROWTH = ("none", "length", "window", "constant")
 """of the state, from worst to best"""
 
+PLANNED = {
+    *("adaptive_span", "dynamic_span", "routing", "nystrom", "random_synthesizer"),
+    *("factorized_random_synthesizer", "factorized_dense_synthesizer", "mixture_synthesizer"),
+}
+"""rows that are older than their mechanism; one that is built leaves this set"""
+
 
 def shortfalls(info, row):
     missing = [c for c in CAPABILITIES if row[c] == "1" and not getattr(info.supports, c)]
@@ -23,11 +29,16 @@ def shortfalls(info, row):
     return missing
 
 
-@pytest.mark.parametrize("name", catalog.names())
+@pytest.mark.parametrize("name", sorted({*ROWS, *catalog.names()} - PLANNED))
 def test_floor(name):
+    assert name in catalog.names(), f"{name} has vanished from the catalog"
     assert name in ROWS, f"{name} has no row in capabilities.csv"
     assert shortfalls(catalog.describe(name), ROWS[name]) == []
     assert catalog.family(name) == ROWS[name]["family"]
+
+
+def test_what_is_planned_is_not_built():
+    assert set(ROWS) - set(catalog.names()) == PLANNED
 
 
 @pytest.mark.parametrize("name", catalog.names())

@@ -3,9 +3,7 @@
 # Mechanisms are final; only a mutant may break that.
 # pyright: reportGeneralTypeIssues=false
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,9 +19,8 @@ from regard.attention.routed.vector_quantized import VectorQuantized
 from regard.attention.sparse.local import Local
 from regard.attention.synthesized.dense_synthesizer import DenseSynthesizer
 from regard.core import Attended, Call
-from regard.info import Info
 from regard.state import Slots
-from tests.mutants import claiming, mutant
+from tests.mutants import mutant
 
 
 @mutant("prefix")
@@ -39,46 +36,40 @@ class TorchCausal(Softmax):
 
 @mutant("causality")
 class ChunkedHashes(Lsh):
-    """Chunks sorted buckets, so that future tokens move the borders, and says that it is causal."""
+    """Chunks sorted buckets, so that future tokens move the borders, in the form that is causal."""
 
-    samples = ({"num_buckets": 2, "rounds": 1, "bucket_size": 2, "form": "paper"},)
+    samples = ({"num_buckets": 2, "rounds": 1, "bucket_size": 2},)
 
-    @classmethod
-    def facts(cls, options: Mapping[str, Any]) -> Info:
-        return replace(super().facts(options), leaks=False)
+    def setup(self) -> None:
+        self.form = "paper"
+        super().setup()
 
 
 @mutant("causality")
 class MaximumOfAllKeys(Performer):
-    """Stabilises with the largest key of the sequence, and says that it is causal."""
+    """Stabilises with the largest key of the sequence, in the form that is causal."""
 
-    samples = ({"form": "paper"},)
-
-    @classmethod
-    def facts(cls, options: Mapping[str, Any]) -> Info:
-        return replace(super().facts(options), leaks=False)
+    def setup(self) -> None:
+        self.form = "paper"
+        super().setup()
 
 
 @mutant("rows_sum_to_one")
 class ClaimsToNormalise(Linear):
-    """Divides by nothing, and says that its rows sum to one."""
+    """Divides by nothing, whatever was asked for."""
 
-    samples = ({"normalise": False},)
-
-    @classmethod
-    def facts(cls, options: Mapping[str, Any]) -> Info:
-        return replace(super().facts(options), rows_sum_to_one=True)
+    def setup(self) -> None:
+        self.normalise = False
+        super().setup()
 
 
 @mutant("linear_in_value")
 class ClaimsLinearMaximum(Uniform):
-    """Takes a maximum, and says that it is linear in the values."""
+    """Takes a maximum for the mean."""
 
-    samples = ({"pool": "max"},)
-
-    @classmethod
-    def facts(cls, options: Mapping[str, Any]) -> Info:
-        return replace(super().facts(options), linear_in_value=True, affine_in_value=True)
+    def setup(self) -> None:
+        self.pool = "max"
+        super().setup()
 
 
 @mutant("length_limit")
@@ -94,10 +85,12 @@ class BeyondItsWeights(Linformer):
 
 
 @mutant("causality")
-class ProjectsTheFuture(Linformer):
-    """Says that it is causal, though every slot mixes all positions."""
+class ProjectsTheFuture(Softmax):
+    """Projects its values over all positions, as Linformer does, and sees those up to the query."""
 
-    default_info = claiming(Linformer.default_info, {"causal": True})
+    def average(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
+        slots = torch.arange(v.shape[2], dtype=v.dtype)
+        return super().average(q, k, v + 0.1 * torch.cos(slots[:, None] * slots) @ v, call)
 
 
 @mutant("state_splits")

@@ -3,10 +3,6 @@
 # Mechanisms are final; only a mutant may break that.
 # pyright: reportGeneralTypeIssues=false
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -23,7 +19,6 @@ from regard.attention.dense.shaw import Shaw
 from regard.attention.dense.sigmoid import Sigmoid
 from regard.core import Attended, Call
 from regard.engines.dense import Rule, publish, softmax, visible_count
-from regard.info import Info
 from tests.mutants import mutant
 from tests.mutants.toys import ToyDense
 
@@ -163,24 +158,20 @@ class DividesByTheSquaredNorm(Cosine):
 
 @mutant("causality_of_length")
 class BiasOfTheWholeCall(Sigmoid):
-    """b = -log of the length of the call, as published, and says that it is causal."""
+    """b = -log of the length of the call, as published, in the form that is causal."""
 
-    samples = ({"form": "paper"},)
-
-    @classmethod
-    def facts(cls, options: Mapping[str, Any]) -> Info:
-        return replace(super().facts(options), leaks=False)
+    def setup(self) -> None:
+        self.form = "paper"
+        super().setup()
 
 
 @mutant("causality_of_length")
 class DividesByTheWholeCall(ReluSquared):
-    """Divides by the length of the call, as public code does, and says that it is causal."""
+    """Divides by the length of the call, as public code does, in the form that is causal."""
 
-    samples = ({"form": "paper"},)
-
-    @classmethod
-    def facts(cls, options: Mapping[str, Any]) -> Info:
-        return replace(super().facts(options), leaks=False)
+    def setup(self) -> None:
+        self.form = "paper"
+        super().setup()
 
 
 @mutant("replayed_choices")

@@ -1,4 +1,7 @@
-"""Mutants whose algorithm is sound and whose facts are lies."""
+"""Mutants whose facts are lies: the algorithm is not what they say."""
+
+# Mechanisms are final; only a mutant may break that.
+# pyright: reportGeneralTypeIssues=false
 
 from dataclasses import replace
 from typing import Any
@@ -6,10 +9,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.attention.dense.sigmoid import Sigmoid
+from regard.attention.kernel.linear import Linear
 from regard.core import Attended, Call
 from regard.state import State, begin
 from tests.mutants import claiming, mutant
-from tests.mutants.toys import ToyCodes, ToyDense, ToyFeatures, ToyKernel, ToyProjection, ToyTable, ToyWindow, positions
+from tests.mutants.toys import (
+    ToyBranching,
+    ToyCodes,
+    ToyDense,
+    ToyFeatures,
+    ToyKernel,
+    ToyMaximum,
+    ToyProjection,
+    ToyTable,
+    ToyWindow,
+    allowed_pairs,
+    expanded,
+    positions,
+)
 
 
 @mutant("facts")
@@ -51,10 +69,12 @@ class AcceptsUndeclaredBias(ToyDense):
 
 
 @mutant("causality")
-class OverclaimsCausal(ToyProjection):
-    """Projects all positions, and says it is causal."""
+class OverclaimsCausal(ToyDense):
+    """Is causal in its pairs, whose keys are projections of all positions."""
 
-    default_info = claiming(ToyProjection.default_info, {"causal": True})
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        slots = torch.arange(k.shape[2], dtype=k.dtype)
+        return super().score(q, k + 0.1 * torch.cos(slots[:, None] * slots) @ k)
 
 
 @mutant("finite_differences")
@@ -72,10 +92,14 @@ class DeniesItsSlope(ToyDense):
 
 
 @mutant("leak")
-class DeniesTheLeak(ToyDense):
-    """Is causal, and is declared to leak, so that no causality check would run."""
+class DeniesTheLeak(Sigmoid):
+    """Is causal in the form that is declared to leak, so that no causality check would run."""
 
-    default_info = claiming(ToyDense.default_info, {"state": False}, state="none", leaks=True)
+    samples = ({"form": "paper"},)
+
+    def setup(self) -> None:
+        self.form = "exact"
+        super().setup()
 
 
 @mutant("reads")
@@ -112,24 +136,32 @@ class AcceptsLeftPadding(ToyTable):
 
 
 @mutant("rows_free")
-class ModestAboutRows(ToyDense):
-    """Is normalised, and says it is not, so that nobody checks it."""
+class ModestAboutRows(Linear):
+    """Is normalised where it says it is not, so that nobody checks it."""
 
-    default_info = claiming(ToyDense.default_info, rows_sum_to_one=False)
+    samples = ({"normalise": False},)
+
+    def setup(self) -> None:
+        self.normalise = True
+        super().setup()
 
 
 @mutant("nonnegative")
-class ClaimsNonnegative(ToyProjection):
-    """Has negative weights, and says it has none."""
+class ClaimsNonnegative(ToyKernel):
+    """Has signed features, and says that no weight is negative."""
 
-    default_info = claiming(ToyProjection.default_info, nonnegative=True)
+    def features(self, x: Tensor) -> Tensor:
+        return super().features(x) - 0.5
 
 
 @mutant("signed")
-class ModestAboutSigns(ToyDense):
-    """Has nonnegative weights, and says some are negative."""
+class ModestAboutSigns(ToyProjection):
+    """Projects with nonnegative weights, and says some are negative."""
 
-    default_info = claiming(ToyDense.default_info, nonnegative=False)
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
+        with torch.no_grad():
+            self.down.abs_()
+        return super().attend(q, k, v, call)
 
 
 @mutant("matrix")
@@ -148,31 +180,39 @@ class NormalisesValues(ToyDense):
 
 
 @mutant("affine_in_value")
-class ModestAboutLinearity(ToyDense):
-    """Is linear in the values, and says it is only affine."""
+class ModestAboutLinearity(ToyProjection):
+    """Adds nothing, and says that it is only affine."""
 
-    default_info = claiming(ToyDense.default_info, linear_in_value=False)
+    def setup(self) -> None:
+        super().setup()
+        del self.offset
+        self.register_buffer("offset", torch.zeros(self.heads.value_width))
 
 
 @mutant("nonlinear")
-class DeniesAffinity(ToyDense):
-    """Is linear in the values, and says it is not even affine, so that its matrix is never looked at."""
+class DeniesAffinity(ToyMaximum):
+    """Takes a mean, and says it is not even affine, so that its matrix is never looked at."""
 
-    default_info = claiming(ToyDense.default_info, linear_in_value=False, affine_in_value=False)
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
+        pairs = allowed_pairs(q.shape[2], v.shape[2], call).to(v.dtype)
+        return Attended(pairs @ expanded(v, q.shape[1]) / pairs.sum(-1, keepdim=True).clamp_min(1))
 
 
 @mutant("permutation")
-class ClaimsToIgnoreOrder(ToyWindow):
+class ClaimsToIgnoreOrder(ToyDense):
     """Sees a window, and says that positions do not matter."""
 
-    default_info = claiming(ToyWindow.default_info, sees_content_only=True)
+    def allowed(self, queries: int, keys: int, call: Call) -> Tensor:
+        i, j = positions(queries, keys, call)
+        return super().allowed(queries, keys, call) & ((i - j).abs() <= 3)
 
 
 @mutant("order")
-class ModestAboutOrder(ToyDense):
+class ModestAboutOrder(ToyWindow):
     """Sees content only, and says that positions matter."""
 
-    default_info = claiming(ToyDense.default_info, sees_content_only=False)
+    def near(self, pairs: Tensor, call: Call) -> Tensor:
+        return pairs
 
 
 @mutant("approximation")
@@ -185,13 +225,11 @@ class KnobWithoutEffect(ToyFeatures):
 
 
 @mutant("approximation")
-class ClaimsToApproximate(ToyKernel):
-    """Is another kernel, and says it approaches softmax."""
+class ClaimsToApproximate(ToyFeatures):
+    """Estimates another kernel, and says it approaches softmax."""
 
-    default_info = claiming(ToyKernel.default_info, approximates="softmax", knob="size")
-
-    size: int = 4
-    """of nothing"""
+    def features(self, x: Tensor) -> Tensor:
+        return (x @ self.omega.to(x.dtype)).abs() + 1e-12
 
 
 @mutant("cost")
@@ -209,10 +247,11 @@ class ClaimsConstantState(ToyDense):
 
 
 @mutant("compilation_in_parts")
-class ModestAboutGraphs(ToyDense):
+class ModestAboutGraphs(ToyBranching):
     """Compiles as one graph, and says it does not."""
 
-    default_info = claiming(ToyDense.default_info, compiles_whole=False)
+    def normalise(self, logits: Tensor, pairs: Tensor) -> Tensor:
+        return ToyDense.normalise(self, logits, pairs)
 
 
 @mutant("losses")

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from regard.core import Attended, Call
 from regard.options import weight
@@ -84,13 +85,14 @@ class ReachTooLong(ToyWindow):
 
 
 @mutant("bias_heads")
-class IndexesHeads(ToyDense):
-    """Takes the bias of each head by number, where there may be one for all."""
+class BiasesTheFirstHead(ToyDense):
+    """Takes the bias of each head by number, and none where there is one for all."""
 
     def biased(self, logits: Tensor, call: Call) -> Tensor:
         bias = call.bias
         if bias is not None and bias.curve is not None:
-            call = replace(call, bias=replace(bias, curve=bias.curve[torch.arange(self.heads.count)]))
+            missing = self.heads.count - bias.curve.shape[0]
+            call = replace(call, bias=replace(bias, curve=F.pad(bias.curve, (0, 0, 0, missing))))
         return super().biased(logits, call)
 
 

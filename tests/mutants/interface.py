@@ -131,6 +131,7 @@ class UnregisteredMemory(ToyDense):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         if self.training:
             self.offset = k.mean().item()
+            return super().attend(q, k, v, call)
         return super().attend(q + self.offset, k, v, call)
 
 
@@ -232,10 +233,10 @@ class AssumesContiguous(ToyDense):
 
 @mutant("memory_layout")
 class ViewsInputs(ToyDense):
-    """Views its inputs in a shape that only one layout allows."""
+    """Takes the queries for rows that follow one another in memory."""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
-        return super().attend(q.view(-1, q.shape[-1]).view(q.shape), k, v, call)
+        return super().attend(torch.as_strided(q, q.shape, torch.empty(q.shape).stride()), k, v, call)
 
 
 @mutant("round_trip")

@@ -3,6 +3,7 @@
 # Mechanisms are final; only a mutant may break that.
 # pyright: reportGeneralTypeIssues=false
 
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -106,9 +107,11 @@ class PaddingForgets(Rfa):
 
     samples = ({"num_features": 32, "gate": True},)
 
-    def _neutral(self, name: str, x: Tensor, hidden: Tensor) -> Tensor:
-        del name, hidden
-        return x
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
+        if call.key_mask is None:
+            return super().attend(q, k, v, call)
+        gates = call.inputs["log_gate"].masked_fill(~call.key_mask[:, None, :, None], -0.5)
+        return super().attend(q, k, v, replace(call, inputs={"log_gate": gates}))
 
 
 @mutant("key_mask")

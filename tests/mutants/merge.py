@@ -1,12 +1,16 @@
 """Mutants whose parts do not add up: log-sum-exps that are none, queries that depend on one another."""
 
+# Mechanisms are final; only a mutant may break that.
+# pyright: reportGeneralTypeIssues=false
+
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from regard.attention.kernel.lara import Lara
 from regard.core import Attended, Call
-from tests.mutants import claiming, mutant
+from tests.mutants import mutant
 from tests.mutants.toys import ToyDense, ToyGated, ToyKernel
 
 
@@ -118,7 +122,11 @@ class NumbersTheQueriesOfACall(ToyDense):
 
 
 @mutant("queries_mix")
-class ModestAboutQueries(ToyDense):
+class ModestAboutQueries(Lara):
     """Serves each query on its own, and says that it mixes them."""
 
-    default_info = claiming(ToyDense.default_info, mixes_queries=True)
+    samples = ({"num_landmarks": 3},)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
+        each = [super(ModestAboutQueries, self).attend(one, k, v, call).values for one in q.split(1, 2)]
+        return Attended(torch.cat(each, 2))

@@ -17,8 +17,10 @@ from regard.models.blocks.parallel import Parallel
 from regard.models.blocks.residual import Residual
 from regard.models.encoder_decoder import CrossBlock, EncoderDecoder
 from regard.position.alibi import Alibi
+from regard.position.learned import Learned
 from regard.position.rotary import Rotary
 from regard.position.shaw_keys import ShawKeys
+from regard.position.sinusoidal import Sinusoidal
 from regard.position.t5_bias import T5Bias
 from regard.position.transformer_xl import TransformerXl
 from regard.state import State
@@ -111,6 +113,22 @@ class MixesLayouts(Rotary):
     def transform(self, q: Tensor, k: Tensor, query_positions: Tensor, key_positions: Tensor) -> tuple[Tensor, Tensor]:
         q, k = (torch.cat([x[..., 0::2], x[..., 1::2]], -1) for x in (q, k))
         return super().transform(q, k, query_positions, key_positions)
+
+
+@mutant("positions_are_added")
+class CountsTheTokensOfTheCall(Sinusoidal):
+    """Adds the code of a token's number in the call, wherever the token is."""
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        return super().embed(x, torch.arange(positions.shape[-1]))
+
+
+@mutant("positions_are_added")
+class ScalesWhatItIsAddedTo(Learned):
+    """Shrinks the hidden state that the row of the table is added to."""
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        return super().embed(0.9 * x, positions)
 
 
 @mutant("columns_are_distances")

@@ -118,14 +118,18 @@ class OverwritesSharedTape(ToyDense):
 
 
 @mutant("state_inference")
-class SumsOnTheSpot(ToyKernel):
-    """Adds to its own copy of the sums in place, which a state from inference mode does not allow."""
+class ForgetsAtTheBorder(ToyKernel):
+    """Begins anew where a state from inference mode, which may not be added to in place, goes on outside of it."""
 
-    def grown(self, state: State, total: Tensor, keys: int) -> State:
-        assert isinstance(state, Summary)
-        if state.length:
-            state["sum"].add_(0)
-        return super().grown(state, total, keys)
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
+        if (
+            isinstance(call.state, Summary)
+            and call.state["sum"].is_inference()
+            and not torch.is_inference_mode_enabled()
+        ):
+            empty = Summary({"sum": torch.zeros_like(call.state["sum"])}, call.past)
+            call = replace(call, state=empty)
+        return super().attend(q, k, v, call)
 
 
 class _UnorderedSummary(Summary):

@@ -276,11 +276,12 @@ def define(
     key_mask: Tensor | None = None,
     bias: ScoreBias | None = None,
     marks: Tensor | None = None,
+    query_start: int | None = None,
     decisions: object = None,
 ) -> Tensor:
     """The values that the definition gives."""
-    keywords: dict[str, Any] = {"key_mask": key_mask, "bias": bias, "marks": marks, "decisions": decisions}
-    return mechanism.definition(x.q, x.k, x.v, inputs=x.more, **keywords)
+    keywords: dict[str, Any] = {"key_mask": key_mask, "bias": bias, "marks": marks, "query_start": query_start}
+    return mechanism.definition(x.q, x.k, x.v, inputs=x.more, **keywords, decisions=decisions)
 
 
 @torch.no_grad()
@@ -291,10 +292,12 @@ def definition(
     key_mask: Tensor | None = None,
     bias: ScoreBias | None = None,
     marks: Tensor | None = None,
+    query_start: int | None = None,
     decisions: object = None,
 ) -> Tensor:
     """The values that the definition gives, without recording gradients."""
-    return define(mechanism, x, key_mask=key_mask, bias=bias, marks=marks, decisions=decisions)
+    keywords: dict[str, Any] = {"key_mask": key_mask, "bias": bias, "marks": marks, "query_start": query_start}
+    return define(mechanism, x, **keywords, decisions=decisions)
 
 
 def changed(x: Inputs, where: Tensor | slice, heads: Heads, info: Info, seed: str, scale: float = 1.0) -> Inputs:

@@ -26,17 +26,18 @@ class Excuse:
     """A fact that makes a check meaningless, and the check that runs in its place.
 
     Attributes:
-        fact: a field of `Info`, such as `leaks` or `not supports.state`.
+        fact: a field of `Info`, such as `leaks` or `not supports.state`; for a part of a model an attribute of the
+            class, such as `absolute`.
         substitute: the check that tests what the fact claims.
     """
 
     fact: str
     substitute: str
 
-    def holds(self, info: Info) -> bool:
-        """Whether the fact is true of a mechanism."""
+    def holds(self, facts: Info | type) -> bool:
+        """Whether the fact is true of a mechanism with these facts, or of a part."""
         path = self.fact.removeprefix("not ")
-        return bool(operator.attrgetter(path)(info)) is (path == self.fact)
+        return bool(operator.attrgetter(path)(facts)) is (path == self.fact)
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,22 @@ class Check:
     run: Callable[[Any], None]
     """of a mechanism it is given a `Subject`, of a part of a model the class"""
     kind: type = Attention
-    """`Attention`, or the class of a part of a model"""
+    """`Attention` or a template of mechanisms, or the class of a part of a model"""
     excuses: tuple[Excuse, ...] = ()
-    """of a mechanism; a part has no facts"""
     once: bool = False
     """only the first option set is checked, because the check is slow and options rarely matter to it"""
+    elsewhere: str = ""
+    """the check that runs in its place on mechanisms of other templates than `kind`"""
+
+    def excuse(self, subject: Subject | type) -> str:
+        """The fact that excuses a mechanism or a part, and the check in place of this one; empty: none does."""
+        mechanism = isinstance(subject, Subject)
+        if mechanism and not issubclass(subject.cls, self.kind):
+            return f"no {self.kind.__name__}; checked instead: {self.elsewhere}"
+        for excuse in self.excuses:
+            if excuse.holds(subject.info if mechanism else subject):
+                return f"{'info' if mechanism else 'class'}: {excuse.fact}; checked instead: {excuse.substitute}"
+        return ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +89,7 @@ REGISTERED: dict[str, Check] = {}
 
 
 def check(
-    *excuses: tuple[str, str], kind: type = Attention, once: bool = False
+    *excuses: tuple[str, str], kind: type = Attention, once: bool = False, elsewhere: str = ""
 ) -> Callable[[Callable[[Any], None]], Callable[[Any], None]]:
     """Enter a function into the suite under its own name; its first docstring line is the law.
 
@@ -85,12 +97,13 @@ def check(
         excuses: (fact, substitute) pairs, see `Excuse`.
         kind: see `Check.kind`.
         once: see `Check.once`.
+        elsewhere: see `Check.elsewhere`.
     """
 
     def enter(run: Callable[[Any], None]) -> Callable[[Any], None]:
         name, law = run.__name__, (run.__doc__ or "").strip().splitlines()[0]
         assert name not in REGISTERED
-        REGISTERED[name] = Check(name, law, run, kind, tuple(Excuse(*pair) for pair in excuses), once)
+        REGISTERED[name] = Check(name, law, run, kind, tuple(Excuse(*pair) for pair in excuses), once, elsewhere)
         return run
 
     return enter
@@ -100,12 +113,8 @@ def conduct(each: Check, subject: Subject | type) -> CheckResult:
     """Run one check on a mechanism with an option set or on a part of a model, or excuse it."""
     cls, options = (subject.cls, subject.options) if isinstance(subject, Subject) else (subject, {})
     facts = {"check": each.name, "mechanism": registered_name(cls), "options": options}
-    if isinstance(subject, Subject):
-        for excuse in each.excuses:
-            if excuse.holds(subject.info):
-                return CheckResult(
-                    **facts, status="excused", reason=f"info: {excuse.fact}; checked instead: {excuse.substitute}"
-                )
+    if reason := each.excuse(subject):
+        return CheckResult(**facts, status="excused", reason=reason)
     started = time.process_time()
     try:
         each.run(subject)

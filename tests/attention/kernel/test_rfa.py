@@ -325,6 +325,19 @@ def test_nonpositive_counts_rows_that_see_a_key() -> None:
     assert not torch.equal(found, mechanism.nonpositive(q, k, key_mask=mask))
 
 
+def test_nonpositive_counts_hidden_gates_as_open() -> None:
+    q, k, _ = draw(30, 30)
+    mask = torch.rand(2, 30, generator=torch.Generator().manual_seed(5)) > 0.4
+    gated = build(sigma=0.2, gate=True)
+    inputs = gates(gated, 30)
+    hidden = ~mask[:, None, :, None]
+    wanted = gated.nonpositive(q, k, key_mask=mask, inputs={"log_gate": inputs["log_gate"].masked_fill(hidden, 0)})
+    assert (wanted > 0).any()
+    for content in (-3.0, float("nan")):
+        filled = {"log_gate": inputs["log_gate"].masked_fill(hidden, content)}
+        assert torch.equal(gated.nonpositive(q, k, key_mask=mask, inputs=filled), wanted)
+
+
 def test_the_length_of_a_vector_does_not_matter() -> None:
     mechanism, (q, k, v) = build(), draw()
     assert (mechanism(7 * q, 0.1 * k, v).values - mechanism(q, k, v).values).abs().max() < 1e-11

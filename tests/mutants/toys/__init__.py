@@ -5,6 +5,7 @@ They use nothing of the engines, so that a mutant tests the suite and not an eng
 
 from regard.core import Attention
 from tests.mutants.toys.dense import (
+    ToyBranching,
     ToyBuckets,
     ToyCodes,
     ToyDense,
@@ -20,6 +21,7 @@ from tests.mutants.toys.kernel import ToyDecay, ToyFeatures, ToyKernel, ToyMarke
 TOYS: tuple[type[Attention], ...] = (
     ToyDense,
     ToyWindow,
+    ToyBranching,
     ToyKernel,
     ToyFeatures,
     ToyCodes,
@@ -34,6 +36,7 @@ TOYS: tuple[type[Attention], ...] = (
 
 __all__ = [
     "TOYS",
+    "ToyBranching",
     "ToyBuckets",
     "ToyCodes",
     "ToyDecay",

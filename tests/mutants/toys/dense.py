@@ -67,8 +67,11 @@ class ToyDense(Attention):
             return k, v, call
         assert isinstance(call.state, Slots)
         state = call.state.append(call.key_mask, k=k, v=v)
-        kept, gone = state.view(), state.length - state.kept
-        call = replace(call, state=state, key_mask=kept.get("key_mask"), query_start=call.query_start - gone)
+        kept, gone, bias = state.view(), state.length - state.kept, call.bias
+        if bias is not None and bias.table is not None:
+            bias = replace(bias, table=bias.table[..., gone:])
+        start = call.query_start - gone
+        call = replace(call, state=state, key_mask=kept.get("key_mask"), query_start=start, bias=bias)
         return kept["k"], kept["v"], call
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
@@ -156,6 +159,15 @@ class ToyWindow(ToyDense):
             for j in range(k.shape[2]):
                 near[..., i, j] = abs(i + call.query_start - j) <= self.window
         return defined(defined_logits(q, k, call), call.visible(q, k) & near, v)
+
+
+class ToyBranching(ToyDense):
+    """Dense attention that looks at a number to choose its way, so that no graph holds it whole."""
+
+    default_info = replace(ToyDense.default_info, compiles_whole=False)
+
+    def normalise(self, logits: Tensor, pairs: Tensor) -> Tensor:
+        return super().normalise(logits - 1 if logits.numel() and logits.amax() > 1 else logits, pairs)
 
 
 class ToyCodes(ToyDense):
@@ -323,9 +335,10 @@ class ToyGated(ToyDense):
         state, gates = call.state, self.gates(call)
         if state is not None:
             assert isinstance(state, Slots)
-            state = state.append(call.key_mask, k=k, v=v, log_gate=gates) if k.shape[2] else state
-            kept = state.view()
-            k, v, gates = kept["k"], kept["v"], kept["log_gate"]
+            keys = k.shape[2]
+            state = state.append(call.key_mask, k=k, v=v, log_gate=gates[..., :keys]) if keys else state
+            kept, further = state.view(), gates[..., keys:]  # of queries behind the last key
+            k, v, gates = kept["k"], kept["v"], torch.cat([kept["log_gate"], further], -1)
             call = replace(call, state=state, key_mask=kept.get("key_mask"))
         return k, v, replace(call, inputs={"log_gate": gates})
 
@@ -340,9 +353,10 @@ class ToyGated(ToyDense):
     def reference(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         gates = call.inputs["log_gate"][..., 0].to(q.dtype)
         if call.key_mask is not None:
-            gates = gates.masked_fill(~call.key_mask[:, None], 0)
+            hidden = F.pad(~call.key_mask, (0, gates.shape[2] - k.shape[2]))
+            gates = gates.masked_fill(hidden[:, None], 0)
         rows = []
         for i in range(call.query_start, call.query_start + q.shape[2]):
             after = gates[:, :, : i + 1].flip(2).cumsum(2).flip(2) - gates[:, :, : i + 1]
-            rows.append(F.pad(after, (0, k.shape[2] - i - 1)))
+            rows.append(F.pad(after, (0, max(k.shape[2] - i - 1, 0)))[:, :, : k.shape[2]])
         return defined(defined_logits(q, k, call) + torch.stack(rows, 2), call.visible(q, k), v)

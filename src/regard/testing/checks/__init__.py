@@ -19,20 +19,24 @@ from regard.testing.checks import (  # noqa: F401 - each module enters its check
     marks,
     mask,
     merge,
+    misfits,
     models,
     pattern,
     positions,
     precision,
+    rewind,
     state,
     weights,
 )
 from regard.testing.inputs import Subject
 from regard.testing.registry import REGISTERED, Check, CheckResult, conduct
 
-CHECKS: dict[str, Check] = {name: each for name, each in REGISTERED.items() if each.kind is Attention}
+CHECKS: dict[str, Check] = {name: each for name, each in REGISTERED.items() if issubclass(each.kind, Attention)}
 """Every check of mechanisms by name, in the order in which they run."""
 
-PART_CHECKS: dict[str, Check] = {name: each for name, each in REGISTERED.items() if each.kind is not Attention}
+PART_CHECKS: dict[str, Check] = {
+    name: each for name, each in REGISTERED.items() if not issubclass(each.kind, Attention)
+}
 """Every check of parts of models by name."""
 
 
@@ -52,8 +56,8 @@ def check_attention(
         stop_at_failure: stop after the first failed check.
 
     Returns:
-        One result per check and option set. A check is excused only by a fact in the mechanism's own `info`, and the
-        result names the check that ran in its place.
+        One result per check and option set. A check is excused only by a fact in the mechanism's own `info`, or by its
+        template where it is about one, and the result names the check that ran in its place.
 
     Raises:
         ConfigError: an unknown mechanism, option or check.
@@ -96,7 +100,7 @@ def check_part(part: type, *, checks: Iterable[str] | None = None) -> list[Check
 
     Example:
         >>> from regard.position.alibi import Alibi
-        >>> [(result.check, result.status) for result in check_part(Alibi)]
+        >>> [(result.check, result.status) for result in check_part(Alibi)][:2]
         [('published_logits', 'passed'), ('columns_are_distances', 'passed')]
     """
     wanted = _named(PART_CHECKS, checks)

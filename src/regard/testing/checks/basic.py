@@ -205,7 +205,7 @@ def _refuses(attempt: Callable[[], object], what: str, expected: type[Exception]
 
 @check()
 def length_limit(subject: Subject) -> None:
-    """Where max_length is required, a longer sequence raises LimitError, in one call and through a state."""
+    """Where max_length is required, a longer sequence raises LimitError: in one call, its definition, with a state."""
     for causal in subject.modes:
         try:
             free = subject.fresh(causal, max_length=None)
@@ -219,6 +219,7 @@ def length_limit(subject: Subject) -> None:
         run(mechanism, x)
         longer = subject.fresh(causal, max_length=LENGTH + 1)
         _exceeds(lambda: run(mechanism, subject.inputs(longer, queries=LENGTH + 1)), "one call")
+        _exceeds(lambda: definition(mechanism, subject.inputs(longer, queries=LENGTH + 1)), "the definition")
         if causal and subject.info.supports.state:
             state = run(mechanism, x, state=mechanism.initial_state(2, dtype=torch.float32)).state
             _exceeds(lambda: run(mechanism, x.slots(0, 1), state=state), "through a state")

@@ -176,6 +176,15 @@ def bias_reach(subject: Subject) -> None:
             if (run(mechanism, x, bias=far).values - still).abs().max() > 1e-9:
                 moved.append(distance)
         require((moved[0], moved[-1]) == (low, high), f"bias_distances are {(low, high)}, but {moved} act, {causal=}")
+        for queries, keys in () if causal or not subject.info.supports.cross else ((LENGTH, 5), (5, LENGTH)):
+            x = subject.inputs(mechanism, queries=queries, keys=keys, dtype=torch.float64)
+            low, high = mechanism.bias_distances(queries, keys)
+            far = within(far_relative(LENGTH), 1 - LENGTH, LENGTH - 1, slice(0, queries))
+            whole = replace(far, curve=far_curve(LENGTH).curve)
+            wide = run(mechanism, x, bias=whole).values
+            cut = run(mechanism, x, bias=within(whole, max(low, 1 - LENGTH), min(high, LENGTH - 1))).values
+            what = f"columns beyond the distances {(low, high)} of {queries} queries on {keys} keys"
+            assert_close(cut, wide, tolerance=1e-12, what=what)
 
 
 @check(_REFUSED)

@@ -142,11 +142,14 @@ def left_padding_refusal(subject: Subject) -> None:
         x = subject.inputs(mechanism)
         keep = torch.ones(2, LENGTH, dtype=torch.bool)
         keep[1, :3] = False
-        try:
-            run(mechanism, x, key_mask=keep)
-        except UnsupportedError:
-            continue
-        require(False, "info.anchored, but left padding was accepted")
+        states = [None, mechanism.initial_state(2)] if causal and subject.info.supports.state else [None]
+        for state in states:
+            what = "" if state is None else ", with a state of no slots"
+            try:
+                run(mechanism, x, key_mask=keep, state=state)
+            except UnsupportedError:
+                continue
+            require(False, f"info.anchored, but left padding was accepted{what}")
 
 
 def _pad(subject: Subject, x: Inputs, before: int, behind: int) -> tuple[Inputs, Tensor]:

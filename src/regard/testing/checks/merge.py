@@ -10,7 +10,7 @@ from regard.bias import ScoreBias
 from regard.core import Attended, Attention, accumulation_dtype, merge
 from regard.testing.checks.bias import far_curve
 from regard.testing.compare import assert_close, largest_error
-from regard.testing.inputs import LENGTH, Inputs, Subject, call, mask_with_holes, randn, run
+from regard.testing.inputs import LENGTH, Inputs, Subject, call, definition, mask_with_holes, randn, run
 from regard.testing.registry import check, require
 
 _CUT = 5
@@ -69,9 +69,59 @@ def _require_merged(parts: Sequence[Attended], whole: Attended, x: Inputs, what:
         assert_close(got, wanted, tolerance=1e-9, what=f"gradient of {name}, {what}")
 
 
+@check(("not mergeable", "refusals"), ("not supports.causal", "query_pieces"))
+def keys_before(subject: Subject) -> None:
+    """Where keys end before the queries, masks and states act as in the definition and as in the whole call."""
+    supports = subject.info.supports
+    mechanism = subject.build(True, dtype=torch.float64)
+    x = subject.inputs(mechanism, dtype=torch.float64)
+    for keep in (None, mask_with_holes(2, LENGTH)) if supports.key_mask else (None,):
+        whole, early, late = run(mechanism, x, key_mask=keep, lse=True), None, None
+        if keep is not None:
+            early, late = keep[:, :_CUT], keep[:, _CUT:]
+        for at in (_CUT, _CUT + 3) if supports.prefix else (_CUT,):
+            asked = x.queries(at)
+            front = asked.keys(0, _CUT).replaced(**_neutral_behind(subject, asked, keep))
+            what = f"{_CUT} keys before, queries from {at} on{'' if keep is None else ', masked'}"
+            got = run(mechanism, front, key_mask=early, query_start=at, lse=True)
+            expected = definition(mechanism, front, key_mask=early, query_start=at)
+            assert_close(got.values, expected, tolerance=1e-10, what=f"values, {what}")
+            back = run(mechanism, asked.keys(_CUT), key_mask=late, lse=True)
+            values, lse = merge([(part.values, _lse(part)) for part in (got, back)])
+            assert_close(values, whole.values[:, :, at:], tolerance=1e-10, what=f"merged values, {what}")
+            assert_close(lse, _lse(whole)[:, :, at:], tolerance=1e-10, what=f"merged log-sum-exp, {what}")
+            if supports.state:
+                _behind_a_state(mechanism, x, front, got, at, keep, what)
+
+
+def _neutral_behind(subject: Subject, x: Inputs, keep: Tensor | None) -> dict[str, Tensor]:
+    """Inputs of keys, neutral where the mask hides those behind the first part, of which its own mask knows nothing."""
+    if keep is None:
+        return x.of_keys
+    hidden = ~keep[:, None, :, None] & (torch.arange(LENGTH) >= _CUT)[:, None]
+    return {name: y.masked_fill(hidden, subject.info.inputs[name].neutral) for name, y in x.of_keys.items()}
+
+
+def _behind_a_state(
+    mechanism: Attention, x: Inputs, front: Inputs, expected: Attended, at: int, keep: Tensor | None, what: str
+) -> None:
+    """The same keys in a state and a call, and then the slots that follow them."""
+    first, new, late = (None if keep is None else keep[:, a:b] for a, b in ((0, 3), (3, _CUT), (_CUT, None)))
+    start = mechanism.initial_state(2, dtype=torch.float64)
+    state = run(mechanism, x.slots(0, 3), key_mask=first, state=start).state
+    rest = front.keys(3).replaced(k=front.k[:, :, 3:], v=front.v[:, :, 3:])
+    got = run(mechanism, rest, key_mask=new, query_start=at, state=state, lse=True)
+    assert_close(got.values, expected.values, tolerance=1e-10, what=f"values, {what}, 3 of them in a state")
+    assert_close(_lse(got), _lse(expected), tolerance=1e-10, what=f"log-sum-exp, {what}, 3 of them in a state")
+    require(got.state is not None and got.state.length == _CUT, f"the state does not hold {_CUT} slots, {what}")
+    after = run(mechanism, x.slots(_CUT, LENGTH), key_mask=late, state=got.state).values
+    whole = run(mechanism, x, key_mask=keep).values[:, :, _CUT:]
+    assert_close(after, whole, tolerance=1e-10, what=f"the slots behind them, {what}, 3 of them in a state")
+
+
 @check(("not mergeable", "refusals"))
 def log_sum_exp(subject: Subject) -> None:
-    """The log-sum-exp has at least float32, is -inf for a query without keys, and the same in pieces with a state."""
+    """The log-sum-exp has at least float32, is -inf for a query without keys, the same with a state or dropout."""
     supports = subject.info.supports
     for causal in subject.modes:
         for dtype in (torch.bfloat16, torch.float32, torch.float64):
@@ -79,6 +129,10 @@ def log_sum_exp(subject: Subject) -> None:
             lse = _lse(run(mechanism, subject.inputs(mechanism, dtype=dtype), lse=True))
             require(lse.shape == (2, 2, LENGTH), f"the log-sum-exp has shape {tuple(lse.shape)}, {dtype}")
             require(lse.dtype == accumulation_dtype(dtype), f"the log-sum-exp of {dtype} has {lse.dtype}")
+            nothing = subject.inputs(mechanism, dtype=dtype).slots(0, 0)
+            lse = _lse(run(mechanism, nothing, lse=True))
+            require(lse.shape == (2, 2, 0), f"the log-sum-exp of an empty call has shape {tuple(lse.shape)}, {dtype}")
+            require(lse.dtype == accumulation_dtype(dtype), f"the log-sum-exp of an empty {dtype} call has {lse.dtype}")
         mechanism = subject.build(causal, dtype=torch.float64)
         x = subject.inputs(mechanism, dtype=torch.float64)
         if supports.key_mask:
@@ -86,6 +140,10 @@ def log_sum_exp(subject: Subject) -> None:
             keep[1] = False
             empty = _lse(run(mechanism, x, key_mask=keep, lse=True))[1]
             require(bool(empty.isneginf().all()), f"{empty.max().item():.3g} is the log-sum-exp of no keys, {causal=}")
+        if supports.dropout:
+            whole = _lse(run(mechanism, x, lse=True))
+            dropping = subject.build(causal, dtype=torch.float64, dropout=0.5).train()
+            assert_close(_lse(run(dropping, x, lse=True)), whole, tolerance=1e-10, what=f"with dropout, {causal=}")
         if causal and supports.state:
             whole, state = _lse(run(mechanism, x, lse=True)), mechanism.initial_state(2, dtype=torch.float64)
             for first, stop in ((0, _CUT), (_CUT, _CUT + 1), (_CUT + 1, LENGTH)):

@@ -12,13 +12,12 @@ from regard.testing.inputs import LENGTH, LONG, Subject
 from regard.testing.registry import check, require
 
 
-@check()
+@check(kind=PatternSoftmax, elsewhere="reference")
 def partition(subject: Subject) -> None:
     """The tiles of a pattern hold every pair that it allows once, and no other pair."""
     for causal in subject.modes:
         mechanism = subject.build(causal)
-        if not isinstance(mechanism, PatternSoftmax):
-            return
+        assert isinstance(mechanism, PatternSoftmax)
         for length in (LENGTH, LONG, 3 * LONG):
             positions = torch.arange(length)
             held = times_held(mechanism.pattern, length, mechanism.heads.count)
@@ -30,12 +29,11 @@ def partition(subject: Subject) -> None:
             )
 
 
-@check()
+@check(("not supports.causal", "refusals"), kind=PatternSoftmax, elsewhere="state_splits")
 def future_keys(subject: Subject) -> None:
     """A key is kept for the queries to come as long as one of them may see it."""
-    mechanism = subject.build(True) if subject.info.supports.causal else None
-    if not isinstance(mechanism, PatternSoftmax):
-        return
+    mechanism = subject.build(True)
+    assert isinstance(mechanism, PatternSoftmax)
     keys = torch.arange(LONG)
     for first in (1, 4, 5, LENGTH, 16, LONG // 2, LONG):
         seen = mechanism.pattern.mask(torch.arange(first, 3 * LONG), keys[:first]).flatten(0, -2).any(0)

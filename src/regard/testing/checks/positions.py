@@ -42,11 +42,9 @@ def _published(part: type[Position]) -> str:
     return next((name for base in part.__mro__ if (name := registered_name(base)) in DEFINITIONS), "")
 
 
-@check(kind=Position)
+@check(("absolute", "positions_are_added"), kind=Position)
 def published_logits(part: type[Position]) -> None:
     """Logits are those of the published formula, pair by pair, up to a constant of the query."""
-    if part.absolute:
-        return  # it acts on hidden states, not on pairs
     name = _published(part)
     require(bool(name), f"there is no definition of {registered_name(part)} to compare with")
     q, k = (randn(1, HEADS, LENGTH, KEY_DIM, seed=seed, dtype=torch.float64) for seed in ("q", "k"))
@@ -64,11 +62,9 @@ def published_logits(part: type[Position]) -> None:
                     assert_close(got - got[0], expected - expected[0], tolerance=1e-10, what=what)
 
 
-@check(kind=Position)
+@check(("absolute", "positions_are_added"), ("not biased", "published_logits"), kind=Position)
 def columns_are_distances(part: type[Position]) -> None:
     """Column c of a bias belongs to distance high - c, whatever range of distances is asked for."""
-    if not part.biased:
-        return
     for causal in (True, False):
         scheme = _scheme(part, causal)
         q = randn(1, HEADS, 5, KEY_DIM, seed="q", dtype=torch.float64)
@@ -86,6 +82,21 @@ def columns_are_distances(part: type[Position]) -> None:
                     if wide is not None:
                         what = f"{name}, distances {first} to {last}"
                         assert_close(narrow, wide[:, columns], tolerance=1e-12, what=what)
+
+
+@check(("not absolute", "published_logits"), kind=Position)
+def positions_are_added(part: type[Position]) -> None:
+    """An absolute scheme adds to a hidden state what belongs to its position alone, to each another vector."""
+    scheme = _scheme(part, causal=True)
+    x = randn(2, LENGTH, DIM, seed="hidden", dtype=torch.float64)
+    at = torch.arange(LENGTH)
+    with torch.no_grad():
+        added = scheme.embed(torch.zeros_like(x[:1]), at)[0]
+        require((added[:, None] - added).abs().amax(-1).fill_diagonal_(1).min().item() > 1e-6, "two positions are one")
+        per_row = torch.stack([at.flip(0), (3 * at + 5) % LENGTH])
+        for what, places in (("slots", at), ("a later piece", at[70:]), ("positions of each row", per_row)):
+            piece = x[:, : places.shape[-1]]
+            assert_close(scheme.embed(piece, places), piece + added[places], tolerance=1e-12, what=what)
 
 
 @check(kind=AttentionLayer)

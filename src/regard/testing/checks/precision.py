@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.core import Attention
+from regard.errors import ConfigError
 from regard.testing.compare import assert_close, assert_identical
 from regard.testing.conditioning import assert_float32
 from regard.testing.inputs import LENGTH, LONG, Inputs, Subject, call, definition, draw, exact_copy, run
@@ -111,6 +112,40 @@ def autocast(subject: Subject) -> None:
                 require(
                     y.grad is None or bool(y.grad.isfinite().all()), f"the gradient of {name} is not finite, {what}"
                 )
+
+
+@check()
+def exact_definition(subject: Subject) -> None:
+    """`impl="reference"` is summed in float32 at least: autocast changes no bit, and a state rounds no input."""
+    explicit = Subject(subject.cls, {**subject.options, "impl": "reference"})
+    try:
+        explicit.fresh(subject.modes[0])
+    except ConfigError:  # options of training alone
+        explicit = Subject(subject.cls, {**subject.cls.samples[0], "impl": "reference"})
+    for causal in subject.modes:
+        mechanism = explicit.build(causal)
+        x = explicit.inputs(mechanism)
+        expected = definition(mechanism, x)
+        assert_identical(run(mechanism, x).values, expected, what=f"the definition, {causal=}")
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert_identical(run(mechanism, x).values, expected, what=f"the definition under autocast, {causal=}")
+    if not (subject.info.supports.state and subject.info.supports.causal and explicit.info.inputs):
+        return
+    mechanism = explicit.build(True, dtype=torch.bfloat16)
+    x = explicit.inputs(mechanism)
+    narrow = x.to(torch.bfloat16).replaced(**x.more)  # `activate` may give wider numbers than it gets
+    state, out = mechanism.initial_state(2, dtype=torch.bfloat16), []
+    for name, entry in mechanism.layout().items():
+        if name in x.of_keys:
+            kept = entry.dtype_of(torch.bfloat16)
+            require(kept == torch.float32, f"{name} is kept as {kept}")
+    for first, stop in ((0, 5), (5, 6), (6, LENGTH)):
+        answer = run(mechanism, narrow.slots(first, stop), state=state)
+        assert answer.state is not None
+        state = answer.state
+        out.append(answer.values)
+    whole = run(mechanism, narrow).values
+    assert_close(torch.cat(out, 2), whole, tolerance=BFLOAT16_ERROR, what="float32 inputs beside bfloat16 keys, pieces")
 
 
 @check()

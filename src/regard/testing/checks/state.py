@@ -4,8 +4,8 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
+from regard.bias import ScoreBias
 from regard.core import Attention, State
-from regard.errors import UnsupportedError
 from regard.testing.checks.bias import far_curve, far_relative, within
 from regard.testing.compare import assert_close, assert_identical
 from regard.testing.inputs import (
@@ -116,6 +116,18 @@ def state_bias(subject: Subject) -> None:
                 expected = whole[:, :, at : at + count]
                 assert_close(answer.values, expected, tolerance=1e-10, what=f"biased pieces of {cut}, at {at}")
                 state, at = answer.state, at + count
+    table = randn(1, 2, LENGTH, LENGTH, seed="table", dtype=torch.float64)
+    whole = run(mechanism, x, bias=ScoreBias(table=table)).values
+    for cut in ((5, 8), (1,) * LENGTH, (12, 1)):
+        state, at = start(mechanism, 2), 0
+        for count in cut:
+            stop = at + count
+            rows = ScoreBias(table=table[:, :, at:stop, :stop])
+            answer = run(mechanism, x.slots(at, stop), bias=rows, state=state)
+            assert answer.state is not None
+            what = f"pieces of {cut} with a table for every slot, at {at}"
+            assert_close(answer.values, whole[:, :, at:stop], tolerance=1e-10, what=what)
+            state, at = answer.state, stop
 
 
 @check(_STATELESS, _NOT_CAUSAL)
@@ -324,56 +336,3 @@ def _real(mask: Tensor | None, first: int) -> Tensor:
     """Rows of the queries from `first` on that are real themselves."""
     rows = torch.ones(2, LENGTH, dtype=torch.bool) if mask is None else mask
     return rows[:, None, first:].expand(-1, 2, -1)
-
-
-@check(_STATELESS, _NOT_CAUSAL)
-def state_where(subject: Subject) -> None:
-    """`state.where(rows, other)` goes on in every row from the state that the row was taken from."""
-    mechanism = subject.build(True, dtype=torch.float64)
-    x, y = (subject.inputs(mechanism, batch=3, seed=seed, dtype=torch.float64) for seed in (0, 1))
-    rows, keep = torch.tensor([True, False, True]), mask_with_holes(3, LENGTH)[:, :8]
-    masks = ((None, None), (keep, None), (None, keep)) if subject.info.supports.key_mask else ((None, None),)
-    for ours, theirs in masks:
-        first = run(mechanism, x.slots(0, 8), key_mask=ours, state=start(mechanism, 3)).state
-        second = run(mechanism, y.slots(0, 8), key_mask=theirs, state=start(mechanism, 3)).state
-        assert first is not None
-        assert second is not None
-        if _sizes(first) != _sizes(second):  # a mask may change how much is kept
-            continue
-        joined, tail = first.where(rows, second), x.slots(8, LENGTH)
-        require(joined.length == 8, f"where made {joined.length} slots of 8")
-        out = [run(mechanism, tail, state=state).values for state in (joined, first, second)]
-        expected = torch.where(rows[:, None, None, None], *out[1:])
-        what = f"rows of two states, masked: {ours is not None}, {theirs is not None}"
-        assert_close(out[0], expected, tolerance=1e-12, what=what)
-
-
-def _sizes(state: State) -> dict[str, torch.Size]:
-    return {name: y.shape for name, y in state.tensors().items() if name != "key_mask"}
-
-
-@check(_STATELESS, _NOT_CAUSAL)
-def state_rewind(subject: Subject) -> None:
-    """`state.rewind(n)` is the state before the newest n slots, or refused; never where every slot is kept."""
-    mechanism = subject.build(True, dtype=torch.float64)
-    x, other = (subject.inputs(mechanism, seed=seed, dtype=torch.float64) for seed in (0, 1))
-    layout = mechanism.layout().values()
-    every = all(entry.slots for entry in layout) and mechanism.state_nbytes(2, LENGTH, torch.float64) == sum(
-        entry.nbytes(2, LENGTH, torch.float64) for entry in layout
-    )
-    for cut in ((1,) * LENGTH, (LENGTH,), (4, 9)):
-        for count in (0, 1, 3, LENGTH):
-            newest, left = stream(mechanism, x, cut)[1], LENGTH - count
-            what = f"{count} slots of pieces {cut} given back"
-            try:
-                earlier = newest.rewind(count)
-            except UnsupportedError:
-                require(bool(count) and not every, f"{what}: refused, though every slot is kept")
-                continue
-            expected = stream(mechanism, x, (left,))[1] if left else start(mechanism, 2)
-            same_state(earlier, expected, what)
-            if not count:
-                continue
-            whole = run(mechanism, Inputs.joined([x.slots(0, left), other.slots(left, LENGTH)], 2)).values
-            out = run(mechanism, other.slots(left, LENGTH), state=earlier).values
-            assert_close(out, whole[:, :, left:], tolerance=1e-10, what=f"other slots behind {what}")
