@@ -3,6 +3,8 @@
 import ast
 import fnmatch
 import importlib.util
+import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
@@ -149,6 +151,8 @@ def _attention(cls: Any, label: str) -> "type[Attention]":
 
     if not (isinstance(cls, type) and issubclass(cls, Attention)):
         raise ConfigError(f"{label} is not a subclass of regard.core.Attention")
+    if inspect.isabstract(cls):
+        raise ConfigError(f"{label} is a template without {' and '.join(sorted(cls.__abstractmethods__))}")
     return cls
 
 
@@ -156,15 +160,17 @@ def parts(spec: str) -> list[tuple[str, int]]:
     """The parts of a mix over heads, `a:4 + b(window=8):4`, as (spec, heads); a single mechanism is no mix: [].
 
     Raises:
-        ConfigError: a part without its number of heads.
+        ConfigError: no text, or a part without its number of heads.
     """
+    if not isinstance(spec, str):
+        raise ConfigError(f"a specification is a text such as 'local(window=64)', got {spec!r}")
     pieces = specs.split(spec, "+")
     if len(pieces) == 1:
         return []
     shares: list[tuple[str, int]] = []
     for piece in pieces:
         inner, *count = specs.split(piece, ":")
-        if len(count) != 1 or not count[0].isdigit() or int(count[0]) < 1:
+        if len(count) != 1 or not re.fullmatch("0*[1-9][0-9]{0,8}", count[0]):
             raise ConfigError(f"{piece!r} in {spec!r} must name its heads, as in 'local(window=64):4 + linear:4'")
         shares.append((inner, int(count[0])))
     return shares

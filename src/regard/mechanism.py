@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, final
 import torch
 from torch import Tensor
 
-from regard.errors import LimitError, UnsupportedError
+from regard.errors import ConfigError, LimitError, UnsupportedError
 from regard.info import Heads, Info, Input
 from regard.moved import follow
 from regard.options import Configured, option, registered_name, weight
@@ -47,6 +47,8 @@ class Mechanism(Configured):
 
     def serve(self, heads: Heads) -> None:
         """Store what to serve, and the (heads, width) that q, k and v of a call must have."""
+        if not isinstance(heads, Heads):
+            raise ConfigError(f"mechanism {self._name} serves heads, such as Heads(count=4, key_dim=16), got {heads!r}")
         self.heads = heads
         self.widths = {
             "q": (heads.count, heads.query_width),

@@ -36,9 +36,11 @@ def parse(text: str) -> Spec:
         >>> parse("linear(feature_map=relu, normalise=False)").options
         {'feature_map': 'relu', 'normalise': False}
     """
+    if not isinstance(text, str):
+        raise ConfigError(f"a specification is a text such as 'local(window=64)', got {text!r}")
     try:
         tree = ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ConfigError(
             f"cannot read {text!r}: write name or name(option=value, ...), with quotes around a value that is "
             "neither a number nor a name, such as '2d'"
@@ -62,9 +64,9 @@ def _literal(node: ast.expr, text: str) -> object:
         return node.id
     try:
         return ast.literal_eval(node)
-    except ValueError as error:
+    except (ValueError, TypeError, RecursionError, MemoryError) as error:
         raise ConfigError(
-            f"cannot read {ast.unparse(node)!r} in {text!r}: an option is a number, a string, True, False, None, "
+            f"cannot read {ast.get_source_segment(text.strip(), node)!r} in {text!r}: an option is a number, a string, True, False, None, "
             "a tuple of these, or a bare word"
         ) from error
 

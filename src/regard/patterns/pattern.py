@@ -201,6 +201,8 @@ def _at_least(low: int, **sizes: int) -> None:
     for name, size in sizes.items():
         if isinstance(size, bool) or not isinstance(size, int) or size < low:
             raise ConfigError(f"{name} of a pattern must be an integer of at least {low}, got {size!r}")
+        if size > FAR:
+            raise ConfigError(f"{name} of a pattern must be at most 2^40, further than any position, got {size}")
 
 
 def _always(i: Any, j: Any) -> Any:
@@ -227,7 +229,7 @@ def dilated(size: int, dilation: int) -> Pattern:
     """`size` keys on either side, `dilation` positions apart."""
     _at_least(0, size=size)
     _at_least(1, dilation=dilation)
-    far = size * dilation
+    far = min(size * dilation, FAR)
     return Pattern(
         lambda i, j: (abs(i - j) <= far) & ((i - j) % dilation == 0),
         f"dilated({size}, {dilation})",
