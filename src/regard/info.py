@@ -7,7 +7,6 @@ from typing import Literal, Self
 
 from regard.errors import ConfigError, nearest
 
-
 _SIZES = (
     ("count", False),
     ("key_dim", False),

@@ -57,8 +57,8 @@ def current_names(model: nn.Module, names: Iterable[str], place: str = "") -> di
     for name, now in renamed.items():
         if now != name and now in renamed:
             raise CheckpointError(
-                f"{place}{name} and {place}{now} are one weight, under its name in an earlier version and its name of today; "
-                "keep the one that is meant"
+                f"{place}{name} and {place}{now} are one weight, under its name in an earlier version and its "
+                "name of today; keep the one that is meant"
             )
     return renamed
 

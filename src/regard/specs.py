@@ -65,8 +65,9 @@ def _literal(node: ast.expr, text: str) -> object:
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError, RecursionError, MemoryError) as error:
+        part = ast.get_source_segment(text.strip(), node)
         raise ConfigError(
-            f"cannot read {ast.get_source_segment(text.strip(), node)!r} in {text!r}: an option is a number, a string, True, False, None, "
+            f"cannot read {part!r} in {text!r}: an option is a number, a string, True, False, None, "
             "a tuple of these, or a bare word"
         ) from error
 

@@ -281,7 +281,9 @@ def _optimizer_state(
         written, _, kind = key.rpartition("/")
         state[names[written]][kind] = tensor
     if checkpoint.progress.step and not state:
-        raise CheckpointError(f"{checkpoint.path}: the optimizer's file is empty after {checkpoint.progress.step} steps")
+        raise CheckpointError(
+            f"{checkpoint.path}: the optimizer's file is empty after {checkpoint.progress.step} steps"
+        )
     optimized = {parameter: position for position, parameter in enumerate(_optimized(optimizer))}
     positions = {name: optimized[x] for name, x in model.named_parameters() if x in optimized}
     count = torch.zeros((), dtype=torch.float32)

@@ -88,7 +88,9 @@ def train(
     out = Path(out)
     if (out / "config.toml").exists():
         if not resume:
-            raise ConfigError(f"{out} already holds a run; choose another name, or continue it with --resume {quote(str(out))}")
+            raise ConfigError(
+                f"{out} already holds a run; choose another name, or continue it with --resume {quote(str(out))}"
+            )
         saved, task = _opened(out)
         _require_same(fitted(config, task), saved, out)
         return _finish(out, saved, task, on_progress)
@@ -300,8 +302,8 @@ def _require_same(config: RunConfig, saved: RunConfig, run: Path) -> None:
     ]
     if differences:
         raise ConfigError(
-            f"{run} has another configuration; continue it as it is with --resume {quote(str(run))}, or choose another name\n  "
-            + "\n  ".join(differences)
+            f"{run} has another configuration; continue it as it is with --resume {quote(str(run))}, or choose another "
+            "name\n  " + "\n  ".join(differences)
         )
 
 

@@ -343,7 +343,8 @@ def chosen_device(name: str) -> torch.device:
     """The device of this name; `auto` takes cuda, else mps, else cpu.
 
     Raises:
-        ConfigError: there is no such name. UnsupportedError: this machine, or this build of torch, has none of that name.
+        ConfigError: there is no such name.
+        UnsupportedError: this machine, or this build of torch, has none of that name.
     """
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":

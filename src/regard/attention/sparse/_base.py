@@ -5,7 +5,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -61,6 +61,13 @@ class PatternSoftmax(Attention):
         self.factor = self.heads.key_dim**-0.5 if self.scale is None else self.scale
         self.one_tile = 0 if self.impl == "torch" else ONE_TILE_POSITIONS
         self.draw_weights()
+        self.make_pattern()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "pattern"}  # it may hold any function
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
         self.make_pattern()
 
     def draw_weights(self) -> None:
