@@ -187,3 +187,8 @@ def test_an_error_inside_leaves_the_mode_as_it_was():
     with pytest.raises((ShapeError, InputError)):
         weights(mechanism, randn(1, 1, 3, 4), randn(1, 1, 3, 5))
     assert mechanism.training
+
+
+def test_weights_of_a_name():
+    with pytest.raises(ConfigError, match=r"weights takes a mechanism that is built, as by build\('cosine', Heads"):
+        regard.weights("cosine", *torch.randn(2, 1, 2, 5, 8))

@@ -132,11 +132,14 @@ def resolve(spec: str) -> "tuple[type[Attention], Mapping[str, object]]":
     Raises:
         ConfigError: an unknown name or option, or a value of the wrong type.
     """
+    cls: type[Attention]
     if specs.is_path(spec):
-        return _attention(specs.load_path(spec), spec), {}
+        cls = _attention(specs.load_path(spec), spec)
+        if inspect.isabstract(cls):
+            raise ConfigError(f"{spec} is a template, without {' and '.join(sorted(cls.__abstractmethods__))}")
+        return cls, {}
     parsed = specs.parse(spec)
     name = parsed.name
-    cls: type[Attention]
     if name in _registered:
         cls = _registered[name]
     else:
@@ -151,8 +154,6 @@ def _attention(cls: Any, label: str) -> "type[Attention]":
 
     if not (isinstance(cls, type) and issubclass(cls, Attention)):
         raise ConfigError(f"{label} is not a subclass of regard.core.Attention")
-    if inspect.isabstract(cls):
-        raise ConfigError(f"{label} is a template without {' and '.join(sorted(cls.__abstractmethods__))}")
     return cls
 
 
@@ -162,8 +163,7 @@ def parts(spec: str) -> list[tuple[str, int]]:
     Raises:
         ConfigError: no text, or a part without its number of heads.
     """
-    if not isinstance(spec, str):
-        raise ConfigError(f"a specification is a text such as 'local(window=64)', got {spec!r}")
+    specs.require_text(spec)
     pieces = specs.split(spec, "+")
     if len(pieces) == 1:
         return []

@@ -18,9 +18,10 @@ _SIZES = (
 """fields of `Heads` that are sizes, and whether they may be None"""
 
 
-def _require_integer(name: str, value: object) -> None:
+def _integer(name: str, value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not -(1 << 63) <= value < 1 << 63:
         raise ConfigError(f"Heads.{name} must be an integer of 64 bits, got {value!r}")
+    return value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,11 +70,10 @@ class Heads:
             size = getattr(self, name)
             if size is None and optional:
                 continue
-            _require_integer(name, size)
-            if size < 1:
+            if _integer(name, size) < 1:
                 raise ConfigError(f"Heads.{name} must be at least 1, got {size}")
-        _require_integer("seed", self.seed)
-        if not isinstance(self.causal, bool):
+        _integer("seed", self.seed)
+        if type(self.causal) is not bool:
             raise ConfigError(f"Heads.causal must be True or False, got {self.causal!r}")
         if type(self.dropout) not in (float, int):
             raise ConfigError(f"Heads.dropout must be a number, got {self.dropout!r}")

@@ -37,6 +37,8 @@ class Mechanism(Configured):
 
         def __init__(self, heads, **options):
             super().__init__()
+            if not isinstance(heads, Heads):
+                raise ConfigError(f"mechanism {self._name} serves Heads(count=..., key_dim=...), got {heads!r}")
             self.serve(heads)
             self.configure(options, f"mechanism {self._name}")
             self.info = described(type(self), self.options)
@@ -47,8 +49,6 @@ class Mechanism(Configured):
 
     def serve(self, heads: Heads) -> None:
         """Store what to serve, and the (heads, width) that q, k and v of a call must have."""
-        if not isinstance(heads, Heads):
-            raise ConfigError(f"mechanism {self._name} serves heads, such as Heads(count=4, key_dim=16), got {heads!r}")
         self.heads = heads
         self.widths = {
             "q": (heads.count, heads.query_width),

@@ -36,8 +36,7 @@ def parse(text: str) -> Spec:
         >>> parse("linear(feature_map=relu, normalise=False)").options
         {'feature_map': 'relu', 'normalise': False}
     """
-    if not isinstance(text, str):
-        raise ConfigError(f"a specification is a text such as 'local(window=64)', got {text!r}")
+    require_text(text)
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -57,6 +56,16 @@ def parse(text: str) -> Spec:
             raise ConfigError(f"{text!r} gives the option {keyword.arg!r} twice")
         options[str(keyword.arg)] = _literal(keyword.value, text)
     return Spec(target.id, options)
+
+
+def require_text(spec: object) -> None:
+    """Refuse a specification that is none.
+
+    Raises:
+        ConfigError: it is no text.
+    """
+    if not isinstance(spec, str):
+        raise ConfigError(f"a specification is a text such as 'local(window=64)', got {spec!r}")
 
 
 def _literal(node: ast.expr, text: str) -> object:

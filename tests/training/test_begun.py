@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from regard.errors import CheckpointError, ConfigError, ResourceError
-from regard.training import load, resume, run, train
+from regard.training import TrainingConfig, load, resume, run, train
 from regard.training.interruption import locked
 
 
@@ -113,3 +113,15 @@ def test_an_unknown_device(small, tmp_path):
     train(small, tmp_path / "run")
     with pytest.raises(ConfigError, match="unknown device 'gpu': did you mean 'cpu'"):
         load(tmp_path / "run", device="gpu")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"seed": 99999999999999999999999}, "seed must be an integer of 64 bits, got 99999999999999999999999"),
+        ({"threads": 99999}, "threads must be at most 1024, got 99999"),
+    ],
+)
+def test_numbers_that_the_machine_does_not_take(wrong, message):
+    with pytest.raises(ConfigError, match=message):
+        TrainingConfig(**wrong)

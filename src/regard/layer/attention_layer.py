@@ -90,7 +90,7 @@ class AttentionLayer(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        if not (isinstance(dim, int) and isinstance(heads, int)):
+        if type(dim) is not int or type(heads) is not int:
             raise ConfigError(f"AttentionLayer: dim and heads must be integers, got dim={dim!r}, heads={heads!r}")
         if heads < 1 or (dim % heads and (key_dim is None or value_dim is None)):
             raise ConfigError(f"AttentionLayer: heads must divide dim, got dim={dim}, heads={heads}")
@@ -101,7 +101,7 @@ class AttentionLayer(nn.Module):
             value_dim=value_dim or dim // heads,
             query_dim=query_dim,
             kv_count=kv_heads,
-            causal=causal and not self.cross,
+            causal=False if self.cross else causal,
             max_length=max_length,
             dropout=dropout,
             seed=seed,

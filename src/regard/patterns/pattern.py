@@ -363,7 +363,7 @@ def random_blocks(size: int, table: Int[Tensor, "blocks picks"]) -> Pattern:
     return Pattern(Picked(size, table.detach().clone()))
 
 
-_JOINED: dict[str, Callable[..., Pattern]] = {
+_JOINED: dict[str, Callable[..., Any]] = {
     "&": operator.and_,
     "|": operator.or_,
     "~": operator.invert,
