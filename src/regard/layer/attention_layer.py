@@ -90,10 +90,9 @@ class AttentionLayer(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        if type(dim) is not int or type(heads) is not int:
-            raise ConfigError(f"AttentionLayer: dim and heads must be integers, got dim={dim!r}, heads={heads!r}")
-        if heads < 1 or (dim % heads and (key_dim is None or value_dim is None)):
-            raise ConfigError(f"AttentionLayer: heads must divide dim, got dim={dim}, heads={heads}")
+        counted = type(dim) is int and type(heads) is int and heads > 0
+        if not counted or (dim % heads and (key_dim is None or value_dim is None)):
+            raise ConfigError(f"AttentionLayer: heads must divide dim, got dim={dim!r}, heads={heads!r}")
         self.dim, self.cross = dim, context_dim is not None
         wanted = Heads(
             count=heads,

@@ -142,7 +142,7 @@ def _progress(path: Path, files: Mapping[str, bytes]) -> Progress:
         if document.keys() != hints.keys():
             raise CheckpointError(f"{path}: progress.json has {', '.join(document)}, not {', '.join(hints)}")
         for name, hint in hints.items():
-            validate(f"{path}: progress.json", name, document[name], hint)
+            validate("progress.json", name, document[name], hint)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         why = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
         raise CheckpointError(f"{path} is incomplete or malformed ({why})") from None
