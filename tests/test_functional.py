@@ -196,3 +196,8 @@ def test_what_inference_mode_built_serves_training():
     q = x[0].clone().requires_grad_()
     regard.attend(q, x[1], x[2], "performer(num_features=6)").sum().backward()
     assert q.grad is not None
+
+
+def test_weights_of_a_name():
+    with pytest.raises(ConfigError, match=r"weights takes a mechanism that is built, as by build\('cosine', Heads"):
+        regard.weights("cosine", *torch.randn(2, 1, 2, 5, 8))

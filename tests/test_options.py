@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
+import numpy as np
 import pytest
 import torch
 from annotated_types import Ge, Gt, Interval, Le, Lt, MultipleOf
@@ -275,3 +276,79 @@ def test_type_checkers_see_options(tmp_path):
     found = json.loads(done.stdout)["generalDiagnostics"]
     lines = sorted({each["range"]["start"]["line"] for each in found if each["severity"] == "error"})
     assert lines == [at for at, line in enumerate(source.splitlines()) if line.endswith("# wrong")], found
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "message"),
+    [
+        ("cosine(gain=1e999)", {}, "gain=inf is not valid: Input should be a finite number"),
+        ("cosine", {"gain": float("inf")}, "finite"),
+        ("cosine", {"gain": float("nan")}, "not valid"),
+        ("cosine", {"gain": torch.tensor(3.0)}, "plain number, not torch.Tensor"),
+        ("cosine", {"gain": np.float32(3)}, "plain number, not numpy.float32"),
+        ("cosine", {"gain": np.float64(3)}, "plain number, not numpy.float64"),
+        ("cosine", {"gain": 10**400}, "not valid"),
+        ("local", {"window": 10**30}, "64 bits"),
+        ("local(window=99999999999999999999)", {}, "64 bits"),
+        ("local", {"window": np.int64(3)}, "valid integer"),
+        ("local", {"window": 1 << 62}, r"at most 2\^40"),
+        ("pattern(rule='window(99999999999999999999)')", {}, r"at most 2\^40"),
+        ("softmax(scale=1e999)", {}, "finite"),
+    ],
+)
+def test_numbers_are_plain_and_finite(spec, options, message):
+    with pytest.raises(ConfigError, match=message):
+        regard.build(spec, HEADS, **options)
+
+
+@pytest.mark.parametrize("value", [float("inf"), (1, float("nan")), [1 << 63], {"a": np.float64(1)}, -(1 << 63) - 1])
+def test_numbers_inside_of_values_are_looked_at(value):
+    with pytest.raises(ConfigError, match="thing: option x="):
+        validate("thing", "x", value, Any)
+    validate("thing", "x", [(1, 2.5), {"a": -(1 << 63)}, (1 << 63) - 1, True, None, "inf", torch.nn.Linear(1, 1)], Any)
+
+
+def test_options_of_positions_and_memories_are_finite_too():
+    for options in ({"position": "rotary(base=1e999)"}, {"memory": "recent(length=99999999999999999999)"}):
+        with pytest.raises(ConfigError, match="not valid"):
+            regard.AttentionLayer(16, "softmax", heads=2, **options)
+
+
+@pytest.mark.parametrize("factor", [1 << 30, 1 << 40])
+def test_the_reach_of_a_dilated_window_does_not_overflow(factor):
+    q, k, v = torch.randn(3, 1, 2, 9, 8, generator=torch.Generator().manual_seed(0))
+    heads = Heads(count=2, key_dim=8)
+    wide = regard.build("local", heads, window=factor, dilation=2).eval()
+    far = regard.build("local", heads, window=99, dilation=2).eval()
+    assert torch.equal(wide(q, k, v).values, far(q, k, v).values)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"causal": "no"}, "Heads.causal must be True or False, got 'no'"),
+        ({"causal": 1}, "Heads.causal must be True or False, got 1"),
+        ({"seed": 1.5}, "Heads.seed must be an integer of 64 bits, got 1.5"),
+        ({"seed": None}, "Heads.seed must be an integer of 64 bits, got None"),
+        ({"seed": 1 << 70}, "Heads.seed must be an integer of 64 bits"),
+        ({"count": True}, "Heads.count must be an integer of 64 bits, got True"),
+        ({"count": 2.0}, "Heads.count must be an integer of 64 bits, got 2.0"),
+        ({"count": "2"}, "Heads.count must be an integer of 64 bits, got '2'"),
+        ({"count": None}, "Heads.count must be an integer of 64 bits, got None"),
+        ({"key_dim": np.int64(8)}, "Heads.key_dim must be an integer of 64 bits"),
+        ({"kv_count": 1.0}, "Heads.kv_count must be an integer of 64 bits"),
+        ({"max_length": False}, "Heads.max_length must be an integer of 64 bits"),
+        ({"value_dim": 0}, "Heads.value_dim must be at least 1, got 0"),
+        ({"dropout": "0.1"}, "Heads.dropout must be a number, got '0.1'"),
+        ({"dropout": True}, "Heads.dropout must be a number, got True"),
+        ({"dropout": float("nan")}, r"Heads.dropout must be in \[0, 1\), got nan"),
+    ],
+)
+def test_heads_of_another_type_are_refused(wrong, message):
+    with pytest.raises(ConfigError, match=message):
+        Heads(**{"count": 2, "key_dim": 8, **wrong})
+
+
+def test_a_mechanism_serves_heads():
+    with pytest.raises(ConfigError, match=r"mechanism cosine serves Heads.*, got 3"):
+        Cosine(3)  # type: ignore[arg-type]

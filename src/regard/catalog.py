@@ -3,6 +3,8 @@
 import ast
 import fnmatch
 import importlib.util
+import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
@@ -130,15 +132,18 @@ def resolve(spec: str) -> "tuple[type[Attention], Mapping[str, object]]":
     Raises:
         ConfigError: an unknown name or option, a value of the wrong type, or more than one mechanism.
     """
+    specs.require_text(spec)
     if why := several(spec):
         raise ConfigError(why)
+    cls: type[Attention]
     parsed = specs.parse(spec)
     name = parsed.name
-    cls: type[Attention]
     if name in _registered:
         cls = _registered[name]
     elif specs.is_path(name):
         cls = _attention(consent.imported(name), name)
+        if inspect.isabstract(cls):
+            raise ConfigError(f"{name} is a template, without {' and '.join(sorted(cls.__abstractmethods__))}")
     else:
         _file(name)
         cls = specs.load("mechanism", name, _files())
@@ -174,15 +179,16 @@ def parts(spec: str) -> list[tuple[str, int]]:
     """The parts of a mix over heads, `a:4 + b(window=8):4`, as (spec, heads); a single mechanism is no mix: [].
 
     Raises:
-        ConfigError: a part without its number of heads.
+        ConfigError: no text, or a part without its number of heads.
     """
+    specs.require_text(spec)
     pieces = specs.split(spec, "+")
     if len(pieces) == 1:
         return []
     shares: list[tuple[str, int]] = []
     for piece in pieces:
         inner, count = specs.unshared(piece), specs.split(piece, ":")[-1]
-        if inner == piece or int(count) < 1:
+        if inner == piece or not re.fullmatch("0*[1-9][0-9]{0,8}", count):
             raise ConfigError(f"{piece!r} in {spec!r} must name its heads, as in 'local(window=64):4 + linear:4'")
         shares.append((inner, int(count)))
     return shares

@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.bias import ScoreBias
 from regard.catalog import build, refuse_inputs
 from regard.core import Attention
-from regard.errors import UnsupportedError
+from regard.errors import ConfigError, UnsupportedError
 from regard.info import Heads
 
 
@@ -90,6 +90,7 @@ def weights(
     mechanism is affine only. In evaluation mode; the mechanism is left in the mode it was in.
 
     Raises:
+        ConfigError: no mechanism, but the name of one.
         UnsupportedError: the output is not affine in the values, so no such matrix exists.
 
     Example:
@@ -99,6 +100,8 @@ def weights(
         >>> weights(build("softmax", Heads(count=1, key_dim=8, causal=True)), q, k).sum(-1).round(decimals=4)
         tensor([[[1., 1., 1., 1.]]])
     """
+    if not isinstance(mechanism, Attention):
+        raise ConfigError(f"weights takes a mechanism that is built, as by build({mechanism!r}, Heads(...))")
     info, width, keys = mechanism.info, mechanism.heads.value_width, k.shape[2]
     if not (info.linear_in_value or info.affine_in_value):
         raise UnsupportedError(f"{info.title}: the output is not affine in the values, so it has no attention matrix")

@@ -7,6 +7,22 @@ from typing import Literal, Self
 
 from regard.errors import ConfigError, nearest
 
+_SIZES = (
+    ("count", False),
+    ("key_dim", False),
+    ("value_dim", True),
+    ("query_dim", True),
+    ("kv_count", True),
+    ("max_length", True),
+)
+"""fields of `Heads` that are sizes, and whether they may be None"""
+
+
+def _integer(name: str, value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not -(1 << 63) <= value < 1 << 63:
+        raise ConfigError(f"Heads.{name} must be an integer of 64 bits, got {value!r}")
+    return value
+
 
 @dataclass(frozen=True, kw_only=True)
 class Heads:
@@ -28,7 +44,7 @@ class Heads:
         seed: every random projection, bucket, codebook and initial weight is drawn from this.
 
     Raises:
-        ConfigError: a size below 1, heads that do not divide, a dropout outside [0, 1).
+        ConfigError: a value of another type, a size below 1, heads that do not divide, a dropout outside [0, 1).
 
     Example:
         >>> heads = Heads(count=8, key_dim=64, kv_count=2)
@@ -50,10 +66,17 @@ class Heads:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("count", "key_dim", "value_dim", "query_dim", "kv_count", "max_length"):
+        for name, optional in _SIZES:
             size = getattr(self, name)
-            if size is not None and size < 1:
+            if size is None and optional:
+                continue
+            if _integer(name, size) < 1:
                 raise ConfigError(f"Heads.{name} must be at least 1, got {size}")
+        _integer("seed", self.seed)
+        if type(self.causal) is not bool:
+            raise ConfigError(f"Heads.causal must be True or False, got {self.causal!r}")
+        if type(self.dropout) not in (float, int):
+            raise ConfigError(f"Heads.dropout must be a number, got {self.dropout!r}")
         if self.count % self.kv_heads:
             raise ConfigError(
                 f"Heads.kv_count must divide count: got count={self.count}, kv_count={self.kv_count}; "

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, final
 import torch
 from torch import Tensor
 
-from regard.errors import LimitError, ShapeError, UnsupportedError
+from regard.errors import ConfigError, LimitError, ShapeError, UnsupportedError
 from regard.info import Heads, Info, Input
 from regard.moved import follow
 from regard.options import Configured, option, registered_name, weight
@@ -38,6 +38,8 @@ class Mechanism(Configured):
 
         def __init__(self, heads, **options):
             super().__init__()
+            if not isinstance(heads, Heads):
+                raise ConfigError(f"mechanism {self._name} serves Heads(count=..., key_dim=...), got {heads!r}")
             self.serve(heads)
             self.configure(options, f"mechanism {self._name}")
             self.info = described(type(self), self.options)

@@ -1,6 +1,7 @@
 """Options as annotated class attributes: written once, read by Python, specifications, docs and type checkers."""
 
 import inspect
+import math
 import re
 import typing
 from collections.abc import Iterator, Mapping
@@ -123,7 +124,7 @@ def unknown(label: str, name: str, known: typing.Iterable[str]) -> ConfigError:
 
 
 def validate(label: str, name: str, value: object, hint: Any) -> None:
-    """Compare a value with its type, choices and bounds.
+    """Compare a value with its type, choices and bounds. Numbers are Python's own, finite, and whole ones of 64 bits.
 
     Raises:
         ConfigError: it does not fit; the message says what would.
@@ -139,6 +140,25 @@ def validate(label: str, name: str, value: object, hint: Any) -> None:
         else:
             why = "; ".join(dict.fromkeys(problem["msg"] for problem in error.errors()))
         raise ConfigError(f"{label}: option {name}={value!r} is not valid: {why}") from error
+    why = _problem(value)
+    if why is not None:
+        raise ConfigError(f"{label}: option {name}={value!r} is not valid: {why}")
+
+
+def _problem(value: object) -> str | None:
+    """Why a number in a value of the right type cannot be computed with, written down and read back."""
+    if isinstance(value, Mapping):
+        return next((why for part in value.values() if (why := _problem(part))), None)
+    if isinstance(value, tuple | list):
+        return next((why for part in value if (why := _problem(part))), None)
+    kind = type(value)
+    if kind is float and not math.isfinite(typing.cast(float, value)):
+        return "Input should be a finite number"
+    if kind is int and not -(1 << 63) <= typing.cast(int, value) < 1 << 63:
+        return "Input should be an integer of 64 bits"
+    if kind not in (int, float, bool) and hasattr(kind, "__float__"):  # of torch and numpy
+        return f"Input should be a plain number, not {kind.__module__}.{kind.__qualname__}"
+    return None
 
 
 def _alternatives(hint: Any) -> Iterator[tuple[object, ...]]:

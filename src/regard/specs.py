@@ -42,11 +42,12 @@ def parse(text: str) -> Spec:
         >>> parse("linear(feature_map=relu, normalise=False)").options
         {'feature_map': 'relu', 'normalise': False}
     """
+    require_text(text)
     found = _CLASS.fullmatch(text.strip())
     written = text.strip() if found is None else f"{found[1].partition(':')[2]}{found[2] or ''}"
     try:
         tree = ast.parse(written, mode="eval").body
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         if PATH.match(text.strip()):
             raise ConfigError(
                 f"cannot read {text!r}: write module:Class or module:Class(option=value, ...), with a capital in front "
@@ -70,14 +71,25 @@ def parse(text: str) -> Spec:
     return Spec(target.id if found is None else found[1], options)
 
 
+def require_text(spec: object) -> None:
+    """Refuse a specification that is none.
+
+    Raises:
+        ConfigError: it is no text.
+    """
+    if not isinstance(spec, str):
+        raise ConfigError(f"a specification is a text such as 'local(window=64)', got {spec!r}")
+
+
 def _literal(node: ast.expr, text: str) -> object:
     if isinstance(node, ast.Name):
         return _BARE_WORDS.get(node.id, node.id)
     try:
         return ast.literal_eval(node)
-    except ValueError as error:
+    except (ValueError, TypeError, RecursionError, MemoryError) as error:
+        part = ast.get_source_segment(text.strip(), node)
         raise ConfigError(
-            f"cannot read {ast.unparse(node)!r} in {text!r}: an option is a number, a string, True, False, None, "
+            f"cannot read {part!r} in {text!r}: an option is a number, a string, True, False, None, "
             "a tuple of these, or a bare word"
         ) from error
 
@@ -197,4 +209,4 @@ def unshared(part: str) -> str:
         'my.module:Mine(window=3)'
     """
     *inner, heads = split(part, ":")
-    return ":".join(inner) if inner and heads.isdigit() else part
+    return ":".join(inner) if inner and re.fullmatch("[0-9]+", heads) else part

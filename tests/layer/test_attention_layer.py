@@ -1,6 +1,8 @@
 """AttentionLayer: projections, positions and memory around any mechanism, in training, streaming and across sources."""
 
 import math
+import subprocess
+import sys
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -513,6 +515,21 @@ class TestRefusals:
     def test_at_build(self, options, error, message):
         with pytest.raises(error, match=message):
             layer(**options)
+
+    def test_other_types_without_the_type_checker_of_the_tests(self):
+        code = """
+import regard
+for changes in ({"spec": 3}, {"position": 3}, {"memory": 3}, {"heads": "2"}, {"dim": "16"}, {"causal": "no"}):
+    try:
+        regard.AttentionLayer(**{"dim": 16, "spec": "softmax", "heads": 4, **changes})
+    except regard.errors.ConfigError as error:
+        print(error)
+"""
+        found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        texts = ["a specification is a text such as 'local(window=64)', got 3"] * 3
+        integers = "AttentionLayer: heads must divide dim, got dim={}, heads={}"
+        more = [integers.format(16, "'2'"), integers.format("'16'", 4), "Heads.causal must be True or False, got 'no'"]
+        assert found.splitlines() == [*texts, *more]
 
     def test_in_a_call(self):
         x = randn(1, 4, 16)

@@ -84,7 +84,7 @@ def test_depths_by_name():
             build_depth(spec)
     with pytest.raises(ConfigError, match="less than or equal to 10"):
         SmallSteps(step=11.0)
-    with pytest.raises(ConfigError, match="depth: no choice 'univrsal'"):
+    with pytest.raises(ConfigError, match="depth: unknown depth 'univrsal'"):
         ModelConfig(depth="univrsal")
 
 

@@ -48,8 +48,7 @@ def test_everything_comes_back(tmp_path):
 
     other, fresh = trained(seed=1)
     fresh = adamw(other)
-    checkpoint.restore_model(other, found)
-    checkpoint.restore_optimizer(other, fresh, found)
+    checkpoint.restore(other, fresh, found)
     checkpoint.use_rng_states(found.rng, CPU)
     assert torch.equal(torch.randn(5), expected)
     assert other.count == 3

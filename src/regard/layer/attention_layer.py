@@ -90,8 +90,9 @@ class AttentionLayer(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        if heads < 1 or (dim % heads and (key_dim is None or value_dim is None)):
-            raise ConfigError(f"AttentionLayer: heads must divide dim, got dim={dim}, heads={heads}")
+        counted = type(dim) is int and type(heads) is int and heads > 0
+        if not counted or (dim % heads and (key_dim is None or value_dim is None)):
+            raise ConfigError(f"AttentionLayer: heads must divide dim, got dim={dim!r}, heads={heads!r}")
         self.dim, self.cross = dim, context_dim is not None
         wanted = Heads(
             count=heads,
@@ -99,12 +100,12 @@ class AttentionLayer(nn.Module):
             value_dim=value_dim or dim // heads,
             query_dim=query_dim,
             kv_count=kv_heads,
-            causal=causal and not self.cross,
+            causal=False if self.cross else causal,
             max_length=max_length,
             dropout=dropout,
             seed=seed,
         )
-        self.attention = build(spec, wanted) if isinstance(spec, str) else spec
+        self.attention = spec if isinstance(spec, Attention) else build(spec, wanted)
         if any(getattr(self.attention.heads, fact) != getattr(wanted, fact) for fact in _SERVED):
             raise ConfigError(f"the shared mechanism serves {self.attention.heads}, this layer needs {wanted}")
         self.heads = wanted
@@ -113,10 +114,10 @@ class AttentionLayer(nn.Module):
             self.attention.refuse("cross-attention (context_dim)", "cross")
         if info.shares_query_key and wanted.kv_heads != heads:
             raise ConfigError(f"{info.title} uses queries as keys, so kv_heads must equal heads={heads}")
-        self.position = build_position(position, wanted, dim) if isinstance(position, str) else position
+        self.position = position if isinstance(position, Position | None) else build_position(position, wanted, dim)
         if self.position is not None:
             check_position(self.position, self.attention, wanted, dim, cross=self.cross)
-        self.memory = build_memory(memory, wanted, dim) if isinstance(memory, str) else memory
+        self.memory = memory if isinstance(memory, Memory | None) else build_memory(memory, wanted, dim)
         if self.memory is not None and not (info.supports.prefix and wanted.causal):
             self.attention.refuse("a memory (leading keys of the past)", "prefix")
         source = dim if context_dim is None else context_dim

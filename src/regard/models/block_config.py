@@ -124,7 +124,7 @@ class BlockConfig:
             choice, known = specs.parse(getattr(self, name)).name, sorted(specs.files(package))
         except ConfigError as error:
             return [f"{name}: {error}"]
-        return [] if choice in known else [f"{name}: no choice {choice!r}: {nearest(choice, known)}"]
+        return [] if choice in known else [f"{name}: unknown {name} {choice!r}: {nearest(choice, known)}"]
 
     def _specs(self, name: str, layers: int) -> list[str]:
         value = getattr(self, name)

@@ -34,8 +34,9 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from regard.errors import ConfigError
+from regard.errors import ConfigError, UnsupportedError
 from regard.patterns.intervals import FAR, Possibility, Span
+from regard.patterns.picks import Picked
 from regard.patterns.text import Reader
 
 Rule = Callable[[Any, Any], Any]
@@ -191,6 +192,28 @@ class Pattern:
     def __deepcopy__(self, memo: object) -> "Pattern":
         return self  # immutable, and a rule without text is known by its identity
 
+    def __reduce__(self) -> tuple[Callable[..., "Pattern"], tuple[Any, ...]]:
+        if self.sign is not None:
+            return _JOINED[self.sign], self.terms
+        try:
+            parse(self.text)
+        except ConfigError:
+            _require_importable(self.rule)
+            text = None if self.text in _unwritten else self.text
+            facts = {"distances": self.distances, "anchored": self.anchored, "order": self.order}
+            return functools.partial(Pattern, **facts), (self.rule, text)
+        return parse, (self.text,)
+
+
+def _require_importable(rule: Rule) -> None:
+    """Refuse a function that another process would not find."""
+    name = getattr(rule, "__qualname__", None)
+    if name is not None and ("<lambda>" in name or "<locals>" in name):
+        raise UnsupportedError(
+            f"a pattern made of {rule.__module__}.{name} cannot be pickled: another process finds only what stands at "
+            "the top of a module; define the function there, or write the pattern as text"
+        )
+
 
 _numbers = itertools.count()
 _unwritten: weakref.WeakValueDictionary[str, Pattern] = weakref.WeakValueDictionary()
@@ -201,6 +224,8 @@ def _at_least(low: int, **sizes: int) -> None:
     for name, size in sizes.items():
         if isinstance(size, bool) or not isinstance(size, int) or size < low:
             raise ConfigError(f"{name} of a pattern must be an integer of at least {low}, got {size!r}")
+        if size > FAR:
+            raise ConfigError(f"{name} of a pattern must be at most 2^40, further than any position, got {size}")
 
 
 def _always(i: Any, j: Any) -> Any:
@@ -227,7 +252,7 @@ def dilated(size: int, dilation: int) -> Pattern:
     """`size` keys on either side, `dilation` positions apart."""
     _at_least(0, size=size)
     _at_least(1, dilation=dilation)
-    far = size * dilation
+    far = min(size * dilation, FAR)
     return Pattern(
         lambda i, j: (abs(i - j) <= far) & ((i - j) % dilation == 0),
         f"dilated({size}, {dilation})",
@@ -335,24 +360,17 @@ def random_blocks(size: int, table: Int[Tensor, "blocks picks"]) -> Pattern:
         table: picked key blocks; -1 picks nothing. It has no text, so `parse` cannot read such a pattern.
     """
     _at_least(1, size=size)
-    table = table.detach().clone()
-
-    def rule(i: Any, j: Any) -> Any:
-        rows, columns = i // size, j // size
-        if isinstance(rows, Span):
-            last, device = rows.hi.clamp_max(len(table) - 1), rows.lo.device
-            reach = torch.arange(max(int((last - rows.lo).max()) + 1, 1), device=device)  # blocks that a span touches
-            at = rows.lo[..., None] + reach
-            picked = table.to(device)[at.clamp(0, len(table) - 1)].masked_fill((at > last[..., None])[..., None], -1)
-            low, high = columns.lo[..., None, None], columns.hi[..., None, None]
-            may = ((picked >= low) & (picked <= high)).flatten(-2).any(-1)
-            return Possibility(may, may & (rows.lo == rows.hi) & (columns.lo == columns.hi))
-        picked = table.to(rows.device)[rows.clamp(max=len(table) - 1)]
-        return (picked == columns[..., None]).any(-1) & (rows < len(table))
-
-    return Pattern(rule)
+    return Pattern(Picked(size, table.detach().clone()))
 
 
+_JOINED: dict[str, Callable[..., Any]] = {
+    "&": operator.and_,
+    "|": operator.or_,
+    "~": operator.invert,
+    "heads": per_head,
+    "disjoint": disjoint,
+}
+"""what makes a pattern of others, by its sign"""
 _VALUES = {"causal": causal, "everything": everything}
 _MAKERS = {maker.__name__: maker for maker in (window, dilated, strided, block, summary, first)}
 _JOINERS = {joiner.__name__: joiner for joiner in (per_head, disjoint)} | {"apart": disjoint}  # its name in version 0.1

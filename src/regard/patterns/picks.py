@@ -1,9 +1,13 @@
 """Random key blocks for every query block."""
 
+from typing import Any, NamedTuple
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Int
 from torch import Tensor
+
+from regard.patterns.intervals import Possibility, Span
 
 
 def visible(blocks: int, first: int, last: int) -> Int[Tensor, "blocks seen"]:
@@ -35,3 +39,24 @@ def draw(
         picks.append(torch.where(room > 0, pick, -1))
         taken = torch.cat([taken, torch.where(room > 0, pick, beyond)[:, None]], 1).sort().values
     return torch.stack(picks, 1) if picks else torch.empty(blocks, 0, dtype=torch.long)
+
+
+class Picked(NamedTuple):
+    """A rule: a position in query block r sees the key blocks table[r] of `size` positions; -1 is none."""
+
+    size: int
+    table: Int[Tensor, "blocks picks"]
+
+    def __call__(self, i: Any, j: Any) -> Any:
+        size, table = self
+        rows, columns = i // size, j // size
+        if isinstance(rows, Span):
+            last, device = rows.hi.clamp_max(len(table) - 1), rows.lo.device
+            reach = torch.arange(max(int((last - rows.lo).max()) + 1, 1), device=device)  # blocks that a span touches
+            at = rows.lo[..., None] + reach
+            picked = table.to(device)[at.clamp(0, len(table) - 1)].masked_fill((at > last[..., None])[..., None], -1)
+            low, high = columns.lo[..., None, None], columns.hi[..., None, None]
+            may = ((picked >= low) & (picked <= high)).flatten(-2).any(-1)
+            return Possibility(may, may & (rows.lo == rows.hi) & (columns.lo == columns.hi))
+        picked = table.to(rows.device)[rows.clamp(max=len(table) - 1)]
+        return (picked == columns[..., None]).any(-1) & (rows < len(table))

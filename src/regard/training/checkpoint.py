@@ -9,17 +9,19 @@ whole is ever replaced.
 import json
 import logging
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_type_hints
 
 import safetensors.torch
 import torch
+from annotated_types import Ge
 from torch import Tensor, nn
 
-from regard.errors import CheckpointError, ResourceError
+from regard.errors import CheckpointError, ConfigError, ResourceError
 from regard.moved import current_names
+from regard.options import validate
 from regard.training.files import load_folder, remove_folder, save_file, save_folder
 
 _FORMAT = 1
@@ -31,15 +33,15 @@ _LOG = logging.getLogger("regard")
 class Progress:
     """How far a run is: the part of a checkpoint that is not tensors."""
 
-    step: int = 0
+    step: Annotated[int, Ge(0)] = 0
     """optimizer steps done; the data position follows from it"""
-    tokens: int = 0
+    tokens: Annotated[int, Ge(0)] = 0
     """targets seen"""
-    metrics_bytes: int = 0
+    metrics_bytes: Annotated[int, Ge(0)] = 0
     """length of metrics.jsonl"""
     interval: dict[str, float] = field(default_factory=dict)
     """sums of the unfinished line of metrics.jsonl"""
-    evaluated_step: int = 0
+    evaluated_step: Annotated[int, Ge(0)] = 0
     """step of the last evaluation"""
     score: float | None = None
     """validation nats per token, if evaluated at this step: the best checkpoint has the lowest"""
@@ -117,15 +119,34 @@ def load(path: Path) -> Checkpoint:
         CheckpointError: damaged, incomplete, or of a format that this version does not know.
     """
     files = load_folder(path)
+    progress = _progress(path, files)
+    try:
+        tensors = [safetensors.torch.load(files[f"{part}.safetensors"]) for part in ("model", "optimizer", "rng")]
+    except (KeyError, ValueError, safetensors.SafetensorError) as error:
+        raise CheckpointError(f"{path} is incomplete or malformed ({type(error).__name__}: {error})") from None
+    return Checkpoint(path, progress, *tensors)
+
+
+def _progress(path: Path, files: Mapping[str, bytes]) -> Progress:
+    """What progress.json says, every value of its type and in its bounds.
+
+    Raises:
+        CheckpointError: it says something else.
+    """
+    hints = get_type_hints(Progress, include_extras=True)
     try:
         document = json.loads(files["progress.json"])
         version = document.pop("format")
         if version != _FORMAT:
             raise CheckpointError(f"{path} has checkpoint format {version}; this version of regard reads {_FORMAT}")
-        tensors = (safetensors.torch.load(files[f"{part}.safetensors"]) for part in ("model", "optimizer", "rng"))
-        return Checkpoint(path, Progress(**document), *tensors)
-    except (KeyError, TypeError, ValueError, AttributeError, safetensors.SafetensorError) as error:
-        raise CheckpointError(f"{path} is incomplete or malformed ({type(error).__name__}: {error})") from None
+        if document.keys() != hints.keys():
+            raise CheckpointError(f"{path}: progress.json has {', '.join(document)}, not {', '.join(hints)}")
+        for name, hint in hints.items():
+            validate("progress.json", name, document[name], hint)
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        why = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"{path} is incomplete or malformed ({why})") from None
+    return Progress(**document)
 
 
 def newest(folder: Path) -> tuple[Checkpoint | None, list[Path]]:
@@ -175,7 +196,9 @@ def export(path: Path, target: Path) -> None:
     Raises:
         CheckpointError: the checkpoint does not verify. ResourceError: the file exists, or cannot be written.
     """
-    data = load_folder(path)["model.safetensors"]
+    data = load_folder(path).get("model.safetensors")
+    if data is None:
+        raise CheckpointError(f"{path} has no model.safetensors")
     if target.exists():
         raise ResourceError(f"{target} exists; choose another name: nothing is ever overwritten")
     save_file(target, data)
@@ -198,39 +221,79 @@ def restore_model(model: nn.Module, checkpoint: Checkpoint) -> None:
     Raises:
         CheckpointError: names, shapes or dtypes differ: the checkpoint is of another model.
     """
+    _copy(_model_pairs(model, checkpoint))
+
+
+def restore(model: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: Checkpoint) -> None:
+    """Copy parameters and buffers into a model, and the running means and step counts into its optimizer.
+
+    Raises:
+        CheckpointError: as `restore_model`, or the file of the optimizer holds something else than those of this model;
+            neither is changed.
+    """
+    pairs, state = _model_pairs(model, checkpoint), _optimizer_state(model, optimizer, checkpoint)
+    _copy(pairs)
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _copy(pairs: list[tuple[Tensor, Tensor]]) -> None:
+    with torch.no_grad():
+        for tensor, saved in pairs:
+            tensor.copy_(saved)
+
+
+def _model_pairs(model: nn.Module, checkpoint: Checkpoint) -> list[tuple[Tensor, Tensor]]:
+    """(tensor of the model, its saved value) of all."""
     tensors, names = own_tensors(model), current_names(model, checkpoint.model)
     written = {names[name]: tensor for name, tensor in checkpoint.model.items()}
-    problems = [f"{name} is missing" for name in tensors.keys() - written.keys()]
-    problems += [f"{name} is not in the model" for name in written.keys() - tensors.keys()]
-    for name in tensors.keys() & written.keys():
-        wanted, saved = tensors[name], written[name]
-        if (wanted.shape, wanted.dtype) != (saved.shape, saved.dtype):
+    _require_same(checkpoint.path, tensors, written)
+    return [(tensor, written[name]) for name, tensor in tensors.items()]
+
+
+def _require_same(path: Path, wanted: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
+    """Refuse tensors with other names, shapes or dtypes."""
+    problems = [f"{name} is missing" for name in wanted.keys() - saved.keys()]
+    problems += [f"{name} is not in the model" for name in saved.keys() - wanted.keys()]
+    for name in wanted.keys() & saved.keys():
+        ours, theirs = wanted[name], saved[name]
+        if (ours.shape, ours.dtype) != (theirs.shape, theirs.dtype):
             problems.append(
-                f"{name} is {tuple(saved.shape)} {saved.dtype}, the model's {tuple(wanted.shape)} {wanted.dtype}"
+                f"{name} is {tuple(theirs.shape)} {theirs.dtype}, the model's {tuple(ours.shape)} {ours.dtype}"
             )
     if problems:
         raise CheckpointError(
-            f"{checkpoint.path} is of another model: {'; '.join(sorted(problems)[:5])}"
+            f"{path} is of another model: {'; '.join(sorted(problems)[:5])}"
             f"{' ...' if len(problems) > 5 else ''}. Has config.toml been edited?"
         )
-    with torch.no_grad():
-        for name, tensor in tensors.items():
-            tensor.copy_(written[name])
 
 
-def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: Checkpoint) -> None:
-    """Put back the running means and step counts of every parameter."""
-    parameters = dict(model.named_parameters())
-    positions = {parameter: position for position, parameter in enumerate(_optimized(optimizer))}
-    state: dict[int, dict[str, Tensor]] = {}
+def _optimizer_state(
+    model: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: Checkpoint
+) -> dict[int, dict[str, Tensor]]:
+    """The saved state of every parameter, by its place in the optimizer.
+
+    The fused optimizer reads it without looking at its shape. A parameter that never had a gradient has no state; where
+    no parameter has one, no step was done.
+    """
     names = current_names(model, {key.rpartition("/")[0] for key in checkpoint.optimizer})
+    state: dict[str, dict[str, Tensor]] = {name: {} for name in names.values()}
     for key, tensor in checkpoint.optimizer.items():
         written, _, kind = key.rpartition("/")
-        name = names[written]
-        if name not in parameters:
-            raise CheckpointError(f"{checkpoint.path}: the optimizer holds {name!r}, which the model does not")
-        state.setdefault(positions[parameters[name]], {})[kind] = tensor
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+        state[names[written]][kind] = tensor
+    if checkpoint.progress.step and not state:
+        raise CheckpointError(
+            f"{checkpoint.path}: the optimizer's file is empty after {checkpoint.progress.step} steps"
+        )
+    optimized = {parameter: position for position, parameter in enumerate(_optimized(optimizer))}
+    positions = {name: optimized[x] for name, x in model.named_parameters() if x in optimized}
+    count = torch.zeros((), dtype=torch.float32)
+    wanted: dict[str, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        if name in state and name in positions:
+            wanted |= {f"{name}/step": count, f"{name}/exp_avg": parameter, f"{name}/exp_avg_sq": parameter}
+    saved = {f"{name}/{kind}": tensor for name, kinds in state.items() for kind, tensor in kinds.items()}
+    _require_same(checkpoint.path, wanted, saved)
+    return {positions[name]: each for name, each in state.items()}
 
 
 def rng_states(device: torch.device) -> dict[str, Tensor]:
@@ -245,16 +308,19 @@ def use_rng_states(states: dict[str, Tensor], device: torch.device) -> None:
     """Put the generators into these states.
 
     Raises:
-        CheckpointError: they are of another kind of device.
+        CheckpointError: they are of another kind of device, or no states of generators.
     """
-    if device.type not in states:
+    if not {"cpu", device.type} <= states.keys():
         raise CheckpointError(
             f"the checkpoint was saved on {' and '.join(states)} and has no random state of {device.type}: continue on "
             "the same kind of device (training.device in the run's config.toml)"
         )
-    torch.set_rng_state(states["cpu"])
-    if device.type != "cpu":
-        _rng_module(device).set_rng_state(states[device.type])
+    try:
+        torch.set_rng_state(states["cpu"])
+        if device.type != "cpu":
+            _rng_module(device).set_rng_state(states[device.type])
+    except (RuntimeError, TypeError) as error:
+        raise CheckpointError(f"the checkpoint's random states are none of this version of torch: {error}") from None
 
 
 def _rng_module(device: torch.device) -> Any:
@@ -289,6 +355,6 @@ def _order(path: Path) -> tuple[int, int]:
 
 def _score(path: Path) -> float | None:
     try:
-        return json.loads((path / "progress.json").read_bytes())["score"]
-    except (OSError, ValueError, KeyError, TypeError):
+        return _progress(path, load_folder(path, only=["progress.json"])).score
+    except CheckpointError:
         return None

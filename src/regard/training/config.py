@@ -18,6 +18,9 @@ from regard.tasks.config import (
 )
 from regard.training.schedule import Schedule
 
+_MOST_THREADS = 1024
+"""more than any processor has; of far more, the operating system ends the process"""
+
 _LEAST_VALUES = {
     "steps": 1,
     "batch_size": 1,
@@ -134,6 +137,10 @@ class TrainingConfig:
             for name in ("learning_rate", "epsilon")
             if not 0 < getattr(self, name) < float("inf")
         ]
+        if not -(1 << 63) <= self.seed < 1 << 63:
+            problems.append(f"seed must be an integer of 64 bits, got {self.seed}")
+        if self.threads > _MOST_THREADS:
+            problems.append(f"threads must be at most {_MOST_THREADS}, got {self.threads}")
         if not all(0 <= beta < 1 for beta in self.betas):
             problems.append(f"betas must be in [0, 1), got {self.betas}")
         if not 0 <= self.minimum_ratio <= 1:

@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -69,8 +69,12 @@ def save_file(target: Path, data: bytes) -> None:
         _sync(target.parent)
 
 
-def load_folder(folder: Path) -> dict[str, bytes]:
+def load_folder(folder: Path, only: Collection[str] | None = None) -> dict[str, bytes]:
     """The files of a folder that `save_folder` wrote, each verified against the manifest.
+
+    Args:
+        folder: where.
+        only: names of those to read; None: all.
 
     Raises:
         CheckpointError: a file is missing, has another size or another SHA-256; or there is no sound manifest.
@@ -84,6 +88,8 @@ def load_folder(folder: Path) -> dict[str, bytes]:
     for name, (sha256, size) in expected.items():
         if Path(name).name != name:
             raise CheckpointError(f"{folder}: {MANIFEST} names {name!r}, which is not a plain file name")
+        if only is not None and name not in only:
+            continue
         try:
             data = (folder / name).read_bytes()
         except OSError as error:

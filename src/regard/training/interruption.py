@@ -1,12 +1,14 @@
 """Signals and locks: how a run stops in good order, and why nobody else continues it meanwhile."""
 
 import fcntl
+import os
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, TracebackType
+from typing import IO
 
 from regard.errors import ResourceError
 from regard.training.files import writing
@@ -58,18 +60,38 @@ class Signals:
 
 
 @contextmanager
-def locked(run: Path) -> Iterator[None]:
+def locked(run: Path, lock: Path | None = None) -> Iterator[None]:
     """Hold a run directory; the system lets go of it when the process ends, however it ends.
+
+    Args:
+        run: what is held.
+        lock: the file that stands for it, in a folder that may become the run; None: `.lock` in the run.
 
     Raises:
         ResourceError: another process holds it.
     """
-    path = run / ".lock"
+    path = run / ".lock" if lock is None else lock
+    held = ResourceError(f"{run} is being trained by another process; wait for it or stop it")
     with writing(path):
-        file = path.open("w")
+        try:
+            file = path.open("w")
+        except FileNotFoundError:
+            if lock is None:
+                raise
+            raise held from None  # by now the folder is another's run
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ResourceError(f"{run} is being trained by another process; wait for it or stop it") from None
+            raise held from None
+        if lock is not None and not _names(lock, file):
+            raise held
         yield
+
+
+def _names(path: Path, file: IO[str]) -> bool:
+    """Whether a path still leads to an open file."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False

@@ -1,10 +1,10 @@
 """Runs: begun, continued, loaded and evaluated. A run is a directory, and is never overwritten."""
 
-import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from shlex import quote
 
 from torch import nn
 
@@ -29,6 +29,7 @@ from regard.training import checkpoint, environment, metrics, network, toml
 from regard.training.config import AnyModelConfig, RunConfig
 from regard.training.evaluation import measured, score
 from regard.training.files import writing
+from regard.training.interruption import locked
 from regard.training.measure import Measure
 from regard.training.stages import Stages, model_after
 from regard.training.trained_model import BEAMS, LENGTH_PENALTY, TrainedModel
@@ -87,7 +88,9 @@ def train(
     out = Path(out)
     if (out / "config.toml").exists():
         if not resume:
-            raise ConfigError(f"{out} already holds a run; choose another name, or continue it with --resume {out}")
+            raise ConfigError(
+                f"{out} already holds a run; choose another name, or continue it with --resume {quote(str(out))}"
+            )
         saved, task = _opened(out, trust=True)  # nothing of it is built before it is known to be what was given here
         _require_same(fitted(config, task), saved, out)
         return _finish(out, saved, task, on_progress)
@@ -150,7 +153,7 @@ def load(run: Path | str, *, best: bool = False, device: str = "auto", trust: bo
     chosen = checkpoint.best(folder) if best else None
     saved = checkpoint.newest(folder)[0] if chosen is None else checkpoint.load(chosen)
     if saved is None:
-        raise CheckpointError(f"{run} has no checkpoint yet; continue it with regard train --resume {run}")
+        raise CheckpointError(f"{run} has no checkpoint yet; continue it with regard train --resume {quote(str(run))}")
     labels = network.Labels.load(run / LABELS) if isinstance(config.task, ClassificationConfig) else None
     shape = model_after(config, saved.progress.step)
     model = network.build(shape, 0 if labels is None else len(labels.classes))
@@ -269,10 +272,9 @@ def _absolute(path: str) -> str:
 
 
 def _finish(run: Path, config: RunConfig, task: Task, on_progress: OnProgress | None) -> RunResult:
-    environment.record(run / "env.json", chosen_device(config.training.device), config.training.threads)
     stages = Stages(config, task)
     trainer = Trainer(stages.network(0), task, config.training, run, on_progress=on_progress, stages=stages)
-    trainer.fit()
+    trainer.fit(prepare=lambda: environment.record(run / "env.json", trainer.device, config.training.threads))
     lines = [line for line in metrics.read(run / "metrics.jsonl") if line["kind"] == "evaluate"]
     return RunResult(run, config, lines[-1], tuple(trainer.damaged))
 
@@ -310,22 +312,41 @@ def _require_same(config: RunConfig, saved: RunConfig, run: Path) -> None:
     ]
     if differences:
         raise ConfigError(
-            f"{run} has another configuration; continue it as it is with --resume {run}, or choose another name\n  "
-            + "\n  ".join(differences)
+            f"{run} has another configuration; continue it as it is with --resume {quote(str(run))}, or choose another "
+            "name\n  " + "\n  ".join(differences)
         )
 
 
 @contextmanager
 def _fresh(out: Path) -> Iterator[Path]:
-    """A folder that becomes the run when all of it is written: a run directory is there whole or not at all."""
+    """A folder that becomes the run when all of it is written: a run directory is there whole or not at all.
+
+    What a killed process left of it is thrown away. Whoever begins the same run meanwhile is refused and changes
+    nothing: the folder keeps its lock while it becomes the run, whose trainer takes another one.
+    """
     partial = out.parent / f".{out.name}.partial"
+    lock = partial / ".begun"
     with writing(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir()
-    try:
-        yield partial
-        with writing(out):
-            partial.rename(out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True, exist_ok=True)
+    with locked(out, lock):
+        try:
+            with writing(out):
+                _clear(partial, but=lock)
+            yield partial
+            if out.exists() and (not out.is_dir() or any(out.iterdir())):
+                raise ConfigError(f"{out} was written by another process meanwhile; choose another name")
+            with writing(out):
+                partial.rename(out)
+        except BaseException:
+            with suppress(OSError):
+                _clear(partial, but=lock)
+                lock.unlink()
+                partial.rmdir()
+            raise
+        (out / lock.name).unlink()
+
+
+def _clear(folder: Path, *, but: Path) -> None:
+    for path in folder.iterdir():
+        if path != but:
+            path.unlink()

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.errors import CheckpointError, ConfigError, NumericsError, ResourceError, UnsupportedError
+from regard.errors import CheckpointError, ConfigError, NumericsError, ResourceError, UnsupportedError, nearest
 from regard.tasks.base import IGNORE, Task
 from regard.training import checkpoint
 from regard.training.batches import Batch, collate
@@ -99,13 +99,15 @@ class Trainer:
             return
         carried = checkpoint.in_memory(self.progress, self.model, self.optimizer, self.device)
         self._use(self.stages.network(number), self.stages.data(number))
-        checkpoint.restore_model(self.model, carried)
-        checkpoint.restore_optimizer(self.model, self.optimizer, carried)
+        checkpoint.restore(self.model, self.optimizer, carried)
         checkpoint.use_rng_states(carried.rng, self.device)
         self.stage = number
 
-    def fit(self) -> None:
+    def fit(self, *, prepare: Callable[[], None] | None = None) -> None:
         """Train to the last step.
+
+        Args:
+            prepare: called once no other process trains this run, before anything else is written.
 
         Raises:
             NumericsError: a loss or gradient is not finite; parameters and optimizer are those of the step before.
@@ -115,6 +117,8 @@ class Trainer:
         """
         with ExitStack() as stack:
             stack.enter_context(locked(self.run))
+            if prepare is not None:
+                prepare()
             stack.enter_context(_own_settings(self.device, self.config))
             self.signals = stack.enter_context(Signals())
             self._restore()
@@ -139,7 +143,7 @@ class Trainer:
                 self._save()
             if self.signals.received:
                 self._interrupt(self.signals.received)
-            if progress.step == config.steps:
+            if progress.step >= config.steps:
                 return
             self._enter(number_at(config.stages, progress.step))
             self._step()
@@ -151,7 +155,7 @@ class Trainer:
     def _last(self, step: int) -> bool:
         """Whether the run or a stage of it ends after this many steps."""
         stages = self.config.stages
-        return step == self.config.steps or number_at(stages, step) != trained_by(stages, step)
+        return step >= self.config.steps or number_at(stages, step) != trained_by(stages, step)
 
     def _step(self) -> None:
         config, progress = self.config, self.progress
@@ -317,8 +321,7 @@ class Trainer:
                 f"{saved.path} was trained on other data than the task gives now; put the data back, or start a new run"
             )
         self._enter(trained_by(self.config.stages, saved.progress.step))
-        checkpoint.restore_model(self.model, saved)
-        checkpoint.restore_optimizer(self.model, self.optimizer, saved)
+        checkpoint.restore(self.model, self.optimizer, saved)
         checkpoint.use_rng_states(saved.rng, self.device)
         self.progress, self._saved_step = saved.progress, saved.progress.step
 
@@ -340,11 +343,14 @@ def chosen_device(name: str) -> torch.device:
     """The device of this name; `auto` takes cuda, else mps, else cpu.
 
     Raises:
+        ConfigError: there is no such name.
         UnsupportedError: this machine, or this build of torch, has none of that name.
     """
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
         name = next(device for device, available in there.items() if available)
+    if name not in there:
+        raise ConfigError(f"unknown device {name!r}: {nearest(str(name), ['auto', *there])}")
     if not there[name]:
         available = ", ".join(device for device, ok in there.items() if ok)
         raise UnsupportedError(f"device {name} is not available here; available: {available}. Use --device auto")

@@ -1,7 +1,7 @@
 """The dense templates: every query against every key that it may see, and the steps that definitions share."""
 
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from annotated_types import Gt
@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.core import Attended, Attention, Call
-from regard.engines.dense import chunked, dot_product, expand_heads, tiles
+from regard.engines.dense import HERE, chunked, dot_product, expand_heads, tiles
 from regard.info import Info
 from regard.options import weight
 from regard.state import Entry, per_slot
@@ -24,6 +24,14 @@ class Dense(Attention):
 
     rule: str = weight()
     """what `publish` returned"""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_published": HERE}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__({name: value for name, value in state.items() if name != "_published"})
+        if "rule" in state and state.get("_published") is not HERE:  # of another process, which has rules of its own
+            self.rule = type(self)(self.heads, **self.options).rule
 
     def project(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """The tensors that the score reads instead of q (batch, heads, ...) and k (batch, kv_heads, ...)."""

@@ -64,6 +64,13 @@ class PatternSoftmax(Attention):
         self.draw_weights()
         self.make_pattern()
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "pattern"}  # it may hold any function
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.make_pattern()
+
     def draw_weights(self) -> None:
         """Draw the weights, if there are any."""
 

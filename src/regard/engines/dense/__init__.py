@@ -1,6 +1,6 @@
 """Every query against every key, a chunk of rows at a time."""
 
-from regard.engines.dense.chunks import Rule, chunked, publish, softmax, visible_count
+from regard.engines.dense.chunks import HERE, Rule, chunked, publish, softmax, visible_count
 from regard.engines.dense.functions import functional, imported, require_pairwise
 from regard.engines.dense.fused import (
     average_once,
@@ -16,6 +16,7 @@ from regard.engines.dense.gated import gated_dot_product
 from regard.engines.dense.rounding import append_codes, codes, rounded, rounded_rows
 
 __all__ = [
+    "HERE",
     "Rule",
     "append_codes",
     "average_once",

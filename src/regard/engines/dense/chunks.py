@@ -47,6 +47,17 @@ def publish(name: str, rule: Rule) -> str:
     return name
 
 
+class _Process:
+    """This process: what was copied inside of it holds the same one, what comes from a pickle another one."""
+
+    def __deepcopy__(self, memo: object) -> "_Process":
+        return self
+
+
+HERE = _Process()
+"""where `RULES` were published"""
+
+
 def softmax(logits: Float[Tensor, "*rows keys"], nulls: float = 0.0) -> Float[Tensor, "*rows keys"]:
     """exp(z_j) / (nulls + sum_r exp(z_r)) over the last axis; -inf has weight 0, also where a whole row is -inf."""
     highest = logits.detach().amax(-1, keepdim=True)

@@ -1,0 +1,127 @@
+"""Runs are begun by one process each; one that is refused changes nothing."""
+
+import json
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from regard.errors import CheckpointError, ConfigError, ResourceError
+from regard.training import TrainingConfig, load, resume, run, train
+from regard.training.interruption import locked
+
+
+def everything(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
+
+
+def test_who_begins_the_same_run_meanwhile_is_refused(small, tmp_path, monkeypatch):
+    """The other one comes at each moment while the first prepares its folder."""
+    build, seen = run.build_task, []
+
+    def meanwhile(*args, **kwargs):
+        if not seen:
+            seen.append(everything(tmp_path))
+            with pytest.raises(ResourceError, match="is being trained by another process") as caught:
+                train(small, tmp_path / "run")
+            assert "space" not in str(caught.value)
+            assert everything(tmp_path) == seen[0]
+        return build(*args, **kwargs)
+
+    monkeypatch.setattr(run, "build_task", meanwhile)
+    assert train(small, tmp_path / "run").evaluation["step"] == 12
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    assert seen
+
+
+def test_who_comes_when_the_folder_has_become_the_run_is_refused(small, tmp_path, monkeypatch):
+    """The first one finishes between what the second one looks at and what it writes."""
+    build, seen = run.build_task, []
+
+    def finishing(*args, **kwargs):
+        if not seen:
+            seen.append(True)
+            other = tmp_path / "other"
+            train(small, other)
+            other.rename(tmp_path / "run")
+            seen.append(everything(tmp_path / "run"))
+        return build(*args, **kwargs)
+
+    monkeypatch.setattr(run, "build_task", finishing)
+    with pytest.raises(ConfigError, match="was written by another process meanwhile; choose another name"):
+        train(small, tmp_path / "run")
+    assert everything(tmp_path / "run") == seen[1]
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_what_a_killed_process_left_is_begun_anew(small, tmp_path):
+    left = tmp_path / ".run.partial"
+    left.mkdir()
+    for name in ("config.toml", "tokenizer.json", ".begun"):
+        (left / name).write_text("half")
+    train(small, tmp_path / "run")
+    assert not (tmp_path / "run/tokenizer.json").exists()
+    assert not (tmp_path / "run/.begun").exists()
+    assert not left.exists()
+
+
+def test_a_lock_that_went_elsewhere_holds_nothing(tmp_path):
+    """Its folder was renamed, or removed, after it was opened."""
+    (tmp_path / "partial").mkdir()
+    opened = Path.open
+
+    class Moving(type(tmp_path)):  # type: ignore[misc]
+        def open(self, *args, **kwargs):
+            file = opened(self, *args, **kwargs)
+            (tmp_path / "partial").rename(tmp_path / "run")
+            return file
+
+    for lock in (Moving(tmp_path / "partial/.begun"), tmp_path / "partial/.begun"):
+        with pytest.raises(ResourceError, match="another process"), locked(tmp_path / "run", lock):
+            pass
+
+
+def test_a_run_that_is_held_is_not_written(small, tmp_path):
+    """Nor its env.json, though the environment is another one."""
+    train(small, tmp_path / "run")
+    path = tmp_path / "run/env.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "threads": 7}))
+    before = everything(tmp_path)
+    with locked(tmp_path / "run"), pytest.raises(ResourceError, match="another process"):
+        resume(tmp_path / "run")
+    assert everything(tmp_path) == before
+
+
+def test_commands_in_messages_can_be_pasted(small, tmp_path):
+    where = tmp_path / "ru n's/ünï"
+    train(small, where)
+    command = f"--resume {shlex.quote(str(where))}"
+    other = replace(small, training=replace(small.training, steps=13))
+    for again, config in ((False, small), (True, other)):
+        with pytest.raises(ConfigError) as caught:
+            train(config, where, resume=again)
+        assert command in str(caught.value)
+    for path in (where / "checkpoints").iterdir():
+        path.rename(where / path.name)
+    with pytest.raises(CheckpointError) as missing:
+        load(where)
+    assert command in str(missing.value)
+
+
+def test_an_unknown_device(small, tmp_path):
+    train(small, tmp_path / "run")
+    with pytest.raises(ConfigError, match="unknown device 'gpu': did you mean 'cpu'"):
+        load(tmp_path / "run", device="gpu")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"seed": 99999999999999999999999}, "seed must be an integer of 64 bits, got 99999999999999999999999"),
+        ({"threads": 99999}, "threads must be at most 1024, got 99999"),
+    ],
+)
+def test_numbers_that_the_machine_does_not_take(wrong, message):
+    with pytest.raises(ConfigError, match=message):
+        TrainingConfig(**wrong)

@@ -1,0 +1,160 @@
+"""What a checkpoint holds is compared with what it must hold, before any of it is used."""
+
+import json
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from regard.errors import CheckpointError
+from regard.models import LanguageModel, ModelConfig
+from regard.training import checkpoint, files, load, resume, train
+from regard.training.checkpoint import Progress
+from regard.training.optimizer import adamw, set_rate
+
+CPU = torch.device("cpu")
+MATRIX = "blocks.0.attention.projections.query.weight"
+
+
+def trained() -> tuple[LanguageModel, torch.optim.AdamW]:
+    model = LanguageModel(ModelConfig(dim=16, heads=2, layers=1, vocab_size=9))
+    optimizer = adamw(model)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    set_rate(optimizer, 0.01)
+    optimizer.step()
+    return model, optimizer
+
+
+def rewritten(path: Path, change, part: str) -> None:
+    """Change what a part of a checkpoint says, and its entry in the manifest."""
+    contents = files.load_folder(path)
+    if part == "progress":
+        contents["progress.json"] = json.dumps(change(json.loads(contents["progress.json"]))).encode()
+    else:
+        contents[f"{part}.safetensors"] = safetensors.torch.save(
+            change(safetensors.torch.load(contents[f"{part}.safetensors"]))
+        )
+    files.remove_folder(path)
+    files.save_folder(path, contents)
+
+
+def without(*keys):
+    return lambda tensors: {name: x for name, x in tensors.items() if name not in keys}
+
+
+def with_(**changes):
+    return lambda tensors: {**tensors, **{name.replace("__", "/"): x for name, x in changes.items()}}
+
+
+def of_matrix(kind, change):
+    return lambda tensors: {**tensors, f"{MATRIX}/{kind}": change(tensors[f"{MATRIX}/{kind}"]).contiguous()}
+
+
+OPTIMIZERS = {
+    "fewer rows": (of_matrix("exp_avg", lambda x: x[:1]), r"query\.weight/exp_avg is \(1, 16\)"),
+    "more rows": (of_matrix("exp_avg_sq", lambda x: x.repeat(2, 1)), r"exp_avg_sq is \(32, 16\)"),
+    "another order": (of_matrix("exp_avg", lambda x: x.flatten()), r"exp_avg is \(256,\)"),
+    "another dtype": (of_matrix("exp_avg", torch.Tensor.double), "exp_avg is .* torch.float64"),
+    "steps of every number": (of_matrix("step", lambda x: x.repeat(3)), r"step is \(3,\)"),
+    "whole steps": (of_matrix("step", torch.Tensor.long), "step is .* torch.int64"),
+    "no mean": (without(f"{MATRIX}/exp_avg"), "exp_avg is missing"),
+    "no step": (without(f"{MATRIX}/step"), "step is missing"),
+    "another kind": (with_(**{f"{MATRIX}/novelty": torch.zeros(1)}), "novelty is not in the model"),
+    "another weight": (with_(foo__step=torch.zeros(())), "foo/step is not in the model"),
+    "no kind": (with_(foo=torch.zeros(1)), "/foo is not in the model"),
+    "nothing": (lambda tensors: {}, "file is empty after 1 steps"),
+    "both names": (
+        with_(**{f"{MATRIX.replace('projections.', '')}/step": torch.zeros(())}),
+        "are one weight, under its name in an earlier version",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OPTIMIZERS)
+def test_an_optimizer_that_is_none_of_this_model_is_refused_and_nothing_is_restored(tmp_path, case):
+    change, message = OPTIMIZERS[case]
+    path = checkpoint.save(tmp_path, Progress(1), *trained(), CPU)
+    rewritten(path, change, "optimizer")
+    model = LanguageModel(ModelConfig(dim=16, heads=2, layers=1, vocab_size=9, seed=7))
+    optimizer = adamw(model)
+    before = [parameter.clone() for parameter in model.parameters()]
+    with pytest.raises(CheckpointError, match=message):
+        checkpoint.restore(model, optimizer, checkpoint.load(path))
+    assert not optimizer.state
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_a_weight_that_never_had_a_gradient_has_no_state(tmp_path):
+    model, optimizer = trained()
+    del optimizer.state[model.get_parameter(MATRIX)]
+    found = checkpoint.load(checkpoint.save(tmp_path, Progress(1), model, optimizer, CPU))
+    fresh = adamw(model)
+    checkpoint.restore(model, fresh, found)
+    assert len(fresh.state) == len(list(model.parameters())) - 1
+
+
+def test_nothing_is_trained_before_the_first_step(tmp_path):
+    model = trained()[0]
+    found = checkpoint.load(checkpoint.save(tmp_path, Progress(0), model, adamw(model), CPU))
+    checkpoint.restore(model, adamw(model), found)
+
+
+def test_random_states_of_another_size_are_refused(tmp_path):
+    before = torch.get_rng_state()
+    for states in ({}, {"cpu": torch.zeros(3, dtype=torch.uint8)}, {"cpu": torch.zeros(3)}):
+        with pytest.raises(CheckpointError, match="random state"):
+            checkpoint.use_rng_states(states, CPU)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+PROGRESSES = {
+    "before the start": lambda found: {**found, "step": -1},
+    "a text": lambda found: {**found, "step": "3"},
+    "a truth": lambda found: {**found, "step": True},
+    "half a step": lambda found: {**found, "step": 1.5},
+    "too large a number": lambda found: {**found, "tokens": 1 << 70},
+    "no step": lambda found: {name: x for name, x in found.items() if name != "step"},
+    "no data": lambda found: {name: x for name, x in found.items() if name != "data"},
+    "one more": lambda found: {**found, "novelty": 1},
+    "no number": lambda found: {**found, "score": float("nan")},
+    "less than everything": lambda found: {**found, "score": float("-inf")},
+    "a score in words": lambda found: {**found, "score": "-1"},
+    "sums in words": lambda found: {**found, "interval": {"nats": "1"}},
+    "a list": lambda found: [],
+    "no metrics": lambda found: {**found, "metrics_bytes": -1},
+}
+
+
+@pytest.mark.parametrize("case", PROGRESSES)
+def test_progress_is_verified_before_it_decides_anything(tmp_path, case):
+    """The newer one is refused, is not the best, and is no reason to delete the older one."""
+    older = checkpoint.save(tmp_path, Progress(1, score=2.0), *trained(), CPU)
+    newer = checkpoint.save(tmp_path, Progress(2, score=1.0), *trained(), CPU)
+    assert checkpoint.best(tmp_path) == newer
+    rewritten(newer, PROGRESSES[case], "progress")
+    with pytest.raises(CheckpointError, match="step-00000002"):
+        checkpoint.load(newer)
+    assert checkpoint.best(tmp_path) == older
+    checkpoint.retain(tmp_path, keep=1)
+    assert older in checkpoint.paths(tmp_path)
+
+
+def test_a_score_that_was_damaged_is_not_the_best(tmp_path):
+    older = checkpoint.save(tmp_path, Progress(1, score=2.0), *trained(), CPU)
+    newer = checkpoint.save(tmp_path, Progress(2, score=3.0), *trained(), CPU)
+    text = (newer / "progress.json").read_text()
+    (newer / "progress.json").write_text(text.replace('"score": 3.0', '"score": 1.0'))
+    assert checkpoint.best(tmp_path) == older
+
+
+def test_a_run_beyond_its_steps_ends_at_once(small, tmp_path):
+    run = tmp_path / "run"
+    weights = train(small, run).path / "checkpoints/step-00000012/model.safetensors"
+    before = weights.read_bytes()
+    config = run / "config.toml"
+    config.write_text(config.read_text().replace("steps = 12\n", "steps = 5\n"))
+    assert resume(run).evaluation["step"] == 12
+    assert weights.read_bytes() == before
+    assert load(run).step == 12
