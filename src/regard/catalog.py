@@ -163,10 +163,10 @@ def parts(spec: str) -> list[tuple[str, int]]:
         return []
     shares: list[tuple[str, int]] = []
     for piece in pieces:
-        inner, *count = specs.split(piece, ":")
-        if len(count) != 1 or not count[0].isdigit() or int(count[0]) < 1:
+        *inner, count = specs.split(piece, ":")  # an import path has a colon of its own
+        if not inner or not count.isdigit() or int(count) < 1:
             raise ConfigError(f"{piece!r} in {spec!r} must name its heads, as in 'local(window=64):4 + linear:4'")
-        shares.append((inner, int(count[0])))
+        shares.append((":".join(inner), int(count)))
     return shares
 
 
@@ -238,7 +238,11 @@ def build(spec: str, heads: Heads, **options: object) -> "Attention":
 
         if options:
             raise ConfigError(f"options of a mix belong to its parts, got {sorted(options)} beside {spec!r}")
-        return HeadMix(heads, [(inner, build(inner, HeadMix.share(heads, count, spec))) for inner, count in mixed])
+        built: list[tuple[str, Attention]] = []
+        for at, (inner, count) in enumerate(mixed):
+            again = any(type(part) is resolve(inner)[0] for _, part in built)
+            built.append((inner, build(inner, HeadMix.share(heads, count, spec, at if again else None))))
+        return HeadMix(heads, built)
     cls, written = resolve(spec)
     final: dict[str, Any] = {**written, **options}
     return cls(heads, **final)
