@@ -13,6 +13,7 @@ import regard
 from regard import AttentionLayer, HeadMix, Heads, build, catalog, describe
 from regard.core import Attention
 from regard.errors import ConfigError, LimitError
+from regard.head_mix import mixed_info
 from regard.info import Info, Input
 from regard.models import LanguageModel, ModelConfig
 from regard.testing import CHECKS, assert_close, assert_identical, check_attention
@@ -75,13 +76,36 @@ class TestFacts:
         assert describe("linear:1 + local:1").state == describe("local:1 + linear:1").state == "window"
         assert describe("linear:1 + softmax(impl=reference):1").memory == 2
 
-    @pytest.mark.parametrize("fact", ["anchored", "stochastic", "selects", "shares_query_key", "replays_choices"])
+    @pytest.mark.parametrize(
+        "fact",
+        ["anchored", "leaks", "mixes_queries", "replays_choices", "selects", "shares_query_key", "stochastic"],
+    )
     def test_one_part_is_enough_for_what_restricts_a_caller(self, fact):
-        (name,) = [name for name in catalog.names() if getattr(describe(name), fact)][:1]
-        assert not getattr(describe("softmax"), fact)
-        assert getattr(describe(f"softmax:1 + {name}:1"), fact)
-        assert getattr(describe(f"{name}:1 + softmax:1"), fact)
-        assert not getattr(describe("softmax:1 + linear:1"), fact)
+        base = describe("softmax")
+        found = [mixed_info(infos) for infos in ((base, replace(base, **{fact: True})), (base, base))]
+        assert [getattr(info, fact) for info in found] == [True, False]
+
+    @pytest.mark.parametrize(
+        "fact",
+        [
+            "affine_in_value",
+            "compiles_whole",
+            "linear_in_value",
+            "nonnegative",
+            "rows_sum_to_one",
+            "sees_content_only",
+        ],
+    )
+    def test_all_parts_are_needed_for_what_is_promised(self, fact):
+        base = replace(describe("softmax"), **{fact: True})
+        found = [mixed_info(infos) for infos in ((base, replace(base, **{fact: False})), (base, base))]
+        assert [getattr(info, fact) for info in found] == [False, True]
+
+    @pytest.mark.parametrize("fact", ["reads", "straight_through"])
+    def test_letters_of_any_part(self, fact):
+        base = describe("softmax")
+        found = mixed_info([replace(base, **{fact: letters}) for letters in ("v", "q")])
+        assert getattr(found, fact) == "qv"
 
     def test_an_approximation_comes_with_its_knob(self):
         same = describe("performer(num_features=8):1 + performer:1")
@@ -111,7 +135,7 @@ class TestFacts:
 
 class TestSeeds:
     def test_parts_of_one_mechanism_draw_apart(self):
-        mix = cast(HeadMix, build("performer:1 + local:1 + performer(orthogonal=False):1 + performer:1", heads(4)))
+        mix = cast(HeadMix, build("performer:1 + local:1 + performer(num_features=None):1 + performer:1", heads(4)))
         first, _, second, third = mix.mechanisms
         assert not torch.equal(first.projection, second.projection)
         assert not torch.equal(first.projection, third.projection)
