@@ -1,10 +1,13 @@
 """The conformance suite itself: what it reports, what excuses a check, and what it counts."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from regard import catalog, errors
 from regard.core import Attention, Heads
+from regard.info import Input
 from regard.position.rotary import Rotary
 from regard.position.sinusoidal import Sinusoidal
 from regard.testing import CHECKS, check, check_attention, check_part
@@ -101,6 +104,23 @@ def test_specifications_and_options():
         check_attention("softmax", checks=["causalty"])
     with pytest.raises(errors.ConfigError, match="unknown mechanism"):
         check_attention("softmx")
+
+
+def test_an_input_may_have_one_head_for_all():
+    class SharedGate(toys.ToyGated):
+        """One gate for all heads."""
+
+        default_info = replace(toys.ToyGated.default_info, inputs={"log_gate": Input(slots="keys", heads=1, high=0.0)})
+
+        def activate(self, raw):
+            return {"log_gate": torch.nn.functional.logsigmoid(raw["log_gate"] + self.openness.mean())}
+
+        def gates(self, call):
+            return super().gates(call).expand(-1, self.heads.count, -1)
+
+    names = ["facts", "activation", "input_bounds", "input_shapes", "input_slots", "state_splits", "causality"]
+    results = check_attention(SharedGate, checks=names)
+    assert [f"{r.check}: {r.message}" for r in results if r.status != "passed"] == []
 
 
 def test_a_third_party_mechanism_is_checked_by_name():

@@ -262,7 +262,11 @@ def build(spec: str, heads: Heads, **options: object) -> "Attention":
 
         if options:
             raise ConfigError(f"options of a mix belong to its parts, got {sorted(options)} beside {spec!r}")
-        return HeadMix(heads, [(inner, build(inner, HeadMix.share(heads, count, spec))) for inner, count in mixed])
+        built: list[tuple[str, Attention]] = []
+        for at, (inner, count) in enumerate(mixed):
+            again = any(type(part) is resolve(inner)[0] for _, part in built)
+            built.append((inner, build(inner, HeadMix.share(heads, count, spec, at if again else None))))
+        return HeadMix(heads, built)
     cls, written = resolve(spec)
     final: dict[str, Any] = {**written, **options}
     return cls(heads, **final)

@@ -2,23 +2,26 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, cast, final
+from typing import Any, Literal, cast, final
 
 import torch
 from torch import Tensor, nn
 
 from regard.composite import States
-from regard.core import Attended, Attention, Call
+from regard.core import Attended, Attention, Call, generator
 from regard.errors import ConfigError, ShapeError
-from regard.info import Heads, Info, Supports
+from regard.info import Heads, Info, Input, Supports
 from regard.state import State
 
 GROWTH: tuple[Literal["none", "constant", "window", "length"], ...] = ("none", "constant", "window", "length")
 
 
 def mixed_info(infos: Sequence[Info]) -> Info:
-    """The facts of mechanisms side by side: the support of all, the reads of any, the worst cost."""
-    first = infos[0]
+    """The facts of mechanisms side by side: the support of all, the reads of any, the worst cost.
+
+    A loss of one name and weight in several parts is one loss, their sum: each acts on its own heads as it would alone.
+    Where the weights differ they cannot be added up, so there the name carries the number of the part.
+    """
 
     def all_have(fact: str) -> bool:
         return all(getattr(info, fact) for info in infos)
@@ -26,20 +29,23 @@ def mixed_info(infos: Sequence[Info]) -> Info:
     def any_has(fact: str) -> bool:
         return any(getattr(info, fact) for info in infos)
 
+    targets = {(info.approximates, info.knob) for info in infos}
+    approximates, knob = targets.pop() if len(targets) == 1 else (None, None)
+    supports = {
+        name: all(getattr(info.supports, name) for info in infos)
+        for name in Supports.__dataclass_fields__
+        if name != "marks"
+    }
+    read = {letter: [info for info in infos if letter in info.reads] for letter in "qkv"}
+    growth = max(GROWTH.index(info.state) for info in infos)
     return Info(
         title=" + ".join(info.title for info in infos),
         source="; ".join(dict.fromkeys(info.source for info in infos)),
-        supports=Supports(
-            **{
-                name: all(getattr(info.supports, name) for info in infos)
-                for name in Supports.__dataclass_fields__
-                if name != "marks"
-            },
-        ),
-        reads="".join(letter for letter in "qkv" if any(letter in info.reads for info in infos)),
+        supports=Supports(**supports),
+        reads="".join(letter for letter, readers in read.items() if readers),
         time=max(info.time for info in infos),
         memory=max(info.memory for info in infos),
-        state=GROWTH[max(GROWTH.index(info.state) for info in infos)],
+        state=GROWTH[growth] if supports["state"] else "none",
         rows_sum_to_one=all_have("rows_sum_to_one"),
         nonnegative=all_have("nonnegative"),
         linear_in_value=all_have("linear_in_value"),
@@ -49,20 +55,44 @@ def mixed_info(infos: Sequence[Info]) -> Info:
         selects=any_has("selects"),
         replays_choices=any_has("replays_choices"),
         straight_through="".join(letter for letter in "qkv" if any(letter in info.straight_through for info in infos)),
+        without_gradient="".join(
+            letter
+            for letter, readers in read.items()
+            if readers and all(letter in info.without_gradient for info in readers)
+        ),
         anchored=any_has("anchored"),
         stochastic=any_has("stochastic"),
-        approximates=first.approximates if len({info.approximates for info in infos}) == 1 else None,
+        approximates=approximates,
+        knob=knob,
         compiles_whole=all_have("compiles_whole"),
         leaks=any_has("leaks"),
         inputs={f"{at}.{name}": declared for at, info in enumerate(infos) for name, declared in info.inputs.items()},
         mixes_queries=any_has("mixes_queries"),
-        losses={name: weight for info in infos for name, weight in info.losses.items()},
+        losses={
+            names[name]: weight
+            for info, names in zip(infos, loss_names(infos), strict=True)
+            for name, weight in info.losses.items()
+        },
     )
+
+
+def loss_names(infos: Sequence[Info]) -> list[dict[str, str]]:
+    """For every part, the mix's name of each of its losses."""
+    weights: dict[str, set[float]] = {}
+    for info in infos:
+        for name, weight in info.losses.items():
+            weights.setdefault(name, set()).add(weight)
+    return [
+        {name: name if len(weights[name]) == 1 else f"{at}.{name}" for name in info.losses}
+        for at, info in enumerate(infos)
+    ]
 
 
 @final
 class HeadMix(Attention):
     """Head-wise concatenation of mechanisms: heads [0, c_1) go to the first, the next c_2 to the second, and so on.
+
+    Losses of one name and weight are added up: each acts on its own heads as it would alone.
 
     Args:
         heads: all heads together.
@@ -78,12 +108,9 @@ class HeadMix(Attention):
         self.configure({}, "a mix over heads")
         self.specs = tuple(spec for spec, _ in parts)
         self.parts = nn.ModuleList(part for _, part in parts)
-        sized = {
-            f"{at}.{name}": replace(declared, heads=declared.shape(part.heads)[0], width=declared.shape(part.heads)[1])
-            for at, part in enumerate(self.mechanisms)
-            for name, declared in part.info.inputs.items()
-        }
-        self.info = replace(mixed_info([part.info for part in self.mechanisms]), inputs=sized)
+        infos = [part.info for part in self.mechanisms]
+        self.info = replace(mixed_info(infos), inputs=self._sized([info.inputs for info in infos]))
+        self.loss_names = loss_names(infos)
         total = sum(part.heads.count for part in self.mechanisms)
         if total != heads.count:
             shares = " + ".join(str(part.heads.count) for part in self.mechanisms)
@@ -94,14 +121,38 @@ class HeadMix(Attention):
         """The parts, in the order of their heads."""
         return [cast(Attention, part) for part in self.parts]
 
+    def _sized(self, declared: Sequence[Mapping[str, Input]]) -> dict[str, Input]:
+        """The inputs of every part, named `part.input`, as they are for the heads of the part."""
+        sized: dict[str, Input] = {}
+        for at, (part, inputs) in enumerate(zip(self.mechanisms, declared, strict=True)):
+            for name, each in inputs.items():
+                heads, width = each.shape(part.heads)
+                sized[f"{at}.{name}"] = replace(each, heads=heads, width=width)
+        return sized
+
+    @property
+    def raw_inputs(self) -> Mapping[str, Input]:
+        """Those of every part, named `part.input`."""
+        return self._sized([part.raw_inputs for part in self.mechanisms])
+
     @staticmethod
-    def share(heads: Heads, count: int, spec: str) -> Heads:
-        """The `Heads` of a part that serves `count` of the query heads."""
+    def share(heads: Heads, count: int, spec: str, part: int | None = None) -> Heads:
+        """The `Heads` of a part that serves `count` of the query heads.
+
+        Args:
+            heads: those of the mix.
+            count: of the part.
+            spec: for messages.
+            part: its number, for a seed of its own; None: the seed of the mix. Parts of one mechanism need different
+                seeds, or their random features and initial weights would be the same.
+        """
         if count % heads.group:
             raise ConfigError(
                 f"{spec!r}: {count} query heads do not fill groups of {heads.group} that share keys and values"
             )
-        return replace(heads, count=count, kv_count=None if heads.kv_count is None else count // heads.group)
+        seed = heads.seed if part is None else generator(heads.seed, "part", part).initial_seed()
+        kv_count = None if heads.kv_count is None else count // heads.group
+        return replace(heads, count=count, kv_count=kv_count, seed=seed)
 
     def shares(self) -> Iterator[tuple[str, Attention, slice, slice]]:
         """(name, part, its query heads, its heads of keys and values) of every part."""
@@ -134,26 +185,37 @@ class HeadMix(Attention):
             )
             for name, part, query_heads, key_heads in self.shares()
         }
-        losses: dict[str, list[Tensor]] = {}
-        for part in attended.values():
+        losses: dict[str, Tensor] = {}
+        for part, names in zip(attended.values(), self.loss_names, strict=True):
             for name, loss in part.losses.items():
-                losses.setdefault(name, []).append(loss)
+                losses[names[name]] = losses[names[name]] + loss if names[name] in losses else loss
         mixed = None if state is None else States({name: part.state for name, part in attended.items()})
         values = torch.cat([part.values for part in attended.values()], 1)
-        return Attended(values, mixed, {name: torch.stack(terms).mean() for name, terms in losses.items()})
+        return Attended(values, mixed, losses)
 
-    def reference(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
-        """The definitions of the parts, head-wise."""
+    def decisions(self, q: Tensor, k: Tensor) -> Mapping[str, Any]:
+        """The choices of every part that replays them, by its number."""
+        return {
+            name: cast(Any, part).decisions(q[:, query_heads], k[:, key_heads])
+            for name, part, query_heads, key_heads in self.shares()
+            if part.info.replays_choices
+        }
+
+    def reference(
+        self, q: Tensor, k: Tensor, v: Tensor, call: Call, decisions: Mapping[str, Any] | None = None
+    ) -> Tensor:
+        """The definitions of the parts, head-wise; with `decisions`, under these choices."""
         values: list[Tensor] = []
         for name, part, query_heads, key_heads in self.shares():
             bias = None if call.bias is None else call.bias.heads(query_heads)
             inner = replace(call, bias=bias, inputs=_below(call.inputs, name))
-            values.append(part.reference(q[:, query_heads], k[:, key_heads], v[:, key_heads], inner))
+            replay: dict[str, Any] = {"decisions": decisions[name]} if decisions and name in decisions else {}
+            values.append(part.reference(q[:, query_heads], k[:, key_heads], v[:, key_heads], inner, **replay))
         return torch.cat(values, 1)
 
     def activate(self, raw: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Every part activates its own inputs, named `part.input`."""
-        parts = {name: part.activate(_below(raw, name)) for name, part, *_ in self.shares()}
+        """Every part that has inputs activates its own, named `part.input`."""
+        parts = {name: part.activate(_below(raw, name)) for name, part, *_ in self.shares() if part.info.inputs}
         return {f"{name}.{input_name}": x for name, inputs in parts.items() for input_name, x in inputs.items()}
 
     def initial_state(
@@ -176,6 +238,11 @@ class HeadMix(Attention):
             for name, part, *_ in self.shares()
         ]
         return min(low for low, _ in ranges), max(high for _, high in ranges)
+
+    def check_length(self, length: int) -> None:
+        """That of every part."""
+        for part in self.mechanisms:
+            part.check_length(length)
 
     def redraw(self, generator: torch.Generator) -> None:
         """Redraw every part."""

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -118,6 +119,97 @@ class ActivatesBeyondItsBounds(ToyDecay):
 
     def activate(self, raw: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         return {**super().activate(raw), "strength": F.softplus(raw["strength"])}
+
+
+class _ActivatesFrom(ToyGated):
+    """Opens its gates by a function of the raw ones."""
+
+    def raw(self, x: Tensor) -> Tensor:
+        return x
+
+    def activate(self, raw: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return super().activate({"log_gate": self.raw(raw["log_gate"])})
+
+
+@mutant("activation")
+class ActivatesFromTheWholeSequence(_ActivatesFrom):
+    """Adds the mean over all slots, those to come included."""
+
+    def raw(self, x: Tensor) -> Tensor:
+        return x + x.mean(2, keepdim=True)
+
+
+@mutant("activation")
+class ActivatesFromThePast(_ActivatesFrom):
+    """Adds the sum of the slots before, which are not there when a piece comes alone."""
+
+    def raw(self, x: Tensor) -> Tensor:
+        return x + x.cumsum(2)
+
+
+@mutant("activation")
+class ActivatesFromTheSlotBefore(_ActivatesFrom):
+    """Shifts the raw gates by a slot."""
+
+    def raw(self, x: Tensor) -> Tensor:
+        return F.pad(x[:, :, :-1], (0, 0, 1, 0))
+
+
+@mutant("activation")
+class ActivatesByLength(_ActivatesFrom):
+    """Divides by the number of slots."""
+
+    def raw(self, x: Tensor) -> Tensor:
+        return x / x.shape[2]
+
+
+@mutant("activation")
+class ActivatesFromTheBatch(_ActivatesFrom):
+    """Subtracts the mean over the rows of the batch."""
+
+    def raw(self, x: Tensor) -> Tensor:
+        return x - x.mean(0, keepdim=True)
+
+
+@mutant("activation")
+class ActivatesInPlace(_ActivatesFrom):
+    """Writes to the raw gates."""
+
+    def raw(self, x: Tensor) -> Tensor:
+        return x.mul_(2.0) if not x.requires_grad else 2 * x
+
+
+@mutant("activation")
+class ActivatesAndTakesAway(ToyGated):
+    """Removes the raw gates from what it was given."""
+
+    def activate(self, raw: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return super().activate({"log_gate": dict.pop(cast(dict[str, Tensor], raw), "log_gate")})
+
+
+@mutant("activation")
+class ActivatesByChance(_ActivatesFrom):
+    """Adds noise to the raw gates."""
+
+    def raw(self, x: Tensor) -> Tensor:
+        return x + torch.randn_like(x)
+
+
+@mutant("activation")
+class ActivatesKeysWithQueries(ToyDecay):
+    """Makes the strength of a key with the gate of its query, which a memory and a prepared source do not have."""
+
+    def activate(self, raw: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        beside = raw["gate"][:, :1] if raw["gate"].shape[2] == raw["strength"].shape[2] else 0
+        return super().activate({**raw, "strength": raw["strength"] + beside})
+
+
+@mutant("activation")
+class ActivatesNoNan(ToyGated):
+    """Spreads a NaN of any head and slot, by a product with 0."""
+
+    def activate(self, raw: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return super().activate({"log_gate": raw["log_gate"] + 0 * raw["log_gate"].sum()})
 
 
 @mutant("input_bounds")

@@ -205,6 +205,12 @@ def inside() -> Iterator[None]:
             torch.set_num_threads(threads)
 
 
+@pytest.fixture
+def in_this_process() -> Iterator[None]:
+    with inside():
+        yield
+
+
 @pytest.fixture(scope="session")
 def microscope() -> dict[str, Any]:
     """Results of `regard accuracy`: one that cannot be causal, one without a matrix, and exact softmax too."""

@@ -6,6 +6,7 @@ import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tyro
 
@@ -239,3 +240,25 @@ def test_from_python(compared, copied):
     assert said[0].startswith("expected: ")
     with pytest.raises(ConfigError, match="other settings"):
         regard.compare(["softmax", "linear"], config=config, out=copied)
+
+
+GATED = ["forgetting", "softmax:1 + forgetting:1", "tests.mutants.toys:ToyGated"]
+
+
+def test_mechanisms_with_gates_are_compared(tmp_path, in_this_process, capsys):
+    """They need inputs for their pictures too, which come after the training."""
+    (tmp_path / "words.txt").write_text("".join(f"{n} and {n + 1} make {2 * n + 1}.\n" for n in range(900)))
+    words = ["--shape.dim", "8", "--shape.heads", "2", "--shape.layers", "1", "--recall-shape.dim", "8"]
+    words += ["--recall-shape.heads", "2", "--recall-shape.layers", "1", "--text.length", "32", "--text.holdout", "0.2"]
+    words += ["--recall.length", "16", "--recall.num-pairs", "2", "--recall.num-held-out", "20", "--lengths", "32"]
+    words += ["--text-steps", "2", "--recall-steps", "2", "--batch-size", "4", "--recall-batch-size", "4"]
+    words += ["--rounds", "1", "--evaluate-examples", "24", "--threads", "1"]
+    words += ["--text.corpus", str(tmp_path / "words.txt"), "--text.cache", str(tmp_path / "cache")]
+    assert main(["compare", *GATED, *words, "--out", str(tmp_path / "out"), "--json"]) == 0
+    entries = json.loads(capsys.readouterr().out)["entries"]
+    assert [entry["spec"] for entry in entries] == GATED
+    for entry in entries:
+        (picture,) = entry["pictures"]
+        rows = np.array(picture["matrix"])
+        assert rows.shape == (32, 32)
+        assert np.abs(rows.sum(1) - 1).max() < 1e-2

@@ -237,18 +237,19 @@ def pictures(model: Network, task: Task) -> list[dict[str, Any]]:
     model.eval()
     inputs = torch.from_numpy(task.examples("valid")[0].inputs[:PICTURED_POSITIONS])[None]
     mechanisms = cast(list[Attention], getattr(model, "encoder", model).mechanisms)
-    calls: list[tuple[Attention, Tensor, Tensor, Any]] = []
+    calls: list[tuple[Attention, Tensor, Tensor, dict[str, Any]]] = []
 
     def remember(module: torch.nn.Module, arguments: tuple[Tensor, ...], named: dict[str, Any]) -> None:
-        calls.append((cast(Attention, module), arguments[0], arguments[1], named.get("bias")))
+        read = {name: named.get(name) for name in ("key_mask", "bias", "inputs")}
+        calls.append((cast(Attention, module), arguments[0], arguments[1], read))
 
     hooks = [m.register_forward_pre_hook(remember, with_kwargs=True) for m in mechanisms]
     model(inputs)
     for hook in hooks:
         hook.remove()
     return [
-        {"layer": layer, "matrix": [[round(x, 4) for x in row] for row in weights(m, q, k, bias=bias)[0, 0].tolist()]}
-        for layer, (m, q, k, bias) in enumerate(calls)
+        {"layer": layer, "matrix": [[round(x, 4) for x in row] for row in weights(m, q, k, **read)[0, 0].tolist()]}
+        for layer, (m, q, k, read) in enumerate(calls)
         if m.info.affine_in_value
     ]
 

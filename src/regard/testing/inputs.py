@@ -187,6 +187,29 @@ def draw(heads: Heads, info: Info, queries: int, keys: int, batch: int, seed: st
     return Inputs(q, k, v, more, asking_names(info))
 
 
+def raw_inputs(mechanism: Attention, x: Inputs, scale: float = 1.0) -> dict[str, Tensor]:
+    """What a layer's projections could give to `activate` beside q, k and v: signed random numbers of any size."""
+    raw: dict[str, Tensor] = {}
+    for name, each in mechanism.raw_inputs.items():
+        count, width = each.shape(mechanism.heads)
+        slots = x.q.shape[2] if each.slots == "queries" else x.k.shape[2]
+        raw[name] = scale * randn(x.q.shape[0], count, slots, width, seed=f"raw {name}", dtype=x.q.dtype)
+    return raw
+
+
+def projected(mechanism: Attention, x: Inputs, scale: float = 1.0) -> Inputs:
+    """The inputs of a layer that has projected them: what `activate` takes in place of the declared ones."""
+    asking = frozenset({"q", *(name for name, each in mechanism.raw_inputs.items() if each.slots == "queries")})
+    return replace(x, more=raw_inputs(mechanism, x, scale), asking=asking)
+
+
+def activated(mechanism: Attention, x: Inputs) -> Inputs:
+    """The inputs of a call from `projected` ones, as a layer makes them."""
+    if not x.more:
+        return x
+    return replace(x, more=dict(mechanism.activate(x.more)), asking=asking_names(mechanism.info))
+
+
 def asking_names(info: Info) -> frozenset[str]:
     """Names of the tensors with one slot per query."""
     return frozenset({"q", *(name for name, each in info.inputs.items() if each.slots == "queries")})

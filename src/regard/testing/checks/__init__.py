@@ -5,7 +5,7 @@ Position schemes, layers, blocks and the targets of language models are no mecha
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from regard.catalog import resolve
+from regard.catalog import parts, resolve
 from regard.core import Attention
 from regard.errors import ConfigError, nearest
 from regard.testing.checks import (  # noqa: F401 - each module enters its checks into the suite, in this order
@@ -60,13 +60,16 @@ def check_attention(
         template where it is about one, and the result names the check that ran in its place.
 
     Raises:
-        ConfigError: an unknown mechanism, option or check.
+        ConfigError: an unknown mechanism, option or check; a mix over heads.
 
     Example:
         >>> {result.status for result in check_attention("softmax", checks=["causality", "key_mask"])}
         {'passed'}
     """
     if isinstance(mechanism, str):
+        mixed = [inner for inner, _ in parts(mechanism)]
+        if mixed:
+            raise ConfigError(f"a mix over heads is checked by its parts: {', '.join(dict.fromkeys(mixed))}")
         cls, settings = resolve(mechanism)
         options = [settings] if options is None and settings else options
     else:

@@ -15,10 +15,12 @@ from regard.testing.inputs import (
     LONG,
     Inputs,
     Subject,
+    activated,
     as_queries,
     call,
     define,
     mask_with_holes,
+    projected,
     randn,
     run,
     under_mask,
@@ -34,11 +36,6 @@ DROPOUT_HEADS_ROWS = 20
 """rows over which the drops of two heads are compared"""
 
 
-def _projected(x: Inputs) -> Inputs:
-    """With declared inputs as a layer projects them, of any size and sign."""
-    return x.replaced(**{name: randn(*y.shape, seed=f"raw {name}", dtype=y.dtype) for name, y in x.more.items()})
-
-
 def _leaves(mechanism: Attention, x: Inputs) -> dict[str, Tensor]:
     """Everything with a gradient: inputs that are read, and parameters (which the mechanism holds itself)."""
     read = mechanism.info.reads.replace("q", "k") if mechanism.info.shares_query_key else mechanism.info.reads
@@ -46,15 +43,9 @@ def _leaves(mechanism: Attention, x: Inputs) -> dict[str, Tensor]:
     return {**inputs, **dict(mechanism.named_parameters())}
 
 
-def _with(mechanism: Attention, leaves: dict[str, Tensor], x: Inputs, *, activated: bool) -> Inputs:
-    """The inputs with those among `leaves` in place; q follows k where one projection serves as both.
-
-    Args:
-        activated: declared inputs are those of `_projected`, which the mechanism activates.
-    """
+def _with(mechanism: Attention, leaves: dict[str, Tensor], x: Inputs) -> Inputs:
+    """The inputs with those among `leaves` in place; q follows k where one projection serves as both."""
     inputs = {name: leaves[name] for name in x.named() if name in leaves}
-    if activated and x.more:
-        inputs.update(mechanism.activate({name: leaves[name] for name in x.more}))
     if mechanism.info.shares_query_key:
         inputs["q"] = as_queries(inputs.get("k", x.k), mechanism.heads, x.q.shape[2])
     return x.replaced(**inputs)
@@ -73,7 +64,7 @@ def reference_gradients(subject: Subject) -> None:
             for keep in masks:
                 if keep is not None and subject.info.shares_query_key:
                     way = way * keep[:, None, :, None]
-                inputs = _with(mechanism, leaves, x, activated=False)
+                inputs = _with(mechanism, leaves, x)
                 got = _gradients((call(mechanism, inputs, key_mask=keep).values * way).sum(), leaves)
                 wanted = _gradients((define(mechanism, inputs, key_mask=keep) * way).sum(), leaves)
                 for name in leaves:
@@ -87,10 +78,10 @@ def _gradients(total: Tensor, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _gradients_of_sum(mechanism: Attention, x: Inputs, definition: bool, decisions: object = None) -> dict[str, Tensor]:
-    """Gradients of a randomly weighted sum of the values on inputs of `_projected`, in their dtype."""
+    """Gradients of a randomly weighted sum of the values on `projected` inputs, in their dtype."""
     x = x.map(Tensor.detach)
     leaves = _leaves(mechanism, x)
-    inputs = _with(mechanism, leaves, x, activated=True)
+    inputs = activated(mechanism, _with(mechanism, leaves, x))
     values = define(mechanism, inputs, decisions=decisions) if definition else call(mechanism, inputs).values
     way = randn(*values.shape, seed="way").to(values.dtype)
     return {f"gradient of {name}": grad for name, grad in _gradients((values * way).sum(), leaves).items()}
@@ -101,7 +92,7 @@ def float32_gradients(subject: Subject) -> None:
     """In float32 gradients err by at most 1e-5 of the largest, or 4 times what the definition's lose in any order."""
     for causal in subject.modes:
         mechanism = subject.build(causal, max_length=LONG)
-        x = _projected(subject.inputs(mechanism, queries=LONG, batch=1))
+        x = projected(mechanism, subject.inputs(mechanism, queries=LONG, batch=1))
         made = mechanism.decisions(x.q, x.k) if subject.info.replays_choices else None  # pyright: ignore[reportCallIssue]
         got = _gradients_of_sum(mechanism, x, definition=False)
         by_definition = partial(_gradients_of_sum, definition=True, decisions=made)
@@ -126,7 +117,7 @@ def _slopes(subject: Subject, *, keys: bool) -> None:
     step = 1e-5
     for causal in subject.modes:
         mechanism = subject.build(causal, dtype=torch.float64)
-        x = _projected(subject.inputs(mechanism, dtype=torch.float64, margin=True))
+        x = projected(mechanism, subject.inputs(mechanism, dtype=torch.float64, margin=True))
         leaves = _leaves(mechanism, x)
         way = randn(2, 2, LENGTH, 6, seed="way", dtype=torch.float64)
         grads = _gradients(_along(mechanism, leaves, x, way), leaves)
@@ -160,7 +151,7 @@ def _slopes(subject: Subject, *, keys: bool) -> None:
 
 def _along(mechanism: Attention, leaves: dict[str, Tensor], x: Inputs, way: Tensor) -> Tensor:
     """The values of a call with projected inputs, along one direction."""
-    return (call(mechanism, _with(mechanism, leaves, x, activated=True)).values * way).sum()
+    return (call(mechanism, activated(mechanism, _with(mechanism, leaves, x))).values * way).sum()
 
 
 @check()
@@ -168,9 +159,9 @@ def parameter_gradients(subject: Subject) -> None:
     """Every parameter and every tensor that is read gets a finite gradient, 0 only in `info.without_gradient`."""
     for causal in subject.modes:
         mechanism = subject.build(causal).train()
-        x = _projected(subject.inputs(mechanism))
+        x = projected(mechanism, subject.inputs(mechanism))
         leaves = _leaves(mechanism, x)
-        out = call(mechanism, _with(mechanism, leaves, x, activated=True))
+        out = call(mechanism, activated(mechanism, _with(mechanism, leaves, x)))
         total = out.values.square().sum() + sum(out.losses.values())
         for name, leaf in leaves.items():
             (grad,) = torch.autograd.grad(total, leaf, retain_graph=True, allow_unused=True)
