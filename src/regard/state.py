@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ShapeError, UnsupportedError
+from regard.transforms import transformed
 
 SLOT_AXIS = {1: 0, 2: 1, 3: 2, 4: 2}
 """Which axis counts slots, by number of axes: (slots,), (batch, slots), (batch, heads, slots), (batch, heads, slots,
@@ -218,7 +219,7 @@ class Slots(State):
             real = torch.ones(first.shape[0], count, dtype=torch.bool, device=first.device)
             new["key_mask"] = real if key_mask is None else key_mask
         stop, length = self.kept + count, self.length + count
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or transformed():  # a transform must not write into what it does not know
             old = self._masked() if masks else self.view()
             data = {name: torch.cat([x, new[name]], SLOT_AXIS[x.ndim]) for name, x in old.items()}
             return type(self)(Tape(data, stop, stop), 0, stop, length, self.steady)

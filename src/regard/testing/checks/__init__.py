@@ -24,6 +24,7 @@ from regard.testing.checks import (  # noqa: F401 - each module enters its check
     positions,
     precision,
     state,
+    transforms,
     weights,
 )
 from regard.testing.inputs import Subject
