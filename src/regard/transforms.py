@@ -65,11 +65,19 @@ def refuse_twice(values: Tensor) -> None:
     """Refuse a second derivative of torch's fused kernel, whose own error would not say what to do."""
     if torch.compiler.is_compiling():
         return
-    node = plain(values).grad_fn if transformed() else values.grad_fn
-    while node is not None and not node.name().startswith("ScaledDotProduct"):
-        node = node.next_functions[0][0] if len(node.next_functions) == 1 else None  # `vmap` reshapes behind the kernel
-    if node is not None:
-        node.register_hook(_refusing)
+    if not transformed():
+        _refuse_behind([values.grad_fn], 1)
+    else:  # `vmap` calls the kernel for each element, stacks the answers and reshapes them
+        _refuse_behind([plain(values).grad_fn], 3)
+
+
+def _refuse_behind(nodes: Sequence[Any], depth: int) -> None:
+    """Refuse a second derivative of the fused kernels among the nodes of a graph, or so many nodes before them."""
+    for node in nodes:
+        if node is not None and node.name().startswith("ScaledDotProduct"):
+            node.register_hook(_refusing)
+        elif node is not None and depth > 1:
+            _refuse_behind([before for before, _ in node.next_functions], depth - 1)
 
 
 def _refusing(
@@ -142,12 +150,14 @@ def _function(
     op: Any, label: str, backward: Callable[..., Any], setup_context: Callable[..., None] | None
 ) -> type[torch.autograd.Function]:
     """The operator with rules for transforms. Lists of tensors are spread out; the first argument says how."""
+    answers = op._opoverload._schema.returns
+    lists = len(answers) == 1 and isinstance(answers[0].type, torch.ListType)
 
     class Transformed(torch.autograd.Function):
         @staticmethod
         def forward(layout: tuple[int | None, ...], *flat: Any) -> Any:
             out = op(*_grouped(layout, flat))
-            return tuple(out) if isinstance(out, list) else out
+            return tuple(out) if lists else out
 
         @staticmethod
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -158,7 +168,7 @@ def _function(
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> Any:
             ctx.needs_input_grad = tuple(_grouped(ctx.layout, ctx.needs_input_grad[1:]))
-            return None, *_flat(backward(ctx, *gradients))
+            return None, *_flat(backward(ctx, list(gradients)) if lists else backward(ctx, *gradients))
 
         @staticmethod
         def jvp(ctx: Any, *tangents: Any) -> Any:
