@@ -22,6 +22,7 @@ from regard.mechanism import Mechanism
 from regard.options import registered_name
 from regard.randomness import generator, recomputing
 from regard.state import State, Summary, accumulation_dtype
+from regard.transforms import named, plain, transformed
 
 __all__ = [
     "Attended",
@@ -116,7 +117,7 @@ class Attention(Mechanism, ABC):
         else:
             if self.info.grouped == "expanded" and self.heads.group > 1:
                 k, v = (x.repeat_interleave(self.heads.group, 1) for x in (k, v))
-            answer = self.attend(q, k, v, call)
+            answer = named(self._name, self.attend, q, k, v, call) if transformed() else self.attend(q, k, v, call)
         if answer.values.dtype == q.dtype:
             return answer
         return answer._replace(values=answer.values.to(q.dtype))  # autocast leaves the dtype of its last product
@@ -158,7 +159,7 @@ class Attention(Mechanism, ABC):
         if torch.compiler.is_compiling():
             return
         for name, each in self.info.inputs.items():
-            x = inputs[name].detach()
+            x = plain(inputs[name].detach())
             outside = (x < each.low) | (x > each.high)
             if outside.any():
                 raise InputError(
@@ -243,7 +244,7 @@ class Attention(Mechanism, ABC):
             self._check_bias(bias, q, keys + (0 if state is None else state.length))
 
     def _refuse_left_padding(self, key_mask: Tensor) -> None:
-        if bool((~key_mask[:, :1] & key_mask.any(1, keepdim=True)).any()):
+        if bool(plain((~key_mask[:, :1] & key_mask.any(1, keepdim=True)).any()).any()):
             raise UnsupportedError(
                 f"{self._name} does not support left padding: its weights or pattern belong to "
                 "absolute positions. Pad on the right, or run rows of unequal length one by one"

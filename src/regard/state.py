@@ -13,6 +13,7 @@ from torch import Tensor
 
 from regard.dump import SLOT_AXIS, loaded
 from regard.errors import ShapeError, UnsupportedError
+from regard.transforms import transformed
 
 
 class State(ABC):
@@ -243,7 +244,7 @@ class Slots(State):
             real = torch.ones(first.shape[0], count, dtype=torch.bool, device=first.device)
             new["key_mask"] = real if key_mask is None else key_mask
         stop, length = self.kept + count, self.length + count
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or transformed():  # a transform must not write into what it does not know
             old = self._masked() if masks else self.view()
             data = {name: torch.cat([x, new[name]], SLOT_AXIS[x.ndim]) for name, x in old.items()}
             return type(self)(Tape(data, stop, stop), 0, stop, length, self.steady)

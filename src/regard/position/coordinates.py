@@ -10,6 +10,7 @@ from regard.core import generator
 from regard.errors import ConfigError, LimitError
 from regard.info import Heads
 from regard.position._base import Position
+from regard.transforms import plain
 
 
 @final
@@ -83,10 +84,10 @@ class Coordinates(Position):
         """`x` plus both vectors."""
         most = len(self.rows) * len(self.columns)
         # Only shapes and sizes are looked at when compiling; the index itself is checked in eager mode.
-        if not torch.compiler.is_compiling() and positions.numel() and int(positions.max()) >= most:
+        if not torch.compiler.is_compiling() and positions.numel() and (last := int(plain(positions).max())) >= most:
             raise LimitError(
                 f"position coordinates was built for {len(self.rows)} rows of {len(self.columns)} slots, got position "
-                f"{int(positions.max())}; build it with a larger max_length"
+                f"{last}; build it with a larger max_length"
             )
         row, column = self.places(positions)
         return x + torch.cat([self.rows[row], self.columns[column]], -1)

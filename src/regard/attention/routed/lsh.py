@@ -12,7 +12,7 @@ from torch import Tensor
 from regard.attention.routed import Routed
 from regard.core import Attended, Call, accumulation_dtype, generator
 from regard.engines.routed import nearest_points
-from regard.engines.routed.buckets import Rule, bucketed_op, tile_size
+from regard.engines.routed.buckets import Rule, bucketed, tile_size
 from regard.errors import ConfigError
 from regard.info import Info, Supports
 from regard.options import weight
@@ -178,7 +178,7 @@ class Lsh(Routed):
             choices, back = (self.buckets + 1) * chunks, 1
         rule = Rule(call.causal, not self.share, back, self.duplicates, choices, tile_size(k.shape[2] // self.buckets))
         masks = self.query_mask(q, call), call.key_mask
-        values, lse = bucketed_op(q, k, v, *codes, *masks, self.heads.key_dim**-0.5, *rule)
+        values, lse = bucketed(q, k, v, *codes, *masks, self.heads.key_dim**-0.5, *rule)
         if self.share:
             own_values = v[:, :, v.shape[2] - q.shape[2] :].repeat_interleave(self.heads.group, 1)
             values = torch.where(lse[..., None] == float("-inf"), own_values, values.to(v.dtype))

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from regard.bias import ScoreBias
 from regard.core import Call, accumulation_dtype
+from regard.transforms import transformable
 
 CHUNK_ELEMENTS = 1 << 18
 """numbers in the largest tensor of a chunk, 1 MiB in float32"""
@@ -96,7 +97,7 @@ def chunked(
     seed = torch.randint(2**62, ()) if dropout else None
     parts = [bias.curve, bias.query, bias.relative, bias.table]
     rest = rule, bias.high, call.causal, call.query_start, dropout
-    return dense_op(q, k, v, list(weights), *parts, call.key_mask, seed, *rest)
+    return _average(q, k, v, list(weights), *parts, call.key_mask, seed, *rest)
 
 
 class Fixed(NamedTuple):
@@ -255,6 +256,9 @@ def _(grad, q, k, v, weights, curve, query, relative, table, key_mask, seed, wan
     return [arguments[at].new_empty(arguments[at].shape) for at in wanted]
 
 
+_pulled = transformable(dense_backward)
+
+
 def _setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
     q, k, v, weights, *parts, key_mask, seed, rule, high, causal, first, dropout = inputs
     ctx.save_for_backward(q, k, v, *parts, key_mask, seed, *weights)
@@ -267,11 +271,11 @@ def _backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
     flags = [*need[:3], *need[4:8], *need[3]]
     wanted = [at for at, flag in enumerate(flags) if flag]
     tensors = (q, k, v, weights, curve, query, relative, table, key_mask, seed)
-    gradients = dense_backward(grad, *tensors, wanted, *ctx.options)
+    gradients = _pulled(grad, *tensors, wanted, *ctx.options)
     every: list[Tensor | None] = [None] * len(flags)
     for at, x in zip(wanted, gradients, strict=True):
         every[at] = x
     return (*every[:3], every[7:], *every[3:7], *([None] * 7))
 
 
-dense_op.register_autograd(_backward, setup_context=_setup)
+_average = transformable(dense_op, _backward, setup_context=_setup)

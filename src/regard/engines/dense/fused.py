@@ -2,16 +2,19 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from regard.core import Call, accumulation_dtype
 from regard.engines.dense.chunks import Rule, chunked, publish, softmax
 from regard.engines.tiles import tiled_attention
 from regard.patterns import causal, everything
+from regard.transforms import higher_order, refuse_twice
 
 MATERIALISED_PAIRS = 1 << 20
 """queries x keys up to which logits may exist as one tensor"""
@@ -129,17 +132,26 @@ def fused(q: Tensor, k: Tensor, v: Tensor, call: Call, *, scale: float, dropout:
         q, k = F.pad(q, (0, wide - q.shape[-1])), F.pad(k, (0, wide - k.shape[-1]))
     if width < wide:
         v = F.pad(v, (0, wide - width))
-    values = F.scaled_dot_product_attention(
+    mask = None if square else _mask(q, keys, call)
+    attend = _explicit if higher_order(q, k, v, mask) else F.scaled_dot_product_attention
+    values = attend(
         q,
         k,
         v,
-        attn_mask=None if square else _mask(q, keys, call),
+        attn_mask=mask,
         dropout_p=dropout,
         is_causal=square,
         scale=scale,
         enable_gqa=q.shape[1] != k.shape[1],
     )
+    refuse_twice(values)
     return values if width == wide else values[..., :width]
+
+
+def _explicit(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    """The same from plain operations, which have every derivative; the kernel has the first in reverse mode alone."""
+    with sdpa_kernel(SDPBackend.MATH):
+        return F.scaled_dot_product_attention(q, k, v, **options)
 
 
 def _mask(q: Tensor, keys: int, call: Call) -> Tensor | None:

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from regard.core import accumulation_dtype
 from regard.state import Slots
+from regard.transforms import transformed
 
 
 def rounded_rows(weights: Float[Tensor, "*rows keys"], levels: int, renormalise: bool) -> Float[Tensor, "*rows keys"]:
@@ -40,7 +41,8 @@ def append_codes(
 ) -> Slots:
     """The state with new slots: codes and units; or rounded numbers of unit 1, if gradients must pass the state."""
     past = state.view()
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (k, v, past["k"], past["v"])):
+    learned = torch.is_grad_enabled() and any(x.requires_grad for x in (k, v, past["k"], past["v"]))
+    if learned or transformed():
         dtype = past["k_unit"].dtype
         one = torch.ones(k.shape[:3], dtype=dtype, device=k.device)
         wide = state.map(lambda x: x.to(dtype) if x.dtype == torch.int8 else x)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from regard.engines.gpu._interpreter import INTERPRETED
 from regard.errors import UnsupportedError
+from regard.transforms import transformable
 
 
 def require() -> None:
@@ -57,7 +58,7 @@ def causal_average(
         (values, total, sum): (batch, heads, queries, value) in v's dtype, (batch, heads, queries) the normaliser, and
         the sums behind the last key; all differentiable, once.
     """
-    return _average(fq.contiguous(), fk.contiguous(), v.contiguous(), sum.contiguous(), normalise)
+    return _averaged(fq.contiguous(), fk.contiguous(), v.contiguous(), sum.contiguous(), normalise)
 
 
 @torch.library.custom_op("regard::linear_triton", mutates_args=())
@@ -109,6 +110,9 @@ def _(of_values, of_total, of_end, fq, fk, v, sum, values, total, normalise):
     return torch.empty_like(fq), torch.empty_like(fk), torch.empty_like(v), torch.empty_like(sum)
 
 
+_pulled = transformable(_average_backward)
+
+
 def _setup_context(ctx, inputs, output) -> None:
     *tensors, ctx.normalise = inputs
     ctx.set_materialize_grads(False)
@@ -119,7 +123,7 @@ def _backward(ctx, of_values, of_total, of_end):
     saved = ctx.saved_tensors
     if of_values is None:
         of_values = torch.zeros_like(saved[4])
-    return *_average_backward(of_values, of_total, of_end, *saved, ctx.normalise), None
+    return *_pulled(of_values, of_total, of_end, *saved, ctx.normalise), None
 
 
-_average.register_autograd(_backward, setup_context=_setup_context)
+_averaged = transformable(_average, _backward, setup_context=_setup_context)

@@ -4,6 +4,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from regard.transforms import transformable
+
 LOG2E = 1.4426950408889634
 """logits are kept in units of log 2: exp2 is several times faster than exp on a CPU"""
 
@@ -22,7 +24,7 @@ def exact(x: Tensor) -> torch.autocast:
 
 
 @torch.library.custom_op("regard::nearest_points", mutates_args=())
-def nearest_points(x: Tensor, points: Tensor, offsets: Tensor) -> Tensor:
+def nearest_points_op(x: Tensor, points: Tensor, offsets: Tensor) -> Tensor:
     """argmax_s x . points_s + offsets_s in float32, the same for a row whatever rows come with it.
 
     A matrix product rounds differently for other numbers of rows, which could flip a close decision between prefill and
@@ -64,9 +66,12 @@ def _best(x: Tensor, points: Tensor, offsets: Tensor) -> Tensor:
     return best
 
 
-@nearest_points.register_fake
+@nearest_points_op.register_fake
 def _(x: Tensor, points: Tensor, offsets: Tensor) -> Tensor:
     return x.new_empty((x.shape[0], x.shape[1], points.shape[1]), dtype=torch.int32)
+
+
+nearest_points = transformable(nearest_points_op, chooses=True)
 
 
 def accumulate(

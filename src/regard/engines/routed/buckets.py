@@ -16,6 +16,7 @@ from torch import Tensor
 
 from regard.engines.routed import LOG2E, accumulate, exact, room
 from regard.state import accumulation_dtype
+from regard.transforms import transformable
 
 HIDDEN = 1e29
 """what hides a pair, per unit by which it is out of reach"""
@@ -345,13 +346,16 @@ def _(grad, q, k, v, *others):  # type: ignore[no-untyped-def]
     return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
 
 
+_pulled = transformable(bucketed_backward)
+
+
 def _setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
     ctx.save_for_backward(*inputs[:7], *output)
     ctx.options = inputs[7:]
 
 
 def _backward(ctx, grad: Tensor, _: Tensor):  # type: ignore[no-untyped-def]
-    return (*bucketed_backward(grad, *ctx.saved_tensors, *ctx.options), *([None] * 11))
+    return (*_pulled(grad, *ctx.saved_tensors, *ctx.options), *([None] * 11))
 
 
-bucketed_op.register_autograd(_backward, setup_context=_setup)
+bucketed = transformable(bucketed_op, _backward, setup_context=_setup)

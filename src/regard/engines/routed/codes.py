@@ -15,6 +15,7 @@ from torch import Tensor
 
 from regard.engines.routed import LOG2E, accumulate, exact, room
 from regard.state import Slots, accumulation_dtype
+from regard.transforms import transformable, transformed
 
 
 class Segment(NamedTuple):
@@ -249,17 +250,20 @@ def _(grad, q, k, v, codes, codebook, cache, *others):  # type: ignore[no-untype
     return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v, cache))
 
 
+_pulled = transformable(coded_backward)
+
+
 def _setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
     ctx.save_for_backward(*inputs[:6], *output)
     ctx.options = inputs[6:]
 
 
 def _backward(ctx, grad: Tensor, _: Tensor):  # type: ignore[no-untyped-def]
-    dq, dk, dv, dcache = coded_backward(grad, *ctx.saved_tensors, *ctx.options)
+    dq, dk, dv, dcache = _pulled(grad, *ctx.saved_tensors, *ctx.options)
     return dq, dk, dv, None, None, dcache, None, None
 
 
-coded_op.register_autograd(_backward, setup_context=_setup)
+_average = transformable(coded_op, _backward, setup_context=_setup)
 
 
 def coded(
@@ -276,17 +280,21 @@ def coded(
     """
     if state is None:
         cache = k.new_zeros(*codebook.shape[:-1], v.shape[3] + 1).expand(len(k), -1, -1, -1)
-        return coded_op(q, k, v, codes, codebook, cache, 0, block)[0].to(v.dtype), None
+        return _average(q, k, v, codes, codebook, cache, 0, block)[0].to(v.dtype), None
     past, cache = state.length, state.steady["cache"]
     grown = state.append(k=k.to(v.dtype), v=v, codes=codes)
     recent = _recent(past, block)
     kept = {name: x[:, :, state.kept - recent :] for name, x in grown.view().items()}
-    values = coded_op(q, kept["k"], kept["v"], kept["codes"], codebook, cache, past - recent, block)[0]
+    values = _average(q, kept["k"], kept["v"], kept["codes"], codebook, cache, past - recent, block)[0]
     leaving = recent + grown.length - past - _recent(grown.length, block)
     if leaving:
         sums = F.pad(cache.flatten(0, 1), (0, 0, 0, 1))
         left = kept["codes"][:, :, :leaving].flatten(0, 1).long(), kept["v"][:, :, :leaving].flatten(0, 1)
-        gather_codes(sums, left[0], left[1].to(cache.dtype))
+        if transformed():  # `vmap` cannot write into sums that are the same for all
+            columns = F.pad(left[1].to(cache.dtype), (0, 1), value=1.0)
+            sums = sums.scatter_add(1, left[0][..., None].expand_as(columns), columns)
+        else:
+            gather_codes(sums, left[0], left[1].to(cache.dtype))
         cache = sums[:, :-1].view(cache.shape)
     return values.to(v.dtype), grown.drop(grown.length - past).with_steady(cache=cache)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from regard.engines.routed import accumulate, exact, room
 from regard.state import accumulation_dtype
+from regard.transforms import transformable
 
 LOWEST = -1e30
 """stands for the largest logit of an empty list, whose differences would be NaN"""
@@ -25,7 +26,7 @@ def doubled(x: Tensor) -> Tensor:
 
 
 @torch.library.custom_op("regard::best_keys", mutates_args=())
-def best_keys(q: Tensor, k: Tensor, key_mask: Tensor | None, count: int, causal: bool) -> Tensor:
+def best_keys_op(q: Tensor, k: Tensor, key_mask: Tensor | None, count: int, causal: bool) -> Tensor:
     """The slots of the `count` keys with the largest q_i . k_j, of those that a query may see.
 
     Args:
@@ -88,9 +89,12 @@ def _products(rows: Tensor, k: Tensor) -> Tensor:
     return torch.cat([rows @ doubled(keys).mT for keys in k.split(step, 2)], -1)
 
 
-@best_keys.register_fake
+@best_keys_op.register_fake
 def _(q: Tensor, k: Tensor, key_mask: Tensor | None, count: int, causal: bool) -> Tensor:
     return q.new_empty((*q.shape[:3], min(count, k.shape[2])), dtype=torch.int64)
+
+
+best_keys = transformable(best_keys_op, chooses=True)
 
 
 def _steps(lists: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[slice, tuple[Tensor, Tensor, Tensor], Tensor]]:
@@ -116,7 +120,7 @@ def _weights(q: Tensor, keys: Tensor, none: Tensor, scale: float) -> Tensor:
 
 
 @torch.library.custom_op("regard::listed", mutates_args=())
-def listed(q: Tensor, k: Tensor, v: Tensor, lists: Tensor, scale: float) -> Tensor:
+def listed_op(q: Tensor, k: Tensor, v: Tensor, lists: Tensor, scale: float) -> Tensor:
     """softmax(scale q_i . k_j) v_j over the keys j in the list of query i; an empty list gives 0.
 
     Args:
@@ -138,7 +142,7 @@ def listed(q: Tensor, k: Tensor, v: Tensor, lists: Tensor, scale: float) -> Tens
     return values
 
 
-@listed.register_fake
+@listed_op.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, lists: Tensor, scale: float) -> Tensor:
     return q.new_empty((*q.shape[:3], v.shape[3]), dtype=accumulation_dtype(q.dtype))
 
@@ -172,13 +176,16 @@ def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, lists: Tensor, scale: float
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
+_pulled = transformable(listed_backward)
+
+
 def _setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
     *tensors, ctx.scale = inputs
     ctx.save_for_backward(*tensors)
 
 
 def _backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
-    return *listed_backward(grad, *ctx.saved_tensors, ctx.scale), None, None
+    return *_pulled(grad, *ctx.saved_tensors, ctx.scale), None, None
 
 
-listed.register_autograd(_backward, setup_context=_setup)
+listed = transformable(listed_op, _backward, setup_context=_setup)

@@ -18,6 +18,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from regard.core import accumulation_dtype
 from regard.engines.sums.passes import CHUNK, LOWEST, SPAN, Span, count_spans, divisor, spans
+from regard.transforms import transformable, transformed
 
 __all__ = ["average_by_channel"]
 
@@ -50,8 +51,9 @@ def average_by_channel(r: Tensor, k: Tensor, v: Tensor, sum: Tensor, top: Tensor
     Returns:
         Channels, differentiable with respect to r, k, v and sum, once.
     """
-    keep = torch.is_grad_enabled() and any(x.requires_grad for x in (r, k, v, sum))
-    return Channels(*_channels(r, k, v, sum, top, keep)[:3])
+    # Under `vmap` a tensor does not say whether it needs a gradient.
+    keep = transformed() or (torch.is_grad_enabled() and any(x.requires_grad for x in (r, k, v, sum)))
+    return Channels(*_average(r, k, v, sum, top, keep)[:3])
 
 
 class _Chunks(NamedTuple):
@@ -329,6 +331,7 @@ def _pull(
 
 
 _channels_backward = torch.library.custom_op("regard::channels_backward", backward, mutates_args=())
+_pulled = transformable(_channels_backward)
 
 
 def _gradients(r: Tensor, k: Tensor, v: Tensor, kept_sum: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -353,10 +356,10 @@ def _backward(ctx, of_values, of_sum, *_):
     r, k, v, *kept = ctx.saved_tensors
     if of_values is None:
         of_values = r.new_zeros(*r.shape[:3], v.shape[3])
-    return *_channels_backward(of_values, of_sum, r, k, v, *kept), None, None
+    return *_pulled(of_values, of_sum, r, k, v, *kept), None, None
 
 
-_channels.register_autograd(_backward, setup_context=_setup_context)
+_average = transformable(_channels, _backward, setup_context=_setup_context)
 
 
 def _flops(r: list[int], k: list[int], v: list[int], products: int) -> int:

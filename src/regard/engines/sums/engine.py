@@ -13,6 +13,7 @@ from regard.engines.sums.backward import Gradients, backward_causal, backward_fu
 from regard.engines.sums.passes import CHUNK, Operands, Results, count_spans, empty_sum, forward_causal, forward_full
 from regard.engines.sums.step import Averaged, step
 from regard.features import FEATURE_MAPS
+from regard.transforms import transformable, transformed
 
 __all__ = ["kernel_average"]
 
@@ -68,9 +69,10 @@ def kernel_average(
     if q.shape[2] <= 1 and k.shape[2] <= 1:
         return step(q, k, v, sum, top, maps, scale, normalise, projection, log_weight, key_mask, rotation)
     wanted = (q, k, v, sum, log_weight)
-    keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in wanted)
+    # Under `vmap` a tensor does not say whether it needs a gradient.
+    keep = transformed() or (torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in wanted))
     tensors, options = (projection, log_weight, key_mask, rotation), (query_map, key_map, scale, normalise, causal)
-    return Averaged(*_kernel(q, k, v, sum, top, *tensors, *options, keep)[:5])
+    return Averaged(*_average(q, k, v, sum, top, *tensors, *options, keep)[:5])
 
 
 def forward(
@@ -185,6 +187,7 @@ def backward(
 
 
 _kernel_backward = torch.library.custom_op("regard::kernel_backward", backward, mutates_args=())
+_pulled = transformable(_kernel_backward)
 
 
 def _gradients(q: Tensor, k: Tensor, v: Tensor, log_weight: Tensor | None, sum: Tensor) -> Gradients:
@@ -214,12 +217,12 @@ def _backward(ctx, of_values, of_total, of_highest, of_sum, *_):
     saved = ctx.saved_tensors
     if of_values is None:
         of_values = torch.zeros_like(saved[7])
-    grads = _kernel_backward(of_values, of_total, of_sum, *saved, *ctx.options)
+    grads = _pulled(of_values, of_total, of_sum, *saved, *ctx.options)
     log_weight = None if saved[4] is None else grads[3]
     return grads[0], grads[1], grads[2], grads[4], None, None, log_weight, *[None] * 8
 
 
-_kernel.register_autograd(_backward, setup_context=_setup_context)
+_average = transformable(_kernel, _backward, setup_context=_setup_context)
 
 
 def _flops(

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from regard.core import generator, recomputing
+from regard.transforms import transformable
 
 BLOCK = 32
 """positions that one generator serves: fewer would take more generators, more would draw what decoding discards"""
@@ -23,7 +24,7 @@ def _(calls: Tensor) -> Tensor:
 
 
 @torch.library.custom_op("regard::position_noise", mutates_args=())
-def position_noise(
+def position_noise_op(
     like: Tensor, source: Tensor, first: int, count: int, heads: int, samples: int
 ) -> tuple[Tensor, Tensor]:
     """Gaussian vectors and uniform numbers of consecutive positions, from (seed, head, position, sample) alone.
@@ -54,7 +55,10 @@ def position_noise(
     return next(both).contiguous(), next(both).contiguous()
 
 
-@position_noise.register_fake
+@position_noise_op.register_fake
 def _(like: Tensor, source: Tensor, first: int, count: int, heads: int, samples: int) -> tuple[Tensor, Tensor]:
     shape = (heads, count, samples)
     return like.new_empty((*shape, like.shape[-1]), dtype=torch.float64), like.new_empty(shape, dtype=torch.float64)
+
+
+position_noise = transformable(position_noise_op, chooses=True)

@@ -22,6 +22,7 @@ from regard.errors import ConfigError
 from regard.patterns import Pattern
 from regard.patterns.pattern import unwritten
 from regard.state import accumulation_dtype
+from regard.transforms import transformable, transformed
 
 ONE_TILE_POSITIONS = 256
 """up to so many queries and keys, one tile holds everything"""
@@ -103,7 +104,7 @@ def tiled_attention(
         query = bias.query.to(dtype).expand(*q.shape[:3], -1)
         relative = bias.relative.to(dtype).expand(q.shape[1], -1, -1)
     positions = query_positions, key_positions
-    values, lse = tiles(
+    values, lse = _average(
         q.to(dtype),
         k.to(dtype),
         v.to(dtype),
@@ -234,6 +235,9 @@ def _(grad_values, grad_lse, values, lse, q, k, v, key_mask, curve, query, relat
     return *(x.new_empty(x.shape) for x in (q, k, v)), *biases
 
 
+_pulled = transformable(tiles_backward)
+
+
 def _setup_context(ctx, inputs, output):
     ctx.save_for_backward(*output, *inputs[:TENSORS])
     ctx.rest = inputs[TENSORS:]
@@ -243,13 +247,13 @@ def _setup_context(ctx, inputs, output):
 def _backward(ctx, grad_values, grad_lse):
     need = ctx.needs_input_grad
     learns = need[4], need[5] or need[6], need[7]
-    grads = tiles_backward(grad_values, grad_lse, *ctx.saved_tensors, *ctx.rest, *learns)
+    grads = _pulled(grad_values, grad_lse, *ctx.saved_tensors, *ctx.rest, *learns)
     curve = grads[3] if learns[0] else None
     query, relative = grads[4:6] if learns[1] else (None, None)
     return *grads[:3], None, curve, query, relative, grads[6] if learns[2] else None, *(None,) * (len(need) - 8)
 
 
-tiles.register_autograd(_backward, setup_context=_setup_context)
+_average = transformable(tiles, _backward, setup_context=_setup_context)
 
 
 def masked_attention(
@@ -305,7 +309,13 @@ def gathered_attention(
     factors: Float[Tensor, "batch heads queries keys"] | None = None,
 ) -> tuple[Float[Tensor, "batch heads queries value"], Float[Tensor, "batch heads queries"]]:
     """The same as `masked_attention`; a single query that sees few of many keys gathers these before."""
-    if q.shape[2] == 1 and k.shape[2] > GATHERED_KEYS and bias is None and not torch.compiler.is_compiling():
+    if (
+        q.shape[2] == 1
+        and k.shape[2] > GATHERED_KEYS
+        and bias is None
+        and not torch.compiler.is_compiling()
+        and not transformed()
+    ):
         used = allowed.flatten(0, -2).any(0).nonzero().flatten()
         if len(used) <= k.shape[2] // 2:
             k, v, allowed = k.index_select(2, used), v.index_select(2, used), allowed[..., used]

@@ -26,6 +26,7 @@ from regard.testing.checks import (  # noqa: F401 - each module enters its check
     precision,
     rewind,
     state,
+    transforms,
     weights,
 )
 from regard.testing.inputs import Subject
