@@ -61,9 +61,9 @@ def named(name: str, attend: Callable[..., Answer], *arguments: Any) -> Answer:
 
 def refuse_twice(values: Tensor) -> None:
     """Refuse a second derivative of torch's fused kernel, whose own error would not say what to do."""
-    node = values.grad_fn
     if torch.compiler.is_compiling():
         return
+    node = values.grad_fn
     if node is not None and node.name().startswith("ScaledDotProduct"):
         node.register_hook(_refusing)
     elif transformed():  # `vmap` calls the kernel for each element, stacks the answers and reshapes them
