@@ -30,9 +30,7 @@ def transformed() -> bool:
 
 
 def higher_order(*tensors: Tensor | None) -> bool:
-    """Whether more is asked than one derivative in reverse mode: tangents, or a gradient inside a gradient."""
-    if not transformed():
-        return False
+    """Whether a transform asks for more than one derivative in reverse mode: tangents, or a gradient of a gradient."""
     if forward_ad._current_level >= 0 or torch.compiler.is_compiling():  # a compiler cannot follow the stack
         return True
     stack = interpreters.get_interpreter_stack() or ()
@@ -65,19 +63,20 @@ def refuse_twice(values: Tensor) -> None:
     """Refuse a second derivative of torch's fused kernel, whose own error would not say what to do."""
     if torch.compiler.is_compiling():
         return
-    if not transformed():
-        _refuse_behind([values.grad_fn], 1)
-    else:  # `vmap` calls the kernel for each element, stacks the answers and reshapes them
-        _refuse_behind([plain(values).grad_fn], 3)
+    node = values.grad_fn
+    if node is not None and node.name().startswith("ScaledDotProduct"):
+        node.register_hook(_refusing)
+    elif transformed():  # `vmap` calls the kernel for each element, stacks the answers and reshapes them
+        _refuse_behind(plain(values).grad_fn, 3)
 
 
-def _refuse_behind(nodes: Sequence[Any], depth: int) -> None:
-    """Refuse a second derivative of the fused kernels among the nodes of a graph, or so many nodes before them."""
-    for node in nodes:
-        if node is not None and node.name().startswith("ScaledDotProduct"):
-            node.register_hook(_refusing)
-        elif node is not None and depth > 1:
-            _refuse_behind([before for before, _ in node.next_functions], depth - 1)
+def _refuse_behind(node: Any, depth: int) -> None:
+    """Refuse a second derivative of the fused kernels in a graph, up to so many nodes before its end."""
+    if node is not None and node.name().startswith("ScaledDotProduct"):
+        node.register_hook(_refusing)
+    elif node is not None and depth > 1:
+        for before, _ in node.next_functions:
+            _refuse_behind(before, depth - 1)
 
 
 def _refusing(

@@ -203,7 +203,7 @@ class _Trigonometric(_FourierRandom):
     def scaled(self, x: Tensor, projection: Tensor | None) -> tuple[Tensor, Tensor]:
         y = _projected(x, projection)
         features, half = torch.cat([y.sin(), y.cos()], -1), _half_square(x)
-        if _learned(half):
+        if half.requires_grad or transformed():
             features = features * (half - half.detach()).exp()[..., None]
         return features, half.detach() - math.log(y.shape[-1]) / 2
 
@@ -267,18 +267,14 @@ def _half_square(x: Tensor) -> Tensor:
     return x.square().sum(-1) / 2
 
 
-def _learned(x: Tensor) -> bool:
-    """Whether somebody may ask for its derivative, in which case a part of a formula that cancels must stay in it."""
-    return x.requires_grad or transformed()
-
-
 def _exponentials(y: Tensor, half: Tensor) -> tuple[Tensor, Tensor]:
     """count^(-1/2) exp(y / LOG2E - half), divided by the largest of each vector; consumes y, which is in base 2.
 
     Nothing falls below `smallest`, so that a query always has a positive total.
     """
     top = y.detach().amax(-1)
-    shift = (half - half.detach()) * LOG2E + top if _learned(half) else top  # with the derivative of half
+    learned = half.requires_grad or transformed()
+    shift = (half - half.detach()) * LOG2E + top if learned else top  # with the derivative of half
     features = y.sub_(shift[..., None]).clamp_min_(math.log2(smallest(y.dtype))).exp2_()
     return features, top / LOG2E - half.detach() - math.log(y.shape[-1]) / 2
 

@@ -14,7 +14,7 @@ from regard.core import Call, accumulation_dtype
 from regard.engines.dense.chunks import Rule, chunked, publish, softmax
 from regard.engines.tiles import tiled_attention
 from regard.patterns import causal, everything
-from regard.transforms import higher_order, refuse_twice
+from regard.transforms import higher_order, refuse_twice, transformed
 
 MATERIALISED_PAIRS = 1 << 20
 """queries x keys up to which logits may exist as one tensor"""
@@ -133,7 +133,8 @@ def fused(q: Tensor, k: Tensor, v: Tensor, call: Call, *, scale: float, dropout:
     if width < wide:
         v = F.pad(v, (0, wide - width))
     mask = None if square else _mask(q, keys, call)
-    attend = _explicit if higher_order(q, k, v, mask) else F.scaled_dot_product_attention
+    special = transformed()
+    attend = _explicit if special and higher_order(q, k, v, mask) else F.scaled_dot_product_attention
     values = attend(
         q,
         k,
@@ -144,7 +145,8 @@ def fused(q: Tensor, k: Tensor, v: Tensor, call: Call, *, scale: float, dropout:
         scale=scale,
         enable_gqa=q.shape[1] != k.shape[1],
     )
-    refuse_twice(values)
+    if special or values.requires_grad:
+        refuse_twice(values)
     return values if width == wide else values[..., :width]
 
 
