@@ -112,12 +112,10 @@ class Attention(Mechanism, ABC):
         self._check_bounds(inputs)
         call = self._call(q, k, key_mask, bias, marks, inputs, query_start, state, lse)
         self.check_length(call.past + k.shape[2])
-        if self.impl == "reference":
-            answer = self._define(q, k, v, call)
-        else:
-            if self.info.grouped == "expanded" and self.heads.group > 1:
-                k, v = (x.repeat_interleave(self.heads.group, 1) for x in (k, v))
-            answer = named(self._name, self.attend, q, k, v, call) if transformed() else self.attend(q, k, v, call)
+        run = self._define if self.impl == "reference" else self.attend
+        if self.info.grouped == "expanded" and self.heads.group > 1 and self.impl != "reference":
+            k, v = (x.repeat_interleave(self.heads.group, 1) for x in (k, v))
+        answer = named(self._name, run, q, k, v, call) if transformed() else run(q, k, v, call)
         if answer.values.dtype == q.dtype:
             return answer
         return answer._replace(values=answer.values.to(q.dtype))  # autocast leaves the dtype of its last product

@@ -11,7 +11,7 @@ from regard.composite import States
 from regard.core import Attended, Attention, Call, generator
 from regard.errors import ConfigError, ShapeError
 from regard.info import Heads, Info, Input, Supports
-from regard.state import State
+from regard.state import Entry, State
 
 GROWTH: tuple[Literal["none", "constant", "window", "length"], ...] = ("none", "constant", "window", "length")
 
@@ -217,6 +217,11 @@ class HeadMix(Attention):
         """Every part that has inputs activates its own, named `part.input`."""
         parts = {name: part.activate(_below(raw, name)) for name, part, *_ in self.shares() if part.info.inputs}
         return {f"{name}.{input_name}": x for name, inputs in parts.items() for input_name, x in inputs.items()}
+
+    def state_layout(self) -> Mapping[str, Entry]:
+        """The entries of every part behind its number."""
+        parts = enumerate(self.mechanisms)
+        return {f"{at}.{name}": entry for at, part in parts for name, entry in part.state_layout().items()}
 
     def initial_state(
         self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None

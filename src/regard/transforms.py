@@ -50,13 +50,19 @@ def named(name: str, attend: Callable[..., Answer], *arguments: Any) -> Answer:
     """Call, with the name of the mechanism in front of what the engines refuse under a transform.
 
     Raises:
-        UnsupportedError: what `attend` refuses.
+        UnsupportedError: what `attend` refuses, and what torch cannot batch because it looks at numbers.
     """
     try:
         return attend(*arguments)
     except UnsupportedError as error:
         message = str(error)
         raise UnsupportedError(message if message.startswith(name) else f"{name}: {message}") from error
+    except RuntimeError as error:
+        if not str(error).startswith("vmap:"):
+            raise
+        raise UnsupportedError(
+            f"{name}: its choices look at numbers, which torch.func.vmap cannot: call it for each element, or {WAY_OUT}"
+        ) from error
 
 
 def refuse_twice(values: Tensor) -> None:

@@ -154,11 +154,8 @@ def test_check_of_a_class_by_path_with_options(regard, monkeypatch):
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        (
-            "local(window=4):1 + forgetting:1",
-            "is a mix over heads, and one mechanism is wanted: give local(window=4) or",
-        ),
-        ("softmax:1 + forgetting:1", "is a mix over heads, and one mechanism is wanted: give softmax or forgetting"),
+        ("local(window=4):1 + forgetting:1", "a mix over heads"),
+        ("softmax:1 + forgetting:1", "a mix over heads"),
         ("softmax + forgetting:1", "'softmax' in 'softmax + forgetting:1' must name its heads"),
         ("linear / softmax", "alternates by layer, and one mechanism is wanted: give linear or softmax"),
         ("local:4", "'local:4' gives a single mechanism some of the heads: write local"),

@@ -77,6 +77,8 @@ class _Case:
             law(self.called.function())
         except UnsupportedError as error:
             require('impl="reference"' in str(error), f"refused without a way out: {error}")
+            if self.subject.options.get("impl") == "reference":
+                return  # a definition that looks at numbers cannot be batched
             definition = self.definition()
             if definition is not None:
                 try:
