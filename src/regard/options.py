@@ -75,7 +75,7 @@ class Configured(nn.Module):
         keyword = inspect.Parameter.KEYWORD_ONLY
         first = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in cls._places()]
         keywords = [
-            inspect.Parameter(name, keyword, default=default, annotation=_hints(cls).get(name, Any))
+            inspect.Parameter(name, keyword, default=default, annotation=hints(cls).get(name, Any))
             for name, default in cls.defaults.items()
         ]
         cls.__signature__ = inspect.Signature([*first, *keywords])
@@ -100,7 +100,7 @@ class Configured(nn.Module):
             if name not in cls.defaults:
                 raise unknown(label, name, cls.defaults)
             if value is not cls.defaults[name]:
-                validate(label, name, value, _hints(cls)[name])
+                validate(label, name, value, hints(cls)[name])
         return Options({name: values.get(name, default) for name, default in cls.defaults.items()})
 
     def configure(self, values: Mapping[str, object], label: str) -> None:
@@ -111,7 +111,8 @@ class Configured(nn.Module):
 
 
 @cache
-def _hints(cls: type) -> dict[str, Any]:
+def hints(cls: type) -> dict[str, Any]:
+    """The types of a class's annotated attributes, by name."""
     return typing.get_type_hints(cls, include_extras=True)
 
 
@@ -170,6 +171,7 @@ def _alternatives(hint: Any) -> Iterator[tuple[object, ...]]:
         yield from _alternatives(part)
 
 
+@cache
 def _adapter(hint: Any) -> Any:
     import pydantic
 

@@ -94,9 +94,11 @@ def remember(k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor, Call]:
     """Keys and values of every slot, and the call with their mask, kept inputs and the state behind them."""
     if call.state is None:
         return k, v, call
-    before, keys = call.state.tensors(), k.shape[2]
+    before, keys = call.state.storage(), k.shape[2]
     new = {name: x for name, x in call.inputs.items() if name in before}
     kept, call = call.remember(k=k, v=v, **{name: x[:, :, :keys] for name, x in new.items()})
+    if not new:
+        return kept["k"], kept["v"], call
     further = {name: x[:, :, keys:] for name, x in new.items() if x.shape[2] > keys}  # of queries behind the last key
     inputs = {name: torch.cat([kept[name], further[name]], 2) if name in further else kept[name] for name in new}
     return kept["k"], kept["v"], replace(call, inputs={**call.inputs, **inputs})

@@ -16,7 +16,7 @@ from regard.core import Attended, Attention, Call
 from regard.engines.tiles import ONE_TILE_POSITIONS, Dropout, explicit, gathered_attention, tiled_attention
 from regard.errors import UnsupportedError
 from regard.info import Info
-from regard.options import Options, weight
+from regard.options import Options, hints, weight
 from regard.patterns import FAR, Pattern, causal
 from regard.state import Entry, Slots, State, slot_positions
 
@@ -52,7 +52,7 @@ class PatternSoftmax(Attention):
         Raises:
             UnsupportedError: an `impl` that other mechanisms have and this one has not.
         """
-        impl, choices = values.get("impl"), typing.get_args(typing.get_type_hints(cls)["impl"])
+        impl, choices = values.get("impl"), typing.get_args(hints(cls)["impl"])
         if impl in OTHER_ENGINES and impl not in choices:
             raise UnsupportedError(f"{label} has no impl={impl!r}; it has {', '.join(choices)}")
         return super().filled(values, label)
