@@ -1,14 +1,19 @@
 """States as callers use them: forked, rewound, joined by rows, written to files, given to the wrong mechanism."""
 
-import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import pytest
 import torch
 
 import regard
 from regard import Heads, build
+from regard import state as states
 from regard.bias import ScoreBias
 from regard.errors import ShapeError, UnsupportedError
+from regard.models import LanguageModel, ModelConfig
+from regard.state import Tape
 
 HEADS = Heads(count=2, key_dim=8, causal=True, max_length=64)
 WIDE = torch.float64
@@ -42,26 +47,27 @@ def test_a_rewound_state_overwrites_no_other(spec):
     torch.testing.assert_close(after(mechanism, x[..., 9:, :], draft.rewind(2)).values, whole[..., 9:, :])
 
 
-@torch.no_grad()
-def test_threads_that_continue_one_state_do_not_meet():
-    mechanism, x = built("softmax"), draw(40)
-    prompt = after(mechanism, x[..., :30, :]).state
-    pieces = [draw(1, seed=2 + at) for at in range(4)]
-    expected = [after(mechanism, piece, prompt.select(torch.tensor([0]))).values for piece in pieces]
-    wrong = []
+class SlowTape(Tape):
+    """Between looking and taking, every other thread gets its turn."""
 
-    def go_on(at):
-        with torch.no_grad():
-            wrong.extend(
-                at for _ in range(200) if not torch.equal(after(mechanism, pieces[at], prompt).values, expected[at])
-            )
+    def __getattribute__(self, name):
+        value = super().__getattribute__(name)
+        if name == "filled":
+            time.sleep(0.02)
+        return value
 
-    threads = [threading.Thread(target=go_on, args=(at,)) for at in range(len(pieces))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+
+def claims():
+    """Of four threads that take the same slots at once, how many get them."""
+    tape = SlowTape({}, 8, 64)
+    with ThreadPoolExecutor(4) as pool:
+        return sum(pool.map(lambda _: tape.claim(8, 1), range(4)))
+
+
+def test_threads_that_continue_one_state_do_not_meet(monkeypatch):
+    assert claims() == 1
+    monkeypatch.setattr(states, "_CLAIMS", nullcontext())
+    assert claims() > 1  # without the lock they do
 
 
 @torch.no_grad()
@@ -112,6 +118,15 @@ def test_a_dump_that_lacks_a_tensor_is_refused(name):
         fresh.load({**dump, "length": torch.tensor(6.5)})
     loaded = fresh.load(dump)
     assert loaded.length == 6
+
+
+@torch.no_grad()
+def test_parts_that_count_other_slots_are_refused():
+    for kept in (built("softmax:1 + linear:1"), LanguageModel(ModelConfig(dim=16, heads=2, layers=2)).eval()):
+        dump = kept.initial_state(1).dump()
+        length = next(name for name in dump if name.endswith("length"))
+        with pytest.raises(ShapeError, match="count the same slots"):
+            kept.initial_state(1).load({**dump, length: torch.tensor(3)})
 
 
 @torch.no_grad()

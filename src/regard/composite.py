@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 from torch import Tensor
 
@@ -13,6 +13,9 @@ from regard.state import State
 @dataclass(frozen=True)
 class States(State):
     """Named states side by side, of the parts of a mechanism, a layer or a model."""
+
+    aligned: ClassVar[bool] = True
+    """every part counts the same slots"""
 
     parts: Mapping[str, State]
 
@@ -39,7 +42,11 @@ class States(State):
         strange = [key for key in tensors if not any(key.startswith(f"{name}.") for name in self.parts)]
         if strange:
             raise ShapeError(f"this state has the parts {sorted(self.parts)}, got {sorted(strange)}")
-        return type(self)({name: part.load(_below(tensors, name)) for name, part in self.parts.items()})
+        parts = {name: part.load(_below(tensors, name)) for name, part in self.parts.items()}
+        lengths = {name: part.length for name, part in parts.items()}
+        if self.aligned and len(set(lengths.values())) > 1:
+            raise ShapeError(f"the parts of a state count the same slots, got {lengths}")
+        return type(self)(parts)
 
     def where(self, rows: Tensor, other: Self) -> Self:
         """Every part in its rows; as `State.where`.

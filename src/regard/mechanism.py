@@ -119,7 +119,7 @@ class Mechanism(Configured):
         return self.info.inputs
 
     def activate(self, raw: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """The declared inputs from a layer's projections of `raw_inputs`; by default these themselves."""
+        """The declared inputs, each slot from its own projections of `raw_inputs`; by default these themselves."""
         return raw
 
     def state_layout(self) -> Mapping[str, Entry]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple, Self, cast
+from typing import ClassVar, NamedTuple, Self, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -30,6 +30,8 @@ from regard.state import State, Summary
 class ModelState(States):
     """The past of a decoder: `layers`, the states of its mechanisms in the running segment; `memories`, what earlier
     segments left; `convolution`, the last embeddings that the short convolution needs. Each where there is one."""
+
+    aligned: ClassVar[bool] = False
 
     @classmethod
     def of(

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, Self, cast
+from typing import ClassVar, NamedTuple, Self, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -28,6 +28,8 @@ from regard.state import State
 @dataclass(frozen=True)
 class EncoderDecoderState(States):
     """The decoder's past, `layers`, and the prepared source of every layer, `sources`, which stays as it is."""
+
+    aligned: ClassVar[bool] = False
 
     @classmethod
     def of(cls, layers: Sequence[State], sources: Sequence[State]) -> Self:
