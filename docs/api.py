@@ -1,7 +1,6 @@
 """Writes a page for each class that others build on, from its docstrings and signatures as the source has them."""
 
 import ast
-import dataclasses
 import inspect
 import itertools
 import re
@@ -66,21 +65,20 @@ def definition(cls: type) -> ast.ClassDef:
 
 
 def signature(cls: type, written: ast.ClassDef) -> list[str]:
-    """How it is called: the arguments of `__init__`, or the fields of a dataclass."""
+    """How it is called: the arguments of `__init__`, or the fields of a dataclass or a named tuple."""
     for each in written.body:
         if isinstance(each, ast.FunctionDef) and each.name == "__init__":
             return head(each, cls.__name__, returns=False)
-    fields = dataclasses.fields(cls)
+    fields = inspect.signature(cls).parameters.values()
     kinds = {ast.unparse(each.target): each.annotation for each in written.body if isinstance(each, ast.AnnAssign)}
     texts = [argument(ast.arg(each.name, kinds[each.name]), default(each)) for each in fields]
-    return spread(f"{cls.__name__}(", ["*"] * (fields[0].kw_only is True) + texts, ")")
+    named = any(each.kind is each.KEYWORD_ONLY for each in fields)
+    return spread(f"{cls.__name__}(", ["*"] * named + texts, ")")
 
 
-def default(of: dataclasses.Field) -> ast.expr | None:
+def default(of: inspect.Parameter) -> ast.expr | None:
     """What a field is unless it is given."""
-    if of.default_factory is not dataclasses.MISSING:
-        return ast.parse(repr(of.default_factory()), mode="eval").body
-    return None if of.default is dataclasses.MISSING else ast.Constant(of.default)
+    return None if of.default is of.empty else ast.Constant(of.default)
 
 
 def head(function: ast.FunctionDef, name: str, *, returns: bool = True) -> list[str]:

@@ -1,7 +1,6 @@
 """The arguments and the answer of a call, and the merge of parts of one softmax."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -26,8 +25,7 @@ class Attended(NamedTuple):
     lse: Tensor | None = None
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """The arguments of a call besides q, k and v, as `attend` and `reference` of a mechanism get them.
 
     `Attention.forward` makes it of its arguments once these are checked. Keys and values under the mask are 0 by then,
@@ -49,7 +47,7 @@ class Call:
     """added to the logits"""
     marks: Tensor | None = None
     """(batch, keys), integer labels whose meaning the mechanism declares; None: no token has one"""
-    inputs: Mapping[str, Tensor] = field(default_factory=lambda: {})  # torch.compile cannot call `dict[str, Tensor]`
+    inputs: Mapping[str, Tensor] = {}
     """exactly those of `info.inputs`, each (batch, heads, slots, width)"""
     state: State | None = None
     """the past, never to be modified; None: nothing came before, and nothing is kept"""
@@ -82,7 +80,7 @@ class Call:
         assert isinstance(self.state, Slots)
         grown = self.state.append(self.key_mask, **new)
         kept = grown.view()
-        return kept, replace(self, key_mask=kept.get("key_mask"), state=grown)
+        return kept, self._replace(key_mask=kept.get("key_mask"), state=grown)
 
 
 def merge(

@@ -21,6 +21,7 @@ FAMILIES = "regard.attention"
 _registered: "dict[str, type[Attention]]" = {}
 
 
+@cache
 def _files() -> Mapping[str, str]:
     return {name: module for name, module in specs.files(FAMILIES).items() if module.count(".") == 3}
 

@@ -6,7 +6,6 @@ keys are the past. In masks True means keep.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, final
 
 import torch
@@ -109,7 +108,8 @@ class Attention(Mechanism, ABC):
             return Attended(v.new_empty(*q.shape[:3], v.shape[3]), state, losses, empty)
         if key_mask is not None:
             k, v, inputs = self._without_hidden(k, v, inputs, key_mask)
-        self._check_bounds(inputs)
+        if inputs:
+            self._check_bounds(inputs)
         call = self._call(q, k, key_mask, bias, marks, inputs, query_start, state, lse)
         self.check_length(call.past + k.shape[2])
         run = self._define if self.impl == "reference" else self.attend
@@ -182,19 +182,20 @@ class Attention(Mechanism, ABC):
             UnsupportedError, ShapeError: as `Attention.forward`.
         """
         heads, supports = self.heads, self.info.supports
-        for x, (label, (count, width)) in zip((q, k, v), self.widths.items(), strict=True):
-            if x.ndim != 4 or x.shape[1] != count or x.shape[3] != width or x.shape[0] != q.shape[0]:
+        shapes, dtype = (q.shape, k.shape, v.shape), q.dtype
+        for shape, (label, (count, width)) in zip(shapes, self.widths.items(), strict=True):
+            if len(shape) != 4 or shape[1] != count or shape[3] != width or shape[0] != shapes[0][0]:
                 raise ShapeError(
                     f"{self._name}: {label} must be (batch={q.shape[0]}, heads={count}, length, dim={width}), "
-                    f"got {tuple(x.shape)}"
+                    f"got {tuple(shape)}"
                 )
-            if not x.is_floating_point() or x.dtype != q.dtype:
-                raise ShapeError(
-                    f"{self._name}: q, k, v must share one floating dtype, got {q.dtype}, {k.dtype}, {v.dtype}"
-                )
-        queries, keys = q.shape[2], k.shape[2]
-        if v.shape[2] != keys:
-            raise ShapeError(f"{self._name}: k has {keys} positions, v has {v.shape[2]}; they must agree")
+        if not q.is_floating_point() or k.dtype != dtype or v.dtype != dtype:
+            raise ShapeError(
+                f"{self._name}: q, k, v must share one floating dtype, got {q.dtype}, {k.dtype}, {v.dtype}"
+            )
+        queries, keys, values = (shape[2] for shape in shapes)
+        if values != keys:
+            raise ShapeError(f"{self._name}: k has {keys} positions, v has {values}; they must agree")
         if key_mask is not None:
             if not supports.key_mask:
                 self.refuse("key_mask", "key_mask")
@@ -332,7 +333,7 @@ class Attention(Mechanism, ABC):
                 )
             kept, call = call.remember(k=k, v=v, **new)
             k, v, inputs = kept["k"], kept["v"], {name: kept.get(name, x) for name, x in call.inputs.items()}
-            call = replace(call, marks=kept.get("marks"), inputs=inputs, past=0)
+            call = call._replace(marks=kept.get("marks"), inputs=inputs, past=0)
         wide = accumulation_dtype(q.dtype)
         weights = {f"of.{name}": x.to(wide) for name, x in self.named_parameters() if x.dtype != wide}
         with torch.autocast(q.device.type, enabled=False):

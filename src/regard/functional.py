@@ -49,20 +49,24 @@ def attend(
         >>> torch.allclose(last, attend(q, k, v, "local(window=2)", causal=True)[:, :, 3:], atol=1e-6)
         True
     """
-    heads = Heads(
-        count=q.shape[1],
-        key_dim=k.shape[-1],
-        value_dim=v.shape[-1],
-        query_dim=q.shape[-1],
-        kv_count=k.shape[1],
-        causal=causal,
-    )
-    mechanism = _shared(spec, heads, scale, q.device, q.dtype)
+    sizes = q.shape[1], k.shape[-1], v.shape[-1], q.shape[-1], k.shape[1]
+    mechanism = _shared(spec, sizes, causal, scale, q.device, q.dtype)
     return mechanism(q, k, v, key_mask=key_mask, bias=bias).values
 
 
 @lru_cache(maxsize=128)
-def _shared(spec: str, heads: Heads, scale: float | None, device: torch.device, dtype: torch.dtype) -> Attention:
+def _shared(
+    spec: str,
+    sizes: tuple[int, int, int, int, int],
+    causal: bool,
+    scale: float | None,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Attention:
+    count, key_dim, value_dim, query_dim, kv_count = sizes
+    heads = Heads(
+        count=count, key_dim=key_dim, value_dim=value_dim, query_dim=query_dim, kv_count=kv_count, causal=causal
+    )
     with torch.inference_mode(False):  # what is kept here serves training too
         mechanism = build(spec, heads) if scale is None else build(spec, heads, scale=scale)
         mechanism = mechanism.eval().to(device=device, dtype=dtype)

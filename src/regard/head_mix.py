@@ -208,7 +208,7 @@ class HeadMix(Attention):
         values: list[Tensor] = []
         for name, part, query_heads, key_heads in self.shares():
             bias = None if call.bias is None else call.bias.heads(query_heads)
-            inner = replace(call, bias=bias, inputs=_below(call.inputs, name))
+            inner = call._replace(bias=bias, inputs=_below(call.inputs, name))
             replay: dict[str, Any] = {"decisions": decisions[name]} if decisions and name in decisions else {}
             values.append(part.reference(q[:, query_heads], k[:, key_heads], v[:, key_heads], inner, **replay))
         return torch.cat(values, 1)

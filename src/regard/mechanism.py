@@ -161,20 +161,26 @@ class Mechanism(Configured):
         Raises:
             ShapeError: one of another mechanism, other heads, another batch, or sums of a narrower dtype.
         """
-        tensors: Mapping[str, Tensor] = state.storage() if isinstance(state, Slots | Summary) else {}
-        missing, more = self._entries.keys() - tensors.keys(), tensors.keys() - self._entries.keys()
-        if missing or more - {"key_mask"}:
+        entries, batch, dtype = self._entries, len(q), q.dtype
+        call = entries, batch, dtype
+        tape = state.tape if isinstance(state, Slots) and not state.steady else None
+        if tape is not None and tape.fits == call:
+            return
+        tensors: Mapping[str, Tensor] = state.storage() if isinstance(state, (Slots, Summary)) else {}
+        if len(tensors) - ("key_mask" in tensors) != len(entries) or not entries.keys() <= tensors.keys():
             raise ShapeError(
                 f"{self._name}: this is the state of another mechanism: it has {sorted(tensors)}, must have "
-                f"{sorted(self._entries)}; begin with initial_state"
+                f"{sorted(entries)}; begin with initial_state"
             )
-        for name, entry in self._entries.items():
-            if not entry.holds(tensors[name], q.shape[0], q.dtype):
-                x = tensors[name]
+        for name, entry in entries.items():
+            x = tensors[name]
+            if not entry.holds(x, batch, dtype):
                 raise ShapeError(
                     f"{self._name}: {name} of the state is {x.dtype} {tuple(x.shape)}, which does not fit a call of "
-                    f"batch {q.shape[0]} in {q.dtype} and these heads; begin with initial_state"
+                    f"batch {batch} in {dtype} and these heads; begin with initial_state"
                 )
+        if tape is not None and not torch.compiler.is_compiling():
+            tape.fits = call
 
     def initial_state(
         self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None

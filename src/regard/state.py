@@ -127,6 +127,9 @@ class Summary(State):
     def tensors(self) -> dict[str, Tensor]:
         return dict(self.content)
 
+    def storage(self) -> Mapping[str, Tensor]:
+        return self.content
+
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> Self:
         return type(self)(dict(tensors), self.length)
 
@@ -148,6 +151,8 @@ class Tape:
     data: dict[str, Tensor]
     filled: int
     capacity: int
+    fits: object = None
+    """the last call that `Mechanism.check_state` found it to fit: no tensor of a tape changes its shape"""
 
     def claim(self, stop: int, count: int) -> bool:
         """Take `count` slots behind `stop`, if there is room and no other state, nor another thread, has taken them."""

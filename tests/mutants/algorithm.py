@@ -1,6 +1,5 @@
 """Mutants that compute something else: leaks, masks, scores, precision."""
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -96,7 +95,7 @@ class NeverLooksAhead(ToyDense):
     """Stays causal when it was built not to be."""
 
     def allowed(self, queries: int, keys: int, call: Call) -> Tensor:
-        return allowed_pairs(queries, keys, replace(call, causal=True))
+        return allowed_pairs(queries, keys, call._replace(causal=True))
 
 
 @mutant("prefix")
@@ -104,7 +103,7 @@ class UpperLeftCausal(ToyDense):
     """Aligns the queries with the first keys, as torch's `is_causal` does."""
 
     def allowed(self, queries: int, keys: int, call: Call) -> Tensor:
-        return super().allowed(queries, keys, replace(call, query_start=0) if call.causal else call)
+        return super().allowed(queries, keys, call._replace(query_start=0) if call.causal else call)
 
 
 @mutant("cross")
@@ -121,7 +120,7 @@ class IgnoresMask(ToyDense):
     """Drops the mask."""
 
     def allowed(self, queries: int, keys: int, call: Call) -> Tensor:
-        return super().allowed(queries, keys, replace(call, key_mask=None))
+        return super().allowed(queries, keys, call._replace(key_mask=None))
 
 
 @mutant("key_mask")
@@ -129,7 +128,7 @@ class InvertsMask(ToyDense):
     """Reads True as hidden."""
 
     def allowed(self, queries: int, keys: int, call: Call) -> Tensor:
-        return super().allowed(queries, keys, call if call.key_mask is None else replace(call, key_mask=~call.key_mask))
+        return super().allowed(queries, keys, call if call.key_mask is None else call._replace(key_mask=~call.key_mask))
 
 
 @mutant("masked_content")

@@ -65,7 +65,7 @@ class AcceptsUndeclaredBias(ToyDense):
         self.info = replace(self.info, supports=replace(self.info.supports, bias=True))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
-        return super().attend(q, k, v, replace(call, bias=None))
+        return super().attend(q, k, v, call._replace(bias=None))
 
 
 @mutant("causality")

@@ -55,7 +55,7 @@ class LosesMarks(Longformer):
     """Drops the marks."""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
-        return super().attend(q, k, v, replace(call, marks=None))
+        return super().attend(q, k, v, call._replace(marks=None))
 
 
 @mutant("marks")
@@ -64,7 +64,7 @@ class TakesMarksOfTheFirstRow(Longformer):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         marks = None if call.marks is None else call.marks[:1].expand_as(call.marks)
-        return super().attend(q, k, v, replace(call, marks=marks))
+        return super().attend(q, k, v, call._replace(marks=marks))
 
 
 @mutant("marks_causality")

@@ -44,7 +44,7 @@ class BiasOffByOne(ToyDense):
     def biased(self, logits: Tensor, call: Call) -> Tensor:
         bias = call.bias
         shifted = bias if bias is None or bias.curve is None else replace(bias, high=bias.high + 1)
-        return super().biased(logits, replace(call, bias=shifted))
+        return super().biased(logits, call._replace(bias=shifted))
 
 
 @mutant("bias_relative")
@@ -53,7 +53,7 @@ class IgnoresRelative(ToyDense):
 
     def biased(self, logits: Tensor, call: Call) -> Tensor:
         curve = None if call.bias is None else replace(call.bias, query=None, relative=None)
-        return super().biased(logits, replace(call, bias=curve))
+        return super().biased(logits, call._replace(bias=curve))
 
 
 @mutant("bias_table")
@@ -92,7 +92,7 @@ class BiasesTheFirstHead(ToyDense):
         bias = call.bias
         if bias is not None and bias.curve is not None:
             missing = self.heads.count - bias.curve.shape[0]
-            call = replace(call, bias=replace(bias, curve=F.pad(bias.curve, (0, 0, 0, missing))))
+            call = call._replace(bias=replace(bias, curve=F.pad(bias.curve, (0, 0, 0, missing))))
         return super().biased(logits, call)
 
 

@@ -260,7 +260,7 @@ class GateOfTheQueryBefore(ToyDecay):
     @staticmethod
     def shifted(call: Call) -> Call:
         gate = call.inputs["gate"]
-        return replace(call, inputs={**call.inputs, "gate": torch.cat([gate[:, :, :1], gate[:, :, :-1]], 2)})
+        return call._replace(inputs={**call.inputs, "gate": torch.cat([gate[:, :, :1], gate[:, :, :-1]], 2)})
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         return super().attend(q, k, v, self.shifted(call))

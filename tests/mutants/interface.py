@@ -1,7 +1,6 @@
 """Mutants that break the rules around the algorithm: randomness, purity, sizes, losses, costs, graphs."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -71,7 +70,7 @@ class LseUnasked(ToyDense):
     """Returns a log-sum-exp although nobody asked for it."""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
-        return super().attend(q, k, v, replace(call, lse=True))
+        return super().attend(q, k, v, call._replace(lse=True))
 
 
 @mutant("inputs_untouched")
@@ -167,7 +166,7 @@ class IgnoresMarks(ToyMarked):
     """Drops the marks."""
 
     def seen(self, pairs: Tensor, call: Call) -> Tensor:
-        return super().seen(pairs, replace(call, marks=None))
+        return super().seen(pairs, call._replace(marks=None))
 
 
 @mutant("marks")
@@ -175,7 +174,7 @@ class MarksBeatTheMask(ToyMarked):
     """Shows every key once some are marked."""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
-        return super().attend(q, k, v, call if call.marks is None else replace(call, key_mask=None))
+        return super().attend(q, k, v, call if call.marks is None else call._replace(key_mask=None))
 
 
 @mutant("redraw")

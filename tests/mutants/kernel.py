@@ -3,7 +3,6 @@
 # Mechanisms are final; only a mutant may break that.
 # pyright: reportGeneralTypeIssues=false
 
-from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -111,7 +110,7 @@ class PaddingForgets(Rfa):
         if call.key_mask is None:
             return super().attend(q, k, v, call)
         gates = call.inputs["log_gate"].masked_fill(~call.key_mask[:, None, :, None], -0.5)
-        return super().attend(q, k, v, replace(call, inputs={"log_gate": gates}))
+        return super().attend(q, k, v, call._replace(inputs={"log_gate": gates}))
 
 
 @mutant("key_mask")

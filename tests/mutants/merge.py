@@ -3,8 +3,6 @@
 # Mechanisms are final; only a mutant may break that.
 # pyright: reportGeneralTypeIssues=false
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
@@ -52,7 +50,7 @@ class KeysUpToTheQueries(ToyDense):
 
     def allowed(self, queries: int, keys: int, call: Call) -> Tensor:
         start = min(call.query_start, keys - queries) if call.causal else call.query_start
-        return super().allowed(queries, keys, replace(call, query_start=max(start, 0)))
+        return super().allowed(queries, keys, call._replace(query_start=max(start, 0)))
 
 
 @mutant("mergeable")
@@ -62,7 +60,7 @@ class GatesOfThePartAlone(ToyGated):
     def biased(self, logits: Tensor, call: Call) -> Tensor:
         slot = torch.arange(call.inputs["log_gate"].shape[2])
         gates = call.inputs["log_gate"].masked_fill(slot >= logits.shape[3], 0)
-        return super().biased(logits, replace(call, inputs={"log_gate": gates}))
+        return super().biased(logits, call._replace(inputs={"log_gate": gates}))
 
 
 @mutant("mergeable")
@@ -99,7 +97,7 @@ class LseOfThePiece(ToyDense):
         answer = super().attend(q, k, v, call)
         if not call.past:
             return answer
-        return answer._replace(lse=super().attend(q, k, v, replace(call, state=None, query_start=0)).lse)
+        return answer._replace(lse=super().attend(q, k, v, call._replace(state=None, query_start=0)).lse)
 
 
 @mutant("query_pieces")

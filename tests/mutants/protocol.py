@@ -49,7 +49,7 @@ class TableOfTheCall(ToyDense):
         if table is None or call.bias is None or not call.past:
             return super().biased(logits, call)
         late = table.masked_fill(torch.arange(table.shape[3]) < call.past, 0)
-        return super().biased(logits, replace(call, bias=replace(call.bias, table=late)))
+        return super().biased(logits, call._replace(bias=replace(call.bias, table=late)))
 
 
 @mutant("bias_reach")
@@ -120,7 +120,7 @@ class QueriesBehindTheLastKey(ToyDense):
 
     def allowed(self, queries: int, keys: int, call: Call) -> Tensor:
         pairs = super().allowed(queries, keys, call)
-        i, j = positions(queries, keys, replace(call, query_start=keys - queries))
+        i, j = positions(queries, keys, call._replace(query_start=keys - queries))
         return pairs & (j <= i) if call.causal and call.past else pairs
 
 

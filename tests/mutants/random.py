@@ -3,7 +3,6 @@
 # Mechanisms are final, and their steps private; only a mutant may break that.
 # pyright: reportGeneralTypeIssues=false, reportPrivateUsage=false
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -114,6 +113,6 @@ class ChoosesWithTheFuture(Shortlist):
     """Lists the best keys of the sequence, then strikes those that a query may not see."""
 
     def lists(self, q: Tensor, scored: Tensor, call: Call) -> Tensor:
-        lists = super().lists(q, scored, replace(call, causal=False))
+        lists = super().lists(q, scored, call._replace(causal=False))
         at = torch.arange(q.shape[2]) + (scored.shape[2] - q.shape[2] if call.causal else scored.shape[2])
         return lists.masked_fill(lists > at[:, None], -1)

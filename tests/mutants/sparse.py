@@ -66,7 +66,7 @@ class BlocksOfTheCall(FixedUnion):
     """Counts the blocks of queries from the beginning of the call."""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
-        return super().attend(q, k, v, replace(call, query_start=k.shape[2] - q.shape[2]))
+        return super().attend(q, k, v, call._replace(query_start=k.shape[2] - q.shape[2]))
 
 
 @mutant("reference")

@@ -21,7 +21,7 @@ class ForgetsState(ToyKernel):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         if call.state is None:
             return super().attend(q, k, v, call)
-        answer = super().attend(q, k, v, replace(call, state=self.initial_state(q.shape[0], dtype=q.dtype)))
+        answer = super().attend(q, k, v, call._replace(state=self.initial_state(q.shape[0], dtype=q.dtype)))
         assert isinstance(answer.state, Summary)
         return answer._replace(state=replace(answer.state, length=call.past + k.shape[2]))
 
@@ -35,7 +35,7 @@ class StaleCache(ToyDense):
         if call.state is None or not call.past:
             return answer
         old = call.state.tensors()
-        pairs = allowed_pairs(q.shape[2], call.past, replace(call, causal=False, key_mask=old.get("key_mask")))
+        pairs = allowed_pairs(q.shape[2], call.past, call._replace(causal=False, key_mask=old.get("key_mask")))
         keys, values = (expanded(old[name], q.shape[1]) for name in "kv")
         return answer._replace(values=self.normalise(self.score(q, keys), pairs) @ values)
 
@@ -63,7 +63,7 @@ class StateForgetsMask(ToyDense):
     """Keeps hidden keys as if they were real."""
 
     def remember(self, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor, Call]:
-        return super().remember(k, v, replace(call, key_mask=None) if call.past else call)
+        return super().remember(k, v, call._replace(key_mask=None) if call.past else call)
 
 
 @mutant("state_prefix")
@@ -85,7 +85,7 @@ class BiasForgetsThePast(ToyDense):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         if call.bias is not None and call.bias.high > 0 and call.past:
-            call = replace(call, bias=replace(call.bias, high=call.bias.high + 1))
+            call = call._replace(bias=replace(call.bias, high=call.bias.high + 1))
         return super().attend(q, k, v, call)
 
 
@@ -128,7 +128,7 @@ class ForgetsAtTheBorder(ToyKernel):
             and not torch.is_inference_mode_enabled()
         ):
             empty = Summary({"sum": torch.zeros_like(call.state["sum"])}, call.past)
-            call = replace(call, state=empty)
+            call = call._replace(state=empty)
         return super().attend(q, k, v, call)
 
 
@@ -216,7 +216,7 @@ class IgnoresSource(ToyDense):
         answer = super().attend(q, k, v, call)
         if call.causal or call.state is None or not k.shape[2]:
             return answer
-        return answer._replace(values=super().attend(q, k, v, replace(call, state=None)).values)
+        return answer._replace(values=super().attend(q, k, v, call._replace(state=None)).values)
 
 
 @mutant("remember")

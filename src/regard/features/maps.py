@@ -9,7 +9,6 @@ from abc import ABC, abstractmethod
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
@@ -66,7 +65,7 @@ class _EluPlusOne(FeatureMap):
     def scaled(self, x: Tensor, projection: Tensor | None) -> tuple[Tensor, None]:
         # exp itself, not elu + 1: adding 1 to -1 + exp(x) loses every digit of a small feature
         # and the derivative of exactly one of the two is 1 at 0
-        return F.threshold(x, 0, 0).add_((x * LOG2E).clamp_max_(0).exp2_()), None
+        return torch.threshold(x, 0, 0).add_((x * LOG2E).clamp_max_(0).exp2_()), None
 
     def pull(self, gradient: Tensor, features: Tensor, x: Tensor, projection: Tensor | None) -> Tensor:
         return features.clamp_max(1).mul_(gradient)

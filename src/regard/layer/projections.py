@@ -1,7 +1,7 @@
 """Projections: hidden states to queries, keys, values and further inputs, and averages to hidden states."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float
@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from regard.core import Attention, generator
 from regard.errors import ConfigError
 from regard.info import Heads
-from regard.layer.global_rows import GlobalRows
+
+if TYPE_CHECKING:
+    from regard.layer.global_rows import GlobalRows
 
 
 class Projections(nn.Module):
@@ -103,6 +105,8 @@ class GlobalProjections(Projections):
         separate: bool,
     ) -> None:
         super().__init__(attention, heads, dim, context_dim, bias=bias, output_bias=output_bias)
+        from regard.layer.global_rows import GlobalRows  # with the tile engine, which few layers need
+
         ordinary = self.query or nn.Identity(), self.key or nn.Identity(), self.value
         self.global_rows = GlobalRows(attention, *ordinary, separate=separate)
 

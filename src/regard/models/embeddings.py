@@ -7,7 +7,6 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
-from regard.attention.dense.softmax import Softmax
 from regard.core import generator
 from regard.errors import ConfigError, InputError, LimitError, ShapeError, UnsupportedError
 from regard.info import Heads
@@ -236,6 +235,8 @@ def with_usual_logits(layer: AttentionLayer, config: InputConfig) -> AttentionLa
 
     Raffel et al. 2020 have no 1/sqrt(key_dim) in the score and put it into the initial queries.
     """
+    from regard.attention.dense.softmax import Softmax  # its engines are nothing that every model needs
+
     if isinstance(layer.attention, Softmax) and layer.projections.query is not None:
         with torch.no_grad():
             layer.projections.query.weight.mul_(config.key_dim**-0.5 / layer.attention.factor)

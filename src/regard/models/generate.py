@@ -291,10 +291,13 @@ def evaluation(model: torch.nn.Module) -> AbstractContextManager[None]:
 @contextmanager
 def _evaluation(modules: list[torch.nn.Module]) -> Iterator[None]:
     training = [module for module in modules if module.training]
-    for module in training:
-        module.training = False
+    _set_training(training, False)
     try:
         yield
     finally:
-        for module in training:
-            module.training = True
+        _set_training(training, True)
+
+
+def _set_training(modules: list[torch.nn.Module], mode: bool) -> None:
+    for module in modules:  # once a token: past torch's search for a parameter in every assignment
+        object.__setattr__(module, "training", mode)

@@ -71,7 +71,7 @@ class ToyDense(Attention):
         if bias is not None and bias.table is not None:
             bias = replace(bias, table=bias.table[..., gone:])
         start = call.query_start - gone
-        call = replace(call, state=state, key_mask=kept.get("key_mask"), query_start=start, bias=bias)
+        call = call._replace(state=state, key_mask=kept.get("key_mask"), query_start=start, bias=bias)
         return kept["k"], kept["v"], call
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
@@ -339,8 +339,8 @@ class ToyGated(ToyDense):
             state = state.append(call.key_mask, k=k, v=v, log_gate=gates[..., :keys]) if keys else state
             kept, further = state.view(), gates[..., keys:]  # of queries behind the last key
             k, v, gates = kept["k"], kept["v"], torch.cat([kept["log_gate"], further], -1)
-            call = replace(call, state=state, key_mask=kept.get("key_mask"))
-        return k, v, replace(call, inputs={"log_gate": gates})
+            call = call._replace(state=state, key_mask=kept.get("key_mask"))
+        return k, v, call._replace(inputs={"log_gate": gates})
 
     def biased(self, logits: Tensor, call: Call) -> Tensor:
         held = self.summed(call.inputs["log_gate"])

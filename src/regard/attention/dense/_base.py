@@ -101,7 +101,7 @@ def remember(k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor, Call]:
         return kept["k"], kept["v"], call
     further = {name: x[:, :, keys:] for name, x in new.items() if x.shape[2] > keys}  # of queries behind the last key
     inputs = {name: torch.cat([kept[name], further[name]], 2) if name in further else kept[name] for name in new}
-    return kept["k"], kept["v"], replace(call, inputs={**call.inputs, **inputs})
+    return kept["k"], kept["v"], call._replace(inputs={**call.inputs, **inputs})
 
 
 def random_weight(draw: torch.Generator, *shape: int) -> nn.Parameter:

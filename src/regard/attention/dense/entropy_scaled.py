@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Annotated, ClassVar, final
 
 import torch
@@ -87,4 +86,4 @@ class EntropyScaled(Dense):
         allowed = logits > float("-inf")
         count = allowed.sum(-1, keepdim=True).clamp(min=self.least_keys).to(logits.dtype)
         scaled = torch.where(allowed, logits, 0.0) * torch.log(count) / math.log(self.base_length)
-        return reference_softmax(scaled.masked_fill(~allowed, float("-inf")), v, replace(call, bias=None))
+        return reference_softmax(scaled.masked_fill(~allowed, float("-inf")), v, call._replace(bias=None))

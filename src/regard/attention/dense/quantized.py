@@ -100,7 +100,7 @@ class Quantized(Dense):
         state = append_codes(call.state, k, v, call.key_mask) if k.shape[2] else call.state
         kept = state.view()
         k, v = (kept[name] * kept[f"{name}_unit"][..., None] for name in "kv")
-        return self.average(q, k, v, replace(call, key_mask=kept.get("key_mask"), state=state))
+        return self.average(q, k, v, call._replace(key_mask=kept.get("key_mask"), state=state))
 
     def state_layout(self) -> dict[str, Entry]:
         """The code of every key and value, and their units; `float`: as softmax."""

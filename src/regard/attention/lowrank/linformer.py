@@ -134,7 +134,7 @@ class Linformer(Attention):
         e, f = (x.to(dtype) for x in self.mixtures.matrices(k.shape[2]))
         q, k, v = q.to(dtype), e @ k.to(dtype), f @ v.to(dtype)
         dropout = self.heads.dropout if self.training else 0.0
-        call = replace(call, key_mask=None)  # mixtures are all real
+        call = call._replace(key_mask=None)  # mixtures are all real
         return Attended(dot_product(q, k, v, call, scale=self.heads.key_dim**-0.5, dropout=dropout))
 
     def reference(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:

@@ -206,7 +206,7 @@ class Sparse(PatternSoftmax):
             farthest = max(self.pattern.distances[1], 0) if self.heads.causal else FAR
             later = drop_first(grown, max(grown.kept - farthest, 0))
         bias = at_keys(call.bias, key_positions, grown.kept)
-        call = replace(call, key_mask=kept.get("key_mask"), bias=bias, state=later)
+        call = call._replace(key_mask=kept.get("key_mask"), bias=bias, state=later)
         return kept["k"], kept["v"], call, key_positions
 
     @property

@@ -227,7 +227,7 @@ class Globals(PatternSoftmax):
         keys = kept["positions"]
         later = drop_slots(grown, self._alive(keys, grown.length) | kept["marked"].any(0))
         bias = at_keys(call.bias, keys, grown.kept)
-        call = replace(call, key_mask=kept.get("key_mask"), marks=kept["marked"], bias=bias, state=later)
+        call = call._replace(key_mask=kept.get("key_mask"), marks=kept["marked"], bias=bias, state=later)
         return kept["k"], kept["v"], call, keys
 
     def _alive(self, keys: Int[Tensor, " keys"], length: int) -> Bool[Tensor, " keys"]:

@@ -1,7 +1,6 @@
 """Softmax of inner products in linear memory: torch's fused kernel where it applies, our engines elsewhere."""
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -82,7 +81,7 @@ def dot_product_with_nulls(
     k, v = (F.pad(x, (0, 0, nulls, 0)) for x in (k, v))
     q = F.pad(q, (0, 0, nulls, 0)) if call.causal else q
     key_mask = None if call.key_mask is None else F.pad(call.key_mask, (nulls, 0), value=True)
-    values = fused(q, k, v, replace(call, key_mask=key_mask), scale=scale, dropout=0.0)
+    values = fused(q, k, v, call._replace(key_mask=key_mask), scale=scale, dropout=0.0)
     return values[:, :, nulls:] if call.causal else values
 
 
