@@ -94,16 +94,16 @@ class Attention(Mechanism, ABC):
             InputError: an input out of its bounds.
             LimitError: longer than `heads.max_length` where weights depend on it.
         """
-        inputs = inputs or {}
+        info, inputs = self.info, inputs or {}
         self._check_call(q, k, v, key_mask, bias, marks, state, query_start)
         if state is not None:
             self.check_state(state, q)
-        if inputs or self.info.inputs:
+        if inputs or info.inputs:
             self._check_inputs(inputs, q, k, query_start, 0 if state is None else state.length)
-        if lse and not self.info.mergeable:
+        if lse and not info.mergeable:
             raise UnsupportedError(f"{self._name} has no log-sum-exp: it is no single softmax over its keys")
         if not q.shape[2] and not k.shape[2]:
-            losses = {name: q.new_zeros(()) for name in self.info.losses} if self.training else {}
+            losses = {name: q.new_zeros(()) for name in info.losses} if self.training else {}
             empty = q.new_empty(q.shape[:3], dtype=accumulation_dtype(q.dtype)) if lse else None
             return Attended(v.new_empty(*q.shape[:3], v.shape[3]), state, losses, empty)
         if key_mask is not None:
@@ -112,8 +112,10 @@ class Attention(Mechanism, ABC):
             self._check_bounds(inputs)
         call = self._call(q, k, key_mask, bias, marks, inputs, query_start, state, lse)
         self.check_length(call.past + k.shape[2])
-        run = self._define if self.impl == "reference" else self.attend
-        if self.info.grouped == "expanded" and self.heads.group > 1 and self.impl != "reference":
+        run = self.attend
+        if self.impl == "reference":
+            run = self._define
+        elif info.grouped == "expanded" and self.heads.group > 1:
             k, v = (x.repeat_interleave(self.heads.group, 1) for x in (k, v))
         answer = named(self._name, run, q, k, v, call) if transformed() else run(q, k, v, call)
         if answer.values.dtype == q.dtype:
@@ -183,7 +185,8 @@ class Attention(Mechanism, ABC):
         """
         heads, supports = self.heads, self.info.supports
         shapes, dtype = (q.shape, k.shape, v.shape), q.dtype
-        for shape, (label, (count, width)) in zip(shapes, self.widths.items(), strict=True):
+        for label, shape in zip("qkv", shapes, strict=True):
+            count, width = self.widths[label]
             if len(shape) != 4 or shape[1] != count or shape[3] != width or shape[0] != shapes[0][0]:
                 raise ShapeError(
                     f"{self._name}: {label} must be (batch={q.shape[0]}, heads={count}, length, dim={width}), "
@@ -193,9 +196,9 @@ class Attention(Mechanism, ABC):
             raise ShapeError(
                 f"{self._name}: q, k, v must share one floating dtype, got {q.dtype}, {k.dtype}, {v.dtype}"
             )
-        queries, keys, values = (shape[2] for shape in shapes)
-        if values != keys:
-            raise ShapeError(f"{self._name}: k has {keys} positions, v has {values}; they must agree")
+        queries, keys = shapes[0][2], shapes[1][2]
+        if shapes[2][2] != keys:
+            raise ShapeError(f"{self._name}: k has {keys} positions, v has {v.shape[2]}; they must agree")
         if key_mask is not None:
             if not supports.key_mask:
                 self.refuse("key_mask", "key_mask")

@@ -181,7 +181,8 @@ class AttentionLayer(nn.Module):
         if self.cross:
             raise UnsupportedError("remember is for self-attention: what a cross-attention layer keeps is its source")
         past, scheme, attention = state.length, self.position, self.attention
-        x = self._placed(x, positions, past)
+        if scheme is not None and scheme.absolute:
+            x = self._placed(scheme, x, positions, past)
         k, v = self.projections(x)
         q = self.projections.queries(x[:, :0])
         if self.projections.global_rows is not None:
@@ -288,22 +289,22 @@ class AttentionLayer(nn.Module):
         query_start: int | None = None,
     ) -> LayerValues:
         """The averages of every head, before the output projection; arguments and errors as `forward`."""
-        begun = memory.waiting if memory is not None else state.length if state is not None and not self.cross else 0
         past, length = state.length if state is not None and not self.cross else 0, x.shape[1]
         scheme, attention, projections = self.position, self.attention, self.projections
-        x = self._placed(x, positions, begun)
+        if scheme is not None and scheme.absolute:
+            x = self._placed(scheme, x, positions, past if memory is None else memory.waiting)
         source, keep = self._source(x, context, key_mask, state, memory)
         q = projections.queries(x)
         inputs: Mapping[str, Tensor] = {}
         if source is None:
             k, v, keep, state = self._prepared(q, state)
             if attention.info.inputs:
-                inputs = self.inputs(self.attention, x, x[:, :0])
+                inputs = self.inputs(attention, x, x[:, :0])
         else:
             shared = attention.info.shares_query_key and source is x
             k, v = q if shared else projections.keys(source), projections.values(source)
             if attention.info.inputs:
-                inputs = self.inputs(self.attention, x, source)
+                inputs = self.inputs(attention, x, source)
         rows, bias, key_positions = projections.global_rows, None, None
         if rows is not None:
             k, v = rows.columns(attention, x, k, v, key_mask=keep, marks=marks)
@@ -327,12 +328,11 @@ class AttentionLayer(nn.Module):
             values, memory = self._remembered(q, values, x, key_mask, state, memory, losses)
         return LayerValues(values, got.state, memory, losses)
 
-    def _placed(self, x: Tensor, positions: Tensor | None, past: int) -> Tensor:
-        """Hidden states with their absolute positions, where the layer has such a scheme."""
-        if self.position is None or not self.position.absolute:
-            return x
+    @staticmethod
+    def _placed(scheme: Position, x: Tensor, positions: Tensor | None, past: int) -> Tensor:
+        """Hidden states with their absolute positions."""
         slots = torch.arange(past, past + x.shape[1], device=x.device) if positions is None else positions
-        return self.position.embed(x, slots)
+        return scheme.embed(x, slots)
 
     def _remembered(
         self,

@@ -48,9 +48,9 @@ class Projections(nn.Module):
 
     def queries(self, x: Float[Tensor, "batch length dim"]) -> Float[Tensor, "batch heads length query_dim"]:
         """By head; zeros where the mechanism reads none."""
-        heads = self.heads
-        if self.query is not None:
-            return by_head(self.query(x), heads.count)
+        heads, projection = self.heads, self.query
+        if projection is not None:
+            return by_head(projection(x), heads.count)
         return _unread(x, heads.count, heads.query_width)
 
     def keys(self, source: Float[Tensor, "batch length context"]) -> Float[Tensor, "batch kv_heads length key_dim"]:

@@ -64,7 +64,8 @@ class Dense(Attention):
 
     def dot_product(self, q: Tensor, k: Tensor, v: Tensor, call: Call, *, scale: float = 1.0) -> Attended:
         """`average` where the weights are a softmax of scaled inner products: by the fastest engine, without a rule."""
-        q = q.to(k.dtype)  # autocast leaves the dtype of its product
+        if q.dtype != k.dtype:  # autocast leaves the dtype of its product
+            q = q.to(k.dtype)
         if call.lse and not self.dropped:
             values, lse = tiles(q, k, v, call, scale=scale)
             return Attended(values, call.state, lse=lse)
