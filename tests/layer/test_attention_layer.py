@@ -558,3 +558,14 @@ def test_autocast_serves_every_mechanism(name):
             layer(x).hidden.float().square().sum().backward()
         assert x.grad is not None
         assert x.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("shape", [(3, 16), (1, 3, 8), (1, 1, 3, 16)])
+def test_other_hidden_states_are_refused(shape):
+    itself, across = AttentionLayer(16, "softmax", heads=2), AttentionLayer(4, "softmax", heads=2, context_dim=16)
+    start = itself.initial_state(1)
+    for call in (itself, lambda x: itself.remember(x, state=start), across.prepare, lambda x: across(torch.randn(1, 3, 4), x)):
+        with pytest.raises(ShapeError, match=r"floating \(batch, length, dim=16\)"):
+            call(torch.randn(shape))
+    with pytest.raises(ShapeError, match=r"x must be floating .* got torch.int64"):
+        itself(torch.ones(1, 3, 16, dtype=torch.long))

@@ -12,8 +12,8 @@ from regard.core import Attention
 from regard.errors import ConfigError, ShapeError, UnsupportedError
 from regard.info import Heads
 from regard.layer.outputs import LayerOutput, LayerValues, Prepared
-from regard.layer.positions import SLOTS_ONLY, check_position, token_positions
-from regard.layer.projections import InputProjections, build_projections
+from regard.layer.positions import SLOTS_ONLY, check_position, placed, token_positions
+from regard.layer.projections import InputProjections, build_projections, check_hidden
 from regard.memory import Memory, MemoryState, build_memory
 from regard.moved import follow
 from regard.position import Position, build_position
@@ -120,7 +120,7 @@ class AttentionLayer(nn.Module):
         self.memory = memory if isinstance(memory, Memory | None) else build_memory(memory, wanted, dim)
         if self.memory is not None and not (info.supports.prefix and wanted.causal):
             self.attention.refuse("a memory (leading keys of the past)", "prefix")
-        source = dim if context_dim is None else context_dim
+        self.source_dim = source = dim if context_dim is None else context_dim
         self.projections = build_projections(
             projections,
             self.attention,
@@ -154,6 +154,7 @@ class AttentionLayer(nn.Module):
         """
         if not self.cross:
             raise UnsupportedError("prepare is for cross-attention: build the layer with context_dim")
+        check_hidden("context", context, self.source_dim)
         k, v = self.projections(context)
         if self.attention.info.supports.state:
             empty = context.new_zeros(context.shape[0], self.heads.count, 0, self.heads.query_width)
@@ -181,8 +182,9 @@ class AttentionLayer(nn.Module):
         if self.cross:
             raise UnsupportedError("remember is for self-attention: what a cross-attention layer keeps is its source")
         past, scheme, attention = state.length, self.position, self.attention
+        check_hidden("x", x, self.dim)
         if scheme is not None and scheme.absolute:
-            x = self._placed(scheme, x, positions, past)
+            x = placed(scheme, x, positions, past)
         k, v = self.projections(x)
         q = self.projections.queries(x[:, :0])
         if self.projections.global_rows is not None:
@@ -254,7 +256,7 @@ class AttentionLayer(nn.Module):
             query_start: in a cross-attention layer, how many queries came before.
 
         Raises:
-            ShapeError: a context where none belongs, or none where one is needed.
+            ShapeError: hidden states of another width; a context where none belongs, or none where one is needed.
             UnsupportedError: what the mechanism does not support.
         """
         got = self.values(
@@ -289,10 +291,11 @@ class AttentionLayer(nn.Module):
         query_start: int | None = None,
     ) -> LayerValues:
         """The averages of every head, before the output projection; arguments and errors as `forward`."""
+        check_hidden("x", x, self.dim)
         past, length = state.length if state is not None and not self.cross else 0, x.shape[1]
         scheme, attention, projections = self.position, self.attention, self.projections
         if scheme is not None and scheme.absolute:
-            x = self._placed(scheme, x, positions, past if memory is None else memory.waiting)
+            x = placed(scheme, x, positions, past if memory is None else memory.waiting)
         source, keep = self._source(x, context, key_mask, state, memory)
         q = projections.queries(x)
         inputs: Mapping[str, Tensor] = {}
@@ -328,12 +331,6 @@ class AttentionLayer(nn.Module):
             values, memory = self._remembered(q, values, x, key_mask, state, memory, losses)
         return LayerValues(values, got.state, memory, losses)
 
-    @staticmethod
-    def _placed(scheme: Position, x: Tensor, positions: Tensor | None, past: int) -> Tensor:
-        """Hidden states with their absolute positions."""
-        slots = torch.arange(past, past + x.shape[1], device=x.device) if positions is None else positions
-        return scheme.embed(x, slots)
-
     def _remembered(
         self,
         q: Tensor,
@@ -368,6 +365,8 @@ class AttentionLayer(nn.Module):
                 raise ShapeError("a cross-attention layer has no memory")
             if context is None and state is None:
                 raise ShapeError("a cross-attention layer needs a context, or a state from `prepare`")
+            if context is not None:
+                check_hidden("context", context, self.source_dim)
             return context, key_mask
         if context is not None:
             raise ShapeError("a self-attention layer takes no context; build it with context_dim for cross-attention")

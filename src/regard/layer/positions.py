@@ -62,3 +62,9 @@ def token_positions(
         raise UnsupportedError(SLOTS_ONLY)
     at = positions if positions.ndim == 1 else positions[:, None]
     return at, at
+
+
+def placed(scheme: Position, x: Tensor, positions: Tensor | None, past: int) -> Tensor:
+    """Hidden states with their absolute positions."""
+    slots = torch.arange(past, past + x.shape[1], device=x.device) if positions is None else positions
+    return scheme.embed(x, slots)

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.core import Attention, generator
-from regard.errors import ConfigError
+from regard.errors import ConfigError, ShapeError
 from regard.info import Heads
 
 if TYPE_CHECKING:
@@ -197,6 +197,16 @@ def build_projections(
             )
         case _:
             raise ConfigError(f"AttentionLayer has no projections={kind!r}; it has {', '.join(KINDS)}")
+
+
+def check_hidden(name: str, x: Tensor, width: int) -> None:
+    """Refuse what is no hidden states of this width.
+
+    Raises:
+        ShapeError: it is not.
+    """
+    if x.ndim != 3 or x.shape[2] != width or not x.is_floating_point():
+        raise ShapeError(f"{name} must be floating (batch, length, dim={width}), got {x.dtype} {tuple(x.shape)}")
 
 
 def by_head(x: Float[Tensor, "batch length width"], heads: int) -> Float[Tensor, "batch heads length each"]:
