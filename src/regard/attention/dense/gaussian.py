@@ -30,9 +30,9 @@ def log_kernel(kernel: str, square: Tensor) -> Tensor:
     """log K(u) from u^2; -inf outside the window of a compact kernel."""
     if kernel == "gaussian":
         return -0.5 * square
-    inside = square <= 1 if kernel == "box" else square < 1
-    height = torch.zeros_like(square) if kernel == "box" else torch.log1p(-torch.where(inside, square, 0.0))
-    return height.masked_fill(~inside, float("-inf"))
+    outside = square > 1 if kernel == "box" else square >= 1  # false of NaN, which stays
+    height = square.clamp(0, 0) if kernel == "box" else torch.log1p(-square.masked_fill(outside, 0))
+    return height.masked_fill(outside, float("-inf"))
 
 
 @final
@@ -154,8 +154,8 @@ class Gaussian(Dense):
             case "gaussian":
                 logits = -square / 2
             case "box":
-                logits = torch.where(square <= 1, 0.0, float("-inf")).to(square.dtype)
+                logits = torch.where(square > 1, float("-inf"), torch.where(square.isnan(), square, 0.0))
             case _:
-                height = torch.log(1 - torch.where(square < 1, square, 0.0))
-                logits = torch.where(square < 1, height, float("-inf"))
+                height = torch.log(1 - torch.where(square >= 1, 0.0, square))
+                logits = torch.where(square >= 1, float("-inf"), height)
         return reference_softmax(logits, v, call)
