@@ -181,7 +181,7 @@ def transformable(
 def _named_pair(
     backward: Callable[..., Any], setup_context: Callable[..., None] | None
 ) -> tuple[Callable[..., None], Callable[..., Any]]:
-    """`setup_context` and `backward`, of which the second runs under the name of the mechanism that called the first."""
+    """`setup_context` and `backward`; the second runs under the name of the mechanism that called the first."""
 
     def remember(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         ctx.of = SERVED.name
