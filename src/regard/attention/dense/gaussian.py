@@ -57,7 +57,7 @@ class Gaussian(Dense):
     K by exp(b).
 
     Cost: O(queries keys dim) time, with inner products in float64; memory of one chunk of queries x keys. State: every
-    key and every value; where w is a matrix, every key times w, in two parts of the key's width: far from the origin one
+    key and every value; where w is a matrix, every key times w, in two parts of its width: far from the origin one
     would lose the distances.
 
     Raises:
