@@ -21,7 +21,7 @@ from regard.mechanism import Mechanism
 from regard.options import registered_name
 from regard.randomness import generator, recomputing
 from regard.state import State, Summary, accumulation_dtype
-from regard.transforms import named, plain, transformed
+from regard.transforms import plain, served
 
 __all__ = [
     "Attended",
@@ -117,7 +117,7 @@ class Attention(Mechanism, ABC):
             run = self._define
         elif info.grouped == "expanded" and self.heads.group > 1:
             k, v = (x.repeat_interleave(self.heads.group, 1) for x in (k, v))
-        answer = named(self._name, run, q, k, v, call) if transformed() else run(q, k, v, call)
+        answer = served(self._name, run, q, k, v, call)
         if answer.values.dtype == q.dtype:
             return answer
         return answer._replace(values=answer.values.to(q.dtype))  # autocast leaves the dtype of its last product

@@ -7,6 +7,7 @@ reverse mode by the same backward, `vmap` by one call for each element, and an e
 """
 
 import functools
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -21,7 +22,20 @@ from regard.errors import UnsupportedError
 Answer = TypeVar("Answer")
 
 WAY_OUT = 'build the mechanism with impl="reference", its definition in plain torch'
+KERNEL = "the fused kernel of torch"
 NO_SECOND = f"has a first derivative only (create_graph=True, torch.func.hessian); for further ones {WAY_OUT}"
+
+
+class _Served(threading.local):
+    """The mechanism that this thread is calling, or whose backward pass it runs, for messages."""
+
+    name = ""
+
+    def label(self, part: str) -> str:
+        return f"{self.name}: {part}" if self.name else part
+
+
+SERVED = _Served()
 
 
 def transformed() -> bool:
@@ -44,6 +58,17 @@ def plain(x: Tensor) -> Tensor:
     Under `vmap` it has one more axis, at any place.
     """
     return torch.func.debug_unwrap(x)
+
+
+def served(name: str, attend: Callable[..., Answer], *arguments: Any) -> Answer:
+    """Call, with the name of the mechanism in front of what is refused, now or in a later backward pass."""
+    if torch.compiler.is_compiling():
+        return named(name, attend, *arguments) if transformed() else attend(*arguments)
+    before, SERVED.name = SERVED.name, name
+    try:
+        return named(name, attend, *arguments) if transformed() else attend(*arguments)
+    finally:
+        SERVED.name = before
 
 
 def named(name: str, attend: Callable[..., Answer], *arguments: Any) -> Answer:
@@ -71,7 +96,7 @@ def refuse_twice(values: Tensor) -> None:
         return
     node = values.grad_fn
     if node is not None and node.name().startswith("ScaledDotProduct"):
-        node.register_hook(_refusing)
+        node.register_hook(functools.partial(_refusing, SERVED.label(KERNEL)))
     elif transformed():  # `vmap` calls the kernel for each element, stacks the answers and reshapes them
         _refuse_behind(plain(values).grad_fn, 3)
 
@@ -79,20 +104,20 @@ def refuse_twice(values: Tensor) -> None:
 def _refuse_behind(node: Any, depth: int) -> None:
     """Refuse a second derivative of the fused kernels in a graph, up to so many nodes before its end."""
     if node is not None and node.name().startswith("ScaledDotProduct"):
-        node.register_hook(_refusing)
+        node.register_hook(functools.partial(_refusing, SERVED.label(KERNEL)))
     elif node is not None and depth > 1:
         for before, _ in node.next_functions:
             _refuse_behind(before, depth - 1)
 
 
 def _refusing(
-    gradients: tuple[Tensor | None, ...], outer: tuple[Tensor | None, ...]
+    label: str, gradients: tuple[Tensor | None, ...], outer: tuple[Tensor | None, ...]
 ) -> tuple[Tensor | None, ...] | None:
     """The same gradients, which refuse to be differentiated; as they are where nobody could."""
     del outer
     if not torch.is_grad_enabled():
         return None
-    return tuple(None if x is None else _Once.apply(x) for x in gradients)
+    return tuple(None if x is None else _Once.apply(x, label) for x in gradients)
 
 
 class _Once(torch.autograd.Function):
@@ -101,16 +126,17 @@ class _Once(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor) -> Tensor:
+    def forward(x: Tensor, label: str) -> Tensor:
+        del label
         return x.view_as(x)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        pass
+        ctx.label = inputs[1]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        raise UnsupportedError(f"the fused kernel of torch {NO_SECOND}")
+        raise UnsupportedError(f"{ctx.label} {NO_SECOND}")
 
 
 def transformable(
@@ -134,9 +160,10 @@ def transformable(
     label = f"the operator {op._qualname}"
     if backward is None:
         backward = functools.partial(_refuse_reverse, label.removesuffix("_backward"))
+    remember, pull = _named_pair(backward, setup_context)
     if not chooses:
-        op.register_autograd(backward, setup_context=setup_context)
-    function = _function(op, label, backward, setup_context)
+        op.register_autograd(pull, setup_context=remember)
+    function = _function(op, label, pull, remember)
 
     def call(*arguments: Any) -> Any:
         if not transformed():
@@ -151,8 +178,28 @@ def transformable(
     return call
 
 
+def _named_pair(
+    backward: Callable[..., Any], setup_context: Callable[..., None] | None
+) -> tuple[Callable[..., None], Callable[..., Any]]:
+    """`setup_context` and `backward`; the second runs under the name of the mechanism that called the first."""
+
+    def remember(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.of = SERVED.name
+        if setup_context is not None:
+            setup_context(ctx=ctx, inputs=inputs, output=output)
+
+    def pull(ctx: Any, *gradients: Any) -> Any:
+        before, SERVED.name = SERVED.name, ctx.of
+        try:
+            return backward(ctx, *gradients)
+        finally:
+            SERVED.name = before
+
+    return remember, pull
+
+
 def _function(
-    op: Any, label: str, backward: Callable[..., Any], setup_context: Callable[..., None] | None
+    op: Any, label: str, backward: Callable[..., Any], setup_context: Callable[..., None]
 ) -> type[torch.autograd.Function]:
     """The operator with rules for transforms. Lists of tensors are spread out; the first argument says how."""
     answers = op._opoverload._schema.returns
@@ -167,8 +214,7 @@ def _function(
         @staticmethod
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
             ctx.layout = inputs[0]
-            if setup_context is not None:
-                setup_context(ctx=ctx, inputs=tuple(_grouped(inputs[0], inputs[1:])), output=output)
+            setup_context(ctx=ctx, inputs=tuple(_grouped(inputs[0], inputs[1:])), output=output)
 
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> Any:
@@ -199,7 +245,7 @@ def _function(
 
 def _refuse_reverse(label: str, ctx: Any, *gradients: Any) -> Any:
     del ctx, gradients
-    raise UnsupportedError(f"{label} {NO_SECOND}")
+    raise UnsupportedError(f"{SERVED.label(label)} {NO_SECOND}")
 
 
 def _flat(arguments: Sequence[Any]) -> list[Any]:

@@ -330,3 +330,20 @@ class WrongHeadMapping(ToyDense):
         order = torch.arange(q.shape[1]).reshape(-1, self.heads.kv_heads).mT.flatten()
         answer = super().attend(q[:, order], k, v, call)
         return answer._replace(values=answer.values[:, order.argsort()])
+
+
+@mutant("nan")
+class LosesTheNanOfAQuery(ToyDense):
+    """Takes the maximum of a row by comparisons, which NaN fails: such a row counts as one without keys."""
+
+    def normalise(self, logits: Tensor, pairs: Tensor) -> Tensor:
+        lost = logits.isnan().all(-1, keepdim=True)
+        return super().normalise(logits.masked_fill(lost, float("-inf")), pairs)
+
+
+@mutant("nan")
+class LosesTheNanOfAKey(ToyDense):
+    """Sees only the keys whose logit is above -inf, which NaN is not."""
+
+    def normalise(self, logits: Tensor, pairs: Tensor) -> Tensor:
+        return super().normalise(logits, pairs & (~logits.isnan() | logits.isnan().all(-1, keepdim=True)))

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+import regard
 from regard.errors import ConfigError
 from regard.patterns import Pattern, block, causal, everything, parse, per_head, random_blocks, window
 from regard.patterns.intervals import Span
@@ -245,3 +246,27 @@ def test_a_function_has_a_name_while_it_lives() -> None:
 def test_bad_texts(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse(text)
+
+
+def test_products_beyond_64_bits() -> None:
+    """Spans without end leave the integers first; there the rule is computed for every pair, and is right."""
+    large = (1 << 20) - 1
+
+    def attend(factor: int, length: int) -> torch.Tensor:
+        rule = Pattern(lambda i, j: (i - j) * large * large * factor <= large * large * factor * 4)
+        x = torch.randn(1, 1, length, 4, generator=torch.Generator().manual_seed(0))
+        mechanism = regard.build("pattern", regard.Heads(count=1, key_dim=4, causal=True), rule=rule)
+        values = mechanism(x, x, x).values
+        torch.testing.assert_close(values, regard.attend(x, x, x, "local(window=4)", causal=True))
+        first, rest = x[:, :, :30], x[:, :, 30:]
+        state = mechanism(first, first, first, state=mechanism.initial_state(1)).state
+        torch.testing.assert_close(mechanism(rest, rest, rest, state=state).values, values[:, :, 30:])
+        return values
+
+    attend(1, 300)
+    attend(1 << 10, 300)
+    with pytest.raises(ConfigError, match=r"rule_\d+ computes with numbers that 64 bits cannot hold at position 3"):
+        attend(large, 300)
+    both = causal & Pattern(lambda i, j: i * large * large * large >= j)
+    with pytest.raises(ConfigError, match="64 bits"):
+        both.over(Span(0, 300), Span(0, 300))

@@ -35,7 +35,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from regard.errors import ConfigError, UnsupportedError
-from regard.patterns.intervals import FAR, Possibility, Span
+from regard.patterns.intervals import FAR, Possibility, Span, followed
 from regard.patterns.picks import Picked
 from regard.patterns.text import Reader
 
@@ -120,9 +120,11 @@ class Pattern:
         return held
 
     def over(self, i: Span, j: Span) -> Possibility:
-        """The rule on sets of positions. A rule that spans cannot follow: maybe, everywhere."""
+        """The rule on sets of positions. A rule that spans cannot follow: maybe, everywhere; see `followed`."""
         try:
-            truth = self.rule(i, j)
+            truth = followed(self.rule, self.text, i, j)
+        except ConfigError:
+            raise
         except Exception:  # the user's code; on integers, where it must work, its errors do surface
             truth = None
         if isinstance(truth, Possibility):

@@ -242,3 +242,32 @@ def test_a_box_is_flat_and_says_so() -> None:
 def test_bad_options_are_refused(spec: str, problem: str) -> None:
     with pytest.raises(regard.ConfigError, match=problem):
         regard.build(spec, regard.Heads(count=1, key_dim=2))
+
+
+@pytest.mark.parametrize("bandwidth", ["fixed", "scalar", "matrix"])
+@pytest.mark.parametrize("origin", [0.0, 1e3, 1e4])
+def test_far_from_the_origin(origin: float, bandwidth: str) -> None:
+    """Only differences count, which float32 holds exactly enough; products with W and squares it does not."""
+    heads = regard.Heads(count=2, key_dim=8, causal=True)
+    mechanism = regard.build("gaussian", heads, bandwidth=bandwidth, inverse_bandwidth=0.4)
+    with torch.no_grad():
+        for weight in mechanism.parameters():
+            weight.add_(0.1 * draw(*weight.shape, seed=9))
+    metric = {
+        "fixed": lambda: 0.4 * torch.eye(8).double().expand(2, 8, 8),
+        "scalar": lambda: mechanism.weight.double()[:, None, None] * torch.eye(8).double(),
+        "matrix": lambda: mechanism.weight.double(),
+    }[bandwidth]()
+    q, k, v = ((draw(1, 2, 30, 8, seed=s) + at).float().requires_grad_() for s, at in enumerate((origin, origin, 0.0)))
+    values = mechanism(q, k, v).values
+    slopes = torch.autograd.grad(values.square().sum(), (q, k, v))
+    x, y, z = (each.detach().double().requires_grad_() for each in (q, k, v))
+    lengths = torch.einsum("hed,bhijd->bhije", metric.detach(), x[:, :, :, None] - y[:, :, None]).square().sum(-1)
+    later = torch.ones(30, 30, dtype=torch.bool).triu(1)
+    wanted = (-lengths / 2).masked_fill(later, -math.inf).softmax(-1) @ z
+    torch.testing.assert_close(values.double(), wanted, rtol=0, atol=2e-6)
+    for slope, want in zip(slopes, torch.autograd.grad(wanted.square().sum(), (x, y, z)), strict=True):
+        torch.testing.assert_close(slope.double(), want, rtol=0, atol=1e-5 * want.abs().max().item())
+    state = mechanism(q[:, :, :20], k[:, :, :20], v[:, :, :20], state=mechanism.initial_state(1)).state
+    rest = mechanism(q[:, :, 20:], k[:, :, 20:], v[:, :, 20:], state=state).values
+    torch.testing.assert_close(rest, values[:, :, 20:], rtol=0, atol=2e-6)

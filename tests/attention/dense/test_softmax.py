@@ -39,6 +39,27 @@ def test_pairs_one_at_a_time(length: int, causal: bool) -> None:
     torch.testing.assert_close(got.values[0, 0], loop(q, k, v, causal=causal, keep=keep), rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("length", [1, 3, 15, 40])
+def test_rows_of_nan_alone(length: int, masked: bool, causal: bool) -> None:
+    """Torch's kernel answers them with 0 below 16 keys: where the query or every key that it sees is NaN."""
+    mechanism = regard.build("softmax", regard.Heads(count=2, kv_count=1, key_dim=3, causal=causal))
+    q, k, v = (draw(2, heads, length, 3, seed=seed).float() for seed, heads in enumerate((2, 1, 1)))
+    mask = torch.ones(2, length, dtype=torch.bool)
+    mask[:, 1 : 3 if masked else 1] = False
+    spoilt = q.clone()
+    spoilt[1, 0, -1, 1] = math.nan
+    values = mechanism(spoilt, k, v, key_mask=mask if masked else None).values
+    expected = torch.zeros(2, 2, length, dtype=torch.bool)
+    expected[1, 0, -1] = True
+    assert torch.equal(values.isnan().all(-1), expected)
+    k[0, 0, 0, 0] = math.nan
+    values = mechanism(q, k, v, key_mask=mask if masked else None).values
+    assert values[0].isnan().all()
+    assert values[1].isfinite().all()
+
+
 def test_golden_values() -> None:
     q = torch.tensor([[0.0], [math.log(3.0)]], dtype=torch.float64)[None, None]
     k = torch.tensor([[1.0], [0.0]], dtype=torch.float64)[None, None]

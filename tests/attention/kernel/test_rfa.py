@@ -409,3 +409,20 @@ def test_bad_options(options: dict, message: str) -> None:
 
     with pytest.raises(ConfigError, match=message):
         Rfa(Heads(count=1, key_dim=4), **options)
+
+
+@pytest.mark.parametrize("feature_map", ["trigonometric", "arc_cosine"])
+@pytest.mark.parametrize("scale", [1e-38, 1e-30, 1e-20, 1e-14, 1e-13, 1e-7, 1.0, 1e7, 1e18, 1e19, 1e30, 1e37])
+def test_only_directions_count_in_float32(scale, feature_map):
+    """Squares of numbers below 1e-19 or above 1e19 leave float32; so did the gradient below 1e-13."""
+    mechanism = regard.build("rfa", Heads(count=4, kv_count=2, key_dim=4, value_dim=3), feature_map=feature_map).eval()
+    q, k, v = (x.float() for x in draw())
+    q, k = ((x * scale).requires_grad_() for x in (q, k))
+    values = mechanism(q, k, v).values
+    expected = loops(mechanism, q.double(), k.double(), v.double())
+    torch.testing.assert_close(values.double(), expected, rtol=0, atol=1e-5)
+    slopes = torch.autograd.grad(values.square().sum(), (q, k))
+    ones = [(x.detach().double() / scale).requires_grad_() for x in (q, k)]
+    wanted = torch.autograd.grad(mechanism.double()(*ones, v.double()).values.square().sum(), ones)
+    for slope, want in zip(slopes, wanted, strict=True):
+        torch.testing.assert_close(slope.double() * scale, want, rtol=0, atol=1e-4 * want.abs().max().item())

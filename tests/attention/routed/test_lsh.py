@@ -292,6 +292,29 @@ def test_no_bit_of_a_short_call_depends_on_the_future():
             assert_identical(mechanism(y, y, v).values[:, :, :at], whole[:, :, :at], what=f"{at} of 13")
 
 
+@pytest.mark.parametrize("name", ["k", "v"])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("share", [True, False])
+def test_nan_reaches_the_queries_that_meet_it_alone(name, causal, share):
+    """A key with NaN hashes to 0, so that its bucket is asked for; in the engine its tile holds later keys too."""
+    mechanism = make(causal, num_buckets=4, rounds=2, share=share)
+    x, v, at = randn(1, 2, 40, 6), randn(1, 2, 40, 5, seed=1), 17
+    spoilt = {"k": x.clone(), "v": v.clone()}
+    spoilt[name][:, :, at, 2] = math.nan
+    k, v = spoilt["k"], spoilt["v"]
+    q = k if share else x
+    chosen = mechanism.decisions(q, k)
+    pairs = (chosen.queries[:, :, :, None] == chosen.keys[:, :, None]).any(-1)
+    pairs = pairs.tril() if causal else pairs
+    met = pairs[..., at].clone()
+    if share:  # itself, where no other key is met
+        alone = ~pairs[:, :, at, torch.arange(40) != at].any(-1)
+        met[:, :, at] = alone | (name == "k")
+    for values in (mechanism(q, k, v).values, mechanism.definition(q, k, v) if name == "k" else None):
+        if values is not None:
+            assert torch.equal(values.isnan().any(-1), met)
+
+
 def test_everything_in_one_bucket_still_works():
     mechanism = make(num_buckets=40, rounds=2)
     x = randn(1, 2, 1, 6) * torch.linspace(0.5, 2, 200, dtype=torch.float64)[:, None]

@@ -114,6 +114,16 @@ def test_counts_are_the_tokens_absorbed():
     assert gone == 44
 
 
+@pytest.mark.parametrize("causal", [True, False])
+def test_nan_of_a_key_reaches_every_query_that_sees_it(causal):
+    """Recent or not: its code has none."""
+    mechanism = make(causal, num_codes=4, block_size=3)
+    q, k, v = inputs(20)
+    k[:, :, 2, 1] = math.nan
+    for values in (mechanism(q, k, v).values, mechanism.definition(q, k, v)):
+        assert values[:, :, 2:].isnan().all()
+
+
 def test_streams_of_any_pieces():
     mechanism = make(num_codes=6, block_size=4, count=4, kv_count=2)
     q, k, v = inputs(70, batch=2, heads=4)

@@ -159,7 +159,7 @@ def reference_weights(
 ) -> Float[Tensor, "batch heads queries keys"]:
     """exp(z_ij) / (nulls + sum_r exp(z_ir)) over the allowed keys, 0 elsewhere; for definitions."""
     logits = masked_logits(logits, call)
-    allowed = logits > float("-inf")
+    allowed = ~logits.isneginf()  # NaN stays
     null = logits.new_full((*logits.shape[:3], 1), 0.0 if nulls else torch.finfo(logits.dtype).min)
     top = torch.cat([logits.masked_fill(~allowed, torch.finfo(logits.dtype).min), null], -1).amax(-1, keepdim=True)
     odds = torch.where(allowed, torch.exp(torch.where(allowed, logits - top, 0.0)), 0.0)

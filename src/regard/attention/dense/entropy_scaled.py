@@ -83,7 +83,7 @@ class EntropyScaled(Dense):
     def reference(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         """Every logit, times the ratio of the logarithms, then the softmax of each row."""
         logits = masked_logits(inner_products(q, k) / q.shape[-1] ** 0.5, call)
-        allowed = logits > float("-inf")
+        allowed = ~logits.isneginf()
         count = allowed.sum(-1, keepdim=True).clamp(min=self.least_keys).to(logits.dtype)
         scaled = torch.where(allowed, logits, 0.0) * torch.log(count) / math.log(self.base_length)
         return reference_softmax(scaled.masked_fill(~allowed, float("-inf")), v, call._replace(bias=None))

@@ -26,13 +26,25 @@ def square_distance(q: Tensor, k: Tensor) -> Tensor:
     return (squares - 2 * (q @ k.mT)).clamp(min=0).to(dtype)
 
 
+def parted(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """A float64 tensor as [rounded, remainder] in another type."""
+    rounded = x.to(dtype)
+    return torch.cat([rounded, (x - rounded).to(dtype)], -1)
+
+
+def whole(x: Tensor) -> Tensor:
+    """The sum of what `parted` parted, in float64."""
+    rounded, remainder = x.double().chunk(2, -1)
+    return rounded + remainder
+
+
 def log_kernel(kernel: str, square: Tensor) -> Tensor:
     """log K(u) from u^2; -inf outside the window of a compact kernel."""
     if kernel == "gaussian":
         return -0.5 * square
-    inside = square <= 1 if kernel == "box" else square < 1
-    height = torch.zeros_like(square) if kernel == "box" else torch.log1p(-torch.where(inside, square, 0.0))
-    return height.masked_fill(~inside, float("-inf"))
+    outside = square > 1 if kernel == "box" else square >= 1  # false of NaN, which stays
+    height = square.clamp(0, 0) if kernel == "box" else torch.log1p(-square.masked_fill(outside, 0))
+    return height.masked_fill(outside, float("-inf"))
 
 
 @final
@@ -45,7 +57,8 @@ class Gaussian(Dense):
     K by exp(b).
 
     Cost: O(queries keys dim) time, with inner products in float64; memory of one chunk of queries x keys. State: every
-    key (times w, where that is a matrix) and every value.
+    key and every value; where w is a matrix, every key times w, in two parts of its width: far from the origin one
+    would lose the distances.
 
     Raises:
         ConfigError: a learned bandwidth of a box.
@@ -110,6 +123,7 @@ class Gaussian(Dense):
 
     def setup(self) -> None:
         heads, kernel, leave_one_out = self.heads, self.kernel, self.leave_one_out
+        matrix = self.bandwidth == "matrix"
         if self.bandwidth == "scalar":
             self.weight = nn.Parameter(torch.full((heads.count,), float(self.inverse_bandwidth)))
         elif self.bandwidth == "matrix":
@@ -118,19 +132,27 @@ class Gaussian(Dense):
         times = self.inverse_bandwidth**2 if self.bandwidth == "fixed" else 1.0
 
         def score(q: Tensor, k: Tensor, distances: Tensor, *weight: Tensor) -> Tensor:
-            square = square_distance(q, k) * (weight[0].square()[:, None, None] if weight else times)
+            square = square_distance(whole(q), whole(k)).to(q.dtype) if matrix else square_distance(q, k)
+            square = square * (weight[0].square()[:, None, None] if weight else times)
             logits = log_kernel(kernel, square)
             return logits.masked_fill(distances == 0, float("-inf")) if leave_one_out else logits
 
-        self.rule = publish(f"gaussian({kernel}, {times!r}, {leave_one_out})", Rule(score, softmax, relative=True))
+        name = f"gaussian({kernel}, {times!r}, {leave_one_out}, {matrix})"
+        self.rule = publish(name, Rule(score, softmax, relative=True))
 
     def project(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """W q and W k, where W is a matrix."""
+        """W q and W k, where W is a matrix; in two parts, since a rounded point is another point."""
         if self.bandwidth != "matrix":
             return q, k
-        metric = self.weight.to(k.dtype)
-        with torch.autocast(k.device.type, enabled=False):  # a rounded point is another point
-            return q @ metric.repeat_interleave(self.heads.group, 0).mT, k @ metric.mT
+        metric = self.weight.double()
+        with torch.autocast(k.device.type, enabled=False):
+            points = q.double() @ metric.repeat_interleave(self.heads.group, 0).mT, k.double() @ metric.mT
+        return parted(points[0], q.dtype), parted(points[1], k.dtype)
+
+    @property
+    def key_width(self) -> int:
+        """A matrix gives each number of a key a remainder."""
+        return self.heads.key_dim * (2 if self.bandwidth == "matrix" else 1)
 
     def weights(self) -> list[Tensor]:
         """w, where it is a learned number."""
@@ -154,8 +176,8 @@ class Gaussian(Dense):
             case "gaussian":
                 logits = -square / 2
             case "box":
-                logits = torch.where(square <= 1, 0.0, float("-inf")).to(square.dtype)
+                logits = torch.where(square > 1, float("-inf"), torch.where(square.isnan(), square, 0.0))
             case _:
-                height = torch.log(1 - torch.where(square < 1, square, 0.0))
-                logits = torch.where(square < 1, height, float("-inf"))
+                height = torch.log(1 - torch.where(square >= 1, 0.0, square))
+                logits = torch.where(square >= 1, float("-inf"), height)
         return reference_softmax(logits, v, call)

@@ -132,9 +132,9 @@ class ReluSquared(Dense):
             lengths = k.shape[2] if call.key_mask is None else call.key_mask.sum(1).clamp(min=1)[:, None, None, None]
             logits = logits / lengths
         logits = masked_logits(logits, call)
-        allowed = logits > float("-inf")
+        allowed = ~logits.isneginf()
         x = torch.where(allowed, logits, 0.0)
-        squared = torch.where(x > 0, x * x, 0.0)
+        squared = x.clamp(min=0).square()
         # the distribution function of a normal variable
         weights = squared if self.activation == "relu_squared" else torch.special.ndtr((x - MEAN) / DEVIATION)
         weights = torch.where(allowed, weights, 0.0)

@@ -93,7 +93,7 @@ class Sigmoid(Scaled):
         """1 / (1 + n exp(-z)) for every pair that is allowed."""
         shift = self.shift[:, None, None] if self.learned else self.offset
         logits = masked_logits(inner_products(q, k) * self.factor + shift, call)
-        allowed = logits > float("-inf")
+        allowed = ~logits.isneginf()
         count = allowed.sum(-1, keepdim=True)
         if self.form == "paper":
             count = k.shape[2] if call.key_mask is None else call.key_mask.sum(1)[:, None, None, None]

@@ -231,7 +231,11 @@ class Rfa(RandomKernel):
 
 
 def unit(x: Tensor) -> Tensor:
-    """x / |x|, and 0 at 0, with a gradient that is finite there too."""
+    """x / |x|, and 0 at 0, with a gradient that is finite there too; squares neither overflow nor underflow."""
+    # times a power of 2, which rounds nothing
+    still = x.detach()
+    largest = torch.maximum(still.amax(-1, keepdim=True), -still.amin(-1, keepdim=True))
+    x = x * torch.ldexp(torch.ones_like(largest), -torch.frexp(largest).exponent.clamp(-126, 126))
     square = x.square().sum(-1, keepdim=True)
     return x * square.masked_fill(square == 0, 1).rsqrt()
 

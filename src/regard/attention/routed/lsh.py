@@ -224,7 +224,9 @@ class Lsh(Routed):
             times = torch.where(others.any(-1, keepdim=True), others, itself.long())
         times = times if self.duplicates else times.clamp(max=1)
         logits = torch.einsum("bhid,bhjd->bhij", q, k.repeat_interleave(self.heads.group, 1))
-        return logits * self.heads.key_dim**-0.5 + times.to(logits.dtype).log()
+        logits = logits * self.heads.key_dim**-0.5 + times.to(logits.dtype).log()
+        lost = q.isnan().any(-1, keepdim=True)  # its own row; a key that is not met may be NaN too
+        return logits.masked_fill((times == 0) & ~lost, float("-inf"))
 
     def chunk_of(self, buckets: Tensor, key_mask: Tensor | None) -> Tensor:
         """The chunk of each token, by how many come before it in the order of (bucket, position), hidden ones last."""

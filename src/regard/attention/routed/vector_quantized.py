@@ -132,6 +132,7 @@ class VectorQuantized(Routed):
             codes = codes.masked_fill(~call.key_mask[:, None], self.num_codes)
         assert call.state is None or isinstance(call.state, Slots)
         straight, block = code + (key - key.detach()), self.block_size if call.causal else 0
+        v = v.masked_fill(key.isnan().any(-1, keepdim=True), float("nan"))  # its code holds none
         values, state = coded(scaled(q), straight, v, codes, codebook, block, call.state)
         losses = {"commitment": commitment(key, code, call.key_mask)} if self.training else {}
         if learns:
@@ -192,7 +193,7 @@ class VectorQuantized(Routed):
     def logits(self, q: Tensor, k: Tensor, choices: Tensor, call: Call) -> Tensor:
         """Every query with every quantised key, which passes gradients straight through while it is recent."""
         q, k, codes, book = normalised(q), normalised(k), choices.long(), self.book(k)
-        code = book[torch.arange(len(book), device=k.device)[:, None], codes]
+        code = book[torch.arange(len(book), device=k.device)[:, None], codes].masked_fill(k.isnan(), float("nan"))
         if call.causal:
             block = torch.arange(k.shape[2], device=k.device) // self.block_size
             straight, recent = k + (code - k).detach(), block[call.query_start :, None] - block <= 1

@@ -17,6 +17,8 @@ from regard.transforms import higher_order, refuse_twice, transformed
 
 MATERIALISED_PAIRS = 1 << 20
 """queries x keys up to which logits may exist as one tensor"""
+LANES = 16
+"""float32 numbers in the widest vector of a CPU"""
 
 INNER = publish("inner product", Rule(lambda q, k: q @ k.mT, softmax))
 
@@ -146,7 +148,25 @@ def fused(q: Tensor, k: Tensor, v: Tensor, call: Call, *, scale: float, dropout:
     )
     if special or values.requires_grad:
         refuse_twice(values)
+    if keys < LANES and q.device.type == "cpu":
+        values = values.masked_fill(_spoilt(q, k, mask, causal=square), float("nan"))
     return values if width == wide else values[..., :width]
+
+
+def _spoilt(q: Tensor, k: Tensor, mask: Tensor | None, *, causal: bool) -> Bool[Tensor, "batch heads queries 1"]:
+    """Rows with a NaN in their query or in a key that they see.
+
+    Of fewer keys than lanes torch takes the maximum without NaN, and answers rows of NaN alone with 0.
+    """
+    of_keys = k.isnan().any(-1)[:, :, None].repeat_interleave(q.shape[1] // k.shape[1], 1)
+    if causal:
+        met = of_keys.cumsum(-1).mT > 0
+    elif mask is None:
+        met = of_keys.any(-1, keepdim=True)
+    else:
+        seen = mask if mask.dtype == torch.bool else ~mask.isneginf()
+        met = (of_keys & seen).any(-1, keepdim=True)
+    return met | q.isnan().any(-1, keepdim=True)
 
 
 def _explicit(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:

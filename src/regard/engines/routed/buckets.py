@@ -225,6 +225,44 @@ class Walk:
         return logits.sub_(hidden, alpha=HIDDEN)
 
 
+def _averages(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    query_codes: Tensor,
+    key_codes: Tensor,
+    query_mask: Tensor | None,
+    key_mask: Tensor | None,
+    scale: float,
+    rule: Rule,
+) -> tuple[Tensor, Tensor]:
+    """Values and log-sum-exps; NaN reaches every row of its tiles."""
+    value = v.shape[3]
+    walk = Walk(q, k, v, query_codes, key_codes, query_mask, key_mask, scale, rule)
+    # Per query: the highest logit so far, and against it the sum of weights and of weighted values.
+    peaks = walk.queries.matrix.new_zeros(len(walk.queries.matrix), 2)
+    peaks[:, 0] = float("-inf")
+    sums = peaks.new_zeros(len(peaks), value)
+    for at, _, meets in walk.steps():
+        high, mass = peaks.index_select(0, at).view(-1, walk.size, 2).split(1, -1)
+        mean = sums.index_select(0, at).view(-1, walk.size, value)
+        for _, key, odds in meets:
+            higher = torch.maximum(high, odds.amax(-1, keepdim=True))
+            fade = torch.exp2(high - higher)
+            odds.sub_(higher).exp2_()
+            mass = mass * fade + odds.sum(-1, keepdim=True)
+            mean.mul_(fade).baddbmm_(odds, key[..., walk.dim : walk.dim + value])
+            high = higher
+        peaks.index_copy_(0, at, torch.cat([high, mass], -1).flatten(0, 1))
+        sums.index_copy_(0, at, mean.flatten(0, 1))
+    top, total = peaks.split(1, -1)
+    seen = ~(top <= -HIDDEN / 2)  # NaN stays
+    values = walk.queries.put(torch.where(seen, sums / total, 0.0), q.shape)
+    lse = torch.where(seen, top + total.log2(), float("-inf"))
+    lse = walk.queries.put(lse, q.shape, float("-inf"))[..., 0]
+    return values, lse
+
+
 @torch.library.custom_op("regard::bucketed", mutates_args=())
 def bucketed_op(
     q: Tensor,
@@ -253,33 +291,23 @@ def bucketed_op(
         causal, itself, back, duplicates, choices, tile: see `Rule`.
 
     Returns:
-        values, and the log-sum-exp of each query in base 2; 0 and -inf where no key matches. At least float32.
+        values, and the log-sum-exp of each query in base 2; 0 and -inf where no key matches. At least float32. What
+        holds NaN, or reads a key or value that does, is NaN.
     """
-    value = v.shape[3]
+    rest, rule = (query_codes, key_codes, query_mask, key_mask), Rule(causal, itself, back, duplicates, choices, tile)
     with exact(q):
-        rule = Rule(causal, itself, back, duplicates, choices, tile)
-        walk = Walk(q, k, v, query_codes, key_codes, query_mask, key_mask, scale, rule)
-        # Per query: the highest logit so far, and against it the sum of weights and of weighted values.
-        peaks = walk.queries.matrix.new_zeros(len(walk.queries.matrix), 2)
-        peaks[:, 0] = float("-inf")
-        sums = peaks.new_zeros(len(peaks), value)
-        for at, _, meets in walk.steps():
-            high, mass = peaks.index_select(0, at).view(-1, walk.size, 2).split(1, -1)
-            mean = sums.index_select(0, at).view(-1, walk.size, value)
-            for _, key, odds in meets:
-                higher = torch.maximum(high, odds.amax(-1, keepdim=True))
-                fade = torch.exp2(high - higher)
-                odds.sub_(higher).exp2_()
-                mass = mass * fade + odds.sum(-1, keepdim=True)
-                mean.mul_(fade).baddbmm_(odds, key[..., walk.dim : walk.dim + value])
-                high = higher
-            peaks.index_copy_(0, at, torch.cat([high, mass], -1).flatten(0, 1))
-            sums.index_copy_(0, at, mean.flatten(0, 1))
-        top, total = peaks.split(1, -1)
-        seen = top > -HIDDEN / 2
-        values = walk.queries.put(torch.where(seen, sums / total, 0.0), q.shape)
-        lse = torch.where(seen, top + total.log2(), float("-inf"))
-        lse = walk.queries.put(lse, q.shape, float("-inf"))[..., 0]
+        values, lse = _averages(q, k, v, *rest, scale, rule)
+        asks = q.isnan().any(-1, keepdim=True)
+        if query_mask is not None:
+            asks = asks & query_mask[:, None, :, None]
+        if bool(asks.any() | values.isnan().any()):
+            # In a tile NaN times a weight of 0 reaches every row. So without it, and then: which rows read any?
+            spoilt = k.isnan().any(-1, keepdim=True) | v.isnan()
+            q, k, v = (x.masked_fill(x.isnan(), 0) for x in (q, k, v))
+            values, lse = _averages(q, k, v, *rest, scale, rule)
+            read, _ = _averages(torch.zeros_like(q), torch.zeros_like(k), spoilt.to(v.dtype), *rest, scale, rule)
+            values.masked_fill_(asks | (read > 0), math.nan)
+            lse.masked_fill_(asks[..., 0], math.nan)
     return values, lse
 
 

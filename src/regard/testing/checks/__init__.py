@@ -21,6 +21,7 @@ from regard.testing.checks import (  # noqa: F401 - each module enters its check
     merge,
     misfits,
     models,
+    nan,
     pattern,
     positions,
     precision,

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor, func, nn
 
-from regard.core import Attention
+from regard.core import Attention, registered_name
 from regard.errors import ConfigError, UnsupportedError
 from regard.testing.compare import assert_close
 from regard.testing.inputs import LENGTH, Inputs, Subject, as_queries, call, define, mask_with_holes, randn
@@ -77,6 +77,8 @@ class _Case:
             law(self.called.function())
         except UnsupportedError as error:
             require('impl="reference"' in str(error), f"refused without a way out: {error}")
+            name = registered_name(self.subject.cls)
+            require(str(error).startswith(f"{name}:"), f"refused without the name of {name}: {error}")
             if self.subject.options.get("impl") == "reference":
                 return  # a definition that looks at numbers cannot be batched
             definition = self.definition()
