@@ -385,3 +385,11 @@ class WrongWhenCompiled(ToyDense):
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         return super().score(q, k) * (1.01 if torch.compiler.is_compiling() else 1.0)
+
+
+@mutant("compilation")
+class GraphOfOneLength(ToyDense):
+    """Picks a slot by a number that follows from the length, so that every length has a graph of its own."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q, k) + 0 * k[:, :1, k.shape[2] // 2, :1, None]

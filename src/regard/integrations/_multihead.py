@@ -15,6 +15,7 @@ from regard.core import Attention
 from regard.errors import ConfigError, ShapeError, UnsupportedError
 from regard.functional import weights as weights_without_gradients
 from regard.info import Heads
+from regard.integrations._masks import future_hidden, is_mask, is_triangle, triangle
 
 
 class MultiheadAttention(nn.MultiheadAttention):
@@ -29,6 +30,9 @@ class MultiheadAttention(nn.MultiheadAttention):
     given to the mechanism as a mask: it selects the mechanism's causal form. Every other one becomes a bias on the
     logits, for mechanisms that support `bias`. `add_bias_kv` and `add_zero_attn` add keys that have no position, for
     mechanisms that see content only. A mechanism that uses queries as keys leaves the projection of the keys unused.
+
+    Inside `torch.compile` nobody can look at a mask: `is_causal=True` selects the causal form, without it a causal mask
+    is a bias like any other, and what was said of a mask is asserted when the graph runs.
 
     Cost: the mechanism's, and with `need_weights` one more call per head_dim keys, of queries x keys numbers.
 
@@ -217,7 +221,9 @@ class MultiheadAttention(nn.MultiheadAttention):
         self, attn_mask: Tensor | None, queries: int, keys: int, is_causal: bool
     ) -> tuple[Attention, Tensor | None]:
         """The form of the mechanism that serves a call, and the mask that is left for it."""
-        if is_causal and (attn_mask is None or not triangular(attn_mask, 1)):
+        if attn_mask is not None and torch.compiler.is_compiling():
+            return self._traced_form(attn_mask, queries, keys, is_causal)
+        if is_causal and (attn_mask is None or not is_triangle(attn_mask, 1)):
             raise ConfigError(
                 "is_causal says that attn_mask is the causal mask, and it is "
                 f"{'missing' if attn_mask is None else 'another'}: pass "
@@ -227,17 +233,21 @@ class MultiheadAttention(nn.MultiheadAttention):
         causal = by_name.get("causal")
         if causal is not None and attn_mask is not None:
             serves = queries == keys or (queries < keys and causal.info.supports.prefix)
-            if serves and triangular(attn_mask, keys - queries + 1):
+            if serves and is_triangle(attn_mask, keys - queries + 1):
                 return causal, None
         if causal is not None and self.causal:
-            if attn_mask is not None and not hides_future(attn_mask):
+            if attn_mask is not None and not bool(future_hidden(attn_mask)):
                 raise UnsupportedError(
                     f"{self.spec} was built with causal=True, and attn_mask lets a query see a later key: build with "
                     "causal=None or causal=False"
                 )
             return causal, attn_mask
         if "bidirectional" in by_name:
-            if attn_mask is not None and not by_name["bidirectional"].info.supports.bias and hides_future(attn_mask):
+            if (
+                attn_mask is not None
+                and not by_name["bidirectional"].info.supports.bias
+                and bool(future_hidden(attn_mask))
+            ):
                 raise UnsupportedError(
                     f"{self.spec} does not support attn_mask as a bias, and this form is not causal: build with "
                     "causal=True. Mechanisms with a bias: regard list --supports bias"
@@ -248,16 +258,40 @@ class MultiheadAttention(nn.MultiheadAttention):
             "with causal=True to be causal without a mask. Other mechanisms: regard list --supports bidirectional"
         )
 
+    def _traced_form(
+        self, attn_mask: Tensor, queries: int, keys: int, is_causal: bool
+    ) -> tuple[Attention, Tensor | None]:
+        """As `_form` where a compiler hides what the mask holds: what it must hold is asserted when the graph runs."""
+        by_name = {name: cast(Attention, form) for name, form in self.attention.items()}
+        causal, free = by_name.get("causal"), by_name.get("bidirectional")
+        if is_causal:
+            torch._assert_async(triangle(attn_mask, 1), "is_causal says that attn_mask is the causal mask; it is not")
+            if causal is not None and queries == keys:
+                return causal, None
+        if causal is not None and self.causal:
+            if causal.info.supports.bias:
+                torch._assert_async(future_hidden(attn_mask), "causal=True, and attn_mask lets a query see a later key")
+                return causal, attn_mask
+            seen = triangle(attn_mask, keys - queries + 1)
+            torch._assert_async(seen, f"{self.spec} takes no attn_mask but the causal one")
+            return causal, None
+        if free is None or not free.info.supports.bias:
+            raise UnsupportedError(
+                f"{self.spec} takes no attn_mask as a bias, and torch.compile hides whether this one is causal: pass "
+                "is_causal=True with the causal mask, or build with causal=True"
+            )
+        return free, attn_mask
+
     def _check_masks(
         self, padding: Tensor | None, attn_mask: Tensor | None, batch: int, queries: int, keys: int
     ) -> None:
         by_head = (batch * self.num_heads, queries, keys)
-        if attn_mask is not None and (attn_mask.shape not in ((queries, keys), by_head) or not _is_mask(attn_mask)):
+        if attn_mask is not None and (attn_mask.shape not in ((queries, keys), by_head) or not is_mask(attn_mask)):
             raise ShapeError(
                 f"attn_mask must be boolean or floating, (queries, keys)={(queries, keys)} or (batch x heads, queries, "
                 f"keys)={by_head}, got {attn_mask.dtype} {tuple(attn_mask.shape)}"
             )
-        if padding is not None and (padding.shape != (batch, keys) or not _is_mask(padding)):
+        if padding is not None and (padding.shape != (batch, keys) or not is_mask(padding)):
             raise ShapeError(
                 f"key_padding_mask must be boolean or floating (batch={batch}, keys={keys}), True = padding, got "
                 f"{padding.dtype} {tuple(padding.shape)}"
@@ -276,7 +310,12 @@ class MultiheadAttention(nn.MultiheadAttention):
         if padding.dtype == torch.bool:
             return ~padding, table
         hidden = padding == float("-inf")
-        if bool((hidden | (padding == 0)).all()) and not padding.requires_grad:
+        plain = (hidden | (padding == 0)).all()
+        if torch.compiler.is_compiling() and not padding.requires_grad:  # a table of all pairs would be slow
+            message = "inside torch.compile key_padding_mask holds 0 and -inf alone: other numbers go into attn_mask"
+            torch._assert_async(plain, message)
+            return ~hidden, table
+        if bool(plain) and not padding.requires_grad:
             return ~hidden, table
         added = padding.masked_fill(hidden, 0)[:, None, None, :].expand(-1, 1, queries, -1)
         if table is not None and table.dtype == torch.bool:
@@ -326,26 +365,6 @@ def forms(spec: str, heads: Heads, causal: bool | None) -> nn.ModuleDict:
     return nn.ModuleDict(
         {"causal" if form else "bidirectional": build(spec, replace(heads, causal=form)) for form in wanted}
     )
-
-
-def _is_mask(mask: Tensor) -> bool:
-    return mask.dtype == torch.bool or mask.is_floating_point()
-
-
-def triangular(mask: Tensor, diagonal: int) -> bool:
-    """Whether torch's mask hides exactly the keys from a diagonal on, and adds nothing to the others."""
-    hidden = torch.ones(mask.shape[-2:], dtype=torch.bool, device=mask.device).triu(diagonal)
-    if mask.dtype == torch.bool:
-        return bool((mask == hidden).all())
-    return bool((mask == torch.zeros_like(mask).masked_fill(hidden, float("-inf"))).all()) and not mask.requires_grad
-
-
-def hides_future(mask: Tensor) -> bool:
-    """Whether torch's mask hides every key after its query, where the queries are the last positions."""
-    queries, keys = mask.shape[-2:]
-    future = torch.ones(queries, keys, dtype=torch.bool, device=mask.device).triu(keys - queries + 1)
-    hidden = mask if mask.dtype == torch.bool else mask == float("-inf")
-    return queries <= keys and bool((hidden | ~future).all())
 
 
 def effective_weights(

@@ -141,9 +141,9 @@ class MixedChunk(Attention):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The values, and the sums over whole chunks."""
         (queries, keys), size, kv_heads = (q.shape[2], k.shape[2]), self.chunk_size, k.shape[1]
-        width = min(size, keys)  # one chunk is as long as the call
-        spare = -keys % width
-        chunks, dtype = (keys + spare) // width, accumulation_dtype(q.dtype)
+        width = size if keys >= size else keys  # one chunk is as long as the call; no `min`, which a compiler keeps
+        chunks, dtype = (keys + width - 1) // width, accumulation_dtype(q.dtype)
+        spare = chunks * width - keys
         key = self._projected(k.to(dtype), self.key_gain, self.key_offset)
         # values beyond the end and under the mask are 0, which removes their keys
         columns = F.pad(v.to(dtype), (0, 0, 0, spare)).unflatten(2, (chunks, width))
@@ -155,7 +155,8 @@ class MixedChunk(Attention):
             past = state["sum"].to(dtype), state["count"] if self.counted else past[1]
         if self.heads.causal:
             sums, seen = self._before(sums, past[0], 2), self._before(seen, past[1], 1)
-            later = {"sum": sums[:, :, keys // size], **({"count": seen[:, keys // size]} if self.counted else {})}
+            whole = keys // size
+            later = {"sum": sums.select(2, whole), **({"count": seen.select(1, whole)} if self.counted else {})}
         else:
             sums, seen = (x.sum(axis, keepdim=True).expand_as(x) for x, axis in ((sums, 2), (seen, 1)))
             later = {}

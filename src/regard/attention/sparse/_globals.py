@@ -155,7 +155,9 @@ class Globals(PatternSoftmax):
         """The global tokens among the keys from index `first` on."""
         device = view.keys.device
         if view.marks is None:  # how many there are is known without a look at the data
-            at = torch.arange(first, max(first, min(self.leading, view.keys.shape[0])), device=device)
+            keys = view.keys.shape[0]
+            end = self.leading if self.leading <= keys else keys  # no `min`, which a compiler keeps
+            at = torch.arange(first, end if first <= end else first, device=device)
             at = at.expand(view.batch, -1)
             real = torch.ones_like(at, dtype=torch.bool) if view.key_mask is None else view.key_mask.gather(1, at)
             return Tokens(at, real)

@@ -93,12 +93,14 @@ def choose(queries: int, keys: int, call: Call, dropout: float) -> str:
     The fused kernel, except on larger calls with dropout (`chunks`), and with a bias by distance or leading keys
     (`tiles`).
     """
-    if queries * keys <= MATERIALISED_PAIRS:
-        return "torch"
-    if dropout:
-        return "chunks"
     by_distance = call.bias is not None and call.bias.by_distance
-    return "tiles" if by_distance or (call.causal and 1 < queries < keys) else "torch"
+    leading = call.causal and 1 < queries < keys
+    if not (dropout or by_distance or leading):
+        return "torch"
+    # An exported graph serves every length, so it does not ask for this one.
+    if not torch.compiler.is_exporting() and queries * keys <= MATERIALISED_PAIRS:
+        return "torch"
+    return "chunks" if dropout else "tiles"
 
 
 def tiles(
@@ -134,6 +136,9 @@ def fused(q: Tensor, k: Tensor, v: Tensor, call: Call, *, scale: float, dropout:
     if width < wide:
         v = F.pad(v, (0, wide - width))
     mask = None if square else _mask(q, keys, call)
+    grouped = False
+    if q.shape[1] != k.shape[1]:  # asked, since the kernel takes no symbol of a compiler
+        grouped = True
     special = transformed()
     attend = _explicit if special and higher_order(q, k, v, mask) else F.scaled_dot_product_attention
     values = attend(
@@ -144,7 +149,7 @@ def fused(q: Tensor, k: Tensor, v: Tensor, call: Call, *, scale: float, dropout:
         dropout_p=dropout,
         is_causal=square,
         scale=scale,
-        enable_gqa=q.shape[1] != k.shape[1],
+        enable_gqa=grouped,
     )
     if special or values.requires_grad:
         refuse_twice(values)

@@ -57,7 +57,7 @@ def flexed(
         UnsupportedError: dropout; other parts of a bias; on a CPU, inputs that need a gradient; transforms.
         ConfigError: a pattern per head for another number of heads.
     """
-    if pattern.heads not in (None, q.shape[1]):
+    if pattern.heads is not None and pattern.heads != q.shape[1]:
         raise ConfigError(f"the pattern is one of {pattern.heads} heads, the queries have {q.shape[1]}")
     if dropout is not None:
         raise UnsupportedError('impl="flex" drops no weights; impl="torch" does')

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from regard.core import accumulation_dtype
-from regard.engines.sums.passes import CHUNK, LOWEST, SPAN, Span, count_spans, divisor, spans
-from regard.transforms import transformable, transformed
+from regard.engines.sums.passes import CHUNK, LOWEST, SPAN, Span, count_spans, divisor, learning, require_kept, spans
+from regard.transforms import transformable
 
 __all__ = ["average_by_channel"]
 
@@ -51,9 +51,7 @@ def average_by_channel(r: Tensor, k: Tensor, v: Tensor, sum: Tensor, top: Tensor
     Returns:
         Channels, differentiable with respect to r, k, v and sum, once.
     """
-    # Under `vmap` a tensor does not say whether it needs a gradient.
-    keep = transformed() or (torch.is_grad_enabled() and any(x.requires_grad for x in (r, k, v, sum)))
-    return Channels(*_average(r, k, v, sum, top, keep)[:3])
+    return Channels(*_average(r, k, v, sum, top, learning(r, k, v, sum))[:3])
 
 
 class _Chunks(NamedTuple):
@@ -354,6 +352,7 @@ def _setup_context(ctx, inputs, output) -> None:
 
 def _backward(ctx, of_values, of_sum, *_):
     r, k, v, *kept = ctx.saved_tensors
+    require_kept(kept[0])
     if of_values is None:
         of_values = r.new_zeros(*r.shape[:3], v.shape[3])
     return *_pulled(of_values, of_sum, r, k, v, *kept), None, None

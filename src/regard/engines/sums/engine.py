@@ -10,10 +10,20 @@ from torch.utils.flop_counter import register_flop_formula
 
 from regard.core import accumulation_dtype
 from regard.engines.sums.backward import Gradients, backward_causal, backward_full
-from regard.engines.sums.passes import CHUNK, Operands, Results, count_spans, empty_sum, forward_causal, forward_full
+from regard.engines.sums.passes import (
+    CHUNK,
+    Operands,
+    Results,
+    count_spans,
+    empty_sum,
+    forward_causal,
+    forward_full,
+    learning,
+    require_kept,
+)
 from regard.engines.sums.step import Averaged, step
 from regard.features import FEATURE_MAPS
-from regard.transforms import transformable, transformed
+from regard.transforms import transformable
 
 __all__ = ["kernel_average"]
 
@@ -68,9 +78,7 @@ def kernel_average(
     sum, top = sum.to(dtype), None if top is None else top.to(torch.promote_types(top.dtype, dtype))
     if q.shape[2] <= 1 and k.shape[2] <= 1:
         return step(q, k, v, sum, top, maps, scale, normalise, projection, log_weight, key_mask, rotation)
-    wanted = (q, k, v, sum, log_weight)
-    # Under `vmap` a tensor does not say whether it needs a gradient.
-    keep = transformed() or (torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in wanted))
+    keep = learning(q, k, v, sum, log_weight)
     tensors, options = (projection, log_weight, key_mask, rotation), (query_map, key_map, scale, normalise, causal)
     return Averaged(*_average(q, k, v, sum, top, *tensors, *options, keep)[:5])
 
@@ -215,6 +223,8 @@ def _setup_context(ctx, inputs, output) -> None:
 
 def _backward(ctx, of_values, of_total, of_highest, of_sum, *_):
     saved = ctx.saved_tensors
+    if ctx.options[-1]:
+        require_kept(saved[11])
     if of_values is None:
         of_values = torch.zeros_like(saved[7])
     grads = _pulled(of_values, of_total, of_sum, *saved, *ctx.options)

@@ -23,7 +23,9 @@ import torch
 from torch import Tensor
 
 from regard.core import accumulation_dtype
+from regard.errors import UnsupportedError
 from regard.features import LOG2E, FeatureMap
+from regard.transforms import transformed
 
 CHUNK = 64
 SPAN = 8
@@ -64,6 +66,29 @@ def spans(first: int, end: int) -> list[Span]:
 def count_spans(length: int) -> int:
     """len(spans(0, length)), for lengths that a compiler has not fixed."""
     return -(-(length // CHUNK) // SPAN) - (-(length % CHUNK) // CHUNK)
+
+
+def learning(*tensors: Tensor | None) -> bool:
+    """Whether the backward pass will need what a causal forward pass may keep for it.
+
+    An exported graph keeps nothing: how much there is depends on the length, by a formula that no exporter bounds.
+    """
+    if torch.compiler.is_exporting():
+        return False
+    # Under `vmap` a tensor does not say whether it needs a gradient.
+    return transformed() or (torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors))
+
+
+def require_kept(kept: Tensor) -> None:
+    """Refuse the backward pass of a causal call that kept nothing for it.
+
+    Raises:
+        UnsupportedError: it was exported.
+    """
+    if not kept.shape[0]:
+        raise UnsupportedError(
+            "a causal sum that was exported keeps nothing for a backward pass: train before torch.export"
+        )
 
 
 def pieces(length: int) -> list[Span]:

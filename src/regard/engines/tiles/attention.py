@@ -70,7 +70,7 @@ def tiled_attention(
         ConfigError: a pattern per head for another number of heads; log gates of positions with holes, or of a pattern
             that shows later keys.
     """
-    if pattern.heads not in (None, q.shape[1]):
+    if pattern.heads is not None and pattern.heads != q.shape[1]:  # not `in`, which finds no symbol of a compiler
         raise ConfigError(f"the pattern is one of {pattern.heads} heads, the queries have {q.shape[1]}")
     queries, keys = q.shape[2], k.shape[2]
     scale = 1 / math.sqrt(q.shape[3]) if scale is None else scale
