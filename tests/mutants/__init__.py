@@ -5,9 +5,21 @@ A bug report becomes a mutant first, then a check, then a fix. `parent` is the c
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
+from torch._dynamo.exc import TorchDynamoException
+
+import regard.testing
+from regard.core import Attention
 from regard.info import Info
+from regard.testing.inputs import Subject
+from regard.testing.registry import REGISTERED, conduct
+
+COMPARISONS = Path(regard.testing.__file__).parent
+"""where what a check compares or misses is said"""
+NO_COMPARISON = {COMPARISONS / "inputs.py", COMPARISONS / "conditioning.py"}
+"""where it is said that nothing can be compared on some inputs"""
 
 Broken = TypeVar("Broken", bound=type)
 
@@ -35,6 +47,42 @@ def mutant(caught_by: str) -> Callable[[Broken], Broken]:
         return cls
 
     return enter
+
+
+def objection(mutant: Mutant) -> str:
+    """Why a mutant says nothing about its check; empty: the check catches it, and passes on what it breaks.
+
+    It must be caught by what the check compares or by an error that is missing: a crash would say nothing. Mechanisms
+    are checked with the mutant's own options.
+    """
+    check = REGISTERED[mutant.caught_by]
+    broken, sound = (
+        Subject(cls, mutant.cls.samples[0]) if issubclass(cls, Attention) else cls
+        for cls in (mutant.cls, mutant.parent)
+    )
+    if excuse := check.excuse(broken):
+        return f"{mutant.name} is excused: {excuse}"
+    try:
+        check.run(broken)
+    except Exception as error:  # whatever it raises must be the check's own finding
+        if not _found(error):
+            return f"{mutant.name} crashes: {type(error).__name__}: {error}"
+    else:
+        return f"{mutant.name} passes {check.name}"
+    result = conduct(check, sound)
+    return "" if result.status == "passed" else f"the parent is {result.status}: {result.message or result.reason}"
+
+
+def _found(error: Exception) -> bool:
+    """Whether a check has said this, and not the code under it."""
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    assert at is not None
+    file = Path(at.tb_frame.f_code.co_filename)
+    of_compiler = isinstance(error.__cause__, TorchDynamoException)  # a graph that breaks is what a check looks for
+    said = isinstance(error, AssertionError) and bool(str(error)) and (error.__cause__ is None or of_compiler)
+    return said and file.is_relative_to(COMPARISONS) and file not in NO_COMPARISON
 
 
 def claiming(info: Info, supports: dict[str, bool] | None = None, **facts: Any) -> Info:
