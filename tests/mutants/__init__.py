@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
 from torch._dynamo.exc import TorchDynamoException
 
 import regard.testing
@@ -16,9 +17,9 @@ from regard.info import Info
 from regard.testing.inputs import Subject
 from regard.testing.registry import REGISTERED, conduct
 
-COMPARISONS = Path(regard.testing.__file__).parent
+CHECKING = Path(regard.testing.__file__).parent
 """where what a check compares or misses is said"""
-NO_COMPARISON = {COMPARISONS / "inputs.py", COMPARISONS / "conditioning.py"}
+NO_COMPARISON = {CHECKING / "inputs.py", CHECKING / "conditioning.py"}
 """where it is said that nothing can be compared on some inputs"""
 
 Broken = TypeVar("Broken", bound=type)
@@ -65,7 +66,7 @@ def objection(mutant: Mutant) -> str:
     try:
         check.run(broken)
     except Exception as error:  # whatever it raises must be the check's own finding
-        if not _found(error):
+        if not found(error):
             return f"{mutant.name} crashes: {type(error).__name__}: {error}"
     else:
         return f"{mutant.name} passes {check.name}"
@@ -73,16 +74,19 @@ def objection(mutant: Mutant) -> str:
     return "" if result.status == "passed" else f"the parent is {result.status}: {result.message or result.reason}"
 
 
-def _found(error: Exception) -> bool:
-    """Whether a check has said this, and not the code under it."""
+def found(error: BaseException, *folders: Path) -> bool:
+    """Whether a check, or a test in one of these folders, has said this, and not the code under it."""
     at = error.__traceback__
     while at is not None and at.tb_next is not None:
         at = at.tb_next
     assert at is not None
     file = Path(at.tb_frame.f_code.co_filename)
     of_compiler = isinstance(error.__cause__, TorchDynamoException)  # a graph that breaks is what a check looks for
-    said = isinstance(error, AssertionError) and bool(str(error)) and (error.__cause__ is None or of_compiler)
-    return said and file.is_relative_to(COMPARISONS) and file not in NO_COMPARISON
+    said = isinstance(error, AssertionError) and (error.__cause__ is None or of_compiler)
+    if not folders:  # an assertion without words is none of a check's findings
+        said = said and bool(str(error))
+    ours = any(file.is_relative_to(folder) for folder in (CHECKING, *folders)) and file not in NO_COMPARISON
+    return (ours and said) or isinstance(error, pytest.fail.Exception)
 
 
 def claiming(info: Info, supports: dict[str, bool] | None = None, **facts: Any) -> Info:

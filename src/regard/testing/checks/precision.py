@@ -35,6 +35,8 @@ BFLOAT16_ERROR = 2**-7
 CLOSE_CALL = 1e-6
 """a choice that inputs moved by so much of themselves would change is left to rounding"""
 
+SAME = 1e-9
+"""of the largest output: the same choices"""
 MANY = 200
 """rows of a batch, so that some choices are nearly close calls"""
 CLEAR_SHARE = 0.5
@@ -104,11 +106,14 @@ def clear_choices(subject: Subject) -> None:
             exact, oracle = x.to(torch.float64), exact_copy(mechanism)
             wanted = definition(oracle, exact)
             clear = torch.ones(wanted.shape[:3], dtype=torch.bool)
-            for moved in _moved(exact, mechanism):
-                clear &= _rows_alike(oracle, exact, _decided(oracle, moved), wanted)
+            for trial in range(2):
+                ways = [definition(oracle, _moved(exact, mechanism, way, trial)) for way in (CLOSE_CALL, -CLOSE_CALL)]
+                # what is smooth cancels but for the square of the step; a choice that one way changes does not
+                clear &= _alike((ways[0] + ways[1]) / 2, wanted)
             share = clear.double().mean().item()
             require(share > CLEAR_SHARE, f"{dtype}, {causal=}: only {share:.0%} of the queries have no close call")
-            wrong = (clear & ~_rows_alike(oracle, exact, _decided(mechanism, x), wanted)).nonzero().tolist()
+            made = _decided(mechanism, x)
+            wrong = (clear & ~_alike(definition(oracle, exact, decisions=made), wanted)).nonzero().tolist()
             require(
                 not wrong,
                 f"{dtype}, {causal=}: {len(wrong)} of {int(clear.sum())} queries without a close call "
@@ -122,22 +127,15 @@ def _decided(mechanism: Attention, x: Inputs) -> object:
     return mechanism.decisions(x.q, x.k)  # pyright: ignore[reportCallIssue]
 
 
-def _moved(x: Inputs, mechanism: Attention) -> Iterator[Inputs]:
-    """The inputs with every number moved by about `CLOSE_CALL` of it, one way and the other."""
-    for trial in range(2):
-        for way in (CLOSE_CALL, -CLOSE_CALL):
-            q, k = (
-                y * (1 + way * randn(*y.shape, seed=f"{name} {trial}", dtype=y.dtype))
-                for name, y in (("q", x.q), ("k", x.k))
-            )
-            shared = mechanism.info.shares_query_key
-            yield x.replaced(q=as_queries(k, mechanism.heads, x.q.shape[2]) if shared else q, k=k)
+def _moved(x: Inputs, mechanism: Attention, step: float, trial: int) -> Inputs:
+    """The inputs with every number of queries and keys moved by about `step` of it."""
+    q, k = (y * (1 + step * randn(*y.shape, seed=f"{trial} {n}", dtype=y.dtype)) for n, y in (("q", x.q), ("k", x.k)))
+    return x.replaced(q=as_queries(k, mechanism.heads, q.shape[2]) if mechanism.info.shares_query_key else q, k=k)
 
 
-def _rows_alike(oracle: Attention, x: Inputs, decisions: object, wanted: Tensor) -> Tensor:
-    """Rows of the definition that are the same under given choices as under its own."""
-    off = (definition(oracle, x, decisions=decisions) - wanted).abs().amax(-1)
-    return off <= 1e-9 * wanted.abs().max()
+def _alike(values: Tensor, wanted: Tensor) -> Tensor:
+    """Which queries have the same values, (batch, heads, queries)."""
+    return (values - wanted).abs().amax(-1) <= SAME * wanted.abs().max()
 
 
 def _require_definition(mechanism: Attention, x: Inputs) -> None:
