@@ -11,6 +11,7 @@ from regard.testing import CHECKS
 from regard.testing.checks import PART_CHECKS
 from tests import mutants
 from tests.mutants import toys
+from tests.mutants.verdict import objection
 
 for module in pkgutil.iter_modules(mutants.__path__, f"{mutants.__name__}."):
     importlib.import_module(module.name)
@@ -19,7 +20,7 @@ MUTANTS = [mutant for mutant in mutants.MUTANTS if issubclass(mutant.parent, Att
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
 def test_caught_by_its_check(mutant):
-    assert mutants.objection(mutant) == ""
+    assert objection(mutant) == ""
 
 
 def test_every_check_has_a_mutant():
@@ -107,13 +108,13 @@ class Wrong(toys.ToyWindow):
     ],
 )
 def test_what_says_nothing_about_a_check_is_no_mutant(cls, caught_by, why):
-    assert mutants.objection(mutants.Mutant(cls, cls.__bases__[0], caught_by)).startswith(why)
+    assert objection(mutants.Mutant(cls, cls.__bases__[0], caught_by)).startswith(why)
 
 
 def test_a_parent_that_is_excused_or_fails_is_none():
     broken = next(mutant for mutant in MUTANTS if mutant.name == "OneSlotTooFew")
     for parent, why in ((NoState, "the parent is excused: info: not supports.state"), (Wrong, "the parent is failed")):
-        assert mutants.objection(replace(broken, parent=parent)).startswith(why)
+        assert objection(replace(broken, parent=parent)).startswith(why)
 
 
 def test_a_parent_has_the_options_of_its_mutant():
@@ -129,5 +130,5 @@ def test_a_parent_has_the_options_of_its_mutant():
         def score(self, q, k):
             return -super().score(q, k)
 
-    assert mutants.objection(mutants.Mutant(Broken, Parent, "reference")) == ""
+    assert objection(mutants.Mutant(Broken, Parent, "reference")) == ""
     assert set(windows) == {5}

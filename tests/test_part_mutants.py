@@ -12,7 +12,8 @@ from regard.position import Position
 from regard.tasks.text import Windows
 from regard.testing import check_part
 from regard.testing.checks import PART_CHECKS
-from tests.mutants import MUTANTS, objection, parts
+from tests.mutants import MUTANTS, parts
+from tests.mutants.verdict import objection
 
 PART_MUTANTS = [mutant for mutant in MUTANTS if mutant.cls.__module__ == parts.__name__]
 

@@ -23,7 +23,7 @@ from regard import HeadMix, catalog
 from regard.testing.inputs import Subject
 from regard.testing.registry import REGISTERED
 from tests.layer.test_head_mix import MixSubject
-from tests.mutants import found
+from tests.mutants.verdict import found
 
 SAYING = Path(__file__).parents[1], Path(torch.testing.__file__).parent
 """where a test says what it found"""
