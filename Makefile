@@ -42,7 +42,7 @@ quick: .venv/.test  ## the tests without the conformance suite, mutants and inst
 		--ignore tests/test_conformance.py --ignore tests/test_mutants.py
 
 external: .venv/.external  ## published packages agree
-	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/external -m external
+	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 REGARD_REQUIRE_EXTERNAL=1 $(BIN)/python -m pytest tests/external -m external
 
 lint: .venv/.test
 	$(BIN)/ruff check .
@@ -57,8 +57,8 @@ bench: .venv/.base  ## recorded, never asserted; see LOG.md
 	for script in benchmarks/[a-z]*.py; do $(BIN)/python $$script || exit 1; done
 	$(BIN)/regard claims all --out runs/claims
 
-mutation: .venv/.test  ## mechanical mutants of every mechanism; lists the survivors
-	$(BIN)/python -m tests.mutants.mechanical --tests 'tests/attention/{family}/test_{name}.py'
+mutation: .venv/.test  ## mechanical mutants of every mechanism; records the survivors
+	$(BIN)/python -m tests.mutants.mechanical --tests 'tests/attention/{family}/test_{name}.py' --record
 
 clean:
 	rm -rf .venv docs/_build docs/generated build dist

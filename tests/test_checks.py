@@ -53,8 +53,11 @@ def test_an_excuse_names_the_fact_and_the_substitute():
     assert result.reason == "info: straight_through; checked instead: reference_gradients"
     (result,) = check_attention(toys.ToyDense, checks=["partition"])
     assert (result.status, result.reason) == ("excused", "no PatternSoftmax; checked instead: reference")
-    (result,) = check_attention("local(window=3)", checks=["partition"])
-    assert result.status == "passed"
+    (result,) = check_attention(toys.ToyDense, checks=["future_keys"])
+    assert (result.status, result.reason) == ("excused", "no PatternSoftmax; checked instead: state_splits")
+    for each in ("partition", "future_keys"):
+        (result,) = check_attention("local(window=3)", checks=[each])
+        assert result.status == "passed"
     (result,) = check_part(Sinusoidal, checks=["published_logits"])
     assert (result.status, result.reason) == ("excused", "class: absolute; checked instead: positions_are_added")
     (result,) = check_part(Rotary, checks=["columns_are_distances"])

@@ -1,6 +1,9 @@
 """Mechanical mutants: every kind of change is made once, and a study tells killed from surviving."""
 
 import ast
+import datetime
+
+import pytest
 
 from tests.mutants import mechanical
 
@@ -90,3 +93,45 @@ def test_a_broken_source_is_killed():
     wrong = source.replace("wide.cumsum(2)", "wide.cumsum(2) * 1.001")
     assert wrong != source
     assert mechanical._judged("uniform", module, mechanical.Variant(0, "scale", wrong)).killer is not None
+
+
+def test_a_record_keeps_what_was_found(tmp_path):
+    file = tmp_path / "survivors.csv"
+    alive, other = (mechanical.Variant(line, f"{line}  ->  {line + 1}", "") for line in (12, 5))
+    outcomes = [
+        mechanical.Outcome(alive, None),
+        mechanical.Outcome(other, None),
+        mechanical.Outcome(other, "causality"),
+    ]
+    mechanical.record("regard.state", outcomes, file)
+    mechanical.record("regard.bias", outcomes[2:], file)
+    rows = mechanical.recorded(file)
+    assert [(row["module"], row["judged"], row["killed"], row["line"], row["change"]) for row in rows] == [
+        ("regard.bias", "1", "1", "", ""),
+        ("regard.state", "3", "1", "5", "5  ->  6"),
+        ("regard.state", "3", "1", "12", "12  ->  13"),
+    ]
+    file.write_text(file.read_text().replace("12  ->  13,", "12  ->  13,costs time alone"))
+    mechanical.record("regard.state", outcomes[:1], file)
+    assert [(row["module"], row["found"]) for row in mechanical.recorded(file)] == [
+        ("regard.bias", ""),
+        ("regard.state", "costs time alone"),
+    ]
+
+
+def test_every_survivor_of_the_record_was_looked_at():
+    rows = mechanical.recorded()
+    assert rows
+    for row in rows:
+        assert mechanical.source_of(row["module"]).exists(), row["module"]
+        assert datetime.date.fromisoformat(row["date"])
+        assert row["revision"]
+        assert bool(row["change"]) is bool(row["found"]), f"{row['module']}, line {row['line']}: {row['change']}"
+
+
+def test_a_module_that_cannot_be_replaced_is_refused():
+    variant = mechanical.Variant(0, "nothing", mechanical.source_of("regard.catalog").read_text(encoding="utf-8"))
+    with pytest.raises(ImportError, match=r"regard\.catalog is imported before it can be replaced"):
+        mechanical._judged("uniform", "regard.catalog", variant)
+    broken = mechanical.Variant(0, "syntax", "def")
+    assert mechanical._judged("uniform", "regard.state", broken).killer == "import: SyntaxError"

@@ -13,6 +13,7 @@ from regard.tasks.text import Windows
 from regard.testing import check_part
 from regard.testing.checks import PART_CHECKS
 from tests.mutants import MUTANTS, parts
+from tests.mutants.verdict import objection
 
 PART_MUTANTS = [mutant for mutant in MUTANTS if mutant.cls.__module__ == parts.__name__]
 
@@ -33,11 +34,7 @@ def test_ours_keep_every_law_of_their_kind(part):
 
 @pytest.mark.parametrize("mutant", PART_MUTANTS, ids=lambda mutant: mutant.name)
 def test_caught_by_its_check(mutant):
-    (broken,) = check_part(mutant.cls, checks=[mutant.caught_by])
-    assert broken.status == "failed", f"{mutant.name} passes {mutant.caught_by}"
-    assert "Error:" not in broken.message, f"{mutant.name} crashes: {broken.message}"
-    (sound,) = check_part(mutant.parent, checks=[mutant.caught_by])
-    assert sound.status == "passed", sound.message
+    assert objection(mutant) == ""
 
 
 def test_every_block_has_a_check_of_its_own():

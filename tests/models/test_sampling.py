@@ -65,6 +65,8 @@ def test_edges_of_the_uniform_stay_inside_what_was_kept() -> None:
 def test_tokens_of_probability_zero_never_come() -> None:
     logits = torch.tensor([0.0, float("-inf"), 0.0])
     assert frequencies(Sampling(), logits)[1] == 0
+    first = torch.tensor([[float("-inf"), 0.0, 0.0]])
+    assert Sampling().pick(first, torch.zeros(1)).tolist() == [1]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

@@ -250,7 +250,7 @@ class BroadcastsInputs(ToyGated):
         self.info = replace(self.info, inputs=loose)
 
     def gates(self, call: Call) -> Tensor:
-        return super().gates(call).expand(-1, self.heads.count, -1)
+        return super().gates(call)[:, : self.heads.count].expand(-1, self.heads.count, -1)
 
 
 @mutant("input_slots")

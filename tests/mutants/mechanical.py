@@ -1,23 +1,31 @@
 """Mechanical mutants: change one operator or constant of a mechanism's file, run the suite, list what survives.
 
     python -m tests.mutants.mechanical local --jobs 2
-    python -m tests.mutants.mechanical vector_quantized --file routed/_codes.py --tests tests/attention/routed
+    python -m tests.mutants.mechanical lsh --module regard.engines.routed.buckets --tests tests/engines/routed
+    python -m tests.mutants.mechanical softmax --module regard.state --tests "tests/test_state.py" --record
 
 A survivor is a change that no check notices: look at each one. It is an equivalent program, a constant that only costs
 time, or a hole in the suite. What algorithm and definition share (a default scale, a loss) the suite cannot judge; with
 `--tests`, survivors of the suite must also survive the tests of the mechanism's family, where golden values are.
+
+`--record` writes what survived into `survivors.csv` beside this file, for each module that was studied: when, at which
+revision, how many changes were judged and killed, and every survivor. Its last column, written by hand, says what was
+found when the survivor was looked at; it stays when the module is studied again.
 """
 
 import argparse
 import ast
 import contextlib
 import copy
+import csv
+import datetime
 import importlib.abc
 import importlib.machinery
 import importlib.util
 import multiprocessing
 import os
 import random
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -58,6 +66,10 @@ SKIPPED = ("reference", "facts", "kept_slots", "__repr__", "extra_repr")
 
 SECONDS = 120
 """a mutant that runs longer has lost its way"""
+
+
+RECORD = Path(__file__).with_name("survivors.csv")
+COLUMNS = ("module", "date", "revision", "judged", "killed", "line", "change", "found")
 
 
 @dataclass(frozen=True)
@@ -164,6 +176,8 @@ def judge(name: str, module: str, source: str, tests: str | None = None) -> str 
 
     To be called in a process of its own, before that module is imported.
     """
+    if module in sys.modules:
+        raise ImportError(f"{module} is imported before it can be replaced")
     import torch
 
     torch.set_num_threads(1)
@@ -181,11 +195,15 @@ def judge(name: str, module: str, source: str, tests: str | None = None) -> str 
     import pytest
 
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
-        return "tests" if pytest.main(["-x", "-q", "-p", "no:cacheprovider", tests]) else None
+        options = ["-x", "-q", "-p", "no:cacheprovider", "--import-mode=importlib"]
+        return "tests" if pytest.main([*options, *tests.split()]) else None
 
 
 def _child(answer: Connection, name: str, module: str, source: str, tests: str | None) -> None:
-    answer.send(judge(name, module, source, tests))
+    try:
+        answer.send(judge(name, module, source, tests))
+    except ImportError as error:
+        answer.send(error)
 
 
 def _judged(name: str, module: str, variant: Variant, tests: str | None = None) -> Outcome:
@@ -196,7 +214,10 @@ def _judged(name: str, module: str, variant: Variant, tests: str | None = None) 
     process.start()
     theirs.close()
     try:
-        return Outcome(variant, answer.recv() if answer.poll(SECONDS) else "timeout")
+        found = answer.recv() if answer.poll(SECONDS) else "timeout"
+        if isinstance(found, ImportError):
+            raise found
+        return Outcome(variant, found)
     except EOFError:
         return Outcome(variant, "crash")
     finally:
@@ -205,26 +226,69 @@ def _judged(name: str, module: str, variant: Variant, tests: str | None = None) 
 
 
 def study(
-    name: str, *, file: str | None = None, limit: int | None = None, jobs: int = 1, tests: str | None = None
+    name: str, *, module: str | None = None, limit: int | None = None, jobs: int = 1, tests: str | None = None
 ) -> list[Outcome]:
     """Judge the variants of a mechanism's file.
 
     Args:
         name: the mechanism whose suite runs.
-        file: another file of `regard/attention`, such as `routed/_codes.py`; None: the mechanism's own.
+        module: another module, such as `regard.engines.routed.codes`; None: the mechanism's own.
         limit: judge only so many variants, drawn with a fixed seed.
         jobs: processes at a time.
-        tests: a file or folder of tests that survivors of the suite must survive too.
+        tests: files or folders of tests, with spaces between, that survivors of the suite must survive too.
     """
-    path = f"{catalog.family(name)}/{name}.py" if file is None else file
-    root = Path(regard.__file__).parent / "attention"
-    module = "regard.attention." + path.removesuffix(".py").replace("/", ".")
-    chosen = [*variants((root / path).read_text(encoding="utf-8"))]
+    module = own_module(name) if module is None else module
+    chosen = [*variants(source_of(module).read_text(encoding="utf-8"))]
     if limit is not None and limit < len(chosen):
         chosen = sorted(random.Random(0).sample(chosen, limit), key=lambda v: v.line)
     multiprocessing.set_forkserver_preload(["torch", "torch._dynamo", "torch.utils.flop_counter"])
     with ThreadPool(jobs) as pool:
         return pool.map(partial(_judged, name, module, tests=tests), chosen, chunksize=1)
+
+
+def own_module(name: str) -> str:
+    """The module of a mechanism."""
+    return f"regard.attention.{catalog.family(name)}.{name}"
+
+
+def source_of(module: str) -> Path:
+    """The file of a module of regard."""
+    path = Path(regard.__file__).parents[1] / module.replace(".", "/")
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def record(module: str, outcomes: Sequence[Outcome], file: Path = RECORD) -> None:
+    """Replace what is recorded of a module; what was found about a survivor stays."""
+    rows = recorded(file)
+    known = {row["change"]: row["found"] for row in rows if row["module"] == module}
+    git = ["git", "-C", str(file.parent), "rev-parse", "--short", "HEAD"]
+    survivors = [outcome.variant for outcome in outcomes if outcome.killer is None]
+    study = {
+        "module": module,
+        "date": datetime.date.today().isoformat(),
+        "revision": subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip(),
+        "judged": str(len(outcomes)),
+        "killed": str(len(outcomes) - len(survivors)),
+    }
+    new = [
+        {**study, "line": str(each.line), "change": each.change, "found": known.get(each.change, "")}
+        for each in survivors
+    ]
+    rows = [row for row in rows if row["module"] != module] + (
+        new or [{**study, "line": "", "change": "", "found": ""}]
+    )
+    with file.open("w", encoding="utf-8", newline="") as out:
+        writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(sorted(rows, key=lambda row: (row["module"], int(row["line"] or 0), row["change"])))
+
+
+def recorded(file: Path = RECORD) -> list[dict[str, str]]:
+    """The record, a row for every survivor; a module without any has a row without a change."""
+    if not file.exists():
+        return []
+    with file.open(encoding="utf-8", newline="") as text:
+        return list(csv.DictReader(text))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -233,18 +297,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m tests.mutants.mechanical", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("names", nargs="*", help="mechanisms of the catalog; none: all")
-    parser.add_argument("--file", help="another file of regard/attention, such as routed/_codes.py")
+    parser.add_argument("--module", help="another module, such as regard.engines.routed.codes")
     parser.add_argument("--limit", type=int, help="judge only so many variants of each")
     parser.add_argument("--tests", help="tests that survivors must survive too; {family} and {name} are filled in")
+    parser.add_argument("--record", action="store_true", help=f"write what survived to {RECORD.name}")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
     options = parser.parse_args(arguments)
     for name in options.names or catalog.names():
         tests = options.tests and options.tests.format(family=catalog.family(name), name=name)
-        outcomes = study(name, file=options.file, limit=options.limit, jobs=options.jobs, tests=tests)
+        outcomes = study(name, module=options.module, limit=options.limit, jobs=options.jobs, tests=tests)
         survivors = [outcome.variant for outcome in outcomes if outcome.killer is None]
         print(f"{name}: {len(outcomes) - len(survivors)} of {len(outcomes)} mutants killed", flush=True)
         for variant in survivors:
             print(f"  survives, line {variant.line}: {variant.change}", flush=True)
+        if options.record:
+            record(options.module or own_module(name), outcomes)
     return 0
 
 

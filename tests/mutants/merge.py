@@ -119,6 +119,14 @@ class NumbersTheQueriesOfACall(ToyDense):
         return super().score(q, k) * (1 + 0.1 * torch.arange(q.shape[2], dtype=q.dtype)[:, None])
 
 
+@mutant("query_pieces")
+class DistancesFromTheFirstOfACall(ToyDense):
+    """Reads a bias as if the first query of a call stood at slot 0, wherever the call begins."""
+
+    def biased(self, logits: Tensor, call: Call) -> Tensor:
+        return super().biased(logits, call if call.causal else replace(call, query_start=0))
+
+
 @mutant("queries_mix")
 class ModestAboutQueries(Lara):
     """Serves each query on its own, and says that it mixes them."""

@@ -31,6 +31,11 @@ class AnyBias(ToyDense):
     def _check_bias(self, bias: ScoreBias, q: Tensor, keys: int) -> None:
         del bias, q, keys
 
+    def biased(self, logits: Tensor, call: Call) -> Tensor:
+        if call.bias is None or call.bias.curve is None:
+            return super().biased(logits, call)
+        return super().biased(logits, replace(call, bias=replace(call.bias, curve=call.bias.curve[: self.heads.count])))
+
 
 @mutant("misfits")
 class CountsBackFromTheKeys(ToyDense):

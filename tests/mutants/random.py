@@ -13,6 +13,8 @@ from regard.attention.kernel.length_switch import LengthSwitch
 from regard.attention.kernel.local_linear import Keys, LocalLinear
 from regard.attention.kernel.mixed_chunk import MixedChunk
 from regard.attention.kernel.randomized import Randomized
+from regard.attention.lowrank.linformer import Linformer, Mixtures
+from regard.attention.routed.lsh import Lsh
 from regard.attention.routed.shortlist import Shortlist
 from regard.core import Call
 from tests.mutants import mutant
@@ -116,3 +118,32 @@ class ChoosesWithTheFuture(Shortlist):
         lists = super().lists(q, scored, call._replace(causal=False))
         at = torch.arange(q.shape[2]) + (scored.shape[2] - q.shape[2] if call.causal else scored.shape[2])
         return lists.masked_fill(lists > at[:, None], -1)
+
+
+@mutant("drawn_apart")
+class OneProjectionForAllHeads(Shortlist):
+    """Ranks the keys of every head by the same random directions."""
+
+    samples = ({"num_keys": 5, "score": "projection", "rank": 4},)
+
+    def drawn(self, generator: torch.Generator) -> Tensor:
+        return super().drawn(generator)[:1].expand(self.heads.kv_heads, -1, -1).clone()
+
+
+@mutant("drawn_apart")
+class OneHashForAllRounds(Lsh):
+    """Hashes the same way in every round: more rounds meet no other key."""
+
+    def drawn(self, generator: torch.Generator) -> Tensor:
+        return super().drawn(generator)[:, :1].expand(-1, self.rounds, -1, -1).clone()
+
+
+@mutant("drawn_apart")
+class OneMixtureForAllHeads(Linformer):
+    """Mixes the keys of every head as those of the first."""
+
+    def setup(self) -> None:
+        super().setup()
+        assert isinstance(self.mixtures, Mixtures)
+        with torch.no_grad():
+            self.mixtures.key.copy_(self.mixtures.key[:1].expand_as(self.mixtures.key))

@@ -9,7 +9,7 @@ from annotated_types import Ge, Le
 from torch import Tensor
 
 from regard.attention.dense import Dense, inner_products, reference_weights
-from regard.core import Attended, Call
+from regard.core import Attended, Call, accumulation_dtype
 from regard.engines.dense import Rule, append_codes, codes, publish, rounded, rounded_rows, softmax
 from regard.info import Info, Supports
 from regard.state import Entry, Slots, per_slot
@@ -112,6 +112,7 @@ class Quantized(Dense):
 
     def decisions(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """The codes that `attend` gives keys and weights; `reference` takes them to replay its choices."""
+        q, k = (x.to(accumulation_dtype(x.dtype)) for x in (q, k))  # weights in bfloat16 would be rounded twice
         whole, unit = codes(k)
         k = whole * unit[..., None] if self.store == "int8" else k
         eye = torch.eye(k.shape[2], dtype=k.dtype, device=k.device).expand(*k.shape[:2], -1, -1)

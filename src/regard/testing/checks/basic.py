@@ -310,6 +310,23 @@ def redraw(subject: Subject) -> None:
 
 
 @check()
+def drawn_apart(subject: Subject) -> None:
+    """What is drawn at build is drawn for each head, round and row apart: no two of them are the same."""
+    for causal in subject.modes:
+        one, other = ({**dict(m.named_parameters()), **dict(m.named_buffers())} for m in _of_two_seeds(subject, causal))
+        for name, x in one.items():
+            if not x.is_floating_point() or torch.equal(x, other[name]):
+                continue
+            for axis, size in enumerate(x.shape):
+                different = len(x.movedim(axis, 0).flatten(1).unique(dim=0)) if x.ndim > 1 else size
+                require(different == size, f"{name} {tuple(x.shape)} has {different} different parts along axis {axis}")
+
+
+def _of_two_seeds(subject: Subject, causal: bool) -> tuple[Attention, Attention]:
+    return subject.fresh(causal), subject.fresh(causal, seed=8)
+
+
+@check()
 def memory_layout(subject: Subject) -> None:
     """Inputs in any memory layout give the same values: transposed, strided, expanded."""
     for causal in subject.modes:

@@ -161,10 +161,15 @@ def query_pieces(subject: Subject) -> None:
     """Queries of another sequence than the keys are independent: any split of them gives the rows of the whole."""
     mechanism = subject.build(False, dtype=torch.float64)
     x = subject.inputs(mechanism, queries=9, keys=LENGTH, dtype=torch.float64)
-    whole = run(mechanism, x).values
-    for first, stop in ((0, 9), (0, 4), (4, 9), (3, 4), (8, 9)):
-        piece = run(mechanism, x.queries(first, stop), query_start=first).values
-        assert_close(piece, whole[:, :, first:stop], tolerance=1e-10, what=f"the queries {first}:{stop} of 9 alone")
+    biases: list[ScoreBias | None] = [None]
+    if subject.info.supports.bias:  # by distance, from where the queries stand
+        biases.append(ScoreBias(high=8, curve=randn(2, 9 + LENGTH - 1, seed="curve", dtype=torch.float64)))
+    for bias in biases:
+        whole = run(mechanism, x, bias=bias).values
+        for first, stop in ((0, 9), (0, 4), (4, 9), (3, 4), (8, 9)):
+            piece = run(mechanism, x.queries(first, stop), query_start=first, bias=bias).values
+            what = f"the queries {first}:{stop} of 9 alone{'' if bias is None else ', with a bias'}"
+            assert_close(piece, whole[:, :, first:stop], tolerance=1e-10, what=what)
 
 
 @check(*_NOT_CROSS, ("not mixes_queries", "query_pieces"))

@@ -11,7 +11,19 @@ from regard.core import Attention
 from regard.errors import ConfigError
 from regard.testing.compare import assert_close, assert_identical
 from regard.testing.conditioning import assert_float32
-from regard.testing.inputs import LENGTH, LONG, Inputs, Subject, call, definition, draw, exact_copy, run
+from regard.testing.inputs import (
+    LENGTH,
+    LONG,
+    Inputs,
+    Subject,
+    as_queries,
+    call,
+    definition,
+    draw,
+    exact_copy,
+    randn,
+    run,
+)
 from regard.testing.registry import check, require
 
 FLOAT32_ERROR = 2e-6
@@ -19,6 +31,16 @@ FLOAT32_ERROR = 2e-6
 
 BFLOAT16_ERROR = 2**-7
 """of the largest output: two roundings to 8 bits, one of them the output's own"""
+
+CLOSE_CALL = 1e-6
+"""a choice that inputs moved by so much of themselves would change is left to rounding"""
+
+SAME = 1e-9
+"""of the largest output: the same choices"""
+MANY = 200
+"""rows of a batch, so that some choices are nearly close calls"""
+CLEAR_SHARE = 0.5
+"""of the queries have no close call, or too little was tested"""
 
 AUTOCAST_ERROR = 5e-2
 """of the largest output: products of rounded factors, each rounded again"""
@@ -70,6 +92,50 @@ def replayed_choices(subject: Subject) -> None:
                 else:
                     expected = replayed(exact_copy(mechanism), x.to(torch.float64))["values"]
                     assert_close(got["values"].double(), expected, tolerance=BFLOAT16_ERROR, what=what)
+
+
+@check(("not selects", "reference"))
+def clear_choices(subject: Subject) -> None:
+    """In float32 and bfloat16 the choices are those of exact numbers, wherever these do not hang on the last digits."""
+    for causal in subject.modes:
+        for dtype in (torch.float32, torch.bfloat16):
+            mechanism = subject.build(causal, dtype=dtype, max_length=LENGTH)
+            if mechanism.impl == "reference":  # `replayed_choices` compares it with the definition
+                continue
+            x = draw(mechanism.heads, subject.info, LENGTH, LENGTH, MANY, "clear choices").to(dtype)
+            exact, oracle = x.to(torch.float64), exact_copy(mechanism)
+            wanted = definition(oracle, exact)
+            clear = torch.ones(wanted.shape[:3], dtype=torch.bool)
+            for trial in range(2):
+                ways = [definition(oracle, _moved(exact, mechanism, way, trial)) for way in (CLOSE_CALL, -CLOSE_CALL)]
+                # what is smooth cancels but for the square of the step; a choice that one way changes does not
+                clear &= _alike((ways[0] + ways[1]) / 2, wanted)
+            share = clear.double().mean().item()
+            require(share > CLEAR_SHARE, f"{dtype}, {causal=}: only {share:.0%} of the queries have no close call")
+            made = _decided(mechanism, x)
+            wrong = (clear & ~_alike(definition(oracle, exact, decisions=made), wanted)).nonzero().tolist()
+            require(
+                not wrong,
+                f"{dtype}, {causal=}: {len(wrong)} of {int(clear.sum())} queries without a close call "
+                f"choose otherwise, such as (batch, head, query) {wrong[:1]}",
+            )
+
+
+@torch.no_grad()
+def _decided(mechanism: Attention, x: Inputs) -> object:
+    require(hasattr(mechanism, "decisions"), "info.selects asks for decisions(q, k), which reference takes")
+    return mechanism.decisions(x.q, x.k)  # pyright: ignore[reportCallIssue]
+
+
+def _moved(x: Inputs, mechanism: Attention, step: float, trial: int) -> Inputs:
+    """The inputs with every number of queries and keys moved by about `step` of it."""
+    q, k = (y * (1 + step * randn(*y.shape, seed=f"{trial} {n}", dtype=y.dtype)) for n, y in (("q", x.q), ("k", x.k)))
+    return x.replaced(q=as_queries(k, mechanism.heads, q.shape[2]) if mechanism.info.shares_query_key else q, k=k)
+
+
+def _alike(values: Tensor, wanted: Tensor) -> Tensor:
+    """Which queries have the same values, (batch, heads, queries)."""
+    return (values - wanted).abs().amax(-1) <= SAME * wanted.abs().max()
 
 
 def _require_definition(mechanism: Attention, x: Inputs) -> None:

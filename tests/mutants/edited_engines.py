@@ -1,0 +1,221 @@
+"""Faults of the engines: precision, heads that share keys, noise and codebooks."""
+
+from tests.mutants.edits import Edit
+
+TILES, SUMS, CHANNELS = "regard.engines.tiles", "regard.engines.sums", "regard.engines.sums.channels"
+DENSE, ROUTED = "regard.engines.dense", "regard.engines.routed"
+
+ATTENTION = "regard.attention"
+
+PRECISION = (
+    Edit(
+        "chunks in bfloat16",
+        f"{DENSE}.chunks:_attend",
+        'logits = rule.score(part["q"], part["k"], *further)',
+        'logits = rule.score(part["q"].bfloat16().to(part["q"].dtype), part["k"], *further)',
+        "additive",
+        "reference_float32",
+    ),
+    Edit(
+        "codes: sums in the dtype of the inputs",
+        f"{ROUTED}.codes:_parts",
+        "dtype = accumulation_dtype(q.dtype)",
+        "dtype = v.dtype",
+        "vector_quantized(num_codes=8, block_size=5)",
+        "bfloat16",
+    ),
+    Edit(
+        "scores of lists in half precision",
+        f"{ROUTED}.lists:doubled_scores",
+        "scores = scores.view(",
+        "scores = scores.half().double().view(",
+        "shortlist(num_keys=3)",
+        "clear_choices",
+    ),
+    Edit(
+        "hashes in bfloat16",
+        f"{ROUTED}.__init__:nearest_points_op",
+        "x[:, at : at + step].float()",
+        "x[:, at : at + step].bfloat16().float()",
+        "lsh(rounds=2, bucket_size=8)",
+        "clear_choices",
+    ),
+    Edit(
+        "unit keys in bfloat16",
+        f"{ATTENTION}.routed.lsh:unit",
+        "return (high / ",
+        "return (high.bfloat16().to(high.dtype) / ",
+        "lsh(rounds=2, bucket_size=8)",
+        "reference_float32",
+    ),
+    Edit(
+        "the sums of a state in half precision",
+        f"{SUMS}.backward:backward_causal",
+        "of_state.copy_(slopes[0])",
+        "of_state.copy_(slopes[0].bfloat16())",
+        "linear",
+        "float32_gradients",
+    ),
+    Edit(
+        "codes: logits in half precision",
+        f"{ROUTED}.codes:Block.tiles",
+        "logits.add_(self.bias",
+        "logits.copy_(logits.bfloat16()).add_(self.bias",
+        "vector_quantized(num_codes=8, block_size=5)",
+        "reference_float32",
+    ),
+    Edit(
+        "buckets: logits in half precision",
+        f"{ROUTED}.buckets:Walk.scores",
+        "torch.bmm(query[..., : self.dim], key[..., : self.dim].mT, out=logits)",
+        "logits.copy_((query[..., : self.dim] @ key[..., : self.dim].mT).bfloat16())",
+        "lsh(rounds=2, bucket_size=8)",
+        "reference_float32",
+    ),
+    Edit(
+        "tiles: weights in half precision",
+        f"{TILES}.passes:forward",
+        "part = torch.bmm(weights, ",
+        "part = torch.bmm(weights.bfloat16().to(weights.dtype), ",
+        "local(window=3)",
+        "reference_float32",
+    ),
+)
+
+GROUPS = (
+    Edit(
+        "heads of a group by turns",
+        f"{DENSE}.fused:expand_heads",
+        "x.repeat_interleave(count // x.shape[1], 1)",
+        "x.repeat(1, count // x.shape[1], 1, 1)",
+        "additive",
+        "grouped_heads",
+    ),
+    Edit(
+        "tiles: heads of a group by turns",
+        f"{TILES}.operands:Share.keys",
+        "x = x.repeat_interleave(self.count // x.shape[1], 1)",
+        "x = x.repeat(1, self.count // x.shape[1], 1, 1)",
+        "local(window=3)",
+        "grouped_heads",
+    ),
+    Edit(
+        "lists: heads of a group by turns",
+        f"{ROUTED}.lists:_steps",
+        "// (heads // k.shape[1]))[:, None, None]",
+        "% k.shape[1])[:, None, None]",
+        "shortlist(num_keys=3)",
+        "grouped_heads",
+    ),
+    Edit(
+        "chosen lists: heads of a group by turns",
+        f"{ROUTED}.lists:doubled_scores",
+        "* scale).unflatten(1, (kv_heads, -1))",
+        "* scale).unflatten(1, (-1, kv_heads)).transpose(1, 2)",
+        "shortlist(num_keys=3)",
+        "grouped_heads",
+    ),
+    Edit(
+        "hashes: heads of a group by turns",
+        f"{ATTENTION}.routed.lsh:Lsh.hash",
+        "x.detach().unflatten(1, (kv_heads, -1)).transpose(0, 1)",
+        "x.detach().unflatten(1, (-1, kv_heads)).transpose(1, 2).transpose(0, 1)",
+        "lsh(num_buckets=10, rounds=2, share=False)",
+        "grouped_heads",
+    ),
+)
+
+NOISE = (
+    Edit(
+        "one noise for all heads",
+        f"{SUMS}.noise:position_noise_op",
+        "draw, head, block)",
+        "draw, 0, block)",
+        "tests.attention.kernel.test_randomized",
+        "test_noise_belongs_to_seed_head_position_and_sample",
+    ),
+    Edit(
+        "one noise for all samples",
+        f"{SUMS}.noise:position_noise_op",
+        "torch.randn(BLOCK, samples, width,",
+        "torch.randn(BLOCK, 1, width,",
+        "tests.attention.kernel.test_randomized",
+        "test_noise_belongs_to_seed_head_position_and_sample",
+    ),
+    Edit(
+        "one draw of keys for all samples",
+        f"{SUMS}.noise:position_noise_op",
+        "torch.rand(BLOCK, samples,",
+        "torch.rand(BLOCK, 1,",
+        "tests.attention.kernel.test_randomized",
+        "test_noise_belongs_to_seed_head_position_and_sample",
+    ),
+    Edit(
+        "the same noise in every block of positions",
+        f"{SUMS}.noise:position_noise_op",
+        "draw, head, block)",
+        "draw, head, 0)",
+        "tests.attention.kernel.test_randomized",
+        "test_noise_belongs_to_seed_head_position_and_sample",
+    ),
+    Edit(
+        "the same noise in every training call",
+        f"{ATTENTION}.kernel.randomized:Randomized._noise",
+        "torch.stack([self.seed, number])",
+        "torch.stack([self.seed, 0 * number])",
+        "tests.attention.kernel.test_randomized",
+        "test_training_draws_anew_and_evaluation_does_not",
+    ),
+)
+
+VQ = f"{ATTENTION}.routed.vector_quantized:VectorQuantized"
+CODEBOOK = tuple(
+    Edit(name, f"{VQ}.{method}", before, after, "tests.attention.routed.test_vector_quantized", test)
+    for name, method, before, after, test in (
+        (
+            "a step of g, not 1 - g",
+            "learn",
+            "(1 - self.decay) * self.unlearnt",
+            "self.decay * self.unlearnt",
+            "test_learning_one_step_by_hand",
+        ),
+        ("learns before it has seen anything", "learn", "* self.unlearnt", "* 1.0", "test_learning_one_step_by_hand"),
+        (
+            "counts do not move",
+            "learn",
+            "self.code_count.lerp_(self.seen[..., -1], step)",
+            "pass",
+            "test_learning_one_step_by_hand",
+        ),
+        (
+            "sums do not move",
+            "learn",
+            "self.code_sum.lerp_(self.seen[..., :-1], step)",
+            "pass",
+            "test_learning_one_step_by_hand",
+        ),
+        (
+            "learns from hidden keys",
+            "note",
+            "self.seen.copy_(sums[:, :-1])",
+            "sums[:, 0] += sums[:, -1]; self.seen.copy_(sums[:, :-1])",
+            "test_learning_one_step_by_hand",
+        ),
+        (
+            "learns twice from one call",
+            "attend",
+            "learns = self.training and not (self.recomputing or recomputing())",
+            "learns = self.training",
+            "test_only_training_learns_and_only_once",
+        ),
+        (
+            "learns in evaluation",
+            "attend",
+            "learns = self.training and not",
+            "learns = not",
+            "test_only_training_learns_and_only_once",
+        ),
+    )
+)
+
+ENGINES = PRECISION + GROUPS + NOISE + CODEBOOK
