@@ -237,7 +237,7 @@ def test_sigterm_saves_and_exits_143_and_the_run_goes_on(regard, tmp_path, short
     step = int(saved.name.removeprefix("step-"))
     config = tmp_path / "run/config.toml"
     config.write_text(config.read_text().replace("steps = 100000", f"steps = {step + 1}"))
-    assert regard("train", "--resume", "run").code == 0
+    assert regard("train", "--resume", "run", "--edited").code == 0
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if line["kind"] == "train"] == [*range(1, step + 2)]
 

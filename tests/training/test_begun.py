@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from regard.errors import CheckpointError, ConfigError, ResourceError
-from regard.training import TrainingConfig, load, resume, run, train
+from regard.training import TrainingConfig, files, load, resume, run, train
 from regard.training.interruption import locked
 
 
@@ -66,20 +66,24 @@ def test_what_a_killed_process_left_is_begun_anew(small, tmp_path):
     assert not left.exists()
 
 
-def test_a_lock_that_went_elsewhere_holds_nothing(tmp_path):
+def test_a_lock_that_went_elsewhere_holds_nothing(tmp_path, monkeypatch):
     """Its folder was renamed, or removed, after it was opened."""
     (tmp_path / "partial").mkdir()
-    opened = Path.open
+    moves = [lambda: (tmp_path / "partial").rename(tmp_path / "run")]
 
-    class Moving(type(tmp_path)):  # type: ignore[misc]
-        def open(self, *args, **kwargs):
-            file = opened(self, *args, **kwargs)
-            (tmp_path / "partial").rename(tmp_path / "run")
-            return file
+    def moving(path, flags):
+        file = files.open_own(path, flags)
+        moves.pop()()
+        return file
 
-    for lock in (Moving(tmp_path / "partial/.begun"), tmp_path / "partial/.begun"):
-        with pytest.raises(ResourceError, match="another process"), locked(tmp_path / "run", lock):
+    monkeypatch.setattr("regard.training.interruption.open_own", moving)
+    for _ in range(2):
+        with (
+            pytest.raises(ResourceError, match="another process"),
+            locked(tmp_path / "run", tmp_path / "partial/.begun"),
+        ):
             pass
+    assert not moves
 
 
 def test_a_run_that_is_held_is_not_written(small, tmp_path):
