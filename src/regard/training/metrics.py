@@ -49,18 +49,19 @@ class MetricsLog:
     def __init__(self, path: Path, *, offset: int = 0, step: int = 0, tensorboard: Path | None = None) -> None:
         self.path = path
         self._board = None if tensorboard is None else _board(tensorboard, step)
-        size = path.stat().st_size if path.exists() else 0
-        if size < offset:
-            raise CheckpointError(
-                f"{path} has {size} bytes, but the checkpoint of step {step} was saved after {offset}: the file was "
-                "cut or replaced. Put it back, or start a new run"
-            )
-        if offset:
-            _records(path, content(path)[:offset])
+        if not os.path.lexists(path):
+            _require_size(path, 0, offset, step)
         with writing(path):
             # Unbuffered: a line refused by a full disk is not tried again.
             self._file = open(open_own(path, os.O_WRONLY | os.O_APPEND), "ab", buffering=0)  # noqa: SIM115
-            self._file.truncate(offset)
+        try:
+            _require_size(path, os.fstat(self._file.fileno()).st_size, offset, step)
+            _records(path, _contents(path)[:offset])
+            with writing(path):
+                self._file.truncate(offset)
+        except BaseException:
+            self.close()
+            raise
 
     def write(self, record: Record) -> None:
         """Append one line, visible to readers at once."""
@@ -151,9 +152,24 @@ def read(path: Path) -> list[dict[str, object]]:
     """The lines of a metrics.jsonl; an unfinished last line, of a run that is being written or was killed, is left out.
 
     Raises:
-        CheckpointError: a finished line that is not what was written.
+        CheckpointError: it cannot be read, or a finished line is not what was written.
     """
-    return _records(path, content(path))
+    return _records(path, _contents(path))
+
+
+def _require_size(path: Path, size: int, offset: int, step: int) -> None:
+    if size < offset:
+        raise CheckpointError(
+            f"{path} has {size} bytes, but the checkpoint of step {step} was saved after {offset}: the file was cut or "
+            "replaced. Put it back, or start a new run"
+        )
+
+
+def _contents(path: Path) -> bytes:
+    try:
+        return content(path)
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
 
 
 def _records(path: Path, lines: bytes) -> list[dict[str, object]]:

@@ -107,8 +107,7 @@ class Trainer:
         """Train to the last step.
 
         Args:
-            prepare: called once no other process trains this run and its checkpoint is one of it, before anything else
-                is written.
+            prepare: called once no other process trains this run and what it holds fits it, before the first step.
 
         Raises:
             NumericsError: a loss or gradient is not finite; parameters and optimizer are those of the step before.
@@ -122,8 +121,6 @@ class Trainer:
             stack.enter_context(_own_settings(self.device, self.config))
             self.signals = stack.enter_context(Signals())
             self._restore()
-            if prepare is not None:
-                prepare()
             board = unlinked(self.run / "tensorboard") if self.config.tensorboard else None
             self.log = MetricsLog(
                 self.run / "metrics.jsonl",
@@ -132,6 +129,8 @@ class Trainer:
                 tensorboard=board,
             )
             stack.callback(self.log.close)
+            if prepare is not None:
+                prepare()
             self.interval = Interval(self.progress.interval)
             self.stopwatch = Stopwatch(self.device)
             if self.progress.step <= self.config.steps:  # of a longer training nothing is evaluated, saved or removed
