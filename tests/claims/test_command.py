@@ -5,6 +5,7 @@ import json
 import pytest
 
 from regard import claims
+from regard.checksums import sealed
 from regard.claims.dot_product_variance import DotProductVariance
 from regard.cli.main import main
 
@@ -61,7 +62,7 @@ def test_the_page_shows_what_the_folder_holds_from_before(command, tmp_path):
     command(NAME, "--quick")
     saved = json.loads((tmp_path / "claims" / f"{NAME}.json").read_text())
     other = {**saved, "name": "silent_head", "title": "An older result"}
-    (tmp_path / "claims" / "silent_head.json").write_text(json.dumps(other))
+    (tmp_path / "claims" / "silent_head.json").write_text(json.dumps(sealed(other)))
     command(NAME, "--quick")
     assert "An older result" in (tmp_path / "claims" / "claims.html").read_text()
 
@@ -95,7 +96,7 @@ def test_bad_requests_are_refused_before_anything_is_measured(command, tmp_path,
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"format": "other"}'])
+@pytest.mark.parametrize("content", ["{", "[]", '{"format": "other"}', json.dumps(sealed({"format": "other"}))])
 def test_a_folder_with_something_else_is_refused(command, tmp_path, content):
     (tmp_path / "claims").mkdir()
     (tmp_path / "claims" / "silent_head.json").write_text(content)

@@ -134,6 +134,10 @@ def test_token_ids_out_of_range(regard, run):
     """A run of 256 tokens that was given a tokenizer with more."""
     BpeTokenizer.train(["is followed by " * 50], 266).save(run / "tokenizer.json")
     answer = regard("generate", "run", "is followed by")
+    assert (answer.code, answer.out) == (4, "")
+    assert "run: tokenizer.json is damaged" in answer.err
+    (run / "manifest.json").unlink()
+    answer = regard("generate", "run", "is followed by")
     assert (answer.code, answer.out) == (3, "")
     assert "is out of range, ids are 0 to 255" in answer.err
     answer = regard("evaluate", "run")

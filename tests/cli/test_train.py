@@ -237,9 +237,28 @@ def test_sigterm_saves_and_exits_143_and_the_run_goes_on(regard, tmp_path, short
     step = int(saved.name.removeprefix("step-"))
     config = tmp_path / "run/config.toml"
     config.write_text(config.read_text().replace("steps = 100000", f"steps = {step + 1}"))
-    assert regard("train", "--resume", "run").code == 0
+    assert regard("train", "--resume", "run", "--edited").code == 0
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if line["kind"] == "train"] == [*range(1, step + 2)]
+
+
+def test_two_processes_that_begin_at_once_get_two_folders(regard, short, tmp_path, monkeypatch):
+    """The other one begins between the choice of the first one's number and its first write."""
+    from regard import training
+
+    begin, said = training.train, []
+
+    def other_first(*arguments, **options):
+        monkeypatch.setattr(training, "train", begin)
+        said.append(regard("train", *short[:-1], "1", "--json"))
+        return begin(*arguments, **options)
+
+    monkeypatch.setattr(training, "train", other_first)
+    said.append(regard("train", *short[:-1], "1", "--json"))
+    assert [json.loads(answer.out)["run"] for answer in said] == ["runs/002", "runs/001"]
+    before = sorted(tmp_path.rglob("*"))
+    assert regard("train", *short[:-1], "1", "--task.length", "100000").code == 3
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_another_process_holds_the_run(regard, run, environment):

@@ -228,7 +228,7 @@ def test_no_checkpoint_yet(regard, run):
                 (run / "config.toml").read_text().replace("dim = 16", "dim = 32")
             ),
             4,
-            "is of another model",
+            "config.toml was edited since the run began",
         ),
     ],
 )

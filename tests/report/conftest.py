@@ -23,6 +23,7 @@ import regard
 from regard.benchmark import accuracy, quality, sweep
 from regard.benchmark.config import CompareConfig, ShapeConfig
 from regard.benchmark.vectors import random_vectors
+from regard.checksums import opened
 from regard.cli.main import main
 from regard.tasks.config import ClassificationConfig, RecallConfig, TextConfig
 
@@ -51,7 +52,7 @@ class Compared:
 
     @cached_property
     def results(self) -> dict[str, Any]:
-        return json.loads((self.folder / "results.json").read_text(encoding="utf-8"))
+        return opened((self.folder / "results.json").read_bytes())
 
     @cached_property
     def page(self) -> str:
@@ -127,7 +128,7 @@ class Done:
 
     @cached_property
     def results(self) -> dict[str, Any]:
-        return json.loads((self.folder / "results.json").read_text(encoding="utf-8"))
+        return opened((self.folder / "results.json").read_bytes())
 
     @cached_property
     def page(self) -> str:

@@ -1,8 +1,11 @@
 """The page of claims."""
 
 import json
+from html.parser import HTMLParser
 
-from regard.report.claims import figures
+import pytest
+
+from regard.report.claims import figures, render
 
 PLOT = {"name": "a", "title": "t", "x": "n", "y": "v", "log_x": False, "log_y": False}
 
@@ -19,3 +22,50 @@ def test_seeds_may_lack_points():
     assert drawn[0] == ([1, 2, 3, 4], [1.0, 4.0, None, 3.0])  # highest
     assert drawn[1] == ([1, 2, 3, 4], [1.0, 2.0, None, 3.0])
     assert drawn[2] == ([1, 2, 3, 4], [1.0, 3.0, None, 3.0])
+
+
+class Places(HTMLParser):
+    """The places of charts, and the script that draws them."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.places: list[str] = []
+        self.scripts: list[str] = []
+        self._inside = False
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self._inside = tag == "script"
+        if ("class", "chart") in attrs:
+            self.places.append(dict(attrs)["id"])
+
+    def handle_data(self, data):
+        if self._inside:
+            self.scripts.append(data)
+
+    @property
+    def drawn(self) -> list[str]:
+        """Where the script draws: the keys of its `figures`, read as the browser does."""
+        (script,) = (text for text in self.scripts if "const figures" in text)
+        entries = script.partition("const figures = {\n")[2].partition("\n};")[0].splitlines()
+        keys = [json.JSONDecoder().raw_decode(entry)[0] for entry in entries if entry]
+        assert all(json.loads(entry.partition(": ")[2].rstrip(",")) for entry in entries if entry)
+        return keys
+
+
+NAMES = ["R&D", "a<b", '"quoted"', "it's", "</script><script>alert(1)</script>", "<b>bold</b>", "\\", "é 注"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("where", ["claim", "plot"])
+def test_a_name_with_markup_stops_no_chart(name, where):
+    plot = {**PLOT, "name": name if where == "plot" else "a"}
+    result = {
+        **{key: "text" for key in ("title", "says", "source", "control", "measures", "verdict", "reason", "version")},
+        **{"created": "2026", "seconds": 1.0, "tiny": False, "settings": {}, "environment": {}, "seeds": [0]},
+        **{"controls": [], "findings": [], "name": name if where == "claim" else "one", "plots": [plot]},
+        "observations": [{"curves": {plot["name"]: {name: [[1, 2], [0.5, 1.0]]}}}],
+    }
+    page = Places(render([result]))
+    assert page.drawn == page.places == [f"chart-{result['name']}-{plot['name']}".replace(" ", "-")]
+    assert sum("alert" in text and "figures" not in text for text in page.scripts if len(text) < 1000) == 0

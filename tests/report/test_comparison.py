@@ -11,6 +11,7 @@ import pytest
 import tyro
 
 import regard
+from regard.benchmark import comparison
 from regard.benchmark.comparison import compare
 from regard.benchmark.config import CompareConfig, ShapeConfig
 from regard.benchmark.measures import RECALL, TASKS, TEXT
@@ -140,8 +141,12 @@ def test_folders_that_hold_something_else(tmp_path):
     assert [path.name for path in (tmp_path / "thesis").iterdir()] == ["text.tex"]
 
 
-@pytest.mark.parametrize("name", ["comparison.json", "jobs/plan.json"])
-def test_damaged_files_are_named(tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "way_out"),
+    [("comparison.json", "choose another --out"), ("jobs/plan.json", "remove it, and only that job is repeated")],
+)
+@pytest.mark.parametrize("content", ['{"text_st', '{"result": {"steps": {}, "minutes": 1, "peak_bytes": 1}}'])
+def test_damaged_files_are_named(tmp_path, name, way_out, content):
     out = tmp_path / "out"
     (out / "jobs").mkdir(parents=True)
     config = small(tmp_path)
@@ -151,9 +156,39 @@ def test_damaged_files_are_named(tmp_path, name):
         path.rmdir()
     _claim(config, out, "lm", _enough(config, TEXT))
     (out / "jobs").mkdir()
-    (out / name).write_text('{"text_st')
-    with pytest.raises(CheckpointError, match=rf"{name} is damaged: .*; remove it"):
+    (out / name).write_text(content)
+    with pytest.raises(CheckpointError, match=rf"{name} is damaged: .*; {way_out}"):
         compare(config, out)
+
+
+def test_no_flipped_bit_of_a_job_is_believed(compared, copied, capsys):
+    """Nor of the results, by the report."""
+    named = 0
+    for path in sorted((copied / "jobs").iterdir()):
+        data, wanted = path.read_bytes(), comparison._result(path)
+        for bit in range(0, 8 * len(data), 8 * len(data) // 40 + 1):
+            flipped = bytearray(data)
+            flipped[bit // 8] ^= 1 << bit % 8
+            path.write_bytes(flipped)
+            try:
+                assert comparison._result(path) == wanted
+            except CheckpointError as error:
+                named += f"{path} is damaged" in str(error)
+        path.write_bytes(data)
+    assert named > 200
+    numbers = json.loads((copied / "jobs/plan.json").read_text())
+    numbers["result"]["steps"]["text"] += 1
+    (copied / "jobs/plan.json").write_text(json.dumps(numbers))
+    results = json.loads((copied / "results.json").read_text())
+    results["entries"][0]["parameters"] += 1
+    (copied / "results.json").write_text(json.dumps(results))
+    for code, words, name in (
+        (4, [*compared.words[:-1], str(copied)], "plan"),
+        (3, ["report", str(copied)], "results"),
+    ):
+        assert main(words) == code
+        assert f"{name}.json" in (said := capsys.readouterr().err)
+        assert "its checksum differs from its content" in said
 
 
 def test_a_mechanism_that_only_this_process_knows(tmp_path):

@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+from regard.checksums import sealed
 from regard.cli.main import main
 from regard.report import attention_map, html
 from regard.report.charts import charts
@@ -182,7 +183,7 @@ def test_the_report_is_written_again(compared, tmp_path, capsys):
     assert (tmp_path / "again.html").read_text(encoding="utf-8") == compared.page
     copy = tmp_path / "copy"
     copy.mkdir()
-    (copy / "results.json").write_text(json.dumps(compared.results))
+    (copy / "results.json").write_text(json.dumps(sealed(compared.results)))
     assert main(["report", str(copy)]) == 0
     assert (copy / "report.html").read_text(encoding="utf-8") == compared.page
     assert capsys.readouterr().out.endswith(f"{copy / 'report.html'}\n")
@@ -192,7 +193,7 @@ def without(name):
     def edit(results):
         del results["entries"][0][name]
 
-    return edit
+    return lambda changed: changed(edit)
 
 
 @pytest.mark.parametrize(
@@ -201,9 +202,13 @@ def without(name):
         (None, "cannot read"),
         (b"", "holds no results of a comparison"),
         (b"\xff\xfe\0", "holds no results of a comparison"),
-        (b"[]", "holds no results of a comparison that this version of regard reads"),
-        (b'{"format": 0}', "holds no results of a comparison that this version of regard reads"),
-        (b'{"format": 2}', "is not whole"),
+        (b"[]", "holds no results of a comparison: it holds list, not an object"),
+        (
+            b'{"format": 2}',
+            "it has no checksum: an earlier version of regard wrote it, or it is damaged; regard compare",
+        ),
+        (lambda changed: {"format": 0}, "holds no results of a comparison that this version of regard reads"),
+        (lambda changed: {"format": 2}, "is not whole"),
         (without("cost"), "is not whole: KeyError: 'cost'"),
         (without("pictures"), "is not whole"),
     ],
@@ -211,7 +216,7 @@ def without(name):
 def test_what_is_no_result(tmp_path, capsys, changed, content, message):
     path = tmp_path / "results.json"
     if callable(content):
-        path.write_text(json.dumps(changed(content)))
+        path.write_text(json.dumps(sealed(content(changed))))
     elif content is not None:
         path.write_bytes(content)
     assert main(["report", str(tmp_path)]) == 3

@@ -10,6 +10,7 @@ import pytest
 from regard.benchmark.config import CompareConfig
 from regard.benchmark.results import Expected, assemble
 from regard.benchmark.sweep import Row
+from regard.checksums import opened
 from regard.tasks import build_task, ngram_bits_per_byte, xz_bits_per_byte
 from regard.tasks.config import TextConfig
 from regard.training.data_order import DataOrder
@@ -50,7 +51,7 @@ def test_bits_are_those_of_the_documents(compared):
     for entry in compared.results["entries"]:
         slug = entry["spec"].translate({ord(c): "-" for c in " /"})
         (path,) = (compared.folder / "jobs").glob(f"{slug}-??????-text-0.json")
-        documents = json.loads(path.read_text())["documents"]
+        documents = opened(path.read_bytes())["result"]["documents"]
         bits = sum(documents["nats"]) / math.log(2) / sum(documents["bytes"])
         assert entry["text"]["bits_per_byte"]["middle"] == pytest.approx(bits, rel=1e-12)
 
@@ -84,7 +85,7 @@ def test_decoding_at_several_lengths(compared):
 
 def test_a_hybrid_costs_what_its_layers_cost(compared):
     """Timed once each, in one run: (linear + softmax) and (softmax + softmax)."""
-    found = json.loads((compared.folder / "jobs" / "cost-fixed.json").read_text())
+    found = opened((compared.folder / "jobs" / "cost-fixed.json").read_bytes())["result"]
     seconds = {(row["spec"], row["length"], row["kind"]): row["seconds"] for row in found}
     softmax, mixed = compared.results["entries"]
     for entry, layers in ((softmax, ("softmax", "softmax")), (mixed, ("linear", "softmax"))):

@@ -10,6 +10,7 @@ import pytest
 
 from regard.benchmark import comparison, references
 from regard.benchmark.comparison import compare
+from regard.checksums import opened
 from regard.cli.compare import configured
 from regard.errors import ConfigError, DataError, UnsupportedError
 from regard.report.charts import charts
@@ -125,18 +126,22 @@ def test_classes_are_learned_and_beat_the_majority(of_task):
         assert row["tokens_per_second"] > 0
 
 
+def job(folder, name):
+    return opened((folder / "jobs" / f"{name}.json").read_bytes())["result"]
+
+
 def test_baselines_get_the_time_of_a_specification(of_task, tmp_path, monkeypatch):
     """Steps of 30 and 10 ms are 20 ms on average: 40 of them are 800 ms, and 200 steps of 4 ms, and 1600 of 0.5 ms."""
     done = of_task("classify")
-    assert list(json.loads((done.folder / "jobs" / "baseline-steps.json").read_text())) == ["linear", "lstm"]
+    assert list(job(done.folder, "baseline-steps")) == ["linear", "lstm"]
     for kind in ("linear", "lstm"):
-        found = [json.loads((done.folder / "jobs" / f"baseline-{kind}-{seed}.json").read_text()) for seed in (0, 1)]
+        found = [job(done.folder, f"baseline-{kind}-{seed}") for seed in (0, 1)]
         assert found[0]["steps"] == found[1]["steps"] > 0
     asked = []
 
     def trained(jobs, *, threads):
         asked.extend((job.model.kind, job.training.steps, job.training.seed) for job in jobs)
-        return [json.loads((done.folder / "jobs" / "baseline-linear-0.json").read_text())]
+        return [job(done.folder, "baseline-linear-0")]
 
     monkeypatch.setattr(references, "step_seconds", lambda jobs, *, threads: [0.03, 0.01, 0.0005, 0.004])
     monkeypatch.setattr(references, "run_apart", trained)
@@ -158,7 +163,7 @@ def test_a_comparison_interrupted_among_its_baselines_goes_on(of_task, tmp_path,
 
     def once(jobs, *, threads, each=lambda result: None):
         asked.extend(job.run.rpartition("/")[2] for job in jobs)
-        return [json.loads((done.folder / "jobs" / f"{asked[-1]}.json").read_text())]
+        return [job(done.folder, asked[-1])]
 
     monkeypatch.setattr(references, "run_apart", once)
     found = compare(done.config, out)

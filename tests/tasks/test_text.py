@@ -229,6 +229,42 @@ def test_damaged_token_files(poems: Path, tmp_path: Path, damage: str) -> None:
         build_task(config)
 
 
+@pytest.mark.parametrize("tokenizer", ["bytes", "bpe"])
+def test_no_flipped_bit_of_token_files_is_trained_on(poems: Path, tmp_path: Path, tokenizer: str) -> None:
+    vocab_size = 280 if tokenizer == "bpe" else None
+    cache = str(tmp_path / "cache")
+    config = TextConfig(corpus=str(poems), length=16, tokenizer=tokenizer, vocab_size=vocab_size, cache=cache)
+    wanted = [example.inputs.tolist() for split in SPLITS for example in build_task(config).examples(split)]
+    (folder,) = (tmp_path / "cache").iterdir()
+    named = 0
+    for path in sorted(folder.iterdir()):
+        data = path.read_bytes()
+        for bit in range(0, 8 * len(data), max(8 * len(data) // 12, 1) + 1):
+            flipped = bytearray(data)
+            flipped[bit // 8] ^= 1 << bit % 8
+            path.write_bytes(flipped)
+            try:
+                task = build_task(config)
+                assert [example.inputs.tolist() for split in SPLITS for example in task.examples(split)] == wanted
+            except DataError as error:
+                named += "delete that folder" in str(error)
+        path.write_bytes(data)
+    assert named > 90
+
+
+def test_token_files_of_an_earlier_version_are_written_anew(
+    poems: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = TextConfig(corpus=str(poems), length=16, cache=str(tmp_path / "cache"))
+    with monkeypatch.context() as earlier:
+        earlier.setattr("regard.tasks.text._FILES", "")
+        before = build_task(config)
+        (old,) = (tmp_path / "cache").iterdir()
+        (old / "manifest.json").unlink()
+    assert build_task(config).fingerprint == before.fingerprint
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+
+
 def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_folder(None) == tmp_path / "regard"

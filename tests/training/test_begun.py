@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from regard.errors import CheckpointError, ConfigError, ResourceError
-from regard.training import TrainingConfig, load, resume, run, train
+from regard.errors import CheckpointError, ConfigError, RegardError, ResourceError, UnsafeFileError
+from regard.training import TrainingConfig, files, load, resume, run, train
 from regard.training.interruption import locked
 
 
@@ -66,20 +66,24 @@ def test_what_a_killed_process_left_is_begun_anew(small, tmp_path):
     assert not left.exists()
 
 
-def test_a_lock_that_went_elsewhere_holds_nothing(tmp_path):
+def test_a_lock_that_went_elsewhere_holds_nothing(tmp_path, monkeypatch):
     """Its folder was renamed, or removed, after it was opened."""
     (tmp_path / "partial").mkdir()
-    opened = Path.open
+    moves = [lambda: (tmp_path / "partial").rename(tmp_path / "run")]
 
-    class Moving(type(tmp_path)):  # type: ignore[misc]
-        def open(self, *args, **kwargs):
-            file = opened(self, *args, **kwargs)
-            (tmp_path / "partial").rename(tmp_path / "run")
-            return file
+    def moving(path, flags):
+        file = files.open_own(path, flags)
+        moves.pop()()
+        return file
 
-    for lock in (Moving(tmp_path / "partial/.begun"), tmp_path / "partial/.begun"):
-        with pytest.raises(ResourceError, match="another process"), locked(tmp_path / "run", lock):
+    monkeypatch.setattr("regard.training.interruption.open_own", moving)
+    for _ in range(2):
+        with (
+            pytest.raises(ResourceError, match="another process"),
+            locked(tmp_path / "run", tmp_path / "partial/.begun"),
+        ):
             pass
+    assert not moves
 
 
 def test_a_run_that_is_held_is_not_written(small, tmp_path):
@@ -125,3 +129,62 @@ def test_an_unknown_device(small, tmp_path):
 def test_numbers_that_the_machine_does_not_take(wrong, message):
     with pytest.raises(ConfigError, match=message):
         TrainingConfig(**wrong)
+
+
+LINKS = (
+    ".lock",
+    "metrics.jsonl",
+    "env.json",
+    ".env.json.partial",
+    "manifest.json",
+    "checkpoints/.step-00000013.partial",
+    "checkpoints/.step-00000004.removing",
+    "checkpoints",
+)
+
+
+@pytest.mark.parametrize("name", LINKS)
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_no_link_of_a_run_leads_outside(small, tmp_path, name, kind):
+    """Neither is what it leads to written, cut or removed; nor is what would be made there."""
+    train(small, tmp_path / "run")
+    config = tmp_path / "run/config.toml"
+    config.write_text(config.read_text().replace("steps = 12\n", "steps = 16\n"))
+    place, outside = tmp_path / "run" / name, tmp_path / "outside"
+    if name == "checkpoints" or (place.exists() and kind == "file"):
+        place.rename(outside)  # what a run needs is there, only elsewhere
+        if name == "checkpoints" and kind == "file":
+            outside = tmp_path / "nowhere"
+    elif kind == "folder":
+        (outside / "deeper").mkdir(parents=True)
+        (outside / "deeper/mine.txt").write_text("mine")
+        if place.exists():
+            place.unlink()
+    else:
+        outside.write_text("mine")
+    place.symlink_to(outside)
+    before = {path: path.read_bytes() if path.is_file() else None for path in (outside, *outside.rglob("*"))}
+    try:
+        assert resume(tmp_path / "run", edited=True).evaluation["step"] == 16
+        done = True
+    except RegardError as error:
+        assert name.rpartition("/")[2] in str(error)
+        done = False
+    assert {path: path.read_bytes() if path.is_file() else None for path in (outside, *outside.rglob("*"))} == before
+    assert done == (place.name.startswith((".env", ".step")) or (kind == "file" and name.endswith(".json")))
+
+
+def test_a_link_in_place_of_the_folder_that_becomes_a_run(small, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/text.tex").write_text("mine")
+    (tmp_path / ".run.partial").symlink_to(tmp_path / "mine")
+    with pytest.raises(UnsafeFileError, match="is a link to"):
+        train(small, tmp_path / "run")
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["text.tex"]
+
+
+def test_what_is_refused_leaves_no_folders(small, tmp_path):
+    wrong = replace(small, model=replace(small.model, attention=("no_mechanism",)))
+    with pytest.raises(ConfigError, match="no_mechanism"):
+        train(wrong, tmp_path / "some/where/run")
+    assert list(tmp_path.iterdir()) == []

@@ -38,6 +38,7 @@ def test_from_text_to_text(text, tmp_path, monkeypatch):
         "checkpoints",
         "config.toml",
         "env.json",
+        "manifest.json",
         "metrics.jsonl",
         "tokenizer.json",
     ]
@@ -185,8 +186,45 @@ def test_an_edited_model_does_not_load(small, tmp_path):
     config = tmp_path / "run" / "config.toml"
     config.write_text(config.read_text().replace("dim = 16", "dim = 32"))
     for act in (load, resume):
-        with pytest.raises(CheckpointError, match=r"another model.*config.toml"):
+        with pytest.raises(CheckpointError, match=r"config.toml was edited .*\n  model.dim: 16 when it began, 32 now$"):
             act(tmp_path / "run")
+    for _ in range(2):  # what was refused is not agreed to
+        with pytest.raises(CheckpointError, match=r"another model.*config.toml"):
+            resume(tmp_path / "run", edited=True)
+        with pytest.raises(CheckpointError, match="was edited"):
+            resume(tmp_path / "run")
+
+
+def test_an_edited_configuration_is_agreed_to_once(small, tmp_path):
+    train(small, tmp_path / "run")
+    config = tmp_path / "run" / "config.toml"
+    config.write_text(config.read_text().replace("steps = 12\n", "steps = 13\n"))
+    with pytest.raises(CheckpointError, match=r"--edited .*edited=True.*\n  training.steps: 12 when it began, 13 now$"):
+        resume(tmp_path / "run")
+    with pytest.raises(CheckpointError, match="was edited"):
+        train(small, tmp_path / "run", resume=True)
+    assert resume(tmp_path / "run", edited=True).evaluation["step"] == 13
+    assert resume(tmp_path / "run").evaluation["step"] == 13
+    assert load(tmp_path / "run").step == 13
+    config.write_text(config.read_text() + "# a remark\n")
+    with pytest.raises(CheckpointError, match="only spaces and comments differ"):
+        resume(tmp_path / "run")
+
+
+def test_a_run_of_an_earlier_version_gets_its_manifest_when_it_goes_on(small, tmp_path):
+    train(small, tmp_path / "run")
+    manifest = tmp_path / "run" / "manifest.json"
+    before = manifest.read_bytes()
+    manifest.unlink()
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    size = metrics.stat().st_size
+    plain = "".join(json.dumps({k: v for k, v in line.items() if k != "sha256"}) + "\n" for line in lines)
+    metrics.write_text(f"{plain[:-1]:{size - 1}}\n")
+    assert load(tmp_path / "run").step == 12
+    assert not manifest.exists()
+    assert resume(tmp_path / "run").evaluation["step"] == 12
+    assert manifest.read_bytes() == before
 
 
 def test_loading_what_is_no_run_or_has_nothing_yet(small, tmp_path):

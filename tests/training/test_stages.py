@@ -44,7 +44,7 @@ class Stopped(Exception):
 
 def lines(run: Path) -> list[dict[str, object]]:
     text = (run / "metrics.jsonl").read_text()
-    return [{k: v for k, v in json.loads(line).items() if k != "timing"} for line in text.splitlines()]
+    return [{k: v for k, v in json.loads(line).items() if k not in ("timing", "sha256")} for line in text.splitlines()]
 
 
 def require_equal(run: Path, other: Path) -> None:

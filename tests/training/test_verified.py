@@ -1,15 +1,17 @@
 """What a checkpoint holds is compared with what it must hold, before any of it is used."""
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
 import safetensors.torch
 import torch
 
-from regard.errors import CheckpointError
+from regard.errors import CheckpointError, ConfigError, ResourceError
 from regard.models import LanguageModel, ModelConfig
-from regard.training import checkpoint, files, load, resume, train
+from regard.training import checkpoint, files, load, metrics, resume, train
 from regard.training.checkpoint import Progress
 from regard.training.optimizer import adamw, set_rate
 
@@ -149,12 +151,115 @@ def test_a_score_that_was_damaged_is_not_the_best(tmp_path):
     assert checkpoint.best(tmp_path) == older
 
 
+BELIEVED = ("config.toml", "manifest.json", "labels.json", "metrics.jsonl")
+
+
+def test_no_flipped_bit_of_a_run_is_believed(kinds, tmp_path):
+    """Of what it began with and what it measured; its checkpoints have manifests of their own."""
+    run = train(kinds["images"], tmp_path / "run").path
+
+    def believed():
+        loaded = load(run)
+        return loaded.config, loaded.labels, metrics.read(run / "metrics.jsonl")
+
+    wanted, named = believed(), 0
+    for name in BELIEVED:
+        data = (run / name).read_bytes()
+        for bit in range(0, 8 * len(data), 8 * len(data) // 30 + 1):
+            flipped = bytearray(data)
+            flipped[bit // 8] ^= 1 << bit % 8
+            (run / name).write_bytes(flipped)
+            try:
+                assert believed() == wanted
+            except (CheckpointError, ConfigError) as error:  # no TOML any more
+                named += name in str(error)
+        (run / name).write_bytes(data)
+    assert named > 100
+    assert believed() == wanted
+
+
+def test_a_damaged_line_is_seen_before_anything_is_trained(small, tmp_path):
+    run = train(small, tmp_path / "run").path
+    path = run / "metrics.jsonl"
+    path.write_text(path.read_text().replace('"loss": ', '"loss": 1', 1))
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    with pytest.raises(CheckpointError, match=r"metrics.jsonl, line \d is damaged: its checksum differs"):
+        resume(run)
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_what_cannot_be_read_is_not_damaged(tmp_path, monkeypatch):
+    """The newest is not skipped, and none is removed."""
+    for step in (1, 2):
+        checkpoint.save(tmp_path, Progress(step), *trained(), CPU)
+    read = files.content
+
+    def refused(path):
+        if path.parent.name == "step-00000002":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return read(path)
+
+    monkeypatch.setattr(files, "content", refused)
+    for act in (checkpoint.newest, checkpoint.best, lambda folder: checkpoint.retain(folder, keep=1)):
+        with pytest.raises(ResourceError, match=r"step-00000002: cannot read manifest.json: Permission denied"):
+            act(tmp_path)
+    assert len(checkpoint.paths(tmp_path)) == 2
+
+
+def test_a_checkpoint_is_of_the_step_in_its_name(tmp_path):
+    path = checkpoint.save(tmp_path, Progress(3, score=1.0), *trained(), CPU)
+    path.rename(tmp_path / "step-00000099")
+    with pytest.raises(CheckpointError, match=r"progress\.json is of step 3"):
+        checkpoint.load(tmp_path / "step-00000099")
+    assert checkpoint.best(tmp_path) is None
+
+
+def test_readers_beside_a_writer_see_no_damage(tmp_path, monkeypatch, caplog):
+    """The newest and the best are replaced by better ones while they are read."""
+    for choose in (checkpoint.newest, checkpoint.load_best):
+        folder = tmp_path / choose.__name__
+        checkpoint.save(folder, Progress(1, score=2.0), *trained(), CPU)
+        read, moves = files.content, []
+
+        def content(path, folder=folder, read=read, moves=moves):
+            if path.name == "model.safetensors" and not moves:
+                moves.append(checkpoint.save(folder, Progress(2, score=1.0), *trained(), CPU))
+                files.remove_folder(folder / "step-00000001")
+            return read(path)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(files, "content", content)
+            found = choose(folder)
+        found, damaged = found if isinstance(found, tuple) else (found, [])
+        assert (found.progress.step, damaged, caplog.records) == (2, [], [])
+
+
+def test_a_link_in_place_of_a_checkpoint_is_damaged(tmp_path):
+    (tmp_path / "step-00000007").symlink_to("nowhere")
+    for choose in (checkpoint.newest, lambda folder: checkpoint.load(folder / "step-00000007")):
+        with pytest.raises(CheckpointError, match="step-00000007"):
+            choose(tmp_path)
+
+
+def test_a_checkpoint_beyond_the_steps_removes_nothing(small, tmp_path):
+    """Even one that was never evaluated, which would be at the end of a training."""
+    run = train(small, tmp_path / "run").path
+    finished = run / "checkpoints/step-00000012"
+    beyond = files.load_folder(finished)
+    progress = json.loads(beyond["progress.json"])
+    beyond["progress.json"] = json.dumps({**progress, "step": 10**9, "evaluated_step": 0, "score": None}).encode()
+    files.save_folder(run / "checkpoints/step-1000000000", beyond)
+    before = sorted((run / "checkpoints").iterdir())
+    assert resume(run).evaluation["step"] == 12
+    assert sorted((run / "checkpoints").iterdir()) == before
+
+
 def test_a_run_beyond_its_steps_ends_at_once(small, tmp_path):
     run = tmp_path / "run"
     weights = train(small, run).path / "checkpoints/step-00000012/model.safetensors"
     before = weights.read_bytes()
     config = run / "config.toml"
     config.write_text(config.read_text().replace("steps = 12\n", "steps = 5\n"))
-    assert resume(run).evaluation["step"] == 12
+    assert resume(run, edited=True).evaluation["step"] == 12
     assert weights.read_bytes() == before
     assert load(run).step == 12

@@ -13,7 +13,9 @@ from regard.benchmark.config import CompareConfig, seconds
 from regard.benchmark.measures import TASKS, Measure, check_settings, chosen
 from regard.benchmark.quality import Job, run_apart
 from regard.benchmark.results import Expected, assemble
-from regard.errors import CheckpointError, ConfigError, DataError, RegardError
+from regard.checksums import opened, sealed
+from regard.errors import CheckpointError, ConfigError, DataError, RegardError, ResourceError
+from regard.reading import content
 from regard.tasks import Task, build_task
 from regard.training import network
 from regard.training.files import write_json, writing
@@ -61,7 +63,7 @@ def compare(config: CompareConfig, out: Path, *, tell: Tell = lambda line: None)
     }
     rows = _references(config, out, measures[0], expected, tell)
     results = assemble(config, task, expected, quality, costs, rows)
-    write_json(out / "results.json", results)
+    write_json(out / "results.json", sealed(results))
     return results
 
 
@@ -117,7 +119,7 @@ def _claim(config: CompareConfig, out: Path, task: str, data: Task) -> None:
         out.mkdir(parents=True, exist_ok=True)
         empty = not any(out.iterdir())
     if path.exists():
-        written = _read(path)
+        written = _read(path, "choose another --out, or remove that folder")
         if written != settings:
             changed = sorted(name for name in settings if settings[name] != written.get(name))
             raise ConfigError(
@@ -125,30 +127,41 @@ def _claim(config: CompareConfig, out: Path, task: str, data: Task) -> None:
                 "choose another --out, or remove that folder"
             )
     elif empty:
-        write_json(path, settings)
+        write_json(path, sealed(settings))
     else:
         raise ConfigError(f"{out} is not empty and holds no comparison; choose another --out")
 
 
-def _read(path: Path) -> Any:
-    """The result that a finished job left."""
+def _read(path: Path, way_out: str) -> dict[str, Any]:
+    """What an earlier call wrote, verified."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return opened(content(path))
+    except OSError as error:
+        raise ResourceError(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:
-        raise CheckpointError(f"{path} is damaged: {error}; remove it, and only that job is repeated") from error
+        raise CheckpointError(f"{path} is damaged: {error}; {way_out}") from error
+
+
+def _result(path: Path) -> Any:
+    """The result that a finished job left."""
+    return _read(path, "remove it, and only that job is repeated").get("result")
+
+
+def _write(path: Path, result: object) -> None:
+    write_json(path, sealed({"result": result}))
 
 
 def _kept(out: Path, name: str, make: Callable[[], Any], tell: Tell, label: str) -> Any:
     """A job's result, from its file if it ended before."""
     path = out / "jobs" / f"{name}.json"
     if path.exists():
-        return _read(path)
+        return _result(path)
     began = time.perf_counter()
     try:
         result = json.loads(json.dumps(make()))
     except RegardError as error:
         raise type(error)(f"{label}: {error}") from error
-    write_json(path, result)
+    _write(path, result)
     tell(f"{label}: {time.perf_counter() - began:.0f} s")
     return result
 
@@ -225,10 +238,10 @@ def _trainings(
             }
             files = {name: out / "jobs" / f"{Path(job.run).name}.json" for name, job in described.items()}
             missing = [name for name in files if not files[name].exists()]
-            results |= {(spec, seed, name): _read(files[name]) for name in files if name not in missing}
+            results |= {(spec, seed, name): _result(files[name]) for name in files if name not in missing}
             if missing:
                 _train(described, files, missing, f"{spec}, seed {seed}", config.threads, tell)
-                results |= {(spec, seed, name): _read(files[name]) for name in missing}
+                results |= {(spec, seed, name): _result(files[name]) for name in missing}
     return results
 
 
@@ -242,7 +255,7 @@ def _train(
     def keep(result: dict[str, Any]) -> None:
         nonlocal began
         name = left.pop(0)
-        write_json(files[name], result)
+        _write(files[name], result)
         tell(f"{label}, {name}: {time.perf_counter() - began:.0f} s")
         began = time.perf_counter()
 

@@ -42,11 +42,14 @@ class _Options:
     out: str | None = None
     """directory of the new run; None: runs/ and the first free number"""
     resume: str | None = None
-    """continue this run, with its own configuration: takes no other option but --json and --trust"""
+    """continue this run, with its own configuration: takes no other option but --json, --trust and
+    --edited"""
     config: str | None = None
     """TOML file with the sections model, task and training; flags win over it"""
     trust: bool = False
     """--config and --resume may name classes by import path, module:Class, which runs the code of their modules"""
+    edited: bool = False
+    """--resume although its config.toml is another than when the run began"""
     preset: str | None = None
     """start from a published shape, see `regard list`; with its own options as NAME(option=value, ...)"""
     kind: Annotated[
@@ -177,7 +180,8 @@ def parse(words: Sequence[str], description: str) -> Options:
     for name in ("--config", "--preset", "--task", "--resume"):
         early.add_argument(name)
     early.add_argument("--task.data", dest="data")
-    early.add_argument("--trust", action="store_true")
+    for name in ("--trust", "--edited"):
+        early.add_argument(name, action="store_true")
     try:
         first, rest = early.parse_known_args(list(words))
     except argparse.ArgumentError as error:
@@ -191,6 +195,8 @@ def parse(words: Sequence[str], description: str) -> Options:
                 f"--resume continues a run with its own configuration, so {' '.join(beside)} would change nothing: "
                 "leave it out, or start a new run"
             )
+    elif first.edited:
+        raise ConfigError("--edited goes with --resume: a new run has no earlier configuration; leave it out")
     if first.task is not None and first.task not in TASKS:
         raise ConfigError(f"unknown task {first.task!r}: {nearest(first.task, TASKS)}")
     config = _layered(first, words)

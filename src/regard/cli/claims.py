@@ -4,7 +4,6 @@ Without names: lists them. A claim leaves NAME.json in --out, and claims.html th
 Exits 0 whatever the verdicts are, and 7 if a control missed its known answer.
 """
 
-import json
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,9 +13,11 @@ from typing import Any
 import tyro
 
 from regard import claims
+from regard.checksums import opened, sealed
 from regard.cli._output import console, emit, table
 from regard.cli._threads import cpu_threads
 from regard.errors import ConfigError, DataError
+from regard.reading import content
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def run(options: Options) -> int:
         for name in dict.fromkeys(chosen):
             console(machine=True).print(f"{name}: measuring {options.seeds} seeds", markup=False)
             result = claims.measure(claims.build(name, tiny=options.quick), range(options.seeds), tiny=options.quick)
-            write_json(folder / f"{name}.json", result)
+            write_json(folder / f"{name}.json", sealed(result))
             results[name] = result
             show(result, screen)
     page.write(recorded(folder), folder / "claims.html")
@@ -119,12 +120,12 @@ def recorded(folder: Path) -> list[dict[str, Any]]:
         if not path.exists():
             continue
         try:
-            result = json.loads(path.read_text(encoding="utf-8"))
+            result = opened(content(path))
         except (OSError, ValueError) as error:
             raise DataError(
-                f"{path} holds no results of a claim: {error}; remove it or choose another --out"
+                f"{path} holds no results of a claim: {error}; remove it and measure it again, or choose another --out"
             ) from error
-        if not isinstance(result, dict) or result.get("format") != claims.FORMAT:
+        if result.get("format") != claims.FORMAT:
             raise DataError(f"{path} holds no results of a claim that this version reads; remove it, or another --out")
         results.append(result)
     return results

@@ -1,14 +1,15 @@
 """Write the report of a comparison again, from its results.json."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
 
 from regard.benchmark.config import FORMAT
+from regard.checksums import opened
 from regard.cli._output import console
 from regard.errors import DataError
+from regard.reading import content
 
 
 @dataclass(frozen=True)
@@ -31,12 +32,14 @@ def run(options: Options) -> int:
     path = Path(options.folder)
     path = path / "results.json" if path.is_dir() else path
     try:
-        results = json.loads(path.read_text(encoding="utf-8"))
+        results = opened(content(path))
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}; regard compare --out FOLDER makes one") from None
     except ValueError as error:
-        raise DataError(f"{path} holds no results of a comparison: {error}") from error
-    if not isinstance(results, dict) or results.get("format") != FORMAT:
+        raise DataError(
+            f"{path} holds no results of a comparison: {error}; regard compare --out {path.parent} writes them again"
+        ) from error
+    if results.get("format") != FORMAT:
         raise DataError(
             f"{path} holds no results of a comparison that this version of regard reads; regard compare --out FOLDER "
             "makes them"

@@ -1,7 +1,8 @@
 """Train a model with any mechanism on any task; continues a run that was interrupted with --resume."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from regard.cli import _run_options
@@ -11,6 +12,7 @@ from regard.errors import ResourceError
 from regard.models.block_config import GATED
 from regard.models.encoder_decoder_config import EncoderDecoderConfig
 from regard.training.config import RunConfig
+from regard.training.files import writing
 
 
 def parse(words: Sequence[str]) -> Options:
@@ -25,12 +27,12 @@ def run(options: Options) -> int:
 
     with Display() as display:
         if options.resume is not None:
-            result = resume(options.resume, on_progress=display, trust=options.trust)
+            result = resume(options.resume, on_progress=display, trust=options.trust, edited=options.edited)
         else:
-            out = Path(options.out) if options.out else free()
             config = run_config(options)
             require_memory(config)
-            result = train(config, out, on_progress=display)
+            with nullcontext(Path(options.out)) if options.out else free() as out:
+                result = train(config, out, on_progress=display)
     if options.json:
         emit({"run": str(result.path), "evaluation": result.evaluation})
         return 0
@@ -67,9 +69,33 @@ def require_memory(config: RunConfig) -> None:
         )
 
 
-def free() -> Path:
-    """The first number below runs/ that no run has."""
-    number = 1
-    while Path("runs", f"{number:03}").exists():
-        number += 1
-    return Path("runs", f"{number:03}")
+@contextmanager
+def free() -> Iterator[Path]:
+    """An empty folder for a run, with the first number below runs/ that is free: of two processes each gets its own.
+
+    Raises:
+        ResourceError: it cannot be made.
+    """
+    runs = Path("runs")
+    new = not runs.exists()
+    with writing(runs):
+        runs.mkdir(exist_ok=True)
+        number = 1
+        while not _made(runs / f"{number:03}"):
+            number += 1
+    try:
+        yield runs / f"{number:03}"
+    finally:  # what was refused leaves nothing
+        with suppress(OSError):
+            (runs / f"{number:03}").rmdir()
+            if new:
+                runs.rmdir()
+
+
+def _made(folder: Path) -> bool:
+    """Whether it was this call that made a folder."""
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        return False
+    return True

@@ -17,6 +17,8 @@ from regard.tasks.tokenizer import DEFAULT_VOCAB_SIZE, Tokenizer, build_tokenize
 
 _FORMAT = 1
 """Part of the key of token files: raise it when the same corpus would give other tokens or other splits."""
+_FILES = "sha256"
+"""Part of the key too: raise it when the files are others, so that those of earlier versions are written anew."""
 
 _BLOCKS_OF_ONE_DOCUMENT = 20
 
@@ -115,7 +117,7 @@ class TextTask(Task):
         content = _hash(
             _FORMAT, corpus.fingerprint(), corpus.continuous, config.field, config.separator, config.holdout
         )
-        key = _hash(content, _made_by(config, tokenizer))
+        key = _hash(_FILES, content, _made_by(config, tokenizer))
         files = token_files(cache_folder(config.cache), key, lambda: _read(config, corpus, tokenizer))
         self.tokenizer: Tokenizer = files.tokenizer
         self.vocab_size = self.tokenizer.vocab_size

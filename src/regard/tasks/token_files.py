@@ -12,9 +12,12 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Integer
 
+from regard import checksums
 from regard.errors import DataError, ResourceError
 from regard.tasks.base import SPLITS, Split
 from regard.tasks.tokenizer import Tokenizer, tokenizer_from_json
+
+_FILES = ("meta.json", "tokenizer.json", *(f"{split}.{part}" for split in SPLITS for part in ("ids", "starts.npy")))
 
 
 class Tokens(NamedTuple):
@@ -56,7 +59,7 @@ def cache_folder(folder: str | None) -> Path:
 
 
 def token_files(folder: Path, key: str, source: Source) -> TokenFiles:
-    """The token files for `key`, written first if they are not there.
+    """The token files for `key`, written first if they are not there. Every byte of them is verified.
 
     They are written in a temporary folder that is renamed when it is complete, so that a reader sees all or nothing,
     and of two writers one wins while both go on with the same content.
@@ -107,6 +110,7 @@ def _write(folder: Path, source: Source) -> None:
         np.save(folder / f"{split}.starts.npy", np.array(starts[split], np.int64))
     tokenizer.save(folder / "tokenizer.json")
     (folder / "meta.json").write_text(json.dumps({"dtype": dtype.name}), encoding="utf-8")
+    checksums.write_manifest(folder, _FILES)
 
 
 def _publish(partial: Path, path: Path) -> None:
@@ -120,6 +124,7 @@ def _publish(partial: Path, path: Path) -> None:
 
 def _read(path: Path) -> TokenFiles:
     try:
+        checksums.verify(path, _FILES)
         dtype = np.dtype(json.loads((path / "meta.json").read_text(encoding="utf-8"))["dtype"])
         tokenizer = tokenizer_from_json((path / "tokenizer.json").read_text(encoding="utf-8"))
         splits: dict[Split, Tokens] = {}

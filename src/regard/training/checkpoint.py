@@ -8,6 +8,7 @@ whole is ever replaced.
 
 import json
 import logging
+import os
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
@@ -117,6 +118,7 @@ def load(path: Path) -> Checkpoint:
 
     Raises:
         CheckpointError: damaged, incomplete, or of a format that this version does not know.
+        ResourceError: it cannot be read, which says nothing about what it holds.
     """
     files = load_folder(path)
     progress = _progress(path, files)
@@ -143,6 +145,8 @@ def _progress(path: Path, files: Mapping[str, bytes]) -> Progress:
             raise CheckpointError(f"{path}: progress.json has {', '.join(document)}, not {', '.join(hints)}")
         for name, hint in hints.items():
             validate("progress.json", name, document[name], hint)
+        if _NAME.fullmatch(path.name) and document["step"] != _order(path)[0]:
+            raise CheckpointError(f"{path}: progress.json is of step {document['step']}")
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         why = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
         raise CheckpointError(f"{path} is incomplete or malformed ({why})") from None
@@ -157,16 +161,18 @@ def newest(folder: Path) -> tuple[Checkpoint | None, list[Path]]:
 
     Raises:
         CheckpointError: there are checkpoints and none verifies.
+        ResourceError: one cannot be read.
     """
     damaged: list[Path] = []
     reasons: list[str] = []
-    for path in reversed(paths(folder)):
+    while left := [path for path in reversed(paths(folder)) if path not in damaged]:
         try:
-            return load(path), damaged
+            return load(left[0]), damaged
         except CheckpointError as error:
-            _LOG.warning("skipped a damaged checkpoint: %s", error)
-            damaged.append(path)
-            reasons.append(str(error))
+            if os.path.lexists(left[0]):  # or who trains this run has removed it meanwhile, after saving a newer one
+                _LOG.warning("skipped a damaged checkpoint: %s", error)
+                damaged.append(left[0])
+                reasons.append(str(error))
     if damaged:
         raise CheckpointError(
             f"no checkpoint in {folder} verifies:\n  " + "\n  ".join(reasons) + "\nStart a new run, or restore a backup"
@@ -179,6 +185,21 @@ def best(folder: Path, *, damaged: Collection[Path] = ()) -> Path | None:
     sound = [path for path in reversed(paths(folder)) if path not in damaged]
     scored = [(score, path) for path in sound if (score := _score(path)) is not None]
     return min(scored, key=lambda pair: pair[0])[1] if scored else None
+
+
+def load_best(folder: Path) -> Checkpoint | None:
+    """The checkpoint that `best` finds, verified; None if none was saved with an evaluation.
+
+    Raises:
+        CheckpointError: it does not verify.
+    """
+    while (path := best(folder)) is not None:
+        try:
+            return load(path)
+        except CheckpointError:
+            if os.path.lexists(path):  # or whoever trains this run has found a better one meanwhile
+                raise
+    return None
 
 
 def retain(folder: Path, keep: int, *, damaged: Collection[Path] = ()) -> None:

@@ -10,6 +10,7 @@ import torch
 
 import regard
 from regard.errors import CheckpointError
+from regard.reading import content
 from regard.training.files import write_json
 
 
@@ -26,10 +27,10 @@ def record(path: Path, device: torch.device, threads: int) -> None:
     document = now
     if path.exists():
         try:
-            document = json.loads(path.read_bytes())
+            document = json.loads(content(path))
             past = [{name: value for name, value in document.items() if name != "continued"}]
             past += document.get("continued", [])
-        except (ValueError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise CheckpointError(f"{path} is damaged: {error}; delete it to go on") from None
         if past[-1] == now:
             return

@@ -1,16 +1,21 @@
 """Writing that survives a crash: a folder is there whole or not at all."""
 
-import hashlib
+import errno
 import json
 import os
 import shutil
+import stat
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from regard.errors import CheckpointError, ResourceError
+from regard import checksums
+from regard.checksums import MANIFEST, Entry
+from regard.errors import CheckpointError, ResourceError, UnsafeFileError
+from regard.reading import content
 
-MANIFEST = "manifest.json"
+_MISSING = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.EIO)
+"""what the system says of files that are gone or damaged; anything else, such as no permission, says nothing of them"""
 
 
 @contextmanager
@@ -37,14 +42,13 @@ def save_folder(target: Path, files: Mapping[str, bytes]) -> None:
     partial = target.parent / f".{target.name}.partial"
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        if partial.exists():
-            shutil.rmtree(partial)
+        discard(partial)
         try:
             partial.mkdir()
-            manifest = {name: {"sha256": _digest(data), "bytes": len(data)} for name, data in files.items()}
+            manifest = checksums.manifest({name: Entry.of(data) for name, data in files.items()})
             for name, data in files.items():
                 _write(partial / name, data)
-            _write(partial / MANIFEST, (json.dumps({"files": manifest}, indent=1) + "\n").encode())
+            _write(partial / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
             _sync(partial)
             os.rename(partial, target)
         except BaseException:
@@ -78,25 +82,20 @@ def load_folder(folder: Path, only: Collection[str] | None = None) -> dict[str, 
 
     Raises:
         CheckpointError: a file is missing, has another size or another SHA-256; or there is no sound manifest.
+        ResourceError: one that is there cannot be read, which says nothing about what it holds.
     """
     try:
-        manifest = json.loads((folder / MANIFEST).read_bytes())["files"]
-        expected = {str(name): (str(entry["sha256"]), int(entry["bytes"])) for name, entry in manifest.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{folder}: no sound {MANIFEST} ({type(error).__name__}: {error})") from None
+        expected = checksums.entries(json.loads(_contents(folder / MANIFEST)))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{folder}: {error}") from None
     files = {}
-    for name, (sha256, size) in expected.items():
-        if Path(name).name != name:
-            raise CheckpointError(f"{folder}: {MANIFEST} names {name!r}, which is not a plain file name")
-        if only is not None and name not in only:
-            continue
-        try:
-            data = (folder / name).read_bytes()
-        except OSError as error:
-            raise CheckpointError(f"{folder}: cannot read {name}: {error.strerror or error}") from None
-        if len(data) != size or _digest(data) != sha256:
-            raise CheckpointError(f"{folder}: {name} is damaged ({len(data)} bytes, {size} expected; SHA-256 differs)")
-        files[name] = data
+    for name, entry in expected.items():
+        if only is None or name in only:
+            files[name] = _contents(folder / name)
+            try:
+                entry.require(Entry.of(files[name]), name)
+            except ValueError as error:
+                raise CheckpointError(f"{folder}: {error}") from None
     return files
 
 
@@ -104,9 +103,58 @@ def remove_folder(folder: Path) -> None:
     """Remove a folder. It leaves its name in one step, so that a crash cannot leave half of it under that name."""
     doomed = folder.parent / f".{folder.name}.removing"
     with writing(folder):
-        shutil.rmtree(doomed, ignore_errors=True)
+        discard(doomed)
         os.rename(folder, doomed)
-        shutil.rmtree(doomed)
+        discard(doomed)
+
+
+def discard(path: Path) -> None:
+    """Remove what a killed process left, whatever it is; of a link the link, and nothing that it leads to."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def unlinked(path: Path) -> Path:
+    """The path of a file or folder that is about to be written in a run, which is no link: it could lead anywhere.
+
+    Raises:
+        UnsafeFileError: it is a link.
+    """
+    if path.is_symlink():
+        raise UnsafeFileError(
+            f"{path} is a link to {os.readlink(path)}, and a run writes into its own folder only; remove the link, or "
+            "give the whole run another place"
+        )
+    return path
+
+
+def open_own(path: Path, flags: int) -> int:
+    """Open a plain file of a run for writing, made if it is not there, without following a link.
+
+    Raises:
+        UnsafeFileError: it is a link, or no plain file.
+    """
+    try:
+        descriptor = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except OSError:
+        unlinked(path)  # POSIX has ELOOP for a link, and some systems have another number
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise UnsafeFileError(f"{path} is no plain file, and a run writes to nothing else; remove it")
+    return descriptor
+
+
+def _contents(path: Path) -> bytes:
+    try:
+        return content(path)
+    except OSError as error:
+        said = f"{path.parent}: cannot read {path.name}: {error.strerror or error}"
+        if error.errno in _MISSING:
+            raise CheckpointError(said) from None
+        raise ResourceError(f"{said}; nothing was changed") from error
 
 
 def write_text(path: Path, text: str) -> None:
@@ -122,7 +170,8 @@ def write_json(path: Path, value: object) -> None:
 
 
 def _write(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
+    discard(path)  # what a killed process left, or a link
+    with path.open("xb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
@@ -134,7 +183,3 @@ def _sync(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()

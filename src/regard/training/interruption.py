@@ -11,7 +11,7 @@ from types import FrameType, TracebackType
 from typing import IO
 
 from regard.errors import ResourceError
-from regard.training.files import writing
+from regard.training.files import open_own, writing
 
 
 class Interrupted(SystemExit):
@@ -68,13 +68,13 @@ def locked(run: Path, lock: Path | None = None) -> Iterator[None]:
         lock: the file that stands for it, in a folder that may become the run; None: `.lock` in the run.
 
     Raises:
-        ResourceError: another process holds it.
+        ResourceError: another process holds it. UnsafeFileError: the lock is a link.
     """
     path = run / ".lock" if lock is None else lock
     held = ResourceError(f"{run} is being trained by another process; wait for it or stop it")
     with writing(path):
         try:
-            file = path.open("w")
+            file = open(open_own(path, os.O_RDWR), "r+b")  # noqa: SIM115
         except FileNotFoundError:
             if lock is None:
                 raise
@@ -89,7 +89,7 @@ def locked(run: Path, lock: Path | None = None) -> Iterator[None]:
         yield
 
 
-def _names(path: Path, file: IO[str]) -> bool:
+def _names(path: Path, file: IO[bytes]) -> bool:
     """Whether a path still leads to an open file."""
     try:
         return os.path.samestat(path.stat(), os.fstat(file.fileno()))

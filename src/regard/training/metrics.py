@@ -3,11 +3,13 @@
 Two kinds of line. `train`, every `log_every` steps, about the steps since the line before: step, tokens (targets seen
 so far), loss (nats per token), objective, losses (each one unweighted), learning_rate, gradient_norm. `evaluate`: step,
 split, and what `Scores.summary` says. Every field is a function of the configuration and the step, equal after any
-number of interruptions, except those inside `timing` (seconds, tokens_per_second, peak_bytes), which are measured.
+number of interruptions, except those inside `timing` (seconds, tokens_per_second, peak_bytes), which are measured, and
+the line's checksum, `sha256` (`regard.checksums`).
 """
 
 import json
 import os
+import re
 import resource
 import sys
 import time
@@ -17,10 +19,14 @@ from typing import Any
 
 import torch
 
+from regard.checksums import KEY, opened, sealed
 from regard.errors import CheckpointError, ConfigError
-from regard.training.files import writing
+from regard.reading import content
+from regard.training.files import open_own, writing
 
 Record = Mapping[str, object]
+
+_SEAL = re.compile(rb'"[0-9a-f]{64}"}$')
 
 
 class MetricsLog:
@@ -34,7 +40,8 @@ class MetricsLog:
         tensorboard: folder of the TensorBoard events, None for none.
 
     Raises:
-        CheckpointError: the file is shorter than `offset`.
+        CheckpointError: the file is shorter than `offset`, or a line of the past is damaged.
+        UnsafeFileError: it is a link.
         ConfigError: TensorBoard was asked for and is not installed.
         ResourceError: the file cannot be written.
     """
@@ -42,19 +49,23 @@ class MetricsLog:
     def __init__(self, path: Path, *, offset: int = 0, step: int = 0, tensorboard: Path | None = None) -> None:
         self.path = path
         self._board = None if tensorboard is None else _board(tensorboard, step)
-        size = path.stat().st_size if path.exists() else 0
-        if size < offset:
-            raise CheckpointError(
-                f"{path} has {size} bytes, but the checkpoint of step {step} was saved after {offset}: the file was "
-                "cut or replaced. Put it back, or start a new run"
-            )
+        if not os.path.lexists(path):
+            _require_size(path, 0, offset, step)
         with writing(path):
-            self._file = path.open("ab", buffering=0)  # unbuffered: a line refused by a full disk is not tried again
-            self._file.truncate(offset)
+            # Unbuffered: a line refused by a full disk is not tried again.
+            self._file = open(open_own(path, os.O_WRONLY | os.O_APPEND), "ab", buffering=0)  # noqa: SIM115
+        try:
+            _require_size(path, os.fstat(self._file.fileno()).st_size, offset, step)
+            _records(path, _contents(path)[:offset])
+            with writing(path):
+                self._file.truncate(offset)
+        except BaseException:
+            self.close()
+            raise
 
     def write(self, record: Record) -> None:
         """Append one line, visible to readers at once."""
-        line = memoryview(json.dumps(record, allow_nan=False).encode() + b"\n")
+        line = memoryview(json.dumps(sealed(record), allow_nan=False).encode() + b"\n")
         with writing(self.path):
             while line:
                 line = line[self._file.write(line) :]
@@ -141,20 +152,49 @@ def read(path: Path) -> list[dict[str, object]]:
     """The lines of a metrics.jsonl; an unfinished last line, of a run that is being written or was killed, is left out.
 
     Raises:
-        CheckpointError: a finished line that is not a JSON object.
+        CheckpointError: it cannot be read, or a finished line is not what was written.
     """
-    records = []
-    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), 1):
+    return _records(path, _contents(path))
+
+
+def _require_size(path: Path, size: int, offset: int, step: int) -> None:
+    if size < offset:
+        raise CheckpointError(
+            f"{path} has {size} bytes, but the checkpoint of step {step} was saved after {offset}: the file was cut or "
+            "replaced. Put it back, or start a new run"
+        )
+
+
+def _contents(path: Path) -> bytes:
+    try:
+        return content(path)
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _records(path: Path, lines: bytes) -> list[dict[str, object]]:
+    """The finished lines. The first ones may be of a version that wrote no checksums."""
+    records: list[dict[str, object]] = []
+    earlier = True
+    for number, line in enumerate(lines.splitlines(keepends=True), 1):
         if not line.endswith(b"\n"):
             break
         try:
-            record = json.loads(line)
-        except ValueError as error:
-            raise CheckpointError(f"{path}, line {number} is not JSON: {error}") from None
-        if not isinstance(record, dict):
-            raise CheckpointError(f"{path}, line {number} is not a JSON object")
-        records.append(record)
+            # A damaged name of a checksum, or a damaged checksum, is not the mark of an earlier version.
+            earlier = earlier and KEY.encode() not in line and not _SEAL.search(line)
+            records.append(_object(line) if earlier else opened(line))
+        except (ValueError, RecursionError) as error:
+            raise CheckpointError(
+                f"{path}, line {number} is damaged: {error}; restore the file, or start a new run"
+            ) from None
     return records
+
+
+def _object(line: bytes) -> dict[str, object]:
+    found = json.loads(line)
+    if not isinstance(found, dict):
+        raise ValueError(f"it holds {type(found).__name__}, not an object")
+    return found
 
 
 def _numbers(record: Record) -> list[tuple[str, float]]:

@@ -25,10 +25,10 @@ from regard.tasks.corpus import BUNDLED
 from regard.tasks.tokenizer import Tokenizer, load_tokenizer
 from regard.tasks.translation import BUNDLED as BUNDLED_PAIRS
 from regard.tasks.translation import TranslationTask
-from regard.training import checkpoint, environment, metrics, network, toml
+from regard.training import begun, checkpoint, environment, metrics, network, toml
 from regard.training.config import AnyModelConfig, RunConfig
 from regard.training.evaluation import measured, score
-from regard.training.files import writing
+from regard.training.files import discard, unlinked, writing
 from regard.training.interruption import locked
 from regard.training.measure import Measure
 from regard.training.stages import Stages, model_after
@@ -91,7 +91,8 @@ def train(
             raise ConfigError(
                 f"{out} already holds a run; choose another name, or continue it with --resume {quote(str(out))}"
             )
-        saved, task = _opened(out, trust=True)  # nothing of it is built before it is known to be what was given here
+        # Nothing of it is built before it is known to be what was given here.
+        saved, task = _opened(out, trust=True, edited=False)
         _require_same(fitted(config, task), saved, out)
         return _finish(out, saved, task, on_progress)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -110,23 +111,28 @@ def train(
                 labels.save(partial / LABELS)
             if isinstance(task, ImagesTask):
                 network.save_grid(task.grid, partial / IMAGES)
+        begun.record(partial)
     return _finish(out, config, task, on_progress)
 
 
-def resume(run: Path | str, *, on_progress: OnProgress | None = None, trust: bool = False) -> RunResult:
+def resume(
+    run: Path | str, *, on_progress: OnProgress | None = None, trust: bool = False, edited: bool = False
+) -> RunResult:
     """Continue a run from its newest verified checkpoint, with the configuration in its config.toml.
 
     Args:
         run: its directory.
         on_progress: as `train`.
         trust: as `load`.
+        edited: go on with a config.toml that is another than when the run began.
 
     Raises:
         ConfigError: there is no run, or it names import paths and is not trusted.
+        CheckpointError: config.toml was edited; the message says what differs.
         Others: as `train`.
     """
     run = Path(run)
-    config, task = _opened(run, trust=trust)
+    config, task = _opened(run, trust=trust, edited=edited)
     return _finish(run, config, task, on_progress)
 
 
@@ -142,16 +148,16 @@ def load(run: Path | str, *, best: bool = False, device: str = "auto", trust: bo
 
     Raises:
         ConfigError: there is no run, or it names import paths and is not trusted.
-        CheckpointError: it has no checkpoint yet, or none that verifies.
+        CheckpointError: it has no checkpoint yet, or none that verifies; or what it began with is damaged or edited.
 
     Example:
         >>> load("runs/first").generate("The state of")  # doctest: +SKIP
     """
     run = Path(run)
-    config = _config(run, trust=trust)
+    config = _config(run, trust=trust, edited=False)
     folder = run / "checkpoints"
-    chosen = checkpoint.best(folder) if best else None
-    saved = checkpoint.newest(folder)[0] if chosen is None else checkpoint.load(chosen)
+    saved = checkpoint.load_best(folder) if best else None
+    saved = checkpoint.newest(folder)[0] if saved is None else saved
     if saved is None:
         raise CheckpointError(f"{run} has no checkpoint yet; continue it with regard train --resume {quote(str(run))}")
     labels = network.Labels.load(run / LABELS) if isinstance(config.task, ClassificationConfig) else None
@@ -274,20 +280,32 @@ def _absolute(path: str) -> str:
 def _finish(run: Path, config: RunConfig, task: Task, on_progress: OnProgress | None) -> RunResult:
     stages = Stages(config, task)
     trainer = Trainer(stages.network(0), task, config.training, run, on_progress=on_progress, stages=stages)
-    trainer.fit(prepare=lambda: environment.record(run / "env.json", trainer.device, config.training.threads))
+
+    def prepare() -> None:
+        begun.record(run)
+        environment.record(run / "env.json", trainer.device, config.training.threads)
+
+    trainer.fit(prepare=prepare)
     lines = [line for line in metrics.read(run / "metrics.jsonl") if line["kind"] == "evaluate"]
+    if not lines:
+        raise CheckpointError(
+            f"{run} has a checkpoint of step {trainer.progress.step}, beyond training.steps={config.training.steps}, "
+            "and was never evaluated; raise training.steps in its config.toml"
+        )
     return RunResult(run, config, lines[-1], tuple(trainer.damaged))
 
 
-def _opened(run: Path, *, trust: bool) -> tuple[RunConfig, Task]:
-    config = _config(run, trust=trust)
+def _opened(run: Path, *, trust: bool, edited: bool) -> tuple[RunConfig, Task]:
+    config = _config(run, trust=trust, edited=edited)
     return config, build_task(config.task, seed=config.training.seed, tokenizer=_tokenizer(run, config))
 
 
-def _config(run: Path, *, trust: bool) -> RunConfig:
+def _config(run: Path, *, trust: bool, edited: bool) -> RunConfig:
     if not (run / "config.toml").exists():
         raise ConfigError(f"{run} is not a run: it has no config.toml. Start one with regard train")
-    return toml.load(run / "config.toml", trust=trust)
+    config = toml.load(run / "config.toml", trust=trust)
+    begun.require(run, edited=edited)
+    return config
 
 
 def _tokenizer(run: Path, config: RunConfig) -> Tokenizer | None:
@@ -326,8 +344,9 @@ def _fresh(out: Path) -> Iterator[Path]:
     """
     partial = out.parent / f".{out.name}.partial"
     lock = partial / ".begun"
+    above = [folder for folder in out.absolute().parents if not folder.exists()]
     with writing(out):
-        partial.mkdir(parents=True, exist_ok=True)
+        unlinked(partial).mkdir(parents=True, exist_ok=True)
     with locked(out, lock):
         try:
             with writing(out):
@@ -341,7 +360,8 @@ def _fresh(out: Path) -> Iterator[Path]:
             with suppress(OSError):
                 _clear(partial, but=lock)
                 lock.unlink()
-                partial.rmdir()
+                for folder in (partial, *above):
+                    folder.rmdir()
             raise
         (out / lock.name).unlink()
 
@@ -349,4 +369,4 @@ def _fresh(out: Path) -> Iterator[Path]:
 def _clear(folder: Path, *, but: Path) -> None:
     for path in folder.iterdir():
         if path != but:
-            path.unlink()
+            discard(path)

@@ -1,7 +1,6 @@
 """The training loop: takes a model and a task to the last step, from wherever the run was left."""
 
 import math
-import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -19,6 +18,7 @@ from regard.training.batches import Batch, collate
 from regard.training.config import TrainingConfig
 from regard.training.data_order import DataOrder
 from regard.training.evaluation import autocast, score
+from regard.training.files import discard, unlinked
 from regard.training.interruption import Interrupted, Signals, locked
 from regard.training.metrics import Interval, MetricsLog, Record, Stopwatch
 from regard.training.optimizer import adamw, set_rate
@@ -107,22 +107,21 @@ class Trainer:
         """Train to the last step.
 
         Args:
-            prepare: called once no other process trains this run, before anything else is written.
+            prepare: called once no other process trains this run and what it holds fits it, before the first step.
 
         Raises:
             NumericsError: a loss or gradient is not finite; parameters and optimizer are those of the step before.
             ResourceError: no space, no permission or no memory; earlier checkpoints are intact.
-            CheckpointError: the run cannot be continued.
+            CheckpointError: the run cannot be continued. UnsafeFileError: it writes through links.
             Interrupted: SIGTERM or SIGINT came; a checkpoint is saved.
         """
         with ExitStack() as stack:
             stack.enter_context(locked(self.run))
-            if prepare is not None:
-                prepare()
+            unlinked(self.checkpoints)
             stack.enter_context(_own_settings(self.device, self.config))
             self.signals = stack.enter_context(Signals())
             self._restore()
-            board = self.run / "tensorboard" if self.config.tensorboard else None
+            board = unlinked(self.run / "tensorboard") if self.config.tensorboard else None
             self.log = MetricsLog(
                 self.run / "metrics.jsonl",
                 offset=self.progress.metrics_bytes,
@@ -130,9 +129,12 @@ class Trainer:
                 tensorboard=board,
             )
             stack.callback(self.log.close)
+            if prepare is not None:
+                prepare()
             self.interval = Interval(self.progress.interval)
             self.stopwatch = Stopwatch(self.device)
-            self._loop()
+            if self.progress.step <= self.config.steps:  # of a longer training nothing is evaluated, saved or removed
+                self._loop()
 
     def _loop(self) -> None:
         config, progress = self.config, self.progress
@@ -311,7 +313,7 @@ class Trainer:
 
     def _restore(self) -> None:
         for leftover in self.checkpoints.glob(".step-*"):
-            shutil.rmtree(leftover)
+            discard(leftover)
         saved, self.damaged = checkpoint.newest(self.checkpoints)
         if saved is None:
             torch.manual_seed(self.config.seed)

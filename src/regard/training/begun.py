@@ -1,0 +1,101 @@
+"""What a run began with: its configuration, tokenizer, classes and shape of images, as they were written.
+
+manifest.json of a run holds their checksums, and the text of config.toml, so that an edited one can be told from what
+was trained. Runs of version 0.1 have none and are read as they are; the next one that continues them writes it.
+"""
+
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+from regard.checksums import MANIFEST, Entry, entries, manifest, opened, sealed
+from regard.errors import CheckpointError
+from regard.reading import content
+from regard.training.files import write_json, writing
+
+CONFIG = "config.toml"
+FILES = (CONFIG, "tokenizer.json", "labels.json", "images.json")
+
+
+def record(run: Path) -> None:
+    """Write the manifest of a run, of the files that it has.
+
+    Raises:
+        ResourceError: it cannot be written.
+    """
+    with writing(run / MANIFEST):
+        contents = {name: content(run / name) for name in FILES if (run / name).exists()}
+    described = manifest({name: Entry.of(data) for name, data in contents.items()})
+    text = contents[CONFIG].decode("utf-8")
+    if not (run / MANIFEST).exists() or _read(run) != {**described, "config": text}:
+        write_json(run / MANIFEST, sealed({**described, "config": text}))
+
+
+def require(run: Path, *, edited: bool = False) -> None:
+    """Compare the files of a run with its manifest, if it has one.
+
+    Args:
+        run: its directory.
+        edited: another config.toml is agreed to.
+
+    Raises:
+        CheckpointError: a file is missing, damaged or another one; of config.toml every difference is listed.
+    """
+    if not (run / MANIFEST).exists():
+        return
+    written = _read(run)
+    for name, entry in entries(written).items():
+        if name == CONFIG and edited:
+            continue
+        try:
+            found = content(run / name)
+        except OSError as error:
+            what = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
+            raise CheckpointError(f"{run / name} {what}; restore it, or start a new run") from None
+        try:
+            entry.require(Entry.of(found), name)
+        except ValueError as error:
+            if name == CONFIG:
+                raise CheckpointError(_edited(run, written["config"], found)) from None
+            raise CheckpointError(f"{run}: {error}; restore it, or start a new run") from None
+
+
+def _read(run: Path) -> dict[str, Any]:
+    try:
+        written = opened(content(run / MANIFEST))
+        entries(written)
+    except OSError as error:
+        raise CheckpointError(f"cannot read {run / MANIFEST}: {error.strerror}") from None
+    except ValueError as error:
+        raise CheckpointError(f"{run / MANIFEST} is damaged: {error}; restore it, or start a new run") from None
+    return written
+
+
+def _edited(run: Path, before: str, now: bytes) -> str:
+    """What differs between two configurations, and what can be done about it."""
+    first, last = _flat(tomllib.loads(before)), _flat(tomllib.loads(now.decode("utf-8")))
+    lines = [
+        f"{name}: {_of(first, name)} when it began, {_of(last, name)} now"
+        for name in sorted(first.keys() | last.keys())
+        if _of(first, name) != _of(last, name)
+    ]
+    return (
+        f"{run / CONFIG} was edited since the run began; put it back, or agree to it with "
+        f"regard train --resume {quote(str(run))} --edited (in Python: resume(..., edited=True))\n  "
+        + "\n  ".join(lines or ["only spaces and comments differ"])
+    )
+
+
+def _of(table: Mapping[str, object], name: str) -> str:
+    return json.dumps(table[name], ensure_ascii=False, default=str) if name in table else "its default"
+
+
+def _flat(table: Mapping[str, Any]) -> dict[str, object]:
+    """Keys of sections, by their dotted names."""
+    flat: dict[str, object] = {}
+    for section, values in table.items():
+        flat |= {f"{section}.{name}": value for name, value in values.items()}
+    return flat
