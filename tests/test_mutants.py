@@ -93,7 +93,7 @@ class Wrong(toys.ToyWindow):
     """Keeps nothing of what came before."""
 
     def attend(self, q, k, v, call):
-        return super().attend(q, k, v, replace(call, state=None))._replace(state=call.state)
+        return super().attend(q, k, v, call._replace(state=None))._replace(state=call.state)
 
 
 @pytest.mark.parametrize(

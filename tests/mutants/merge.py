@@ -124,7 +124,7 @@ class DistancesFromTheFirstOfACall(ToyDense):
     """Reads a bias as if the first query of a call stood at slot 0, wherever the call begins."""
 
     def biased(self, logits: Tensor, call: Call) -> Tensor:
-        return super().biased(logits, call if call.causal else replace(call, query_start=0))
+        return super().biased(logits, call if call.causal else call._replace(query_start=0))
 
 
 @mutant("queries_mix")

@@ -34,7 +34,7 @@ class AnyBias(ToyDense):
     def biased(self, logits: Tensor, call: Call) -> Tensor:
         if call.bias is None or call.bias.curve is None:
             return super().biased(logits, call)
-        return super().biased(logits, replace(call, bias=replace(call.bias, curve=call.bias.curve[: self.heads.count])))
+        return super().biased(logits, call._replace(bias=replace(call.bias, curve=call.bias.curve[: self.heads.count])))
 
 
 @mutant("misfits")
