@@ -51,6 +51,14 @@ class FeatureMap(ABC):
         The log is a constant to autograd: the features carry the whole derivative.
         """
 
+    def lift(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """(y, log) with phi(x) = phi(y) exp(log) and a feature of y that is not tiny; log None: of every vector 0.
+
+        Averages are the same for phi(y), whose products with the features of keys do not underflow. What y is depends
+        on each vector alone, and it is x itself unless all features of x are tiny. To autograd log is a constant.
+        """
+        return x, None
+
     @abstractmethod
     def pull(self, gradient: Tensor, features: Tensor, x: Tensor, projection: Tensor | None) -> Tensor:
         """The gradient of `x` from that of its scaled features. May overwrite `gradient`."""
@@ -70,6 +78,9 @@ class _EluPlusOne(FeatureMap):
     def pull(self, gradient: Tensor, features: Tensor, x: Tensor, projection: Tensor | None) -> Tensor:
         return features.clamp_max(1).mul_(gradient)
 
+    def lift(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        return _lifted(x, 4.0)
+
 
 class _Relu(FeatureMap):
     """max(x, 0). A query and a key without a common positive channel have weight 0."""
@@ -81,6 +92,14 @@ class _Relu(FeatureMap):
 
     def pull(self, gradient: Tensor, features: Tensor, x: Tensor, projection: Tensor | None) -> Tensor:
         return gradient * (features > 0)
+
+    def lift(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        top = x.detach().amax(-1)
+        tiny = (top > 0) & (top < 2.0**-20)
+        if _none(tiny):
+            return x, None
+        power = torch.frexp(top).exponent.clamp(min=-126).masked_fill(~tiny, 0)  # of 2, which rounds nothing
+        return x * torch.ldexp(torch.ones_like(top), -power)[..., None], power * math.log(2)
 
 
 class _Sigmoid(FeatureMap):
@@ -94,6 +113,9 @@ class _Sigmoid(FeatureMap):
 
     def pull(self, gradient: Tensor, features: Tensor, x: Tensor, projection: Tensor | None) -> Tensor:
         return (1 - features).mul_(features).mul_(gradient)
+
+    def lift(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        return _lifted(x, -math.log(torch.finfo(x.dtype).eps) + 2)  # below, it is exp(x) to the last digit
 
 
 class _Identity(FeatureMap):
@@ -250,6 +272,21 @@ def smallest(dtype: torch.dtype) -> float:
         '4e-18'
     """
     return torch.finfo(dtype).tiny ** 0.46
+
+
+def _lifted(x: Tensor, tail: float) -> tuple[Tensor, Tensor | None]:
+    """A map that is exp below -tail: the largest number of each vector to -tail, where it lies below."""
+    top = x.detach().amax(-1)
+    if _none(~(top >= -tail)):
+        return x, None
+    shift = (top + tail).clamp(torch.finfo(x.dtype).min, 0)
+    return x - shift[..., None], shift
+
+
+def _none(some: Tensor) -> bool:
+    """Whether it is known that none is true: one may look where that is cheap and nothing is traced."""
+    looks = some.device.type == "cpu" and not torch.compiler.is_compiling() and not transformed()
+    return looks and not bool(some.any())
 
 
 def _projected(x: Tensor, projection: Tensor | None) -> Tensor:

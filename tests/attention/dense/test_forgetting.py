@@ -361,6 +361,24 @@ def test_raw_gates_are_activated_in_float32() -> None:
     torch.testing.assert_close(found.exp(), raw.float().sigmoid())
 
 
+@pytest.mark.parametrize("gap", [1e3, 1e5, 1e6])
+def test_few_queries_far_behind_every_key_in_float32(gap: float) -> None:
+    """The sums of gates behind a key are large, their differences are not: near keys are hidden, or of another part."""
+    q, k, v, log_gate = (x.float() for x in tensors(24))
+    log_gate[:, :, 20] = -gap
+    mechanism, keep = built(dtype=torch.float32), torch.arange(24).expand(2, -1) < 20
+
+    def ends(q: Tensor, k: Tensor, v: Tensor, log_gate: Tensor) -> tuple[Tensor, Tensor]:
+        mechanism.to(q.dtype)
+        given = {"inputs": {"log_gate": log_gate}}
+        part = mechanism(q[:, :, 21:], k[:, :, :20], v[:, :, :20], query_start=21, **given).values
+        return mechanism(q[:, :, 21:], k, v, key_mask=keep, **given).values, part
+
+    wanted = ends(*(x.double() for x in (q, k, v, log_gate)))
+    for found, want in zip(ends(q, k, v, log_gate), wanted, strict=True):
+        torch.testing.assert_close(found.double(), want, rtol=0, atol=2e-6)
+
+
 def test_what_it_refuses() -> None:
     q, k, v, log_gate = tensors(9)
     with pytest.raises(InputError, match=r"log_gate must lie in \[-inf, 0.0\]"):

@@ -60,6 +60,18 @@ def test_rows_of_nan_alone(length: int, masked: bool, causal: bool) -> None:
     assert values[1].isfinite().all()
 
 
+@pytest.mark.parametrize("impl", ["torch", "tiles", "chunks"])
+@pytest.mark.parametrize("scale", [1e4, 1e10, 1e19])
+def test_keys_of_any_size_are_numbers(scale: float, impl: str) -> None:
+    """Logits up to float32's largest number; each row is the value of its best key, and gradients are finite."""
+    q, k, v = (draw(1, 1, 40, 16, seed=s).float() for s in range(3))
+    leaves = [x.requires_grad_() for x in (q, (k * scale).detach(), v)]
+    values = regard.build("softmax", regard.Heads(count=1, key_dim=16, causal=True), impl=impl)(*leaves).values
+    best = (q @ k.mT).double().masked_fill(torch.ones(40, 40, dtype=torch.bool).triu(1), -math.inf).argmax(-1)
+    torch.testing.assert_close(values, v[:, :, best[0, 0]])
+    assert all(x.isfinite().all() for x in torch.autograd.grad(values.square().sum(), leaves))
+
+
 def test_golden_values() -> None:
     q = torch.tensor([[0.0], [math.log(3.0)]], dtype=torch.float64)[None, None]
     k = torch.tensor([[1.0], [0.0]], dtype=torch.float64)[None, None]

@@ -262,3 +262,78 @@ def test_what_is_not_supported_is_refused() -> None:
         regard.build("linear", heads(False), rotary=True)(q, k[:, :, :5], v[:, :, :5])
     with pytest.raises(ConfigError, match="impl='auto' has"):
         regard.build("linear", heads(True), impl="reference", regulariser="output_l1")
+
+
+SMALL = [("elu_plus_one", -47.0, 1.0), ("elu_plus_one", -60.0, 1.0), ("sigmoid", -60.0, 0.5), ("relu", 0.0, 1e-25)]
+"""map, shift and scale of queries and keys whose features have products below float32's smallest number"""
+
+
+def drawn(shift: float, scale: float, length: int = 70) -> list[Tensor]:
+    g = torch.Generator().manual_seed(7)
+    q, k, v = (torch.randn(2, 2, length, 4, generator=g) for _ in range(3))
+    return [q * scale + shift, k * scale + shift, v]
+
+
+def exact(name: str, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal, in float64, in which these products exist."""
+    maps = {
+        "elu_plus_one": lambda x: torch.where(x > 0, x + 1, x.clamp(max=0).exp()),
+        "sigmoid": lambda x: 1 / (1 + torch.exp(-x)),
+        "relu": lambda x: x.clamp(min=0),
+    }
+    weights = (maps[name](q) @ maps[name](k).mT).tril()
+    total = weights.sum(-1, keepdim=True)
+    return weights @ v / total.masked_fill(total == 0, 1)
+
+
+@pytest.mark.parametrize(
+    "spec", ["linear", "linear(impl=quadratic)", "linear(impl=recurrent)", "local_linear(window=0)"]
+)
+@pytest.mark.parametrize(("name", "shift", "scale"), SMALL)
+def test_products_of_features_that_float32_cannot_hold(spec, name, shift, scale):
+    q, k, v = drawn(shift, scale)
+    heads = Heads(count=2, key_dim=4, causal=True)
+    mechanism = regard.build(spec, heads, feature_map=name)
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    values = mechanism(*leaves).values
+    doubles = [x.double().requires_grad_() for x in (q, k, v)]
+    wanted = exact(name, *doubles)
+    torch.testing.assert_close(values.double(), wanted, rtol=0, atol=2e-5)
+    slopes = torch.autograd.grad(values.square().sum(), leaves)
+    for slope, want in zip(slopes, torch.autograd.grad(wanted.square().sum(), doubles), strict=True):
+        torch.testing.assert_close(slope.double(), want, rtol=0, atol=1e-4 * want.abs().max().item())
+    state = mechanism(q[:, :, :30], k[:, :, :30], v[:, :, :30], state=mechanism.initial_state(2)).state
+    rest = [mechanism(*(x[:, :, 30:31] for x in (q, k, v)), state=state)]
+    rest.append(mechanism(*(x[:, :, 31:] for x in (q, k, v)), state=rest[0].state))
+    streamed = torch.cat([each.values for each in rest], 2)
+    torch.testing.assert_close(streamed, values[:, :, 30:], rtol=0, atol=2e-5)
+
+
+def test_a_later_query_of_tiny_features_changes_no_bit():
+    mechanism = regard.build("linear", Heads(count=2, key_dim=4, causal=True))
+    q, k, v = drawn(0.0, 1.0)
+    whole = mechanism(q, k, v).values
+    q[:, :, 40:], k[:, :, 40:] = q[:, :, 40:] - 60, k[:, :, 40:] - 60
+    assert torch.equal(mechanism(q, k, v).values[:, :, :40], whole[:, :, :40])
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("shift", [-60.0, -80.0, -90.0, -100.0, -110.0])
+def test_beyond_float32_is_a_row_without_keys(shift, causal, impl):
+    """Keys of -85 or less; gradients stay numbers on the way there."""
+    q, k, v = (x.requires_grad_() for x in drawn(shift, 0.1))
+    values = regard.build("linear", Heads(count=2, key_dim=4, causal=causal), impl=impl)(q, k, v).values
+    assert all(x.isfinite().all() for x in torch.autograd.grad(10 * values.sum(), (q, k, v)))
+    if shift < -85:
+        assert not values.any()
+
+
+def test_the_normaliser_of_a_tiny_query_is_its_own():
+    """What a loss reads is no ratio."""
+    mechanism = regard.build("linear(regulariser=score_l1)", Heads(count=2, key_dim=4, causal=True)).train()
+    q, k, v = drawn(0.0, 1.0)
+    q = q - 20
+    weights = q.double().exp() @ torch.where(k > 0, k + 1, k.clamp(max=0).exp()).double().mT
+    wanted = weights.tril().sum(-1).mean()
+    torch.testing.assert_close(mechanism(q, k, v).losses["score_l1"].double(), wanted, rtol=1e-5, atol=0)

@@ -69,7 +69,8 @@ class Kernel(Attention):
         normalise: bool = True,
     ) -> Averaged:
         """The average under these maps; arguments as those of `kernel_average`."""
-        return kernel_average(
+        q, log = self.query_map.lift(q) if normalise else (q, None)
+        result = kernel_average(
             q,
             k,
             v,
@@ -84,6 +85,7 @@ class Kernel(Attention):
             log_weight=log_weight,
             key_mask=key_mask,
         )
+        return result if log is None else result._replace(total=result.total * log.to(result.total.dtype).exp())
 
     def after(self, past: Summary, result: Averaged, keys: int) -> Summary:
         """The state behind this call's keys."""
@@ -99,5 +101,6 @@ class Kernel(Attention):
 
 
 def ratio(numerator: Tensor, total: Tensor) -> Tensor:
-    """For definitions: numerator / total, and 0 where the weights of a row sum to 0."""
-    return torch.where(total == 0, 0, numerator / torch.where(total == 0, 1, total))
+    """For definitions: numerator / total, and 0 where the weights of a row sum to 0, or to next to nothing."""
+    none = total.abs() < 2**13 * torch.finfo(total.dtype).tiny
+    return torch.where(none, 0, numerator / torch.where(none, 1, total))

@@ -12,7 +12,7 @@ from regard.attention.kernel import Kernel, ratio
 from regard.core import Attended, Call, accumulation_dtype
 from regard.engines.sums.engine import kernel_average
 from regard.engines.sums.forms import FORMS, average_by
-from regard.engines.sums.passes import divisor
+from regard.engines.sums.passes import divisor, weightless
 from regard.engines.sums.sparsity import OF_OUTPUT, OF_ROWS, penalty
 from regard.engines.sums.step import Averaged
 from regard.errors import ConfigError, UnsupportedError
@@ -35,7 +35,9 @@ class Linear(Kernel):
     Cost: O(length x features x value) time, a state of features x (value + 1) numbers per head. Lost against softmax:
     weights are as sharp as phi allows, and distinct keys share the features.
 
-    There is no epsilon in the denominator (the paper's code adds 1e-6): a row whose weights sum to exactly 0 gives 0.
+    There is no epsilon in the denominator (the paper's code adds 1e-6): a row whose weights sum to 0 gives 0. Weights
+    are ratios, so queries may be as small as they like. Keys may not: in float32, features below 1e-38 are 0
+    (elu_plus_one of -87), and a row whose weights sum to less than 1e-34 counts as one without keys.
 
     Raises:
         ConfigError: maps of different sizes, signed features with normalise=True, rotary with an odd number of
@@ -153,6 +155,7 @@ class Linear(Kernel):
         rotation = self._rotation(call.past, k) if self.rotary else None
         if self.post == "softmax":  # must see what was accumulated, not its rounding
             q, k, v = (x.to(accumulation_dtype(x.dtype)) for x in (q, k, v))
+        q, log = self.query_map.lift(q) if self.normalise else (q, None)
         divide = self.normalise and not self.rotary
         result = self.average(q, k, v, before.get("sum"), key_mask=mask, rotation=rotation, normalise=divide)
         values, total, content = result.values, result.total, {"sum": result.sum}
@@ -161,7 +164,7 @@ class Linear(Kernel):
             total, content["total"] = plain.total, plain.sum
             values = (values / divisor(total)[..., None]).to(q.dtype)
         if self.post == "softmax":
-            values = values.softmax(-1).masked_fill((total == 0)[..., None], 0)  # a row without keys stays 0
+            values = values.softmax(-1).masked_fill(weightless(total)[..., None], 0)  # a row without keys stays 0
         losses = {}
         if self.training and self.regulariser != "none":
             if call.past and self.regulariser in OF_ROWS:
@@ -169,6 +172,7 @@ class Linear(Kernel):
                     f"linear(regulariser={self.regulariser!r}) needs every key, and a state holds only their sum; "
                     "train without a state, or take regulariser='score_l1'"
                 )
+            total = total if log is None else total * log.to(total.dtype).exp()
             losses[self.regulariser] = penalty(self.regulariser, values, total, q, k, self._maps, call)
         return Attended(values, None if past is None else Summary(content, past.length + k.shape[2]), losses)
 

@@ -14,6 +14,7 @@ from regard.attention.kernel import Kernel, ratio
 from regard.attention.kernel._exact import EXPLICIT_QUERIES, exact_average
 from regard.core import Attended, Call, accumulation_dtype, merge
 from regard.engines.sums.engine import kernel_average
+from regard.engines.sums.passes import weightless
 from regard.engines.sums.step import Averaged
 from regard.info import Info, Supports
 from regard.options import weight
@@ -126,10 +127,13 @@ class LocalLinear(Kernel):
         exact = q.to(accumulation_dtype(q.dtype))
         wide, hidden = keys.to(exact.dtype), state is not None or mask is not None
         lag = self.window + 1 if self.window else 0  # without a near part the query's own key is a far one
-        far, total = self._far(exact, wide, sums, lag)
+        lifted, log = self.query_map.lift(exact)
+        far, total = self._far(lifted, wide, sums, lag)
         if not self.heads.causal:
-            (values, lse), _ = self._far(exact.flip(2), wide.flip(), sums, self.window + 1)
+            (values, lse), _ = self._far(lifted.flip(2), wide.flip(), sums, self.window + 1)
             far = merge([far, (values.flip(2), lse.flip(2))])
+        if log is not None:
+            far = far[0], far[1] + log
         values = self._combined(exact, self._near(exact, wide, hidden), far).to(q.dtype)
         return Attended(values, None if state is None else self._later(state.length, keys, total, k.shape[2]))
 
@@ -143,8 +147,8 @@ class LocalLinear(Kernel):
         """Over the keys at least `lag` slots before each query, and the sums over all of these."""
         count = max(keys.k.shape[2] - lag, 0)
         far = self._averaged(q, keys.between(0, count).behind(max(q.shape[2] - count, 0)), sums)
-        any_key = far.total > 0
-        lse = torch.where(any_key, torch.where(any_key, far.total, 1).log(), float("-inf"))
+        none = weightless(far.total)
+        lse = far.total.masked_fill(none, 1).log().masked_fill(none, float("-inf"))
         return (far.values, lse), far.sum
 
     def _averaged(self, q: Tensor, keys: Keys, sums: Tensor | None) -> Averaged:

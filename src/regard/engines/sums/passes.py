@@ -260,9 +260,17 @@ def grouped(x: Tensor, group: int) -> Tensor:
     return x.unflatten(1, (group, -1))
 
 
+def weightless(total: Tensor) -> Tensor:
+    """Rows without weight: none, or so little that its reciprocal in a sum of gradients leaves the type.
+
+    In float32 below 1e-34. There is no epsilon.
+    """
+    return total.abs() < 2**13 * torch.finfo(total.dtype).tiny
+
+
 def divisor(total: Tensor) -> Tensor:
-    """Rows without weight divide by infinity: value 0, gradient 0. The only guard; there is no epsilon."""
-    return total.masked_fill(total == 0, float("inf"))
+    """Rows without weight divide by infinity: value 0, gradient 0. The only guard."""
+    return total.masked_fill(weightless(total), float("inf"))
 
 
 class Scales(NamedTuple):

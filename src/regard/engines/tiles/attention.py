@@ -283,8 +283,12 @@ def masked_attention(
     scores = (q.to(dtype).reshape(*shape, dim) @ k.to(dtype).mT * scale).view(batch, heads, queries, k.shape[2])
     if bias is not None:
         scores = scores + bias.to(dtype)
-    if sums is not None:
-        scores = scores + sums.to(dtype)
+    base = None
+    if sums is not None:  # float32 keeps their differences, not the sums behind a key that lies far back
+        seen = sums.detach() if allowed is None else sums.detach().masked_fill(~allowed, float("-inf"))
+        base = seen.amax(-1, keepdim=True) if k.shape[2] else seen.sum(-1, keepdim=True)
+        base = base.masked_fill(base.isneginf(), 0)
+        scores = scores + (sums - base).to(dtype)
     if allowed is not None:
         scores = scores.masked_fill(~allowed, float("-inf"))
     highest = scores.detach().amax(-1, keepdim=True).clamp_min(LOWEST)
@@ -294,7 +298,8 @@ def masked_attention(
     weights = weights / safe if factors is None else weights / safe * factors
     weights = weights.reshape(*shape, k.shape[2])
     values = (weights @ v.to(dtype)).reshape(batch, heads, queries, v.shape[3])
-    lse = torch.where(total == 0, float("-inf"), torch.log(safe) + highest)
+    lse = torch.log(safe) + highest
+    lse = torch.where(total == 0, float("-inf"), lse if base is None else (lse + base).to(dtype))
     return values.to(v.dtype), lse.squeeze(-1)
 
 
