@@ -9,9 +9,9 @@ from torch import Tensor
 
 from regard.core import Attention
 from regard.errors import ConfigError
-from regard.testing.compare import assert_close, assert_identical
+from regard.testing.compare import assert_close, assert_identical, largest_error
 from regard.testing.conditioning import assert_float32
-from regard.testing.inputs import LENGTH, LONG, Inputs, Subject, call, definition, draw, exact_copy, run
+from regard.testing.inputs import LENGTH, LONG, Inputs, Subject, call, definition, draw, exact_copy, has_margin, run
 from regard.testing.registry import check, require
 
 FLOAT32_ERROR = 2e-6
@@ -70,6 +70,22 @@ def replayed_choices(subject: Subject) -> None:
                 else:
                     expected = replayed(exact_copy(mechanism), x.to(torch.float64))["values"]
                     assert_close(got["values"].double(), expected, tolerance=BFLOAT16_ERROR, what=what)
+
+
+@check(("not replays_choices", "replayed_choices"))
+def close_calls(subject: Subject) -> None:
+    """Choices that are declared too many to keep clear of are: some inputs have one that is about to flip."""
+    for causal in subject.modes:
+        mechanism = subject.build(causal, max_length=LONG)
+        drawn = (draw(mechanism.heads, subject.info, LONG, LONG, 2, f"calls {seed}") for seed in range(5))
+        clear = all(has_margin(mechanism, x) and not _flips(mechanism, x) for x in drawn)
+        require(not clear, f"info.replays_choices, but every choice of five inputs has a margin, {causal=}")
+
+
+def _flips(mechanism: Attention, x: Inputs) -> bool:
+    """Whether rounding to float32 moves the definition further than rounding without a choice does."""
+    exact = definition(exact_copy(mechanism), x.to(torch.float64))
+    return largest_error(definition(mechanism, x).double(), exact) > FLOAT32_ERROR
 
 
 def _require_definition(mechanism: Attention, x: Inputs) -> None:
