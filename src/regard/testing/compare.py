@@ -1,10 +1,12 @@
 """The comparison that every check and test uses: strict about dtype, shape and special values, relative to the largest
 output."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
-__all__ = ["assert_close", "assert_identical", "largest_error"]
+__all__ = ["assert_close", "assert_gradients", "assert_identical", "largest_error"]
 
 
 def assert_close(actual: Tensor, expected: Tensor, *, tolerance: float, what: str, source: str = "") -> None:
@@ -45,6 +47,32 @@ def assert_close(actual: Tensor, expected: Tensor, *, tolerance: float, what: st
             f"{expected[at].item():.6g}); allowed {tolerance:.1e} of the largest expected magnitude {largest:.3g}"
             f"{share}{f' ({source})' if source else ''}"
         )
+
+
+def assert_gradients(
+    actual: Mapping[str, Tensor | None], expected: Mapping[str, Tensor | None], *, tolerance: float, what: str
+) -> None:
+    """Require each gradient within its own tolerance, relative to its largest magnitude, and in the same places.
+
+    One below 1e-6 of the largest of them all is rounding: where every query sees one key, queries have no gradient, and
+    an algorithm that divides equal numbers leaves some ulps. It is compared as if it were 1e-6 of the largest.
+
+    Raises:
+        AssertionError: as `assert_close`.
+    """
+    largest = max((x.abs().max().item() for x in expected.values() if x is not None), default=0.0)
+    for name, wanted in expected.items():
+        got = actual[name]
+        if (got is None) is not (wanted is None):
+            raise AssertionError(f"gradient of {name} appears or vanishes, {what}")
+        if got is None or wanted is None:
+            continue
+        of_this = wanted.abs().max().item()
+        scale = 1.0 if of_this >= 1e-6 * largest else 1e-6 * largest / of_this if of_this else 0.0
+        if scale:
+            assert_close(got, wanted, tolerance=tolerance * scale, what=f"gradient of {name}, {what}")
+        elif got.abs().max().item() > tolerance * 1e-6 * largest:
+            raise AssertionError(f"gradient of {name}, {what}: {got.abs().max().item():.3e}, expected 0")
 
 
 def assert_identical(actual: Tensor, expected: Tensor, *, what: str) -> None:

@@ -12,6 +12,7 @@ from regard.bias import ScoreBias
 from regard.core import Attended, Attention, Heads, State, generator
 from regard.info import Info, Input
 from regard.testing.compare import largest_error
+from regard.testing.sizes import growing, largest_size
 
 LENGTH = 13
 """positions of most inputs: odd, prime, more than a sample's blocks and windows"""
@@ -110,6 +111,17 @@ class Subject:
         """The values of `causal` that the mechanism accepts."""
         supports = self.info.supports
         return tuple(causal for causal, served in ((True, supports.causal), (False, supports.bidirectional)) if served)
+
+    @property
+    def size(self) -> int:
+        """The largest option, which may count slots; what needs more slots than `LENGTH` shows behind it."""
+        return largest_size(self.cls.filled(self.options, "mechanism"))
+
+    def growing(self, causal: bool, first: int = LENGTH) -> "Iterator[tuple[Attention, Inputs]]":
+        """The mechanism and inputs in float64 of growing lengths, for what must show at one of them."""
+        for length in growing(first, self.size):
+            mechanism = self.build(causal, dtype=torch.float64, max_length=max(length, 32))
+            yield mechanism, draw(mechanism.heads, self.info, length, length, 2, "growing").to(torch.float64)
 
     def heads(self, causal: bool, **changes: int | float | None) -> Heads:
         """Two heads of width 8 with values of width 6, built for up to 32 positions, unless changed."""

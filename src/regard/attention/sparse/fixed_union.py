@@ -1,7 +1,8 @@
 """Sparse Transformer's fixed pattern in one head: the own block and the summary columns of all blocks."""
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, final
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, final
 
 import torch
 from annotated_types import Ge
@@ -60,6 +61,12 @@ class FixedUnion(Sparse):
     """positions in a block; the paper takes 128 or 256"""
     columns: Annotated[int, Ge(1)] = 8
     """summary positions of a block for each head, at most stride; the paper takes 8, 16 or 32"""
+
+    @classmethod
+    def facts(cls, options: Mapping[str, Any]) -> Info:
+        """Where every column is a summary, every earlier key is seen."""
+        info = super().facts(options)
+        return replace(info, anchored=False) if options["columns"] >= options["stride"] else info
 
     def check_options(self) -> None:
         if self.columns > self.stride:

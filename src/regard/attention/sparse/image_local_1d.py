@@ -1,6 +1,7 @@
 """Attention of a block of pixels to itself and to the pixels before it, in raster order."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, final
 
@@ -63,6 +64,12 @@ class ImageLocal1d(Sparse):
     def before(self) -> int:
         """M."""
         return self.block_size if self.memory is None else self.memory
+
+    @classmethod
+    def facts(cls, options: Mapping[str, Any]) -> Info:
+        """Blocks of one slot are windows."""
+        info = super().facts(options)
+        return replace(info, anchored=False) if options["block_size"] == 1 else info
 
     def pairs(self) -> Pattern:
         """The block and the positions before it."""

@@ -1,6 +1,7 @@
 """Attention of a block of pixels to the rectangle around it, in the order of generation."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, final
 
@@ -67,6 +68,13 @@ class ImageLocal2d(Sparse):
     """rows and columns of a block; the columns divide `width`"""
     flange: tuple[Annotated[int, Ge(0)], Annotated[int, Ge(0)]] = (8, 16)
     """rows above the block, and columns on either side of it, that it sees too"""
+
+    @classmethod
+    def facts(cls, options: Mapping[str, Any]) -> Info:
+        """Blocks of one pixel that see their own column alone know distances only."""
+        info, lone = super().facts(options), options["query_block"] == (1, 1) and options["channels"] == 1
+        straight = options["flange"][1] == 0 or options["width"] == 1
+        return replace(info, anchored=False) if lone and straight else info
 
     def check_options(self) -> None:
         if self.width % self.query_block[1]:

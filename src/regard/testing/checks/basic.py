@@ -238,23 +238,24 @@ def reads(subject: Subject) -> None:
     """Tensors that `info.reads` and `info.inputs` name matter; the others change nothing, not even a bit."""
     info = subject.info
     for causal in subject.modes:
-        mechanism = subject.build(causal)
-        x = subject.inputs(mechanism)
-        first = run(mechanism, x).values
-        renewed = changed(x, slice(None), mechanism.heads, info, "other")
-        for name, y in x.named().items():
-            if name in info.inputs:
-                other = x.replaced(**{name: renewed.more[name]})
-            elif info.shares_query_key and name in "qk" and name in info.reads:
-                other = renewed.replaced(v=x.v, **x.more)
-            else:
-                other = x.replaced(**{name: randn(*y.shape, seed=f"other {name}")})
-            moved = not torch.equal(run(mechanism, other).values, first)
-            named = f"{info.reads=}, inputs {sorted(info.inputs)}"
-            require(
-                moved is (name in (*info.reads, *info.inputs)),
-                f"{name} {'matters' if moved else 'is ignored'}: {named}",
-            )
+        named, read = f"{info.reads=}, inputs {sorted(info.inputs)}", {*info.reads, *info.inputs}
+        matter: set[str] = set()
+        for mechanism, x in subject.growing(causal):
+            first = run(mechanism, x).values
+            renewed = changed(x, slice(None), mechanism.heads, info, "other")
+            for name, y in x.named().items():
+                if name in info.inputs:
+                    other = x.replaced(**{name: renewed.more[name]})
+                elif info.shares_query_key and name in "qk" and name in info.reads:
+                    other = renewed.replaced(v=x.v, **x.more)
+                else:
+                    other = x.replaced(**{name: randn(*y.shape, seed=f"other {name}", dtype=y.dtype)})
+                if not torch.equal(run(mechanism, other).values, first):
+                    matter.add(name)
+            if matter >= read:
+                break
+        require(matter <= read, f"{sorted(matter - read)} matter: {named}")
+        require(read <= matter, f"{sorted(read - matter)} are ignored: {named}")
 
 
 @check()
@@ -282,7 +283,10 @@ def head_shapes(subject: Subject) -> None:
         for count, key_dim, value_dim in ((3, 4, 9), (1, 16, 1), (5, 2, None)):
             mechanism = subject.build(causal, dtype=torch.float64, count=count, key_dim=key_dim, value_dim=value_dim)
             x = subject.inputs(mechanism, dtype=torch.float64)
-            expected = definition(mechanism, x)
+            # Many codes in few dimensions are nearer to each other than the precision in which one is chosen.
+            replays = subject.info.selects and mechanism.impl != "reference"
+            made = mechanism.decisions(x.q, x.k) if replays else None  # pyright: ignore[reportCallIssue]
+            expected = definition(mechanism, x, decisions=made)
             what = f"{count} heads, keys of width {key_dim}, values of width {value_dim}, {causal=}"
             assert_close(run(mechanism, x).values, expected, tolerance=1e-10, what=what)
 

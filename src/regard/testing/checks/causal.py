@@ -7,6 +7,7 @@ from regard.core import Attention
 from regard.testing.compare import assert_close, assert_identical, largest_error
 from regard.testing.inputs import LENGTH, LONG, Inputs, Subject, call, changed, definition, draw, run
 from regard.testing.registry import check, require
+from regard.testing.sizes import LONGEST
 
 
 @check(("not supports.causal", "refusals"), ("leaks", "leak"))
@@ -32,6 +33,19 @@ def causality_across_tiles(subject: Subject) -> None:
         scale = 100.0 if at % 2 else 1.0
         other = changed(x, slice(at, None), mechanism.heads, subject.info, f"future {at}", scale)
         what = f"outputs before position {at} of {LONG}, after other content from there on"
+        assert_identical(run(mechanism, other).values[:, :, :at], whole[:, :, :at], what=what)
+
+
+@check(("not supports.causal", "refusals"), ("leaks", "leak"))
+def causality_beyond_sizes(subject: Subject) -> None:
+    """Causality holds where the sequence is longer than every window, block or stride that an option names."""
+    length = 2 * min(max(subject.size, LONG), LONGEST // 4) + 1
+    mechanism = subject.build(True, max_length=length)
+    x = draw(mechanism.heads, subject.info, length, length, 1, "beyond")
+    whole = run(mechanism, x).values
+    for at in (length // 2, length - 1):
+        other = changed(x, slice(at, None), mechanism.heads, subject.info, f"future {at}", 100.0)
+        what = f"outputs before position {at} of {length}, after other content from there on"
         assert_identical(run(mechanism, other).values[:, :, :at], whole[:, :, :at], what=what)
 
 
@@ -86,21 +100,32 @@ def leak(subject: Subject) -> None:
 def power(subject: Subject) -> None:
     """Causal uses the past, not causal also the future; the first position sees itself."""
     for causal in subject.modes:
-        mechanism = subject.build(causal)
-        x = subject.inputs(mechanism)
-        whole = run(mechanism, x).values
+        missing = ""
+        for mechanism, x in subject.growing(causal):
+            missing = _blind(subject, mechanism, x)
+            if not missing:
+                break
+        require(not missing, f"{causal=}: {missing}")
 
-        def moves(where: slice, seen: slice) -> Tensor:
-            other = changed(x, where, mechanism.heads, subject.info, f"power {where}")  # noqa: B023
-            return (run(mechanism, other).values - whole)[:, :, seen].abs().amax((0, 1, 3)) > 1e-4  # noqa: B023
 
-        require(bool(moves(slice(0, 1), slice(0, 1)).all()), "position 0 does not see itself")
-        positions = range(1, LENGTH - 1, 2)
-        reached = sum(int(moves(slice(0, at), slice(at, at + 1))) for at in positions)
-        require(reached >= len(positions) // 3, f"{causal=}: only {reached} of {len(positions)} positions use the past")
-        if not causal:
-            reached = sum(int(moves(slice(at + 1, None), slice(at, at + 1))) for at in positions)
-            require(reached >= len(positions) // 3, f"only {reached} of {len(positions)} positions look ahead")
+def _blind(subject: Subject, mechanism: Attention, x: Inputs) -> str:
+    """What the positions of a sequence do not see; empty: nothing is missing."""
+    whole, length = run(mechanism, x).values, x.q.shape[2]
+
+    def moves(where: slice, seen: slice) -> Tensor:
+        other = changed(x, where, mechanism.heads, subject.info, f"power {where}")
+        return (run(mechanism, other).values - whole)[:, :, seen].abs().amax((0, 1, 3)) > 1e-4
+
+    if not bool(moves(slice(0, 1), slice(0, 1)).all()):
+        return "position 0 does not see itself"
+    positions = range(1, length - 1, max(2, length // 6))
+    reached = sum(int(moves(slice(0, at), slice(at, at + 1))) for at in positions)
+    if reached < len(positions) // 3:
+        return f"only {reached} of {len(positions)} positions use the past"
+    if mechanism.heads.causal:
+        return ""
+    reached = sum(int(moves(slice(at + 1, None), slice(at, at + 1))) for at in positions)
+    return "" if reached >= len(positions) // 3 else f"only {reached} of {len(positions)} positions look ahead"
 
 
 @check(("not supports.prefix", "refusals"))

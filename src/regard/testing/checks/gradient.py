@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from regard.core import Attention
-from regard.testing.compare import assert_close, assert_identical
+from regard.testing.compare import assert_close, assert_gradients, assert_identical
 from regard.testing.conditioning import assert_float32
 from regard.testing.inputs import (
     LENGTH,
@@ -67,9 +67,8 @@ def reference_gradients(subject: Subject) -> None:
                 inputs = _with(mechanism, leaves, x)
                 got = _gradients((call(mechanism, inputs, key_mask=keep).values * way).sum(), leaves)
                 wanted = _gradients((define(mechanism, inputs, key_mask=keep) * way).sum(), leaves)
-                for name in leaves:
-                    what = f"gradient of {name}, {length} positions, {causal=}{'' if keep is None else ', masked'}"
-                    assert_close(got[name], wanted[name], tolerance=1e-9, what=what)
+                what = f"{length} positions, {causal=}{'' if keep is None else ', masked'}"
+                assert_gradients(got, wanted, tolerance=1e-9, what=what)
 
 
 def _gradients(total: Tensor, leaves: dict[str, Tensor]) -> dict[str, Tensor]:

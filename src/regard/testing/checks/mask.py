@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import UnsupportedError
-from regard.testing.compare import assert_close, assert_identical
+from regard.testing.compare import assert_close, assert_identical, largest_error
 from regard.testing.inputs import (
     LENGTH,
     LONG,
@@ -19,6 +19,7 @@ from regard.testing.inputs import (
     under_mask,
 )
 from regard.testing.registry import check, require
+from regard.testing.sizes import growing
 
 _REFUSED = ("not supports.key_mask", "refusals")
 
@@ -150,6 +151,21 @@ def left_padding_refusal(subject: Subject) -> None:
             except UnsupportedError:
                 continue
             require(False, f"info.anchored, but left padding was accepted{what}")
+
+
+@check(_REFUSED, ("not anchored", "left_padding"))
+def anchor(subject: Subject) -> None:
+    """A pattern that is declared to depend on absolute slots does: the same tokens further back give something else."""
+    for causal in subject.modes:
+        for length in growing(LENGTH, subject.size):
+            mechanism = subject.build(causal, dtype=torch.float64, max_length=2 * length)
+            x = draw(mechanism.heads, subject.info, length, length, 2, "anchored").to(torch.float64)
+            alone = definition(mechanism, x)
+            for pads in (1, 3, length // 2):
+                padded, keep = _pad(subject, x, pads, 0)
+                if largest_error(definition(mechanism, padded, key_mask=keep)[:, :, pads:], alone) > 1e-6:
+                    return
+    require(False, "info.anchored, but the definition gives the same at other slots")
 
 
 def _pad(subject: Subject, x: Inputs, before: int, behind: int) -> tuple[Inputs, Tensor]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from regard.bias import ScoreBias
 from regard.core import Attended, Attention, accumulation_dtype, merge
 from regard.testing.checks.bias import far_curve
-from regard.testing.compare import assert_close, largest_error
+from regard.testing.compare import assert_close, assert_gradients, largest_error
 from regard.testing.inputs import LENGTH, Inputs, Subject, call, definition, mask_with_holes, randn, run
 from regard.testing.registry import check, require
 
@@ -65,8 +65,8 @@ def _require_merged(parts: Sequence[Attended], whole: Attended, x: Inputs, what:
         torch.autograd.grad((y * way).sum(), list(leaves.values()), retain_graph=True, materialize_grads=True)
         for y in (values, whole.values)
     ]
-    for name, got, wanted in zip(leaves, *grads, strict=True):
-        assert_close(got, wanted, tolerance=1e-9, what=f"gradient of {name}, {what}")
+    got, wanted = (dict(zip(leaves, each, strict=True)) for each in grads)
+    assert_gradients(got, wanted, tolerance=1e-9, what=what)
 
 
 @check(("not mergeable", "refusals"), ("not supports.causal", "query_pieces"))

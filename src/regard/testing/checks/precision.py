@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.core import Attention
 from regard.errors import ConfigError
-from regard.testing.compare import assert_close, assert_identical
+from regard.testing.compare import assert_close, assert_identical, largest_error
 from regard.testing.conditioning import assert_float32
 from regard.testing.inputs import (
     LENGTH,
@@ -21,6 +21,7 @@ from regard.testing.inputs import (
     definition,
     draw,
     exact_copy,
+    has_margin,
     randn,
     run,
 )
@@ -136,6 +137,22 @@ def _moved(x: Inputs, mechanism: Attention, step: float, trial: int) -> Inputs:
 def _alike(values: Tensor, wanted: Tensor) -> Tensor:
     """Which queries have the same values, (batch, heads, queries)."""
     return (values - wanted).abs().amax(-1) <= SAME * wanted.abs().max()
+
+
+@check(("not replays_choices", "replayed_choices"))
+def close_calls(subject: Subject) -> None:
+    """Choices that are declared too many to keep clear of are: some inputs have one that is about to flip."""
+    for causal in subject.modes:
+        mechanism = subject.build(causal, max_length=LONG)
+        drawn = (draw(mechanism.heads, subject.info, LONG, LONG, 2, f"calls {seed}") for seed in range(5))
+        clear = all(has_margin(mechanism, x) and not _flips(mechanism, x) for x in drawn)
+        require(not clear, f"info.replays_choices, but every choice of five inputs has a margin, {causal=}")
+
+
+def _flips(mechanism: Attention, x: Inputs) -> bool:
+    """Whether rounding to float32 moves the definition further than rounding without a choice does."""
+    exact = definition(exact_copy(mechanism), x.to(torch.float64))
+    return largest_error(definition(mechanism, x).double(), exact) > FLOAT32_ERROR
 
 
 def _require_definition(mechanism: Attention, x: Inputs) -> None:

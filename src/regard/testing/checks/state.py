@@ -7,7 +7,7 @@ from torch import Tensor
 from regard.bias import ScoreBias
 from regard.core import Attention, State
 from regard.testing.checks.bias import far_curve, far_relative, within
-from regard.testing.compare import assert_close, assert_identical
+from regard.testing.compare import assert_close, assert_gradients, assert_identical
 from regard.testing.inputs import (
     LENGTH,
     LONG,
@@ -21,6 +21,7 @@ from regard.testing.inputs import (
     two_way_splits,
 )
 from regard.testing.registry import check, require
+from regard.testing.sizes import LONGEST, growing
 
 _STATELESS = ("not supports.state", "refusals")
 _NOT_CAUSAL = ("not supports.causal", "refusals")
@@ -199,7 +200,6 @@ def state_select(subject: Subject) -> None:
 @check(_STATELESS, _NOT_CAUSAL)
 def state_bytes(subject: Subject) -> None:
     """`state.nbytes` is the stated formula, and grows as `info.state` says; no n x n, no expanded heads."""
-    mechanism = subject.build(True, max_length=LONG)
     for dtype in (torch.float32, torch.bfloat16):
         typed = subject.build(True, dtype=dtype, max_length=LONG)
         for batch in (1, 3):
@@ -213,19 +213,43 @@ def state_bytes(subject: Subject) -> None:
                 formula = typed.state_nbytes(batch, n, dtype)
                 what = f"batch {batch}, {n} slots, {dtype}: {state.nbytes} bytes, but the formula says {formula}"
                 require(state.nbytes == formula, what)
-    at = [mechanism.state_nbytes(1, n, torch.float32) for n in (50, 100, 150)]
-    match subject.info.state:
-        case "constant":
-            require(at[0] == at[1] == at[2], f"state='constant', but 50, 100, 150 slots take {at} bytes")
-        case "window":  # a window of blocks breathes, as far as its blocks are long
-            most = [max(mechanism.state_nbytes(1, n, torch.float32) for n in range(m - 49, m + 1)) for m in (100, 150)]
-            require(most[0] == most[1], f"state='window', but up to 100 and 150 slots take at most {most} bytes")
-        case "length":
-            require(at[0] < at[1] < at[2], f"state='length', but 50, 100, 150 slots take {at} bytes")
-            require(at[2] <= 3.5 * at[0], f"50, 100, 150 slots take {at} bytes: more than linear")
-    if subject.info.state == "constant":
-        early = mechanism.state_nbytes(1, 1, torch.float32)
-        require(early == at[0], f"state='constant', but 1 and 50 slots take {early} and {at[0]} bytes")
+    beyond = 2 * min(max(subject.size, LENGTH), LONGEST // 4) + 1
+    mechanism = subject.build(True, max_length=beyond)
+    x = draw(mechanism.heads, subject.info, beyond, beyond, 1, "bytes")
+    kept, formula = (
+        run(mechanism, x, state=start(mechanism, 1, torch.float32)).state,
+        mechanism.state_nbytes(1, beyond, torch.float32),
+    )
+    require(
+        kept is not None and kept.nbytes == formula,
+        f"{0 if kept is None else kept.nbytes} bytes after {beyond} slots, not {formula}",
+    )
+    found = ""
+    for first in growing(50, subject.size):
+        found = _growth(subject, first)
+        if not found:
+            break
+    require(not found, found)
+
+
+def _growth(subject: Subject, first: int) -> str:
+    """What is wrong about the bytes of a state with `first` slots, twice and three times as many; empty: nothing."""
+    lengths, name = (first, 2 * first, 3 * first), subject.info.state
+    mechanism = subject.build(True, max_length=lengths[2])
+
+    def most(n: int) -> int:
+        """A state of blocks breathes, as far as its blocks are long."""
+        return max(mechanism.state_nbytes(1, m, torch.float32) for m in range(n - first + 1, n + 1))
+
+    if name == "constant":
+        at = [mechanism.state_nbytes(1, n, torch.float32) for n in (1, *lengths)]
+        return "" if len(set(at)) == 1 else f"state={name!r}, but 1 and {lengths} slots take {at} bytes"
+    at = [most(n) for n in lengths]
+    if name == "window":
+        return "" if at[1] == at[2] else f"state={name!r}, but up to {lengths} slots take at most {at} bytes"
+    if not at[0] < at[1] < at[2]:
+        return f"state={name!r}, but up to {lengths} slots take at most {at} bytes"
+    return "" if at[2] <= 3.5 * at[0] else f"up to {lengths} slots take at most {at} bytes: more than linear"
 
 
 @check(_STATELESS, _NOT_CAUSAL)
@@ -262,10 +286,8 @@ def state_gradients(subject: Subject) -> None:
         assert answer.state is not None
         state, at = answer.state, at + count
     got = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
-    for name, one, other in zip(leaves, got, wanted, strict=True):
-        require((one is None) is (other is None), f"gradient of {name} appears or vanishes")
-        if one is not None and other is not None:
-            assert_close(one, other, tolerance=1e-9, what=f"gradient of {name} through a state")
+    named = (dict(zip(leaves, each, strict=True)) for each in (got, wanted))
+    assert_gradients(*named, tolerance=1e-9, what="through a state")
 
 
 @check(_STATELESS, ("not supports.bidirectional", "state_splits"), ("not supports.cross", "refusals"))
