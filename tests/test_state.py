@@ -2,8 +2,10 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
+import regard
+from regard.composite import States
 from regard.errors import ShapeError
-from regard.state import Slots, Summary
+from regard.state import Slots, Summary, constant, per_slot
 
 
 def rows(count, seed, batch=2):
@@ -108,3 +110,16 @@ def test_digits_are_never_lost_silently():
         empty().append(**wide)
     narrow = {name: x.bfloat16() if x.is_floating_point() else x for name, x in rows(1, 0).items()}
     assert empty().append(**narrow).view()["k"].dtype == torch.float32
+
+
+def test_a_state_without_slots_gives_back_nothing():
+    state = regard.build("linear", regard.Heads(count=1, key_dim=2, causal=True)).initial_state(1)
+    assert state.rewind(0) is state
+    assert States({}).length == 0
+
+
+def test_entries_are_kept_in_their_own_dtype():
+    assert per_slot(1, 2).dtype_of(torch.bfloat16) == torch.bfloat16
+    assert per_slot(1, 2, dtype="accumulation").dtype_of(torch.bfloat16) == torch.float32
+    assert constant(3).nbytes(2, 7, torch.float32) == 3 * 2 * 4
+    assert per_slot(1, 3).nbytes(2, 7, torch.float32) == 3 * 2 * 7 * 4

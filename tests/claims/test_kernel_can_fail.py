@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from regard import Heads, build
+from regard import Heads, build, claims
 from regard.claims._growth import operations
 from regard.claims._turns import processor_seconds
 from regard.claims.importance_sampling import _Case
@@ -121,10 +121,14 @@ def test_densities_and_values_of_importance_sampling_are_those_of_softmax():
     assert (density @ case.values(w)).allclose(((q @ k.mT).softmax(-1) @ v)[0], atol=1e-8)
 
 
-def test_weights_that_make_no_difference(verdicts):
-    _, found, _ = verdicts("shared_proposals", lara="performer(num_features={count})")
-    assert found["random: error, LARA full / balance, few landmarks"] == "does not hold"
-    assert found["trained: error, LARA full / balance, few landmarks"] == "does not hold"
+def test_weights_that_make_no_difference():
+    """In the small form the bound is missed either way; without any effect of the weights the ratio is exactly 1."""
+    for mechanism, exactly in (("performer(num_features={count})", True), (None, False)):
+        settings = {} if mechanism is None else {"lara": mechanism}
+        claim = claims.build("shared_proposals", tiny=True, settings=settings)
+        for seen in claims.measure(claim, range(3), tiny=True)["observations"]:
+            ratios = [seen["values"]["random full"], seen["values"]["trained full"]]
+            assert [ratio == 1 for ratio in ratios] == [exactly, exactly]
 
 
 def test_between_points_of_a_curve():

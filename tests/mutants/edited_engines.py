@@ -218,4 +218,38 @@ CODEBOOK = tuple(
     )
 )
 
-ENGINES = PRECISION + GROUPS + NOISE + CODEBOOK
+MAPS, LINFORMER = "regard.features.maps", f"{ATTENTION}.lowrank.linformer"
+ELU = f"{MAPS}:_EluPlusOne.scaled", "(x * LOG2E)", "x", "reference"
+WRITTEN_OUT = (
+    *(
+        Edit(f"the feature map of {subject}", ELU[0], ELU[1], ELU[2], subject, ELU[3])
+        for subject in ("linear", "local_linear(window=3)", "length_switch(exact_keys=6)", "shortlist(num_keys=3)")
+    ),
+    Edit(
+        "means of blocks that are one longer",
+        f"{LINFORMER}:Means.matrices",
+        "member.sum(1, keepdim=True).clamp(min=1)",
+        "(1 + member.sum(1, keepdim=True))",
+        "linformer(rank=4, projection=mean)",
+        "reference",
+    ),
+    Edit(
+        "the matrix of keys for values",
+        f"{LINFORMER}:Mixtures.matrices",
+        "e if self.value is None else self.value[..., :keys]",
+        "e",
+        "linformer(rank=4)",
+        "reference",
+    ),
+    Edit(
+        "chunks divided by d, not by its root",
+        f"{ATTENTION}.kernel.mixed_chunk:MixedChunk.divisor",
+        "self.heads.key_dim**0.5",
+        "self.heads.key_dim",
+        "mixed_chunk(chunk_size=3, normaliser=visible)",
+        "reference",
+    ),
+)
+"""what `reference` writes out for itself: a fault here is not shared by it"""
+
+ENGINES = WRITTEN_OUT + PRECISION + GROUPS + NOISE + CODEBOOK

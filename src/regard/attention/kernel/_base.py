@@ -104,3 +104,22 @@ def ratio(numerator: Tensor, total: Tensor) -> Tensor:
     """For definitions: numerator / total, and 0 where the weights of a row sum to 0, or to next to nothing."""
     none = total.abs() < 2**13 * torch.finfo(total.dtype).tiny
     return torch.where(none, 0, numerator / torch.where(none, 1, total))
+
+
+def defined_features(name: str, x: Tensor) -> Tensor:
+    """For definitions: the features that a feature map of this name gives, written out."""
+    match name:
+        case "elu_plus_one":
+            return torch.where(x > 0, x + 1, torch.exp(x.clamp_max(0)))
+        case "relu":
+            return x.clamp_min(0)
+        case "sigmoid":
+            return 1 / (1 + torch.exp(-x))
+        case "softmax_features":
+            e = torch.exp(x - x.amax(-1, keepdim=True))
+            return e / e.sum(-1, keepdim=True)
+        case "taylor":
+            products = torch.einsum("...a,...b->...ab", x, x).flatten(-2)
+            return torch.cat([x.new_ones(*x.shape[:-1], 1), x, products / 2**0.5], -1)
+        case _:
+            return x

@@ -9,7 +9,7 @@ from annotated_types import Ge
 from jaxtyping import Bool
 from torch import Tensor
 
-from regard.attention.kernel import Kernel, ratio
+from regard.attention.kernel import Kernel, defined_features, ratio
 from regard.attention.kernel._exact import EXPLICIT_QUERIES, exact_average
 from regard.core import Attended, Call
 from regard.info import Info, Supports
@@ -156,6 +156,8 @@ class LengthSwitch(Kernel):
         logits = (torch.einsum("bhid,bhjd->bhij", q, k) / q.shape[-1] ** 0.5).masked_fill(~seen, float("-inf"))
         top = logits.amax(-1, keepdim=True)
         odds = torch.exp(logits - torch.where(top.isneginf(), 0, top))
-        linear = (self.query_map(q) @ self.key_map(k).mT).masked_fill(~seen, 0)
+        linear = (defined_features(self.feature_map, q) @ defined_features(self.feature_map, k).mT).masked_fill(
+            ~seen, 0
+        )
         weights = torch.where(seen.sum(-1, keepdim=True) <= self.exact_keys, odds, linear)
         return ratio(weights @ v, weights.sum(-1, keepdim=True))

@@ -8,7 +8,7 @@ import torch
 from annotated_types import Ge
 from torch import Tensor
 
-from regard.attention.kernel import Kernel, ratio
+from regard.attention.kernel import Kernel, defined_features, ratio
 from regard.core import Attended, Call, accumulation_dtype
 from regard.engines.sums.engine import kernel_average
 from regard.engines.sums.forms import FORMS, average_by
@@ -225,7 +225,7 @@ class Linear(Kernel):
 
     def reference(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         """Every weight phi(q_i) . phi(k_j), masked, divided by its row's sum."""
-        fq, fk = _definition(self.feature_map, q), _definition(self.key_feature_map or self.feature_map, k)
+        fq, fk = defined_features(self.feature_map, q), defined_features(self.key_feature_map or self.feature_map, k)
         fk, v = (x.repeat_interleave(self.heads.group, 1) for x in (fk, v))
         seen = call.visible(q, k)
         weights = (fq @ fk.mT).masked_fill(~seen, 0)
@@ -249,21 +249,3 @@ class Linear(Kernel):
 def _nonnegative(query_map: FeatureMap, key_map: FeatureMap) -> bool:
     """Whether no weight is below 0."""
     return (query_map.nonnegative and key_map.nonnegative) or (query_map is key_map and query_map.positive)
-
-
-def _definition(name: str, x: Tensor) -> Tensor:
-    match name:
-        case "elu_plus_one":
-            return torch.where(x > 0, x + 1, torch.exp(x.clamp_max(0)))
-        case "relu":
-            return x.clamp_min(0)
-        case "sigmoid":
-            return 1 / (1 + torch.exp(-x))
-        case "softmax_features":
-            e = torch.exp(x - x.amax(-1, keepdim=True))
-            return e / e.sum(-1, keepdim=True)
-        case "taylor":
-            products = torch.einsum("...a,...b->...ab", x, x).flatten(-2)
-            return torch.cat([x.new_ones(*x.shape[:-1], 1), x, products / 2**0.5], -1)
-        case _:
-            return x

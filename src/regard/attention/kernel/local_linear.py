@@ -10,7 +10,7 @@ from annotated_types import Ge
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from regard.attention.kernel import Kernel, ratio
+from regard.attention.kernel import Kernel, defined_features, ratio
 from regard.attention.kernel._exact import EXPLICIT_QUERIES, exact_average
 from regard.core import Attended, Call, accumulation_dtype, merge
 from regard.engines.sums.engine import kernel_average
@@ -186,7 +186,9 @@ class LocalLinear(Kernel):
         i = torch.arange(q.shape[2], device=q.device)[:, None] + call.query_start
         seen = call.visible(q, k)
         near = seen & ((i - torch.arange(k.shape[2], device=q.device)).abs() <= self.window) & (self.window > 0)
-        far = (self.query_map(q) @ self.key_map(k).mT).masked_fill(~seen | near, 0)
+        far = (defined_features(self.feature_map, q) @ defined_features(self.feature_map, k).mT).masked_fill(
+            ~seen | near, 0
+        )
         logits = (torch.einsum("bhid,bhjd->bhij", q, k) / q.shape[-1] ** 0.5).masked_fill(~near, float("-inf"))
         top = logits.amax(-1, keepdim=True).detach()
         top = torch.where(top.isneginf(), 0, torch.where((far > 0).any(-1, keepdim=True), top.clamp_min(0), top))

@@ -238,13 +238,14 @@ class MixedChunk(Attention):
                 ),
             )
         )
-        logits = torch.einsum("bhid,bhjd->bhij", q_quad, k_quad) / self.divisor
+        logits = torch.einsum("bhid,bhjd->bhij", q_quad, k_quad)
+        logits = logits / (q.shape[-1] ** 0.5 if self.normaliser == "visible" else size)
         if self.toeplitz:
             low = 0 if self.heads.causal else size - 1
             logits = logits + self.table[:, (i - j + low).clamp(0, self.table.shape[1] - 1)]
         near = logits.clamp_min(0) ** 2 * same_chunk
         far = torch.einsum("bhid,bhjd->bhij", q_lin, k_lin) * earlier_chunks
-        if self.counted:
+        if self.normaliser == "visible":
             shares = ((near, same_chunk), (far, earlier_chunks))
             near, far = (x / y.sum(-1, keepdim=True).clamp_min(1) for x, y in shares)
         else:

@@ -142,12 +142,26 @@ class Linformer(Attention):
         heads = self.heads
         if call.key_mask is not None:
             k, v = (torch.where(call.key_mask[:, None, :, None], x, 0.0) for x in (k, v))
-        e, f = (
-            x.to(q.dtype).expand(heads.kv_heads, -1, -1).repeat_interleave(heads.group, 0)
-            for x in self.mixtures.matrices(k.shape[2])
-        )
+        e, f = self._written_out(k.shape[2], q)
         k, v = (x.repeat_interleave(heads.group, 1) for x in (k, v))
         mixed_k, mixed_v = torch.einsum("hrj,bhjd->bhrd", e, k), torch.einsum("hrj,bhjd->bhrd", f, v)
         logits = torch.einsum("bhid,bhrd->bhir", q, mixed_k) / q.shape[-1] ** 0.5
         odds = torch.exp(logits - logits.amax(-1, keepdim=True))
         return torch.einsum("bhir,bhrd->bhid", odds / odds.sum(-1, keepdim=True), mixed_v)
+
+    def _written_out(self, keys: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """E and F of every query head, (heads, rank, keys), for the definition: weights, or means of equal blocks."""
+        heads, length, rank = self.heads, self.heads.max_length, self.rank
+        assert length is not None
+        if self.projection == "mean":
+            members = [[j for j in range(length) if j * rank // length == r] for r in range(rank)]
+            e = like.new_zeros(1, rank, length)
+            for r, block in enumerate(members):
+                e[0, r, block] = 1 / max(len(block), 1)
+            e = f = e.expand(heads.count, -1, -1)
+        else:
+            assert isinstance(self.mixtures, Mixtures)
+            own = self.mixtures.key, self.mixtures.key if self.mixtures.value is None else self.mixtures.value
+            of_head = [h // heads.group if self.share == "none" else 0 for h in range(heads.count)]
+            e, f = (x[of_head].to(like.dtype) for x in own)
+        return e[:, :, :keys], f[:, :, :keys]

@@ -9,6 +9,7 @@ from annotated_types import Ge
 from jaxtyping import Int
 from torch import Tensor
 
+from regard.attention.kernel import defined_features
 from regard.attention.routed import Routed
 from regard.core import Attended, Call, accumulation_dtype, generator
 from regard.engines.routed.lists import best_keys, doubled, listed
@@ -150,7 +151,7 @@ class Shortlist(Routed):
             r = self.projection.double().repeat_interleave(self.heads.group, 0)
             q, k = (torch.einsum("bhid,hrd->bhir", x, r) for x in (q, k))
         else:
-            q, k = self.phi(q), self.phi(k)
+            q, k = (defined_features(self.feature_map or "elu_plus_one", x) for x in (q, k))
         scores = torch.einsum("bhir,bhjr->bhij", q, k).masked_fill(~call.visible(q, k), float("-inf"))
         best = scores.argsort(stable=True, dim=-1, descending=True)[..., : self.num_keys]
         return best.masked_fill(scores.gather(-1, best).isneginf(), -1)
