@@ -61,7 +61,7 @@ NAMES = ["R&D", "a<b", '"quoted"', "it's", "</script><script>alert(1)</script>",
 def test_a_name_with_markup_stops_no_chart(name, where):
     plot = {**PLOT, "name": name if where == "plot" else "a"}
     result = {
-        **{key: "text" for key in ("title", "says", "source", "control", "measures", "verdict", "reason", "version")},
+        **dict.fromkeys(("title", "says", "source", "control", "measures", "verdict", "reason", "version"), "text"),
         **{"created": "2026", "seconds": 1.0, "tiny": False, "settings": {}, "environment": {}, "seeds": [0]},
         **{"controls": [], "findings": [], "name": name if where == "claim" else "one", "plots": [plot]},
         "observations": [{"curves": {plot["name"]: {name: [[1, 2], [0.5, 1.0]]}}}],
