@@ -1,6 +1,7 @@
 """Tokenizers: exact round trips, streams of whole characters, saved and loaded, wrong ids refused."""
 
 import json
+import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -141,3 +142,15 @@ def test_missing_and_unwritable_files(tmp_path: Path) -> None:
         load_tokenizer(tmp_path / "none.json")
     with pytest.raises(ResourceError, match="cannot write"):
         ByteTokenizer().save(tmp_path / "none" / "tokenizer.json")
+
+
+def test_learning_takes_time_by_the_length_of_a_text_without_spaces() -> None:
+    """Twice the text takes twice the time: 60,000 characters took more than half a minute before."""
+    draw = np.random.default_rng(0)
+    text = "".join(map(chr, draw.integers(0x4E00, 0x4E00 + 200, 60_000)))
+    began = time.process_time()
+    tokenizer = BpeTokenizer.train([text], 500)
+    assert time.process_time() - began < 5
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    assert len(ids) < 2 * len(text)

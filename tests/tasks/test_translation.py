@@ -115,6 +115,14 @@ def test_malformed_files_are_refused_with_the_line(tmp_path, content, message):
         build_task(TranslationConfig(corpus=str(path), tokenizer="bytes"))
 
 
+def test_lines_end_where_a_file_says_so(tmp_path):
+    """And not at the other separators that Python knows."""
+    path = tmp_path / "pairs.tsv"
+    path.write_text("".join(f"one\u2028two\x0b {at}\tthree\u0085four {at}\r\n" for at in range(40)), newline="")
+    task = build_task(TranslationConfig(corpus=str(path), length=64, tokenizer="bytes", vocab_size=None))
+    assert sum(len(task.examples(split)) for split in ("train", "valid", "test")) == 40
+
+
 def test_other_mistakes_are_refused(tmp_path):
     with pytest.raises(DataError, match=r"did you mean 'new_testament\.en-es'"):
         build_task(TranslationConfig(corpus="new_testament.en-fr"))

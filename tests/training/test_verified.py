@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -263,3 +264,18 @@ def test_a_run_beyond_its_steps_ends_at_once(small, tmp_path):
     assert resume(run, edited=True).evaluation["step"] == 12
     assert weights.read_bytes() == before
     assert load(run).step == 12
+
+
+@pytest.mark.parametrize("change", [("dim = 16", "dim = 16384"), ("layers = 1", f"layers = {10**12}")])
+def test_sizes_in_a_file_are_compared_with_what_there_is(small, tmp_path, change):
+    """Before anything of them is built."""
+    run = train(small, tmp_path / "run").path
+    (run / "manifest.json").unlink()  # as a stranger would
+    config = run / "config.toml"
+    assert change[0] in config.read_text()
+    config.write_text(config.read_text().replace(*change).replace("mlp_width", "# mlp_width"))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for act in (load, resume):
+        with pytest.raises((CheckpointError, ConfigError), match=r"larger model than its checkpoint|layers must be at"):
+            act(run)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 600 * 1024

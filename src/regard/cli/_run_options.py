@@ -17,6 +17,7 @@ from regard.models import presets
 from regard.models.config import ModelConfig
 from regard.models.encoder_config import EncoderConfig
 from regard.models.encoder_decoder_config import EncoderDecoderConfig
+from regard.reading import text
 from regard.specs import parse as parse_spec
 from regard.tasks.config import (
     ClassificationConfig,
@@ -263,8 +264,8 @@ def _preset(name: str, words: Sequence[str], file: str | None) -> AnyModelConfig
     arguments = inspect.signature(presets.function(spec.name)).parameters
     values: dict[str, object] = {}
     if file is not None:
-        with suppress(OSError, ValueError):
-            values |= tomllib.loads(Path(file).read_text(encoding="utf-8")).get("model", {})
+        with suppress(OSError, ValueError, RecursionError):
+            values |= tomllib.loads(text(Path(file))).get("model", {})
     flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for argument in arguments:
         flags.add_argument(f"--model.{argument.replace('_', '-')}", f"--model.{argument}", dest=argument)

@@ -49,6 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the words after `regard`; None: those of this process.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    _open_streams()
     name = " ".join(["regard", *(word for word in words[:1] if word in verbs())])
     try:
         code = _run(words)
@@ -76,7 +77,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 6
 
 
+def _open_streams() -> None:
+    """A stream that the caller closed goes nowhere: otherwise the next file would be opened in its place."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free, which is this one
+            if getattr(sys, name) is None:
+                setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115
+
+
 def _run(words: list[str]) -> int:
+    for word in words if words[:1] != ["generate"] else ():  # which takes texts, and says more of them
+        if not word.isascii() and any("\ud800" <= letter <= "\udfff" for letter in word):
+            raise ConfigError(f"{word!r} is not UTF-8, and what regard writes is; rename it")
     if not words or words[0] in ("-h", "--help", "help"):
         print(usage())
         return 0 if words else 2

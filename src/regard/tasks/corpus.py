@@ -3,12 +3,14 @@
 import hashlib
 import json
 import lzma
+import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from regard.errors import ConfigError, DataError, nearest
+from regard.reading import content, plain
 from regard.tasks.base import SPLITS, Split
 from regard.tasks.config import TextConfig
 
@@ -40,11 +42,11 @@ class Corpus:
         digest = hashlib.sha256()
         for path in self.paths:
             try:
-                with path.open("rb") as file:
-                    content = hashlib.file_digest(file, "sha256").hexdigest()
+                with plain(path) as file:
+                    digested = hashlib.file_digest(file, "sha256").hexdigest()
             except OSError as error:
                 raise DataError(f"cannot read {path}: {error.strerror}") from error
-            digest.update(f"{path.name} {content}\n".encode())
+            digest.update(os.fsencode(path.name) + f" {digested}\n".encode())
         return digest.hexdigest()
 
     def splits(self, holdout: float) -> dict[str, Split]:
@@ -172,7 +174,7 @@ def _continuous(path: Path, holdout: float) -> Iterator[Document]:
 def _json_lines(path: Path, field: str) -> Iterator[Document]:
     has_documents = False
     try:
-        file = path.open("rb")
+        file = plain(path)
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
     with file:
@@ -190,7 +192,7 @@ def _json_lines(path: Path, field: str) -> Iterator[Document]:
 def _field(line: str, field: str, where: str) -> str:
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{where}: no JSON: {error}") from error
     if not isinstance(row, dict):
         raise DataError(f"{where}: expected an object such as {{{field!r}: ...}}, got {type(row).__name__}")
@@ -218,7 +220,7 @@ def read_text(path: Path) -> str:
         DataError: it is missing, empty, binary or in another encoding.
     """
     try:
-        raw = path.read_bytes()
+        raw = content(path)
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
     if not raw:

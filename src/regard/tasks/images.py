@@ -2,6 +2,7 @@
 
 import gzip
 import lzma
+import math
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ import numpy as np
 from jaxtyping import Int64, UInt8
 
 from regard.errors import DataError
+from regard.reading import plain
 
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 _IDX_FILES = {
@@ -20,6 +22,10 @@ _IDX_FILES = {
     "test_images": "t10k-images-idx3-ubyte.gz",
     "test_labels": "t10k-labels-idx1-ubyte.gz",
 }
+
+_ALWAYS_UNPACKED, _MOST_COMPRESSION = 1 << 30, 100
+"""bytes, and bytes for one of a compressed file: images of one colour may be smaller than that"""
+_MOST_CLASSES = 1 << 16
 
 
 class Images(NamedTuple):
@@ -92,8 +98,13 @@ def _read(path: Path, names: Sequence[str], *, otherwise: str | None = None) -> 
 
 
 def _npz(path: Path, names: Sequence[str], otherwise: str | None) -> dict[str, np.ndarray]:
-    if path.exists() and not zipfile.is_zipfile(path):
-        raise DataError(f"{path} is damaged, or no .npz file of numpy.savez: no array alone and no pickle is read")
+    with plain(path) as opened:
+        if not zipfile.is_zipfile(opened):
+            raise DataError(f"{path} is damaged, or no .npz file of numpy.savez: no array alone and no pickle is read")
+        with zipfile.ZipFile(opened) as packed:
+            for member in packed.infolist():
+                _require_size(path, member.file_size)
+                _require_array(path, packed, member)
     with np.load(path, allow_pickle=False) as file:
         missing = [name for name in names if name not in file]
         if missing and otherwise is not None and otherwise in file:
@@ -101,6 +112,16 @@ def _npz(path: Path, names: Sequence[str], otherwise: str | None) -> dict[str, n
         if missing:
             raise DataError(f"{path} has no {', '.join(missing)}; it holds {', '.join(file.files) or 'nothing'}")
         return {name: file[name] for name in names}
+
+
+def _require_array(path: Path, packed: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:
+    """Refuse an array that says to be larger than it is: numpy would take memory for all of it."""
+    with packed.open(member) as file:
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read(file)
+        if math.prod(shape) * dtype.itemsize > member.file_size:
+            raise DataError(f"{path}: {member.filename} says that it holds {shape} {dtype} and is not that long")
 
 
 def _idx(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
@@ -111,14 +132,25 @@ def _idx(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
 
 def _idx_array(path: Path) -> np.ndarray:
     """Two zero bytes, 8 for unsigned bytes, the number of axes, their sizes as big-endian 32 bits, the data (LeCun)."""
-    data = gzip.decompress(path.read_bytes())
-    if len(data) < 4 or data[:3] != b"\0\0\x08":
-        raise DataError(f"{path} is no IDX file of bytes: it begins with {data[:4].hex(' ') or 'nothing'}")
-    shape = np.frombuffer(data, ">u4", data[3], 4)
-    content = np.frombuffer(data, np.uint8, offset=4 + 4 * data[3])
-    if content.size != np.prod(shape, dtype=np.int64):
-        raise DataError(f"{path} says that it holds {tuple(shape.tolist())} bytes and holds {content.size}")
+    with plain(path) as file, gzip.GzipFile(fileobj=file) as data:
+        head = data.read(4)
+        if len(head) < 4 or head[:3] != b"\0\0\x08":
+            raise DataError(f"{path} is no IDX file of bytes: it begins with {head.hex(' ') or 'nothing'}")
+        shape = [int.from_bytes(data.read(4), "big") for _ in range(head[3])]
+        size = math.prod(shape)
+        _require_size(path, size)
+        content = np.frombuffer(data.read(size + 1), np.uint8)  # one more, which must not be there
+    if content.size != size:
+        more = "more" if content.size > size else content.size
+        raise DataError(f"{path} says that it holds {tuple(shape)} bytes and holds {more}")
     return content.reshape(shape)
+
+
+def _require_size(path: Path, size: int) -> None:
+    """Refuse what is larger than its file can hold in earnest, before it is unpacked."""
+    most = max(_ALWAYS_UNPACKED, _MOST_COMPRESSION * path.stat().st_size)
+    if size > most:
+        raise DataError(f"{path} says that it holds {size} bytes, and of a file of this size at most {most} are read")
 
 
 def _require_images(path: Path, name: str, images: np.ndarray) -> None:
@@ -135,4 +167,6 @@ def _checked(path: Path, split: str, images: np.ndarray, labels: np.ndarray) -> 
         raise DataError(
             f"{path}: {split}_labels must be {len(images)} classes from 0 on, got {labels.dtype} {labels.shape}"
         )
+    if labels.max() >= _MOST_CLASSES:
+        raise DataError(f"{path}: {split}_labels has class {labels.max()}; classes are numbers below {_MOST_CLASSES}")
     return Images(images, labels.astype(np.int64))

@@ -13,12 +13,17 @@ import numpy as np
 from jaxtyping import Int64, Integer
 
 from regard.errors import CheckpointError, ConfigError, DataError, InputError, ResourceError
+from regard.reading import text
 
 if TYPE_CHECKING:
     import tokenizers
 
 DEFAULT_VOCAB_SIZE = 4096
 """tokens of bpe, where nothing else is said"""
+_MOST_TOKENS = 1 << 20
+"""of a vocabulary: the library takes memory for all of them at once"""
+_LONGEST_WORD = 256
+"""Bytes. The time to learn merges grows with the square of the longest word, and some scripts have no spaces."""
 _PIECE_CHARACTERS = 1 << 16
 """Characters encoded at once by BPE: bounds its memory on long documents, and lets it use every core."""
 
@@ -186,16 +191,20 @@ class BpeTokenizer(Tokenizer):
             ConfigError: a vocabulary too small for the bytes.
             DataError: texts too small for so many tokens.
         """
+        from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
         from tokenizers import Tokenizer as Model
-        from tokenizers import decoders, models, pre_tokenizers, trainers
 
         if vocab_size < 256:
             raise ConfigError(f"bpe: vocab_size={vocab_size} is too small; 256 tokens are the bytes themselves")
+        if vocab_size > _MOST_TOKENS:
+            raise ConfigError(f"bpe: vocab_size={vocab_size} is too large; it must be at most {_MOST_TOKENS}")
         model = Model(models.BPE())
-        model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        words = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        cut = pre_tokenizers.Split(Regex(f".{{1,{_LONGEST_WORD}}}"), "isolated")
+        model.pre_tokenizer = pre_tokenizers.Sequence([words, cut])
         model.decoder = decoders.ByteLevel()
         letters = pre_tokenizers.ByteLevel.alphabet()
-        trainer = trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=letters, show_progress=False)
+        trainer = trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=letters, show_progress=True)
         model.train_from_iterator(texts, trainer)
         learned = model.get_vocab_size()
         if learned < vocab_size:
@@ -271,7 +280,7 @@ def tokenizer_from_json(text: str) -> Tokenizer:
             model = json.dumps(description["model"])
         else:
             raise DataError(f"a tokenizer of kind {kind!r}: regard has bytes and bpe")
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise DataError(f"no description of a tokenizer: {error!r}") from error
     from tokenizers import Tokenizer as Model
 
@@ -288,7 +297,7 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
         CheckpointError: a file that is missing, damaged or of another kind.
     """
     try:
-        return tokenizer_from_json(Path(path).read_text(encoding="utf-8"))
+        return tokenizer_from_json(text(Path(path)))
     except OSError as error:
         raise CheckpointError(f"cannot read the tokenizer {path}: {error.strerror}") from error
     except (UnicodeDecodeError, DataError) as error:

@@ -189,7 +189,7 @@ def _file(config: TranslationConfig) -> dict[Split, list[Pair]]:
 
 def _rows(path: Path) -> list[list[str]]:
     rows: list[list[str]] = []
-    for number, line in enumerate(read_text(path).splitlines(), 1):
+    for number, line in enumerate(read_text(path).split("\n"), 1):  # str.splitlines also cuts at U+2028 and others
         if not line.strip():
             continue
         columns = [column.strip() for column in line.split("\t")]

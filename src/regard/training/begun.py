@@ -54,7 +54,7 @@ def require(run: Path, *, edited: bool = False) -> None:
             found = content(run / name)
         except OSError as error:
             what = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
-            raise CheckpointError(f"{run / name} {what}; restore it, or start a new run") from None
+            raise CheckpointError(f"cannot read the run: {run / name} {what}; restore it, or start a new run") from None
         try:
             entry.require(Entry.of(found), name)
         except ValueError as error:

@@ -13,6 +13,7 @@ from regard.models.encoder_config import EncoderConfig
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.encoder_decoder_config import EncoderDecoderConfig
 from regard.models.heads import Classifier, MaskedLanguageModel
+from regard.reading import content
 from regard.tasks.base import Task
 from regard.tasks.pixels import Grid, ImagesTask, without_shape
 from regard.training.config import AnyModelConfig
@@ -80,10 +81,10 @@ def load_grid(path: Path) -> Grid:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(content(path))
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}; restore it, or start a new run") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged: {error!r}; restore it, or start a new run") from error
 
 

@@ -1,7 +1,7 @@
 """Runs: begun, continued, loaded and evaluated. A run is a directory, and is never overwritten."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from shlex import quote
@@ -26,6 +26,7 @@ from regard.tasks.tokenizer import Tokenizer, load_tokenizer
 from regard.tasks.translation import BUNDLED as BUNDLED_PAIRS
 from regard.tasks.translation import TranslationTask
 from regard.training import begun, checkpoint, environment, metrics, network, toml
+from regard.training.bounded import no_larger
 from regard.training.config import AnyModelConfig, RunConfig
 from regard.training.evaluation import measured, score
 from regard.training.files import discard, unlinked, writing
@@ -162,7 +163,8 @@ def load(run: Path | str, *, best: bool = False, device: str = "auto", trust: bo
         raise CheckpointError(f"{run} has no checkpoint yet; continue it with regard train --resume {quote(str(run))}")
     labels = network.Labels.load(run / LABELS) if isinstance(config.task, ClassificationConfig) else None
     shape = model_after(config, saved.progress.step)
-    model = network.build(shape, 0 if labels is None else len(labels.classes))
+    with no_larger(sum(x.numel() for x in saved.model.values()), saved.path):
+        model = network.build(shape, 0 if labels is None else len(labels.classes))
     checkpoint.restore_model(model, saved)
     model = model.to(chosen_device(device)).eval()
     grid = network.load_grid(run / IMAGES) if isinstance(config.task, ImagesConfig) else None
@@ -274,12 +276,20 @@ def _attention(model: AnyModelConfig, attention: tuple[str, ...], task: Task) ->
 
 
 def _absolute(path: str) -> str:
-    return str(Path(path).expanduser().resolve())
+    absolute = str(Path(path).expanduser().resolve())
+    try:
+        absolute.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{absolute!r} is not UTF-8, and the run's config.toml is; rename it") from None
+    return absolute
 
 
 def _finish(run: Path, config: RunConfig, task: Task, on_progress: OnProgress | None) -> RunResult:
     stages = Stages(config, task)
-    trainer = Trainer(stages.network(0), task, config.training, run, on_progress=on_progress, stages=stages)
+    stored = checkpoint.stored(run / "checkpoints")
+    with nullcontext() if stored is None else no_larger(stored, run):
+        first = stages.network(0)
+    trainer = Trainer(first, task, config.training, run, on_progress=on_progress, stages=stages)
 
     def prepare() -> None:
         begun.record(run)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from regard import consent, specs
 from regard.errors import ConfigError, nearest
+from regard.reading import text
 from regard.tasks.config import TaskConfig
 from regard.training.config import SHAPES, RunConfig, Stage, TrainingConfig, default_model
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Table = dict[str, Any]
+
+_MOST_CHARACTERS, _MOST_DOTS = 1 << 20, 1000
 
 _TASKS: dict[str, type] = {task.name: task for task in get_args(TaskConfig)}
 
@@ -225,14 +228,24 @@ def _own_problems(cls: type, section: str, message: str) -> list[str]:
 def _parsed(path: Path, *, trust: bool) -> Table:
     """A file's tables. The task names data, and no specifications: `C:Data` there is a folder."""
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        source = text(path)
+        if len(source) > _MOST_CHARACTERS or max(map(_dots, source.split("\n"))) > _MOST_DOTS:
+            raise ConfigError(f"{path} is no configuration: more than {_MOST_CHARACTERS} characters, or too long a key")
+        table = tomllib.loads(source)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except RecursionError:
+        raise ConfigError(f"{path} is nested too deeply") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from None
     named = specs.paths({section: values for section, values in table.items() if section != "task"})
     consent.require(named, str(path), trust=trust)
     return table
+
+
+def _dots(line: str) -> int:
+    """Of a key: the time to read one grows with their square."""
+    return line.partition("=")[0].count(".")
 
 
 def _default(field: Field[Any]) -> object:
