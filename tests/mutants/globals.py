@@ -86,7 +86,7 @@ class ForgetsMarks(Longformer):
             return k, v, grown, keys
         content = grown.state.tensors()
         state = grown.state.with_tensors({**content, "marked": torch.zeros_like(content["marked"])})
-        return k, v, replace(grown, state=state), keys
+        return k, v, grown._replace(state=state), keys
 
 
 @mutant("marks_bias")

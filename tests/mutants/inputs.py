@@ -56,7 +56,7 @@ class StateForgetsTheGates(ToyGated):
         k, v, grown = super().remember(k, v, call)
         gates = grown.inputs["log_gate"].clone()
         gates[..., : call.past] = 0
-        return k, v, replace(grown, inputs={"log_gate": gates})
+        return k, v, grown._replace(inputs={"log_gate": gates})
 
 
 @mutant("grouped_heads")

@@ -278,7 +278,7 @@ def record(module: str, outcomes: Sequence[Outcome], file: Path = RECORD) -> Non
         new or [{**study, "line": "", "change": "", "found": ""}]
     )
     with file.open("w", encoding="utf-8", newline="") as out:
-        writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
+        writer: csv.DictWriter[str] = csv.DictWriter(out, COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(sorted(rows, key=lambda row: (row["module"], int(row["line"] or 0), row["change"])))
 

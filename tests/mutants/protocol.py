@@ -116,7 +116,7 @@ class GatesUpToTheLastKey(ToyGated):
         k, v, grown = super().remember(k, v, call)
         slot = torch.arange(grown.inputs["log_gate"].shape[2])
         gates = grown.inputs["log_gate"].masked_fill((slot >= k.shape[2]) & (call.past > 0), 0)
-        return k, v, replace(grown, inputs={"log_gate": gates})
+        return k, v, grown._replace(inputs={"log_gate": gates})
 
 
 @mutant("keys_before")
