@@ -95,9 +95,9 @@ class _Relu(FeatureMap):
 
     def lift(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         top = x.detach().amax(-1)
-        tiny = (top > 0) & (top < 2.0**-20)
-        if _none(tiny):
+        if _known_above(top, 2.0**-20):
             return x, None
+        tiny = (top > 0) & (top < 2.0**-20)
         power = torch.frexp(top).exponent.clamp(min=-126).masked_fill(~tiny, 0)  # of 2, which rounds nothing
         return x * torch.ldexp(torch.ones_like(top), -power)[..., None], power * math.log(2)
 
@@ -277,16 +277,16 @@ def smallest(dtype: torch.dtype) -> float:
 def _lifted(x: Tensor, tail: float) -> tuple[Tensor, Tensor | None]:
     """A map that is exp below -tail: the largest number of each vector to -tail, where it lies below."""
     top = x.detach().amax(-1)
-    if _none(~(top >= -tail)):
+    if _known_above(top, -tail):
         return x, None
     shift = (top + tail).clamp(torch.finfo(x.dtype).min, 0)
     return x - shift[..., None], shift
 
 
-def _none(some: Tensor) -> bool:
-    """Whether it is known that none is true: one may look where that is cheap and nothing is traced."""
-    looks = some.device.type == "cpu" and not torch.compiler.is_compiling() and not transformed()
-    return looks and not bool(some.any())
+def _known_above(x: Tensor, bound: float) -> bool:
+    """Whether every number is known to be at least that: one may look where it is cheap and nothing is traced."""
+    looks = x.device.type == "cpu" and not torch.compiler.is_compiling() and not transformed()
+    return looks and (not x.numel() or bool(x.amin() >= bound))
 
 
 def _projected(x: Tensor, projection: Tensor | None) -> Tensor:

@@ -1,5 +1,6 @@
 """The kernel average of one token (decoding), and what every kernel average returns."""
 
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -43,7 +44,8 @@ def step(
     """At most one query and one key (decoding): a few small operations that autograd records itself."""
     dtype = accumulation_dtype(q.dtype)
     values, total, highest = q.new_empty(*q.shape[:3], v.shape[3]), sum.new_empty(q.shape[:3]), sum.new_empty(0)
-    with torch.autocast(q.device.type, enabled=False):
+    kind = q.device.type
+    with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext():
         if k.shape[2]:
             fk, log = _features(k, maps[1], scale, dtype, projection, rotation)
             columns = F.pad(v.to(dtype), (0, 1), value=1.0)
