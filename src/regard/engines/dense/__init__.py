@@ -13,14 +13,16 @@ from regard.engines.dense.fused import (
     tiles,
 )
 from regard.engines.dense.gated import gated_dot_product
-from regard.engines.dense.rounding import append_codes, codes, rounded, rounded_rows
+from regard.engines.dense.rounding import Blocks, append_codes, block_codes, codes, in_blocks, rounded, rounded_rows
 
 __all__ = [
     "HERE",
+    "Blocks",
     "Rule",
     "append_codes",
     "average_once",
     "bias_logits",
+    "block_codes",
     "chunked",
     "codes",
     "dot_product",
@@ -30,6 +32,7 @@ __all__ = [
     "fused",
     "gated_dot_product",
     "imported",
+    "in_blocks",
     "logits_once",
     "publish",
     "require_pairwise",
