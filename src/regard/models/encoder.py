@@ -70,7 +70,9 @@ class Encoder(nn.Module):
     def _block(self, at: int, spec: str) -> Block:
         seed = generator(self.config.seed, "encoder layer", at).initial_seed()
         layer = build_attention(self.config, spec, causal=False, position=self.embeddings.relative, seed=seed)
-        return block_class(self.config.block)(self.config, with_usual_logits(layer, self.config), seed=seed)
+        block = block_class(self.config.block)(self.config, with_usual_logits(layer, self.config), seed=seed)
+        block.position = self.embeddings.of_block(at)
+        return block
 
     @property
     def layers(self) -> list[AttentionLayer]:
@@ -128,6 +130,7 @@ class Encoder(nn.Module):
             # A NaN in a masked vector would reach the gradient of the weights, as 0 * NaN.
             inputs = inputs.masked_fill(~key_mask[..., None], 0)
         x = self.embeddings(inputs, token_types=token_types, positions=positions)
+        positions = self.embeddings.for_blocks(x, positions, 0)
         of_layers = self._marks(marks, inputs)
         if key_mask is not None and self.config.cls_token:
             key_mask = nn.functional.pad(key_mask, (1, 0), value=True)
