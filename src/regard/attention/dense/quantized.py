@@ -186,7 +186,8 @@ class Quantized(Dense):
 
     def block_layout(self) -> dict[str, Entry]:
         """Codes, units and mask of each complete block, as one slot; and the block in progress."""
-        heads, size, layout = self.heads, self.block_size, dict[str, Entry]()
+        heads, size = self.heads, self.block_size
+        layout: dict[str, Entry] = {}
         for name, width in (("k", heads.key_dim), ("v", heads.value_width)):
             layout[name] = per_slot(heads.kv_heads, size * width, dtype=torch.int8)
             layout[f"{name}_unit"] = per_slot(heads.kv_heads, width, dtype="accumulation")

@@ -132,7 +132,8 @@ def _append(
     real = torch.cat([state.steady["open_real"][:, :open_slots], real], 1)
     whole = real.shape[1] // size * size
     new: dict[str, Tensor] = {"real": real[:, :whole].unflatten(1, (whole // size, size)).mT}
-    steady, exact = {"open_real": F.pad(real[:, whole:], (0, size - 1 - real.shape[1] + whole))}, list[Tensor]()
+    steady = {"open_real": F.pad(real[:, whole:], (0, size - 1 - real.shape[1] + whole))}
+    exact: list[Tensor] = []
     for name, x in (("k", k), ("v", v)):
         x = torch.cat([state.steady[f"open_{name}"][:, :, :open_slots], x], 2)
         done, left = x[:, :, :whole], x[:, :, whole:]
