@@ -13,7 +13,16 @@ from regard.engines.dense.fused import (
     tiles,
 )
 from regard.engines.dense.gated import gated_dot_product
-from regard.engines.dense.rounding import Blocks, append_codes, block_codes, codes, in_blocks, rounded, rounded_rows
+from regard.engines.dense.rounding import (
+    Blocks,
+    append_codes,
+    block_codes,
+    codes,
+    in_blocks,
+    rounded,
+    rounded_blocks,
+    rounded_rows,
+)
 
 __all__ = [
     "HERE",
@@ -37,6 +46,7 @@ __all__ = [
     "publish",
     "require_pairwise",
     "rounded",
+    "rounded_blocks",
     "rounded_rows",
     "softmax",
     "tiles",
