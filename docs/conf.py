@@ -7,7 +7,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import api
 import errata
-import errata_linear  # noqa: F401  its measurements enter the page of `errata`
+import errata_content  # noqa: F401  its measurements enter the page of `errata`
+import errata_linear  # noqa: F401
 import errata_randomized  # noqa: F401
 import gallery
 import pages

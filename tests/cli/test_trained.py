@@ -96,9 +96,10 @@ def test_a_run_without_text_generates_none(regard, recall_run):
     assert "was trained on recall, which has no text" in answer.err
 
 
-def test_too_long_for_positions_that_end(regard, tiny, text, tmp_path):
+@pytest.mark.parametrize("position", ["learned", "learned(per_layer=True)"])
+def test_too_long_for_positions_that_end(regard, tiny, text, tmp_path, position):
     words = [*tiny, "--task.corpus", text, "--task.cache", text.parent / "cache", "--steps", "1", "--out", "r"]
-    assert regard("train", *words, "--model.position", "learned", "--model.max-length", "40").code == 0
+    assert regard("train", *words, "--model.position", position, "--model.max-length", "40").code == 0
     assert regard("generate", "r", "abc", "--max-new-tokens", "38").code == 0
     answer = regard("generate", "r", "abc", "--max-new-tokens", "39")
     assert (answer.code, answer.out) == (6, "")

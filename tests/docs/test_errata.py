@@ -19,6 +19,7 @@ def load(name):
 
 
 errata = load("errata")
+load("errata_content")
 load("errata_linear")
 load("errata_randomized")
 ROWS = {each.run.__name__: each.run() for each in errata.ERRATA}
@@ -199,6 +200,38 @@ def test_sparse_patterns():
     assert alone == pytest.approx(1, abs=1e-12)
     assert together + rest == pytest.approx(1, abs=1e-12)
     assert rest > 0.1
+
+
+def test_hashes():
+    """A random direction parts two vectors with the chance of their angle / pi; 4,096 hashes, 4 standard errors."""
+    assert measured("twice_near")[:2] == [("yes", "no"), ("yes", "yes")]
+    shares = [float(share) for share in measured("twice_near")[2][1].split(", ")]
+    assert shares == [pytest.approx(share, abs=0.04) for share in (0.9, 0.5, 0.1)]
+    assert measured("all_pairs") == [("2", 4), ("2", 2)]
+    (lonely, ours), (own, seen) = measured("hashed_apart")
+    assert int(lonely) > 0
+    assert int(own) > 0
+    assert (ours, seen) == ("0", "0")
+
+
+def test_shapes_and_maps():
+    product, weights, (_, off) = measured("lying_on_their_side")
+    assert product == ("shapes do not fit", "(4, 8)")
+    assert weights == ("(4, 8)", "(12, 4)")
+    assert off < 1e-13
+    (affine, ours), limit = measured("affine_rows")
+    assert int(affine) <= 9 < int(ours)
+    assert limit == ("", "refused")
+    width, (half, kept) = measured("turning_planes")
+    assert width == ("4", "8")
+    assert half > 0.1
+    assert kept < 1e-13
+
+
+def test_what_a_memory_holds():
+    ((literal, ours),) = measured("same_layer")
+    assert literal > 0.01
+    assert ours < 1e-13
 
 
 def test_every_entry_is_on_the_page_and_has_a_test():

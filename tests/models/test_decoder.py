@@ -12,7 +12,7 @@ from regard.errors import ConfigError, InputError, LimitError, ShapeError, Unsup
 from regard.models import LanguageModel, ModelConfig, presets
 
 TINY = {"vocab_size": 23, "dim": 16, "heads": 2, "layers": 2, "max_length": 32, "short_convolution": 2, "mlp_dim": 24}
-POSITIONS = ["none", "learned", "sinusoidal", "rotary", "alibi", "transformer_xl"]
+POSITIONS = ["none", "learned", "learned(per_layer=True)", "sinusoidal", "rotary", "alibi", "transformer_xl"]
 
 
 def model_of(spec: str | tuple[str, ...], *, seed: int = 0, **fields: object) -> LanguageModel:
@@ -163,8 +163,8 @@ def counted(config: ModelConfig) -> int:
     total = config.vocab_size * dim * (1 if config.tied else 2) + config.layers * layer
     if config.norm == "pre":
         total += dim
-    if config.position == "learned":
-        total += config.max_length * dim
+    if config.position.startswith("learned"):
+        total += config.max_length * dim * (config.layers if "per_layer" in config.position else 1)
     if config.bias:
         outputs = dim + 2 * kv + dim + (dim + (matrices - 1) * width if matrices else 0)
         shifts = 0 if config.norm_kind == "rms" else norms * dim
@@ -183,6 +183,7 @@ def counted(config: ModelConfig) -> int:
         {"norm": "post"},
         {"norm_kind": "rms"},
         {"position": "learned"},
+        {"position": "learned(per_layer=True)"},
         {"bias": True, "mlp": "swiglu", "kv_heads": 2},
         {"bias": True, "norm_kind": "rms", "position": "learned"},
         {"bias": True, "norm": "post"},

@@ -14,7 +14,7 @@ from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.encoder_decoder_config import EncoderDecoderConfig
 
 TINY = {"vocab_size": 23, "dim": 16, "heads": 2, "layers": 2, "max_length": 32, "mlp_dim": 24}
-POSITIONS = ["none", "learned", "sinusoidal", "rotary", "alibi", "transformer_xl"]
+POSITIONS = ["none", "learned", "learned(per_layer=True)", "sinusoidal", "rotary", "alibi", "transformer_xl"]
 
 
 def model_of(*, draw: int = 7, **fields: object) -> EncoderDecoder:

@@ -13,7 +13,7 @@ from regard.models.generate import generate, stream
 from regard.tasks.tokenizer import ByteTokenizer
 
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6], [5], [3, 5, 8]]
-POSITIONS = ["none", "learned", "sinusoidal", "rotary", "alibi", "transformer_xl"]
+POSITIONS = ["none", "learned", "learned(per_layer=True)", "sinusoidal", "rotary", "alibi", "transformer_xl"]
 BYTES = ByteTokenizer()
 
 

@@ -3,6 +3,9 @@
 # Mechanisms are final; only a mutant may break that.
 # pyright: reportGeneralTypeIssues=false
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -18,7 +21,7 @@ from regard.attention.dense.relu_squared import ReluSquared
 from regard.attention.dense.shaw import Shaw
 from regard.attention.dense.sigmoid import Sigmoid
 from regard.core import Attended, Call
-from regard.engines.dense import Rule, publish, softmax, visible_count
+from regard.engines.dense import Blocks, Rule, publish, softmax, visible_count
 from tests.mutants import mutant
 from tests.mutants.toys import ToyDense
 
@@ -192,3 +195,25 @@ class OneUnitForAll(Quantized):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         unit = k.detach().abs().amax((2, 3), keepdim=True).clamp(min=1e-30) / 127
         return super().attend(q, torch.round(k / unit) * unit if k.shape[2] else k, v, call)
+
+
+@mutant("causality")
+class RoundsItsOwnBlock(Quantized):
+    """Units by channel for the block of the query too: they look at the slots behind it."""
+
+    samples: ClassVar[tuple[Mapping[str, object], ...]] = ({"units": "channel", "block_size": 4},)
+
+    def average_blocks(self, q: Tensor, blocks: Blocks, call: Call) -> Attended:
+        return self.average(q, *blocks.known(blocks.coarse[0].shape[2]), call)
+
+
+@mutant("state_splits")
+class UnitsOfACall(Quantized):
+    """The first half of a call's keys is a block, wherever the sequence was cut."""
+
+    samples: ClassVar[tuple[Mapping[str, object], ...]] = ({"units": "channel", "block_size": 4},)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
+        half = k.shape[2] // 2
+        unit = k[:, :, :half].detach().abs().amax(2, keepdim=True).clamp(min=1e-30) / 127 if half else 1.0
+        return super().attend(q, torch.cat([torch.round(k[:, :, :half] / unit) * unit, k[:, :, half:]], 2), v, call)

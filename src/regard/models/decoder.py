@@ -107,12 +107,14 @@ class LanguageModel(nn.Module):
     Weights, with V = vocab_size, D = dim, M = the MLP's width, r = kv_heads / heads, for mechanisms that have none of
     their own and read q, k and v:
 
-        V D (2 V D untied) + layers * (2 D^2 (1 + r) + m D M + norms) + final norm (+ max_length D, learned positions)
+        V D (2 V D untied) + layers * (2 D^2 (1 + r) + m D M + norms) + final norm (+ max_length D, learned positions;
+        per layer: layers max_length D)
 
     where m = 2, or 3 for a gated unit; with `head_dim`, heads head_dim stands for one D of D^2. A norm has D weights.
     With `bias`: D more per LayerNorm, and one per output of every linear layer but the last. The layers' auxiliary
     losses of one name are added up: each acts on its own layer as it would alone. Absolute positions are added to the
-    embeddings; a relative scheme is one module that all layers share.
+    embeddings, those of `learned(per_layer=True)` to what enters each layer; a relative scheme is one module that all
+    layers share.
 
     Args:
         config: the shape.
@@ -169,7 +171,9 @@ class LanguageModel(nn.Module):
         memory = None if config.memory == "none" else config.memory
         relative = self.embeddings.relative
         attention = build_attention(config, spec, causal=True, position=relative, memory=memory, seed=seed)
-        return block_class(config.block)(config, attention, seed=seed)
+        block = block_class(config.block)(config, attention, seed=seed)
+        block.position = self.embeddings.of_block(at)
+        return block
 
     @property
     def table(self) -> nn.Embedding:
@@ -349,10 +353,12 @@ class LanguageModel(nn.Module):
         if self.convolution is not None:
             x, tail = self.convolution(x, key_mask, None if state is None else state.convolution)
         x = self.embeddings.placed_at(x, positions, past)
+        positions = self.embeddings.for_blocks(x, positions, past)
         blocks, nothing = [cast(Block, block) for block in self.blocks], [None] * len(self.blocks)
         threads = Threads(nothing, nothing) if state is None else state.threads(len(blocks))
         looped = self.depth(blocks, x, threads, key_mask=key_mask, positions=positions)
-        x, losses = looped.hidden, dict[str, Tensor]()
+        x = looped.hidden
+        losses: dict[str, Tensor] = {}
         for of_layer, names in zip(looped.losses, self.loss_names, strict=True):
             add_losses(losses, of_layer, names)
         after = None if state is None else ModelState.of(looped.states, looped.memories, tail)

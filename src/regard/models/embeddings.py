@@ -1,6 +1,7 @@
 """The input of the first block: embedded tokens, or projected vectors, with positions and types."""
 
 import math
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -90,6 +91,23 @@ class Embeddings(nn.Module):
         """The scheme that acts in every layer, if there is one."""
         return self.position if self.position is not None and not self.position.absolute else None
 
+    def of_block(self, at: int) -> Position | None:
+        """The scheme of block `at`, where each has one of its own; that of the first acts on the embeddings."""
+        first = self.position
+        if first is None or not first.per_layer or not at:
+            return None
+        seed = generator(first.heads.seed, "positions of block", at).initial_seed()
+        return build_position(self.config.position, replace(first.heads, seed=seed), self.config.dim)
+
+    def for_blocks(self, x: Float[Tensor, "batch length dim"], positions: Tensor | None, past: int) -> Tensor | None:
+        """`positions` as blocks take them: the rows of their tables, where they have any."""
+        own = self.position is not None and self.position.per_layer
+        return self._rows(x, positions, past) if own else positions
+
+    def _rows(self, x: Tensor, positions: Tensor | None, past: int) -> Tensor:
+        slots = torch.arange(past, past + x.shape[1], device=x.device) if positions is None else positions
+        return slots + self.config.position_offset
+
     @property
     def placed(self) -> bool:
         """Whether the scheme takes `positions`: it acts on tokens where they are, not on distances alone."""
@@ -123,8 +141,7 @@ class Embeddings(nn.Module):
         """Embedded inputs with their absolute positions, the norm and dropout."""
         if self.position is not None and self.position.absolute:
             self.require_room(past + x.shape[1])
-            slots = torch.arange(past, past + x.shape[1], device=x.device) if positions is None else positions
-            x = self.position.embed(x, slots + self.config.position_offset)
+            x = self.position.embed(x, self._rows(x, positions, past))
         return self.dropout(x if self.norm is None else self.norm(x))
 
     def content(self, inputs: Shaped[Tensor, "batch given *width"]) -> Float[Tensor, "batch given dim"]:

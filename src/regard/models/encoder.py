@@ -70,7 +70,9 @@ class Encoder(nn.Module):
     def _block(self, at: int, spec: str) -> Block:
         seed = generator(self.config.seed, "encoder layer", at).initial_seed()
         layer = build_attention(self.config, spec, causal=False, position=self.embeddings.relative, seed=seed)
-        return block_class(self.config.block)(self.config, with_usual_logits(layer, self.config), seed=seed)
+        block = block_class(self.config.block)(self.config, with_usual_logits(layer, self.config), seed=seed)
+        block.position = self.embeddings.of_block(at)
+        return block
 
     @property
     def layers(self) -> list[AttentionLayer]:
@@ -128,6 +130,7 @@ class Encoder(nn.Module):
             # A NaN in a masked vector would reach the gradient of the weights, as 0 * NaN.
             inputs = inputs.masked_fill(~key_mask[..., None], 0)
         x = self.embeddings(inputs, token_types=token_types, positions=positions)
+        positions = self.embeddings.for_blocks(x, positions, 0)
         of_layers = self._marks(marks, inputs)
         if key_mask is not None and self.config.cls_token:
             key_mask = nn.functional.pad(key_mask, (1, 0), value=True)
@@ -136,7 +139,8 @@ class Encoder(nn.Module):
         looped = self.depth(
             blocks, x, Threads(nothing, nothing), key_mask=key_mask, positions=positions, marks=of_layers
         )
-        x, losses = looped.hidden, dict[str, Tensor]()
+        x = looped.hidden
+        losses: dict[str, Tensor] = {}
         for of_layer, names in zip(looped.losses, self.loss_names, strict=True):
             add_losses(losses, of_layer, names)
         return Encoded(x if self.norm is None else self.norm(x), key_mask, losses)

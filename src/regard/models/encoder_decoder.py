@@ -22,6 +22,7 @@ from regard.models.losses import add_losses, loss_names, loss_weights
 from regard.models.parts import Mlp, build_norm
 from regard.models.recompute import recomputed
 from regard.models.sharing import save_once
+from regard.position import Position
 from regard.state import State
 
 
@@ -71,7 +72,8 @@ class Crossed(NamedTuple):
 class CrossBlock(nn.Module):
     """One layer of the decoder: attention to itself, attention to the source, an MLP.
 
-    Each has a residual connection and a norm, pre-norm x + f(norm(x)) or post-norm norm(x + f(x)).
+    Each has a residual connection and a norm, pre-norm x + f(norm(x)) or post-norm norm(x + f(x)). `position`: as in
+    `Block`.
 
     Args:
         config: shape of the model.
@@ -89,6 +91,7 @@ class CrossBlock(nn.Module):
         self.pre = config.norm == "pre"
         self.checkpoint: Recomputed = config.checkpoint
         self.attention, self.cross = attention, cross
+        self.position: Position | None = None
         self.attention_norm, self.cross_norm = self._norm(config), self._norm(config)
         # As in `Block`: the variance of the residual stream does not grow with the 3 branches of each layer.
         scale = (3 * config.layers) ** -0.5 if self.pre else 1.0
@@ -119,6 +122,9 @@ class CrossBlock(nn.Module):
         state: State | None = None,
     ) -> Crossed:
         """The hidden states after this block, from a source or from a prepared one; `query_start` came before."""
+        if self.position is not None:
+            assert positions is not None
+            x = self.position.embed(x, positions)
         again, arguments = self.checkpoint == "block", (source_mask, prepared, key_mask, positions, query_start)
         return recomputed(again, self._run, x, source, *arguments, module=self, state=state)
 
@@ -217,7 +223,9 @@ class EncoderDecoder(nn.Module):
         seed, cross_seed = (generator(config.seed, f"{kind} layer", at).initial_seed() for kind in ("decoder", "cross"))
         attention = build_attention(config, spec, causal=True, position=self.embeddings.relative, seed=seed)
         cross = build_attention(config, cross_spec, causal=False, context_dim=config.dim, seed=cross_seed)
-        return CrossBlock(config, *(with_usual_logits(layer, config) for layer in (attention, cross)), seed=seed)
+        block = CrossBlock(config, *(with_usual_logits(layer, config) for layer in (attention, cross)), seed=seed)
+        block.position = self.embeddings.of_block(at)
+        return block
 
     @property
     def mechanisms(self) -> list[Attention]:
@@ -314,7 +322,9 @@ class EncoderDecoder(nn.Module):
                 f"key_mask must be bool {tuple(tokens.shape)}, True = real token, "
                 f"got {key_mask.dtype} {tuple(key_mask.shape)}"
             )
-        x = self.embeddings(tokens, past=0 if state is None else state.length)
+        past = 0 if state is None else state.length
+        x = self.embeddings(tokens, past=past)
+        positions = self.embeddings.for_blocks(x, None, past)
         states: list[State] = []
         sources = None if state is None else state.sources
         losses: dict[str, dict[str, Tensor]] = {"decoder": {}, "cross": {}}
@@ -325,6 +335,7 @@ class EncoderDecoder(nn.Module):
                 source_mask=None if encoded is None else encoded.key_mask,
                 prepared=None if sources is None else sources[at],
                 key_mask=key_mask,
+                positions=positions,
                 query_start=None if state is None else state.length,
                 state=None if state is None else state.layer(at),
             )

@@ -30,6 +30,8 @@ class Position(nn.Module):
     """gives a score bias, so it needs a mechanism that supports one"""
     sized: ClassVar[bool] = False
     """has vectors for `max_length` positions and no more"""
+    per_layer: bool = False
+    """of an absolute scheme: a model gives every block one of its own, added to what enters the block"""
 
     def __init__(self, heads: Heads, dim: int) -> None:
         super().__init__()

@@ -16,15 +16,20 @@ from regard.transforms import plain
 class Learned(Position):
     """Adds row P_i of a learned table (max_length, dim) to the hidden state of slot i.
 
+    With `per_layer` a model has a table P^(l) for each block l, whose row P^(l)_i is added to what enters the block,
+    the residual stream included: that of the first block stands with the embeddings, the others in their blocks. A
+    layer that stands alone has a table of its own in any case.
+
     Args:
         heads, dim: as `Position`; `heads.max_length` is the number of rows.
         std: standard deviation of the initial rows.
+        per_layer: one table for each block of a model, instead of one for its embeddings.
 
     Raises:
         ConfigError: no `max_length`.
         LimitError: (on use) a position that the table does not have, below 0 too.
 
-    Source: Gehring et al. 2017, section 3.1; per-layer use: Al-Rfou et al. 2018.
+    Source: Gehring et al. 2017, section 3.1; `per_layer`: Al-Rfou et al. 2018, section 3.
     """
 
     title = "Learned"
@@ -32,8 +37,9 @@ class Learned(Position):
     absolute = True
     sized = True
 
-    def __init__(self, heads: Heads, dim: int, *, std: float = 0.02) -> None:
+    def __init__(self, heads: Heads, dim: int, *, std: float = 0.02, per_layer: bool = False) -> None:
         super().__init__(heads, dim)
+        self.per_layer = per_layer
         if heads.max_length is None:
             raise ConfigError("position learned needs max_length: its table has one row for every position")
         table = torch.randn(heads.max_length, dim, generator=generator(heads.seed, "learned position"))

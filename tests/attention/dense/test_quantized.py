@@ -215,3 +215,123 @@ def test_refusals() -> None:
             build(bits=bits)
     with pytest.raises(ConfigError, match="store='int4' is not valid: did you mean 'int8'"):
         build(store="int4")
+
+
+def eight_bits(rows: list[list[float]], at: int, last: int, size: int) -> list[float]:
+    """Row `at`, each channel in units of its block if that is complete before `last`; written out."""
+    first = at // size * size
+    if first + size > last:
+        return rows[at]
+    units = [max(abs(row[c]) for row in rows[first : first + size]) / 127 for c in range(len(rows[at]))]
+    return [round(x / unit) * unit for x, unit in zip(rows[at], units, strict=True)]
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_one_number_at_a_time_by_channel(size: int, causal: bool) -> None:
+    length = 11
+    options = {"units": "channel", "block_size": size, "bits": 8}
+    mechanism = build(causal, key_dim=3, value_dim=2, kv_count=1, **options)
+    q, k, v = draw(1, 2, length, 3), draw(1, 1, length, 3, seed=1), draw(1, 1, length, 2, seed=2)
+    k[..., 0] *= 50  # a channel whose unit no other one may take
+    got = mechanism(q, k, v).values[0].tolist()
+    for head in range(2):
+        for i in range(length):
+            seen, last = range(i + 1 if causal else length), i if causal else length
+            keys, values = ([eight_bits(x[0, 0].tolist(), j, last, size) for j in seen] for x in (k, v))
+            query = q[0, head, i].tolist()
+            odds = [math.exp(sum(a * b for a, b in zip(query, key, strict=True)) / math.sqrt(3)) for key in keys]
+            step = max(odds) / 255
+            counts = [round(odd / step) for odd in odds]
+            for c in range(2):
+                expected = sum(n * value[c] for n, value in zip(counts, values, strict=True)) / sum(counts)
+                assert got[head][i][c] == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_known_block() -> None:
+    """Two slots make a block: channel 0 in units of 127 / 127, channel 1 of 2.54 / 127; the third is as it is."""
+    v = torch.tensor([[127.0, 1.013], [0.6, 2.54], [0.6, 1.013]], dtype=torch.float64)[None, None]
+    flat = torch.zeros_like(v)
+    mechanism = regard.build("quantized(units=channel, block_size=2)", regard.Heads(count=1, key_dim=2, causal=True))
+    got = mechanism.double()(flat, flat, v).values[0, 0].tolist()
+    assert got[0] == pytest.approx([127.0, 1.013])
+    assert got[1] == pytest.approx([(127.0 + 0.6) / 2, (1.013 + 2.54) / 2])  # its own block, exactly
+    assert got[2] == pytest.approx([(127.0 + 1.0 + 0.6) / 3, (1.02 + 2.54 + 1.013) / 3])
+
+
+@pytest.mark.parametrize("size", [2, 5, 64])
+def test_bytes_by_channel(size: int) -> None:
+    """Codes, a unit per channel and block, a byte of mask per slot, and room for size - 1 slots as they are."""
+    heads = regard.Heads(count=4, key_dim=64, value_dim=32, kv_count=2, causal=True)
+    mechanism = regard.build("quantized", heads, units="channel", block_size=size).eval()
+    q, k, v = (draw(3, count, 75, width).float() for count, width in ((4, 64), (2, 64), (2, 32)))
+    with torch.no_grad():
+        state = mechanism(q, k, v, state=mechanism.initial_state(3, dtype=torch.float32)).state
+    coarse = 75 // size
+    assert {x.dtype for name, x in state.tensors().items() if name in ("k", "v")} == {torch.int8}
+    of_blocks = coarse * (size * 2 * (64 + 32) + 2 * (64 + 32) * 4 + size)
+    in_progress = (size - 1) * (2 * (64 + 32) * 4 + 1)
+    assert state.nbytes == mechanism.state_nbytes(3, 75, torch.float32) == 3 * (of_blocks + in_progress)
+    assert state.length == 75
+
+
+def test_a_channel_that_is_large_takes_no_digits() -> None:
+    """One channel of the keys is 100 times the others, as trained models have them, and queries hardly read it."""
+    q, k, v = (draw(1, 2, 1024, 16, seed=s) for s in range(3))
+    k[..., 3] *= 100
+    q[..., 3] *= 0.01
+    exact = softmax(q, k, True) @ v
+    size = {"key_dim": 16, "value_dim": 16}
+    errors = [
+        float((build(True, bits=16, units=units, **size)(q, k, v).values - exact).norm() / exact.norm())
+        for units in ("token", "channel")
+    ]
+    assert errors[0] > 8 * errors[1] > 1e-3, errors
+
+
+def test_decoding_goes_on_between_recorded_and_coded_blocks() -> None:
+    """Pieces with and without gradients, cut inside of blocks, are the whole; old states stay usable."""
+    q, k, v = (x.requires_grad_() for x in inputs(length=19))
+    mechanism, states, found = build(True, units="channel", block_size=4), [], []
+    states.append(mechanism.initial_state(2, dtype=torch.float64))
+    for cut, recorded in ((slice(0, 6), False), (slice(6, 11), True), (slice(11, 15), True), (slice(15, 19), False)):
+        with torch.set_grad_enabled(recorded):
+            got = mechanism(*(x[:, :, cut] for x in (q, k, v)), state=states[-1])
+        states.append(got.state)
+        found.append(got.values)
+    whole = mechanism(q, k, v).values
+    torch.testing.assert_close(torch.cat(found, 2), whole, rtol=0, atol=1e-12)
+    (grad,) = torch.autograd.grad(found[2].sum(), k)
+    assert (grad[:, :, 6:15].abs().amax(3) > 0).all()
+    assert not grad[:, :, :6].any()  # they came without
+    assert states[1].view()["k"].dtype == torch.int8
+    again = mechanism(*(x[:, :, 6:8] for x in (q, k, v)), state=states[1]).values
+    torch.testing.assert_close(again, whole[:, :, 6:8], rtol=0, atol=1e-12)
+
+
+def test_refusals_by_channel() -> None:
+    with pytest.raises(ConfigError, match="units='channel' are those of store='int8'"):
+        build(units="channel", store="float")
+    with pytest.raises(ConfigError, match="block_size=1 is not valid"):
+        build(units="channel", block_size=1)
+    q, k, v = inputs(length=6)
+    keep = torch.ones(2, 6, dtype=torch.bool)
+    keep[0, 0] = False
+    with pytest.raises(regard.UnsupportedError, match="does not support left padding"):
+        build(True, units="channel")(q, k, v, key_mask=keep)
+
+
+def test_the_bound_of_the_state_by_channel() -> None:
+    """tanh(E_i / 2) (max v - min v) + max u^v_c / 2, E_i = sum_c |q_ic| max u^k_c / (2 sqrt(d)), over all blocks."""
+    q, k, v = inputs(length=40)
+    k[..., 1] *= 20
+    mechanism = build(True, bits=16, renormalise=False, units="channel", block_size=8)
+    error = (mechanism(q, k, v).values - softmax(q, k, True) @ v).abs()
+    key_unit, value_unit = (x.unflatten(2, (5, 8)).abs().amax((2, 3), keepdim=True)[:, :, 0] / 127 for x in (k, v))
+    logit = (q.abs() * key_unit).sum(-1, keepdim=True) / (2 * math.sqrt(4))
+    spread = v.cummax(2).values - v.cummin(2).values
+    bound = torch.tanh(logit / 2) * spread + value_unit / 2
+    weights_too = softmax(q, k, True).amax(-1, keepdim=True) / 65535 * v.abs().cumsum(2)
+    assert (error <= bound + weights_too).all()
+    assert (error / bound).max() > 0.05
+    assert not error[:, :, :8].gt(weights_too[:, :, :8]).any()  # the first block is read as it is

@@ -13,14 +13,25 @@ from regard.engines.dense.fused import (
     tiles,
 )
 from regard.engines.dense.gated import gated_dot_product
-from regard.engines.dense.rounding import append_codes, codes, rounded, rounded_rows
+from regard.engines.dense.rounding import (
+    Blocks,
+    append_codes,
+    block_codes,
+    codes,
+    in_blocks,
+    rounded,
+    rounded_blocks,
+    rounded_rows,
+)
 
 __all__ = [
     "HERE",
+    "Blocks",
     "Rule",
     "append_codes",
     "average_once",
     "bias_logits",
+    "block_codes",
     "chunked",
     "codes",
     "dot_product",
@@ -30,10 +41,12 @@ __all__ = [
     "fused",
     "gated_dot_product",
     "imported",
+    "in_blocks",
     "logits_once",
     "publish",
     "require_pairwise",
     "rounded",
+    "rounded_blocks",
     "rounded_rows",
     "softmax",
     "tiles",

@@ -1,7 +1,11 @@
 """Numbers on a grid, with the gradient of the numbers themselves: 8-bit codes of vectors, and steps of weights."""
 
+from dataclasses import replace
+from typing import NamedTuple
+
 import torch
-from jaxtyping import Float
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from regard.core import accumulation_dtype
@@ -40,12 +44,106 @@ def append_codes(
     key_mask: Tensor | None,
 ) -> Slots:
     """The state with new slots: codes and units; or rounded numbers of unit 1, if gradients must pass the state."""
-    past = state.view()
-    learned = torch.is_grad_enabled() and any(x.requires_grad for x in (k, v, past["k"], past["v"]))
-    if learned or transformed():
-        dtype = past["k_unit"].dtype
-        one = torch.ones(k.shape[:3], dtype=dtype, device=k.device)
-        wide = state.map(lambda x: x.to(dtype) if x.dtype == torch.int8 else x)
+    if _learned(state, k, v):
+        wide = _widened(state)
+        one = torch.ones(k.shape[:3], dtype=wide.view()["k_unit"].dtype, device=k.device)
         return wide.append(key_mask, k=rounded(k), v=rounded(v), k_unit=one, v_unit=one)
     (k, k_unit), (v, v_unit) = codes(k), codes(v)
     return state.append(key_mask, k=k.to(torch.int8), v=v.to(torch.int8), k_unit=k_unit, v_unit=v_unit)
+
+
+def _learned(state: Slots, *new: Tensor) -> bool:
+    """Whether gradients must pass what the state keeps; a transform may ask for them unseen."""
+    asked = any(x.requires_grad for x in (*new, *state.tensors().values()))
+    return (torch.is_grad_enabled() and asked) or transformed()
+
+
+def _widened(state: Slots) -> Slots:
+    """The state with codes as numbers that may stand beside rounded ones."""
+    dtype = state.view()["k_unit"].dtype
+    return state.map(lambda x: x.to(dtype) if x.dtype == torch.int8 else x)
+
+
+def block_codes(
+    x: Float[Tensor, "batch heads slots dim"], size: int
+) -> tuple[Float[Tensor, "batch heads blocks size dim"], Float[Tensor, "batch heads blocks dim"]]:
+    """Codes of complete blocks of `size` slots, and their unit for each head, block and channel."""
+    wide = x.detach().to(accumulation_dtype(x.dtype)).unflatten(2, (x.shape[2] // size, size))
+    unit = wide.abs().amax(3) / 127
+    return torch.round(wide / torch.where(unit == 0, 1.0, unit)[:, :, :, None]), unit
+
+
+def rounded_blocks(x: Float[Tensor, "batch heads slots dim"], size: int) -> Float[Tensor, "batch heads slots dim"]:
+    """Complete blocks as their codes give them; the gradient is that of x itself."""
+    whole, unit = block_codes(x, size)
+    return (whole * unit[:, :, :, None]).flatten(2, 3) + (x - x.detach())
+
+
+class Blocks(NamedTuple):
+    """Slots in blocks, of which the complete ones are rounded.
+
+    coarse: keys and values of the complete blocks, rounded. exact: those of the slots from `first` on, which begins a
+    block, as they were given. key_mask: of every slot. state: behind them.
+    """
+
+    coarse: tuple[Tensor, Tensor]
+    exact: tuple[Tensor, Tensor]
+    first: int
+    key_mask: Tensor | None
+    state: Slots | None
+
+    def known(self, complete: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of every slot, the first `complete` ones rounded; these are at least `first`."""
+        k, v = (
+            torch.cat([coarse[:, :, :complete], exact[:, :, complete - self.first :].to(coarse.dtype)], 2)
+            for coarse, exact in zip(self.coarse, self.exact, strict=True)
+        )
+        return k, v
+
+
+def in_blocks(k: Tensor, v: Tensor, key_mask: Tensor | None, state: Slots | None, size: int) -> Blocks:
+    """Keys and values behind a state, in blocks of `size` slots.
+
+    The state holds blocks as its slots: `k`, `v` (codes, of `size` slots one after the other), `k_unit`, `v_unit` and
+    `real`; and what came since the last complete one beside them: `open_k`, `open_v`, `open_real`.
+    """
+    whole = k.shape[2] // size * size
+    if state is None:
+        coarse = rounded_blocks(k[:, :, :whole], size), rounded_blocks(v[:, :, :whole], size)
+        return Blocks(coarse, (k, v), 0, key_mask, None)
+    state, exact, first = _append(state, k, v, key_mask, size)
+    kept = state.view()
+    k, v = (
+        (kept[name].unflatten(3, (size, kept[f"{name}_unit"].shape[3])) * kept[f"{name}_unit"][:, :, :, None])
+        for name in "kv"
+    )
+    real = torch.cat([kept["real"].mT.flatten(1), state.steady["open_real"][:, : state.length % size]], 1)
+    return Blocks((k.flatten(2, 3), v.flatten(2, 3)), exact, first, real, state)
+
+
+def _append(
+    state: Slots, k: Tensor, v: Tensor, key_mask: Bool[Tensor, "batch keys"] | None, size: int
+) -> tuple[Slots, tuple[Tensor, Tensor], int]:
+    """The state with new slots, what is exact of them and of the block that they go on with, and where that begins."""
+    open_slots, length = state.length % size, state.length + k.shape[2]
+    learned = _learned(state, k, v)
+    state = _widened(state) if learned else state
+    real = torch.ones(k.shape[0], k.shape[2], dtype=torch.bool, device=k.device) if key_mask is None else key_mask
+    real = torch.cat([state.steady["open_real"][:, :open_slots], real], 1)
+    whole = real.shape[1] // size * size
+    new: dict[str, Tensor] = {"real": real[:, :whole].unflatten(1, (whole // size, size)).mT}
+    steady = {"open_real": F.pad(real[:, whole:], (0, size - 1 - real.shape[1] + whole))}
+    exact: list[Tensor] = []
+    for name, x in (("k", k), ("v", v)):
+        x = torch.cat([state.steady[f"open_{name}"][:, :, :open_slots], x], 2)
+        done, left = x[:, :, :whole], x[:, :, whole:]
+        if learned:
+            new[name] = rounded_blocks(done, size).unflatten(2, (whole // size, size)).flatten(3)
+            new[f"{name}_unit"] = new[name].new_ones(*new[name].shape[:3], x.shape[3])
+        else:
+            code, new[f"{name}_unit"] = block_codes(done, size)
+            new[name] = code.flatten(3).to(torch.int8)
+        steady[f"open_{name}"] = F.pad(left, (0, 0, 0, size - 1 - left.shape[2]))
+        exact.append(x)
+    grown = state.append(**new).with_steady(**{name: steady[name] for name in state.steady})
+    return replace(grown, length=length), (exact[0], exact[1]), state.length - open_slots

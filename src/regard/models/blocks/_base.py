@@ -12,6 +12,7 @@ from regard.memory import MemoryState
 from regard.models.block_config import BlockConfig, NormPlace, Recomputed
 from regard.models.parts import Mlp, build_norm
 from regard.models.recompute import recomputed
+from regard.position import Position
 from regard.state import State
 
 
@@ -26,6 +27,8 @@ class Block(nn.Module, ABC):
         config: shape of the model.
         attention: the attention layer.
         seed: of the MLP's initial weights.
+
+    A model whose position scheme is `per_layer` sets `position`, which is added to what enters.
     """
 
     branches: int = 2
@@ -36,6 +39,7 @@ class Block(nn.Module, ABC):
         self.place: NormPlace = config.norm
         self.checkpoint: Recomputed = config.checkpoint
         self.attention = attention
+        self.position: Position | None = None
         self.attention_norm = build_norm(config.norm_kind, config.dim, bias=config.bias, eps=config.norm_eps)
         self.mlp: Mlp | None = None
         # GPT-2 shrinks what enters the residual stream, so that its variance does not grow with depth.
@@ -68,8 +72,15 @@ class Block(nn.Module, ABC):
         memory: MemoryState | None = None,
     ) -> LayerOutput:
         """The hidden states after this block; state, memory and losses as `AttentionLayer` returns them."""
-        again = self.checkpoint == "block"
+        x, again = self.placed(x, positions), self.checkpoint == "block"
         return recomputed(again, self.run, x, key_mask, positions, marks, memory, module=self, state=state)
+
+    def placed(self, x: Tensor, positions: Tensor | None) -> Tensor:
+        """What enters, with the rows of this block's own table that `positions` name, where it has one."""
+        if self.position is None:
+            return x
+        assert positions is not None
+        return self.position.embed(x, positions)
 
     @abstractmethod
     def run(
@@ -97,7 +108,7 @@ class Block(nn.Module, ABC):
         state: State,
     ) -> State:
         """The state after hidden states that skip this block: that of a whole call, without its averages and MLP."""
-        inner = self.attended(x)
+        inner = self.attended(self.placed(x, positions))
         return self.attention.remember(inner, key_mask=key_mask, positions=positions, marks=marks, state=state)
 
     def dropped(self, branch: Tensor) -> Tensor:
