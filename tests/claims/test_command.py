@@ -83,8 +83,8 @@ def test_a_missed_control_exits_with_7_and_a_failed_claim_with_0(command, monkey
     ("words", "code", "says"),
     [
         (["dot_product_varianc"], 2, "unknown claim 'dot_product_varianc': did you mean 'dot_product_variance'?"),
-        ([NAME, "--seeds", "2"], 2, "claims need at least 3 seeds"),
-        ([NAME, "--threads", "0"], 2, "and one thread"),
+        ([NAME, "--seeds", "2"], 2, "claim dot_product_variance needs at least 3 seeds"),
+        ([NAME, "--threads", "0"], 2, "claims need at least one thread"),
     ],
 )
 def test_bad_requests_are_refused_before_anything_is_measured(command, tmp_path, words, code, says):
