@@ -10,7 +10,7 @@ from typing import cast
 
 from regard import specs
 from regard.claims._base import FORMAT, LEAST_SEEDS, About, Claim, Control, Curve, Finding, Observation, Plot, Revision
-from regard.claims._measure import measure
+from regard.claims._measure import measure, sources
 from regard.errors import ConfigError, nearest
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "measure",
     "names",
     "outline",
+    "sources",
 ]
 
 PACKAGE = "regard.claims"

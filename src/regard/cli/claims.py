@@ -110,7 +110,7 @@ def listed(*, machine: bool) -> int:
 
 def show(results: Mapping[str, Any], screen: Any) -> None:
     """One claim: words, controls, findings, verdict."""
-    from regard.report.claims import COLUMNS, rows
+    from regard.report.claims import COLUMNS, notes, rows, verdict
 
     screen.print(f"\n{results['title']}", markup=False, style="bold")
     for label, key in (("literature", "says"), ("source", "source"), ("control", "control"), ("measured", "measures")):
@@ -118,7 +118,9 @@ def show(results: Mapping[str, Any], screen: Any) -> None:
         screen.print(text, markup=False)
     screen.print(table(*COLUMNS, rows=rows(results)))
     small = " (small form: no evidence)" if results["tiny"] else ""
-    screen.print(f"  {results['verdict'].upper()}{small}: {results['reason']}", markup=False)
+    screen.print(f"  {verdict(results).upper()}{small}: {results['reason']}", markup=False)
+    for note in notes(results):
+        screen.print(textwrap.fill(note, 140, initial_indent="  ", subsequent_indent="  "), markup=False)
 
 
 def recorded(folder: Path) -> list[dict[str, Any]]:
