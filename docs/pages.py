@@ -273,13 +273,15 @@ def claims_page() -> str:
         "[How a claim is judged](../claims.md). The numbers were recorded by `regard claims all`. Plots, every number",
         'and every setting: <a href="../measured_claims.html">measured claims</a>.',
         "",
-        "| claim | source | verdict |",
-        "|---|---|---|",
+        "| claim | source | verdict | changed after a look |",
+        "|---|---|---|---|",
     ]
     found = {name: recorded_claim(name) for name in claims.names()}
     for name, results in found.items():
         about, verdict = claims.outline(name), claims_report.verdict(results) if results else "not recorded"
-        lines.append(f"| [{escaped(about.title)}](#{name}) | {escaped(about.source)} | {verdict} |")
+        revised = results["revised_after_look"] if results else None
+        changed = ("yes; judged on fresh seeds" if revised["fresh_seeds"] else "yes") if revised else ""
+        lines.append(f"| [{escaped(about.title)}](#{name}) | {escaped(about.source)} | {verdict} | {changed} |")
     for name, results in found.items():
         about = claims.outline(name)
         lines += ["", f"## {name}", "", f"**{escaped(about.title)}.** {escaped(about.says)}", ""]

@@ -45,9 +45,9 @@ class Control:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """A value between two bounds. They are in the sources before the seeds that are judged by them are measured.
+    """A value between two bounds, which are committed before a run is judged by them.
 
-    Where bounds were changed after numbers had been seen, `Claim.revised` says so.
+    Where they were changed after numbers had been seen, `Claim.revised` says so.
     """
 
     value: str
