@@ -173,3 +173,12 @@ def test_a_training_that_was_not_over_says_nothing(name, monkeypatch):
     small = claims.measure(claim, range(1), tiny=True)
     assert FINISHED.title not in [one["title"] for one in small["controls"]]
     assert claim.least_seeds == 5
+
+
+def test_fewer_seeds_than_a_claim_needs_conclude_nothing_but_in_the_small_form(monkeypatch):
+    replaced("hybrid_recall", Way(method=recalls({})), monkeypatch)
+    claim = claims.build("hybrid_recall", tiny=True, settings={"pairs": 2})
+    found = claims.measure(claim, range(4))
+    assert (found["verdict"], found["reason"]) == ("inconclusive", "4 of at least 5 seeds")
+    assert claims.measure(claim, range(5))["verdict"] == "holds"
+    assert claims.measure(claim, range(3), tiny=True)["verdict"] == "holds"
