@@ -28,7 +28,7 @@ def change(losses: Sequence[float], *, least: float = NATS) -> float:
     Example:
         >>> round(change([4.0] * 160 + [2.0] * 20 + [1.0] * 20), 9)
         0.5
-        >>> change([4.0] * 180 + [0.01] * 20 + [0.0] * 20) < 0.21
+        >>> change([4.0] * 160 + [0.01] * 20 + [0.0] * 20) < 0.21
         True
     """
     tenth = len(losses) // 10
