@@ -273,20 +273,24 @@ def claims_page() -> str:
         "[How a claim is judged](../claims.md). The numbers were recorded by `regard claims all`. Plots, every number",
         'and every setting: <a href="../measured_claims.html">measured claims</a>.',
         "",
-        "| claim | source | verdict |",
-        "|---|---|---|",
+        "| claim | source | verdict | changed after a look |",
+        "|---|---|---|---|",
     ]
     found = {name: recorded_claim(name) for name in claims.names()}
     for name, results in found.items():
-        about, verdict = claims.outline(name), results["verdict"] if results else "not recorded"
-        lines.append(f"| [{escaped(about.title)}](#{name}) | {escaped(about.source)} | {verdict} |")
+        about, verdict = claims.outline(name), claims_report.verdict(results) if results else "not recorded"
+        revised = results["revised_after_look"] if results else None
+        changed = ("yes; judged on fresh seeds" if revised["fresh_seeds"] else "yes") if revised else ""
+        lines.append(f"| [{escaped(about.title)}](#{name}) | {escaped(about.source)} | {verdict} | {changed} |")
     for name, results in found.items():
         about = claims.outline(name)
         lines += ["", f"## {name}", "", f"**{escaped(about.title)}.** {escaped(about.says)}", ""]
         lines += [f"Source: {escaped(about.source)}.", "", f"Control: {escaped(about.control)}", ""]
         lines += [f"Measured: {escaped(about.measures)}", ""]
         if results:
-            lines += [f"**{results['verdict'][0].upper()}{results['verdict'][1:]}**: {escaped(results['reason'])}.", ""]
+            verdict = claims_report.verdict(results)
+            lines += [f"**{verdict[0].upper()}{verdict[1:]}**: {escaped(results['reason'])}.", ""]
+            lines += [f"- {escaped(note)}" for note in claims_report.notes(results)] + [""]
             lines += ["| " + " | ".join(claims_report.COLUMNS) + " |", "|---" * len(claims_report.COLUMNS) + "|"]
             lines += ["| " + " | ".join(map(escaped, row)) + " |" for row in claims_report.rows(results)]
             lines += ["", f"{len(results['seeds'])} seeds, {results['seconds']:.0f} s, regard {results['version']}, "]

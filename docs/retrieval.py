@@ -175,9 +175,10 @@ def verdicts(rows: tuple[Row, ...]) -> list[str]:
 
 
 def finding(claim: str, title: str) -> dict[str, Any]:
-    """What was recorded of a finding."""
+    """What was recorded of a finding; its verdict is `withdrawn` where that of the claim is."""
     results = json.loads((CLAIMS / f"{claim}.json").read_text(encoding="utf-8"))
-    return next(one for one in results["findings"] if one["title"] == title)
+    found = next(one for one in results["findings"] if one["title"] == title)
+    return {**found, "verdict": "withdrawn"} if results["withdrawn"] else found
 
 
 def costs() -> list[str]:

@@ -2,29 +2,46 @@
 
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import pytest
+import torch
 
 from regard import claims
 from tests.claims.silent import SILENT
 
+Measured = Callable[..., dict[str, Any]]
 Verdicts = Callable[..., tuple[str, dict[str, str], list[str]]]
 
 
 @pytest.fixture(scope="session")
-def verdicts() -> Verdicts:
-    """Measure the small form with other settings: its verdict, that of each finding, the controls that were missed.
+def measured() -> Measured:
+    """Measure the small form with other settings, and leave the global generator as it was.
 
-    Findings that do not hold for the right thing either are left out.
-
-    Tests that look at different findings of the same wrong thing measure it once.
+    Tests that look at different findings of the same thing measure it once.
     """
 
     @cache
-    def measured(name: str, **settings: object) -> tuple[str, dict[str, str], list[str]]:
+    def measure(name: str, **settings: object) -> dict[str, Any]:
+        before = torch.get_rng_state()
         found = claims.measure(claims.build(name, tiny=True, settings=settings), range(3), tiny=True)
+        assert torch.equal(torch.get_rng_state(), before), "the global generator was left changed"
+        return found
+
+    return measure
+
+
+@pytest.fixture(scope="session")
+def verdicts(measured: Measured) -> Verdicts:
+    """Verdict of the small form, that of each finding, the controls that were missed.
+
+    Findings that do not hold for the right thing either are left out.
+    """
+
+    def judged(name: str, **settings: object) -> tuple[str, dict[str, str], list[str]]:
+        found = measured(name, **settings)
         silent = SILENT.get(name, set())
         judged = {one["title"]: one["verdict"] for one in found["findings"] if one["title"] not in silent}
         return found["verdict"], judged, [one["title"] for one in found["controls"] if not one["reached"]]
 
-    return measured
+    return judged

@@ -133,7 +133,7 @@ def test_a_head_that_cannot_be_silent(verdicts):
 def test_a_softmax_that_can_be_silent(verdicts):
     verdict, found, missed = verdicts("silent_head", plain="softmax_plus_one")
     assert (verdict, missed) == ("does not hold", [])
-    assert found["softmax: error, no mark, times keys"] == "does not hold"
+    assert found["softmax: error, no mark + a mark, times keys + 1"] == "does not hold"
 
 
 def test_a_factor_that_does_nothing(verdicts):

@@ -67,6 +67,30 @@ def test_the_page_shows_what_the_folder_holds_from_before(command, tmp_path):
     assert "An older result" in (tmp_path / "claims" / "claims.html").read_text()
 
 
+def test_seeds_may_begin_elsewhere_and_the_record_says_of_what_code(command, tmp_path):
+    code, out, _ = command("diverse_heads", "--quick", "--first-seed", "100")
+    assert code == 0
+    assert "Revised after a look: It judged the error of one head" in out
+    assert "These seeds had not been seen." in " ".join(out.split())
+    found = json.loads((tmp_path / "claims" / "diverse_heads.json").read_text())
+    assert found["seeds"] == [100, 101, 102]
+    assert found["revised_after_look"]["fresh_seeds"] is True
+    assert len(found["sources"]["claim"]) == len(found["sources"]["package"]) == 64
+    assert (found["withdrawn"], found["timed"]) == (None, False)
+    html = (tmp_path / "claims" / "claims.html").read_text()
+    assert "Revised after a look" in html
+    assert f"the claim&#39;s file {found['sources']['claim'][:12]}" in html
+    assert "--seeds 3 --first-seed 100" in html
+
+
+@pytest.mark.parametrize("seeds", [[0], [2, 100], [100]])
+def test_seeds_that_had_been_seen_are_not_fresh(seeds):
+    claim = claims.build("diverse_heads", tiny=True, settings={"steps": 1})
+    revised = claims.measure(claim, seeds, tiny=True)["revised_after_look"]
+    assert revised["fresh_seeds"] == (seeds == [100])
+    assert revised["seen"] == [0, 1, 2]
+
+
 def test_a_missed_control_exits_with_7_and_a_failed_claim_with_0(command, monkeypatch):
     monkeypatch.setattr(DotProductVariance, "tiny", {**DotProductVariance.tiny, "plain": "softmax"})
     code, out, _ = command(NAME, "--quick")
@@ -84,8 +108,10 @@ def test_a_missed_control_exits_with_7_and_a_failed_claim_with_0(command, monkey
     ("words", "code", "says"),
     [
         (["dot_product_varianc"], 2, "unknown claim 'dot_product_varianc': did you mean 'dot_product_variance'?"),
-        ([NAME, "--seeds", "2"], 2, "claims need at least 3 seeds"),
-        ([NAME, "--threads", "0"], 2, "and one thread"),
+        ([NAME, "--seeds", "2"], 2, "claim dot_product_variance needs at least 3 seeds"),
+        ([NAME, "--threads", "0"], 2, "claims need at least one thread"),
+        ([NAME, "--first-seed", "-1"], 2, "seeds of 0 or more"),
+        (["hybrid_recall", "--seeds", "4"], 2, "claim hybrid_recall needs at least 5 seeds, got --seeds 4"),
     ],
 )
 def test_bad_requests_are_refused_before_anything_is_measured(command, tmp_path, words, code, says):

@@ -98,8 +98,9 @@ def test_the_program_counts_what_followed():
 
 
 def test_a_mixture_that_cannot_see_is_no_hybrid(verdicts):
+    """What does not even recall one pair says nothing of hybrids; that others can fail is in test_both_ways."""
     verdict, found, missed = verdicts("hybrid_recall", by_layer="local(window=0)")
-    assert (verdict, missed) == ("does not hold", [])
+    assert (verdict, missed) == ("inconclusive", ["one pair, linear, then softmax: accuracy"])
     assert found["linear, then softmax: accuracy - softmax's"] == "does not hold"
 
 

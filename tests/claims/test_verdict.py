@@ -7,6 +7,7 @@ import pytest
 
 from regard.benchmark import student
 from regard.claims import Control, Finding
+from regard.claims._plateau import change
 from regard.claims._verdict import conclude, judge
 
 CONTROL = Control(value="control", title="control", expected=1.0, tolerance=0.1)
@@ -77,6 +78,43 @@ def test_one_finding_that_fails_fails_the_claim():
     assert found.verdict == "does not hold"
     assert found.reason == "outside what the claim says: too much"
     assert [one.verdict for one in found.findings] == ["holds", "does not hold"]
+
+
+def test_findings_beside_the_claim_get_a_verdict_and_decide_nothing():
+    beside = Finding(value="gain", title="beside", at_least=0.4, states=False)
+    found = conclude([CONTROL], [GAIN, beside], seeds([0.30, 0.31, 0.32]))
+    assert found.verdict == "holds"
+    assert [(one.verdict, one.states) for one in found.findings] == [("holds", True), ("does not hold", False)]
+    with pytest.raises(AssertionError, match="no finding states the claim"):
+        conclude([CONTROL], [beside], seeds([0.30, 0.31, 0.32]))
+
+
+def test_a_claim_may_need_more_seeds():
+    observed = seeds([0.30, 0.31, 0.32])
+    found = conclude([CONTROL], [GAIN], observed, least_seeds=5)
+    assert (found.verdict, found.reason) == ("inconclusive", "3 of at least 5 seeds")
+    assert conclude([CONTROL], [GAIN], seeds([0.30, 0.31, 0.32, 0.30, 0.31]), least_seeds=5).verdict == "holds"
+
+
+def test_what_is_inconclusive_says_what_could_have_been_seen():
+    found = conclude([CONTROL], [GAIN], seeds([0.10, 0.30, 0.20]))
+    assert found.reason == "cannot be told from the bound: gain (could have been seen: 0.31)"
+    assert found.findings[0].smallest_effect == pytest.approx((4.3027 + 1.0607) * 0.1 / 3**0.5, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("losses", "known"),
+    [
+        ([1.0] * 100, 0.0),
+        ([2.0] * 90 + [1.9] * 10, 0.05),
+        ([1.0] * 90 + [1.5] * 10, 0.5),
+        ([0.01] * 90 + [0.0] * 10, 0.2),  # of 0.05 nats
+        ([5.0] * 20 + [1.0] * 19, math.inf),  # fewer than two tenths that say anything
+    ],
+)
+def test_the_end_of_a_training(losses, known):
+    losses = losses[-19:] if known == math.inf else losses
+    assert change(losses) == pytest.approx(known)
 
 
 def test_no_finding_is_finer_than_its_resolution():

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import cast
 
 from regard import specs
-from regard.claims._base import FORMAT, About, Claim, Control, Curve, Finding, Observation, Plot
-from regard.claims._measure import measure
-from regard.claims._verdict import LEAST_SEEDS
+from regard.claims._base import FORMAT, LEAST_SEEDS, About, Claim, Control, Curve, Finding, Observation, Plot, Revision
+from regard.claims._measure import measure, sources
 from regard.errors import ConfigError, nearest
 
 __all__ = [
@@ -24,10 +23,12 @@ __all__ = [
     "Finding",
     "Observation",
     "Plot",
+    "Revision",
     "build",
     "measure",
     "names",
     "outline",
+    "sources",
 ]
 
 PACKAGE = "regard.claims"

@@ -1,12 +1,14 @@
-"""Claims of the literature, as they are stated before anything is measured."""
+"""Claims of the literature: what they say, their known answers, and the bounds that decide about them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-FORMAT = "regard claim 1"
+FORMAT = "regard claim 2"
 """of the files of results"""
+LEAST_SEEDS = 3
+"""fewer seeds conclude nothing"""
 
 Curve = tuple[Sequence[float] | Sequence[str], Sequence[float]]
 """where (numbers, or names of bars) and how much"""
@@ -37,11 +39,16 @@ class Control:
     expected: float
     tolerance: float
     """how far from `expected` it may be; from theory or from the size of the sample, never from what came out"""
+    small: bool = True
+    """whether the small form has to reach it too, whose trainings are too short for some"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """A value that the claim makes a statement about: it lies between two bounds, chosen before measuring."""
+    """A value between two bounds, which are committed before a run is judged by them.
+
+    Where they were changed after numbers had been seen, `Claim.revised` says so.
+    """
 
     value: str
     """its name in `Observation.values`; differences are taken within a seed, so that what seeds share cancels"""
@@ -50,6 +57,17 @@ class Finding:
     at_most: float | None = None
     resolution: float = 0.0
     """the smallest step that the value can make, such as 1 / questions for an accuracy"""
+    states: bool = True
+    """whether the claim says this; what is shown beside it gets a verdict of its own and decides nothing"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Revision:
+    """A change of bounds, controls or settings that was made after numbers of some seeds had been seen."""
+
+    what: str
+    seen: tuple[int, ...]
+    """the seeds; only others are fresh"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +104,12 @@ class Claim(ABC):
     plots: ClassVar[tuple[Plot, ...]]
     tiny: ClassVar[Mapping[str, object]]
     """settings of the small form that tests and `--quick` run: it still reaches its controls"""
+    least_seeds: ClassVar[int] = LEAST_SEEDS
+    """fewer conclude nothing; the small form needs `LEAST_SEEDS` only"""
+    revised: ClassVar[Revision | None] = None
+    """what was changed after a look, if anything was"""
+    timed: ClassVar[bool] = False
+    """whether a finding is a time, which another version of the code may change"""
 
     @abstractmethod
     def observe(self, seed: int) -> Observation:

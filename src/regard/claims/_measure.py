@@ -1,20 +1,23 @@
 """Measures a claim over seeds, and says everything as plain data."""
 
 import dataclasses
+import hashlib
 import os
 import platform
 import time
 from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from regard import __version__
 from regard.benchmark.plain import plain
-from regard.claims._base import FORMAT, Claim, Observation
+from regard.claims._base import FORMAT, LEAST_SEEDS, Claim, Observation
 from regard.claims._verdict import conclude
 
 
 def measure(claim: Claim, seeds: Sequence[int], *, tiny: bool = False) -> dict[str, Any]:
-    """The results of a claim: what it says, settings, every number of every seed, verdict, versions.
+    """The results of a claim: what it says, settings, every number of every seed, verdict, versions and sources.
 
     torch's global generator is seeded for each seed, for modules that draw their weights from it, and restored.
 
@@ -26,25 +29,33 @@ def measure(claim: Claim, seeds: Sequence[int], *, tiny: bool = False) -> dict[s
     import torch  # claims are listed without it
 
     from regard.core import registered_name
+    from regard.training.environment import environment
 
+    name = registered_name(type(claim))
     begun = time.perf_counter()
     observed = [_observe(claim, seed) for seed in seeds]
-    conclusion = conclude(claim.controls, claim.findings, [one.values for one in observed])
+    controls = [control for control in claim.controls if control.small or not tiny]
+    least = LEAST_SEEDS if tiny else claim.least_seeds
+    conclusion = conclude(controls, claim.findings, [one.values for one in observed], least_seeds=least)
     settings = dataclasses.asdict(claim)  # pyright: ignore[reportArgumentType]  # every claim is a dataclass
     return plain(
         {
             "format": FORMAT,
-            "name": registered_name(type(claim)),
+            "name": name,
             **dataclasses.asdict(claim.about),
             **dataclasses.asdict(conclusion),
             "plots": [dataclasses.asdict(plot) for plot in claim.plots],
             "settings": settings,
             "tiny": tiny,
             "seeds": list(seeds),
+            "revised_after_look": _revised(claim, seeds),
+            "withdrawn": None,
+            "timed": claim.timed,
             "observations": [{"values": one.values, "curves": one.curves} for one in observed],
             "seconds": time.perf_counter() - begun,
             "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "version": __version__,
+            "sources": {"commit": environment(torch.device("cpu"), 0)["revision"], **sources(name)},
             "environment": {
                 "python": platform.python_version(),
                 "torch": torch.__version__,
@@ -55,6 +66,26 @@ def measure(claim: Claim, seeds: Sequence[int], *, tiny: bool = False) -> dict[s
             },
         }
     )
+
+
+def sources(name: str) -> dict[str, str]:
+    """SHA-256 of a claim's file, and of all of regard's Python files with their paths: another one is another code."""
+    claim = Path(__file__).with_name(f"{name}.py").read_bytes()
+    return {"claim": hashlib.sha256(claim).hexdigest(), "package": _package()}
+
+
+@cache
+def _package() -> str:
+    package, whole = Path(__file__).parents[1], hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        whole.update(f"{path.relative_to(package).as_posix()}\n".encode() + path.read_bytes())
+    return whole.hexdigest()
+
+
+def _revised(claim: Claim, seeds: Sequence[int]) -> dict[str, object] | None:
+    if claim.revised is None:
+        return None
+    return {**dataclasses.asdict(claim.revised), "fresh_seeds": not set(seeds) & set(claim.revised.seen)}
 
 
 def _observe(claim: Claim, seed: int) -> Observation:

@@ -7,11 +7,9 @@ from typing import Literal
 
 from regard.benchmark import student
 from regard.benchmark.student import LEVEL, POWER
-from regard.claims._base import Control, Finding
+from regard.claims._base import LEAST_SEEDS, Control, Finding
 
 Verdict = Literal["holds", "does not hold", "inconclusive"]
-LEAST_SEEDS = 3
-"""fewer seeds conclude nothing"""
 
 
 @dataclass(frozen=True)
@@ -32,6 +30,7 @@ class Judged:
     Attributes:
         low, high: the 95 % interval of the mean over seeds (Student's t).
         smallest_effect: a mean that lies this far beyond a bound is told from it about four times in five.
+        states: whether the claim says this, so that it decides about the claim.
     """
 
     title: str
@@ -43,6 +42,7 @@ class Judged:
     low: float
     high: float
     smallest_effect: float
+    states: bool
     verdict: Verdict
 
 
@@ -57,13 +57,18 @@ class Conclusion:
 
 
 def conclude(
-    controls: Sequence[Control], findings: Sequence[Finding], observed: Sequence[Mapping[str, float]]
+    controls: Sequence[Control],
+    findings: Sequence[Finding],
+    observed: Sequence[Mapping[str, float]],
+    *,
+    least_seeds: int = LEAST_SEEDS,
 ) -> Conclusion:
     """Judge a claim by the values of its seeds.
 
     A finding holds if the whole 95 % interval of its mean lies within the bounds, does not hold if the whole interval
-    lies outside, and is inconclusive otherwise. The claim holds if all findings do, and does not hold if one does not.
-    A control that any seed misses, or fewer than 3 seeds, makes it inconclusive whatever the findings are.
+    lies outside, and is inconclusive otherwise. The claim holds if all findings that state it do, and does not hold if
+    one of them does not; other findings decide nothing. A control that any seed misses, or fewer than `least_seeds`
+    seeds, makes it inconclusive whatever the findings are.
 
     Example:
         >>> finding = Finding(value="gain", title="gain", at_least=0.1)
@@ -72,22 +77,26 @@ def conclude(
         >>> conclude([], [finding], [{"gain": 0.0}, {"gain": 0.3}, {"gain": 0.1}]).verdict
         'inconclusive'
     """
-    assert findings
+    assert any(finding.states for finding in findings), "no finding states the claim"
     checked = tuple(_check(control, [values[control.value] for values in observed]) for control in controls)
     judged = tuple(judge(finding, [values[finding.value] for values in observed]) for finding in findings)
 
-    def named(verdict: Verdict) -> str:
-        return "; ".join(one.title for one in judged if one.verdict == verdict)
+    def deciding(verdict: Verdict) -> list[Judged]:
+        return [one for one in judged if one.states and one.verdict == verdict]
+
+    def named(found: Sequence[Judged]) -> str:
+        return "; ".join(one.title for one in found)
 
     missed = "; ".join(one.title for one in checked if not one.reached)
     if missed:
         return Conclusion("inconclusive", f"a control missed its known answer: {missed}", checked, judged)
-    if len(observed) < LEAST_SEEDS:
-        return Conclusion("inconclusive", f"{len(observed)} of at least {LEAST_SEEDS} seeds", checked, judged)
-    if named("does not hold"):
-        return Conclusion("does not hold", f"outside what the claim says: {named('does not hold')}", checked, judged)
-    if named("inconclusive"):
-        return Conclusion("inconclusive", f"cannot be told from the bound: {named('inconclusive')}", checked, judged)
+    if len(observed) < least_seeds:
+        return Conclusion("inconclusive", f"{len(observed)} of at least {least_seeds} seeds", checked, judged)
+    if outside := deciding("does not hold"):
+        return Conclusion("does not hold", f"outside what the claim says: {named(outside)}", checked, judged)
+    if open_ones := deciding("inconclusive"):
+        effects = "; ".join(f"{one.title} (could have been seen: {one.smallest_effect:.2g})" for one in open_ones)
+        return Conclusion("inconclusive", f"cannot be told from the bound: {effects}", checked, judged)
     return Conclusion("holds", "the controls reached their answers, and all is as the claim says", checked, judged)
 
 
@@ -109,7 +118,17 @@ def judge(finding: Finding, values: Sequence[float]) -> Judged:
         verdict = "does not hold"
     smallest = max((tail + power) * error if error else 0.0, finding.resolution)
     return Judged(
-        finding.title, finding.at_least, finding.at_most, tuple(values), mean, deviation, low, high, smallest, verdict
+        title=finding.title,
+        at_least=finding.at_least,
+        at_most=finding.at_most,
+        values=tuple(values),
+        mean=mean,
+        deviation=deviation,
+        low=low,
+        high=high,
+        smallest_effect=smallest,
+        states=finding.states,
+        verdict=verdict,
     )
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from regard.benchmark.capacity import asked, memory
-from regard.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot
+from regard.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot, Revision
 from regard.core import generator
 from regard.tasks.functions import versions
 
@@ -48,7 +48,15 @@ class CodeRetrieval(Claim):
         Finding(value="signature relu", title="by signature: softmax - linear (relu)", at_least=0.3),
         Finding(value="text signed", title="by text: softmax - linear (signed)", at_least=0.3),
         Finding(value="blend", title="by text, signed: family found - version found", at_least=0.2),
-        Finding(value="shortlist", title="by text: shortlist of 8 - linear (relu), its score", at_least=0.3),
+        Finding(
+            value="shortlist", title="by text: shortlist of 8 - linear (relu), its score", at_least=0.3, states=False
+        ),
+    )
+    revised = Revision(
+        what="A first record missed the control by signature; it was measured again three minutes later and "
+        "reached it. What had changed is not recorded. Findings beside the claim decided about it too; "
+        "without them the verdict is the same.",
+        seen=(0, 1, 2),
     )
     plots = (
         Plot(name="text", title="Asked by text", x="", y="share found"),

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from regard.benchmark.fitting import train
-from regard.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot
+from regard.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot, Revision
 from regard.core import generator
 from regard.models import LanguageModel, ModelConfig
 
@@ -54,6 +54,10 @@ class DistanceAware(Claim):
         Finding(
             value="exact gain", title="exact: distance-aware - the better other", at_least=0.0, resolution=1 / 2000
         ),
+    )
+    revised = Revision(
+        what="The steps were 800, and are 400. Whether numbers had been seen is not recorded.",
+        seen=(0, 1, 2),
     )
     plots = (Plot(name="accuracy", title="Accuracy", x="question", y="accuracy"),)
     tiny: ClassVar[Mapping[str, object]] = {

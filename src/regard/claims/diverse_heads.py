@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from regard import AttentionLayer, weights
 from regard.benchmark.fitting import fit
-from regard.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot
+from regard.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot, Revision
 from regard.core import generator
 
 
@@ -34,6 +34,11 @@ class DiverseHeads(Claim):
         Finding(value="inhibited", title="error of one head - error of two, two tokens wanted", at_least=0.25),
         Finding(value="two for two", title="error of two heads, two tokens wanted", at_most=0.1),
         Finding(value="difference", title="total variation between the two heads", at_least=0.8, at_most=1.0 + 1e-6),
+    )
+    least_seeds = 5
+    revised = Revision(
+        what="It judged the error of one head, and judges what a second head gains, at least half of theory's 0.5.",
+        seen=(0, 1, 2),
     )
     plots = (
         Plot(name="error", title="Error", x="", y="share of the variance"),

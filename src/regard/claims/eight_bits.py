@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard import Heads, build
 from regard.benchmark.fitting import fit
-from regard.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot
+from regard.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot, Revision
 from regard.core import generator
 from regard.models import LanguageModel, ModelConfig
 from regard.tasks import RecallConfig, TaskConfig, TextConfig, build_task
@@ -51,6 +51,11 @@ class EightBits(Claim):
         Finding(value="recall lost 8", title="8 bits: recall lost", at_most=0.01, resolution=0.0005),
         Finding(value="text lost 3", title="3 bits: bits per byte lost", at_least=0.01),
         Finding(value="recall lost 3", title="3 bits: recall lost", at_least=0.01, resolution=0.0005),
+    )
+    revised = Revision(
+        what="The control with equal weights was added, and the steps of recall halved, before the record. "
+        "Whether numbers had been seen is not recorded.",
+        seen=(0, 1, 2),
     )
     plots = (
         Plot(name="error", title="Error of the output on random input", x="bits", y="relative error", log_y=True),

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from regard import Attention, Heads, build, weights
 from regard.benchmark.fitting import fit
-from regard.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot
+from regard.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot, Revision
 from regard.core import generator
 from regard.layer import linear
 
@@ -40,6 +40,7 @@ class EntropyOverLength(Claim):
         Finding(value="constant 2", title="growth / softmax's growth, sd 2: about constant", at_most=0.2),
         Finding(value="gain", title="weight on the right key at 8 times the length: gain", at_least=0.0),
     )
+    revised = Revision(what="The noise of the logits was 0.5, and is 0.3.", seen=(0, 1, 2))
     plots = (
         Plot(name="entropy 2", title="Entropy, logits of sd 2", x="keys", y="nats", log_x=True),
         Plot(name="entropy 1", title="Entropy, logits of sd 1", x="keys", y="nats", log_x=True),

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from regard.benchmark.fitting import train
-from regard.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot
+from regard.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot, Revision
 from regard.claims._sequences import MarkovText
 from regard.core import generator
 from regard.models import LanguageModel, ModelConfig
@@ -60,6 +60,11 @@ class Extrapolation(Claim):
         Finding(value="sinusoidal - alibi", title="sinusoidal - alibi: bits at the longest", at_least=0.1),
         Finding(value="rotary - alibi", title="rotary - alibi: bits at the longest", at_least=0.0),
         Finding(value="forgotten alibi", title="alibi: right copies, near - far", at_least=0.2, resolution=1 / 96),
+    )
+    revised = Revision(
+        what="The text depended on 3 symbols and depends on 2, the steps were 500 and 300 and are 450, and T5's "
+        "table begins with a deviation of dim^-0.5.",
+        seen=(0, 1, 2, 3, 4, 5),
     )
     plots = (
         Plot(name="loss", title="Bits above the floor", x="length", y="bits per symbol", log_x=True),

@@ -10,7 +10,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from regard import Heads, build, weights
-from regard.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot
+from regard.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot, Revision
 from regard.core import generator
 
 
@@ -49,6 +49,11 @@ class GraphMixing(Claim):
         Finding(value="random gain", title="spectral gap, window and random / window alone", at_least=10.0),
         Finding(value="global gain", title="spectral gap, window and global / window alone", at_least=10.0),
         Finding(value="global diameter", title="window and global: diameter", at_most=2.0),
+    )
+    revised = Revision(
+        what="The graphs and one control were replaced before the record. Whether numbers had been seen is not "
+        "recorded.",
+        seen=(0, 1, 2),
     )
     plots = (
         Plot(name="reached", title="Pairs within so many hops", x="hops", y="share of all pairs", log_x=True),

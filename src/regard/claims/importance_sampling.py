@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from regard import Heads, build
-from regard.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot
+from regard.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot, Revision
 from regard.claims._growth import exponent
 from regard.claims.randomized_attention_bias import ALARM, SMALLEST_BIAS, Moments, moments
 from regard.core import generator
@@ -55,6 +55,11 @@ class ImportanceSampling(Claim):
         Finding(value="log z normalised", title="multiple, self-normalised: log10 of largest |z|", at_least=1.0),
         Finding(value="gain balance", title="variance, balance / equal", at_most=0.95),
         Finding(value="gain optimal", title="variance, optimal / balance", at_most=0.95),
+    )
+    revised = Revision(
+        what="Of unbiased estimators it judged the largest z, and judges how many coordinates lie beyond 5; the "
+        "optimal alpha is judged on its own coordinate.",
+        seen=(0, 1, 2),
     )
     plots = (
         Plot(

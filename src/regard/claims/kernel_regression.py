@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard import Attention, Heads, build
-from regard.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot
+from regard.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot, Revision
 from regard.core import generator
 
 
@@ -43,6 +43,11 @@ class KernelRegression(Claim):
         Finding(value="learned / fixed", title="test error, learned w / w = 1", at_most=1.0),
         Finding(value="closeness", title="error on the own sample, learned w / w = 1", at_most=1.0),
         Finding(value="roughness", title="roughness, learned w / w = 1", at_least=1.0),
+    )
+    revised = Revision(
+        what="After a first record the control reads the median data set; before it, the steps had been 100 and became "
+        "300.",
+        seen=(0, 1, 2),
     )
     plots = (
         Plot(name="fit", title="One data set", x="x", y="y"),

@@ -49,6 +49,7 @@ class LinearAttentionForms(Claim):
         Finding(value="numbers quadratic", title="numbers alive, cumsum / quadratic", at_least=2.0),
         Finding(value="numbers chunked", title="numbers alive, cumsum / chunked", at_least=2.0),
     )
+    timed = True
     plots = (
         Plot(name="time", title="Forward and backward", x="length", y="milliseconds", log_x=True, log_y=True),
         Plot(name="numbers", title="Forward", x="length", y="most numbers alive", log_x=True, log_y=True),

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from regard.benchmark.capacity import asked, memory
-from regard.claims._base import About, Claim, Control, Finding, Observation, Plot
+from regard.claims._base import About, Claim, Control, Finding, Observation, Plot, Revision
 from regard.core import generator
 
 
@@ -35,7 +35,11 @@ class PostSoftmax(Claim):
     findings = (
         Finding(value="gain", title="random values: recall, with - without", at_least=0.05, resolution=1e-3),
         Finding(value="error", title="squared error, with / without", at_most=0.9),
-        Finding(value="list gain", title="shortlist of 8: recall - linear attention's", at_least=0.1),
+        Finding(value="list gain", title="shortlist of 8: recall - linear attention's", at_least=0.1, states=False),
+    )
+    revised = Revision(
+        what="Findings beside the claim decided about it too; without them the verdict is the same.",
+        seen=(0, 1, 2),
     )
     plots = (Plot(name="recall", title="Recall", x="", y="share found"),)
     tiny: ClassVar[Mapping[str, object]] = {"trials": 2}

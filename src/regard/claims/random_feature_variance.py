@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from regard.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot
+from regard.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot, Revision
 from regard.core import generator
 from regard.features import FEATURE_MAPS, draw_projection
 
@@ -59,6 +59,10 @@ class RandomFeatureVariance(Claim):
         Finding(value="features 1", title="features needed, norm 1 (formula: 290)", at_least=128, at_most=1024),
         Finding(value="needed 2", title="log2 of features needed, norm 2 - norm 1", at_least=4.0),
         Finding(value="left 3", title="norm 3: error with the most features tried", at_least=ALLOWED_ERROR),
+    )
+    revised = Revision(
+        what="It asked for 100 times as many features at norm 2, and asks for 16 times as many.",
+        seen=(0, 1, 2),
     )
     plots = (
         Plot(name="error", title="Mean squared error", x="angle / pi", y="mean squared error", log_y=True),

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from regard import Heads, build
-from regard.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot
+from regard.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot, Revision
 from regard.core import generator
 
 ALARM = 5.0
@@ -43,12 +43,21 @@ class RandomizedAttentionBias(Claim):
     findings = (
         Finding(value="beyond exact", title="randomized, 1 sample: coordinates with |z| > 5", at_most=0),
         Finding(value="beyond many", title="randomized, many samples: coordinates with |z| > 5", at_most=0),
-        Finding(value="z official", title="randomized, published noise: largest |z|", at_least=2 * ALARM),
+        Finding(value="z official", title="randomized, published noise: largest |z|", at_least=2 * ALARM, states=False),
         Finding(value="z performer", title="performer: largest |z|", at_least=2 * ALARM),
         Finding(value="z rfa", title="rfa: largest |z|", at_least=2 * ALARM),
-        Finding(value="bias mean", title="randomized at its mean: bias / values", at_least=SMALLEST_BIAS / 2),
+        Finding(
+            value="bias mean", title="randomized at its mean: bias / values", at_least=SMALLEST_BIAS / 2, states=False
+        ),
         Finding(value="bias performer", title="performer: bias / values", at_least=SMALLEST_BIAS / 2),
         Finding(value="bias rfa", title="rfa: bias / values", at_least=SMALLEST_BIAS / 2),
+    )
+    least_seeds = 5
+    revised = Revision(
+        what="Of unbiased estimators it judged the largest z, and judges how many coordinates lie beyond 5. A "
+        "bias counts from 0.5 % of the values on, and it takes five seeds. Findings beside the claim "
+        "decided about it too; without them the verdict is the same.",
+        seen=(0, 1, 2, 3, 4),
     )
     plots = (
         Plot(name="bias", title="Bias", x="samples or features", y="of the values", log_x=True, log_y=True),

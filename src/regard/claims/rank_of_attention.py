@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard import Heads, build, weights
-from regard.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot
+from regard.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot, Revision
 from regard.core import generator
 
 
@@ -39,7 +39,17 @@ class RankOfAttention(Claim):
         Finding(value="softmax", title="softmax: rank / length", at_least=1.0),
         Finding(value="causal linear block", title="causal linear, block below: rank / features, worst", at_most=1.0),
         Finding(value="causal softmax block", title="causal softmax, block below: rank / side", at_least=1.0),
-        Finding(value="causal linear", title="causal linear, whole matrix: rank / features, least", at_least=2.0),
+        Finding(
+            value="causal linear",
+            title="causal linear, whole matrix: rank / features, least",
+            at_least=2.0,
+            states=False,
+        ),
+    )
+    revised = Revision(
+        what="Ranks were judged by themselves, and are judged against the number of features. Findings beside "
+        "the claim decided about it too; without them the verdict is the same.",
+        seen=(0, 1, 2),
     )
     plots = (
         Plot(name="bidirectional", title="Singular values, bidirectional", x="number", y="of the largest", log_y=True),

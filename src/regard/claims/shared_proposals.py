@@ -13,8 +13,9 @@ from torch import Tensor
 from regard import Heads, build
 from regard.benchmark.fitting import fit
 from regard.benchmark.vectors import Vectors, layer_vectors, random_vectors
-from regard.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot
+from regard.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot, Revision
 from regard.claims._growth import exponent, operations
+from regard.claims._plateau import FINISHED, NATS, change
 from regard.core import Attention, generator
 from regard.models import Encoder, EncoderConfig, MaskedLanguageModel
 from regard.tasks import MaskedConfig, build_task
@@ -23,6 +24,10 @@ from regard.training.batches import collate
 
 Case = tuple[Tensor, Tensor, Tensor]
 """queries, keys and values of several sequences"""
+
+
+SMALLEST = 1e-12
+"""squared errors below it are as good as none"""
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,9 @@ class SharedProposals(Claim):
         "randomized attention, which it approximates, is quadratic.",
         source="Zheng, Wang, Kong 2022, section 4",
         control="The error of randomized attention falls as one over the root of its samples. With one landmark the "
-        "weights do not matter: LARA gives the same with both.",
+        "weights do not matter: LARA gives the same with both. LARA can win: queries and keys near one point p have "
+        "their best proposals near 2 p, which landmark maps set by hand give, and there its error is less than 0.8 of "
+        "Performer's. Every training is over.",
         measures="Relative root mean square error of the output in float64 over redraws, and operations counted, no "
         "clock. On random vectors, and on those of an encoder trained with softmax on masked text, new windows of it. "
         "LARA's landmark maps are fitted to softmax on other sequences, those of the trained case by its own. Errors "
@@ -46,6 +53,13 @@ class SharedProposals(Claim):
     controls = (
         Control(value="samples", title="randomized: error ~ samples to the power of", expected=-0.5, tolerance=0.1),
         Control(value="one landmark", title="one landmark: full - balance, largest", expected=0.0, tolerance=1e-9),
+        Control(
+            value="known proposals",
+            title="known proposals: 1 if LARA balance / Performer < 0.8",
+            expected=1.0,
+            tolerance=0.0,
+        ),
+        FINISHED,
     )
     findings = (
         Finding(value="random balance", title="random: error, LARA balance / Performer", at_most=1.0),
@@ -54,7 +68,20 @@ class SharedProposals(Claim):
         Finding(value="trained balance", title="trained: error, LARA balance / Performer", at_most=1.0),
         Finding(value="trained full", title="trained: error, LARA full / balance, few landmarks", at_most=0.99),
         Finding(value="trained quadratic", title="trained: error, LARA full / randomized", at_most=1.0),
-        Finding(value="consistent", title="random: balance, error ~ landmarks to the power of", at_most=-0.25),
+        Finding(
+            value="consistent",
+            title="random: balance, error ~ landmarks to the power of",
+            at_most=-0.25,
+            states=False,
+        ),
+    )
+    least_seeds = 5
+    revised = Revision(
+        what="The query-specific weights had to be better by anything, and have to be by 1 %. How the error falls with "
+        "landmarks, of which the claim does not speak, decides nothing. Landmark maps were fitted for 60 steps and the "
+        "encoder trained for 150, which are 600 and 1,000 now, with a control that trainings are over and one that "
+        "LARA can win.",
+        seen=(0, 1, 2),
     )
     plots = (
         Plot(name="random", title="Random vectors", x="operations", y="relative error", log_x=True, log_y=True),
@@ -83,35 +110,35 @@ class SharedProposals(Claim):
     sequences: int = 3
     """in each test"""
     redraws: int = 8
-    fit_steps: int = 60
-    train_steps: int = 150
+    fit_steps: int = 600
+    train_steps: int = 1000
 
     def observe(self, seed: int) -> Observation:
         """Fit landmark maps on some sequences, measure all on others."""
         values: dict[str, float] = {}
         curves: dict[str, dict[str, Curve]] = {}
-        for name, cases in (("random", self.random(seed)), ("trained", self.trained(seed))):
-            training, testing = cases
-            exact = self.mechanism("softmax", 0)
-            maps = self.landmark_maps(training, exact, seed)
-            lines: dict[str, Curve] = {}
-            for label, spec, counts in (
-                ("performer", self.performer, self.features),
-                ("randomized", self.randomized, self.samples),
-                ("lara balance", self.lara.replace("{alpha}", "balance"), self.landmarks),
-                ("lara full", self.lara.replace("{alpha}", "full"), self.landmarks),
-            ):
-                points = [self.point(spec.format(count=count), testing, exact, maps, seed) for count in counts]
-                lines[label] = [cost for cost, _ in points], [error for _, error in points]
+        kinds = {
+            "performer": (self.performer, self.features),
+            "randomized": (self.randomized, self.samples),
+            "lara balance": (self.lara.replace("{alpha}", "balance"), self.landmarks),
+            "lara full": (self.lara.replace("{alpha}", "full"), self.landmarks),
+        }
+        exact = self.mechanism("softmax", 0)
+        *trained, changed = self.trained(seed)
+        changes = [changed]
+        for name, (training, testing) in (("random", self.random(seed)), ("trained", trained)):
+            maps, changed = self.landmark_maps(training, exact, seed)
+            changes.append(changed)
+            lines: dict[str, Curve] = {
+                label: self.line(spec, counts, testing, exact, maps, seed) for label, (spec, counts) in kinds.items()
+            }
             cost = operations(partial(exact, *testing))
             q, k, v = testing
             equal_error = (v.mean(2, keepdim=True) - exact(q, k, v).values).norm() / exact(q, k, v).values.norm()
             lines["equal weights"] = lines["performer"][0], [float(equal_error)] * len(self.features)
             lines["softmax costs"] = [float(cost)] * 2, [min(lines["lara full"][1]), float(equal_error)]
             curves[name] = lines
-            at = lines["lara balance"][0]
-            ratios = [y / between(lines["performer"], float(x)) for x, y in zip(*lines["lara balance"], strict=True)]
-            values[f"{name} balance"] = math.exp(sum(map(math.log, ratios)) / len(at))
+            values[f"{name} balance"] = ratio(lines["lara balance"], lines["performer"])
             values[f"{name} full"] = lines["lara full"][1][1] / lines["lara balance"][1][1]
             dear = float(lines["randomized"][0][0])
             values[f"{name} quadratic"] = between(lines["lara full"], dear) / lines["randomized"][1][0]
@@ -123,6 +150,10 @@ class SharedProposals(Claim):
                 ]
                 outputs = [mechanism.train()(*testing).values for mechanism in one]
                 values["one landmark"] = float((outputs[0] - outputs[1]).detach().abs().max())
+        values["unfinished"] = max(changes)
+        near, maps = self.near_a_point(seed)
+        known = {label: self.line(*kinds[label], near, exact, maps, seed) for label in ("lara balance", "performer")}
+        values["known proposals"] = float(ratio(known["lara balance"], known["performer"]) < 0.8)
         return Observation(values, curves)
 
     def random(self, seed: int) -> tuple[Case, Case]:
@@ -131,8 +162,16 @@ class SharedProposals(Claim):
         drawn = [random_vectors(self.norm, seed=1000 * seed + at, **shape) for at in range(2 * self.sequences)]
         return self.together(drawn[: self.sequences]), self.together(drawn[self.sequences :])
 
-    def trained(self, seed: int) -> tuple[Case, Case]:
-        """The last layer of an encoder that has learned to fill in masked bytes of text."""
+    def near_a_point(self, seed: int) -> tuple[Case, dict[str, Tensor]]:
+        """Queries and keys near p = (1, -1, 1, ...), and the landmark maps that leave a mean near p where it is."""
+        draw, point = generator(seed, "near a point"), 1.0 - 2.0 * (torch.arange(self.dim) % 2)
+        shape = (self.sequences, self.heads, self.length, self.dim)
+        noise = torch.randn(3, *shape, generator=draw, dtype=torch.float64)
+        case = ((point + noise[0] / 4) * self.dim**0.25, (point + noise[1] / 4) * self.dim**0.25, noise[2])
+        return case, {f"{name}_weight": torch.eye(self.dim, dtype=torch.float64) for name in ("query", "key")}
+
+    def trained(self, seed: int) -> tuple[Case, Case, float]:
+        """The last layer of an encoder that has learned to fill in masked bytes of text; how its loss ended."""
         task = build_task(MaskedConfig(length=self.length), seed=seed)
         config = EncoderConfig(
             vocab_size=task.vocab_size,
@@ -151,13 +190,13 @@ class SharedProposals(Claim):
             logits = model(batch.inputs, key_mask=batch.key_mask).logits.flatten(0, 1)
             return F.cross_entropy(logits, batch.targets.flatten(), ignore_index=IGNORE)
 
-        fit(model.parameters(), loss, steps=self.train_steps, rate=3e-3)
+        _, losses = fit(model.parameters(), loss, steps=self.train_steps, rate=3e-3)
 
         def vectors(split: Literal["train", "valid"]) -> Case:
             texts = collate(task.examples(split), range(self.sequences), task.vocab_size).inputs
             return self.together([layer_vectors(model, text, source="encoder", layers=(1,))[0] for text in texts])
 
-        return vectors("train"), vectors("valid")
+        return vectors("train"), vectors("valid"), change(losses, least=NATS)
 
     @staticmethod
     def together(vectors: Sequence[Vectors]) -> Case:
@@ -175,20 +214,30 @@ class SharedProposals(Claim):
                     named[name].copy_(fitted)
         return mechanism
 
-    def landmark_maps(self, case: Case, exact: Attention, seed: int) -> dict[str, Tensor]:
-        """Landmarks as near to softmax as training makes them, with the balance heuristic; both weights take them."""
+    def landmark_maps(self, case: Case, exact: Attention, seed: int) -> tuple[dict[str, Tensor], float]:
+        """Landmarks as near to softmax as training makes them, with the balance heuristic; both weights take them.
+
+        Beside them the change of the loss at the end of the training.
+        """
         mechanism = self.mechanism(self.lara.format(count=self.landmarks[1], alpha="balance"), seed).train()
         weights = dict(mechanism.named_parameters())
         if not weights:  # put in the place of LARA, and without anything to fit
-            return {}
+            return {}, 0.0
         target = exact(*case).values.detach()
-        fit(
+        _, losses = fit(
             weights.values(),
             lambda: (mechanism(*case).values - target).square().mean(),
             steps=self.fit_steps,
             rate=0.03,
         )
-        return {name: weight.detach() for name, weight in weights.items()}
+        return {name: weight.detach() for name, weight in weights.items()}, change(losses, least=SMALLEST)
+
+    def line(
+        self, spec: str, counts: Sequence[int], case: Case, exact: Attention, maps: Mapping[str, Tensor], seed: int
+    ) -> tuple[list[float], list[float]]:
+        """Operations and errors over numbers of features."""
+        points = [self.point(spec.format(count=count), case, exact, maps, seed) for count in counts]
+        return [cost for cost, _ in points], [error for _, error in points]
 
     @torch.no_grad()
     def point(
@@ -200,6 +249,12 @@ class SharedProposals(Claim):
             mechanism = self.mechanism(spec, generator(seed, "redraw", at).initial_seed(), maps).train()
             squares.append(float((mechanism(*case).values - target).square().sum() / target.square().sum()))
         return float(operations(partial(mechanism, *case))), (sum(squares) / len(squares)) ** 0.5
+
+
+def ratio(curve: Curve, other: Curve) -> float:
+    """A curve over another one at equal cost, the geometric mean over the points of the first."""
+    logs = [math.log(y / between(other, float(x))) for x, y in zip(*curve, strict=True)]
+    return math.exp(sum(logs) / len(logs))
 
 
 def between(curve: Curve, x: float) -> float:

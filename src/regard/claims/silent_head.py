@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from regard import Attention, Heads, build
 from regard.benchmark.fitting import fit
-from regard.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot
+from regard.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot, Revision
 from regard.core import generator
 from regard.layer import linear
 
@@ -24,7 +24,10 @@ class SilentHead(Claim):
         "with 1 added below the line it can say nothing.",
         source="Miller 2023, Attention is off by one",
         control="A softmax that is given one more key of content 0 can be silent by looking there: error 0. Without it "
-        "the weights sum to 1, and the least they can leave of independent contents is 1/keys of the variance.",
+        "the weights sum to 1. Logits that are linear in the contents do not depend on a row's mean content, so that "
+        "an average of n independent contents keeps at least 1/n of the variance. Values scaled by w leave w^2/n where "
+        "no key is marked and, looking at the marked key alone, (1 - w)^2 where one is: together at least 1/(n + 1), "
+        "at w = n/(n + 1). By itself the first can be anything down to 0 (w = 0), so the sum is what is judged.",
         measures="Error (share of the content's variance) of one trained head with a value projection without bias, "
         "where a key is marked and where none is; and its largest logit.",
     )
@@ -35,7 +38,19 @@ class SilentHead(Claim):
     findings = (
         Finding(value="plus one silent", title="softmax_plus_one: error, no mark", at_most=0.02),
         Finding(value="plus one marked", title="softmax_plus_one: error, a mark", at_most=0.02),
-        Finding(value="plain silent", title="softmax: error, no mark, times keys", at_least=0.5),
+        Finding(value="plain both", title="softmax: error, no mark + a mark, times keys + 1", at_least=0.9),
+        Finding(
+            value="plain silent",
+            title="softmax: error, no mark, over keys/(keys + 1)^2",
+            at_least=0.8,
+            at_most=1.25,
+            states=False,
+        ),
+    )
+    revised = Revision(
+        what="The finding on softmax was its error without a mark, at least half of 1/keys; a head can lower that "
+        "error alone by smaller values, so the sum with the error where a key is marked is judged, against its least.",
+        seen=(0, 1, 2),
     )
     plots = (
         Plot(name="error", title="Error", x="", y="share of the variance"),
@@ -83,7 +98,8 @@ class SilentHead(Claim):
             values[f"{label} logit"] = head.largest(keys)
             bars[shown] = (["no mark", "a mark"], [values[f"{label} silent"], values[f"{label} marked"]])
             logits[shown] = (["largest"], [values[f"{label} logit"]])
-        values["plain silent"] *= self.keys
+        values["plain both"] = (values["plain silent"] + values["plain marked"]) * (self.keys + 1)
+        values["plain silent"] *= (self.keys + 1) ** 2 / self.keys
         return Observation(values, {"error": bars, "logits": logits, "loss": losses})
 
     def batch_of(self, size: int, draw: torch.Generator) -> tuple[Tensor, Tensor]:

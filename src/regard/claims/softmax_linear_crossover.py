@@ -59,6 +59,7 @@ class SoftmaxLinearCrossover(Claim):
             at_most=2.0,
         ),
     )
+    timed = True
     plots = (
         Plot(name="counted", title="Forward", x="length", y="operations", log_x=True, log_y=True),
         Plot(name="forward", title="Forward", x="length", y="milliseconds", log_x=True, log_y=True),

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from regard import Heads, build, weights
 from regard.benchmark.fitting import averages, train
-from regard.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot
+from regard.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot, Revision
 from regard.core import generator
 from regard.models import LanguageModel, ModelConfig
 
@@ -41,9 +41,15 @@ class SparseTransformerPatterns(Claim):
         Control(value="text full", title="text: full attention, accuracy", expected=1.0, tolerance=0.05),
     )
     findings = (
-        Finding(value="edges", title="edges, strided / fixed", at_least=0.9, at_most=1.1),
+        Finding(value="edges", title="edges, strided / fixed", at_least=0.9, at_most=1.1, states=False),
         Finding(value="gain images", title="images: accuracy, strided - fixed", at_least=0.1, resolution=1e-4),
         Finding(value="gain text", title="text: accuracy, fixed - strided", at_least=0.05, resolution=5e-4),
+    )
+    revised = Revision(
+        what="Size, rate and steps were changed after the first commit, before the record. Whether numbers had "
+        "been seen is not recorded. Findings beside the claim decided about it too; without them the "
+        "verdict is the same.",
+        seen=(0, 1, 2),
     )
     plots = (
         Plot(name="accuracy", title="Accuracy", x="", y="share that is right"),

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.benchmark.retrieval import sequences
-from regard.claims._base import About, Control, Curve, Finding, Observation, Plot
+from regard.claims._base import About, Control, Curve, Finding, Observation, Plot, Revision
 from regard.claims._recall import RecallClaim
 from regard.claims.attention_concentration import effective_keys
 from regard.core import Attention, generator
@@ -45,8 +45,10 @@ class SparsityRegularisers(RecallClaim):
     findings = (
         Finding(value="output_l1", title="output L1, as the article has it: accuracy gained", at_least=0.05),
         Finding(value="score_l1", title="L1 of weights before normalising: accuracy gained", at_least=0.05),
-        Finding(value="entropy", title="entropy of rows: accuracy gained", at_least=0.05),
+        Finding(value="entropy", title="entropy of rows: accuracy gained", at_least=0.05, states=False),
     )
+    least_seeds = 5
+    revised = Revision(what="The entropy of rows, which the claim does not name, decided about it.", seen=(0, 1, 2))
     plots = (
         Plot(name="accuracy", title="Accuracy", x="", y="share that is right"),
         Plot(name="keys", title="Effective keys of the second layer", x="", y="effective keys"),

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from regard import Attention, Heads, build
 from regard.benchmark.fitting import fit
-from regard.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot
+from regard.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot, Revision
 from regard.core import generator
 from regard.layer import linear
 
@@ -37,6 +37,10 @@ class StaticGraphAttention(Claim):
         Finding(value="static excess", title="graph: accuracy - 1/keys", at_most=0.05, resolution=0.001),
         Finding(value="static agreement", title="graph: queries with one heaviest key", at_least=0.99),
         Finding(value="dynamic accuracy", title="additive: accuracy", at_least=0.95, resolution=0.001),
+    )
+    revised = Revision(
+        what="Rankings that differ by rounding alone counted as different, and count as one now.",
+        seen=(0, 1, 2),
     )
     plots = (
         Plot(name="accuracy", title="Accuracy of the lookup", x="", y="accuracy"),

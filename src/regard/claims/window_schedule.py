@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from regard.benchmark.fitting import averages, train
-from regard.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot
+from regard.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot, Revision
 from regard.core import generator
 from regard.models import LanguageModel, ModelConfig
 from regard.tasks.config import TextConfig
@@ -43,7 +43,9 @@ class WindowSchedule(Claim):
     findings = (
         Finding(value="reverse - growing", title="bits per letter, reverse - growing", at_least=0.0),
         Finding(value="equal - growing", title="bits per letter, equal - growing", at_least=0.0),
+        Finding(value="reverse - equal", title="bits per letter, reverse - equal: the reverse is worst", at_least=0.0),
     )
+    revised = Revision(what="That the reverse is worse than equal windows was not judged, and is now.", seen=(0, 1, 2))
     plots = (
         Plot(name="bits", title="Held-out text", x="", y="bits per letter"),
         Plot(name="loss", title="Training", x="step", y="bits per letter"),
@@ -91,6 +93,7 @@ class WindowSchedule(Claim):
         values["pairs"] = values["blind"] - values["table"]
         for name in ("reverse", "equal"):
             values[f"{name} - growing"] = values[name] - values["growing"]
+        values["reverse - equal"] = values["reverse"] - values["equal"]
         bars: dict[str, Curve] = {name: (["windows"], [values[name]]) for name in schedules if name != "blind"}
         return Observation(values, {"bits": bars, "loss": losses})
 

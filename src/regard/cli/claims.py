@@ -26,8 +26,10 @@ class Options:
 
     names: tyro.conf.Positional[tuple[str, ...]] = ()
     """claims, or patterns such as 'dot*'; `all` for every one; none: lists them"""
-    seeds: int = claims.LEAST_SEEDS
-    """measurements of each, at least 3"""
+    seeds: int | None = None
+    """measurements of each; none: as many as a claim needs, which is 3 or more"""
+    first_seed: int = 0
+    """the seeds are this one and those after it: others are fresh where some have been looked at"""
     out: str = "claims"
     """folder for NAME.json and claims.html"""
     quick: bool = False
@@ -42,12 +44,14 @@ def run(options: Options) -> int:
     """List, or measure and write."""
     if not options.names:
         return listed(machine=options.json)
-    if options.seeds < claims.LEAST_SEEDS or options.threads < 1:
+    if options.threads < 1 or options.first_seed < 0:
         raise ConfigError(
-            f"claims need at least {claims.LEAST_SEEDS} seeds and one thread, got --seeds {options.seeds} "
-            f"--threads {options.threads}"
+            f"claims need at least one thread and seeds of 0 or more, got --threads {options.threads} "
+            f"--first-seed {options.first_seed}"
         )
-    chosen = [name for pattern in options.names for name in matching(pattern)]
+    chosen = dict.fromkeys(name for pattern in options.names for name in matching(pattern))
+    built = {name: claims.build(name, tiny=options.quick) for name in chosen}
+    seeds = {name: _seeds(options, name, claim) for name, claim in built.items()}
     from regard.report import claims as page
     from regard.training.files import write_json
 
@@ -55,9 +59,9 @@ def run(options: Options) -> int:
     recorded(folder)  # what cannot be shown beside the new results is refused before they are measured
     results: dict[str, dict[str, Any]] = {}
     with cpu_threads(options.threads):
-        for name in dict.fromkeys(chosen):
-            console(machine=True).print(f"{name}: measuring {options.seeds} seeds", markup=False)
-            result = claims.measure(claims.build(name, tiny=options.quick), range(options.seeds), tiny=options.quick)
+        for name, claim in built.items():
+            console(machine=True).print(f"{name}: measuring {len(seeds[name])} seeds", markup=False)
+            result = claims.measure(claim, seeds[name], tiny=options.quick)
             write_json(folder / f"{name}.json", sealed(result))
             results[name] = result
             show(result, screen)
@@ -69,6 +73,15 @@ def run(options: Options) -> int:
     if options.json:
         emit(results)
     return 7 if any(not one["reached"] for result in results.values() for one in result["controls"]) else 0
+
+
+def _seeds(options: Options, name: str, claim: claims.Claim) -> range:
+    """Of one claim; fewer than it needs are refused, so that nothing is measured in vain."""
+    least = claims.LEAST_SEEDS if options.quick else claim.least_seeds
+    count = least if options.seeds is None else options.seeds
+    if count < least:
+        raise ConfigError(f"claim {name} needs at least {least} seeds, got --seeds {count}")
+    return range(options.first_seed, options.first_seed + count)
 
 
 def matching(pattern: str) -> list[str]:
@@ -98,7 +111,7 @@ def listed(*, machine: bool) -> int:
 
 def show(results: Mapping[str, Any], screen: Any) -> None:
     """One claim: words, controls, findings, verdict."""
-    from regard.report.claims import COLUMNS, rows
+    from regard.report.claims import COLUMNS, notes, rows, verdict
 
     screen.print(f"\n{results['title']}", markup=False, style="bold")
     for label, key in (("literature", "says"), ("source", "source"), ("control", "control"), ("measured", "measures")):
@@ -106,7 +119,9 @@ def show(results: Mapping[str, Any], screen: Any) -> None:
         screen.print(text, markup=False)
     screen.print(table(*COLUMNS, rows=rows(results)))
     small = " (small form: no evidence)" if results["tiny"] else ""
-    screen.print(f"  {results['verdict'].upper()}{small}: {results['reason']}", markup=False)
+    screen.print(f"  {verdict(results).upper()}{small}: {results['reason']}", markup=False)
+    for note in notes(results):
+        screen.print(textwrap.fill(note, 140, initial_indent="  ", subsequent_indent="  "), markup=False)
 
 
 def recorded(folder: Path) -> list[dict[str, Any]]:

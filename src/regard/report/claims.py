@@ -7,6 +7,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from regard.claims import sources
 from regard.report import _page
 from regard.report.charts import COLOURS
 from regard.training.files import write_text
@@ -35,6 +36,30 @@ def bounds(at_least: float | None, at_most: float | None) -> str:
     return f"at least {number(at_least)}" if at_least is not None else f"at most {number(at_most)}"
 
 
+def verdict(results: Results) -> str:
+    """The verdict on a claim, and whether it had another one that was withdrawn."""
+    return f"{results['verdict']} (withdrawn)" if results["withdrawn"] else str(results["verdict"])
+
+
+def notes(results: Results) -> list[str]:
+    """What a reader must know of a record: what was withdrawn or changed after a look, what is stale, its sources."""
+    found = []
+    if withdrawn := results["withdrawn"]:
+        found.append(f"Withdrawn: the verdict was '{withdrawn['verdict']}'. {withdrawn['why']}")
+    if revised := results["revised_after_look"]:
+        seeds = "These seeds had not been seen." if revised["fresh_seeds"] else "These seeds, or some, had been seen."
+        found.append(f"Revised after a look: {revised['what']} {seeds}")
+    made = results["sources"]
+    if results["timed"] and made["package"] != sources(results["name"])["package"]:
+        found.append("Stale: these times are those of older code.")
+    if made["claim"] is None:
+        found.append("Sources: not recorded.")
+    else:
+        commit = f"commit {made['commit'][:12]}{made['commit'][40:]}" if made["commit"] else "outside of a checkout"
+        found.append(f"Sources: {commit}, the claim's file {made['claim'][:12]} (SHA-256).")
+    return found
+
+
 def rows(results: Results) -> list[tuple[str, ...]]:
     """The controls of a claim, then its findings, under `COLUMNS`."""
     controls = [
@@ -51,13 +76,13 @@ def rows(results: Results) -> list[tuple[str, ...]]:
     ]
     findings = [
         (
-            one["title"],
+            one["title"] if one["states"] else f"beside the claim: {one['title']}",
             bounds(one["at_least"], one["at_most"]),
             number(one["mean"]),
             span(one["values"]),
             span([one["low"], one["high"]]),
             number(one["smallest_effect"]),
-            one["verdict"],
+            "withdrawn" if results["withdrawn"] else one["verdict"],
         )
         for one in results["findings"]
     ]
@@ -123,7 +148,8 @@ def _faint(colour: str) -> str:
 
 def render(claims: Sequence[Results]) -> str:
     """The page: one summary line for each claim, then each with its numbers and plots."""
-    shown = [{**one, "rows": rows(one), "figures": figures(one)} for one in claims]
+    made = {"rows": rows, "figures": figures, "notes": notes, "label": verdict}
+    shown = [{**one, **{name: make(one) for name, make in made.items()}} for one in claims]
     return _page.render("claims.html", {"claims": shown, "columns": COLUMNS})
 
 

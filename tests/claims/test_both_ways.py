@@ -1,0 +1,184 @@
+"""Every claim would hold of one thing and would not of another: each name, in the small form, in both directions."""
+
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+from regard import catalog, claims, register
+from regard.claims._plateau import FINISHED
+from tests.claims.stand_ins import (
+    MECHANISMS,
+    SOFT,
+    Way,
+    bits,
+    clock,
+    dense_too,
+    distances,
+    entropy,
+    estimates,
+    falling,
+    fastest,
+    learned,
+    longer,
+    lookup,
+    lost,
+    needed,
+    recalls,
+    right,
+)
+
+
+@pytest.fixture(autouse=True)
+def mechanisms() -> Iterator[None]:
+    for cls in MECHANISMS:
+        register(cls)
+    yield
+    for cls in MECHANISMS:
+        catalog.unregister(cls.__name__.lower())
+
+
+NEAR = {"linear": "softmax(scale=0.02)"}
+"""as flat as linear attention, and recalls as flat softmax does"""
+ALIBI = longer(sinusoidal=0.5, rotary=0.2, t5_bias=0.1, far_alibi=1)
+
+HOLDS: Mapping[str, Way] = {
+    "attention_against_convolution": Way(method={"accuracy": learned(0.5, 0.99)}),
+    "attention_against_recurrence": Way(),
+    "attention_concentration": Way(NEAR),
+    "blockwise_memory": Way(),
+    "code_retrieval": Way({"signed": "second"}),
+    "convolution_equality": Way(),
+    "distance_aware": Way(method={"accuracy": distances(0.99)}),
+    "diverse_heads": Way({"spec": "blended"}),
+    "dot_product_variance": Way(),
+    "eight_bits": Way({"spec": "harsh", "text_steps": 1, "windows": 1}),
+    "entropy_over_length": Way(method={"entropy": entropy, "lookup": lookup}),
+    "etc_lookup": Way({"soft": "local(window=1)", "none": "local(window=1)"}),
+    "extrapolation": Way(method=ALIBI),
+    "fusion_beats_concatenation": Way(),
+    "graph_mixing": Way(),
+    "hybrid_recall": Way(),
+    "importance_sampling": Way(method={"self_normalised": falling}),
+    "information_loss": Way({"pairs": (8, 32, 128), "trials": 8}),
+    "kernel_regression": Way({"datasets": 60}),
+    "linear_attention_forms": Way(module={"processor_seconds": fastest("cumsum")}),
+    "negative_features": Way({"trials": 8}),
+    "normalisation_and_recall": Way(
+        {"plain": "linear(feature_map=relu, normalise=False)", "normalised": SOFT, "sharpness": 16.0, "pairs": 32}
+    ),
+    "post_softmax": Way({"post": "discerning"}),
+    "random_feature_variance": Way({"redraws": 60_000}, method={"needed": needed}),
+    "randomized_attention_bias": Way(method={"estimates": estimates(("performer", "rfa"))}),
+    "rank_of_attention": Way(),
+    "rare_names": Way(),
+    "receptive_field": Way(),
+    "rotary_decay": Way(),
+    "shared_proposals": Way({"lara": "known(num_landmarks={count}, alpha={alpha})"}),
+    "shaw_unseen_lengths": Way(module=lost(0.1)),
+    "silent_head": Way(),
+    "sinusoid_offsets": Way(),
+    "softmax_linear_crossover": Way(module={"processor_seconds": clock(softmax=1.5)}),
+    "sparse_transformer_patterns": Way(method={"accuracy": right(fixed_images=0.5, strided_text=0.5)}),
+    "sparsity_regularisers": Way({"linear": "kinds(kind={kind})"}),
+    "static_graph_attention": Way(),
+    "transformer_as_rnn": Way(module={"processor_seconds": clock()}),
+    "window_schedule": Way(method={"bits": bits(growing=3.0, equal=3.1, reverse=3.2)}),
+}
+FAILS: Mapping[str, Way] = {
+    "attention_against_convolution": Way(method={"accuracy": learned(0.5, 0.8)}),
+    "attention_against_recurrence": Way({"attention": "local(window=8)"}),
+    "attention_concentration": Way({"linear": SOFT, "sharpness": 0.5}),
+    "blockwise_memory": Way(module={"blockwise": dense_too}),
+    "code_retrieval": Way({"relu": SOFT}),
+    "convolution_equality": Way({"alpha": 10.0}),
+    "distance_aware": Way(method={"accuracy": distances(0.4)}),
+    "diverse_heads": Way({"spec": "together"}),
+    "dot_product_variance": Way({"scaled": "softmax(scale=1.0)"}),
+    "eight_bits": Way(),
+    "entropy_over_length": Way({"scaled": SOFT}),
+    "etc_lookup": Way(),
+    "extrapolation": Way(method=longer(sinusoidal=0.0, rotary=0.0, alibi=0.5)),
+    "fusion_beats_concatenation": Way({"learned": False}),
+    "graph_mixing": Way({"random": "local(window=4)"}),
+    "hybrid_recall": Way(method=recalls({"linear / softmax": 0.5}), settings={"pairs": 2}),
+    "importance_sampling": Way({"normalised": "uniform"}),
+    "information_loss": Way({"identity": SOFT, "pairs": (2, 4)}),
+    "kernel_regression": Way({"mean": "gaussian"}),
+    "linear_attention_forms": Way(module={"processor_seconds": fastest("chunked")}),
+    "negative_features": Way({"signed": "linear(feature_map=relu)"}),
+    "normalisation_and_recall": Way(),
+    "post_softmax": Way(),
+    "random_feature_variance": Way({"positive": "hyperbolic_random"}),
+    "randomized_attention_bias": Way({"performer": "randomized(num_samples={count})"}),
+    "rank_of_attention": Way({"softmax": "linear"}),
+    "rare_names": Way({"relu": SOFT}),
+    "receptive_field": Way({"local": "local(window=4)"}),
+    "rotary_decay": Way({"position": "rotary(fraction=0.5)"}),
+    "shared_proposals": Way(),
+    "shaw_unseen_lengths": Way({"clipped": "shaw(max_distance=64)"}),
+    "silent_head": Way({"silent": SOFT}),
+    "sinusoid_offsets": Way({"position": "learned"}),
+    "softmax_linear_crossover": Way(module={"processor_seconds": clock(softmax=1 / 6)}),
+    "sparse_transformer_patterns": Way(method={"accuracy": right(strided_images=0.5)}),
+    "sparsity_regularisers": Way({"linear": "kinds(kind={kind}, good=none)"}),
+    "static_graph_attention": Way({"dynamic": "graph"}),
+    "transformer_as_rnn": Way({"linear": SOFT}, module={"processor_seconds": clock()}),
+    "window_schedule": Way(method={"bits": bits(growing=3.0, equal=3.1, reverse=3.05)}),
+}
+
+UNFINISHED: Mapping[str, Way] = {
+    "attention_against_convolution": Way(method={"accuracy": learned(0.5, 0.99, change=0.06)}),
+    "etc_lookup": Way(method={"accuracy": lambda self, spec, seed, *, told=True: (1.0, ([1], [2.0] * 18 + [1.8] * 2))}),
+    "hybrid_recall": Way(method=recalls({}, loss=[2.0] * 18 + [1.8] * 2)),
+    "shared_proposals": Way(module={"change": lambda losses, least: 0.06}),
+}
+
+
+def test_every_claim_is_tried_in_both_directions():
+    assert sorted(HOLDS) == sorted(FAILS) == claims.names()
+
+
+def replaced(name: str, way: Way, monkeypatch: pytest.MonkeyPatch) -> Way:
+    """The stand-ins, put in."""
+    for attribute, other in way.module.items():
+        monkeypatch.setattr(f"regard.claims.{name}.{attribute}", other)
+    for attribute, other in way.method.items():
+        monkeypatch.setattr(type(claims.build(name)), attribute, other)
+    return way
+
+
+@pytest.mark.parametrize("name", claims.names())
+@pytest.mark.parametrize(("ways", "verdict"), [(HOLDS, "holds"), (FAILS, "does not hold")], ids=["holds", "fails"])
+def test_a_claim_would_hold_of_one_thing_and_not_of_another(name, ways, verdict, measured, monkeypatch):
+    way = replaced(name, ways[name], monkeypatch)
+    if way.module or way.method:  # what the tests that measure share must not hold these
+        found = claims.measure(claims.build(name, tiny=True, settings=way.settings), range(3), tiny=True)
+    else:
+        found = measured(name, **way.settings)
+    assert found["verdict"] == verdict, (found["reason"], [(one["title"], one["values"]) for one in found["findings"]])
+
+
+def test_claims_on_plateaus_are_tried():
+    assert sorted(UNFINISHED) == [name for name in claims.names() if FINISHED in claims.build(name).controls]
+
+
+@pytest.mark.parametrize("name", UNFINISHED)
+def test_a_training_that_was_not_over_says_nothing(name, monkeypatch):
+    """The small form does not look at this, so that it is judged as the full one is."""
+    replaced(name, UNFINISHED[name], monkeypatch)
+    claim = claims.build(name, tiny=True)
+    found = claims.measure(claim, range(1))
+    assert found["verdict"] == "inconclusive"
+    assert FINISHED.title in [one["title"] for one in found["controls"] if not one["reached"]]
+    small = claims.measure(claim, range(1), tiny=True)
+    assert FINISHED.title not in [one["title"] for one in small["controls"]]
+    assert claim.least_seeds == 5
+
+
+def test_fewer_seeds_than_a_claim_needs_conclude_nothing_but_in_the_small_form(monkeypatch):
+    replaced("hybrid_recall", Way(method=recalls({})), monkeypatch)
+    claim = claims.build("hybrid_recall", tiny=True, settings={"pairs": 2})
+    found = claims.measure(claim, range(4))
+    assert (found["verdict"], found["reason"]) == ("inconclusive", "4 of at least 5 seeds")
+    assert claims.measure(claim, range(5))["verdict"] == "holds"
+    assert claims.measure(claim, range(3), tiny=True)["verdict"] == "holds"
