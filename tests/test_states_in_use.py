@@ -174,3 +174,11 @@ def test_an_empty_batch_has_empty_outputs(name, length):
             answer = mechanism(*x, inputs=more, state=mechanism.initial_state(0, dtype=WIDE))
             assert answer.values.shape == (0, 2, length, 8)
             assert answer.state.length == length
+
+
+@pytest.mark.parametrize("spec", ["softmax", "linear"])
+def test_a_state_on_another_device_is_refused(spec):
+    mechanism, x = built(spec), draw(3)
+    state = after(mechanism, x).state
+    with pytest.raises(ShapeError, match="is on meta, the call on cpu; move it"):
+        after(mechanism, x, state.map(lambda tensor: tensor.to("meta")))

@@ -159,10 +159,11 @@ class Mechanism(Configured):
         """Refuse a state that a call with these queries cannot go on from.
 
         Raises:
-            ShapeError: one of another mechanism, other heads, another batch, or sums of a narrower dtype.
+            ShapeError: other tensors than this mechanism keeps, other heads, another batch or device, or sums of a
+                narrower dtype.
         """
-        entries, batch, dtype = self._entries, len(q), q.dtype
-        call = entries, batch, dtype
+        entries, batch, dtype, device = self._entries, len(q), q.dtype, q.device
+        call = entries, batch, dtype, device
         tape = state.tape if isinstance(state, Slots) and not state.steady else None
         if tape is not None and tape.fits == call:
             return
@@ -178,6 +179,11 @@ class Mechanism(Configured):
                 raise ShapeError(
                     f"{self._name}: {name} of the state is {x.dtype} {tuple(x.shape)}, which does not fit a call of "
                     f"batch {batch} in {dtype} and these heads; begin with initial_state"
+                )
+            if x.device != device:
+                raise ShapeError(
+                    f"{self._name}: {name} of the state is on {x.device}, the call on {device}; move it with "
+                    f"state.map(lambda x: x.to({str(device)!r}))"
                 )
         if tape is not None and not torch.compiler.is_compiling():
             tape.fits = call

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.errors import ConfigError, nearest
+from regard.state import accumulation_dtype
 from regard.transforms import transformed
 
 LOG2E = math.log2(math.e)
@@ -99,7 +100,8 @@ class _Relu(FeatureMap):
             return x, None
         tiny = (top > 0) & (top < 2.0**-20)
         power = torch.frexp(top).exponent.clamp(min=-126).masked_fill(~tiny, 0)  # of 2, which rounds nothing
-        return x * torch.ldexp(torch.ones_like(top), -power)[..., None], power * math.log(2)
+        times = torch.ldexp(torch.ones_like(top, dtype=accumulation_dtype(x.dtype)), -power)
+        return (x * times[..., None]).to(x.dtype), power * math.log(2)
 
 
 class _Sigmoid(FeatureMap):

@@ -315,3 +315,21 @@ def test_decoding_in_pieces_is_one_call() -> None:
             state = got.state
     torch.testing.assert_close(torch.cat(pieces, 2), whole, rtol=0, atol=1e-12)
     assert state.nbytes == mechanism.state_nbytes(2, 21, torch.float64) == 2 * 21 * 2 * (8 + 8) * 8
+
+
+@pytest.mark.parametrize("keys", [1, 5, 20])
+def test_infinite_queries_are_nan_in_every_split(keys):
+    """Every logit of the row is NaN, which torch's kernel takes for a row without keys where there are few."""
+    softmax = regard.build("softmax", regard.Heads(count=2, key_dim=4, kv_count=1, causal=True)).eval()
+    draw = torch.Generator().manual_seed(0)
+    q, (k, v) = torch.randn(1, 2, keys, 4, generator=draw), torch.randn(2, 1, 1, keys, 4, generator=draw)
+    q[0, 1, -1] = float("inf")
+    whole, state, parts = softmax(q, k, v).values, softmax.initial_state(1), []
+    for at in range(keys):
+        part = slice(at, at + 1)
+        values, state, *_ = softmax(q[:, :, part], k[:, :, part], v[:, :, part], state=state)
+        parts.append(values)
+    for values in (whole, torch.cat(parts, 2)):
+        assert values[0, 1, -1].isnan().all()
+        assert values[0, 0].isfinite().all()
+        assert values[0, 1, :-1].isfinite().all()

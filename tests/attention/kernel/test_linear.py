@@ -337,3 +337,20 @@ def test_the_normaliser_of_a_tiny_query_is_its_own():
     weights = q.double().exp() @ torch.where(k > 0, k + 1, k.clamp(max=0).exp()).double().mT
     wanted = weights.tril().sum(-1).mean()
     torch.testing.assert_close(mechanism(q, k, v).losses["score_l1"].double(), wanted, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("impl", ["auto", "quadratic", "recurrent", "reference"])
+def test_small_queries_in_float16_are_no_overflow(impl):
+    q, k = torch.tensor([[[[5e-7, 3e-7]]]]).half(), torch.ones(1, 1, 1, 2).half()
+    values = regard.build(f"linear(feature_map=relu, impl={impl})", Heads(count=1, key_dim=2, causal=True))(q, k, k).values
+    assert torch.equal(values, k)
+
+
+@pytest.mark.parametrize("options", ["feature_map=relu", "normalise=False, feature_map=identity"])
+def test_rows_without_weight_are_0_after_the_softmax_too(options):
+    heads = Heads(count=1, key_dim=2, causal=True)
+    q, k = torch.tensor([[[[-1.0, -1.0], [1.0, 0.5]]]]), torch.ones(1, 1, 2, 2)
+    q = q.clamp(min=0) if "identity" in options else q
+    for impl in ("auto", "quadratic", "reference"):
+        values = regard.build(f"linear(post=softmax, {options}, impl={impl})", heads).eval()(q, k, k).values
+        assert values[0, 0].tolist() == [[0.0, 0.0], [0.5, 0.5]]

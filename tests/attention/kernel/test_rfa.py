@@ -426,3 +426,12 @@ def test_only_directions_count_in_float32(scale, feature_map):
     wanted = torch.autograd.grad(mechanism.double()(*ones, v.double()).values.square().sum(), ones)
     for slope, want in zip(slopes, wanted, strict=True):
         torch.testing.assert_close(slope.double() * scale, want, rtol=0, atol=1e-4 * want.abs().max().item())
+
+
+@pytest.mark.parametrize("impl", ["auto", "reference"])
+@pytest.mark.parametrize("scale", [1e-300, 1e-200, 1e200, 1e300])
+def test_only_directions_count_in_float64(impl, scale):
+    """Squares of these numbers leave the type, in the definition too, so each is compared with itself at size 1."""
+    rfa = regard.build(f"rfa(num_features=16, impl={impl})", Heads(count=2, key_dim=4)).double().eval()
+    q, k, v = torch.randn(3, 1, 2, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(rfa(q * scale, k * scale, v).values, rfa(q, k, v).values, rtol=1e-10, atol=1e-10)

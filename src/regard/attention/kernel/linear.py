@@ -164,7 +164,7 @@ class Linear(Kernel):
             total, content["total"] = plain.total, plain.sum
             values = (values / divisor(total)[..., None]).to(q.dtype)
         if self.post == "softmax":
-            values = values.softmax(-1).masked_fill(weightless(total)[..., None], 0)  # a row without keys stays 0
+            values = values.softmax(-1).masked_fill(self._empty(total)[..., None], 0)
         losses = {}
         if self.training and self.regulariser != "none":
             if call.past and self.regulariser in OF_ROWS:
@@ -242,8 +242,12 @@ class Linear(Kernel):
         if self.normalise:
             values = ratio(values, total)
         if self.post == "softmax":
-            values = values.softmax(-1) * seen.any(-1, keepdim=True)
+            values = values.softmax(-1).masked_fill(self._empty(total), 0)
         return values
+
+    def _empty(self, total: Tensor) -> Tensor:
+        """Rows that are 0 whatever comes after the average: without keys, or with keys that weigh nothing."""
+        return weightless(total) if self.normalise else total == 0
 
 
 def _nonnegative(query_map: FeatureMap, key_map: FeatureMap) -> bool:

@@ -203,10 +203,10 @@ class Rfa(RandomKernel):
         group, seen = self.heads.group, call.visible(q, k)
         w = self.projection.to(q.dtype) / self.log_sigma.to(q.dtype).exp()[:, None]
         w = w.repeat_interleave(group, 0)
-        length_q, length_k = (x.square().sum(-1, keepdim=True).sqrt() for x in (q, k))
-        a = torch.einsum("bhid,hrd->bhir", q / torch.where(length_q == 0, 1, length_q), w)[..., None, :]
-        unit_k = (k / torch.where(length_k == 0, 1, length_k)).repeat_interleave(group, 1)
-        b = torch.einsum("bhjd,hrd->bhjr", unit_k, w)[..., None, :, :]
+        q, k = (x / _or_one(x.detach().abs().amax(-1, keepdim=True)) for x in (q, k))  # squares of x may leave the type
+        q, k = (x / _or_one(x.square().sum(-1, keepdim=True).sqrt()) for x in (q, k))
+        a = torch.einsum("bhid,hrd->bhir", q, w)[..., None, :]
+        b = torch.einsum("bhjd,hrd->bhjr", k.repeat_interleave(group, 1), w)[..., None, :, :]
         if self.feature_map == "arc_cosine":
             weights = (a.clamp_min(0) * b.clamp_min(0)).mean(-1)
         else:
@@ -235,9 +235,15 @@ def unit(x: Tensor) -> Tensor:
     # times a power of 2, which rounds nothing
     still = x.detach()
     largest = torch.maximum(still.amax(-1, keepdim=True), -still.amin(-1, keepdim=True))
-    x = x * torch.ldexp(torch.ones_like(largest), -torch.frexp(largest).exponent.clamp(-126, 126))
+    most = round(-math.log2(torch.finfo(x.dtype).tiny))
+    x = x * torch.ldexp(torch.ones_like(largest), -torch.frexp(largest).exponent.clamp(-most, most))
     square = x.square().sum(-1, keepdim=True)
     return x * square.masked_fill(square == 0, 1).rsqrt()
+
+
+def _or_one(size: Tensor) -> Tensor:
+    """A divisor: 1 in place of 0."""
+    return torch.where(size == 0, 1, size)
 
 
 def away_from_zero(total: Tensor) -> Tensor:

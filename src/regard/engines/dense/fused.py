@@ -154,24 +154,27 @@ def fused(q: Tensor, k: Tensor, v: Tensor, call: Call, *, scale: float, dropout:
     if special or values.requires_grad:
         refuse_twice(values)
     if q.device.type == "cpu" and not torch.compiler.is_exporting() and keys < LANES:  # an export serves every length
-        values = values.masked_fill(_spoilt(q, k, mask, causal=square), float("nan"))
+        values = _lost(values, q, k, mask, scale=scale, causal=square)
     return values if width == wide else values[..., :width]
 
 
-def _spoilt(q: Tensor, k: Tensor, mask: Tensor | None, *, causal: bool) -> Bool[Tensor, "batch heads queries 1"]:
-    """Rows with a NaN in their query or in a key that they see.
+def _lost(values: Tensor, q: Tensor, k: Tensor, mask: Tensor | None, *, scale: float, causal: bool) -> Tensor:
+    """The answers with NaN in the rows of which a logit is NaN or too large.
 
     Of fewer keys than lanes torch takes the maximum without NaN, and answers rows of NaN alone with 0.
     """
-    of_keys = k.isnan().any(-1)[:, :, None].repeat_interleave(q.shape[1] // k.shape[1], 1)
-    if causal:
-        met = of_keys.cumsum(-1).mT > 0
-    elif mask is None:
-        met = of_keys.any(-1, keepdim=True)
-    else:
-        seen = mask if mask.dtype == torch.bool else ~mask.isneginf()
-        met = (of_keys & seen).any(-1, keepdim=True)
-    return met | q.isnan().any(-1, keepdim=True)
+    if not (torch.compiler.is_compiling() or transformed()) and not bool((values == 0).all(-1).any()):
+        return values
+    with torch.no_grad():
+        wide = accumulation_dtype(q.dtype)
+        logits = scale * (q.to(wide) @ expand_heads(k, q.shape[1]).to(wide).mT)
+        if causal:
+            hidden = torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+            logits = logits.masked_fill(hidden, 0)
+        elif mask is not None:
+            logits = logits.masked_fill(~mask, 0) if mask.dtype == torch.bool else logits + mask.to(wide)
+        lost = (logits.isnan() | logits.isposinf()).any(-1, keepdim=True)
+    return values.masked_fill(lost, float("nan"))
 
 
 def _explicit(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
