@@ -242,6 +242,10 @@ def test_the_page_in_a_browser(written, tmp_path, monkeypatch, width, scheme):
     seen, hidden, left, strip = probe["said"]
     assert seen[0].startswith("Query 5 gives key 2 the weight")
     assert "distance 3" in seen[0]
+    for words, model, layer, head in ((seen[0], 0, 2, 1), (seen[1], 1, 0, 0)):
+        weight = unpacked(content(written)[model]["layers"][layer]["heads"][head]["cells"], 27)[5, 2]
+        (shown,) = re.findall(r"weight ~?([\d.]+);", words)
+        assert float(shown) == pytest.approx(weight, rel=0.06)
     assert seen[1].startswith("Query 5 gives key 2 the weight"), "the same text is pointed at in both"
     assert hidden[0].startswith("Query 2 cannot see key 5, which comes later.")
     assert left[0].startswith("Query 2 cannot see key 4")
