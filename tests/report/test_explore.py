@@ -179,7 +179,7 @@ window.addEventListener("load", () => {
   const at = (row, column) =>
     ({ clientX: place(box.left, box.width, column), clientY: place(box.top, box.height, row) });
   const said = () => found.said.push(all(".readout").map((x) => x.innerText));
-  big.dispatchEvent(new PointerEvent("pointermove", at(5, 2))); said();
+  big.dispatchEvent(new PointerEvent("pointermove", at(20, 12))); said();
   big.dispatchEvent(new PointerEvent("pointermove", at(2, 5))); said();
   big.dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowLeft" })); said();
   all(".strip span")[7]?.dispatchEvent(new PointerEvent("pointerenter")); said();
@@ -240,13 +240,13 @@ def test_the_page_in_a_browser(written, tmp_path, monkeypatch, width, scheme):
     assert [reason.partition(":")[0] for reason in probe["reasons"]] == ["linear(post=softmax)"]
     assert probe["titles"] == ["Layer 2, head 1: local(window=4):1 + linear:1", "Layer 0, head 0: softmax"]
     seen, hidden, left, strip = probe["said"]
-    assert seen[0].startswith("Query 5 gives key 2 the weight")
-    assert "distance 3" in seen[0]
+    assert seen[0].startswith("Query 20 gives key 12 the weight ~")
+    assert "distance 8" in seen[0]
     for words, model, layer, head in ((seen[0], 0, 2, 1), (seen[1], 1, 0, 0)):
-        weight = unpacked(content(written)[model]["layers"][layer]["heads"][head]["cells"], 27)[5, 2]
-        (shown,) = re.findall(r"weight ~?([\d.]+);", words)
+        weight = unpacked(content(written)[model]["layers"][layer]["heads"][head]["cells"], 27)[20, 12]
+        (shown,) = re.findall(r"weight ~([\d.]+);", words)
         assert float(shown) == pytest.approx(weight, rel=0.06)
-    assert seen[1].startswith("Query 5 gives key 2 the weight"), "the same text is pointed at in both"
+    assert seen[1].startswith("Query 20 gives key 12 the weight ~"), "the same text is pointed at in both"
     assert hidden[0].startswith("Query 2 cannot see key 5, which comes later.")
     assert left[0].startswith("Query 2 cannot see key 4")
     assert strip[0].startswith("Query 7 gives key 4 the weight")
@@ -269,5 +269,5 @@ def test_a_page_in_blocks_in_a_browser(tmp_path, monkeypatch):
     assert content(tmp_path / "a.html")[0]["block"] == 2
     said = [each[0].partition("\n")[0] for each in probe["said"]]
     assert said[0].startswith("Weight ~")
-    assert "the mean over queries 10 to 11, keys 4 to 5." in said[0]
+    assert "the mean over queries 26 to 26, keys 24 to 25." in said[0]
     assert said[1] == "Hidden: queries 4 to 5, keys 10 to 11; these keys come later."
