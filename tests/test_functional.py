@@ -9,7 +9,7 @@ import regard
 from regard import catalog
 from regard.bias import ScoreBias
 from regard.errors import ConfigError, InputError, ShapeError, UnsupportedError
-from regard.functional import attend, weights
+from regard.functional import attend, weight_columns, weights
 from regard.info import Heads
 from regard.testing.compare import assert_close, assert_identical
 
@@ -165,6 +165,36 @@ def test_weights_are_the_matrix_of_the_mechanism(name, causal):
         assert not matrix.triu(1).any()
 
 
+@pytest.mark.parametrize(
+    ("spec", "causal"),
+    [(spec, True) for spec in ("softmax", "local(window=3)", "strided(stride=3)", "forgetting", "cosine", "linear")]
+    + [("softmax", False), ("local(window=3)", False)],
+)
+def test_columns_are_those_of_the_matrix(spec, causal):
+    """Also in parts of the keys, with every kind of bias, groups, inputs, and more blocks than a value has numbers."""
+    heads = Heads(count=4, key_dim=4, kv_count=2, value_dim=3, causal=causal)
+    mechanism = regard.build(spec, heads).double().train()
+    q, k, table = randn(1, 4, 14, 4), randn(1, 2, 14, 4, seed=1), randn(1, 4, 14, 14, seed=2)
+    inputs = {name: -randn(1, 4, 14, 1).abs() for name in mechanism.info.inputs}
+    of_queries = {"query": randn(1, 4, 14, 5, seed=4), "relative": randn(4, 27, 5, seed=5)}
+    biases = [None, ScoreBias(high=13, curve=randn(4, 27, seed=3), **of_queries), ScoreBias(table=table)]
+    for bias in biases if mechanism.info.supports.bias else [None]:
+        found = list(weight_columns(mechanism, q, k, bias=bias, inputs=inputs))
+        assert mechanism.training
+        assert [first for first, _ in found] == [0, 3, 6, 9, 12]
+        wanted = weights(mechanism, q, k, bias=bias, inputs=inputs)
+        rows = [torch.nn.functional.pad(columns, (0, 0, 14 - columns.shape[2], 0)) for _, columns in found]
+        assert_close(torch.cat(rows, -1), wanted, tolerance=1e-12, what=spec)
+
+
+def test_columns_in_parts_need_two_calls_of_work():
+    mechanism, asked = regard.build("softmax", Heads(count=1, key_dim=8, causal=True)), []
+    mechanism.register_forward_pre_hook(lambda _, args: asked.append(args[0].shape[2] * args[1].shape[2]))
+    list(weight_columns(mechanism, *randn(2, 1, 1, 64, 8)))
+    assert len(asked) == 1 + 8
+    assert sum(asked) < 2 * 64 * 64
+
+
 def test_weights_with_mask_bias_and_groups():
     mechanism = regard.build("softmax", Heads(count=4, key_dim=4, kv_count=2, value_dim=3))
     q, k = randn(1, 4, 5, 4), randn(1, 2, 7, 4, seed=1)
@@ -180,6 +210,8 @@ def test_weights_of_what_has_none():
     mechanism = regard.build("linear(post=softmax)", Heads(count=1, key_dim=4))
     with pytest.raises(UnsupportedError, match="not affine in the values, so it has no attention matrix"):
         weights(mechanism, *randn(2, 1, 1, 3, 4))
+    with pytest.raises(UnsupportedError, match="not affine in the values, so it has no attention matrix"):
+        next(weight_columns(mechanism, *randn(2, 1, 1, 3, 4)))
 
 
 def test_an_error_inside_leaves_the_mode_as_it_was():

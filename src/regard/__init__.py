@@ -32,6 +32,7 @@ _HOMES = {
     "load": "regard.training",
     "evaluate": "regard.training",
     "compare": "regard.report",
+    "explore": "regard.report.explore",
     "RegardError": "regard.errors",
     "UnsupportedError": "regard.errors",
     "ConfigError": "regard.errors",
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     from regard.info import Heads, Info, Input, Supports
     from regard.layer import AttentionLayer, HeadMix
     from regard.report import compare
+    from regard.report.explore import explore
     from regard.testing import check
     from regard.training import evaluate, load, train
 

@@ -1,6 +1,7 @@
 """Attention as functions: `attend` without a module, `weights` as the black-box attention matrix."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
@@ -104,25 +105,107 @@ def weights(
         >>> weights(build("softmax", Heads(count=1, key_dim=8, causal=True)), q, k).sum(-1).round(decimals=4)
         tensor([[[1., 1., 1., 1.]]])
     """
-    if not isinstance(mechanism, Attention):
-        raise ConfigError(f"weights takes a mechanism that is built, as by build({mechanism!r}, Heads(...))")
-    info, width, keys = mechanism.info, mechanism.heads.value_width, k.shape[2]
-    if not (info.linear_in_value or info.affine_in_value):
-        raise UnsupportedError(f"{info.title}: the output is not affine in the values, so it has no attention matrix")
+    _require_matrix(mechanism)
+
+    def values(v: Tensor) -> Tensor:
+        return mechanism(q, k, v, key_mask=key_mask, bias=bias, inputs=inputs).values
+
     training = mechanism.training
     mechanism.eval()
-    shape = (*k.shape[:3], width)
     try:
-        zero: Tensor | float = 0.0
-        if not info.linear_in_value:
-            zero = mechanism(q, k, k.new_zeros(shape), key_mask=key_mask, bias=bias, inputs=inputs).values
-        columns: list[Tensor] = []
-        for first in range(0, keys, width):
-            v = k.new_zeros(shape)
-            count = min(width, keys - first)
-            v[:, :, first : first + count, :count] = torch.eye(count, dtype=k.dtype, device=k.device)
-            values = mechanism(q, k, v, key_mask=key_mask, bias=bias, inputs=inputs).values
-            columns.append((values - zero)[..., :count])
+        return torch.cat([columns for _, columns in _by_identity(mechanism, k, values)], -1)
     finally:
         mechanism.train(training)
-    return torch.cat(columns, -1)
+
+
+@torch.no_grad()
+def weight_columns(
+    mechanism: Attention,
+    q: Float[Tensor, "batch heads length query_dim"],
+    k: Float[Tensor, "batch kv_heads length key_dim"],
+    *,
+    bias: ScoreBias | None = None,
+    inputs: Mapping[str, Tensor] | None = None,
+) -> Iterator[tuple[int, Float[Tensor, "batch heads rows columns"]]]:
+    """The matrix that `weights` gives for queries and keys of the same tokens, some columns at a time.
+
+    No tensor of length x length is made. A causal mechanism that is `mergeable`, one softmax over its keys, takes two
+    calls' work instead of length / value width: with S a block of keys, p_ij = m_iS p^S_ij for j in S. The masses m_iS
+    are the output for indicators of blocks as values, and p^S is the matrix of a call with these keys alone.
+
+    Yields:
+        The first column, and columns from there on, of the last rows. Rows before these are 0 and left out.
+
+    Raises:
+        ConfigError, UnsupportedError: as `weights`, at the first step.
+
+    Example:
+        >>> import torch
+        >>> q, k = torch.randn(2, 1, 1, 4, 2)
+        >>> mechanism = build("softmax", Heads(count=1, key_dim=2, causal=True))
+        >>> [(first, tuple(columns.shape)) for first, columns in weight_columns(mechanism, q, k)]
+        [(0, (1, 1, 4, 2)), (2, (1, 1, 2, 2))]
+    """
+    _require_matrix(mechanism)
+    length, training = k.shape[2], mechanism.training
+    mechanism.eval()
+    try:
+        if not (mechanism.info.mergeable and mechanism.heads.causal):
+            yield from _by_identity(mechanism, k, lambda v: mechanism(q, k, v, bias=bias, inputs=inputs).values)
+            return
+        width = mechanism.heads.value_width
+        blocks = torch.arange(length, device=k.device) // width
+        masses = torch.cat(
+            [
+                mechanism(q, k, _indicators(k, blocks, first, width), bias=bias, inputs=inputs).values
+                for first in range(0, -(-length // width), width)
+            ],
+            -1,
+        )
+        for at, first in enumerate(range(0, length, width)):
+            stop = min(first + width, length)
+            v = _indicators(k[:, :, first:stop], torch.arange(stop - first, device=k.device), 0, width)
+            behind = {name: x[:, :, first:] for name, x in (inputs or {}).items()}
+            part = mechanism(
+                q[:, :, first:], k[:, :, first:stop], v, bias=_part(bias, first, stop), inputs=behind, query_start=0
+            )
+            yield first, part.values[..., : stop - first] * masses[:, :, first:, at, None]
+    finally:
+        mechanism.train(training)
+
+
+def _require_matrix(mechanism: Attention) -> None:
+    if not isinstance(mechanism, Attention):
+        raise ConfigError(f"weights takes a mechanism that is built, as by build({mechanism!r}, Heads(...))")
+    info = mechanism.info
+    if not (info.linear_in_value or info.affine_in_value):
+        raise UnsupportedError(f"{info.title}: the output is not affine in the values, so it has no attention matrix")
+
+
+def _by_identity(mechanism: Attention, k: Tensor, values: Callable[[Tensor], Tensor]) -> Iterator[tuple[int, Tensor]]:
+    """Columns of the matrix, from the output for the identity as values, in slices of the value width."""
+    width, keys = mechanism.heads.value_width, k.shape[2]
+    numbers = torch.arange(keys, device=k.device)
+    zero: Tensor | float = 0.0
+    if not mechanism.info.linear_in_value:
+        zero = values(k.new_zeros(*k.shape[:3], width))
+    for first in range(0, keys, width):
+        yield first, (values(_indicators(k, numbers, first, width)) - zero)[..., : min(width, keys - first)]
+
+
+def _indicators(k: Tensor, blocks: Tensor, first: int, width: int) -> Tensor:
+    """Values of `width` numbers: number c of a key is 1 if it is of block first + c, else 0."""
+    rows = blocks[:, None] == torch.arange(first, first + width, device=k.device)
+    return rows.to(k.dtype).expand(*k.shape[:2], -1, -1).contiguous()
+
+
+def _part(bias: ScoreBias | None, first: int, stop: int) -> ScoreBias | None:
+    """The bias of keys first .. stop - 1 and the queries from the first of them on. Distances stay what they are."""
+    if bias is None:
+        return None
+    query, table = bias.query, bias.table
+    return replace(
+        bias,
+        query=None if query is None else query[:, :, first:],
+        table=None if table is None else table[:, :, first:, first:stop],
+    )

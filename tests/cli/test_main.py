@@ -22,6 +22,7 @@ VERBS = {
     "compare",
     "doctor",
     "evaluate",
+    "explore",
     "generate",
     "info",
     "list",

@@ -1,0 +1,83 @@
+"""Show where every head of every layer looks in a text, as one HTML page that opens offline."""
+
+import sys
+from dataclasses import dataclass
+from typing import Literal
+
+import tyro
+
+from regard.cli._output import console, emit, table
+from regard.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Options:
+    """The model, the text, and the page."""
+
+    model: tyro.conf.Positional[str]
+    """directory of a run; or published weights: a .gguf file, a Hugging Face folder, or package:NAME"""
+    text: tyro.conf.Positional[str]
+    """at most 4,096 tokens; - reads standard input"""
+    beside: str | None = None
+    """another model, shown beside it on the same text"""
+    out: str = "attention.html"
+    """the new HTML file"""
+    attention: str | None = None
+    """MODEL is published weights: attention of every layer instead of theirs, such as local(window=256)"""
+    beside_attention: str | None = None
+    """--beside is published weights: the same for these"""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """auto: cuda, else mps, else cpu"""
+    trust: bool = False
+    """a run may name its mechanism by import path, module:Class, which runs the code of that module"""
+    json: bool = False
+    """machine output on stdout: distance, entropy and the largest weights of every head"""
+
+
+def run(options: Options) -> int:
+    """Write the page, and show the numbers of every layer."""
+    from regard.integrations import pretrained
+    from regard.report.explore import Explorable, explore
+
+    def chosen(model: str, attention: str | None, flag: str) -> Explorable:
+        if attention is None:
+            return model
+        if not pretrained.recognised(model):
+            raise ConfigError(f"{model} is a run, whose model is as trained: {flag} is for published weights")
+        return pretrained.load(model, device=options.device, attention=attention)
+
+    if options.beside is None and options.beside_attention is not None:
+        raise ConfigError("--beside-attention is for the model of --beside, and there is none")
+    screen, told = console(machine=options.json), console(machine=True)
+    found = explore(
+        chosen(options.model, options.attention, "--attention"),
+        sys.stdin.read() if options.text == "-" else options.text,
+        beside=None
+        if options.beside is None
+        else chosen(options.beside, options.beside_attention, "--beside-attention"),
+        out=options.out,
+        device=options.device,
+        trust=options.trust,
+        tell=lambda line: told.print(line, markup=False),
+    )
+    if options.json:
+        emit(found)
+        return 0
+    for model in found["models"]:
+        rows = [
+            (layer["layer"], layer["mechanism"], *(_range(layer["heads"], name) for name in ("distance", "entropy")))
+            for layer in model["layers"]
+        ]
+        columns = ("layer", "attention", "distance (tokens) of heads", "entropy (nats) of heads")
+        screen.print(table(*columns, rows=rows, title=model["name"]))
+        for layer in model["layers"]:
+            if layer["reason"] is not None:
+                screen.print(f"layer {layer['layer']} is not drawn: {layer['reason']}", markup=False)
+    screen.print(f"Every head, to look at: {found['page']} ({found['bytes'] / 1e6:.1f} MB)", markup=False)
+    return 0
+
+
+def _range(heads: list[dict[str, float]], name: str) -> str:
+    """The lowest and the highest of a layer."""
+    values = [head[name] for head in heads]
+    return f"{min(values):.2f} to {max(values):.2f}" if values else ""
