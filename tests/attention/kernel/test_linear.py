@@ -342,8 +342,8 @@ def test_the_normaliser_of_a_tiny_query_is_its_own():
 @pytest.mark.parametrize("impl", ["auto", "quadratic", "recurrent", "reference"])
 def test_small_queries_in_float16_are_no_overflow(impl):
     q, k = torch.tensor([[[[5e-7, 3e-7]]]]).half(), torch.ones(1, 1, 1, 2).half()
-    values = regard.build(f"linear(feature_map=relu, impl={impl})", Heads(count=1, key_dim=2, causal=True))(q, k, k).values
-    assert torch.equal(values, k)
+    linear = regard.build(f"linear(feature_map=relu, impl={impl})", Heads(count=1, key_dim=2, causal=True))
+    assert torch.equal(linear(q, k, k).values, k)
 
 
 @pytest.mark.parametrize("options", ["feature_map=relu", "normalise=False, feature_map=identity"])
