@@ -10,7 +10,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.errors import CheckpointError
 
-_MAKING = (torch.ops.aten.empty, torch.ops.aten.zeros, torch.ops.aten.ones, torch.ops.aten.full)
+_SIZES = ("n", "m", "steps", "row", "col")
+"""what the operators that make tensors of numbers in order call their sizes; the others have `size`"""
+_MAKING = frozenset(
+    getattr(torch.ops.aten, name)
+    for name in (
+        *("empty", "zeros", "ones", "full", "empty_strided", "empty_permuted"),
+        *("new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided"),
+        *("rand", "randn", "randint", "normal", "randperm"),
+        *("arange", "linspace", "logspace", "eye", "tril_indices", "triu_indices"),
+    )
+)
 _BESIDE = 1 << 25
 """numbers that a network makes besides those that it keeps in files: tables of positions, draws on the way"""
 _TENSORS = 100_000
@@ -28,12 +38,25 @@ class _Counting(TorchDispatchMode):
         del types
         if func.overloadpacket in _MAKING:
             self.calls -= 1
-            self.left -= math.prod(args[0])
+            self.left -= _numbers(func, args, kwargs or {})
             if self.left < 0 or self.calls < 0:
                 raise CheckpointError(
                     f"{self.where}: config.toml describes a larger model than its checkpoint holds; put the file back"
                 )
         return func(*args, **(kwargs or {}))
+
+
+def _numbers(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """How many the call would make; none for one that takes its size from a tensor, which was counted."""
+    given = dict(zip((each.name for each in func._schema.arguments), args, strict=False)) | kwargs
+    if "size" in given:
+        return math.prod(given["size"])
+    if func.overloadpacket is torch.ops.aten.arange:
+        return math.ceil((given["end"] - given.get("start", 0)) / given.get("step", 1))
+    sizes = [given[name] for name in _SIZES if name in given]
+    if func is torch.ops.aten.eye.default:
+        sizes *= 2
+    return math.prod(sizes) if sizes else 0
 
 
 @contextmanager
