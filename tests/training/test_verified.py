@@ -12,7 +12,7 @@ import torch
 
 from regard.errors import CheckpointError, ConfigError, ResourceError
 from regard.models import LanguageModel, ModelConfig
-from regard.training import checkpoint, files, load, metrics, resume, train
+from regard.training import bounded, checkpoint, files, load, metrics, resume, train
 from regard.training.bounded import no_larger
 from regard.training.checkpoint import Progress
 from regard.training.optimizer import adamw, set_rate
@@ -280,6 +280,18 @@ def test_sizes_in_a_file_are_compared_with_what_there_is(small, tmp_path, change
         with pytest.raises((CheckpointError, ConfigError), match=r"larger model than its checkpoint|layers must be at"):
             act(run)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 600 * 1024
+
+
+def test_a_model_that_was_cut_is_damaged_and_bounds_nothing(small, tmp_path, monkeypatch):
+    monkeypatch.setattr(bounded, "_BESIDE", 1000)
+    run = train(small, tmp_path / "run").path
+    older, newer = [path / "model.safetensors" for path in checkpoint.paths(run / "checkpoints")[-2:]]
+    os.truncate(newer, 100)
+    assert bounded.stored(run / "checkpoints") == older.stat().st_size
+    for path in checkpoint.paths(run / "checkpoints"):
+        os.truncate(path / "model.safetensors", 100)
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .* verifies:\n.*model.safetensors is damaged"):
+        resume(run)
 
 
 HUGE = 20_000_000

@@ -1,14 +1,19 @@
 """Networks whose sizes come from a file are no larger than what the file holds."""
 
+import json
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from regard.checksums import MANIFEST, entries
 from regard.errors import CheckpointError
+from regard.reading import content
+from regard.training.checkpoint import newest, paths
 
 _SIZES = ("n", "m", "steps", "row", "col")
 """what the operators that make tensors of numbers in order call their sizes; the others have `size`"""
@@ -57,6 +62,29 @@ def _numbers(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     if func is torch.ops.aten.eye.default:
         sizes *= 2
     return math.prod(sizes) if sizes else 0
+
+
+def stored(folder: Path) -> int | None:
+    """A bound on the numbers in the largest model of a folder of checkpoints, from sizes of files; None: no model.
+
+    Raises:
+        CheckpointError: there are checkpoints and none verifies.
+    """
+    sizes = [size for path in paths(folder) if (size := _model_bytes(path)) is not None]
+    if sizes:
+        return max(sizes)  # a number takes a byte at least
+    found, _ = newest(folder)
+    return None if found is None else sum(tensor.nbytes for tensor in found.model.values())
+
+
+def _model_bytes(path: Path) -> int | None:
+    """The size of a checkpoint's model, if it is the size that its manifest says: one that was cut bounds nothing."""
+    try:
+        expected = entries(json.loads(content(path / MANIFEST)))["model.safetensors"].size
+        size = (path / "model.safetensors").stat().st_size
+    except (OSError, ValueError, KeyError, RecursionError):
+        return None
+    return size if size == expected else None
 
 
 @contextmanager
