@@ -314,7 +314,7 @@ def _config(run: Path, *, trust: bool, edited: bool) -> RunConfig:
     if not (run / "config.toml").exists():
         raise ConfigError(f"{run} is not a run: it has no config.toml. Start one with regard train")
     config = toml.load(run / "config.toml", trust=trust)
-    begun.require(run, edited=edited)
+    begun.require(run, edited=edited, trust=trust)
     return config
 
 
