@@ -162,6 +162,17 @@ DAMAGE = [
 ]
 
 
+@pytest.mark.parametrize("name", ["manifest.json", "tokenizer.json"])
+def test_verify_looks_at_what_the_run_began_with(regard, run, name):
+    path = run / name
+    path.write_text(path.read_text()[:-3])
+    answer = regard("checkpoint", "verify", "run", "--json")
+    assert answer.code == 4
+    assert f"{name} is damaged" in answer.err
+    assert {row["state"] for row in json.loads(answer.out)} == {"sound"}
+    assert regard("checkpoint", "list", "run").code == 0
+
+
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_newest_checkpoint(regard, run, damage):
     """The one before it is used, and the user is told; `verify` finds it and exits 4."""

@@ -16,6 +16,7 @@ from regard.benchmark.comparison import compare
 from regard.benchmark.config import CompareConfig, ShapeConfig
 from regard.benchmark.measures import RECALL, TASKS, TEXT
 from regard.benchmark.results import Expected, reproduce
+from regard.checksums import opened, sealed
 from regard.cli.compare import Options
 from regard.cli.main import main
 from regard.errors import CheckpointError, ConfigError, DataError, ResourceError
@@ -145,7 +146,9 @@ def test_folders_that_hold_something_else(tmp_path):
     ("name", "way_out"),
     [("comparison.json", "choose another --out"), ("jobs/plan.json", "remove it, and only that job is repeated")],
 )
-@pytest.mark.parametrize("content", ['{"text_st', '{"result": {"steps": {}, "minutes": 1, "peak_bytes": 1}}'])
+@pytest.mark.parametrize(
+    "content", ['{"text_st', '{"result": 1, "sha256": "0"}', '{"result": 1, "sha": "%s"}' % ("0" * 64)]
+)
 def test_damaged_files_are_named(tmp_path, name, way_out, content):
     out = tmp_path / "out"
     (out / "jobs").mkdir(parents=True)
@@ -191,6 +194,35 @@ def test_no_flipped_bit_of_a_job_is_believed(compared, copied, capsys):
         assert "its checksum differs from its content" in said
 
 
+@pytest.mark.parametrize("result", [1, [1], {"steps": {}}, {"steps": {}, "minutes": 1, "peak_bytes": 1}])
+def test_a_plan_of_another_form_is_damaged(compared, copied, capsys, result):
+    (copied / "jobs/plan.json").write_text(json.dumps({"result": result}))
+    assert main([*compared.words[:-1], str(copied)]) == 4
+    assert "plan.json is damaged: " in capsys.readouterr().err
+
+
+def test_files_of_jobs_that_were_swapped_are_not_believed(compared, copied, capsys):
+    first, second = next((copied / "jobs").glob("softmax-*-text-0.json")), copied / "jobs/plan.json"
+    for names in ((first, second), (second, first)):
+        data = names[0].read_bytes()
+        names[0].write_bytes(names[1].read_bytes())
+        assert main([*compared.words[:-1], str(copied)]) == 4
+        assert f"{names[0]} is not the file of this job of this comparison; remove it" in capsys.readouterr().err
+        names[0].write_bytes(data)
+    document = opened(second.read_bytes())
+    second.write_text(json.dumps(sealed({**document, "comparison": "0" * 64})))
+    assert main([*compared.words[:-1], str(copied)]) == 4
+
+
+def test_a_comparison_of_a_version_without_checksums_goes_on(compared, copied, capsys):
+    for path in (copied / "comparison.json", *(copied / "jobs").iterdir()):
+        document = opened(path.read_bytes())
+        path.write_text(json.dumps({"result": document["result"]} if path.parent.name == "jobs" else document))
+    times = {path: path.stat().st_mtime_ns for path in (copied / "jobs").iterdir()}
+    assert main([*compared.words[:-1], str(copied)]) == 0
+    assert {path: path.stat().st_mtime_ns for path in (copied / "jobs").iterdir()} == times
+
+
 def test_a_mechanism_that_only_this_process_knows(tmp_path):
     from typing import final
 
@@ -233,6 +265,9 @@ def test_a_budget_sets_the_steps(tmp_path, monkeypatch):
     monkeypatch.setattr(comparison, "run_apart", probes)
     said: list[str] = []
     config = small(tmp_path, specs=("uniform", "softmax"), budget="100s", seeds=2)
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "comparison.json").write_text("{}")
     found = comparison._plan(config, tmp_path / "a", TASKS["lm"], said.append)
     steps = {"text": TEXT.share * 100 / (4 * 0.01), "recall": RECALL.share * 100 / (4 * 0.005)}
     assert found.steps == pytest.approx(steps, abs=1)

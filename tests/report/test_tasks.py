@@ -180,6 +180,9 @@ def test_the_plan_leaves_time_for_the_baselines(of_task, tmp_path, monkeypatch):
     said: list[str] = []
     measures = comparison.TASKS["classify"]
     config = replace(of_task("classify").config, budget="100s")
+    for name in ("a", "b", "c"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "comparison.json").write_text("{}")
     found = comparison._plan(config, tmp_path / "a", measures, said.append)
     # 2 specifications and 2 baselines that each take as long as one of them, 2 seeds: 8 trainings.
     assert found.steps == {"classification": pytest.approx(0.7 * 100 / (8 * 0.01), abs=1)}

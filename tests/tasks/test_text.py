@@ -2,6 +2,7 @@
 
 import errno
 import json
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -210,6 +211,21 @@ def test_failure_while_writing_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(ResourceError, match="cannot write") as error:
         build_task(TextConfig(cache=str(tmp_path / "file" / "cache")))
     assert error.value.exit_code == 6
+
+
+def test_token_files_of_another_key_are_not_believed(poems: Path, tmp_path: Path) -> None:
+    config = TextConfig(corpus=str(poems), length=16, cache=str(tmp_path / "cache"))
+    build_task(config)
+    folder = next((tmp_path / "cache").iterdir())
+    shutil.rmtree(folder)
+    (poems / "more.txt").write_text("something else " * 99)
+    build_task(config)
+    other = next((tmp_path / "cache").iterdir())
+    assert other != folder
+    shutil.copytree(other, folder)
+    (poems / "more.txt").unlink()
+    with pytest.raises(DataError, match=f"damaged .they belong to {other.name}.: delete that folder"):
+        build_task(config)
 
 
 @pytest.mark.parametrize("damage", ["truncate", "empty", "meta", "starts", "tokenizer"])

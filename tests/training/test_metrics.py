@@ -36,6 +36,33 @@ def test_a_file_shorter_than_the_checkpoint_says_is_refused(tmp_path):
     assert path.read_text() == "{}\n"
 
 
+PASTS = {
+    "last newline": lambda lines: [*lines[:3], lines[3][:-1] + b"\x0b", *lines[4:]],
+    "carriage returns": lambda lines: [line[:-1] + b"\r\n" for line in lines],
+    "another order": lambda lines: [lines[1], lines[0], *lines[2:]],
+    "twice": lambda lines: [lines[0], lines[0], *lines[2:]],
+    "removed": lambda lines: lines[:2] + lines[3:],
+    "removed at the start": lambda lines: lines[1:],
+}
+
+
+@pytest.mark.parametrize("kind", PASTS)
+def test_a_past_that_is_not_what_was_written_is_refused_as_it_is(tmp_path, kind):
+    path = tmp_path / "metrics.jsonl"
+    log = MetricsLog(path)
+    for step in range(1, 7):
+        log.write({"kind": "train", "step": step, "loss": 0.5})
+        if step == 4:
+            offset = log.sync()
+    log.close()
+    MetricsLog(path, offset=path.stat().st_size, step=6).close()
+    path.write_bytes(b"".join(PASTS[kind](path.read_bytes().splitlines(keepends=True))))
+    before = path.read_bytes()
+    with pytest.raises(CheckpointError, match=r"metrics.jsonl, line \d is damaged"):
+        MetricsLog(path, offset=offset, step=4)
+    assert path.read_bytes() == before
+
+
 def test_damaged_lines_are_named(tmp_path):
     path = tmp_path / "metrics.jsonl"
     for damage in ("{}\n{,}\n", "{}\n3\n"):

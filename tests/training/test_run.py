@@ -195,6 +195,18 @@ def test_an_edited_model_does_not_load(small, tmp_path):
             resume(tmp_path / "run")
 
 
+def test_the_way_out_of_an_edit_repeats_that_the_run_is_trusted(small, tmp_path):
+    train(small, tmp_path / "run")
+    config = tmp_path / "run" / "config.toml"
+    config.write_text(config.read_text().replace("steps = 12\n", "steps = 13\n"))
+    with pytest.raises(
+        CheckpointError, match=r"/run --edited --trust \(in Python: resume\(\.\.\., edited=True, trust=True\)"
+    ):
+        resume(tmp_path / "run", trust=True)
+    with pytest.raises(CheckpointError, match=r"/run --edited \(in Python"):
+        resume(tmp_path / "run")
+
+
 def test_an_edited_configuration_is_agreed_to_once(small, tmp_path):
     train(small, tmp_path / "run")
     config = tmp_path / "run" / "config.toml"

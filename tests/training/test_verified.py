@@ -12,7 +12,8 @@ import torch
 
 from regard.errors import CheckpointError, ConfigError, ResourceError
 from regard.models import LanguageModel, ModelConfig
-from regard.training import checkpoint, files, load, metrics, resume, train
+from regard.training import bounded, checkpoint, files, load, metrics, resume, train
+from regard.training.bounded import no_larger
 from regard.training.checkpoint import Progress
 from regard.training.optimizer import adamw, set_rate
 
@@ -279,3 +280,58 @@ def test_sizes_in_a_file_are_compared_with_what_there_is(small, tmp_path, change
         with pytest.raises((CheckpointError, ConfigError), match=r"larger model than its checkpoint|layers must be at"):
             act(run)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 600 * 1024
+
+
+def test_a_model_that_was_cut_is_damaged_and_bounds_nothing(small, tmp_path, monkeypatch):
+    monkeypatch.setattr(bounded, "_BESIDE", 1000)
+    run = train(small, tmp_path / "run").path
+    older, newer = [path / "model.safetensors" for path in checkpoint.paths(run / "checkpoints")[-2:]]
+    os.truncate(newer, 100)
+    assert bounded.stored(run / "checkpoints") == older.stat().st_size
+    for path in checkpoint.paths(run / "checkpoints"):
+        os.truncate(path / "model.safetensors", 100)
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .* verifies:\n.*model.safetensors is damaged"):
+        resume(run)
+
+
+HUGE = 20_000_000
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"position": "learned", "max_length": HUGE},
+        {"attention": (f"vector_quantized(num_codes={HUGE})",)},
+        {"attention": (f"rfa(num_features={HUGE})",)},
+    ],
+    ids=["learned", "vector_quantized", "rfa"],
+)
+def test_drawn_tables_in_a_file_are_compared_with_what_there_is(changed):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(CheckpointError, match="larger model than its checkpoint"), no_larger(10_000, "run"):
+        LanguageModel(ModelConfig(dim=16, heads=2, layers=1, vocab_size=9, **changed))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 1024
+
+
+MAKERS = {
+    "rand": lambda: torch.rand(HUGE, 9),
+    "randint": lambda: torch.randint(9, (HUGE, 9)),
+    "randint from": lambda: torch.randint(2, 9, (HUGE, 9)),
+    "normal": lambda: torch.normal(0.0, 1.0, (HUGE, 9)),
+    "randperm": lambda: torch.randperm(9 * HUGE),
+    "arange": lambda: torch.arange(9 * HUGE),
+    "arange from": lambda: torch.arange(2, 18 * HUGE, 2),
+    "linspace": lambda: torch.linspace(0.0, 1.0, 9 * HUGE),
+    "eye": lambda: torch.eye(HUGE),
+    "eye of two": lambda: torch.eye(HUGE, 9),
+    "tril_indices": lambda: torch.tril_indices(HUGE, 9),
+    "empty_strided": lambda: torch.empty_strided((HUGE, 9), (9, 1)),
+    "new_zeros": lambda: torch.ones(()).new_zeros(HUGE, 9),
+    "new_full": lambda: torch.ones(()).new_full((HUGE, 9), 2.0),
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_whatever_makes_a_tensor_is_counted(name):
+    with pytest.raises(CheckpointError, match="larger model"), no_larger(10_000, "run"):
+        MAKERS[name]()

@@ -13,7 +13,7 @@ from regard.benchmark.config import CompareConfig, seconds
 from regard.benchmark.measures import TASKS, Measure, check_settings, chosen
 from regard.benchmark.quality import Job, run_apart
 from regard.benchmark.results import Expected, assemble
-from regard.checksums import opened, sealed
+from regard.checksums import KEY, opened, sealed
 from regard.errors import CheckpointError, ConfigError, DataError, RegardError, ResourceError
 from regard.reading import content
 from regard.tasks import Task, build_task
@@ -58,6 +58,7 @@ def compare(config: CompareConfig, out: Path, *, tell: Tell = lambda line: None)
             lambda fixed=fixed: _cost(config, measures[0], fixed=fixed),
             tell,
             f"cost over length, {name} allocation",
+            list,
         )
         for name, fixed in (("fixed", True), ("default", False))
     }
@@ -133,29 +134,42 @@ def _claim(config: CompareConfig, out: Path, task: str, data: Task) -> None:
 
 
 def _read(path: Path, way_out: str) -> dict[str, Any]:
-    """What an earlier call wrote, verified."""
+    """What an earlier call wrote, verified. What a version without checksums wrote is read as it is."""
     try:
-        return opened(content(path))
+        return opened(content(path), earlier=True)
     except OSError as error:
         raise ResourceError(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:
         raise CheckpointError(f"{path} is damaged: {error}; {way_out}") from error
 
 
-def _result(path: Path) -> Any:
-    """The result that a finished job left."""
-    return _read(path, "remove it, and only that job is repeated").get("result")
+def _result(path: Path, form: type | tuple[type, ...] = (dict, list)) -> Any:
+    """The result that a finished job left; a version that named no jobs left only that."""
+    way_out = "remove it, and only that job is repeated"
+    document = _read(path, way_out)
+    result = document.pop("result", None)
+    if document and document != _identity(path):
+        raise CheckpointError(f"{path} is not the file of this job of this comparison; {way_out}")
+    if not isinstance(result, form):
+        raise CheckpointError(f"{path} is damaged: its result is {type(result).__name__}; {way_out}")
+    return result
 
 
 def _write(path: Path, result: object) -> None:
-    write_json(path, sealed({"result": result}))
+    write_json(path, sealed({**_identity(path), "result": result}))
 
 
-def _kept(out: Path, name: str, make: Callable[[], Any], tell: Tell, label: str) -> Any:
+def _identity(path: Path) -> dict[str, str]:
+    """Which job of which comparison: the name says what was measured, the digest with which settings and data."""
+    settings = _read(path.parent.parent / "comparison.json", "choose another --out, or remove that folder")
+    return {"job": path.stem, "comparison": sealed(settings)[KEY]}
+
+
+def _kept(out: Path, name: str, make: Callable[[], Any], tell: Tell, label: str, form: type = dict) -> Any:
     """A job's result, from its file if it ended before."""
     path = out / "jobs" / f"{name}.json"
     if path.exists():
-        return _result(path)
+        return _result(path, form)
     began = time.perf_counter()
     try:
         result = json.loads(json.dumps(make()))
@@ -191,7 +205,14 @@ def _plan(config: CompareConfig, out: Path, measures: Sequence[Measure], tell: T
         total = total / sum(measure.share for measure in measures)
         return asdict(Expected(steps, total / 60, max(p["peak_bytes"] for p in probes)))
 
-    expected = Expected(**_kept(out, "plan", make, tell, "plan"))
+    plan = _kept(out, "plan", make, tell, "plan")
+    try:
+        expected = Expected(**plan)
+        expected = replace(expected, steps={measure.name: expected.steps[measure.name] for measure in measures})
+    except (TypeError, KeyError) as error:
+        raise CheckpointError(
+            f"{out / 'jobs' / 'plan.json'} is damaged: {error}; remove it, and only that job is repeated"
+        ) from error
     first, *others = (f"{expected.steps[measure.name]} {{}}on {measure.subject}" for measure in measures)
     beside = _beside(config, measures[0])
     tell(
@@ -238,10 +259,10 @@ def _trainings(
             }
             files = {name: out / "jobs" / f"{Path(job.run).name}.json" for name, job in described.items()}
             missing = [name for name in files if not files[name].exists()]
-            results |= {(spec, seed, name): _result(files[name]) for name in files if name not in missing}
+            results |= {(spec, seed, name): _result(files[name], dict) for name in files if name not in missing}
             if missing:
                 _train(described, files, missing, f"{spec}, seed {seed}", config.threads, tell)
-                results |= {(spec, seed, name): _result(files[name]) for name in missing}
+                results |= {(spec, seed, name): _result(files[name], dict) for name in missing}
     return results
 
 
@@ -272,7 +293,8 @@ def _references(
     steps, counting = expected.steps[measure.name], references.COUNTING[measure.name]
     if not counting:
         return []
-    rows = _kept(out, "baselines", lambda: references.counted(config, measure, steps), tell, f"{counting} baselines")
+    label = f"{counting} baselines"
+    rows = _kept(out, "baselines", lambda: references.counted(config, measure, steps), tell, label, list)
     if not _beside(config, measure):
         return rows
 

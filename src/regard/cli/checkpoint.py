@@ -15,8 +15,8 @@ class Options:
     """An action on the checkpoints of a run."""
 
     action: tyro.conf.Positional[Literal["list", "verify", "export"]]
-    """list: all of them; verify: every file against its SHA-256, exit 4 if one is damaged; export: the weights of the
-    newest sound one as safetensors"""
+    """list: all of them; verify: every file against its SHA-256, and what the run began with, exit 4 if one is damaged;
+    export: the weights of the newest sound one as safetensors"""
     run: tyro.conf.Positional[str]
     """directory of a run"""
     out: str | None = None
@@ -53,7 +53,7 @@ def _export(options: Options) -> int:
 
 
 def _shown(options: Options) -> int:
-    from regard.training import checkpoint
+    from regard.training import begun, checkpoint
 
     rows: list[tuple[str, int, str]] = []
     damaged = False
@@ -74,4 +74,6 @@ def _shown(options: Options) -> int:
         console().print(table("checkpoint", "bytes", "state", rows=shown))
     else:
         console().print(f"{options.run} has no checkpoint yet", markup=False)
+    if options.action == "verify":
+        begun.require(Path(options.run))
     return CheckpointError.exit_code if damaged else 0

@@ -11,6 +11,11 @@ from regard.cli._output import console
 from regard.errors import DataError
 from regard.reading import content
 
+_AGAIN = (
+    "give the regard compare command that made them again, with its words: what its jobs measured is read back, and "
+    "they are written anew"
+)
+
 
 @dataclass(frozen=True)
 class Options:
@@ -32,23 +37,18 @@ def run(options: Options) -> int:
     path = Path(options.folder)
     path = path / "results.json" if path.is_dir() else path
     try:
-        results = opened(content(path))
+        results = opened(content(path), earlier=True)
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}; regard compare --out FOLDER makes one") from None
     except ValueError as error:
-        raise DataError(
-            f"{path} holds no results of a comparison: {error}; regard compare --out {path.parent} writes them again"
-        ) from error
+        raise DataError(f"{path} holds no results of a comparison: {error}; {_AGAIN}") from error
     if results.get("format") != FORMAT:
-        raise DataError(
-            f"{path} holds no results of a comparison that this version of regard reads; regard compare --out FOLDER "
-            "makes them"
-        )
+        raise DataError(f"{path} holds no results of a comparison that this version of regard reads; {_AGAIN}")
     target = Path(options.out) if options.out else path.with_name("report.html")
     try:
         page = html.render(results)
     except (KeyError, TypeError, IndexError, jinja2.UndefinedError) as error:
-        raise DataError(f"{path} is not whole: {type(error).__name__}: {error}; run the comparison again") from error
+        raise DataError(f"{path} is not whole: {type(error).__name__}: {error}; {_AGAIN}") from error
     write_text(target, page)
     console().print(str(target), markup=False)
     return 0

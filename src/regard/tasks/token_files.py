@@ -81,7 +81,7 @@ def token_files(folder: Path, key: str, source: Source) -> TokenFiles:
         except OSError as error:
             raise _unwritable(folder, error) from error
         try:
-            _write(partial, source)
+            _write(partial, key, source)
             _publish(partial, path)
         except OSError as error:
             raise _unwritable(folder, error) from error
@@ -90,7 +90,7 @@ def token_files(folder: Path, key: str, source: Source) -> TokenFiles:
     return _read(path)
 
 
-def _write(folder: Path, source: Source) -> None:
+def _write(folder: Path, key: str, source: Source) -> None:
     tokenizer, documents = source()
     dtype = np.dtype(
         np.uint8 if tokenizer.vocab_size <= 1 << 8 else np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
@@ -109,7 +109,7 @@ def _write(folder: Path, source: Source) -> None:
     for split in SPLITS:
         np.save(folder / f"{split}.starts.npy", np.array(starts[split], np.int64))
     tokenizer.save(folder / "tokenizer.json")
-    (folder / "meta.json").write_text(json.dumps({"dtype": dtype.name}), encoding="utf-8")
+    (folder / "meta.json").write_text(json.dumps({"dtype": dtype.name, "key": key}), encoding="utf-8")
     checksums.write_manifest(folder, _FILES)
 
 
@@ -125,7 +125,11 @@ def _publish(partial: Path, path: Path) -> None:
 def _read(path: Path) -> TokenFiles:
     try:
         checksums.verify(path, _FILES)
-        dtype = np.dtype(json.loads((path / "meta.json").read_text(encoding="utf-8"))["dtype"])
+        meta = json.loads((path / "meta.json").read_text(encoding="utf-8"))
+        # Those of a version that wrote no key are read as they are.
+        if meta.get("key", path.name) != path.name:
+            raise ValueError(f"they belong to {meta['key']}")
+        dtype = np.dtype(meta["dtype"])
         tokenizer = tokenizer_from_json((path / "tokenizer.json").read_text(encoding="utf-8"))
         splits: dict[Split, Tokens] = {}
         for split in SPLITS:

@@ -34,12 +34,13 @@ def record(run: Path) -> None:
         write_json(run / MANIFEST, sealed({**described, "config": text}))
 
 
-def require(run: Path, *, edited: bool = False) -> None:
+def require(run: Path, *, edited: bool = False, trust: bool = False) -> None:
     """Compare the files of a run with its manifest, if it has one.
 
     Args:
         run: its directory.
         edited: another config.toml is agreed to.
+        trust: was said, and is part of the way out.
 
     Raises:
         CheckpointError: a file is missing, damaged or another one; of config.toml every difference is listed.
@@ -59,7 +60,7 @@ def require(run: Path, *, edited: bool = False) -> None:
             entry.require(Entry.of(found), name)
         except ValueError as error:
             if name == CONFIG:
-                raise CheckpointError(_edited(run, written["config"], found)) from None
+                raise CheckpointError(_edited(run, written["config"], found, trust=trust)) from None
             raise CheckpointError(f"{run}: {error}; restore it, or start a new run") from None
 
 
@@ -74,7 +75,7 @@ def _read(run: Path) -> dict[str, Any]:
     return written
 
 
-def _edited(run: Path, before: str, now: bytes) -> str:
+def _edited(run: Path, before: str, now: bytes, *, trust: bool) -> str:
     """What differs between two configurations, and what can be done about it."""
     first, last = _flat(tomllib.loads(before)), _flat(tomllib.loads(now.decode("utf-8")))
     lines = [
@@ -82,9 +83,10 @@ def _edited(run: Path, before: str, now: bytes) -> str:
         for name in sorted(first.keys() | last.keys())
         if _of(first, name) != _of(last, name)
     ]
+    word, argument = (" --trust", ", trust=True") if trust else ("", "")
     return (
         f"{run / CONFIG} was edited since the run began; put it back, or agree to it with "
-        f"regard train --resume {quote(str(run))} --edited (in Python: resume(..., edited=True))\n  "
+        f"regard train --resume {quote(str(run))} --edited{word} (in Python: resume(..., edited=True{argument}))\n  "
         + "\n  ".join(lines or ["only spaces and comments differ"])
     )
 

@@ -1,16 +1,31 @@
 """Networks whose sizes come from a file are no larger than what the file holds."""
 
+import json
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from regard.checksums import MANIFEST, entries
 from regard.errors import CheckpointError
+from regard.reading import content
+from regard.training.checkpoint import newest, paths
 
-_MAKING = (torch.ops.aten.empty, torch.ops.aten.zeros, torch.ops.aten.ones, torch.ops.aten.full)
+_SIZES = ("n", "m", "steps", "row", "col")
+"""what the operators that make tensors of numbers in order call their sizes; the others have `size`"""
+_MAKING = frozenset(
+    getattr(torch.ops.aten, name)
+    for name in (
+        *("empty", "zeros", "ones", "full", "empty_strided", "empty_permuted"),
+        *("new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided"),
+        *("rand", "randn", "randint", "normal", "randperm"),
+        *("arange", "linspace", "logspace", "eye", "tril_indices", "triu_indices"),
+    )
+)
 _BESIDE = 1 << 25
 """numbers that a network makes besides those that it keeps in files: tables of positions, draws on the way"""
 _TENSORS = 100_000
@@ -28,12 +43,48 @@ class _Counting(TorchDispatchMode):
         del types
         if func.overloadpacket in _MAKING:
             self.calls -= 1
-            self.left -= math.prod(args[0])
+            self.left -= _numbers(func, args, kwargs or {})
             if self.left < 0 or self.calls < 0:
                 raise CheckpointError(
                     f"{self.where}: config.toml describes a larger model than its checkpoint holds; put the file back"
                 )
         return func(*args, **(kwargs or {}))
+
+
+def _numbers(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """How many the call would make; none for one that takes its size from a tensor, which was counted."""
+    given = dict(zip((each.name for each in func._schema.arguments), args, strict=False)) | kwargs
+    if "size" in given:
+        return math.prod(given["size"])
+    if func.overloadpacket is torch.ops.aten.arange:
+        return math.ceil((given["end"] - given.get("start", 0)) / given.get("step", 1))
+    sizes = [given[name] for name in _SIZES if name in given]
+    if func is torch.ops.aten.eye.default:
+        sizes *= 2
+    return math.prod(sizes) if sizes else 0
+
+
+def stored(folder: Path) -> int | None:
+    """A bound on the numbers in the largest model of a folder of checkpoints, from sizes of files; None: no model.
+
+    Raises:
+        CheckpointError: there are checkpoints and none verifies.
+    """
+    sizes = [size for path in paths(folder) if (size := _model_bytes(path)) is not None]
+    if sizes:
+        return max(sizes)  # a number takes a byte at least
+    found, _ = newest(folder)
+    return None if found is None else sum(tensor.nbytes for tensor in found.model.values())
+
+
+def _model_bytes(path: Path) -> int | None:
+    """The size of a checkpoint's model, if it is the size that its manifest says: one that was cut bounds nothing."""
+    try:
+        expected = entries(json.loads(content(path / MANIFEST)))["model.safetensors"].size
+        size = (path / "model.safetensors").stat().st_size
+    except (OSError, ValueError, KeyError, RecursionError):
+        return None
+    return size if size == expected else None
 
 
 @contextmanager

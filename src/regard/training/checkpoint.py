@@ -211,13 +211,6 @@ def retain(folder: Path, keep: int, *, damaged: Collection[Path] = ()) -> None:
             remove_folder(path)
 
 
-def stored(folder: Path) -> int | None:
-    """A bound on the numbers in the largest model of a folder of checkpoints, from sizes of files; None: no model."""
-    files = [path / "model.safetensors" for path in paths(folder)]
-    sizes = [path.stat().st_size for path in files if path.is_file()]
-    return max(sizes) if sizes else None  # a number takes a byte at least
-
-
 def export(path: Path, target: Path) -> None:
     """Copy the model of a verified checkpoint to one safetensors file, there whole or not at all.
 

@@ -40,7 +40,7 @@ class MetricsLog:
         tensorboard: folder of the TensorBoard events, None for none.
 
     Raises:
-        CheckpointError: the file is shorter than `offset`, or a line of the past is damaged.
+        CheckpointError: the file is shorter than `offset`, or the past is damaged: a line of it, its order, its end.
         UnsafeFileError: it is a link.
         ConfigError: TensorBoard was asked for and is not installed.
         ResourceError: the file cannot be written.
@@ -56,7 +56,7 @@ class MetricsLog:
             self._file = open(open_own(path, os.O_WRONLY | os.O_APPEND), "ab", buffering=0)  # noqa: SIM115
         try:
             _require_size(path, os.fstat(self._file.fileno()).st_size, offset, step)
-            _records(path, _contents(path)[:offset])
+            _require_past(path, _contents(path)[:offset], step)
             with writing(path):
                 self._file.truncate(offset)
         except BaseException:
@@ -165,6 +165,28 @@ def _require_size(path: Path, size: int, offset: int, step: int) -> None:
         )
 
 
+def _require_past(path: Path, past: bytes, step: int) -> None:
+    """The lines up to a checkpoint are whole, in their order, each there once, and none is of a later step.
+
+    Their length is known from the checkpoint, so one that is missing would let a later one in.
+    """
+    records = _records(path, past)
+    if past and not past.endswith(b"\n"):
+        raise _damaged(path, past.count(b"\n") + 1, f"the past of step {step} does not end with a line")
+    seen: set[tuple[object, object]] = set()
+    last = 0
+    for number, record in enumerate(records, 1):
+        at = record.get("step")
+        if not isinstance(at, int) or not last <= at <= step or (at, record.get("kind")) in seen:
+            raise _damaged(path, number, f"its step is {at}, after {last}, before the checkpoint of step {step}")
+        seen.add((at, record.get("kind")))
+        last = at
+
+
+def _damaged(path: Path, number: int, why: object) -> CheckpointError:
+    return CheckpointError(f"{path}, line {number} is damaged: {why}; restore the file, or start a new run")
+
+
 def _contents(path: Path) -> bytes:
     try:
         return content(path)
@@ -176,17 +198,13 @@ def _records(path: Path, lines: bytes) -> list[dict[str, object]]:
     """The finished lines. The first ones may be of a version that wrote no checksums."""
     records: list[dict[str, object]] = []
     earlier = True
-    for number, line in enumerate(lines.splitlines(keepends=True), 1):
-        if not line.endswith(b"\n"):
-            break
+    for number, line in enumerate(lines.split(b"\n")[:-1], 1):
         try:
             # A damaged name of a checksum, or a damaged checksum, is not the mark of an earlier version.
             earlier = earlier and KEY.encode() not in line and not _SEAL.search(line)
             records.append(_object(line) if earlier else opened(line))
         except (ValueError, RecursionError) as error:
-            raise CheckpointError(
-                f"{path}, line {number} is damaged: {error}; restore the file, or start a new run"
-            ) from None
+            raise _damaged(path, number, error) from None
     return records
 
 

@@ -26,7 +26,7 @@ from regard.tasks.tokenizer import Tokenizer, load_tokenizer
 from regard.tasks.translation import BUNDLED as BUNDLED_PAIRS
 from regard.tasks.translation import TranslationTask
 from regard.training import begun, checkpoint, environment, metrics, network, toml
-from regard.training.bounded import no_larger
+from regard.training.bounded import no_larger, stored
 from regard.training.config import AnyModelConfig, RunConfig
 from regard.training.evaluation import measured, score
 from regard.training.files import discard, unlinked, writing
@@ -286,8 +286,8 @@ def _absolute(path: str) -> str:
 
 def _finish(run: Path, config: RunConfig, task: Task, on_progress: OnProgress | None) -> RunResult:
     stages = Stages(config, task)
-    stored = checkpoint.stored(run / "checkpoints")
-    with nullcontext() if stored is None else no_larger(stored, run):
+    most = stored(run / "checkpoints")
+    with nullcontext() if most is None else no_larger(most, run):
         first = stages.network(0)
     trainer = Trainer(first, task, config.training, run, on_progress=on_progress, stages=stages)
 
@@ -314,7 +314,7 @@ def _config(run: Path, *, trust: bool, edited: bool) -> RunConfig:
     if not (run / "config.toml").exists():
         raise ConfigError(f"{run} is not a run: it has no config.toml. Start one with regard train")
     config = toml.load(run / "config.toml", trust=trust)
-    begun.require(run, edited=edited)
+    begun.require(run, edited=edited, trust=trust)
     return config
 
 
