@@ -7,6 +7,7 @@ import torch
 
 from regard.benchmark.quality import pictures
 from regard.core import Attention
+from regard.layer import AttentionLayer
 from regard.models import ModelConfig
 from regard.tasks import build_task
 from regard.tasks.config import RecallConfig
@@ -56,7 +57,7 @@ def test_a_bias_is_in_the_picture():
     config = ModelConfig(dim=8, layers=1, heads=2, attention=("forgetting",), position="alibi")
     model = cast(Any, network.build(network.fitted(config, TASK), 0))
     (biased,) = pictures(model, TASK)
-    (layer,) = [module for module in model.modules() if hasattr(module, "position") and hasattr(module, "attention")]
+    (layer,) = [module for module in model.modules() if isinstance(module, AttentionLayer)]
     layer.position = None
     (plain,) = pictures(model, TASK)
     assert (torch.tensor(biased["matrix"]) - torch.tensor(plain["matrix"])).abs().max() > 0.01

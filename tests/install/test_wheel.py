@@ -140,4 +140,5 @@ def test_the_reports_find_their_templates(installed):
         "from regard.report import html; import jinja2; print(jinja2.PackageLoader('regard.report').list_templates())"
     )
     found = installed.run("python", "-c", code).stdout
-    assert found == "['accuracy.html', 'claims.html', 'page.html', 'report.html', 'retrieval.html']\n"
+    names = ["accuracy.html", "claims.html", "explore.html", "explore.js", "page.html", "report.html", "retrieval.html"]
+    assert found == f"{names}\n"

@@ -33,8 +33,8 @@ DISPATCH = (
     Edit(
         "fused: logits of padded width",
         f"{FUSED}:fused",
-        "scale=scale,",
-        "scale=q.shape[-1] ** -0.5,",
+        "scale=scale,\n        enable_gqa",
+        "scale=q.shape[-1] ** -0.5,\n        enable_gqa",
         "softmax",
         "key_mask",
     ),

@@ -25,6 +25,17 @@ def test_seeds_may_lack_points():
     assert drawn[2] == ([1, 2, 3, 4], [1.0, 3.0, None, 3.0])
 
 
+RECORD = {
+    "name": "transformer_as_rnn",
+    "verdict": "inconclusive",
+    "withdrawn": None,
+    "revised_after_look": None,
+    "timed": False,
+    "sources": {"commit": None, "claim": None, "package": None},
+    "controls": [],
+}
+
+
 class Places(HTMLParser):
     """The places of charts, and the script that draws them."""
 
@@ -64,6 +75,7 @@ def test_a_name_with_markup_stops_no_chart(name, where):
     result = {
         **dict.fromkeys(("title", "says", "source", "control", "measures", "verdict", "reason", "version"), "text"),
         **{"created": "2026", "seconds": 1.0, "tiny": False, "settings": {}, "environment": {}, "seeds": [0]},
+        **{"withdrawn": None, "revised_after_look": None, "timed": False, "sources": RECORD["sources"]},
         **{"controls": [], "findings": [], "name": name if where == "claim" else "one", "plots": [plot]},
         "observations": [{"curves": {plot["name"]: {name: [[1, 2], [0.5, 1.0]]}}}],
     }
@@ -72,15 +84,6 @@ def test_a_name_with_markup_stops_no_chart(name, where):
     assert sum("alert" in text and "figures" not in text for text in page.scripts if len(text) < 1000) == 0
 
 
-RECORD = {
-    "name": "transformer_as_rnn",
-    "verdict": "inconclusive",
-    "withdrawn": None,
-    "revised_after_look": None,
-    "timed": False,
-    "sources": {"commit": None, "claim": None, "package": None},
-    "controls": [],
-}
 FINDING = {
     "title": "gain", "at_least": 0.1, "at_most": None, "values": [0.3, 0.3], "mean": 0.3, "low": 0.3, "high": 0.3,
     "smallest_effect": 0.0, "states": True, "verdict": "holds",

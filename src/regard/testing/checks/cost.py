@@ -84,7 +84,8 @@ def cost_is_reached(subject: Subject) -> None:
     chooses by the number of keys is asked with few under a mask, too. Of an exponent up to 1 nothing is claimed.
     """
     missing = {name for name in ("time", "memory") if getattr(subject.info, name) > 1}
-    for masked, heads in ((False, 1), (False, 2), (True, 1)) if subject.info.supports.key_mask else ((False, 2),):
+    masks = (False, True) if subject.info.supports.key_mask else (False,)
+    for masked, heads in [*((masked, 2) for masked in masks), (False, 1)]:
         for causal in subject.modes if missing else ():
             length, seen = SHORT_LENGTH, [_costs(subject, causal, SHORT_LENGTH, heads, masked)]
             while missing and length < LONGEST_LENGTH:

@@ -35,9 +35,11 @@ def _query(subject: Subject, mechanism: Attention, x: Inputs, what: str) -> None
     spoilt = _spoilt(x, "q")
     if subject.info.shares_query_key:
         spoilt = _spoilt(spoilt, "k")
+    seen = (definition(mechanism, x)[1, :, AT] != 0).any(-1)  # a row without keys is 0, whatever its query is
     for form, values in (("values", run(mechanism, spoilt).values), ("definition", definition(mechanism, spoilt))):
         _only_its_row(values, f"{form}, {what}")
-        require(bool(values[1, :, AT].isnan().all()), f"the {form} of a query with NaN are finite, {what}")
+        lost = seen & ~values[1, :, AT].isnan().all(-1)
+        require(not lost.any(), f"the {form} of a query with NaN are finite, {what}")
         if not (subject.info.mixes_queries or subject.info.shares_query_key):
             rest = torch.cat([values[1, :, :AT], values[1, :, AT + 1 :]], 1)
             require(not rest.isnan().any(), f"{form}: NaN of a query reaches other queries, {what}")
