@@ -199,6 +199,11 @@ def recalls(shares: Mapping[str, float], loss: Sequence[float] = (0.0,) * 20) ->
     return {"trained": trained, "counted": lambda self, share, task: dict.fromkeys(kinds, share)}
 
 
+def masked(self: Any, spec: str, seed: int, *, told: bool = True) -> tuple[float, Any]:
+    """Accuracies of lookups: full attention and hard masks answer all, a window guesses, others answer half."""
+    return {self.full: 1.0, self.hard: 1.0, self.window: 1 / self.values}.get(spec, 0.5), ([1], [0.0] * 20)
+
+
 def distances(aware: float) -> Callable[..., float]:
     """Accuracies of schemes of distance; relative labels find an exact distance."""
 
