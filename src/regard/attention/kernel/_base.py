@@ -102,8 +102,13 @@ class Kernel(Attention):
 
 def ratio(numerator: Tensor, total: Tensor) -> Tensor:
     """For definitions: numerator / total, and 0 where the weights of a row sum to 0, or to next to nothing."""
-    none = total.abs() < 2**13 * torch.finfo(total.dtype).tiny
+    none = weighs_nothing(total)
     return torch.where(none, 0, numerator / torch.where(none, 1, total))
+
+
+def weighs_nothing(total: Tensor) -> Tensor:
+    """For definitions: rows whose weights sum to 0, or to next to nothing."""
+    return total.abs() < 2**13 * torch.finfo(total.dtype).tiny
 
 
 def defined_features(name: str, x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from annotated_types import Ge
 from torch import Tensor
 
-from regard.attention.kernel import Kernel, defined_features, ratio
+from regard.attention.kernel import Kernel, defined_features, ratio, weighs_nothing
 from regard.core import Attended, Call, accumulation_dtype
 from regard.engines.sums.engine import kernel_average
 from regard.engines.sums.forms import FORMS, average_by
@@ -164,7 +164,8 @@ class Linear(Kernel):
             total, content["total"] = plain.total, plain.sum
             values = (values / divisor(total)[..., None]).to(q.dtype)
         if self.post == "softmax":
-            values = values.softmax(-1).masked_fill(self._empty(total)[..., None], 0)
+            none = weightless(total) if self.normalise else total == 0
+            values = values.softmax(-1).masked_fill(none[..., None], 0)  # of rows without keys, or that weigh nothing
         losses = {}
         if self.training and self.regulariser != "none":
             if call.past and self.regulariser in OF_ROWS:
@@ -242,12 +243,8 @@ class Linear(Kernel):
         if self.normalise:
             values = ratio(values, total)
         if self.post == "softmax":
-            values = values.softmax(-1).masked_fill(self._empty(total), 0)
+            values = values.softmax(-1).masked_fill(weighs_nothing(total) if self.normalise else total == 0, 0)
         return values
-
-    def _empty(self, total: Tensor) -> Tensor:
-        """Rows that are 0 whatever comes after the average: without keys, or with keys that weigh nothing."""
-        return weightless(total) if self.normalise else total == 0
 
 
 def _nonnegative(query_map: FeatureMap, key_map: FeatureMap) -> bool:
