@@ -29,7 +29,7 @@ class Options:
     max_new_tokens: int | None = None
     """most new tokens; None: 200, or for translations as many as the run was trained on"""
     temperature: float | None = None
-    """continuing and drawing: 0 is always the likeliest; None: 0.8, for images 1"""
+    """continuing and drawing: 0 is always the likeliest; 1 unless given"""
     top_k: int | None = None
     """continuing and drawing: only the k likeliest"""
     top_p: float | None = None
@@ -102,13 +102,14 @@ def run(options: Options) -> int:
 def _continue(options: Options, model: "LanguageModel", tokenizer: "Tokenizer", stop_tokens: tuple[int, ...]) -> int:
     """The continuation of the prompt, as it comes."""
     from regard.models.generate import stream
+    from regard.models.sampling import Sampling
 
     _only(options, *_SAMPLING_OPTIONS, does="continues text")
     for piece in stream(
         model,
         [_prompt(options)],
         max_new_tokens=200 if options.max_new_tokens is None else options.max_new_tokens,
-        temperature=0.8 if options.temperature is None else options.temperature,
+        temperature=Sampling().temperature if options.temperature is None else options.temperature,
         top_k=options.top_k,
         top_p=options.top_p,
         seed=0 if options.seed is None else options.seed,
@@ -164,6 +165,7 @@ def _draw(options: Options, loaded: "TrainedModel") -> int:
     """A PNG file of new images, or of held-out ones drawn from a part of each."""
     import numpy as np
 
+    from regard.models.sampling import Sampling
     from regard.report.png import png, tiled
     from regard.tasks import ImagesTask, SuperResolutionTask, build_task
     from regard.tasks.pixels import reduced
@@ -201,7 +203,7 @@ def _draw(options: Options, loaded: "TrainedModel") -> int:
         count,
         upper=upper,
         small=small,
-        temperature=1.0 if options.temperature is None else options.temperature,
+        temperature=Sampling().temperature if options.temperature is None else options.temperature,
         top_k=options.top_k,
         top_p=options.top_p,
         seed=0 if options.seed is None else options.seed,
