@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, get_args
 
 import tyro
 
+from regard.cli._options import TYPES
 from regard.errors import ConfigError, nearest
 from regard.models import presets
 from regard.models.config import ModelConfig
@@ -214,6 +215,7 @@ def parse(words: Sequence[str], description: str) -> Options:
         args=list(words),
         prog="regard train",
         description=description,
+        registry=TYPES,
         config=(tyro.conf.FlagCreatePairsOff, tyro.conf.AvoidSubcommands),
     )
     return replace(read, changed=tuple(name for name in CHANGEABLE if getattr(first, name) is not None))

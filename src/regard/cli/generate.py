@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import tyro
 
-from regard.errors import ConfigError
+from regard.errors import ConfigError, InputError, LimitError
 
 if TYPE_CHECKING:
     from regard.models import LanguageModel
@@ -128,15 +128,22 @@ def _translate(options: Options, loaded: "TrainedModel") -> int:
     from regard.training.trained_model import BEAMS, LENGTH_PENALTY
 
     _only(options, *_BEAM_OPTIONS, does="translates")
-    lines = _prompt(options).splitlines() or [""]
+    lines = _prompt(options).removesuffix("\n").split("\n")  # str.splitlines also cuts at U+2028 and others
+    blank = next((number for number, line in enumerate(lines, 1) if not line.strip()), None)
+    if blank is not None:
+        raise InputError(f"line {blank} is empty: give some text, a sentence in every line")
     for first in range(0, len(lines), _LINES_AT_A_TIME):
-        translated = loaded.translate(
-            lines[first : first + _LINES_AT_A_TIME],
-            beams=BEAMS if options.beam is None else options.beam,
-            length_penalty=LENGTH_PENALTY if options.length_penalty is None else options.length_penalty,
-            max_new_tokens=options.max_new_tokens,
-            batch_size=_LINES_AT_A_TIME,
-        )
+        some = lines[first : first + _LINES_AT_A_TIME]
+        try:
+            translated = loaded.translate(
+                some,
+                beams=BEAMS if options.beam is None else options.beam,
+                length_penalty=LENGTH_PENALTY if options.length_penalty is None else options.length_penalty,
+                max_new_tokens=options.max_new_tokens,
+                batch_size=_LINES_AT_A_TIME,
+            )
+        except (InputError, LimitError) as error:
+            raise type(error)(f"lines {first + 1} to {first + len(some)}: {error}") from error
         print("\n".join(translated), flush=True)
     return 0
 

@@ -122,7 +122,7 @@ class TrainedModel:
             raise ConfigError("translate takes a list of sentences; put the one in brackets")
         if not isinstance(sentences, Sequence):
             raise InputError(f"translate takes a list of sentences, got {kind_of(sentences)}")
-        ids = [self._ids(f"sentence {at}", text, room=1) for at, text in enumerate(sentences)]
+        ids = [self._ids(f"sentence {at}", text, room=1) for at, text in enumerate(sentences, 1)]
         return translations(
             self.model,
             [np.append(row, self.tokenizer.separator) for row in ids],
