@@ -103,3 +103,12 @@ def test_python_refuses_a_class_without_facts(use):
 
     with pytest.raises(library.ConfigError, match=r"^NoFacts has no class attribute"):
         use(NoFacts)
+
+
+def test_a_mistake_of_the_library_is_none_of_a_module_beside_it(own):
+    from regard import consent
+
+    consent.imported("regard.attention.dense.softmax:Softmax")
+    with pytest.raises(AttributeError) as caught:
+        library.Heads.kv_heads.fget(None)  # type: ignore[attr-defined]
+    assert consent.fault(caught.value) is None
