@@ -8,7 +8,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from regard.bias import ScoreBias
+from regard.errors import ShapeError
 from regard.state import Slots, State
+from regard.types_of import typed
 
 
 class Attended(NamedTuple):
@@ -83,6 +85,7 @@ class Call(NamedTuple):
         return kept, self._replace(key_mask=kept.get("key_mask"), state=grown)
 
 
+@typed
 def merge(
     parts: Sequence[tuple[Float[Tensor, "*rows value"], Float[Tensor, "*rows"]]],
 ) -> tuple[Float[Tensor, "*rows value"], Float[Tensor, "*rows"]]:
@@ -100,6 +103,8 @@ def merge(
         >>> merge([(v, torch.zeros(1)), (3 * v, torch.zeros(1))])[0]
         tensor([[2., 2.]])
     """
+    if not len(parts):
+        raise ShapeError("merge takes (values, lse) of at least one part")
     values, lse = (torch.stack(x) for x in zip(*parts, strict=True))
     highest = lse.amax(0).detach()
     weight = torch.exp(lse - torch.where(highest.isinf(), 0.0, highest))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from regard import consent, specs
 from regard.errors import ConfigError, UnsupportedError, nearest
 from regard.info import Heads, Info, Input, Supports
+from regard.types_of import typed
 
 if TYPE_CHECKING:
     from regard.core import Attention
@@ -26,6 +27,7 @@ def _files() -> Mapping[str, str]:
     return {name: module for name, module in specs.files(FAMILIES).items() if module.count(".") == 3}
 
 
+@typed
 def names(pattern: str = "*", supports: Iterable[str] = ()) -> list[str]:
     """Registered names, sorted by family and name.
 
@@ -34,17 +36,19 @@ def names(pattern: str = "*", supports: Iterable[str] = ()) -> list[str]:
         supports: capabilities that must all be present, as named in `Supports`.
 
     Raises:
-        ConfigError: an unknown capability.
+        ConfigError: an unknown capability, or one that is in no list.
 
     Example:
         >>> names("lin*")
         ['linear', 'linformer']
     """
+    if isinstance(supports, str | bytes):
+        raise ConfigError(f"supports is a list of capabilities; write supports=[{supports!r}]")
     wanted = tuple(supports)
     known = Supports.__dataclass_fields__
     for capability in wanted:
-        if capability not in known:
-            raise ConfigError(f"unknown capability {capability!r}: {nearest(capability, known)}")
+        if str(capability) not in known:
+            raise ConfigError(f"unknown capability {capability!r}: {nearest(str(capability), known)}")
     every = [*sorted(_files(), key=lambda name: (family(name), name)), *sorted(_registered)]
     return [
         name
@@ -142,9 +146,7 @@ def resolve(spec: str) -> "tuple[type[Attention], Mapping[str, object]]":
     if name in _registered:
         cls = _registered[name]
     elif specs.is_path(name):
-        cls = _attention(consent.imported(name), name)
-        if inspect.isabstract(cls):
-            raise ConfigError(f"{name} is a template, without {' and '.join(sorted(cls.__abstractmethods__))}")
+        cls = mechanism(consent.imported(name), name)
     else:
         _file(name)
         cls = specs.load("mechanism", name, _files())
@@ -168,11 +170,28 @@ def several(spec: str) -> str:
     return ""
 
 
+def mechanism(cls: Any, label: str) -> "type[Attention]":
+    """What is wanted as the class of a mechanism.
+
+    Raises:
+        ConfigError: it is none, or a template, or has no `default_info`.
+    """
+    if inspect.isabstract(_attention(cls, label)):
+        raise ConfigError(f"{label} is a template, without {' and '.join(sorted(cls.__abstractmethods__))}")
+    return _described(cls, label)
+
+
 def _attention(cls: Any, label: str) -> "type[Attention]":
     from regard.core import Attention
 
     if not (isinstance(cls, type) and issubclass(cls, Attention)):
         raise ConfigError(f"{label} is not a subclass of regard.core.Attention")
+    return cls
+
+
+def _described(cls: "type[Attention]", label: str) -> "type[Attention]":
+    if not isinstance(getattr(cls, "default_info", None), Info):
+        raise ConfigError(f"{label} has no class attribute `default_info = Info(...)`")
     return cls
 
 
@@ -281,10 +300,7 @@ def register(cls: "type[Attention]") -> "type[Attention]":
     """
     from regard.core import registered_name
 
-    _attention(cls, getattr(cls, "__name__", repr(cls)))
-    name = registered_name(cls)
-    if not isinstance(getattr(cls, "default_info", None), Info):
-        raise ConfigError(f"{cls.__name__} has no class attribute `default_info = Info(...)`")
+    name = registered_name(_described(_attention(cls, getattr(cls, "__name__", repr(cls))), cls.__name__))
     if name in _files() or (name in _registered and _registered[name] is not cls):
         raise ConfigError(f"the name {name!r} is taken; rename the class {cls.__name__}")
     _registered[name] = cls

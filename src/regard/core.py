@@ -3,6 +3,8 @@
 Tensors are (batch, heads, length, dim). Causal means lower-right: the queries are the last positions, and extra leading
 keys are the past. In masks True means keep.
 """
+# pyright: reportUnnecessaryIsInstance=false
+# Callers without a type checker are told what is wanted.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -15,7 +17,7 @@ from torch import Tensor, nn
 
 from regard.bias import ScoreBias
 from regard.call import Attended, Call, merge
-from regard.errors import InputError, ShapeError, UnsupportedError
+from regard.errors import InputError, ShapeError, UnsupportedError, kind_of
 from regard.info import Heads
 from regard.mechanism import Mechanism
 from regard.options import registered_name
@@ -94,6 +96,8 @@ class Attention(Mechanism, ABC):
             InputError: an input out of its bounds.
             LimitError: longer than `heads.max_length` where weights depend on it.
         """
+        if inputs is not None and not isinstance(inputs, Mapping):
+            raise ShapeError(f"{self._name} takes the inputs {sorted(self.info.inputs)} by name, got {kind_of(inputs)}")
         info, inputs = self.info, inputs or {}
         self._check_call(q, k, v, key_mask, bias, marks, state, query_start)
         if state is not None:
@@ -144,10 +148,10 @@ class Attention(Mechanism, ABC):
         for name, each in declared.items():
             x, (heads, width) = inputs[name], each.shape(self.heads)
             wanted = (q.shape[0], heads, slots[each.slots], width)
-            if x.shape != wanted or not x.is_floating_point():
+            if not isinstance(x, Tensor) or x.shape != wanted or not x.is_floating_point():
                 raise ShapeError(
                     f"{self._name}: input {name} must be floating (batch, heads, {each.slots}, width) = {wanted}, "
-                    f"got {x.dtype} {tuple(x.shape)}"
+                    f"got {kind_of(x)}"
                 )
 
     def _check_bounds(self, inputs: Mapping[str, Tensor]) -> None:
@@ -183,6 +187,8 @@ class Attention(Mechanism, ABC):
         Raises:
             UnsupportedError, ShapeError: as `Attention.forward`.
         """
+        if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
+            raise ShapeError(f"{self._name}: q, k and v must be tensors, got {', '.join(map(kind_of, (q, k, v)))}")
         heads, supports = self.heads, self.info.supports
         shapes, dtype = (q.shape, k.shape, v.shape), q.dtype
         for label, shape in zip("qkv", shapes, strict=True):
@@ -202,10 +208,10 @@ class Attention(Mechanism, ABC):
         if key_mask is not None:
             if not supports.key_mask:
                 self.refuse("key_mask", "key_mask")
-            if key_mask.dtype != torch.bool or key_mask.shape != (q.shape[0], keys):
+            if not isinstance(key_mask, Tensor) or key_mask.dtype != torch.bool or key_mask.shape != (len(q), keys):
                 raise ShapeError(
                     f"{self._name}: key_mask must be bool (batch={q.shape[0]}, keys={keys}), True = keep, "
-                    f"got {key_mask.dtype} {tuple(key_mask.shape)}"
+                    f"got {kind_of(key_mask)}"
                 )
             if self.info.anchored and (state is None or state.length == 0) and not torch.compiler.is_compiling():
                 self._refuse_left_padding(key_mask)
@@ -214,15 +220,16 @@ class Attention(Mechanism, ABC):
         if marks is not None:
             if not supports.marks:
                 self.refuse("marks", "marks")
-            if marks.is_floating_point() or marks.shape != (q.shape[0], keys):
+            if not isinstance(marks, Tensor) or marks.is_floating_point() or marks.shape != (q.shape[0], keys):
                 raise ShapeError(
-                    f"{self._name}: marks must be integers (batch={q.shape[0]}, keys={keys}), "
-                    f"got {marks.dtype} {tuple(marks.shape)}"
+                    f"{self._name}: marks must be integers (batch={q.shape[0]}, keys={keys}), got {kind_of(marks)}"
                 )
         if state is not None and not supports.state:
             self.refuse("state", "state")
-        if query_start is not None and query_start < 0:
-            raise ShapeError(f"{self._name}: query_start is a slot, so at least 0; got {query_start}")
+        if query_start is not None:
+            counts = hasattr(query_start, "__index__") and not isinstance(query_start, bool | type | Tensor)
+            if not counts or getattr(query_start, "ndim", 0) or not 0 <= query_start < 1 << 62:
+                raise ShapeError(f"{self._name}: query_start is a slot, so at least 0; got {query_start!r}")
         if heads.causal and query_start is not None:
             if not self.info.mergeable:
                 raise UnsupportedError(
@@ -253,6 +260,8 @@ class Attention(Mechanism, ABC):
             )
 
     def _check_bias(self, bias: ScoreBias, q: Tensor, keys: int) -> None:
+        if not isinstance(bias, ScoreBias):
+            raise ShapeError(f"{self._name}: bias must be a ScoreBias, got {kind_of(bias)}")
         batch, count, queries = q.shape[:3]
         for label, x, axis in (("curve", bias.curve, 0), ("relative", bias.relative, 0), ("query", bias.query, 1)):
             if x is not None and x.shape[axis] not in (1, count):

@@ -92,6 +92,20 @@ def out_of_memory(error: BaseException) -> bool:
     )
 
 
+def kind_of(given: object) -> str:
+    """What was given where something else is wanted: of a tensor its dtype and shape.
+
+    Example:
+        >>> kind_of([1, 2])
+        'a list'
+    """
+    kind = type(given)
+    if hasattr(given, "dtype") and hasattr(given, "shape"):
+        name = "" if kind.__module__.startswith("torch") else f"a {kind.__module__}.{kind.__name__} of "
+        return f"{name}{given.dtype} {tuple(given.shape)}"  # type: ignore[attr-defined]
+    return "None" if given is None else f"a{'n' if kind.__name__[0] in 'aeiou' else ''} {kind.__name__}"
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """The end of a message about an unknown name: the nearest valid one, or all of them.
 

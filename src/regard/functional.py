@@ -11,8 +11,9 @@ from torch import Tensor
 from regard.bias import ScoreBias
 from regard.catalog import build, refuse_inputs
 from regard.core import Attention
-from regard.errors import ConfigError, UnsupportedError
+from regard.errors import ConfigError, ShapeError, UnsupportedError, kind_of
 from regard.info import Heads
+from regard.specs import require_text
 
 
 def attend(
@@ -50,7 +51,17 @@ def attend(
         >>> torch.allclose(last, attend(q, k, v, "local(window=2)", causal=True)[:, :, 3:], atol=1e-6)
         True
     """
+    if (
+        not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor))
+        or min(q.ndim, k.ndim, v.ndim) < 2
+    ):
+        raise ShapeError(
+            f"attend: q, k and v must be tensors (batch, heads, length, dim), got {', '.join(map(kind_of, (q, k, v)))}"
+        )
     sizes = q.shape[1], k.shape[-1], v.shape[-1], q.shape[-1], k.shape[1]
+    require_text(spec)
+    if type(causal) is not bool or not isinstance(scale, float | int | None):
+        raise ConfigError(f"attend: causal is True or False, and scale a number or None; got {causal!r} and {scale!r}")
     mechanism = _shared(spec, sizes, causal, scale, q.device, q.dtype)
     return mechanism(q, k, v, key_mask=key_mask, bias=bias).values
 
@@ -105,7 +116,7 @@ def weights(
         >>> weights(build("softmax", Heads(count=1, key_dim=8, causal=True)), q, k).sum(-1).round(decimals=4)
         tensor([[[1., 1., 1., 1.]]])
     """
-    _require_matrix(mechanism)
+    _require_matrix(mechanism, k)
 
     def values(v: Tensor) -> Tensor:
         return mechanism(q, k, v, key_mask=key_mask, bias=bias, inputs=inputs).values
@@ -146,7 +157,7 @@ def weight_columns(
         >>> [(first, tuple(columns.shape)) for first, columns in weight_columns(mechanism, q, k)]
         [(0, (1, 1, 4, 2)), (2, (1, 1, 2, 2))]
     """
-    _require_matrix(mechanism)
+    _require_matrix(mechanism, k)
     length, training = k.shape[2], mechanism.training
     mechanism.eval()
     try:
@@ -174,9 +185,11 @@ def weight_columns(
         mechanism.train(training)
 
 
-def _require_matrix(mechanism: Attention) -> None:
+def _require_matrix(mechanism: Attention, k: Tensor) -> None:
     if not isinstance(mechanism, Attention):
         raise ConfigError(f"weights takes a mechanism that is built, as by build({mechanism!r}, Heads(...))")
+    if not isinstance(k, Tensor) or k.ndim != 4:
+        raise ShapeError(f"weights: k must be (batch, kv_heads, keys, key_dim), got {kind_of(k)}")
     info = mechanism.info
     if not (info.linear_in_value or info.affine_in_value):
         raise UnsupportedError(f"{info.title}: the output is not affine in the values, so it has no attention matrix")

@@ -12,6 +12,7 @@ from regard.core import Attended, Attention, Call, generator
 from regard.errors import ConfigError, ShapeError
 from regard.info import Heads, Info, Input, Supports
 from regard.state import Entry, State
+from regard.types_of import typed
 
 GROWTH: tuple[Literal["none", "constant", "window", "length"], ...] = ("none", "constant", "window", "length")
 
@@ -102,7 +103,10 @@ class HeadMix(Attention):
         ConfigError: heads that do not add up to `heads.count`.
     """
 
+    @typed
     def __init__(self, heads: Heads, parts: Sequence[tuple[str, Attention]]) -> None:
+        if not len(parts):
+            raise ConfigError("a mix over heads needs at least one part")
         nn.Module.__init__(self)
         self.serve(heads)
         self.configure({}, "a mix over heads")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Literal, Self
 
 from regard.errors import ConfigError, nearest
+from regard.types_of import typed
 
 _SIZES = (
     ("count", False),
@@ -65,6 +66,7 @@ class Heads:
     dropout: float = 0.0
     seed: int = 0
 
+    @typed
     def __post_init__(self) -> None:
         for name, optional in _SIZES:
             size = getattr(self, name)
@@ -164,6 +166,7 @@ class Input:
     neutral: float = 0.0
     """what padding gets: log decay 0, write strength 0"""
 
+    @typed
     def __post_init__(self) -> None:
         if isinstance(self.width, int) and self.width < 1:
             raise ConfigError(f"an input needs a width of at least 1, got {self.width}")

@@ -12,6 +12,7 @@ from regard.info import Heads, Info, Input
 from regard.moved import follow
 from regard.options import Configured, option, registered_name, weight
 from regard.state import Entry, Slots, State, Summary, begin, per_slot
+from regard.types_of import typed
 
 
 class Mechanism(Configured):
@@ -188,6 +189,7 @@ class Mechanism(Configured):
         if tape is not None and not torch.compiler.is_compiling():
             tape.fits = call
 
+    @typed
     def initial_state(
         self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
     ) -> State:

@@ -1,16 +1,15 @@
 """Options as annotated class attributes: written once, read by Python, specifications, docs and type checkers."""
 
 import inspect
-import math
 import re
 import typing
 from collections.abc import Iterator, Mapping
-from functools import cache
 from typing import Any, ClassVar, Literal, dataclass_transform
 
 from torch import nn
 
 from regard.errors import ConfigError, nearest
+from regard.types_of import hints, validate
 
 _WEIGHT, _REQUIRED = object(), object()
 
@@ -110,72 +109,12 @@ class Configured(nn.Module):
             setattr(self, name, value)
 
 
-@cache
-def hints(cls: type) -> dict[str, Any]:
-    """The types of a class's annotated attributes, by name."""
-    return typing.get_type_hints(cls, include_extras=True)
-
-
 def unknown(label: str, name: str, known: typing.Iterable[str]) -> ConfigError:
     """The error for an option that does not exist."""
     known = list(known)
     if not known:
         return ConfigError(f"{label} has no options, got {name!r}")
     return ConfigError(f"{label} has no option {name!r}: {nearest(name, known)}")
-
-
-def validate(label: str, name: str, value: object, hint: Any) -> None:
-    """Compare a value with its type, choices and bounds. Numbers are Python's own, finite, and whole ones of 64 bits.
-
-    Raises:
-        ConfigError: it does not fit; the message says what would.
-    """
-    import pydantic
-
-    try:
-        _adapter(hint).validate_python(value, strict=True)
-    except pydantic.ValidationError as error:
-        choices = [choice for part in _alternatives(hint) for choice in part]
-        if choices and isinstance(value, str):
-            why = nearest(value, [str(choice) for choice in choices])
-        else:
-            why = "; ".join(dict.fromkeys(problem["msg"] for problem in error.errors()))
-        raise ConfigError(f"{label}: option {name}={value!r} is not valid: {why}") from error
-    why = _problem(value)
-    if why is not None:
-        raise ConfigError(f"{label}: option {name}={value!r} is not valid: {why}")
-
-
-def _problem(value: object) -> str | None:
-    """Why a number in a value of the right type cannot be computed with, written down and read back."""
-    if isinstance(value, Mapping):
-        return next((why for part in value.values() if (why := _problem(part))), None)
-    if isinstance(value, tuple | list):
-        return next((why for part in value if (why := _problem(part))), None)
-    kind = type(value)
-    if kind is float and not math.isfinite(typing.cast(float, value)):
-        return "Input should be a finite number"
-    if kind is int and not -(1 << 63) <= typing.cast(int, value) < 1 << 63:
-        return "Input should be an integer of 64 bits"
-    if kind not in (int, float, bool) and hasattr(kind, "__float__"):  # of torch and numpy
-        return f"Input should be a plain number, not {kind.__module__}.{kind.__qualname__}"
-    return None
-
-
-def _alternatives(hint: Any) -> Iterator[tuple[object, ...]]:
-    """The choices of every Literal in a type."""
-    if typing.get_origin(hint) is Literal:
-        yield typing.get_args(hint)
-        return
-    for part in typing.get_args(hint):
-        yield from _alternatives(part)
-
-
-@cache
-def _adapter(hint: Any) -> Any:
-    import pydantic
-
-    return pydantic.TypeAdapter(hint, config=pydantic.ConfigDict(arbitrary_types_allowed=True))
 
 
 def registered_name(cls: type) -> str:

@@ -349,6 +349,8 @@ class Entry:
 
     def empty(self, batch: int, device: torch.device | None, dtype: torch.dtype) -> Tensor:
         """The tensor before the first slot."""
+        if type(batch) is int and batch < 0:
+            raise ShapeError(f"a state has at least 0 rows, got {batch}")
         shape = [batch, *self.shape] if self.batched else list(self.shape)
         if self.slots:
             shape.insert(SLOT_AXIS[len(shape) + 1], 0)

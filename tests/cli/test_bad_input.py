@@ -93,8 +93,8 @@ def test_options_that_make_no_sense(regard, tmp_path, tiny, words, message):
 
 CORPORA = {
     "empty.txt": (b"", "empty.txt is empty: give a file with text in it"),
-    "binary.txt": (b"text\0more", "binary.txt: binary, with a zero byte at position 4"),
-    "latin.txt": ("Señor\n".encode("latin-1") * 99, "latin.txt: no UTF-8: byte 0xf1 at position 2"),
+    "binary.txt": (b"text\0more", "binary.txt: binary, with a zero byte at byte 5"),
+    "latin.txt": ("Señor\n".encode("latin-1") * 99, "latin.txt: no UTF-8: byte 0xf1 at byte 3 of line 1"),
     "short.txt": (b"short", "is too small for windows of 32 tokens"),
     "broken.jsonl": (b'{"text": "a"}\n{', "broken.jsonl, line 2: no JSON"),
     "other.jsonl": (b'{"body": "a"}\n', "no field 'text'; fields: 'body'; choose one with --task.field"),

@@ -175,8 +175,9 @@ def test_generate_classifies_and_fills(regard, made):
 @pytest.mark.parametrize(
     ("name", "words", "code", "message"),
     [
-        ("translation", [""], 3, "sentence 0 is empty"),
-        ("translation", ["a" * 24], 6, "sentence 0 takes 25 tokens"),
+        ("translation", [""], 3, "line 1 is empty"),
+        ("translation", ["a\n\n \nb"], 3, "line 2 is empty"),
+        ("translation", ["a" * 24], 6, "lines 1 to 1: sentence 1 takes 25 tokens"),
         ("translation", ["a", "--beam", "0"], 2, "beams must be at least 1, got 24 and 0"),
         ("translation", ["a", "--length-penalty", "-1"], 2, "alpha must be at least 0"),
         ("translation", ["a", "--temperature", "1"], 2, "translates: --temperature has no use for it"),

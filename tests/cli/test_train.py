@@ -207,12 +207,33 @@ def test_nothing_is_overwritten(regard, run, short):
 
 
 def test_resume_takes_nothing_beside_it(regard, run):
-    for words in (["--steps", "9"], ["--task", "recall"], ["--preset", "gpt"], ["--model.dim=8"], ["--config", "a"]):
+    for words in (
+        ["--batch-size", "9"],
+        ["--task", "recall"],
+        ["--preset", "gpt"],
+        ["--model.dim=8"],
+        ["--config", "a"],
+    ):
         answer = regard("train", "--resume", "run", *words)
         assert answer.code == 2
         assert f"so {words[0].partition(' ')[0]}" in answer.err
         assert "would change nothing" in answer.err
     assert regard("train", "--resume", "run", "--json").code == 0
+
+
+def test_a_finished_run_is_extended_by_name(regard, run):
+    answer = regard("train", "--resume", "run", "--steps", "6", "--learning-rate", "0.0005")
+    assert answer.code == 0, answer.err
+    assert "steps = 6\n" in (run / "config.toml").read_text()
+    assert "learning_rate = 0.0005\n" in (run / "config.toml").read_text()
+    steps = [line["step"] for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines())]
+    assert max(steps) == 6
+    assert steps == sorted(steps)
+    assert "Try it: regard generate run " in answer.out
+    assert regard("train", "--resume", "run").code == 0  # and was not edited
+    answer = regard("train", "--resume", "run", "--steps", "5")
+    assert answer.code == 2
+    assert "run has 6 steps; it can be given more of them, not 5" in answer.err
 
 
 def test_resume_of_what_is_no_run(regard):
@@ -277,7 +298,7 @@ def test_a_loss_that_is_not_finite_exits_5(regard, short):
     answer = regard("train", *short[:-1], "20", "--learning-rate", "1e30", "--clip", "0", "--out", "r")
     assert answer.code == 5
     assert "is not finite" in answer.err
-    assert "training.learning_rate" in answer.err
+    assert "go on from there with regard train --resume RUN --learning-rate LOWER" in answer.err
 
 
 def test_a_device_that_is_absent_leaves_nothing_behind(regard, tmp_path, short):

@@ -86,7 +86,7 @@ def test_json_lines(tmp_path: Path) -> None:
         (b'{"text": 3}\n', "line 1: field 'text' holds int"),
         (b'{"text": "a\\u0000"}\n', r"line 1: field 'text' holds U\+0000"),
         (b'{"text": "\\ud800"}\n', "half a surrogate pair"),
-        (b'{"text": "a"}\n{"text": "\xff"}\n', "line 2: no UTF-8: byte 0xff at position 10"),
+        (b'{"text": "a"}\n{"text": "\xff"}\n', "line 2: no UTF-8: byte 0xff at byte 11 "),
         (b"\n \n", "is empty"),
         (b"", "is empty"),
     ],
@@ -101,9 +101,9 @@ def test_malformed_json_lines(tmp_path: Path, content: bytes, message: str) -> N
     ("content", "message"),
     [
         (b"", "a.txt is empty"),
-        (b"\x89PNG\r\n\0\0", "binary, with a zero byte at position 6"),
-        (b"caf\xe9 au lait", "no UTF-8: byte 0xe9 at position 3 .*iconv"),
-        ("天".encode()[:2], "position 0"),
+        (b"\x89PNG\r\n\0\0", "binary, with a zero byte at byte 1 of line 2"),
+        (b"caf\xe9 au lait", "no UTF-8: byte 0xe9 at byte 4 .*iconv"),
+        ("天".encode()[:2], "byte 1 "),
     ],
 )
 def test_malformed_text(tmp_path: Path, content: bytes, message: str) -> None:

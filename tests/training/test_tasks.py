@@ -76,8 +76,8 @@ def test_translate(kinds, tmp_path):
     greedy, short = (loaded.translate(["number 7"], max_new_tokens=most, beams=1)[0] for most in (20, 1))
     assert short == greedy[:1]
     for wrong, error, message in (
-        ([" "], InputError, "sentence 0 is empty"),
-        (["x", "y" * 20], LimitError, "sentence 1 takes 21 tokens, and .* trained on at most 20"),
+        ([" "], InputError, "sentence 1 is empty"),
+        (["x", "y" * 20], LimitError, "sentence 2 takes 21 tokens, and .* trained on at most 20"),
         ("x", ConfigError, "a list of sentences"),
     ):
         with pytest.raises(error, match=message):

@@ -8,6 +8,7 @@ from regard import specs
 from regard.errors import ConfigError
 from regard.models.config import MlpKind
 from regard.tasks.config import ClassificationConfig, RecallConfig, TextConfig
+from regard.types_of import typed
 
 FORMAT = 2
 """of results.json; changes whenever a reader would have to"""
@@ -110,6 +111,7 @@ class CompareConfig:
     threads: int = 2
     """CPU threads"""
 
+    @typed
     def __post_init__(self) -> None:
         kinds = ("text", "recall", "masked", "classification")
         sizes = [f"{kind}_steps" for kind in kinds] + ["batch_size", *(f"{kind}_batch_size" for kind in kinds[1:])]

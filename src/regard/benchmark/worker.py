@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from regard import errors
+from regard import consent, errors
 from regard.benchmark.timing import allocation
 from regard.errors import RegardError, ResourceError, out_of_memory
 
@@ -91,11 +91,14 @@ def serve(work: Callable[[Any], Iterable[Any]]) -> int:
     except RegardError as error:
         say(error=type(error).__name__, message=str(error))
         return error.exit_code
-    except (MemoryError, RuntimeError) as error:
-        if not out_of_memory(error):
+    except Exception as error:
+        fault = consent.fault(error)
+        if out_of_memory(error):
+            fault = ResourceError(f"out of memory; use a smaller model, batch or length. {error}")
+        if fault is None:
             raise
-        say(error="ResourceError", message=f"out of memory; use a smaller model, batch or length. {error}")
-        return ResourceError.exit_code
+        say(error=type(fault).__name__, message=str(fault))
+        return fault.exit_code
     except KeyboardInterrupt:
         return 130
     return 0

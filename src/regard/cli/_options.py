@@ -1,11 +1,38 @@
 """The words after a verb, read into the dataclass of its options."""
 
 from collections.abc import Sequence
-from typing import TypeVar
+from dataclasses import replace
+from types import NoneType
+from typing import TypeVar, get_args
 
 import tyro
+from tyro.constructors import (
+    ConstructorRegistry,
+    PrimitiveConstructorSpec,
+    PrimitiveTypeInfo,
+    UnsupportedTypeAnnotationError,
+)
 
 Options = TypeVar("Options")
+TYPES = ConstructorRegistry()
+"""how the help names types: an option that may be None as what else it may be. The word None is still read."""
+
+
+@TYPES.primitive_rule
+def _optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | UnsupportedTypeAnnotationError | None:
+    named = tyro.conf.DisallowNone
+    if NoneType not in get_args(info.type) or named in info.markers:
+        return None
+    found = ConstructorRegistry.get_primitive_spec(replace(info, markers=info.markers | {named}))
+    if isinstance(found, UnsupportedTypeAnnotationError):
+        return found
+    read, is_one, shown = found.instance_from_str, found.is_instance, found.str_from_instance
+    return replace(
+        found,
+        instance_from_str=lambda words: None if words == ["None"] else read(words),
+        is_instance=lambda value: value is None or is_one(value),
+        str_from_instance=lambda value: ["None"] if value is None else shown(value),
+    )
 
 
 def read(kind: type[Options], words: Sequence[str], *, verb: str, description: str | None) -> Options:
@@ -22,5 +49,6 @@ def read(kind: type[Options], words: Sequence[str], *, verb: str, description: s
         args=list(words),
         prog=f"regard {verb}",
         description=description,
+        registry=TYPES,
         config=(tyro.conf.FlagCreatePairsOff,),
     )

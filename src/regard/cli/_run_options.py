@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, get_args
 
 import tyro
 
+from regard.cli._options import TYPES
 from regard.errors import ConfigError, nearest
 from regard.models import presets
 from regard.models.config import ModelConfig
@@ -33,6 +34,8 @@ from regard.tasks.config import (
 from regard.training import toml
 from regard.training.config import SHAPES, AnyModelConfig, RunConfig, TrainingConfig
 
+CHANGEABLE = ("steps", "learning_rate")
+"""of a run that is continued"""
 TASKS: dict[str, type] = {kind.name: kind for kind in get_args(TaskConfig)}
 
 
@@ -43,8 +46,9 @@ class _Options:
     out: str | None = None
     """directory of the new run; None: runs/ and the first free number"""
     resume: str | None = None
-    """continue this run, with its own configuration: takes no other option but --json, --trust and
-    --edited"""
+    """continue this run, with its own configuration; beside it --steps trains longer, also after the end, and
+    --learning-rate goes on with another one, as after a loss that was not finite; --json, --trust, --edited"""
+    changed: tyro.conf.Suppress[tuple[str, ...]] = ()
     config: str | None = None
     """TOML file with the sections model, task and training; flags win over it"""
     trust: bool = False
@@ -181,6 +185,8 @@ def parse(words: Sequence[str], description: str) -> Options:
     for name in ("--config", "--preset", "--task", "--resume"):
         early.add_argument(name)
     early.add_argument("--task.data", dest="data")
+    for name in CHANGEABLE:
+        early.add_argument(f"--{name.replace('_', '-')}", f"--{name}", dest=name)
     for name in ("--trust", "--edited"):
         early.add_argument(name, action="store_true")
     try:
@@ -203,14 +209,16 @@ def parse(words: Sequence[str], description: str) -> Options:
     config = _layered(first, words)
     task = config.task.name
     default: Any = KINDS[task](kind=task, model=config.model, training=config.training, task=config.task)  # type: ignore[call-arg]
-    return tyro.cli(
+    read: Options = tyro.cli(
         KINDS[task],
         default=default,
         args=list(words),
         prog="regard train",
         description=description,
+        registry=TYPES,
         config=(tyro.conf.FlagCreatePairsOff, tyro.conf.AvoidSubcommands),
     )
+    return replace(read, changed=tuple(name for name in CHANGEABLE if getattr(first, name) is not None))
 
 
 def _layered(first: argparse.Namespace, words: Sequence[str]) -> RunConfig:

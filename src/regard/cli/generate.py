@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import tyro
 
-from regard.errors import ConfigError
+from regard.errors import ConfigError, InputError, LimitError
 
 if TYPE_CHECKING:
     from regard.models import LanguageModel
@@ -29,7 +29,7 @@ class Options:
     max_new_tokens: int | None = None
     """most new tokens; None: 200, or for translations as many as the run was trained on"""
     temperature: float | None = None
-    """continuing and drawing: 0 is always the likeliest; None: 0.8, for images 1"""
+    """continuing and drawing: 0 is always the likeliest; 1 unless given"""
     top_k: int | None = None
     """continuing and drawing: only the k likeliest"""
     top_p: float | None = None
@@ -102,13 +102,14 @@ def run(options: Options) -> int:
 def _continue(options: Options, model: "LanguageModel", tokenizer: "Tokenizer", stop_tokens: tuple[int, ...]) -> int:
     """The continuation of the prompt, as it comes."""
     from regard.models.generate import stream
+    from regard.models.sampling import Sampling
 
     _only(options, *_SAMPLING_OPTIONS, does="continues text")
     for piece in stream(
         model,
         [_prompt(options)],
         max_new_tokens=200 if options.max_new_tokens is None else options.max_new_tokens,
-        temperature=0.8 if options.temperature is None else options.temperature,
+        temperature=Sampling().temperature if options.temperature is None else options.temperature,
         top_k=options.top_k,
         top_p=options.top_p,
         seed=0 if options.seed is None else options.seed,
@@ -127,15 +128,22 @@ def _translate(options: Options, loaded: "TrainedModel") -> int:
     from regard.training.trained_model import BEAMS, LENGTH_PENALTY
 
     _only(options, *_BEAM_OPTIONS, does="translates")
-    lines = _prompt(options).splitlines() or [""]
+    lines = _prompt(options).removesuffix("\n").split("\n")  # str.splitlines also cuts at U+2028 and others
+    blank = next((number for number, line in enumerate(lines, 1) if not line.strip()), None)
+    if blank is not None:
+        raise InputError(f"line {blank} is empty: give some text, a sentence in every line")
     for first in range(0, len(lines), _LINES_AT_A_TIME):
-        translated = loaded.translate(
-            lines[first : first + _LINES_AT_A_TIME],
-            beams=BEAMS if options.beam is None else options.beam,
-            length_penalty=LENGTH_PENALTY if options.length_penalty is None else options.length_penalty,
-            max_new_tokens=options.max_new_tokens,
-            batch_size=_LINES_AT_A_TIME,
-        )
+        some = lines[first : first + _LINES_AT_A_TIME]
+        try:
+            translated = loaded.translate(
+                some,
+                beams=BEAMS if options.beam is None else options.beam,
+                length_penalty=LENGTH_PENALTY if options.length_penalty is None else options.length_penalty,
+                max_new_tokens=options.max_new_tokens,
+                batch_size=_LINES_AT_A_TIME,
+            )
+        except (InputError, LimitError) as error:
+            raise type(error)(f"lines {first + 1} to {first + len(some)}: {error}") from error
         print("\n".join(translated), flush=True)
     return 0
 
@@ -164,6 +172,7 @@ def _draw(options: Options, loaded: "TrainedModel") -> int:
     """A PNG file of new images, or of held-out ones drawn from a part of each."""
     import numpy as np
 
+    from regard.models.sampling import Sampling
     from regard.report.png import png, tiled
     from regard.tasks import ImagesTask, SuperResolutionTask, build_task
     from regard.tasks.pixels import reduced
@@ -201,7 +210,7 @@ def _draw(options: Options, loaded: "TrainedModel") -> int:
         count,
         upper=upper,
         small=small,
-        temperature=1.0 if options.temperature is None else options.temperature,
+        temperature=Sampling().temperature if options.temperature is None else options.temperature,
         top_k=options.top_k,
         top_p=options.top_p,
         seed=0 if options.seed is None else options.seed,

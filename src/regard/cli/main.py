@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from regard import __version__
+from regard import __version__, consent
 from regard.errors import ConfigError, RegardError, nearest, out_of_memory
 
 
@@ -71,10 +71,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 2
     except Exception as error:
-        if not out_of_memory(error):
+        if out_of_memory(error):
+            print(f"{name}: out of memory; use a smaller model, batch or length", file=sys.stderr)
+            return 6
+        fault = consent.fault(error)
+        if fault is None:
             return _bug()
-        print(f"{name}: out of memory; use a smaller model, batch or length", file=sys.stderr)
-        return 6
+        print(f"{name}: {fault}", file=sys.stderr)
+        return fault.exit_code
 
 
 def _open_streams() -> None:

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from shlex import quote
 
 from regard.cli import _run_options
 from regard.cli._output import console, emit
@@ -27,7 +28,8 @@ def run(options: Options) -> int:
 
     with Display() as display:
         if options.resume is not None:
-            result = resume(options.resume, on_progress=display, trust=options.trust, edited=options.edited)
+            given = {name: getattr(options.training, name) for name in options.changed}
+            result = resume(options.resume, **given, on_progress=display, trust=options.trust, edited=options.edited)
         else:
             config = run_config(options)
             require_memory(config)
@@ -39,8 +41,17 @@ def run(options: Options) -> int:
     screen = console()
     shown = {key: value for key, value in result.evaluation.items() if isinstance(value, float)}
     screen.print(", ".join(f"{key} {value:.4f}" for key, value in shown.items()), markup=False)
+    screen.print(f"Try it: {_next(result.config.task.name, quote(str(result.path)))}", markup=False)
     screen.print(f"Run: {result.path}", markup=False)
     return 0
+
+
+def _next(task: str, run: str) -> str:
+    """The command that shows what a run has learned."""
+    if task in ("recall", "copy"):
+        return f"regard evaluate {run}"
+    what = {"masked": "'a [MASK] text'", "images": "--out drawn.png", "super_resolution": "--out drawn.png"}
+    return f"regard generate {run} {what.get(task, repr('a text'))}"
 
 
 def require_memory(config: RunConfig) -> None:

@@ -15,8 +15,10 @@ from regard.models.encoder import Encoder
 from regard.models.generate import evaluation
 from regard.models.heads import pooled
 from regard.position.learned import Learned
+from regard.types_of import typed
 
 
+@typed
 def embed(
     encoder: Encoder, tokenizer: PretrainedTokenizer, texts: Sequence[str], *, batch_size: int, unit: bool
 ) -> Float[Tensor, "texts dim"]:

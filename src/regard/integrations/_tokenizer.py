@@ -9,7 +9,7 @@ from jaxtyping import Int64, Integer
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as Model
 
-from regard.errors import CheckpointError, InputError, UnsupportedError
+from regard.errors import CheckpointError, InputError, UnsupportedError, kind_of
 from regard.integrations.weights import listed
 from regard.tasks.tokenizer import byte_letters
 
@@ -84,6 +84,8 @@ class PretrainedTokenizer:
         return Encoded(np.array(encoding.ids, np.int64), np.diff(seen, prepend=0))
 
     def _check(self, text: str) -> None:
+        if not isinstance(text, str):
+            raise InputError(f"a tokenizer encodes one text, got {kind_of(text)}")
         try:
             absent = sorted(set(text.encode("utf-8")) & self._missing)
         except UnicodeEncodeError as error:

@@ -12,7 +12,7 @@ import safetensors.torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.errors import CheckpointError, ConfigError, UnsupportedError
+from regard.errors import CheckpointError, ConfigError, InputError, UnsupportedError, kind_of
 from regard.integrations import _embedding, _evaluation, _folder, architectures
 from regard.integrations._conversion import converted
 from regard.integrations._gguf import read_gguf
@@ -65,6 +65,8 @@ class PublishedModel:
         Raises:
             ConfigError: there is no tokenizer. UnsupportedError: the network does not continue texts.
         """
+        if not isinstance(prompt, str):
+            raise InputError(f"generate continues one text, got {kind_of(prompt)}; call it once for each")
         rows = generate(
             self.decoder,
             [prompt],

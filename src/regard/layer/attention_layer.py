@@ -18,6 +18,7 @@ from regard.memory import Memory, MemoryState, build_memory
 from regard.moved import follow
 from regard.position import Position, build_position
 from regard.state import State
+from regard.types_of import typed
 
 _SERVED = ("count", "key_dim", "value_width", "query_width", "kv_heads", "causal", "max_length", "dropout")
 """what a shared mechanism must have been built for; its seed is its own"""
@@ -68,6 +69,7 @@ class AttentionLayer(nn.Module):
     Source: Vaswani et al. 2017, section 3.2.2.
     """
 
+    @typed
     def __init__(
         self,
         dim: int,
@@ -291,7 +293,7 @@ class AttentionLayer(nn.Module):
         query_start: int | None = None,
     ) -> LayerValues:
         """The averages of every head, before the output projection; arguments and errors as `forward`."""
-        check_hidden("x", x, self.dim)
+        check_hidden("x", x, self.dim, state)
         past, length = state.length if state is not None and not self.cross else 0, x.shape[1]
         scheme, attention, projections = self.position, self.attention, self.projections
         if scheme is not None and scheme.absolute:

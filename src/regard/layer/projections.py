@@ -8,8 +8,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.core import Attention, generator
-from regard.errors import ConfigError, ShapeError
+from regard.errors import ConfigError, ShapeError, kind_of
 from regard.info import Heads
+from regard.state import State
 
 if TYPE_CHECKING:
     from regard.layer.global_rows import GlobalRows
@@ -185,6 +186,8 @@ def build_projections(
     Raises:
         ConfigError: an unknown kind, or one that does not fit the sizes or the mechanism.
     """
+    if context_dim < 1:
+        raise ConfigError(f"AttentionLayer: context_dim must be at least 1, got {context_dim}")
     match kind:
         case "all":
             return Projections(attention, heads, dim, context_dim, bias=bias, output_bias=output_bias)
@@ -199,14 +202,16 @@ def build_projections(
             raise ConfigError(f"AttentionLayer has no projections={kind!r}; it has {', '.join(KINDS)}")
 
 
-def check_hidden(name: str, x: Tensor, width: int) -> None:
-    """Refuse what is no hidden states of this width.
+def check_hidden(name: str, x: Tensor, width: int, state: State | None = None) -> None:
+    """Refuse what is no hidden states of this width, and what they go on from and is no state.
 
     Raises:
         ShapeError: it is not.
     """
-    if x.ndim != 3 or x.shape[2] != width or not x.is_floating_point():
-        raise ShapeError(f"{name} must be floating (batch, length, dim={width}), got {x.dtype} {tuple(x.shape)}")
+    if not isinstance(x, Tensor) or x.ndim != 3 or x.shape[2] != width or not x.is_floating_point():
+        raise ShapeError(f"{name} must be floating (batch, length, dim={width}), got {kind_of(x)}")
+    if state is not None and not isinstance(state, State):
+        raise ShapeError(f"state must be one that initial_state or a call gave, got {kind_of(state)}")
 
 
 def by_head(x: Float[Tensor, "batch length width"], heads: int) -> Float[Tensor, "batch heads length each"]:

@@ -12,6 +12,7 @@ from regard.models.decoder import LanguageModel
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.generate import Prompts, Reason, evaluation, prompt_ids
 from regard.state import State
+from regard.types_of import typed
 
 
 class Hypothesis(NamedTuple):
@@ -35,6 +36,7 @@ def length_penalty(length: int, alpha: float) -> float:
     return ((5 + length) / 6) ** alpha
 
 
+@typed
 def beam_search(
     model: LanguageModel | EncoderDecoder,
     inputs: Prompts,

@@ -5,6 +5,7 @@ from typing import Literal, get_args
 
 from regard import specs
 from regard.errors import ConfigError, nearest
+from regard.types_of import typed
 
 MlpKind = Literal["gelu", "gelu_tanh", "relu", "swiglu", "geglu", "geglu_tanh", "none"]
 NormPlace = Literal["pre", "post"]
@@ -72,6 +73,7 @@ class BlockConfig:
     seed: int = 0
     """Every initial weight, and every random feature, bucket and codebook, is drawn from this."""
 
+    @typed
     def __post_init__(self) -> None:
         problems = self.problems()
         if problems:

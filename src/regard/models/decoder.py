@@ -12,18 +12,19 @@ from torch import Tensor, nn
 from regard.catalog import build
 from regard.composite import States
 from regard.core import Attention, generator
-from regard.errors import ConfigError, ShapeError, UnsupportedError
+from regard.errors import ConfigError, ShapeError, UnsupportedError, kind_of
 from regard.layer import AttentionLayer, linear
 from regard.memory import MemoryState
 from regard.models.blocks import Block, block_class
 from regard.models.config import ModelConfig
 from regard.models.depth import Threads, build_depth
-from regard.models.embeddings import Embeddings, build_attention
+from regard.models.embeddings import Embeddings, build_attention, check_mask
 from regard.models.losses import add_losses, loss_names, loss_weights
 from regard.models.parts import ShortConvolution, build_norm
 from regard.models.sharing import save_once
 from regard.moved import follow
 from regard.state import State, Summary
+from regard.types_of import typed
 
 
 @dataclass(frozen=True)
@@ -138,6 +139,7 @@ class LanguageModel(nn.Module):
     variance 1 / inputs, residual outputs shrunk by 1/sqrt(2 layers), embeddings 0.02 at dim 768.
     """
 
+    @typed
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
@@ -227,6 +229,7 @@ class LanguageModel(nn.Module):
         """Trained weights, shared ones once."""
         return sum(x.numel() for x in self.parameters())
 
+    @typed
     def initial_state(
         self,
         batch: int,
@@ -312,12 +315,10 @@ class LanguageModel(nn.Module):
         state: ModelState | None = None,
     ) -> Hidden:
         """All but the output layer; arguments and errors as `forward`."""
-        if key_mask is not None and (key_mask.dtype != torch.bool or key_mask.shape != tokens.shape):
-            raise ShapeError(
-                f"key_mask must be bool {tuple(tokens.shape)}, True = real token, "
-                f"got {key_mask.dtype} {tuple(key_mask.shape)}"
-            )
         self.embeddings.check(tokens, positions=positions)
+        check_mask(key_mask, tokens)
+        if state is not None and not isinstance(state, ModelState):
+            raise ShapeError(f"state must be one that initial_state or a call gave, got {kind_of(state)}")
         if self.config.memory == "none":
             return self._segment(tokens, key_mask, positions, state)
         return self._segments(tokens, key_mask, positions, state)

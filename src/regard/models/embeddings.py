@@ -9,7 +9,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
 from regard.core import generator
-from regard.errors import ConfigError, InputError, LimitError, ShapeError, UnsupportedError
+from regard.errors import ConfigError, InputError, LimitError, ShapeError, UnsupportedError, kind_of
 from regard.info import Heads
 from regard.layer import AttentionLayer, linear
 from regard.models.encoder_config import EncoderConfig, InputConfig
@@ -166,11 +166,13 @@ class Embeddings(nn.Module):
         """Refuse inputs of the wrong shape or out of range; errors as `forward`."""
         if self.project is not None:
             width = self.project.in_features
-            if inputs.ndim != 3 or not inputs.is_floating_point() or inputs.shape[2] != width:
-                raise ShapeError(
-                    f"inputs must be vectors (batch, length, input_dim={width}), got {inputs.dtype} "
-                    f"{tuple(inputs.shape)}"
-                )
+            if (
+                not isinstance(inputs, Tensor)
+                or inputs.ndim != 3
+                or not inputs.is_floating_point()
+                or inputs.shape[2] != width
+            ):
+                raise ShapeError(f"inputs must be vectors (batch, length, input_dim={width}), got {kind_of(inputs)}")
         else:
             check_ids(inputs, self.config.vocab_size, "tokens")
         if token_types is not None:
@@ -186,10 +188,10 @@ class Embeddings(nn.Module):
                 "positions are for tokens under a scheme that places each one (sinusoidal, learned, rotary); "
                 f"position {self.config.position!r} here counts slots only"
             )
-        if positions.shape not in (inputs.shape[:2], inputs.shape[1:2]):
+        if not isinstance(positions, Tensor) or positions.shape not in (inputs.shape[:2], inputs.shape[1:2]):
             raise ShapeError(
                 f"positions must be (length,) or (batch, length) as the inputs {tuple(inputs.shape[:2])}, "
-                f"got {tuple(positions.shape)}"
+                f"got {kind_of(positions)}"
             )
 
 
@@ -207,8 +209,8 @@ def check_ids(ids: Tensor, count: int, name: str) -> None:
     Raises:
         ShapeError, InputError: as said.
     """
-    if ids.ndim != 2 or ids.is_floating_point() or ids.dtype == torch.bool:
-        raise ShapeError(f"{name} must be integers (batch, length), got {ids.dtype} {tuple(ids.shape)}")
+    if not isinstance(ids, Tensor) or ids.ndim != 2 or ids.is_floating_point() or ids.dtype == torch.bool:
+        raise ShapeError(f"{name} must be integers (batch, length), got {kind_of(ids)}")
     if torch.compiler.is_compiling() or not ids.numel():
         return
     low, high = (int(x) for x in plain(ids).aminmax())
@@ -258,3 +260,16 @@ def with_usual_logits(layer: AttentionLayer, config: InputConfig) -> AttentionLa
         with torch.no_grad():
             layer.projections.query.weight.mul_(config.key_dim**-0.5 / layer.attention.factor)
     return layer
+
+
+def check_mask(mask: Tensor | None, tokens: Tensor) -> None:
+    """Refuse a mask that is not bool, with one value for each token or vector.
+
+    Raises:
+        ShapeError: as said.
+    """
+    if not isinstance(tokens, Tensor):
+        raise ShapeError(f"tokens must be integers (batch, length), or vectors, got {kind_of(tokens)}")
+    wanted = tokens.shape[:2]
+    if mask is not None and (not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != wanted):
+        raise ShapeError(f"key_mask must be bool {tuple(wanted)}, True = real token, got {kind_of(mask)}")

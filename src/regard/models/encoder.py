@@ -11,11 +11,12 @@ from regard.errors import ShapeError, UnsupportedError
 from regard.layer import AttentionLayer
 from regard.models.blocks import Block, block_class
 from regard.models.depth import Threads, build_depth
-from regard.models.embeddings import Embeddings, build_attention, with_usual_logits
+from regard.models.embeddings import Embeddings, build_attention, check_mask, with_usual_logits
 from regard.models.encoder_config import EncoderConfig
 from regard.models.losses import add_losses, loss_names, loss_weights
 from regard.models.parts import build_norm
 from regard.models.sharing import save_once
+from regard.types_of import typed
 
 Marks = Literal["none", "tokens", "segments"]
 """Labels of tokens that a model reads: none; a mark other than 0 for a global token; or the segments of `etc`."""
@@ -54,6 +55,7 @@ class Encoder(nn.Module):
     Source: Vaswani et al. 2017, section 3.1 (encoder).
     """
 
+    @typed
     def __init__(self, config: EncoderConfig, *, table: nn.Embedding | None = None) -> None:
         super().__init__()
         self.config = config
@@ -121,11 +123,7 @@ class Encoder(nn.Module):
             UnsupportedError: a request that the position scheme or a mechanism does not support; marks, and no
                 mechanism that has a meaning for them.
         """
-        if key_mask is not None and (key_mask.dtype != torch.bool or key_mask.shape != inputs.shape[:2]):
-            raise ShapeError(
-                f"key_mask must be bool {tuple(inputs.shape[:2])}, True = real, "
-                f"got {key_mask.dtype} {tuple(key_mask.shape)}"
-            )
+        check_mask(key_mask, inputs)
         if key_mask is not None and inputs.is_floating_point():
             # A NaN in a masked vector would reach the gradient of the weights, as 0 * NaN.
             inputs = inputs.masked_fill(~key_mask[..., None], 0)

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from regard.catalog import describe
 from regard.composite import States
 from regard.core import Attention, generator
-from regard.errors import ShapeError, UnsupportedError
+from regard.errors import UnsupportedError
 from regard.layer import AttentionLayer, linear
 from regard.models.block_config import Recomputed
-from regard.models.embeddings import Embeddings, build_attention, token_table, with_usual_logits
+from regard.models.embeddings import Embeddings, build_attention, check_mask, token_table, with_usual_logits
 from regard.models.encoder import Encoded, Encoder
 from regard.models.encoder_decoder_config import EncoderDecoderConfig
 from regard.models.losses import add_losses, loss_names, loss_weights
@@ -24,6 +24,7 @@ from regard.models.recompute import recomputed
 from regard.models.sharing import save_once
 from regard.position import Position
 from regard.state import State
+from regard.types_of import typed
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,7 @@ class CrossBlock(nn.Module):
     Source: Vaswani et al. 2017, section 3.1.
     """
 
+    @typed
     def __init__(
         self, config: EncoderDecoderConfig, attention: AttentionLayer, cross: AttentionLayer, *, seed: int
     ) -> None:
@@ -185,6 +187,7 @@ class EncoderDecoder(nn.Module):
     Source: Vaswani et al. 2017, section 3.
     """
 
+    @typed
     def __init__(self, config: EncoderDecoderConfig) -> None:
         super().__init__()
         self.config = config
@@ -317,11 +320,7 @@ class EncoderDecoder(nn.Module):
     def _decoded(
         self, tokens: Tensor, encoded: Encoded | None, key_mask: Tensor | None, state: EncoderDecoderState | None
     ) -> EncoderDecoderOutput:
-        if key_mask is not None and (key_mask.dtype != torch.bool or key_mask.shape != tokens.shape):
-            raise ShapeError(
-                f"key_mask must be bool {tuple(tokens.shape)}, True = real token, "
-                f"got {key_mask.dtype} {tuple(key_mask.shape)}"
-            )
+        check_mask(key_mask, tokens)
         past = 0 if state is None else state.length
         x = self.embeddings(tokens, past=past)
         positions = self.embeddings.for_blocks(x, None, past)

@@ -13,6 +13,7 @@ from regard.layer import linear
 from regard.models.encoder import Encoder
 from regard.models.fusion_config import FusionConfig
 from regard.models.heads import pooled
+from regard.types_of import typed
 
 
 class Fused(NamedTuple):
@@ -50,6 +51,7 @@ class Fusion(nn.Module):
     Source: Yang et al. 2016 (HAN), equations 5 to 7, over modalities instead of words; ReLU for their tanh.
     """
 
+    @typed
     def __init__(self, dim: int, *, hidden: int | None = None, seed: int = 0) -> None:
         super().__init__()
         width = dim if hidden is None else hidden
@@ -130,6 +132,7 @@ class FusionClassifier(nn.Module):
         [1.0, 0.0]
     """
 
+    @typed
     def __init__(self, config: FusionConfig, *, classes: int) -> None:
         super().__init__()
         if classes < 1:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from regard.errors import ConfigError
 from regard.models.encoder_config import EncoderConfig
+from regard.types_of import typed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +29,7 @@ class FusionConfig:
     seed: int = 0
     """Of the fusion's and the output layer's initial weights; every encoder has a seed of its own."""
 
+    @typed
     def __post_init__(self) -> None:
         problems: list[str] = []
         if not self.encoders:

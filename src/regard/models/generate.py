@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from regard.core import generator
-from regard.errors import ConfigError, InputError, LimitError, ShapeError
+from regard.errors import ConfigError, InputError, LimitError, ShapeError, kind_of
 from regard.models.decoder import LanguageModel, ModelState
 from regard.models.sampling import Sampling
+from regard.types_of import typed
 
 Prompts = Tensor | np.ndarray | Sequence[str | Sequence[int] | np.ndarray | Tensor]
 Reason = Literal["length", "stop"]
@@ -58,6 +59,7 @@ class Generated(NamedTuple):
     ended: Reason
 
 
+@typed
 def generate(
     model: LanguageModel,
     prompts: Prompts,
@@ -103,10 +105,11 @@ def generate(
         >>> [len(row.tokens) for row in rows]
         [5, 5]
     """
-    pieces: dict[int, list[Piece]] = {row: [] for row in range(len(prompts))}
+    ids = prompt_ids(prompts, tokenizer)
+    pieces: dict[int, list[Piece]] = {row: [] for row in range(len(ids))}
     for piece in stream(
         model,
-        prompts,
+        ids,
         max_new_tokens=max_new_tokens,
         temperature=temperature,
         top_k=top_k,
@@ -128,6 +131,7 @@ def generate(
     ]
 
 
+@typed
 def stream(
     model: LanguageModel,
     prompts: Prompts,
@@ -147,8 +151,8 @@ def stream(
     Arguments are checked at the call, before the first piece is asked for.
     """
     sampling = Sampling(temperature=float(temperature), top_k=top_k, top_p=top_p)
-    if max_new_tokens < 0:
-        raise ConfigError(f"max_new_tokens must be at least 0, got {max_new_tokens}")
+    if not hasattr(max_new_tokens, "__index__") or max_new_tokens < 0:
+        raise ConfigError(f"max_new_tokens must be at least 0, and a whole number, got {max_new_tokens}")
     if isinstance(stop, str) or "" in stop:
         raise ConfigError(f"stop must be a tuple of texts that are not empty, got {stop!r}")
     if stop and tokenizer is None:
@@ -177,13 +181,18 @@ def prompt_ids(prompts: Prompts, tokenizer: Tokenizer | None) -> list[Tensor]:
     """
     if isinstance(prompts, str):
         raise ConfigError("prompts is a list; write [text] for one text")
+    if not isinstance(prompts, Tensor | np.ndarray | Sequence):
+        raise ConfigError(f"prompts is a list of texts or token ids, or a tensor of ids; got {kind_of(prompts)}")
     rows: list[Tensor] = []
     for at, prompt in enumerate(prompts):
         if isinstance(prompt, str):
             if tokenizer is None:
                 raise ConfigError(f"prompt {at} is a text, and there is no tokenizer to read it; pass tokenizer=")
             prompt = tokenizer.encode(prompt)
-        ids = prompt if isinstance(prompt, Tensor) else torch.tensor(prompt)
+        try:
+            ids = prompt if isinstance(prompt, Tensor) else torch.tensor(prompt)
+        except (TypeError, ValueError, RuntimeError):
+            raise ShapeError(f"prompt {at} must be integers (length,) or a text, got {prompt!r}") from None
         if not ids.numel():
             raise InputError(f"prompt {at} is empty; a model continues at least one token")
         if ids.ndim != 1 or ids.is_floating_point():

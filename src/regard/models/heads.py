@@ -17,6 +17,7 @@ from regard.models.decoder import ModelOutput
 from regard.models.encoder import Encoded, Encoder
 from regard.models.encoder_config import Pooling
 from regard.models.parts import build_norm
+from regard.types_of import typed
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "tanh"]
 
@@ -68,6 +69,7 @@ class MaskedLanguageModel(nn.Module):
     sentences: Ainslie et al. 2020, section 3.4.
     """
 
+    @typed
     def __init__(self, encoder: Encoder, *, activation: Activation = "gelu") -> None:
         super().__init__()
         config = encoder.config
@@ -136,6 +138,7 @@ class SequenceHead(nn.Module):
         activation: the function in the place of tanh; BigBird has that of its MLP here.
     """
 
+    @typed
     def __init__(self, encoder: Encoder, *, outputs: int, activation: Activation = "tanh") -> None:
         super().__init__()
         if outputs < 1:
@@ -185,6 +188,7 @@ class Classifier(SequenceHead):
     Source: Devlin et al. 2019, section 4.1 (pooler); Dosovitskiy et al. 2021, equation 4 (none).
     """
 
+    @typed
     def __init__(self, encoder: Encoder, *, classes: int, activation: Activation = "tanh") -> None:
         super().__init__(encoder, outputs=classes, activation=activation)
 
@@ -204,5 +208,6 @@ class Regressor(SequenceHead):
         True
     """
 
+    @typed
     def __init__(self, encoder: Encoder, *, targets: int = 1) -> None:
         super().__init__(encoder, outputs=targets)

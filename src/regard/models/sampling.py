@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.errors import ConfigError, NumericsError
+from regard.types_of import typed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,7 @@ class Sampling:
     top_k: int | None = None
     top_p: float | None = None
 
+    @typed
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
             raise ConfigError(f"temperature must be at least 0 (0: greedy), got {self.temperature}")

@@ -1,13 +1,20 @@
 """Comparisons for people: a table in the terminal, and one HTML file. Names are imported on first use."""
 
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from regard.errors import ConfigError, kind_of
 
 if TYPE_CHECKING:
     from regard.benchmark.config import CompareConfig, TaskName
 
 __all__ = ["compare"]
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def compare(
@@ -18,7 +25,7 @@ def compare(
     config: "CompareConfig | None" = None,
     budget: str | None = None,
     seeds: int | None = None,
-    tell: Callable[[str], None] = lambda line: None,
+    tell: Callable[[str], None] = _say,
 ) -> dict[str, Any]:
     """Compare mechanisms in the same model on the same data; writes results.json and report.html into `out`.
 
@@ -29,7 +36,7 @@ def compare(
         config: everything else; None: the defaults.
         budget: time for everything, such as "5m"; None: that of `config`.
         seeds: trainings of every specification; None: that of `config`.
-        tell: called with lines about the progress.
+        tell: called with lines about the progress; not given: they go to standard error, as on the command line.
 
     Returns:
         The content of results.json; `["recommendation"]` says which one to use, and why.
@@ -45,7 +52,11 @@ def compare(
     from regard.benchmark.config import CompareConfig
     from regard.report import html
 
-    config = config or CompareConfig()
+    if isinstance(specs, str):
+        raise ConfigError(f"specs is a list of specifications; write [{specs!r}]")
+    config = CompareConfig() if config is None else config
+    if not isinstance(config, CompareConfig):
+        raise ConfigError(f"config is a CompareConfig, got {kind_of(config)}")
     changes = {"specs": None if specs is None else tuple(specs), "task": task, "budget": budget, "seeds": seeds}
     config = replace(config, **{name: value for name, value in changes.items() if value is not None})
     results = comparison.compare(config, Path(out), tell=tell)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from regard.errors import ConfigError
+from regard.types_of import typed
 
 TEXT_CLASSES = ("song_ci", "state_of_the_union")
 """the bundled corpora that classification knows classes of"""
@@ -32,6 +33,7 @@ class TextConfig:
     cache: str | None = None
     """Folder for token files; None: regard/ in $XDG_CACHE_HOME, or in ~/.cache."""
 
+    @typed
     def __post_init__(self) -> None:
         _require(self.length >= 2, self, "length", "at least 2")
         _require(0 < self.holdout < 0.5, self, "holdout", "more than 0 and less than 0.5")
@@ -60,6 +62,7 @@ class RecallConfig:
     num_held_out: int = 3_000
     """Validation sequences, and again as many for the test."""
 
+    @typed
     def __post_init__(self) -> None:
         _require(self.length >= 2 and self.length % 2 == 0, self, "length", "an even number")
         most = min(self.length // 4, self.vocab_size // 2 - 1)
@@ -85,6 +88,7 @@ class CopyConfig:
     num_held_out: int = 3_000
     """Validation sequences, and again as many for the test."""
 
+    @typed
     def __post_init__(self) -> None:
         _require(self.length >= 2 and self.length % 2 == 0, self, "length", "an even number")
         _require(self.vocab_size >= 3, self, "vocab_size", "at least 3: the separator and two tokens to tell apart")
@@ -106,6 +110,7 @@ class MaskedConfig(TextConfig):
     """Share of these sentences that are hidden as a whole, for the contrastive loss of a model with a cpc_weight; their
     tokens are not predicted. None: 0.15 for such a model, else 0."""
 
+    @typed
     def __post_init__(self) -> None:
         super().__post_init__()
         _require(0 < self.rate < 1, self, "rate", "more than 0 and less than 1")
@@ -150,6 +155,7 @@ class TranslationConfig:
     """Share of a file's documents (of its lines, where it names none) that validation gets, and again as much for the
     test; None: 0.05. The bundled verses always hold out the same books."""
 
+    @typed
     def __post_init__(self) -> None:
         _require(self.length >= 2, self, "length", "at least 2")
         _require(self.holdout is None or 0 < self.holdout < 0.5, self, "holdout", "more than 0 and less than 0.5")
@@ -184,6 +190,7 @@ class ClassificationConfig:
     (images have a test set). 0, for images only: train on all of them; validation is then the test set, so nothing may
     be chosen by it."""
 
+    @typed
     def __post_init__(self) -> None:
         _require(self.length >= 2, self, "length", "at least 2")
         _require(self.summaries >= 0, self, "summaries", "at least 0")
@@ -211,6 +218,7 @@ class ImagesConfig:
     holdout: float = 0.05
     """Share of the images that validation gets; and as much again for the test, where the file has none."""
 
+    @typed
     def __post_init__(self) -> None:
         _require(2 <= self.levels <= 256, self, "levels", "from 2 to 256")
         _require(self.query_block is None or min(self.query_block) >= 1, self, "query_block", "two numbers from 1 on")
@@ -226,6 +234,7 @@ class SuperResolutionConfig(ImagesConfig):
     factor: int = 4
     """Sides of the given image are so many times smaller, as 7 x 7 to 28 x 28."""
 
+    @typed
     def __post_init__(self) -> None:
         super().__post_init__()
         _require(self.factor >= 2, self, "factor", "at least 2")

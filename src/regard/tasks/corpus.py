@@ -193,7 +193,8 @@ def _field(line: str, field: str, where: str) -> str:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: no JSON: {error}") from error
+        why = f"{error.msg} at character {error.colno}" if isinstance(error, json.JSONDecodeError) else error
+        raise DataError(f"{where}: no JSON: {why}") from error
     if not isinstance(row, dict):
         raise DataError(f"{where}: expected an object such as {{{field!r}: ...}}, got {type(row).__name__}")
     if field not in row:
@@ -231,14 +232,21 @@ def read_text(path: Path) -> str:
 def _decode(raw: bytes, where: str) -> str:
     """UTF-8 text, without a byte order mark. Never a guess at another encoding: wrong guesses train on rubbish."""
     if b"\0" in raw:
-        raise DataError(f"{where}: binary, with a zero byte at position {raw.index(0)}; regard reads UTF-8 text")
+        raise DataError(f"{where}: binary, with a zero byte{_place(raw, raw.index(0))}; regard reads UTF-8 text")
     try:
         return raw.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{where}: no UTF-8: byte 0x{raw[error.start]:02x} at position {error.start} ({error.reason}); convert the "
+            f"{where}: no UTF-8: byte 0x{raw[error.start]:02x}{_place(raw, error.start)} ({error.reason}); convert the "
             f"file first, for example with iconv -f ENCODING -t UTF-8"
         ) from error
+
+
+def _place(raw: bytes, at: int) -> str:
+    """Where a byte stands, as an editor counts: lines and their bytes from 1."""
+    before = raw[:at]
+    line = f" of line {before.count(10) + 1}" if b"\n" in raw.removesuffix(b"\n") else ""
+    return f" at byte {at - before.rfind(10)}{line}"
 
 
 def _digest(text: str) -> str:

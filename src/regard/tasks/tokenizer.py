@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 from jaxtyping import Int64, Integer
 
-from regard.errors import CheckpointError, ConfigError, DataError, InputError, ResourceError
+from regard.errors import CheckpointError, ConfigError, DataError, InputError, ResourceError, kind_of
 from regard.reading import text
 
 if TYPE_CHECKING:
@@ -60,6 +60,8 @@ class Tokenizer(ABC):
         Raises:
             InputError: text that holds U+0000 or half a surrogate pair, which UTF-8 text cannot.
         """
+        if not isinstance(text, str):
+            raise InputError(f"a tokenizer encodes one text, got {kind_of(text)}")
         if "\0" in text:
             at = text.index("\0")
             raise InputError(f"text holds U+0000 at character {at}; that byte separates documents: remove it")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from regard import consent
 from regard.core import Attention, registered_name
 from regard.info import Info
 from regard.testing.inputs import Subject
@@ -120,6 +121,7 @@ def conduct(each: Check, subject: Subject | type) -> CheckResult:
         each.run(subject)
     except Exception as error:  # whatever a broken class raises is the finding
         crash = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
-        message = f"{each.law} {crash}{error}"
+        where = consent.lines(error)[-1:] if crash else []
+        message = "\n".join([f"{each.law} {crash}{error}", *where])
         return CheckResult(**facts, status="failed", message=message, seconds=time.process_time() - started)
     return CheckResult(**facts, status="passed", seconds=time.process_time() - started)

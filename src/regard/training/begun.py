@@ -7,13 +7,15 @@ was trained. Runs of version 0.1 have none and are read as they are; the next on
 import json
 import tomllib
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
 from typing import Any
 
 from regard.checksums import MANIFEST, Entry, entries, manifest, opened, sealed
-from regard.errors import CheckpointError
+from regard.errors import CheckpointError, ConfigError
 from regard.reading import content
+from regard.training.config import RunConfig
 from regard.training.files import write_json, writing
 
 CONFIG = "config.toml"
@@ -62,6 +64,28 @@ def require(run: Path, *, edited: bool = False, trust: bool = False) -> None:
             if name == CONFIG:
                 raise CheckpointError(_edited(run, written["config"], found, trust=trust)) from None
             raise CheckpointError(f"{run}: {error}; restore it, or start a new run") from None
+
+
+def require_same(config: RunConfig, saved: RunConfig, run: Path) -> None:
+    """Refuse to go on with another configuration than the one that is asked for.
+
+    Raises:
+        ConfigError: they differ; every difference is listed.
+    """
+    wanted, written = asdict(config), asdict(saved)
+    if config.task.name != saved.task.name:
+        wanted, written = {"task": {"name": config.task.name}}, {"task": {"name": saved.task.name}}
+    differences = [
+        f"{section}.{name}: {written[section][name]!r} there, {value!r} asked for"
+        for section, values in wanted.items()
+        for name, value in values.items()
+        if written[section][name] != value
+    ]
+    if differences:
+        raise ConfigError(
+            f"{run} has another configuration; continue it as it is with --resume {quote(str(run))}, or choose another "
+            "name\n  " + "\n  ".join(differences)
+        )
 
 
 def _read(run: Path) -> dict[str, Any]:

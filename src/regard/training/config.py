@@ -17,6 +17,7 @@ from regard.tasks.config import (
     TextConfig,
 )
 from regard.training.schedule import Schedule
+from regard.types_of import typed
 
 _MOST_THREADS = 1024
 """more than any processor has; of far more, the operating system ends the process"""
@@ -61,6 +62,7 @@ class Stage:
     rate_factor: float = 1.0
     """factor of the learning rate that the schedule gives"""
 
+    @typed
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("window", 0), ("length", 2)):
             value = getattr(self, name)
@@ -129,6 +131,7 @@ class TrainingConfig:
     stages: tuple[Stage, ...] = ()
     """parts with other attention, length or rate; their steps add up to all steps. In a file: [[training.stages]]"""
 
+    @typed
     def __post_init__(self) -> None:
         problems = [
             f"{name} must be at least {least}, got {getattr(self, name)}"
@@ -231,6 +234,7 @@ class RunConfig:
     task: TaskConfig = field(default_factory=TextConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
 
+    @typed
     def __post_init__(self) -> None:
         if self.model is None:
             object.__setattr__(self, "model", default_model(self.task))

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
 
@@ -29,12 +29,13 @@ from regard.training import begun, checkpoint, environment, metrics, network, to
 from regard.training.bounded import no_larger, stored
 from regard.training.config import AnyModelConfig, RunConfig
 from regard.training.evaluation import measured, score
-from regard.training.files import discard, unlinked, writing
+from regard.training.files import discard, unlinked, write_text, writing
 from regard.training.interruption import locked
 from regard.training.measure import Measure
 from regard.training.stages import Stages, model_after
 from regard.training.trained_model import BEAMS, LENGTH_PENALTY, TrainedModel
 from regard.training.trainer import OnProgress, Trainer, chosen_device
+from regard.types_of import typed
 
 Report = dict[str, object]
 
@@ -61,6 +62,7 @@ class RunResult:
         return metrics.read(self.path / "metrics.jsonl")
 
 
+@typed
 def train(
     config: RunConfig, out: Path | str, *, resume: bool = False, on_progress: OnProgress | None = None
 ) -> RunResult:
@@ -94,7 +96,7 @@ def train(
             )
         # Nothing of it is built before it is known to be what was given here.
         saved, task = _opened(out, trust=True, edited=False)
-        _require_same(fitted(config, task), saved, out)
+        begun.require_same(fitted(config, task), saved, out)
         return _finish(out, saved, task, on_progress)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} exists and is not a run; choose another name: nothing is ever overwritten")
@@ -116,27 +118,44 @@ def train(
     return _finish(out, config, task, on_progress)
 
 
+@typed
 def resume(
-    run: Path | str, *, on_progress: OnProgress | None = None, trust: bool = False, edited: bool = False
+    run: Path | str,
+    *,
+    steps: int | None = None,
+    learning_rate: float | None = None,
+    on_progress: OnProgress | None = None,
+    trust: bool = False,
+    edited: bool = False,
 ) -> RunResult:
     """Continue a run from its newest verified checkpoint, with the configuration in its config.toml.
 
+    What is changed here is written there: the rest of the run follows the schedule of the new values.
+
     Args:
         run: its directory.
+        steps: train to this one instead, also after the last; None: as configured.
+        learning_rate: go on with this peak instead, as after a loss that was not finite; None: as configured.
         on_progress: as `train`.
         trust: as `load`.
         edited: go on with a config.toml that is another than when the run began.
 
     Raises:
-        ConfigError: there is no run, or it names import paths and is not trusted.
+        ConfigError: there is no run, or it names import paths and is not trusted; fewer steps than it has.
         CheckpointError: config.toml was edited; the message says what differs.
         Others: as `train`.
     """
     run = Path(run)
     config, task = _opened(run, trust=trust, edited=edited)
-    return _finish(run, config, task, on_progress)
+    given = {"steps": steps, "learning_rate": learning_rate}
+    training = replace(config.training, **{name: value for name, value in given.items() if value is not None})
+    if training.steps < config.training.steps:
+        raise ConfigError(f"{run} has {config.training.steps} steps; it can be given more of them, not {steps}")
+    changed = training != config.training
+    return _finish(run, replace(config, training=training), task, on_progress, changed=changed)
 
 
+@typed
 def load(run: Path | str, *, best: bool = False, device: str = "auto", trust: bool = False) -> TrainedModel:
     """The model of a run, in evaluation mode.
 
@@ -171,6 +190,7 @@ def load(run: Path | str, *, best: bool = False, device: str = "auto", trust: bo
     return TrainedModel(model, _tokenizer(run, config), config, run, saved.progress.step, labels, grid)
 
 
+@typed
 def evaluate(
     run_or_model: Path | str | TrainedModel | nn.Module,
     task: Task | TaskConfig | None = None,
@@ -284,7 +304,9 @@ def _absolute(path: str) -> str:
     return absolute
 
 
-def _finish(run: Path, config: RunConfig, task: Task, on_progress: OnProgress | None) -> RunResult:
+def _finish(
+    run: Path, config: RunConfig, task: Task, on_progress: OnProgress | None, *, changed: bool = False
+) -> RunResult:
     stages = Stages(config, task)
     most = stored(run / "checkpoints")
     with nullcontext() if most is None else no_larger(most, run):
@@ -292,6 +314,8 @@ def _finish(run: Path, config: RunConfig, task: Task, on_progress: OnProgress | 
     trainer = Trainer(first, task, config.training, run, on_progress=on_progress, stages=stages)
 
     def prepare() -> None:
+        if changed:
+            write_text(run / "config.toml", toml.dumps(config))
         begun.record(run)
         environment.record(run / "env.json", trainer.device, config.training.threads)
 
@@ -326,23 +350,6 @@ def _tokenizer(run: Path, config: RunConfig) -> Tokenizer | None:
     if not path.exists():
         raise CheckpointError(f"{path} is missing, so the run's tokens cannot be read; restore it, or start a new run")
     return load_tokenizer(path)
-
-
-def _require_same(config: RunConfig, saved: RunConfig, run: Path) -> None:
-    wanted, written = asdict(config), asdict(saved)
-    if config.task.name != saved.task.name:
-        wanted, written = {"task": {"name": config.task.name}}, {"task": {"name": saved.task.name}}
-    differences = [
-        f"{section}.{name}: {written[section][name]!r} there, {value!r} asked for"
-        for section, values in wanted.items()
-        for name, value in values.items()
-        if written[section][name] != value
-    ]
-    if differences:
-        raise ConfigError(
-            f"{run} has another configuration; continue it as it is with --resume {quote(str(run))}, or choose another "
-            "name\n  " + "\n  ".join(differences)
-        )
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float64, Int64, UInt8
 from torch import Tensor
 
-from regard.errors import ConfigError, InputError, LimitError, ShapeError
+from regard.errors import ConfigError, InputError, LimitError, ShapeError, kind_of
 from regard.models import Classifier, EncoderDecoder, LanguageModel, MaskedLanguageModel
 from regard.models.beam import beam_search
 from regard.models.generate import evaluation, generate
@@ -25,6 +25,7 @@ from regard.tasks.tokenizer import Tokenizer
 from regard.training.batches import Batch, collate
 from regard.training.config import RunConfig
 from regard.training.network import Labels, Network
+from regard.types_of import typed
 
 MASK = "[MASK]"
 """The text that stands for a hidden token in what `TrainedModel.fill` takes."""
@@ -58,6 +59,7 @@ class TrainedModel:
     labels: Labels | None = None
     grid: Grid | None = None
 
+    @typed
     def generate(
         self,
         prompt: str,
@@ -76,6 +78,8 @@ class TrainedModel:
         """
         if not isinstance(self.model, LanguageModel) or self.tokenizer is None:
             self._refuse("continue text")
+        if not isinstance(prompt, str):
+            raise InputError(f"generate continues one text, got {kind_of(prompt)}; call it once for each")
         rows = generate(
             self.model,
             [prompt],
@@ -89,6 +93,7 @@ class TrainedModel:
         )
         return rows[0].text
 
+    @typed
     def translate(
         self,
         sentences: Sequence[str],
@@ -115,7 +120,9 @@ class TrainedModel:
             self._refuse("translate")
         if isinstance(sentences, str):
             raise ConfigError("translate takes a list of sentences; put the one in brackets")
-        ids = [self._ids(f"sentence {at}", text, room=1) for at, text in enumerate(sentences)]
+        if not isinstance(sentences, Sequence):
+            raise InputError(f"translate takes a list of sentences, got {kind_of(sentences)}")
+        ids = [self._ids(f"sentence {at}", text, room=1) for at, text in enumerate(sentences, 1)]
         return translations(
             self.model,
             [np.append(row, self.tokenizer.separator) for row in ids],
@@ -126,6 +133,7 @@ class TrainedModel:
             batch_size=batch_size,
         )
 
+    @typed
     def classify(self, given: str | UInt8[np.ndarray, "height width *channels"]) -> dict[str, float]:
         """The probability of every class of a text or an image, the most probable one first.
 
@@ -167,6 +175,8 @@ class TrainedModel:
         """
         if not isinstance(self.model, MaskedLanguageModel) or self.tokenizer is None:
             self._refuse("fill in masks")
+        if not isinstance(text, str):
+            raise InputError(f"fill takes one text, got {kind_of(text)}")
         parts = text.split(MASK)
         if len(parts) == 1:
             raise InputError(
@@ -201,6 +211,7 @@ class TrainedModel:
         batch = Batch([0], tensors[0], torch.zeros(1, 1, dtype=torch.long), None, [0], [0], marks=tensors[1])
         return batch.to(self._device).through(self.model).logits[0, len(inputs) - len(tokens) :].cpu().double()
 
+    @typed
     def draw(
         self,
         count: int | None = None,
@@ -274,6 +285,8 @@ class TrainedModel:
     def _ids(self, who: str, text: str, *, room: int = 0) -> Int64[np.ndarray, "length"]:
         """The tokens of a text that is not empty; with `room`, one that is as long as training was, so many left."""
         assert self.tokenizer is not None
+        if not isinstance(text, str):
+            raise InputError(f"{who} must be a text, got {kind_of(text)}")
         if not text.strip():
             raise InputError(f"{who} is empty: give some text")
         ids = self.tokenizer.encode(text)

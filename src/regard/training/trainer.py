@@ -261,7 +261,8 @@ class Trainer:
         raise NumericsError(
             f"training step {self.progress.step}: the {what} is not finite{detail} on training examples {ids}. "
             f"Parameters and optimizer are untouched; last checkpoint: {saved[-1] if saved else 'none'}. Look at these "
-            "examples, lower training.learning_rate, or set training.clip and training.warmup"
+            "examples; go on from there with regard train --resume RUN --learning-rate LOWER (in Python: "
+            "resume(run, learning_rate=...)), or start a new run with another --clip or --warmup"
         )
 
     def _evaluate(self) -> None:

@@ -5,9 +5,10 @@ Position schemes, layers, blocks and the targets of language models are no mecha
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from regard import catalog, consent
 from regard.catalog import parts, resolve
 from regard.core import Attention
-from regard.errors import ConfigError, nearest
+from regard.errors import ConfigError, RegardError, nearest
 from regard.testing.checks import (  # noqa: F401 - each module enters its checks into the suite, in this order
     basic,
     bias,
@@ -32,6 +33,7 @@ from regard.testing.checks import (  # noqa: F401 - each module enters its check
 )
 from regard.testing.inputs import Subject
 from regard.testing.registry import REGISTERED, Check, CheckResult, conduct
+from regard.types_of import typed
 
 CHECKS: dict[str, Check] = {name: each for name, each in REGISTERED.items() if issubclass(each.kind, Attention)}
 """Every check of mechanisms by name, in the order in which they run."""
@@ -42,6 +44,7 @@ PART_CHECKS: dict[str, Check] = {
 """Every check of parts of models by name."""
 
 
+@typed
 def check_attention(
     mechanism: type[Attention] | str,
     *,
@@ -62,7 +65,8 @@ def check_attention(
         template where it is about one, and the result names the check that ran in its place.
 
     Raises:
-        ConfigError: an unknown mechanism, option or check; a mix over heads.
+        ConfigError: an unknown mechanism, option or check; a mix over heads; a class of your module that cannot be
+            built, with the lines that fail.
 
     Example:
         >>> {result.status for result in check_attention("softmax", checks=["causality", "key_mask"])}
@@ -75,11 +79,12 @@ def check_attention(
         cls, settings = resolve(mechanism)
         options = [settings] if options is None and settings else options
     else:
-        cls = mechanism
+        cls = catalog.mechanism(mechanism, getattr(mechanism, "__name__", repr(mechanism)))
     wanted = _named(CHECKS, checks)
     results: list[CheckResult] = []
     for at, chosen in enumerate(cls.samples if options is None else options):
         subject = Subject(cls, chosen)
+        _require_built(subject)
         for each in wanted:
             if each.once and at > 0:
                 continue
@@ -89,6 +94,20 @@ def check_attention(
     return results
 
 
+def _require_built(subject: Subject) -> None:
+    """Refuse a class that its own code does not let be built: no check says more than its first line that fails."""
+    try:
+        for causal in subject.modes:
+            subject.fresh(causal)
+    except RegardError:
+        return  # the checks say what that means
+    except Exception as error:
+        fault = consent.fault(error)
+        if fault is not None:
+            raise fault from error
+
+
+@typed
 def check_part(part: type, *, checks: Iterable[str] | None = None) -> list[CheckResult]:
     """Run the laws of its kind over a part of a model: a class of the library's, or one of your own.
 
@@ -119,8 +138,10 @@ def check_part(part: type, *, checks: Iterable[str] | None = None) -> list[Check
 
 def _named(among: Mapping[str, Check], names: Iterable[str] | None) -> list[Check]:
     """The checks of these names; None: all."""
+    if isinstance(names, str | bytes):
+        raise ConfigError(f"checks is a list of names; write checks=[{names!r}]")
     wanted = list(among) if names is None else list(names)
     for name in wanted:
-        if name not in among:
-            raise ConfigError(f"unknown check {name!r}: {nearest(name, among)}")
+        if str(name) not in among:
+            raise ConfigError(f"unknown check {name!r}: {nearest(str(name), among)}")
     return [among[name] for name in wanted]
