@@ -133,7 +133,7 @@ def job(folder, name):
 def test_baselines_get_the_time_of_a_specification(of_task, tmp_path, monkeypatch):
     """Steps of 30 and 10 ms are 20 ms on average: 40 of them are 800 ms, and 200 steps of 4 ms, and 1600 of 0.5 ms."""
     done = of_task("classify")
-    assert list(job(done.folder, "baseline-steps")) == ["linear", "lstm"]
+    assert list(job(done.folder, "speed")) == [*done.config.specs, "linear", "lstm"]
     for kind in ("linear", "lstm"):
         found = [job(done.folder, f"baseline-{kind}-{seed}") for seed in (0, 1)]
         assert found[0]["steps"] == found[1]["steps"] > 0
@@ -143,9 +143,10 @@ def test_baselines_get_the_time_of_a_specification(of_task, tmp_path, monkeypatc
         asked.extend((job.model.kind, job.training.steps, job.training.seed) for job in jobs)
         return [job(done.folder, "baseline-linear-0")]
 
-    monkeypatch.setattr(references, "step_seconds", lambda jobs, *, threads: [0.03, 0.01, 0.0005, 0.004])
+    names = (*done.config.specs, "linear", "lstm")
+    speeds = {name: {"seconds": took} for name, took in zip(names, (0.03, 0.01, 0.0005, 0.004), strict=True)}
     monkeypatch.setattr(references, "run_apart", trained)
-    rows = references.trained(done.config, tmp_path, 40, lambda name, make, label: make())
+    rows = references.trained(done.config, tmp_path, 40, speeds, lambda name, make, label: make())
     assert [row["name"] for row in rows] == ["linear", "lstm"]
     assert asked == [("linear", 1600, 0), ("linear", 1600, 1), ("lstm", 200, 0), ("lstm", 200, 1)]
 

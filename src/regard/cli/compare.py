@@ -59,13 +59,14 @@ def configured(options: Options) -> CompareConfig:
 
 def show(results: dict, out: Path) -> None:
     """The table and the recommendation, on stdout."""
+    from regard.report.summary import notes, tie_note
     from regard.report.summary import table as summary
-    from regard.report.summary import tie_note
 
     screen = console()
     columns, rows = summary(results)
     screen.print(table(*columns, rows=rows))
-    screen.print(tie_note(results), markup=False)
+    for line in (tie_note(results), *notes(results)):
+        screen.print(line, markup=False)
     advice = results["recommendation"]
     screen.print(f"\nUse {advice['spec']}: {advice['reason']}", markup=False)
     screen.print(f"\nReport: {out / 'report.html'}", markup=False)
