@@ -76,7 +76,7 @@ class Kinds(StandIn):
 
     kind: str = "none"
     """of regulariser"""
-    good: str = "output_l1_score_l1"
+    good: str = "output_l1_sum_score_l1"
     """with which it recalls"""
 
     def attend(self, q, k, v, call):
@@ -236,7 +236,10 @@ def longer(**lost: float) -> Mapping[str, Callable[..., Any]]:
         far = (new.distance > new.tokens.shape[1] // 2) & long & (lost.get(f"far_{name}", 0) > 0)
         return Score(text.nats(new.symbols) + long * lost.get(name, 0.0), 1 - far.double())
 
-    return {"score": score, "trained": lambda self, text, position, seed: position}
+    def trained(self: Any, text: Any, position: str, seed: int, attention: str) -> str:
+        return position if attention == "softmax" else attention
+
+    return {"score": score, "trained": trained}
 
 
 def estimates(biased: Sequence[str]) -> Callable[..., Iterator[Tensor]]:
