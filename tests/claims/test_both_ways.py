@@ -24,8 +24,10 @@ from tests.claims.stand_ins import (
     lost,
     masked,
     needed,
+    quiet,
     recalls,
     right,
+    writing,
 )
 
 
@@ -43,6 +45,7 @@ NEAR = {"linear": "softmax(scale=0.02)"}
 ALIBI = longer(sinusoidal=0.5, rotary=0.2, t5_bias=0.1, far_alibi=1)
 
 HOLDS: Mapping[str, Way] = {
+    "additive_cost": Way(module={"processor_seconds": writing}),
     "attention_against_convolution": Way(method={"accuracy": learned(0.5, 0.99)}),
     "attention_against_recurrence": Way(),
     "attention_concentration": Way(NEAR),
@@ -67,6 +70,7 @@ HOLDS: Mapping[str, Way] = {
     "normalisation_and_recall": Way(
         {"plain": "linear(feature_map=relu, normalise=False)", "normalised": SOFT, "sharpness": 16.0, "pairs": 32}
     ),
+    "outlier_activations": Way(method={"tails": quiet}),
     "post_softmax": Way({"post": "discerning"}),
     "random_feature_variance": Way({"redraws": 60_000}, method={"needed": needed}),
     "randomized_attention_bias": Way(method={"estimates": estimates(("performer", "rfa"))}),
@@ -86,6 +90,7 @@ HOLDS: Mapping[str, Way] = {
     "window_schedule": Way(method={"bits": bits(growing=3.0, equal=3.1, reverse=3.2)}),
 }
 FAILS: Mapping[str, Way] = {
+    "additive_cost": Way({"dot": "additive"}, module={"processor_seconds": writing}),
     "attention_against_convolution": Way(method={"accuracy": learned(0.5, 0.8)}),
     "attention_against_recurrence": Way({"attention": "local(window=8)"}),
     "attention_concentration": Way({"linear": SOFT, "sharpness": 0.5}),
@@ -108,6 +113,7 @@ FAILS: Mapping[str, Way] = {
     "linear_attention_forms": Way(module={"processor_seconds": fastest("chunked")}),
     "negative_features": Way({"signed": "linear(feature_map=relu)"}),
     "normalisation_and_recall": Way(),
+    "outlier_activations": Way({"silent": SOFT}),
     "post_softmax": Way(),
     "random_feature_variance": Way({"positive": "hyperbolic_random"}),
     "randomized_attention_bias": Way({"performer": "randomized(num_samples={count})"}),
@@ -131,6 +137,7 @@ UNFINISHED: Mapping[str, Way] = {
     "attention_against_convolution": Way(method={"accuracy": learned(0.5, 0.99, change=0.06)}),
     "etc_lookup": Way(method={"accuracy": lambda self, spec, seed, *, told=True: (1.0, ([1], [2.0] * 18 + [1.8] * 2))}),
     "hybrid_recall": Way(method=recalls({}, loss=[2.0] * 18 + [1.8] * 2)),
+    "outlier_activations": Way(module={"change": lambda losses: 0.06}),
     "shared_proposals": Way(module={"change": lambda losses, least: 0.06}),
 }
 
