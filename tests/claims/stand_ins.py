@@ -20,6 +20,7 @@ from regard.claims.random_feature_variance import ALLOWED_ERROR
 from regard.claims.randomized_attention_bias import Moments
 from regard.claims.window_schedule import pair_bits
 from regard.core import Attended, Attention
+from regard.integrations.convolution import ConvolutionAttention
 
 EVERYTHING = Supports(bidirectional=True, causal=True, cross=True, key_mask=True)
 SOFT = "softmax"
@@ -302,3 +303,10 @@ def lost(whole: float) -> Mapping[str, object]:
 def quiet(self: Any, spec: str, watched: Any) -> dict[str, float]:
     """Tails that the 1 below the line halves."""
     return dict.fromkeys(("kurtosis", "largest", "stream", "logit"), 1.0 if spec == self.plain else 0.5)
+
+
+def grid(self: Any, convolution: torch.nn.Conv2d, heads: int, seed: int) -> tuple[ConvolutionAttention, Any]:
+    """A layer made from the convolution, where it has the heads for that."""
+    rows, columns = convolution.kernel_size
+    made = ConvolutionAttention(*self.channels, heads=heads, seed=seed)
+    return ConvolutionAttention.from_conv2d(convolution) if heads >= rows * columns else made, ([1], [0.0] * 20)
