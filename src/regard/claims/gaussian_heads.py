@@ -1,8 +1,9 @@
 """Heads with quadratic positions that learn a convolution."""
 
+import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,6 @@ from regard.claims._base import About, Claim, Control, Curve, Finding, Observati
 from regard.claims._plateau import FINISHED, change
 from regard.claims.convolution_equality import drawn_convolution
 from regard.core import generator
-from regard.integrations.convolution import ConvolutionAttention
 
 KERNEL = 3
 TAPS = KERNEL**2
@@ -62,6 +62,8 @@ class GaussianHeads(Claim):
         "images": 8,
     }
 
+    attention: str = "regard.integrations.convolution:ConvolutionAttention"
+    """the class of the layer, as module:Class"""
     learned: bool = True
     """whether centres and widths are; else they stay where they were drawn"""
     channels: tuple[int, int] = (3, 16)
@@ -90,7 +92,7 @@ class GaussianHeads(Claim):
         changes.append(change(losses["1 x 1, one head"][1]))
         values = {
             "one tap": lost(single, point, new),
-            "made": lost(ConvolutionAttention.from_conv2d(kernel), kernel, new),
+            "made": lost(self.layer.from_conv2d(kernel), kernel, new),
             "below": max(0.0, left_by_rank(kernel, FEW) - errors[FEW]),
             "unfinished": max(changes),
             "error": errors[TAPS],
@@ -107,9 +109,14 @@ class GaussianHeads(Claim):
         }
         return Observation(values, curves)
 
-    def trained(self, convolution: nn.Conv2d, heads: int, seed: int) -> tuple[ConvolutionAttention, Curve]:
+    @property
+    def layer(self) -> Any:
+        """The class of the layer."""
+        return pkgutil.resolve_name(self.attention)
+
+    def trained(self, convolution: nn.Conv2d, heads: int, seed: int) -> tuple[nn.Module, Curve]:
         """A layer of so many heads, and its loss on the way."""
-        layer = ConvolutionAttention(*self.channels, heads=heads, seed=seed)
+        layer = self.layer(*self.channels, heads=heads, seed=seed)
         draw = generator(seed, "images")
         if not self.learned:
             layer.alpha.requires_grad_(False)
@@ -128,7 +135,7 @@ class GaussianHeads(Claim):
         return torch.randn(count, self.channels[0], self.side, self.side, generator=draw)
 
 
-def error(layer: ConvolutionAttention, convolution: nn.Conv2d, images: Tensor) -> Tensor:
+def error(layer: nn.Module, convolution: nn.Conv2d, images: Tensor) -> Tensor:
     """Mean squared difference over the variance of what the convolution gives."""
     with torch.no_grad():
         wanted = convolution(images)
@@ -136,19 +143,19 @@ def error(layer: ConvolutionAttention, convolution: nn.Conv2d, images: Tensor) -
 
 
 @torch.no_grad()
-def lost(layer: ConvolutionAttention, convolution: nn.Conv2d, images: Tensor) -> float:
+def lost(layer: nn.Module, convolution: nn.Conv2d, images: Tensor) -> float:
     """The error on images, as a number."""
     return float(error(layer, convolution, images))
 
 
 @torch.no_grad()
-def looked_at(layer: ConvolutionAttention) -> float:
+def looked_at(layer: nn.Module) -> float:
     """The share of taps that are nearest to the centre of a head with at least half of its weight on one pixel."""
+    alpha, centre = layer.get_parameter("alpha"), layer.get_parameter("centre")
     reach = torch.arange(-4.0, 5.0)
-    shifts = torch.cartesian_prod(reach, reach)
-    distances = (shifts - layer.centre[:, None]).square().sum(-1)
-    sharp = (-layer.alpha[:, None] * distances).softmax(-1).amax(-1) >= 0.5
-    places = layer.centre.round()
+    distances = (torch.cartesian_prod(reach, reach) - centre[:, None]).square().sum(-1)
+    sharp = (-alpha[:, None] * distances).softmax(-1).amax(-1) >= 0.5
+    places = centre.round()
     places = places[sharp & (places.abs().amax(-1) <= KERNEL // 2)]
     return len({tuple(place) for place in places.tolist()}) / TAPS
 
