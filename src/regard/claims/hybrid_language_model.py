@@ -73,7 +73,7 @@ class HybridLanguageModel(Claim):
     symbols: int = 3
     dim: int = 48
     length: int = 32
-    steps: int = 400
+    steps: int = 300
     batch: int = 16
     texts: int = 256
 
