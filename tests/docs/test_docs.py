@@ -49,18 +49,19 @@ def test_every_mechanism_has_a_page(pages, written, name):
     assert page.startswith(f"# {name}\n")
     headings = re.findall(r"^## (.*)$", page, re.MULTILINE)
     assert headings == [
-        "Facts", "Options", "Example", "What it looks at", "The definition", "The algorithm",
+        "What it looks at", "Options", "Example", "What it costs", "Where it wins and loses", "Facts",
+        "The definition", "The algorithm",
     ]  # fmt: skip
     assert (inspect.getdoc(cls) or "").splitlines()[0] in page
     for option in pages.options(cls):
         assert f"| `{option.name}` | " in page
     for capability in cls.default_info.supports.names:
-        assert capability in page.partition("## Options")[0]
+        assert capability in page.partition("## Facts")[2].partition("## The definition")[0]
     for method in ("reference", "attend"):
         (source,) = re.findall(rf"^`([\w.]+)\.{method}`$", page, re.MULTILINE)
         assert source.startswith("regard.attention.")
         assert f"def {method}(" in page
-    shown = re.findall(r"^!\[(\w+) attention matrix of (\w+)\]\((.*)\)$", page, re.MULTILINE)
+    shown = re.findall(r"!\[(\w+) attention matrix of (\w+)\]\((\S*)\)", page)
     assert {kind for kind, *_ in shown} == {
         kind for kind, causal in (("causal", True), ("bidirectional", False)) if pages.fits(cls, causal)
     }
