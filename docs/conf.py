@@ -13,6 +13,7 @@ import errata_randomized  # noqa: F401
 import gallery
 import glossary
 import pages
+import picture
 import reference
 import retrieval
 import zh
@@ -51,5 +52,6 @@ def setup(app: object) -> None:
     errata.write(generated)
     gallery.write(generated)
     retrieval.write(generated)
+    picture.write(generated)
     glossary.write(generated)
     zh.write(generated)

@@ -1,9 +1,13 @@
 """Formulas as MathML, which browsers draw themselves: no script, no font and no network. A Sphinx extension."""
 
+import re
 from typing import Any
 
 from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
+
+FENCE = re.compile(r"<mo>([{}])</mo>")
+"""braces of a set, which would grow as tall as the sum beside them"""
 
 
 def setup(app: Any) -> dict[str, bool]:
@@ -18,7 +22,7 @@ def drawn(latex: str, *, as_block: bool = False) -> str:
     Raises:
         docutils.utils.math.MathError: a command that docutils does not know.
     """
-    return tex2mathml(latex, as_block=as_block)
+    return FENCE.sub(r'<mo stretchy="false">\1</mo>', tex2mathml(latex, as_block=as_block))
 
 
 def inline(writer: Any, node: nodes.math) -> None:

@@ -59,7 +59,7 @@ def mechanism_page(name: str, folder: Path) -> str:
     info = cls.default_info
     title, body, sections = split_docstring(cls)
     told = TOLD[name]
-    lines = [f"# {name}", "", "```{index} " + ", ".join(told["also"]), "```", ""]
+    lines = [f"# {name}", "", "```{index} ! " + ", ".join(told["also"]), "```", ""]
     lines += [f"*{info.title}.* {title}", "", "$$", told["equation"].strip(), "$$", ""]
     lines += [*quoted(body), "", f"Source: {escaped(info.source)}", ""]
     lines += [f"Also searched for as: {escaped(', '.join(told['also']))}.", ""]
