@@ -29,7 +29,7 @@ def class_page(cls: type) -> str:
     """What it is, how it is built, an example, what it holds, what it does."""
     title, body, sections = pages.split_docstring(cls)
     lines = [f"# {cls.__name__}", "", pages.prose(title), ""]
-    lines += [part for paragraph in body.split("\n\n") if paragraph for part in (pages.prose(paragraph), "")]
+    lines += pages.paragraphs(body)
     if "Source" in sections:
         lines += [f"Source: {pages.escaped(sections['Source'])}", ""]
     lines += ["```python", *imported(cls), "```", ""]

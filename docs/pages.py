@@ -61,13 +61,13 @@ def mechanism_page(name: str, folder: Path) -> str:
     told = TOLD[name]
     lines = [f"# {name}", "", "```{index} ! " + ", ".join(told["also"]), "```", ""]
     lines += [f"*{info.title}.* {title}", "", "$$", told["equation"].strip(), "$$", ""]
-    lines += [*quoted(body), "", f"Source: {escaped(info.source)}", ""]
+    lines += [*paragraphs(body), f"Source: {escaped(info.source)}", ""]
     lines += [f"Also searched for as: {escaped(', '.join(told['also']))}.", ""]
     lines += pictures(name, cls, folder)
-    lines += ["## Options", "", "| option | type | default | |", "|---|---|---|---|"]
+    lines += ["## Options", "", "| option | default | |", "|---|---|---|"]
     said = meanings(cls)
     lines += [
-        f"| `{p.name}` | `{cell(annotation(p))}` | `{cell(repr(p.default))}` | {cell(prose(said[p.name]))} |"
+        f"| `{p.name}` | `{cell(repr(p.default))}` | {cell(prose(said[p.name]))} (`{cell(annotation(p))}`) |"
         for p in options(cls)
     ]
     lines.append("")
@@ -119,6 +119,11 @@ def quoted(text: str) -> list[str]:
 def escaped(text: str) -> str:
     """Text inside a Markdown table or paragraph."""
     return re.sub(r"([\\`*_<>|\[\]$])", r"\\\1", text)
+
+
+def paragraphs(text: str) -> list[str]:
+    """The paragraphs of a docstring."""
+    return [line for each in text.split("\n\n") if each.strip() for line in (prose(each), "")]
 
 
 def prose(text: str) -> str:

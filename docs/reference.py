@@ -88,7 +88,7 @@ def function(module: ModuleType, name: str) -> list[str]:
     title, body, sections = pages.split_docstring(each)
     level = "##" if module is regard else "###"
     lines = [f"{level} {name}", "", "```python", f"from {module.__name__} import {name}", ""]
-    lines += [*api.head(written, name, bound=False), "```", "", pages.prose(title), "", *pages.quoted(body), ""]
+    lines += [*api.head(written, name, bound=False), "```", "", pages.prose(title), "", *pages.paragraphs(body)]
     return [*lines, *told(sections, each, module)]
 
 
@@ -98,7 +98,7 @@ def described(module: ModuleType, name: str) -> list[str]:
     title, body, sections = pages.split_docstring(cls)
     level = "##" if module is regard else "###"
     lines = [f"{level} {name}", "", "```python", f"from {module.__name__} import {name}", "```", ""]
-    lines += [pages.prose(title), "", *pages.quoted(body), "", *told(sections, cls, module)]
+    lines += [pages.prose(title), "", *pages.paragraphs(body), *told(sections, cls, module)]
     held = api.attributes(api.definition(cls))
     if held:
         lines += ["| attribute | type | |", "|---|---|---|"]

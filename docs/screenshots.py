@@ -27,7 +27,7 @@ FOUND = {
     "sliding window": "generated/mechanisms/local.html",
     "GPU": "gpu.html",
     "fine-tune": "fine_tune.html",
-    "KV cache": "glossary.html",
+    "KV cache": "concepts.html",
 }
 """what is searched for -> the page that must be among the first three that are found"""
 PROBE = """<script>
@@ -56,6 +56,7 @@ def opened(address: str, width: int, scratch: Path, picture: Path | None) -> tup
     log = scratch / "net.json"
     words = [word for word in FLAGS.split() if not word.startswith(("--window-size", "--dump-dom"))]
     words += ["--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={scratch / 'profile'}", "--hide-scrollbars"]
+    words += ["--run-all-compositor-stages-before-draw"]
     words += [f"--window-size={width},{WIDTHS[width]}", f"--log-net-log={log}"]
     words += ["--dump-dom"] if picture is None else [f"--screenshot={picture}"]
     done = subprocess.run([chromium(), *words, address], capture_output=True, text=True, timeout=120, check=True)
