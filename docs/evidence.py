@@ -161,8 +161,9 @@ def claimed(name: str) -> list[dict[str, Any]]:
 
 @cache
 def records() -> list[dict[str, Any]]:
-    """Every recorded claim."""
-    return [json.loads((HERE / "claims" / f"{each}.json").read_text(encoding="utf-8")) for each in claims.names()]
+    """Every claim that is recorded, in the order of their names."""
+    paths = [HERE / "claims" / f"{name}.json" for name in claims.names()]
+    return [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.exists()]
 
 
 def texts(value: object) -> Iterator[str]:

@@ -97,9 +97,10 @@ def searched(root: Path, scratch: Path) -> list[str]:
 
 def reports(folder: Path) -> dict[str, Path]:
     """A report of each kind that a newcomer opens, from as little work as possible."""
+    small = "--threads 1 --rounds 1 --lengths 64 128 --evaluate-examples 20 --text-steps 20 --recall-steps 20"
     run, model = str(folder / "run"), "--model.dim 32 --model.layers 2 --model.heads 2 --task.length 64 --steps 20"
     for words in (
-        ["compare", "softmax", "local(window=16)", "linear", "--quick", "--threads", "1", "--out", str(folder / "comparison")],
+        ["compare", "softmax", "local(window=16)", "linear", *small.split(), "--out", str(folder / "comparison")],
         ["train", *model.split(), "--threads", "1", "--out", run],
         ["explore", run, "The state of the Union is strong.", "--out", str(folder / "attention.html")],
     ):
