@@ -122,8 +122,9 @@ def escaped(text: str) -> str:
 
 
 def paragraphs(text: str) -> list[str]:
-    """The paragraphs of a docstring."""
-    return [line for each in text.split("\n\n") if each.strip() for line in (prose(each), "")]
+    """The paragraphs of a docstring; what it costs and what it keeps begin new ones."""
+    parts = re.split(r"\n\n|\n(?=(?:Cost|State)[^\n:]*: )", text)
+    return [line for each in parts if each.strip() for line in (prose(each), "")]
 
 
 def prose(text: str) -> str:

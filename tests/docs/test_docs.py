@@ -145,6 +145,12 @@ def test_a_contract_that_does_not_hold_is_not_documented(pages, monkeypatch, tmp
         pages.contract_page(["uniform"])
 
 
+def test_cost_and_state_begin_paragraphs(pages):
+    text = "`window` = w.\nIt has\ntwo lines.\nCost: much.\nState (causal): *all*.\n\nMore."
+    expected = ["`window` = w. It has two lines.", "", "Cost: much.", "", "State (causal): \\*all\\*.", "", "More.", ""]
+    assert pages.paragraphs(text) == expected
+
+
 def test_markdown_is_escaped(pages):
     assert pages.escaped("a|b *c* [d] <e> $f$ `g` h_i") == r"a\|b \*c\* \[d\] \<e\> \$f\$ \`g\` h\_i"
 
