@@ -42,6 +42,8 @@ Report = dict[str, object]
 LABELS = "labels.json"
 IMAGES = "images.json"
 
+_LARGER = "{}: config.toml describes a larger model than its checkpoint holds; put the file back"
+
 
 @dataclass(frozen=True)
 class RunResult:
@@ -182,7 +184,7 @@ def load(run: Path | str, *, best: bool = False, device: str = "auto", trust: bo
         raise CheckpointError(f"{run} has no checkpoint yet; continue it with regard train --resume {quote(str(run))}")
     labels = network.Labels.load(run / LABELS) if isinstance(config.task, ClassificationConfig) else None
     shape = model_after(config, saved.progress.step)
-    with no_larger(sum(x.numel() for x in saved.model.values()), saved.path):
+    with no_larger(sum(x.numel() for x in saved.model.values()), _LARGER.format(saved.path)):
         model = network.build(shape, 0 if labels is None else len(labels.classes))
     checkpoint.restore_model(model, saved)
     model = model.to(chosen_device(device)).eval()
@@ -309,7 +311,7 @@ def _finish(
 ) -> RunResult:
     stages = Stages(config, task)
     most = stored(run / "checkpoints")
-    with nullcontext() if most is None else no_larger(most, run):
+    with nullcontext() if most is None else no_larger(most, _LARGER.format(run)):
         first = stages.network(0)
     trainer = Trainer(first, task, config.training, run, on_progress=on_progress, stages=stages)
 
