@@ -66,7 +66,7 @@ def test_values_of_a_configuration(regard, tmp_path, text):
 
 def test_errors_of_the_library():
     with pytest.raises(ConfigError) as caught:
-        regard.build("softmax(scale='" + "x" * LONG + "')", heads=2, key_dim=4)
+        regard.build("softmax(scale='" + "x" * LONG + "')", regard.Heads(count=2, key_dim=4))
     assert len(str(caught.value)) < SHOWN
     assert "characters left out" in str(caught.value)
 
