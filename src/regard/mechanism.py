@@ -163,7 +163,8 @@ class Mechanism(Configured):
             ShapeError: other tensors than this mechanism keeps, other heads, another batch or device, or sums of a
                 narrower dtype.
         """
-        entries, batch, dtype, device = self._entries, len(q), q.dtype, q.device
+        compiling = torch.compiler.is_compiling()  # which cannot enter the lock of a cached property
+        entries, batch, dtype, device = self.layout() if compiling else self._entries, len(q), q.dtype, q.device
         call = entries, batch, dtype, device
         tape = state.tape if isinstance(state, Slots) and not state.steady else None
         if tape is not None and tape.fits == call:

@@ -168,7 +168,8 @@ class Slots(State):
     """A state that keeps things per slot (keys, values, buckets, ...): slots [start, stop) of a tape.
 
     States that grow from one another share the tape. Appending writes behind the end if nobody else has, else it
-    copies, so old states stay valid and n appended tokens cost O(n) copies in all. Under autograd it concatenates.
+    copies, so old states stay valid and n appended tokens cost O(n) copies in all. Under autograd and
+    compiled it concatenates.
 
     The names and shapes are the mechanism's choice (see SLOT_AXIS). `positions` (slots,), where present, is shared by
     the batch. A `key_mask` (batch, slots) appears once a mask is given; until then every slot is real.
@@ -249,7 +250,8 @@ class Slots(State):
             real = torch.ones(first.shape[0], count, dtype=torch.bool, device=first.device)
             new["key_mask"] = real if key_mask is None else key_mask
         stop, length = self.kept + count, self.length + count
-        if torch.is_grad_enabled() or transformed():  # a transform must not write into what it does not know
+        # A transform must not write into what it does not know, and a compiled graph cannot take slots under a lock.
+        if torch.is_grad_enabled() or transformed() or torch.compiler.is_compiling():
             old = self._masked() if masks else self.view()
             data = {name: torch.cat([x, new[name]], SLOT_AXIS[x.ndim]) for name, x in old.items()}
             return type(self)(Tape(data, stop, stop), 0, stop, length, self.steady)
