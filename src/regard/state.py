@@ -29,6 +29,12 @@ class State(ABC):
 
     length: int
     """slots: every key ever given, kept or not"""
+    of: type | None = None
+    """the class of the mechanism whose state it is; None: not known, as behind a compiled call"""
+
+    def belong(self, mechanism: type) -> None:
+        """Note whose state it is. Only who made a state knows, and no other content changes."""
+        object.__setattr__(self, "of", mechanism)
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
@@ -123,6 +129,7 @@ class Summary(State):
 
     content: Mapping[str, Tensor]
     length: int = 0
+    of: type | None = None
 
     def tensors(self) -> dict[str, Tensor]:
         return dict(self.content)
@@ -131,11 +138,11 @@ class Summary(State):
         return self.content
 
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> Self:
-        return type(self)(dict(tensors), self.length)
+        return type(self)(dict(tensors), self.length, self.of)
 
     def load(self, tensors: Mapping[str, Tensor]) -> Self:
         length, content = loaded(tensors, self.content)
-        return type(self)(content, length)
+        return type(self)(content, length, self.of)
 
     def __getitem__(self, name: str) -> Tensor:
         return self.content[name]
@@ -181,6 +188,7 @@ class Slots(State):
     length: int = 0
     steady: Mapping[str, Tensor] = field(default_factory=dict)
     """named tensors of constant size kept beside the slots"""
+    of: type | None = None
 
     @classmethod
     def empty(cls, **like: Tensor) -> Self:
@@ -206,10 +214,9 @@ class Slots(State):
         return frozenset({"positions"})
 
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> Self:
-        data = {name: tensors[name] for name in self.tape.data}
-        return type(self)(
-            Tape(data, self.kept, self.kept), 0, self.kept, self.length, {name: tensors[name] for name in self.steady}
-        )
+        tape = Tape({name: tensors[name] for name in self.tape.data}, self.kept, self.kept)
+        steady = {name: tensors[name] for name in self.steady}
+        return type(self)(tape, 0, self.kept, self.length, steady, self.of)
 
     def load(self, tensors: Mapping[str, Tensor]) -> Self:
         length, content = loaded(tensors, self.tensors(), slots=frozenset({*self.tape.data, "key_mask"}))
@@ -218,7 +225,7 @@ class Slots(State):
         kept = first.shape[SLOT_AXIS[first.ndim]]
         if self.kept <= self.length and kept > length:  # one that begins with blank slots keeps more than it counts
             raise ShapeError(f"a state of {kept} kept slots counts at least as many, got length={length}")
-        return type(self)(Tape(content, kept, kept), 0, kept, length, steady)
+        return type(self)(Tape(content, kept, kept), 0, kept, length, steady, self.of)
 
     def with_steady(self, **steady: Tensor) -> Self:
         """The same slots with other constant-size content beside them."""
@@ -288,7 +295,7 @@ class Slots(State):
 
     def _with_mask(self) -> Self:
         data = self.view() if "key_mask" in self.tape.data else self._masked()
-        return type(self)(Tape(data, self.kept, self.kept), 0, self.kept, self.length, self.steady)
+        return type(self)(Tape(data, self.kept, self.kept), 0, self.kept, self.length, self.steady, self.of)
 
     def rewind(self, count: int) -> Self:
         """The state before the newest `count` slots. Every other state stays usable: the next append copies the tape.
