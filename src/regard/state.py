@@ -34,7 +34,7 @@ class State(ABC):
 
     def belong(self, mechanism: type) -> None:
         """Note whose state it is. Only who made a state knows, and no other content changes."""
-        object.__setattr__(self, "of", mechanism)
+        self.__dict__["of"] = mechanism
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
