@@ -46,7 +46,9 @@ tokens = torch.arange(40)[None]
 with torch.no_grad():
     assert torch.allclose(back(tokens).logits, loaded.model(tokens).logits, atol=1e-4)
 """
-COMPARE = "regard compare softmax local(window=16) --quick --threads 1"
+COMPARE = "regard compare softmax local(window=16) --quick --threads 1 --lengths 64 128 --text.length 64"
+SHAPES = "--shape.dim 32 --shape.layers 1 --shape.heads 2 --recall-shape.dim 32 --recall-shape.layers 1"
+"""small, so that a minute is enough for `--quick` on a busy machine too"""
 TRAIN = "regard train --task.corpus my.txt --task.length 64 --model.dim 32 --model.layers 1 --model.heads 2 --steps 30"
 
 
@@ -82,7 +84,7 @@ def take(step: Callable[[str, Callable[[], object]], None], home: Path) -> None:
         assert all((installed.folder / file).stat().st_size > 0 for file in files), files
 
     def compare(out: str, *words: str) -> Callable[[], None]:
-        return lambda: written(*COMPARE.split(), "--out", out, *words, files=(f"{out}/report.html",))
+        return lambda: written(*COMPARE.split(), *SHAPES.split(), "--out", out, *words, files=(f"{out}/report.html",))
 
     (installed.folder / "my.txt").write_text("".join(TEXT.format(count) for count in range(2000)), encoding="utf-8")
     step("regard list", lambda: installed.run("regard", "list"))
