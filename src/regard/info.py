@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal, Self
 
-from regard.errors import ConfigError, nearest
+from regard.errors import ConfigError, divisors, nearest
 from regard.types_of import typed
 
 _SIZES = (
@@ -53,7 +53,7 @@ class Heads:
         (2, 4, 64)
         >>> Heads(count=8, key_dim=64, kv_count=3)
         Traceback (most recent call last):
-        regard.errors.ConfigError: Heads.kv_count must divide count: got count=8, kv_count=3; divisors: 1, 2, 4, 8
+        regard.errors.ConfigError: Heads.kv_count must divide count: got count=8, kv_count=3; divisors of 8: 1, 2, 4, 8
     """
 
     count: int
@@ -81,8 +81,8 @@ class Heads:
             raise ConfigError(f"Heads.dropout must be a number, got {self.dropout!r}")
         if self.count % self.kv_heads:
             raise ConfigError(
-                f"Heads.kv_count must divide count: got count={self.count}, kv_count={self.kv_count}; "
-                f"divisors: {', '.join(str(d) for d in range(1, self.count + 1) if self.count % d == 0)}"
+                f"Heads.kv_count must divide count: got count={self.count}, kv_count={self.kv_count}"
+                f"{divisors(self.count)}"
             )
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"Heads.dropout must be in [0, 1), got {self.dropout}")
