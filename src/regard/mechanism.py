@@ -167,7 +167,7 @@ class Mechanism(Configured):
                 or device, or sums of a narrower dtype.
         """
         compiling = torch.compiler.is_compiling()  # which cannot enter the lock of a cached property
-        entries, batch, dtype, device = self.layout() if compiling else self._entries, len(q), q.dtype, q.device
+        entries, batch, dtype, device = self.layout() if compiling else self._entries, q.shape[0], q.dtype, q.device
         if not compiling and state.of is not None and state.of is not type(self):
             raise ShapeError(
                 f"{self._name}: this is the state of another mechanism, {registered_name(state.of)}; begin with "
