@@ -27,6 +27,8 @@ class Mechanism(Configured):
     draws: ClassVar[str] = ""
     """what its random numbers are named by, beside the seed, where other mechanisms draw the same ones; empty: its own
     name"""
+    _name: ClassVar[str]
+    """for messages; a call asks for it often, so each class has its own"""
     compares_widths: ClassVar[bool] = False
     """whether the score takes queries and keys of different widths"""
 
@@ -51,6 +53,10 @@ class Mechanism(Configured):
             self.check_options()
             self.setup()
             follow(self)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls._name = registered_name(cls)
 
     def serve(self, heads: Heads) -> None:
         """Store what to serve, and the (heads, width) that q, k and v of a call must have."""
@@ -112,10 +118,6 @@ class Mechanism(Configured):
             f"{self._name} does not support {what}{f': {reason}' if reason else ''}. "
             f"Mechanisms that do: regard list --supports {capability}"
         )
-
-    @property
-    def _name(self) -> str:
-        return registered_name(type(self))
 
     @property
     def raw_inputs(self) -> Mapping[str, Input]:
@@ -234,7 +236,7 @@ class Mechanism(Configured):
         limit = self.heads.max_length
         if limit is not None and length > limit:
             raise LimitError(
-                f"{registered_name(type(self))} was built for max_length={limit}, got {length} positions; "
+                f"{self._name} was built for max_length={limit}, got {length} positions; "
                 "build it with a larger max_length"
             )
 

@@ -4,7 +4,6 @@ import inspect
 import re
 import typing
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
 from typing import Any, ClassVar, Literal, dataclass_transform
 
 from torch import nn
@@ -120,9 +119,4 @@ def unknown(label: str, name: str, known: typing.Iterable[str]) -> ConfigError:
 
 def registered_name(cls: type) -> str:
     """The catalog name of a mechanism class: `DenseSynthesizer` -> `dense_synthesizer`, `Local2d` -> `local_2d`."""
-    return _with_underscores(cls.__name__)
-
-
-@lru_cache(1024)
-def _with_underscores(name: str) -> str:
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[a-z])(?=[0-9])", "_", name).lower()
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[a-z])(?=[0-9])", "_", cls.__name__).lower()
