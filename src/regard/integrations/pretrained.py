@@ -14,12 +14,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.errors import CheckpointError, ConfigError, InputError, UnsupportedError, kind_of
-from regard.integrations import _embedding, _evaluation, _folder, architectures
+from regard.integrations import _embedding, _evaluation, _folder, architectures, chat
 from regard.integrations._conversion import converted
 from regard.integrations._gguf import read_gguf
 from regard.integrations._packages import PACKAGE, packaged
 from regard.integrations._tokenizer import PretrainedTokenizer, tokenizer_from_gguf, tokenizer_from_json
 from regard.integrations.architectures import Architecture, Config, Form
+from regard.integrations.chat import ChatTemplate
 from regard.integrations.weights import Settings, collect, fill, listed, noted, undrawn
 from regard.models import Encoder, EncoderDecoder, LanguageModel
 from regard.models.beam import beam_search
@@ -41,7 +42,7 @@ class PublishedModel:
     """A published network, in float32 and evaluation mode.
 
     tokenizer: None if the folder has none. config: its shape. stop_tokens: ids that end a text. architecture: as its
-    publisher calls it.
+    publisher calls it. chat_template: how a conversation is written for it (`regard.integrations.chat`), if it has one.
     """
 
     model: nn.Module
@@ -50,6 +51,7 @@ class PublishedModel:
     stop_tokens: tuple[int, ...]
     architecture: str
     path: Path
+    chat_template: ChatTemplate | None = None
 
     def generate(
         self,
@@ -255,14 +257,16 @@ def _load_gguf(path: Path) -> PublishedModel:
     settings = Settings(values, str(path), tensors)
     config = _configured(architecture, settings)
     problems: list[str] = []
-    tokenizer, stops = None, ()
+    tokenizer, stops, template = None, (), None
     with noted(problems):
         tokenizer = tokenizer_from_gguf(metadata, config.vocab_size)
+    with noted(problems):
+        template = chat.from_gguf(metadata, path)
     with noted(problems):
         stops = _stop_tokens(metadata.get("tokenizer.ggml.eos_token_id"), config.vocab_size)
     model = _built(architecture.forms[0], config, settings)
     fill(model, gguf.weights(config), tensors, str(path), problems)
-    return PublishedModel(model.eval(), tokenizer, config, stops, name, path)
+    return PublishedModel(model.eval(), tokenizer, config, stops, name, path, template)
 
 
 def _load_folder(folder: Path) -> PublishedModel:
@@ -277,7 +281,9 @@ def _load_folder(folder: Path) -> PublishedModel:
     form = architecture.form(settings)
     config = _configured(architecture, settings)
     problems: list[str] = []
-    tokenizer, stops = None, ()
+    tokenizer, stops, template = None, (), None
+    with noted(problems):
+        template = chat.from_folder(folder)
     with noted(problems):
         if (folder / _folder.TOKENIZER).exists():
             tokenizer = tokenizer_from_json(_folder.read_text(folder, _folder.TOKENIZER), config.vocab_size)
@@ -287,7 +293,7 @@ def _load_folder(folder: Path) -> PublishedModel:
         stored = _folder.renamed(stored, architecture, form, config)
     model = _built(form, config, settings)
     fill(model, form.weights(config), stored, str(folder), problems, form.derived)
-    return PublishedModel(model.eval(), tokenizer, config, stops, architecture.name, folder)
+    return PublishedModel(model.eval(), tokenizer, config, stops, architecture.name, folder, template)
 
 
 @contextmanager
