@@ -1,5 +1,6 @@
 """Position schemes against the numbers and identities of the literature."""
 
+import cmath
 import math
 
 import pytest
@@ -216,3 +217,18 @@ def test_names_and_unknown_options():
 def test_a_base_whose_angles_are_no_numbers_is_refused(base):
     with pytest.raises(ConfigError, match="rotary needs a positive base"):
         build_position(f"rotary(base={base})", HEADS, 16)
+
+
+@pytest.mark.parametrize("layout", ["halves", "interleaved"])
+def test_a_part_of_the_channels_is_turned_also_where_the_length_is_its_width(layout):
+    """Four of eight channels, four slots: the other channels stay, and these turn by slot times 1 and slot / 100."""
+    scheme = build_position(f"rotary(fraction=0.5, layout={layout})", Heads(count=1, key_dim=8), 8)
+    x, slots = draw(1, 1, 4, 8), torch.arange(4)
+    turned, _ = scheme.transform(x, x, slots, slots)
+    assert torch.equal(turned[..., 4:], x[..., 4:])
+    for slot in range(4):
+        for plane, (one, two) in enumerate([(0, 2), (1, 3)] if layout == "halves" else [(0, 1), (2, 3)]):
+            number = complex(float(x[0, 0, slot, one]), float(x[0, 0, slot, two]))
+            wanted = number * cmath.exp(1j * slot / 100**plane)
+            got = complex(float(turned[0, 0, slot, one]), float(turned[0, 0, slot, two]))
+            assert abs(got - wanted) < 1e-6

@@ -72,7 +72,7 @@ def cost(subject: Subject) -> None:
         require(not found, found)
 
 
-@check(once=True)
+@check()
 def cost_is_reached(subject: Subject) -> None:
     """Operations and memory do grow as fast as `info.time` and `info.memory` say, of some call: they are no excuse.
 
@@ -82,7 +82,7 @@ def cost_is_reached(subject: Subject) -> None:
     """
     missing = {name for name in ("time", "memory") if getattr(subject.info, name) > 1}
     masks = (False, True) if subject.info.supports.key_mask else (False,)
-    for masked, heads in [*((masked, 2) for masked in masks), (False, 1)]:
+    for masked, heads in [(False, 1), *((masked, 2) for masked in masks)]:
         for causal in subject.modes if missing else ():
             length, seen = SHORT_LENGTH, [_costs(subject, causal, SHORT_LENGTH, heads, masked)]
             while missing and length < LONGEST_LENGTH:

@@ -246,16 +246,33 @@ def dropout(subject: Subject) -> None:
         require(not torch.equal(first, second), "two training calls drop the same weights")
         require(bool((first.std(0) > 0).any()), "every row of a batch drops the same weights")
         if subject.info.linear_in_value:
-            both = torch.cat([first, second])
-            error = both.std(0) / (2 * DROPOUT_DRAWS) ** 0.5
-            z = ((both.mean(0) - expected[0]).abs() / error.clamp_min(1e-12)).max().item()
-            require(z < 5, f"the mean over {2 * DROPOUT_DRAWS} draws is {z:.1f} standard errors away")
+            _mean_is_unchanged(torch.cat([first, second]), expected[0])
         alike = x.map(lambda y: y[:, :1].expand(DROPOUT_HEADS_ROWS, y.shape[1], -1, -1))
         heads = run(plain, alike).values.unbind(1)
         if len(heads) > 1 and torch.equal(heads[0], heads[1]):
             dropped = run(mechanism, alike).values
             require(not torch.equal(dropped[:, 0], dropped[:, 1]), "every head drops the same weights")
         _slopes_of_one_mask(mechanism, x)
+
+
+def _mean_is_unchanged(drawn: Tensor, expected: Tensor) -> None:
+    """Every value by itself, and all of them together, whose common factor is known far better than that of each.
+
+    The factor of a draw is its product with what is expected, each value weighted by what it is known to. At 5 standard
+    errors, 1,000 draws of the suite's inputs show a factor that is 2.4 to 3.2 % off; value by value 4,000 show 3.1 to
+    4.0 %, and 1,000 show 6.1 to 8.1 %, which is still the smallest effect that is seen in one value alone.
+    """
+    draws = len(drawn)
+    error = drawn.std(0) / draws**0.5
+    z = ((drawn.mean(0) - expected).abs() / error.clamp_min(1e-12)).max().item()
+    require(z < 5, f"the mean over {draws} draws is {z:.1f} standard errors away")
+    variance = drawn.var(0)
+    weights = torch.where(variance > 1e-20, expected / variance.clamp_min(1e-20), 0.0)
+    if not bool((weights * expected).sum() > 0):
+        return  # nothing is dropped, or nothing is there to drop
+    factor = (drawn * weights).flatten(1).sum(1) / (weights * expected).sum()
+    z = ((factor.mean() - 1).abs() / (factor.std() / draws**0.5).clamp_min(1e-12)).item()
+    require(z < 5, f"{draws} draws are {factor.mean().item():.3f} times what is expected, {z:.1f} standard errors away")
 
 
 def _slopes_of_one_mask(mechanism: Attention, x: Inputs) -> None:
