@@ -17,7 +17,8 @@ class TextConfig:
     name: ClassVar[str] = "text"
 
     corpus: str = "state_of_the_union"
-    """A bundled corpus (state_of_the_union, song_ci), a .txt or .jsonl file, or a folder of .txt files."""
+    """A bundled corpus (state_of_the_union, song_ci), the source code of this Python's standard library
+    (python_library), a .txt or .jsonl file, or a folder of .txt files."""
     tokenizer: Literal["bytes", "bpe"] = "bytes"
     """bytes: the UTF-8 bytes themselves; bpe: byte-level byte-pair encoding, trained on the training split only."""
     vocab_size: int | None = None

@@ -1,9 +1,10 @@
-"""Text that documents come from: the bundled corpora, a .txt or .jsonl file, or a folder of .txt files."""
+"""Text that documents come from: named corpora, a .txt or .jsonl file, or a folder of .txt files."""
 
 import hashlib
 import json
 import lzma
 import os
+import sysconfig
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,10 @@ from regard.tasks.base import SPLITS, Split
 from regard.tasks.config import TextConfig
 
 BUNDLED = ("song_ci", "state_of_the_union")
+LIBRARY = "python_library"
+"""source code: the modules of the standard library of the Python that runs, a document each. Another version of Python
+has other ones, which the fingerprint says"""
+NAMED = (*BUNDLED, LIBRARY)
 
 
 class Document(NamedTuple):
@@ -96,6 +101,10 @@ def open_corpus(config: TextConfig) -> Corpus:
     if name in BUNDLED:
         _refuse(config, field=config.field, separator=config.separator)
         return Corpus(name, (bundled_path(name),), lambda: _bundled(name))
+    if name == LIBRARY:
+        _refuse(config, field=config.field, separator=config.separator)
+        modules = _modules()
+        return Corpus(name, modules, lambda: _text_files(modules, None))
     if path.is_dir():
         _refuse(config, field=config.field)
         paths = tuple(sorted(path.glob("**/*.txt")))
@@ -105,7 +114,7 @@ def open_corpus(config: TextConfig) -> Corpus:
             )
         return Corpus(name, paths, lambda: _text_files(paths, config.separator))
     if not path.exists():
-        hint = nearest(name, BUNDLED)
+        hint = nearest(name, NAMED)
         raise DataError(f"there is no corpus {name!r}: no such file, and no bundled corpus of that name; {hint}")
     if path.suffix == ".jsonl":
         _refuse(config, separator=config.separator)
@@ -128,6 +137,19 @@ def _refuse(config: TextConfig, **options: str | None) -> None:
             raise ConfigError(
                 f"task text: {option}={value!r} is for {where[option]}, not for {config.corpus}; leave it out"
             )
+
+
+def _modules() -> tuple[Path, ...]:
+    """The modules at the top of the standard library.
+
+    Raises:
+        DataError: this Python has none as files.
+    """
+    folder = Path(sysconfig.get_path("stdlib"))
+    modules = tuple(path for path in sorted(folder.glob("*.py")) if path.stat().st_size)
+    if not modules:
+        raise DataError(f"{LIBRARY}: this Python has no modules as files in {folder}; give a file or a folder")
+    return modules
 
 
 def bundled_path(name: str) -> Path:
