@@ -10,7 +10,7 @@ from regard.models.config import MlpKind
 from regard.tasks.config import ClassificationConfig, RecallConfig, TextConfig
 from regard.types_of import typed
 
-FORMAT = 2
+FORMAT = 3
 """of results.json; changes whenever a reader would have to"""
 DEFAULT_SPECS = (
     "softmax",

@@ -13,11 +13,14 @@ import numpy as np
 import torch
 
 from regard import __version__
-from regard.benchmark import sweep
+from regard.benchmark import board, sweep
+from regard.benchmark.advice import advise
+from regard.benchmark.board import Baseline, Board
 from regard.benchmark.config import FORMAT, CompareConfig
 from regard.benchmark.measures import TASKS, Measure, Metric
+from regard.benchmark.plain import plain
 from regard.benchmark.quality import MIN_UNITS
-from regard.benchmark.verdict import Estimate, Rival, Sample, Standing, estimates, recommend, ties
+from regard.benchmark.verdict import Estimate, Sample, estimates, ties
 
 Quality = Mapping[tuple[str, int, str], dict[str, Any]]
 """(specification, seed, name of a measure) -> what its training found"""
@@ -58,31 +61,21 @@ def assemble(
         }
         for spec in config.specs
     ]
-    recalled = "recall" in tied and first.name != "recall"
-    standings = [
-        Standing(
-            entry["spec"],
-            entry[first.name][first.metric]["middle"],
-            entry["recall"]["accuracy"]["middle"] if recalled else None,
-            entry[first.name]["tokens_per_second"],
-            entry["decode"][-1]["state_bytes"] if entry["decode"] else None,
-            {row["length"]: row["seconds"] for row in entry["cost"] if row["kind"] == "both"},
-        )
-        for entry in entries
-    ]
     beside = [_reference(reference, first) for reference in references]
     chance = 2 / config.recall.vocab_size if "recall" in tied else None
-    counting = next((row for row in beside if row["train_seconds"] is None), None)
-    advice = recommend(
-        standings,
-        tied[first.name][1],
-        tied["recall"][1] if recalled else None,
-        measure=first,
-        length=quality[config.specs[0], 0, first.name]["length"],
-        floor=None if counting is None else (counting["name"], counting[first.metric]["middle"]),
+    unit = quality[config.specs[0], 0, first.name]["unit"]
+    drawn = Board(
+        measures=measures,
+        samples=samples,
+        entries=entries,
+        baselines={
+            one["name"]: Baseline(_sample(one["tables"], first.metric), counting="jobs" not in one)
+            for one in references
+        },
+        unit=unit,
         chance=chance or 0.0,
-        rivals=_rivals(references, samples[first.name][tied[first.name][0]], first),
     )
+    findings, advice = advise(drawn)
     return {
         "format": FORMAT,
         "version": __version__,
@@ -101,9 +94,11 @@ def assemble(
         "entries": entries,
         "baselines": beside,
         "ties": {name: {"best": best, "specs": names} for name, (best, names) in tied.items()},
-        "unit": quality[config.specs[0], 0, first.name]["unit"],
+        "differences": plain(board.told(drawn)),
+        "unit": unit,
         "recall_chance": chance,
-        "recommendation": asdict(advice),
+        "advice": plain([asdict(one) for one in findings]),
+        "recommendation": plain(asdict(advice)),
         "reproduce": reproduce(config, expected),
     }
 
@@ -271,15 +266,3 @@ def _reference(reference: Mapping[str, Any], measure: Measure) -> dict[str, Any]
     }
     untrained = {"tokens_per_second": None, "peak_bytes": None, "train_seconds": None}
     return row | (_training(trainings) if trainings else untrained)
-
-
-def _rivals(references: Sequence[dict[str, Any]], best: Sample, measure: Measure) -> list[Rival]:
-    """Trained baselines that do as well as the best specification, or better."""
-    rivals: list[Rival] = []
-    for reference in references:
-        if "jobs" in reference:
-            sample = _sample(reference["tables"], measure.metric)
-            _, tied = ties({"best": best, "own": sample}, larger_is_better=measure.larger_is_better)
-            if "own" in tied:
-                rivals.append(Rival(reference["name"], sample.value, better="best" not in tied))
-    return rivals
