@@ -177,7 +177,7 @@ def _overall(board: Board, findings: Sequence[Finding]) -> Advice:
     quality, why = findings[0], list(findings[0].sentences)
     if quality.status == "open":
         return _advice(None, "open", (), why)
-    pool = quality.specs
+    pool: tuple[str, ...] = quality.specs
     recall = next((one for one in findings[1:] if one.need == "recall"), None)
     if recall is not None and recall.status == "open":
         why += recall.sentences
@@ -205,9 +205,7 @@ def _overall(board: Board, findings: Sequence[Finding]) -> Advice:
                         need=sentence(TITLES[found.need]),
                     )
                 )
-    if len(pool) > 1:
-        return _advice(None, "tie", pool, why)
-    return _advice(pool[0], "winner", pool, why)
+    return _advice(pool[0], "winner", pool, why) if len(pool) == 1 else _advice(None, "tie", pool, why)
 
 
 def _advice(spec: str | None, status: Status, specs: Sequence[str], why: Sequence[dict[str, Any]]) -> Advice:

@@ -9,10 +9,10 @@ from typing import Any
 
 from regard import __version__, catalog, specs
 from regard.benchmark import jobs, references, sweep
-from regard.benchmark.config import CompareConfig, seconds
+from regard.benchmark.config import BaselineKind, CompareConfig, seconds
 from regard.benchmark.measures import TASKS, Measure, check_settings, chosen
-from regard.benchmark.quality import Job, run_apart
-from regard.benchmark.results import Expected, assemble
+from regard.benchmark.quality import Job, run_apart, step_timings
+from regard.benchmark.results import Expected, Speeds, assemble
 from regard.checksums import KEY, opened, sealed
 from regard.errors import CheckpointError, ConfigError, DataError, RegardError, ResourceError
 from regard.reading import content
@@ -62,8 +62,9 @@ def compare(config: CompareConfig, out: Path, *, tell: Tell = lambda line: None)
         )
         for name, fixed in (("fixed", True), ("default", False))
     }
-    rows = _references(config, out, measures[0], expected, tell)
-    results = assemble(config, task, expected, quality, costs, rows)
+    speeds = _speeds(config, out, measures[0], tell)
+    rows = _references(config, out, measures[0], expected, speeds, tell)
+    results = assemble(config, task, expected, quality, speeds, costs, rows)
     write_json(out / "results.json", sealed(results))
     return results
 
@@ -231,7 +232,7 @@ def _plan(config: CompareConfig, out: Path, measures: Sequence[Measure], tell: T
     return expected
 
 
-def _beside(config: CompareConfig, measure: Measure) -> tuple[str, ...]:
+def _beside(config: CompareConfig, measure: Measure) -> tuple[BaselineKind, ...]:
     """The baselines that are trained."""
     return config.baselines if measure.name == "classification" else ()
 
@@ -286,8 +287,21 @@ def _train(
         raise type(error)(f"{label}, {left[0]}: {error}") from error
 
 
+def _speeds(config: CompareConfig, out: Path, measure: Measure, tell: Tell) -> Speeds:
+    """The timing of a training step of everything that is trained, in turns in one process."""
+
+    def make() -> dict[str, Any]:
+        described = {spec: jobs.job(config, out, measure, spec, 0, 1) for spec in config.specs}
+        beside = _beside(config, measure)
+        described |= {str(kind): jobs.baseline(config, out, kind, 0, 1) for kind in beside}
+        timings = step_timings(list(described.values()), threads=config.threads)
+        return dict(zip(described, timings, strict=True))
+
+    return _kept(out, "speed", make, tell, "training steps, timed in turns")
+
+
 def _references(
-    config: CompareConfig, out: Path, measure: Measure, expected: Expected, tell: Tell
+    config: CompareConfig, out: Path, measure: Measure, expected: Expected, speeds: Speeds, tell: Tell
 ) -> list[dict[str, Any]]:
     """The rows beside the specifications."""
     steps, counting = expected.steps[measure.name], references.COUNTING[measure.name]
@@ -301,7 +315,7 @@ def _references(
     def kept(name: str, make: Callable[[], Any], label: str) -> Any:
         return _kept(out, name, make, tell, label)
 
-    return rows + references.trained(config, out, steps, kept)
+    return rows + references.trained(config, out, steps, speeds, kept)
 
 
 def _cost(config: CompareConfig, measure: Measure, *, fixed: bool) -> list[dict[str, Any]]:

@@ -12,6 +12,8 @@ from regard.types_of import typed
 
 FORMAT = 3
 """of results.json; changes whenever a reader would have to"""
+MARK = "?"
+"""of a figure that cannot be trusted, in tables"""
 DEFAULT_SPECS = (
     "softmax",
     "local(window=32)",

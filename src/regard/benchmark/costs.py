@@ -91,7 +91,7 @@ def _timed(
     tied = [best, *(spec for spec in bounds if spec != best and bounds[spec][0] <= bounds[best][1])]
     if len(tied) > 1:
         why = sentence("the intervals of {specs} overlap; more turns (--rounds) would narrow them", specs=tied)
-        return Finding(need, "tie", tuple(tied), (described(best), why, *price(board, tied)))
+        return Finding(need, "tie", tuple(tied), (described(best), why))
     why = [described(best)]
     if len(bounds) > 1:
         second = min((spec for spec in bounds if spec != best), key=lambda spec: sum(bounds[spec]))

@@ -1,6 +1,6 @@
 """The measures of a comparison's tasks, and the mechanisms that can do them. Imports no torch."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
@@ -130,6 +130,11 @@ TASKS: dict[str, tuple[Measure, ...]] = {
     "recall": (replace(RECALL, share=0.70),),
 }
 """task of a comparison -> what is measured; the first decides, and its speed and memory are reported"""
+
+
+def taken(task: str, steps: Collection[str]) -> tuple[Measure, ...]:
+    """The measures of a comparison whose plan has steps for these: recall is left out where time is short."""
+    return tuple(measure for measure in TASKS[task] if measure.name in steps)
 
 
 _READERS = {

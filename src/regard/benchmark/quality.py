@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from regard.benchmark import baselines
 from regard.benchmark.baselines import Baseline, BaselineConfig
+from regard.benchmark.quiet import Sample, Watch, doubt
 from regard.benchmark.timing import paired
 from regard.benchmark.worker import in_worker, serve
 from regard.core import Attention
@@ -36,7 +37,7 @@ from regard.training.trainer import Trainer
 
 PICTURED_POSITIONS = 64
 """positions in a picture of the attention matrix"""
-STEP_TURNS, STEP_TURNS_SECONDS = 21, 30.0
+STEP_TURNS, STEP_TURNS_SECONDS = 11, 30.0
 """of steps that are timed in turns"""
 MIN_UNITS = 8
 """with fewer documents than this, the bootstrap resamples windows: a few documents cannot say how much they vary"""
@@ -84,11 +85,12 @@ def run_apart(
     return in_worker("regard.benchmark.quality", payload, fixed_allocation=True, threads=threads, each=each)
 
 
-def step_seconds(jobs: list[Job], *, threads: int) -> list[float]:
-    """Median seconds of a training step of each job, taken in turns in one process of their own: a slow moment of a
-    shared machine hits all of them, so that their ratios hold.
+def step_timings(jobs: list[Job], *, threads: int, budget_seconds: float = STEP_TURNS_SECONDS) -> list[dict[str, Any]]:
+    """The `Timing` of a training step of each job, taken in turns in one process of their own: a slow moment of a
+    shared machine hits all of them, so that their ratios hold. positions: that a step reads, on average.
     """
-    payload = {"turns": [{**asdict(job), "task": job.task} for job in jobs]}
+    turns = [{**asdict(job), "task": job.task} for job in jobs]
+    payload = {"turns": turns, "budget_seconds": budget_seconds}
     return in_worker("regard.benchmark.quality", payload, fixed_allocation=True, threads=threads)
 
 
@@ -104,7 +106,7 @@ def perform(job: Job) -> dict[str, Any]:
         run.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()
     trainer = Trainer(model, task, job.training, run)
-    trainer.fit()
+    seconds, share = Watch().timed(trainer.fit)
     examples, unit = units(task.examples("valid"), job.evaluate_examples)
     answers = Answers()
     scores = score(
@@ -127,6 +129,7 @@ def perform(job: Job) -> dict[str, Any]:
         "seconds": time.perf_counter() - began,
         "steps": job.training.steps,
         "step_seconds": _step_seconds(steps),
+        "untrusted": doubt([Sample(seconds, share, 1.0)], 1),
         "documents": scores.table(),
         "macro_f1": answers.macro_f1() if task.classes else None,
         "unit": "image" if task.input_dim else unit,
@@ -193,7 +196,7 @@ def units(examples: Examples, limit: int) -> tuple[Examples, Literal["document",
 
 def _timed_steps(job: Job, model: nn.Module, task: Task) -> dict[str, Any]:
     """Median seconds of a training step, one warm-up step left out."""
-    step = _stepping(job, model, task)
+    step = _stepping(job, model, task, [])
     taken: list[float] = []
     for _ in range(job.steps_only + 1):
         began = time.perf_counter()
@@ -202,8 +205,8 @@ def _timed_steps(job: Job, model: nn.Module, task: Task) -> dict[str, Any]:
     return {"seconds": statistics.median(taken[1:]), "peak_bytes": peak_bytes(torch.device("cpu"))}
 
 
-def _stepping(job: Job, model: nn.Module, task: Task) -> Callable[[], None]:
-    """A call trains one more step, on the examples in their order."""
+def _stepping(job: Job, model: nn.Module, task: Task, read: list[int]) -> Callable[[], None]:
+    """A call trains one more step, on the examples in their order; the positions that it reads are appended."""
     examples = task.examples("train")
     optimizer = torch.optim.AdamW(model.parameters())
     weight = cast(dict[str, float], model.loss_weights)
@@ -213,6 +216,7 @@ def _stepping(job: Job, model: nn.Module, task: Task) -> Callable[[], None]:
         at = next(first)
         ids = [index % len(examples) for index in range(at, at + job.training.batch_size)]
         batch = collate(examples, ids, task.vocab_size, num_targets=task.num_targets)
+        read.append(batch.positions)
         output = batch.through(model)
         loss = F.cross_entropy(output.logits.flatten(0, -2), batch.targets.flatten())
         (loss + sum(weight[name] * extra for name, extra in output.losses.items())).backward()
@@ -222,13 +226,14 @@ def _stepping(job: Job, model: nn.Module, task: Task) -> Callable[[], None]:
     return step
 
 
-def _turns(jobs: list[Job]) -> list[float]:
-    """See `step_seconds`. All jobs have the same data."""
+def _turns(jobs: list[Job], budget_seconds: float) -> list[dict[str, Any]]:
+    """See `step_timings`. All jobs have the same data."""
     torch.set_num_threads(jobs[0].training.threads)
     task = build_task(jobs[0].task_config, seed=jobs[0].training.seed)
-    calls = {str(at): _stepping(job, _model(job, task), task) for at, job in enumerate(jobs)}
-    taken = paired(calls, rounds=STEP_TURNS, budget_seconds=STEP_TURNS_SECONDS)
-    return [taken[name].seconds for name in calls]
+    reads: dict[str, list[int]] = {str(at): [] for at in range(len(jobs))}
+    calls = {str(at): _stepping(job, _model(job, task), task, reads[str(at)]) for at, job in enumerate(jobs)}
+    taken = paired(calls, rounds=STEP_TURNS, budget_seconds=budget_seconds)
+    return [{**asdict(taken[name]), "positions": statistics.mean(reads[name])} for name in calls]
 
 
 @torch.no_grad()
@@ -274,7 +279,7 @@ def _job(document: dict[str, Any]) -> Job:
 
 def _serve(payload: Any) -> Iterator[Any]:
     if isinstance(payload, dict):
-        return iter(_turns([_job(document) for document in payload["turns"]]))
+        return iter(_turns([_job(document) for document in payload["turns"]], payload["budget_seconds"]))
     return (perform(_job(document)) for document in payload)
 
 

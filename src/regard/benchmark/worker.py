@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from regard import consent, errors
+from regard.benchmark import quiet
 from regard.benchmark.timing import allocation
 from regard.errors import RegardError, ResourceError, out_of_memory
 
@@ -26,7 +27,7 @@ def in_worker(
     threads: int,
     each: Callable[[Any], None] = lambda result: None,
 ) -> list[Any]:
-    """Run `python -m module`, which calls `serve`, on a payload of plain data.
+    """Run `python -m module`, which calls `serve`, on a payload of plain data; both know the run's best calibration.
 
     Args:
         module: the module to run.
@@ -53,10 +54,11 @@ def in_worker(
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            process.stdin.write(json.dumps(payload) + "\n")
+            process.stdin.write(json.dumps({"payload": payload, "laps": quiet.best()}) + "\n")
             process.stdin.flush()
             for line in process.stdout:
                 answer = json.loads(line)
+                quiet.seen(answer["laps"])
                 if "error" in answer:
                     raise getattr(errors, answer["error"])(answer["message"])
                 results.append(answer["result"])
@@ -77,16 +79,17 @@ def in_worker(
 
 def serve(work: Callable[[Any], Iterable[Any]]) -> int:
     """The other side of `in_worker`: give `work` the payload, send each result as it comes; the exit code."""
-    payload = json.loads(sys.stdin.readline())
+    asked = json.loads(sys.stdin.readline())
+    quiet.seen(asked["laps"])
     threading.Thread(target=_end_with_parent, args=(signal.getsignal(signal.SIGTERM),), daemon=True).start()
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is no answer
 
     def say(**answer: Any) -> None:
-        print(json.dumps(answer), file=answers, flush=True)
+        print(json.dumps({**answer, "laps": quiet.best()}), file=answers, flush=True)
 
     try:
-        for result in work(payload):
+        for result in work(asked["payload"]):
             say(result=result)
     except RegardError as error:
         say(error=type(error).__name__, message=str(error))

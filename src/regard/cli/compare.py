@@ -7,6 +7,7 @@ another task, such as classify. Started again with the same --out and settings, 
 
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Literal
 
 import tyro
 
@@ -25,6 +26,8 @@ class Options(CompareConfig):
     """folder for results.json, report.html and everything that an interrupted comparison needs to go on"""
     data: str | None = None
     """compare by classify on these texts or images, see --classification.data"""
+    language: Literal["en", "zh"] = "en"
+    """of the table and the report: English or Chinese"""
     json: bool = False
     """print results.json on stdout"""
 
@@ -35,11 +38,13 @@ def run(options: Options) -> int:
 
     config = configured(options)
     notes = console(machine=True)
-    results = compare(config=config, out=options.out, tell=lambda line: notes.print(line, markup=False))
+    results = compare(
+        config=config, out=options.out, language=options.language, tell=lambda line: notes.print(line, markup=False)
+    )
     if options.json:
         emit(results)
         return 0
-    show(results, Path(options.out))
+    show(results, Path(options.out), options.language)
     return 0
 
 
@@ -57,15 +62,19 @@ def configured(options: Options) -> CompareConfig:
     return replace(config, task="classify", classification=replace(config.classification, data=options.data))
 
 
-def show(results: dict, out: Path) -> None:
-    """The table and the recommendation, on stdout."""
+def show(results: dict, out: Path, language: Literal["en", "zh"] = "en") -> None:
+    """The table, the advice for each need and the recommendation, on stdout."""
+    from regard.benchmark.language import Words
+    from regard.report.summary import needs, notes, recommendation, tie_note
     from regard.report.summary import table as summary
-    from regard.report.summary import tie_note
 
-    screen = console()
-    columns, rows = summary(results)
+    screen, say = console(), Words(language)
+    columns, rows = summary(results, say)
     screen.print(table(*columns, rows=rows))
-    screen.print(tie_note(results), markup=False)
-    advice = results["recommendation"]
-    screen.print(f"\nUse {advice['spec']}: {advice['reason']}", markup=False)
-    screen.print(f"\nReport: {out / 'report.html'}", markup=False)
+    for line in (tie_note(results, say), *notes(results, say)):
+        screen.print(line, markup=False)
+    heads = (say("need"), say("advice"), say("why"))
+    screen.print(table(*heads, rows=[(one.title, one.advised, one.why) for one in needs(results, say)]))
+    short, why = recommendation(results, say)
+    screen.print(f"{short}: {why}", markup=False)
+    screen.print(f"\n{say('Report: {path}', path=out / 'report.html')}", markup=False)

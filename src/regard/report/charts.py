@@ -5,7 +5,7 @@ from typing import Any
 
 from regard.benchmark.advice import tests_name
 from regard.benchmark.language import Words
-from regard.benchmark.measures import TASKS, Measure
+from regard.benchmark.measures import Measure, taken
 from regard.report import timings
 from regard.report.figure import (
     BASELINE,
@@ -32,7 +32,7 @@ LN2 = 0.6931471805599453
 def charts(results: Results, say: Words | None = None) -> list[Chart]:
     """Every chart of a report, in the words of a language."""
     say = say or Words()
-    measures = TASKS[results["task"]]
+    measures = taken(results["task"], results["expected"]["steps"])
     first = measures[0]
     drawn = [differences(results, measure, say) for measure in measures if results["differences"][measure.name]["rows"]]
     drawn.append(quality_against_speed(results, first, say))

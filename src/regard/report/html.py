@@ -7,7 +7,7 @@ from typing import Any
 from regard.benchmark.language import Language, Words
 from regard.report import _page, attention_map
 from regard.report.charts import charts
-from regard.report.summary import needs, recommendation, steps, subject, table, tie_note
+from regard.report.summary import needs, notes, recommendation, steps, subject, table, tie_note
 from regard.training.files import write_text
 
 
@@ -48,7 +48,7 @@ def render(results: Mapping[str, Any], language: Language = "en") -> str:
         "needs": needs(results, say),
         "columns": columns,
         "rows": rows,
-        "note": tie_note(results, say),
+        "notes": [tie_note(results, say), *notes(results, say)],
         "subject": subject(results, say),
         "steps": steps(results, say),
         "charts": drawn,

@@ -1,15 +1,14 @@
 """A comparison as tables, and the sentences around them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from regard.benchmark.board import TITLES, UNITS
-from regard.benchmark.language import Words, joined, listed, said
-from regard.benchmark.measures import TASKS, Measure
+from regard.benchmark.config import MARK
+from regard.benchmark.language import Words, joined, listed
+from regard.benchmark.measures import Measure, taken
 
-MARK = "?"
-"""of a figure that cannot be trusted"""
 Results = Mapping[str, Any]
 Row = Mapping[str, Any]
 
@@ -76,7 +75,7 @@ def table(results: Results, say: Words | None = None) -> tuple[tuple[str, ...], 
 
 
 def _columns(results: Results, say: Words) -> list[Column]:
-    measures = TASKS[results["task"]]
+    measures = taken(results["task"], results["expected"]["steps"])
     first = measures[0]
     columns = [Column(say("specification"), lambda entry: entry["spec"], lambda row: labelled(row["name"], say))]
     columns += [_quality(results, measure, say, with_baselines=measure is first) for measure in measures]
@@ -167,22 +166,27 @@ def _parameters(row: Row) -> str:
 
 
 def tie_note(results: Results, say: Words | None = None) -> str:
-    """Notes on the table: its equals sign, the worth of few seeds, doubtful timings, and a measure that is missing."""
+    """Notes on the table: its equals sign, the worth of few seeds, and a measure that is missing."""
     say = say or Words()
     seeds, units = results["config"]["seeds"], say(UNITS[results["unit"]])
-    notes = [
+    found = [
         say("= cannot be told from the best of its column (paired t-test over seeds, paired bootstrap over {units}).",
             units=units)
     ]  # fmt: skip
     if seeds < 3:
         count = say("One seed") if seeds == 1 else say("{seeds} seeds", seeds=seeds)
-        notes.append(
+        found.append(
             say("{count}: trainings differ by chance too; --seeds 3 measures by how much.", count=count)
         )  # fmt: skip
     if results["task"] == "classify" and results["entries"][0]["classification"]["macro_f1"] is None:
-        notes.append(say("macro F1 is left out: scikit-learn, which computes it, is not installed."))
-    notes += [f"{said(say.language, one)}." for one in results.get("notes", ())]
-    return (" " if say.language == "en" else "").join(notes)
+        found.append(say("macro F1 is left out: scikit-learn, which computes it, is not installed."))
+    return (" " if say.language == "en" else "").join(found)
+
+
+def notes(results: Results, say: Words | None = None) -> list[str]:
+    """What has to be said of trainings that were stopped and timings that cannot be trusted."""
+    say = say or Words()
+    return [joined(say.language, [one]) for one in results["notes"]]
 
 
 def subject(results: Results, say: Words | None = None) -> str:
@@ -206,9 +210,9 @@ def subject(results: Results, say: Words | None = None) -> str:
 def steps(results: Results, say: Words | None = None) -> str:
     """How long a specification was trained."""
     say = say or Words()
-    taken: Mapping[str, int] = results["expected"]["steps"]
-    measures: Sequence[Measure] = TASKS[results["task"]]
+    planned: Mapping[str, int] = results["expected"]["steps"]
+    measures = taken(results["task"], planned)
     return listed(
         say.language,
-        [say("{steps} steps on {subject}", steps=taken[one.name], subject=say(one.subject)) for one in measures],
+        [say("{steps} steps on {subject}", steps=planned[one.name], subject=say(one.subject)) for one in measures],
     )
