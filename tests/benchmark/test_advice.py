@@ -158,6 +158,20 @@ def test_recall_that_nobody_learned():
     assert advice.status == "winner"  # linear keeps less than softmax, at the same quality
 
 
+def test_recall_that_was_learned_in_some_trainings_alone_is_no_tie():
+    """Two of three trainings learned it: inside the spread, and still no recall to rely on."""
+    given = board()
+    some = hits(0.99, 3)
+    some.top[0] = some.bottom[0] * 0.2
+    samples = {**given.samples, "recall": {**given.samples["recall"], "linear": some}}
+    needs, _ = found(samples=samples)
+    assert set(needs["recall"].specs) == {"softmax", "local"}
+    assert "linear did not learn it in every training (72" in why(needs["recall"])
+    assert "for linear about" in why(needs["recall"])
+    needs, _ = found(samples={**samples, "recall": {"softmax": hits(0.99, 3), "linear": some, "local": hits(0.2, 3)}})
+    assert needs["recall"].specs == ("softmax", "linear")
+
+
 def test_what_the_best_quality_recalls_less_is_said():
     needs, advice = found(text={"linear": 2.0, "local": 2.2})
     assert advice.spec == "linear"

@@ -8,7 +8,7 @@ from regard.benchmark import costs
 from regard.benchmark.board import LEARNED_RECALL, TITLES, UNITS, Baseline, Board, Finding, Status, quantity
 from regard.benchmark.language import joined, sentence
 from regard.benchmark.measures import Measure
-from regard.benchmark.verdict import MOST_SEEDS, Difference, difference
+from regard.benchmark.verdict import MOST_SEEDS, Difference, Sample, difference
 
 LEAST_SEEDS = 3
 """trainings of each before a difference between trainings is believed"""
@@ -64,13 +64,21 @@ def _learned(board: Board, measure: Measure) -> Finding:
             seeds=seeds,
         )
         return Finding(measure.name, "open", (), (why,))
-    tied = [spec for spec, one in worse.items() if not one.told]
+    untold = [spec for spec, one in worse.items() if not one.told]
     beside = _beside(board, measure, best)
-    if tied:
+    if untold:
+        unlearned = [spec for spec in untold if _unlearned(measure, samples[spec])]
+        # With one alone that learned it, there is no saying yet that it is more than chance.
+        tied = [spec for spec in untold if spec not in unlearned] or untold
         why = [
             sentence("{specs} cannot be told apart ({shown} of {spec})", specs=[best, *tied], shown=shown, spec=best)
         ]
-        why += [_settled(board, spec, worse[spec]) for spec in tied]
+        why += [
+            sentence("{spec} did not learn it in every training ({shown})", spec=spec, shown=value)
+            for spec in unlearned
+            for value in (quantity(measure, samples[spec].value),)
+        ]
+        why += [_settled(board, spec, worse[spec]) for spec in untold]
         return Finding(measure.name, "tie", (best, *tied), (*why, *beside))
     if not worse:
         return Finding(measure.name, "winner", (best,), (sentence("it is the only one"), *beside))
@@ -84,6 +92,11 @@ def _learned(board: Board, measure: Measure) -> Finding:
         tests=[tests_name(test, board.seeds, board.unit) for test in worse[second].tests],
     )
     return Finding(measure.name, "winner", (best,), (why, *beside))
+
+
+def _unlearned(measure: Measure, sample: Sample) -> bool:
+    """Whether a mean over seeds that is inside the spread of the best is recall that was not learned all the same."""
+    return measure.name == "recall" and sample.value < LEARNED_RECALL
 
 
 def tests_name(test: str, seeds: int, unit: str) -> dict[str, Any]:

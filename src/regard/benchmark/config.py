@@ -58,8 +58,8 @@ class CompareConfig:
     """
     budget: str | None = None
     """time for everything, such as 5m, 90s or 2h; it sets the steps. None: the steps below"""
-    seeds: int = 1
-    """trainings of every specification; 3 or more before a difference is worth believing"""
+    seeds: int = 3
+    """trainings of every specification; from fewer than 3 nothing is recommended: trainings differ by chance"""
     text: TextConfig = field(default_factory=lambda: TextConfig(length=128))
     """the text of lm and mlm"""
     masked_rate: float = 0.15

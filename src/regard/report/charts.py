@@ -9,7 +9,7 @@ from regard.benchmark.measures import Measure, taken
 from regard.report import timings
 from regard.report.figure import (
     BASELINE,
-    COLOURS,
+    DASHES,
     Chart,
     Key,
     Results,
@@ -25,7 +25,6 @@ from regard.report.figure import (
 )  # fmt: skip
 from regard.report.summary import labelled, marked
 
-DASHES = ("solid", "dash", "dot", "dashdot")
 LN2 = 0.6931471805599453
 
 
@@ -114,12 +113,12 @@ def quality_against_speed(results: Results, measure: Measure, say: Words) -> Cha
         rows.append((entry["spec"], *_speed(speed, timing, say), *_interval(value, ".4f", say)))
     for at, baseline in enumerate(results["baselines"]):
         value, speed, name = baseline[measure.metric], baseline["tokens_per_second"], labelled(baseline["name"], say)
-        line = {"color": COLOURS[-1 - at % 3], "dash": DASHES[1 + at % 3], "width": 1.5}
+        line = {"color": BASELINE, "dash": DASHES[1 + at % 3], "width": 1.5}
         level = [value["middle"]] * 2
         figure.add_scatter(
             x=[min(speeds), max(speeds)], y=level, name=escaped(name), meta=name, line=line, mode="lines"
         )
-        keys.append(Key(name, line["color"], "┄"))
+        keys.append(Key(name, BASELINE, ("╌", "┈", "┄")[at % 3]))
         rows.append((name, *_speed(speed, baseline.get("speed"), say), *_interval(value, ".4f", say)))
     heads = ("specification", "tokens/s", "interval of tokens/s", measure.noun, "95 % interval")
     caption = say(

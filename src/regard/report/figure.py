@@ -8,12 +8,14 @@ import plotly.graph_objects as go
 
 from regard.benchmark.language import Words
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#c76a9e", "#b07d00", "#3596cf", "#8a63c9", "#7f7f7f", "#a8552a", "#4d8b31")
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#c76a9e", "#b07d00", "#3596cf", "#8a63c9", "#a8552a", "#4d8b31")
 """after Okabe and Ito, whom people with colour-blindness can tell apart; each has a contrast of 3 and more with white
 and with the dark page"""
+DASHES = ("solid", "dash", "dot", "dashdot")
 SYMBOLS = {"circle": "●", "square": "■", "diamond": "◆", "triangle-up": "▲", "triangle-down": "▼", "cross": "✚"}
 """marks of the plot, and what stands for them in text"""
 BASELINE = "#7f7f7f"
+"""no specification has it"""
 UPRIGHT = {"color": BASELINE, "width": 1.5, "dash": "dot"}
 ROW, EDGES = 48, 90
 """pixels of a row of intervals, and of everything around all rows"""
