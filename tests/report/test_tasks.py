@@ -176,28 +176,6 @@ def test_a_comparison_interrupted_among_its_baselines_goes_on(of_task, tmp_path,
     assert found["baselines"] == done.results["baselines"]
 
 
-def test_the_plan_leaves_time_for_the_baselines(of_task, tmp_path, monkeypatch):
-    def probes(jobs, *, threads):
-        return [{"seconds": 0.01, "peak_bytes": 2**30} for _ in jobs]
-
-    monkeypatch.setattr(comparison, "run_apart", probes)
-    said: list[str] = []
-    measures = comparison.TASKS["classify"]
-    config = replace(of_task("classify").config, budget="100s")
-    for name in ("a", "b", "c"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "comparison.json").write_text("{}")
-    found = comparison._plan(config, tmp_path / "a", measures, said.append)
-    # 2 specifications and 2 baselines that each take as long as one of them, 2 seeds: 8 trainings.
-    assert found.steps == {"classification": pytest.approx(0.7 * 100 / (8 * 0.01), abs=1)}
-    assert said[-1].endswith("875 steps on classes each; linear, lstm for as long")
-    found = comparison._plan(replace(config, baselines=()), tmp_path / "b", measures, said.append)
-    assert found.steps == {"classification": pytest.approx(0.7 * 100 / (4 * 0.01), abs=1)}
-    assert said[-1].endswith("1750 steps on classes each")
-    found = comparison._plan(replace(config, budget="1s"), tmp_path / "c", measures, said.append)
-    assert said[-1].startswith("that is more than the budget of 1s: nothing is trained for fewer than 20 steps on cla")
-
-
 def test_without_scikit_learn_macro_f1_is_left_out_and_that_is_said(of_task):
     results = json.loads(json.dumps(of_task("classify").results))
     for row in [*(entry["classification"] for entry in results["entries"]), *results["baselines"]]:

@@ -16,13 +16,12 @@ def memory(board: Board, specs: Sequence[str]) -> Finding:
     """The smallest state at the longest length: counted, so that it has no spread."""
     if not specs:
         return _nothing("memory")
-    rows = {spec: board.entry(spec)["decode"][-1] for spec in specs if board.entry(spec)["decode"]}
-    if not rows:
+    states = {spec: _states(board, spec) for spec in specs}
+    lengths = [max(found) for found in states.values() if found]
+    if not lengths:
         return Finding("memory", "open", (), (sentence("no specification that was advised decodes with a state"),))
-    length = min(row["length"] for row in rows.values())
-    sizes = {
-        spec: row["state_bytes"] for spec in rows for row in board.entry(spec)["decode"] if row["length"] == length
-    }
+    length = min(lengths)
+    sizes = {spec: found[length] for spec, found in states.items() if length in found}
     least = min(sizes.values())
     best = [spec for spec, size in sizes.items() if size == least]
     rest = {spec: size for spec, size in sizes.items() if size > least}
@@ -37,6 +36,12 @@ def memory(board: Board, specs: Sequence[str]) -> Finding:
         why.append(sentence("{spec} is next with {kib:,.1f} KiB", spec=second, kib=rest[second] / 1024))
     why.append(sentence("counted, which has no spread"))
     return Finding("memory", "winner" if len(best) == 1 else "tie", tuple(best), (*why, *price(board, best)))
+
+
+def _states(board: Board, spec: str) -> dict[int, int]:
+    """Bytes of the state after so many tokens; nothing for a mechanism that keeps none."""
+    rows = board.entry(spec)["decode"]
+    return {row["length"]: row["state_bytes"] for row in rows if row["state_bytes"] is not None}
 
 
 def length(board: Board, specs: Sequence[str]) -> Finding:

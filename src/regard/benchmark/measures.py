@@ -164,6 +164,8 @@ def check_settings(config: CompareConfig, task: str) -> None:
         readers = _READERS.get(field.name) or _READERS.get(field.name.partition("_")[0])
         if readers and task not in readers and getattr(config, field.name) != getattr(default, field.name):
             problems.append(f"{field.name} is read by --task {_listed(readers)}, and this comparison is by {task}")
+    if task == "recall" and not config.recall_steps:
+        raise ConfigError("recall_steps must be at least 1 for --task recall, got 0")
     if problems:
         raise ConfigError("\n".join([*problems, "leave it out, or name the task"]))
 

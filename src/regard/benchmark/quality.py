@@ -8,6 +8,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import count
 from pathlib import Path
@@ -31,7 +32,7 @@ from regard.training.batches import Batch, collate
 from regard.training.config import SHAPES, AnyModelConfig, TrainingConfig
 from regard.training.evaluation import measured, score
 from regard.training.files import writing
-from regard.training.metrics import peak_bytes, read
+from regard.training.metrics import Record, peak_bytes, read
 from regard.training.network import Network
 from regard.training.trainer import Trainer
 
@@ -55,6 +56,7 @@ class Job:
         evaluate_examples: validation examples, evenly spaced; 0: all.
         pictured: take pictures of its attention.
         steps_only: time this many steps in a scratch model instead of training; 0: train.
+        seconds: stop after the step in which they are over; None: train to the last step.
     """
 
     model: AnyModelConfig | BaselineConfig
@@ -64,6 +66,7 @@ class Job:
     evaluate_examples: int = 0
     pictured: bool = False
     steps_only: int = 0
+    seconds: float | None = None
 
     @property
     def task(self) -> str:
@@ -96,17 +99,17 @@ def step_timings(jobs: list[Job], *, threads: int, budget_seconds: float = STEP_
 
 def perform(job: Job) -> dict[str, Any]:
     """The results of a job in this process."""
+    began = time.perf_counter()
     torch.set_num_threads(job.training.threads)
     task = build_task(job.task_config, seed=job.training.seed)
     model = _model(job, task)
     if job.steps_only:
-        return _timed_steps(job, model, task)
+        return _timed_steps(job, model, task, began)
     run = Path(job.run)
     with writing(run):
         run.mkdir(parents=True, exist_ok=True)
-    began = time.perf_counter()
-    trainer = Trainer(model, task, job.training, run)
-    seconds, share = Watch().timed(trainer.fit)
+    trainer = Trainer(model, task, job.training, run, on_progress=_until(job.seconds, began))
+    seconds, share = Watch().timed(lambda: _fit(trainer))
     examples, unit = units(task.examples("valid"), job.evaluate_examples)
     answers = Answers()
     scores = score(
@@ -121,23 +124,40 @@ def perform(job: Job) -> dict[str, Any]:
     assert scores is not None
     lines = read(run / "metrics.jsonl")
     steps = [line for line in lines if line["kind"] == "train"]
-    # A median, because the first steps warm up, and a run that was interrupted has lost some of its seconds.
-    speed = statistics.median(line["timing"]["tokens_per_second"] for line in steps)  # type: ignore[index,call-overload,misc]
     return {
         "parameters": sum(x.numel() for x in model.parameters()),
         "length": task.length,
         "seconds": time.perf_counter() - began,
-        "steps": job.training.steps,
-        "step_seconds": _step_seconds(steps),
+        "steps": trainer.progress.step,
+        "step_seconds": _step_seconds(steps) if steps else seconds / trainer.progress.step,
         "untrusted": doubt([Sample(seconds, share, 1.0)], 1),
         "documents": scores.table(),
         "macro_f1": answers.macro_f1() if task.classes else None,
         "unit": "image" if task.input_dim else unit,
         "curve": [[line["tokens"], line["loss"]] for line in steps],
-        "tokens_per_second": speed,
         "peak_bytes": peak_bytes(torch.device("cpu")),
         "pictures": pictures(cast(Network, model), task) if job.pictured else [],
     }
+
+
+class _TimeUp(Exception):
+    """The time of a training is over."""
+
+
+def _until(seconds: float | None, began: float) -> Callable[[Record], None]:
+    """Ends a training with the first step after so many seconds."""
+
+    def progress(record: Record) -> None:
+        if seconds is not None and record["kind"] == "step" and time.perf_counter() - began > seconds:
+            raise _TimeUp
+
+    return progress
+
+
+def _fit(trainer: Trainer) -> None:
+    """Train to the last step, or until the time is over: what was learned until then is in the model."""
+    with suppress(_TimeUp):
+        trainer.fit()
 
 
 def _model(job: Job, task: Task) -> Network | Baseline:
@@ -194,15 +214,27 @@ def units(examples: Examples, limit: int) -> tuple[Examples, Literal["document",
     return (_Windows(examples), "window") if len(documents) < MIN_UNITS else (examples, "document")
 
 
-def _timed_steps(job: Job, model: nn.Module, task: Task) -> dict[str, Any]:
-    """Median seconds of a training step, one warm-up step left out."""
-    step = _stepping(job, model, task, [])
-    taken: list[float] = []
+def _timed_steps(job: Job, model: nn.Module, task: Task, began: float) -> dict[str, Any]:
+    """Median seconds of a training step, the first one left out where there is time for more; of evaluating an example;
+    to build model and data, which began then; and of all of it.
+    """
+    step, watch = _stepping(job, model, task, []), Watch()
+    taken, setup = list[Sample](), time.perf_counter() - began
     for _ in range(job.steps_only + 1):
-        began = time.perf_counter()
-        step()
-        taken.append(time.perf_counter() - began)
-    return {"seconds": statistics.median(taken[1:]), "peak_bytes": peak_bytes(torch.device("cpu"))}
+        taken.append(Sample(*watch.timed(step), slower=1.0))
+        if job.seconds is not None and time.perf_counter() - began + taken[-1].seconds > job.seconds:
+            break
+    before = time.perf_counter()
+    limit = min(job.training.batch_size, len(task.examples("valid")))
+    score(model, task.examples("valid"), task.vocab_size, limit=limit, batch_size=limit, num_targets=task.num_targets)
+    return {
+        "setup": setup,
+        "seconds": statistics.median(sample.seconds for sample in taken[1:] or taken),
+        "untrusted": doubt(taken, len(taken)),
+        "example_seconds": (time.perf_counter() - before) / limit,
+        "peak_bytes": peak_bytes(torch.device("cpu")),
+        "total": time.perf_counter() - began,
+    }
 
 
 def _stepping(job: Job, model: nn.Module, task: Task, read: list[int]) -> Callable[[], None]:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,12 @@ def _answers(examples: Examples, index: int) -> Int64[np.ndarray, "targets"]:
 
 
 def trained(
-    config: CompareConfig, out: Path, steps: int, speeds: Mapping[str, Mapping[str, Any]], kept: Kept
+    config: CompareConfig,
+    out: Path,
+    steps: int,
+    speeds: Mapping[str, Mapping[str, Any]],
+    kept: Kept,
+    share: Callable[[str], float | None] = lambda job: None,
 ) -> list[dict[str, Any]]:
     """The classifiers that `config.baselines` names, each trained for as long as a specification, with every seed.
 
@@ -88,6 +94,8 @@ def trained(
         speeds: the timing of a step of every specification and baseline, by its name.
         kept: (name, make, label) -> what make gives, or what it gave before the comparison was interrupted.
 
+        share: the seconds that a job may take, by its name.
+
     Returns:
         name, `tables` as `counted` (one for each seed), and `jobs`: what each training found.
     """
@@ -100,7 +108,13 @@ def trained(
             kept(
                 f"baseline-{kind}-{seed}",
                 lambda kind=kind, seed=seed: run_apart(
-                    [jobs.baseline(config, out, kind, seed, taken[kind])], threads=config.threads
+                    [
+                        replace(
+                            jobs.baseline(config, out, kind, seed, taken[kind]),
+                            seconds=share(f"baseline-{kind}-{seed}"),
+                        )
+                    ],
+                    threads=config.threads,
                 )[0],
                 f"{kind}, seed {seed}, {taken[kind]} steps",
             )

@@ -6,7 +6,7 @@ import platform
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -31,11 +31,25 @@ Speeds = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Expected:
-    """The expected cost of a comparison, from a few steps of every specification. steps: by the name of a measure."""
+    """The expected cost of a comparison, from a few steps of every specification.
+
+    Attributes:
+        steps: by the name of a measure.
+        minutes: for everything.
+        peak_bytes: the most memory of a training.
+        start: seconds that a process takes to start.
+        seconds: by the name of a job, where there is a budget.
+        after: of these the seconds that a training takes once its last step is done, by the name of a measure.
+        changes: settings that the budget made smaller, by name.
+    """
 
     steps: dict[str, int]
     minutes: float
     peak_bytes: int
+    start: float = 0.0
+    seconds: dict[str, float] = field(default_factory=dict)
+    after: dict[str, float] = field(default_factory=dict)
+    changes: dict[str, Any] = field(default_factory=dict)
 
 
 def assemble(
@@ -46,6 +60,7 @@ def assemble(
     speeds: Speeds,
     costs: dict[str, list[dict[str, Any]]],
     references: Sequence[dict[str, Any]],
+    notes: Sequence[dict[str, Any]] = (),
 ) -> dict[str, Any]:
     """Everything measured and everything concluded, as plain data. Nothing is concluded from a timing that cannot be
     trusted, or from trainings that were stopped where others were not.
@@ -109,7 +124,7 @@ def assemble(
         "differences": plain(board.told(drawn)),
         "unit": unit,
         "recall_chance": chance,
-        "notes": plain([*stopped.values(), *_doubts(entries, beside, first)]),
+        "notes": plain([*notes, *stopped.values(), *_doubts(entries, beside, first)]),
         "advice": plain([asdict(one) for one in findings]),
         "recommendation": plain(asdict(advice)),
         "reproduce": reproduce(config, expected),
@@ -128,7 +143,7 @@ def reproduce(config: CompareConfig, expected: Expected) -> str:
 def _flags(prefix: str, values: dict[str, Any], defaults: dict[str, Any]) -> list[str]:
     words: list[str] = []
     for name, value in values.items():
-        if name == "specs" or value == defaults[name]:
+        if name == "specs" or (value == defaults[name] and name != "threads"):  # whose default is the machine's
             continue
         flag = f"{prefix}{name}".replace("_", "-")
         if isinstance(value, dict):

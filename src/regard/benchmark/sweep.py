@@ -6,7 +6,7 @@ Run as `python -m regard.benchmark.sweep` it serves `sweep`: a process of its ow
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import count as count_from
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from regard.benchmark.cost import counted
 from regard.benchmark.resting import resting_inputs
+from regard.benchmark.threads import default_threads
 from regard.benchmark.timing import REPEATS, Timing, paired
 from regard.benchmark.worker import in_worker, serve
 from regard.catalog import build, describe
@@ -41,7 +42,7 @@ class SweepConfig:
         causal: causal or bidirectional.
         passes: any of "forward", "both" (forward + backward), "decode" (one token after `length` tokens).
         rounds: timed turns.
-        seconds: start no longer length after this, for each pass; the shortest is always timed.
+        seconds: for each pass; a length that would not be done by then is not begun. The shortest is always timed.
         threads: CPU threads.
 
     Raises:
@@ -56,7 +57,7 @@ class SweepConfig:
     passes: tuple[str, ...] = PASSES
     rounds: int = 5
     seconds: float = 60.0
-    threads: int = 2
+    threads: int = field(default_factory=default_threads)
 
     def __post_init__(self) -> None:
         problems = [f"{name} must not be empty" for name in ("specs", "lengths", "passes") if not getattr(self, name)]
@@ -114,14 +115,18 @@ def measure(config: SweepConfig) -> list[Row]:
     rows: list[Row] = []
     for kind in config.passes:
         until = time.perf_counter() + config.seconds
+        turn, before = 0.0, min(config.lengths)
         for length in sorted(config.lengths):
-            if length > min(config.lengths) and time.perf_counter() > until:
+            # A warm-up and one turn, which grow with the square of the length at most.
+            least = 2 * turn * (length / before) ** 2
+            if length > min(config.lengths) and time.perf_counter() + least > until:
                 break
             calls, sizes = _calls(config, kind, length)
             if calls:
                 left = max(until - time.perf_counter(), 0.0)
                 timings = paired(calls, rounds=config.rounds, budget_seconds=left)
                 rows += [_row(spec, length, kind, t, sizes.get(spec)) for spec, t in timings.items()]
+                turn, before = sum(timing.seconds for timing in timings.values()), length
     return rows
 
 

@@ -5,11 +5,12 @@ Forward, forward + backward, and decoding; CPU, float32, under fixed allocation 
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 import tyro
 
+from regard.benchmark.threads import default_threads
 from regard.cli._numbers import one_word, parse_lengths
 from regard.cli._options import read
 from regard.cli._output import console, emit, table
@@ -39,8 +40,8 @@ class Options:
     """timed turns"""
     seconds: float = 60.0
     """for each pass, start no longer length after this; the shortest is always timed"""
-    threads: int = 2
-    """CPU threads"""
+    threads: int = field(default_factory=default_threads)
+    """CPU threads; by default OMP_NUM_THREADS, else all cores"""
     counted: bool = False
     """count operations and elements too (no clock, any machine gives the same)"""
     json: bool = False

@@ -11,7 +11,7 @@ from typing import Literal
 
 import tyro
 
-from regard.benchmark.config import DEFAULT_SPECS, CompareConfig
+from regard.benchmark.config import DEFAULT_SPECS, CompareConfig, quick
 from regard.cli._output import console, emit, table
 from regard.errors import ConfigError
 
@@ -24,6 +24,8 @@ class Options(CompareConfig):
     """mechanisms; `a / b` alternates by layer, `a:2 + b:2` mixes by head"""
     out: str = "comparison"
     """folder for results.json, report.html and everything that an interrupted comparison needs to go on"""
+    quick: bool = False
+    """a first look within a minute: --budget 60s, shorter --lengths, fewer rounds"""
     data: str | None = None
     """compare by classify on these texts or images, see --classification.data"""
     language: Literal["en", "zh"] = "en"
@@ -38,9 +40,17 @@ def run(options: Options) -> int:
 
     config = configured(options)
     notes = console(machine=True)
-    results = compare(
-        config=config, out=options.out, language=options.language, tell=lambda line: notes.print(line, markup=False)
-    )
+    try:
+        results = compare(
+            config=config, out=options.out, language=options.language, tell=lambda line: notes.print(line, markup=False)
+        )
+    except KeyboardInterrupt:
+        kept = (Path(options.out) / "comparison.json").exists()
+        way = (
+            f"the same command goes on where it stopped, with what is in {options.out}" if kept else "nothing was kept"
+        )
+        notes.print(f"regard compare: interrupted; {way}", markup=False)
+        return 130
     if options.json:
         emit(results)
         return 0
@@ -52,9 +62,10 @@ def configured(options: Options) -> CompareConfig:
     """The comparison that the options describe.
 
     Raises:
-        ConfigError: --data for another task than classify.
+        ConfigError: --data for another task than classify; --quick beside --budget.
     """
     config = CompareConfig(**{field.name: getattr(options, field.name) for field in fields(CompareConfig)})
+    config = quick(config) if options.quick else config
     if options.data is None:
         return config
     if config.task not in (None, "classify"):

@@ -27,6 +27,7 @@ def compare(
     budget: str | None = None,
     seeds: int | None = None,
     language: "Language" = "en",
+    quick: bool = False,
     tell: Callable[[str], None] = _say,
 ) -> dict[str, Any]:
     """Compare mechanisms in the same model on the same data; writes results.json and report.html into `out`.
@@ -39,6 +40,7 @@ def compare(
         budget: time for everything, such as "5m"; None: that of `config`.
         seeds: trainings of every specification; None: that of `config`.
         language: of the report: en or zh (Chinese).
+        quick: a first look within a minute, see `regard.benchmark.config.quick`.
         tell: called with lines about the progress; not given: they go to standard error, as on the command line.
 
     Returns:
@@ -46,7 +48,8 @@ def compare(
         measurements recommend none, or several tie. `["advice"]` has a winner for each need.
 
     Raises:
-        ConfigError: unknown mechanisms, options or language, or a folder with another comparison.
+        ConfigError: unknown mechanisms, options or language, a folder with another comparison, or a budget that is too
+            small.
         DataError: texts or images that are missing or too few.
         UnsupportedError: a mechanism that cannot do the task; the message says which tasks all of them can do.
     """
@@ -54,6 +57,7 @@ def compare(
 
     from regard.benchmark import comparison
     from regard.benchmark.config import CompareConfig
+    from regard.benchmark.config import quick as hurried
     from regard.report import html
 
     if isinstance(specs, str):
@@ -65,6 +69,7 @@ def compare(
         raise ConfigError(f"language: no choice {language!r}: {nearest(language, ('en', 'zh'))}")
     changes = {"specs": None if specs is None else tuple(specs), "task": task, "budget": budget, "seeds": seeds}
     config = replace(config, **{name: value for name, value in changes.items() if value is not None})
+    config = hurried(config) if quick else config
     results = comparison.compare(config, Path(out), tell=tell)
     html.write(results, Path(out) / "report.html", language)
     return results
