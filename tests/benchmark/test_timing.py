@@ -74,7 +74,7 @@ def test_intervals_hold_the_median_as_often_as_they_say():
 
 def test_turns_in_which_the_machine_was_busy_are_repeated():
     busy, quiet_again = (0.2, 1.0), (1.0, 1.0)
-    found = timed(Machine(), [1.0] * 9, [quiet_again, busy, busy, quiet_again], rounds=3)
+    found = timed(Machine(), [1.0] * 6, [quiet_again, busy, busy, quiet_again], rounds=3)
     # The first turn ends beside a calibration that is good, and so does the last busy one: its own share tells.
     assert (found.seconds, found.high, found.turns) == (pytest.approx(1.0), pytest.approx(1.0), 3)
     assert found.untrusted is None
@@ -82,15 +82,15 @@ def test_turns_in_which_the_machine_was_busy_are_repeated():
 
 def test_a_machine_that_stays_busy_makes_no_figure():
     """7 ms became 35 ms, all quartiles alike: the thread had a processor for a fifth of its time."""
-    found = timed(Machine(), [0.007] * 15, [(0.2, 1.0)], rounds=5)
+    found = timed(Machine(), [0.007] * 10, [(0.2, 1.0)], rounds=5)
     assert found.seconds == pytest.approx(0.035)
-    assert found.turns == 15
+    assert found.turns == 10
     assert found.untrusted == "the machine was busy: the timed thread had a processor for 20% of its time"
 
 
 def test_what_the_clock_of_the_processor_cannot_see_the_calibration_does():
     """Another virtual machine on the same cores: the thread always runs, at half its speed."""
-    found = timed(Machine(), [0.007] * 15, [(1.0, 0.5)], rounds=5)
+    found = timed(Machine(), [0.007] * 10, [(1.0, 0.5)], rounds=5)
     assert found.seconds == pytest.approx(0.014)
     assert found.untrusted == (
         "the machine was busy: a fixed piece of work beside it took 2.0 times as long as at its best"
@@ -104,7 +104,7 @@ def test_a_little_slower_is_in_the_interval():
 
 
 def test_repeats_end_with_the_time_for_them():
-    found = timed(Machine(), [1.0] * 15, [(0.5, 1.0)], rounds=5, budget_seconds=3.0)
+    found = timed(Machine(), [1.0] * 10, [(0.5, 1.0)], rounds=5, budget_seconds=3.0)
     assert found.turns == 2
     assert found.untrusted
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from regard.benchmark.quiet import MOST_SLOWER, Sample, Watch, doubt
 
-REPEATS = 3
+REPEATS = 2
 """times as many turns as asked for, at most, while the machine is busy"""
 
 FIXED_ALLOCATION = {
