@@ -169,9 +169,7 @@ def test_recall_is_left_out_where_there_is_no_time(run):
     results, _, _ = run(Machine(), budget="30s")
     assert set(results["expected"]["steps"]) == {"text"}
     assert "recall" not in results["entries"][0]
-    assert "recall was left out: the budget of 30s has no time for enough of its steps" in [
-        said("en", note) for note in results["notes"]
-    ]
+    assert "Recall was left out: the budget of 30s has no time for enough of its steps." in notes(results)
     assert "--recall-steps=0" in results["reproduce"]
 
 

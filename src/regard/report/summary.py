@@ -186,7 +186,7 @@ def tie_note(results: Results, say: Words | None = None) -> str:
 def notes(results: Results, say: Words | None = None) -> list[str]:
     """What has to be said of trainings that were stopped and timings that cannot be trusted."""
     say = say or Words()
-    return [joined(say.language, [one]) for one in results["notes"]]
+    return [joined(say.language, [one]) for one in results.get("notes", ())]
 
 
 def subject(results: Results, say: Words | None = None) -> str:
