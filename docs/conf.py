@@ -9,6 +9,7 @@ import api
 import errata
 import errata_content  # noqa: F401  its measurements enter the page of `errata`
 import errata_linear  # noqa: F401
+import errata_models  # noqa: F401
 import errata_randomized  # noqa: F401
 import gallery
 import pages

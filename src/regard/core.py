@@ -208,7 +208,7 @@ class Attention(Mechanism, ABC):
         if key_mask is not None:
             if not supports.key_mask:
                 self.refuse("key_mask", "key_mask")
-            if not isinstance(key_mask, Tensor) or key_mask.dtype != torch.bool or key_mask.shape != (len(q), keys):
+            if not isinstance(key_mask, Tensor) or key_mask.dtype != torch.bool or key_mask.shape != (q.shape[0], keys):
                 raise ShapeError(
                     f"{self._name}: key_mask must be bool (batch={q.shape[0]}, keys={keys}), True = keep, "
                     f"got {kind_of(key_mask)}"

@@ -163,7 +163,7 @@ class Mechanism(Configured):
             ShapeError: other tensors than this mechanism keeps, other heads, another batch or device, or sums of a
                 narrower dtype.
         """
-        entries, batch, dtype, device = self._entries, len(q), q.dtype, q.device
+        entries, batch, dtype, device = self._entries, q.shape[0], q.dtype, q.device
         call = entries, batch, dtype, device
         tape = state.tape if isinstance(state, Slots) and not state.steady else None
         if tape is not None and tape.fits == call:

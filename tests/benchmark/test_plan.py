@@ -216,10 +216,14 @@ def test_shares_are_of_what_is_left():
     budget = Budget(100.0, machine.clock)
     assert budget.share("a") is None
     budget.expect({"a": 30.0, "b": 20.0, "c": 30.0})
-    assert budget.share("a") == pytest.approx(37.5)
-    machine.now += 37.5
+    assert budget.share("a") == pytest.approx(50.0)
+    machine.now += 50.0
     budget.done("a")
-    assert budget.share("b") == pytest.approx(25.0)
+    assert budget.share("b") == pytest.approx(20.0)
+    machine.now += 10.0
+    budget.done("b")
+    budget.expect({"b": 20.0, "c": 60.0})
+    assert budget.share("b") == pytest.approx(10.0)
     machine.now += 70.0
     assert budget.share("c") == 0.0
 
@@ -227,10 +231,10 @@ def test_shares_are_of_what_is_left():
 def test_what_a_job_overran_by_is_kept_free():
     machine = Machine()
     budget = Budget(100.0, machine.clock, {"a": 10.0, "b": 40.0})
-    assert budget.share("a") == pytest.approx(20.0)
-    machine.now += 25.0
+    assert budget.share("a") == pytest.approx(60.0)
+    machine.now += 65.0
     budget.done("a")
-    assert budget.share("b") == pytest.approx(75.0 - 5.0)
+    assert budget.share("b") == pytest.approx(35.0 - 5.0)
 
 
 def test_no_budget_no_shares():

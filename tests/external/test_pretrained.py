@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from regard.cli.main import main
 from regard.integrations import pretrained
+from regard.integrations.chat import Chat
 from regard.models.generate import generate
 from regard.patterns.picks import draw, visible
 
@@ -309,6 +310,21 @@ def test_smollm2_continues_as_in_transformers(smol: tuple[pretrained.PublishedMo
     wanted = theirs.generate(prompt[None], max_new_tokens=24, do_sample=False)[0, len(prompt) :]
     (found,) = generate(ours.decoder, [prompt], max_new_tokens=24, temperature=0, stop_tokens=ours.stop_tokens)
     assert found.tokens.tolist() == wanted.tolist()
+
+
+@torch.no_grad()
+def test_smollm2_converses_as_in_transformers(smol: tuple[pretrained.PublishedModel, Any, Any]) -> None:
+    """There every turn reads the whole conversation again."""
+    ours, theirs, tokenizer = smol
+    talk, messages = Chat(ours), []
+    for said in ("What is the capital of France?", "And of Spain?", "Who are you?"):
+        messages.append({"role": "user", "content": said})
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        prompt = tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
+        wanted = theirs.generate(prompt, max_new_tokens=16, do_sample=False)[0, prompt.shape[1] :]
+        reply = "".join(talk.say(said, max_new_tokens=16, temperature=0))
+        assert reply == tokenizer.decode(wanted, skip_special_tokens=True)
+        messages.append({"role": "assistant", "content": reply})
 
 
 @torch.no_grad()

@@ -11,9 +11,9 @@ Clock = Callable[[], float]
 class Budget:
     """Seconds for everything, of which each job may take its share of what is left.
 
-    A job's share is what it is expected to take, times what is left over what all jobs that are left are expected to
-    take. One that takes longer makes the others' shares smaller, and the sum stays what it was. Part of a job cannot be
-    stopped, so the most that one overran by is kept free for those after it.
+    A job may take what is left but for what the jobs after it are expected to take; where too little is left for all of
+    them, each gets its part of it. Part of a job cannot be stopped, so the most that one overran by is kept free for
+    those after it.
 
     Args:
         seconds: for everything; None: no limit.
@@ -52,6 +52,7 @@ class Budget:
         if self.seconds is None or job not in self.expected:
             return None
         left = max(self.seconds - self.spent, 0.0)
-        share = self.expected[job] * left / max(sum(self.expected.values()), 1e-9)
+        whole = max(sum(self.expected.values()), 1e-9)
+        share = left - whole + self.expected[job] if left > whole else self.expected[job] * left / whole
         self._shares[job] = max(share - self._overrun, 0.0)
         return self._shares[job]

@@ -9,7 +9,7 @@ from regard.errors import ConfigError, UnsupportedError
 from regard.info import Info
 from regard.models.config import ModelConfig
 from regard.models.encoder_config import EncoderConfig
-from regard.tasks.config import TEXT_CLASSES, MaskedConfig, TaskConfig
+from regard.tasks.config import MaskedConfig, TaskConfig
 
 Metric = Literal["bits_per_byte", "accuracy"]
 _REQUESTS = {"causal": "causal=True", "bidirectional": "causal=False", "key_mask": "key_mask"}
@@ -173,7 +173,7 @@ def check_settings(config: CompareConfig, task: str) -> None:
 def lacking(task: str, info: Info, config: CompareConfig) -> list[str]:
     """The requests of a task that a mechanism does not support."""
     needed = ["causal" if TASKS[task][0].causal else "bidirectional"]
-    if task == "mlm" or (task == "classify" and config.classification.data in TEXT_CLASSES):
+    if task == "mlm" or (task == "classify" and config.classification.has_text):
         needed.append("key_mask")  # texts of unequal length
     return [_REQUESTS[name] for name in needed if name not in info.supports.names]
 

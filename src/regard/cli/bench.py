@@ -64,6 +64,8 @@ def parse(words: Sequence[str]) -> Options:
 def run(options: Options) -> int:
     """Time under fixed allocation, the default figures beside them."""
     from regard.benchmark import sweep
+    from regard.benchmark.config import MARK
+    from regard.report.summary import marked
 
     if not options.specs:
         raise ConfigError("name what to time, such as softmax linear; regard list shows what there is")
@@ -85,13 +87,17 @@ def run(options: Options) -> int:
     counted = sweep.count(config) if options.counted else {}
     if options.json:
         rows = [
-            {**asdict(r), "default_seconds": default[r.spec, r.length, r.kind].seconds}
+            {
+                **asdict(r),
+                "default_seconds": default[r.spec, r.length, r.kind].seconds,
+                "default_untrusted": default[r.spec, r.length, r.kind].untrusted,
+            }
             for r in fixed
             if (r.spec, r.length, r.kind) in default
         ]
         emit({"plan": asdict(config), "rows": rows, "counted": [asdict(one) for one in counted.values()]})
         return 0
-    exact = {(r.length, r.kind): r.seconds for r in fixed if r.spec == sweep.SDPA}
+    exact = {(r.length, r.kind): r for r in fixed if r.spec == sweep.SDPA}
     lines = []
     for row in fixed:
         against = exact.get((row.length, row.kind))
@@ -102,20 +108,26 @@ def run(options: Options) -> int:
                 row.spec,
                 row.kind,
                 f"{row.length:,}",
-                f"{row.seconds * 1e3:.3f}",
+                marked(f"{row.seconds * 1e3:.3f}", row.untrusted),
                 f"{row.low * 1e3:.3f} to {row.high * 1e3:.3f}",
-                f"{slow.seconds * 1e3:.3f}" if slow else "",
-                f"{against / row.seconds:.2f}" if against else "",
+                marked(f"{slow.seconds * 1e3:.3f}", slow.untrusted) if slow else "",
+                f"{against.seconds / row.seconds:.2f}" if against and not (against.untrusted or row.untrusted) else "",
                 f"{row.state_bytes:,}" if row.state_bytes is not None else "",
                 *((f"{cost.operations:.3g}", f"{cost.elements:.3g}") if cost else ("", "") if options.counted else ()),
             )
         )
-    heads = ("mechanism", "pass", "tokens", "ms", "quartiles", "ms, default allocation", "times SDPA", "state bytes")
+    heads = ("mechanism", "pass", "tokens", "ms", "interval", "ms, default allocation", "times SDPA", "state bytes")
     screen = console()
     screen.print(table(*heads, *(("operations", "elements") if options.counted else ()), rows=lines))
     screen.print(
         f"(1, {config.heads}, tokens, {config.key_dim}), float32, {config.threads} threads; medians of turns in one "
-        "process under fixed allocation; default allocation beside them. Decoding: one token.",
+        "process under fixed allocation, with 95 % intervals; default allocation beside them. Decoding: one token.",
         markup=False,
     )
+    if doubts := [row.untrusted for row in (*fixed, *default.values()) if row.untrusted]:
+        screen.print(
+            f"{len(doubts)} of {len(fixed) + len(default)} figures, marked {MARK}, cannot be trusted: {doubts[0]}. "
+            "Time again on a quiet machine.",
+            markup=False,
+        )
     return 0

@@ -13,12 +13,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.errors import CheckpointError, ConfigError, InputError, UnsupportedError, kind_of
-from regard.integrations import _embedding, _evaluation, _folder, architectures
+from regard.integrations import _embedding, _evaluation, _folder, architectures, chat
 from regard.integrations._conversion import converted
 from regard.integrations._gguf import read_gguf
 from regard.integrations._packages import PACKAGE, packaged
 from regard.integrations._tokenizer import PretrainedTokenizer, tokenizer_from_gguf, tokenizer_from_json
 from regard.integrations.architectures import Architecture, Config, Form
+from regard.integrations.chat import ChatTemplate
 from regard.integrations.weights import Settings, collect, fill, listed, noted, undrawn
 from regard.models import Encoder, EncoderDecoder, LanguageModel
 from regard.models.beam import beam_search
@@ -39,7 +40,7 @@ class PublishedModel:
     """A published network, in float32 and evaluation mode.
 
     tokenizer: None if the folder has none. config: its shape. stop_tokens: ids that end a text. architecture: as its
-    publisher calls it.
+    publisher calls it. chat_template: how a conversation is written for it (`regard.integrations.chat`), if it has one.
     """
 
     model: nn.Module
@@ -48,6 +49,7 @@ class PublishedModel:
     stop_tokens: tuple[int, ...]
     architecture: str
     path: Path
+    chat_template: ChatTemplate | None = None
 
     def generate(
         self,
@@ -253,15 +255,17 @@ def _load_gguf(path: Path) -> PublishedModel:
     settings = Settings(values, str(path))
     config = architecture.config(settings)
     problems: list[str] = []
-    tokenizer, stops = None, ()
+    tokenizer, stops, template = None, (), None
     with noted(problems):
         tokenizer = tokenizer_from_gguf(metadata, config.vocab_size)
+    with noted(problems):
+        template = chat.from_gguf(metadata, path)
     with noted(problems):
         stops = _stop_tokens(metadata.get("tokenizer.ggml.eos_token_id"), config.vocab_size)
     with undrawn():
         model = architecture.forms[0].build(config, settings)
     fill(model, gguf.weights(config), tensors, str(path), problems)
-    return PublishedModel(model.eval(), tokenizer, config, stops, name, path)
+    return PublishedModel(model.eval(), tokenizer, config, stops, name, path, template)
 
 
 def _load_folder(folder: Path) -> PublishedModel:
@@ -276,7 +280,9 @@ def _load_folder(folder: Path) -> PublishedModel:
     form = architecture.form(settings)
     config = architecture.config(settings)
     problems: list[str] = []
-    tokenizer, stops = None, ()
+    tokenizer, stops, template = None, (), None
+    with noted(problems):
+        template = chat.from_folder(folder)
     with noted(problems):
         if (folder / _folder.TOKENIZER).exists():
             tokenizer = tokenizer_from_json(_folder.read_text(folder, _folder.TOKENIZER), config.vocab_size)
@@ -287,7 +293,7 @@ def _load_folder(folder: Path) -> PublishedModel:
     with undrawn():
         model = form.build(config, settings)
     fill(model, form.weights(config), stored, str(folder), problems, form.derived)
-    return PublishedModel(model.eval(), tokenizer, config, stops, architecture.name, folder)
+    return PublishedModel(model.eval(), tokenizer, config, stops, architecture.name, folder, template)
 
 
 def _stop_tokens(value: object, vocab_size: int) -> tuple[int, ...]:

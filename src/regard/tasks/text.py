@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar, NamedTuple
 
@@ -21,6 +22,7 @@ _FILES = "sha256"
 """Part of the key too: raise it when the files are others, so that those of earlier versions are written anew."""
 
 _BLOCKS_OF_ONE_DOCUMENT = 20
+_LOG = logging.getLogger("regard")
 
 
 class Spans(NamedTuple):
@@ -114,6 +116,8 @@ class TextTask(Task):
         self.config = config
         self.length = config.length
         corpus = open_corpus(config)
+        if corpus.left_out:
+            _LOG.warning("%s: %d file(s) are read%s", corpus.name, len(corpus.paths), corpus.left_out)
         content = _hash(
             _FORMAT, corpus.fingerprint(), corpus.continuous, config.field, config.separator, config.holdout
         )

@@ -10,7 +10,6 @@ from torch import nn
 
 from regard.errors import CheckpointError, ConfigError
 from regard.tasks import (
-    TEXT_CLASSES,
     ClassificationConfig,
     ImagesConfig,
     ImagesTask,
@@ -21,6 +20,7 @@ from regard.tasks import (
     has_text,
 )
 from regard.tasks.base import Split, Task
+from regard.tasks.config import TEXT_CLASSES, TOYS
 from regard.tasks.corpus import NAMED
 from regard.tasks.tokenizer import Tokenizer, load_tokenizer
 from regard.tasks.translation import BUNDLED as BUNDLED_PAIRS
@@ -238,6 +238,12 @@ def evaluate(
         raise ConfigError("evaluate needs a task for a model that does not come from a run")
     if isinstance(model, network.Network):
         _require_fit(task, *network.sizes(model))
+    labels = run_or_model.labels if isinstance(run_or_model, TrainedModel) else None
+    if labels is not None and task.classes != labels.classes:
+        raise ConfigError(
+            f"the task has the classes {', '.join(task.classes):.300}, and the model was trained on "
+            f"{', '.join(labels.classes):.300}: the data is other than it was"
+        )
     if not isinstance(task, TranslationTask) and (beams is not None or length_penalty is not None):
         raise ConfigError(f"task {task.name} is evaluated without beam search; leave its options out")
     measure = Measure(model, task, split, measured(len(task.examples(split)), limit))
@@ -279,10 +285,10 @@ def fitted(config: RunConfig, task: Task) -> RunConfig:
         wanted = replace(wanted, corpus=corpus, cache=cache)
     elif isinstance(wanted, TranslationConfig) and wanted.corpus != BUNDLED_PAIRS:
         wanted = replace(wanted, corpus=_absolute(wanted.corpus))
-    elif isinstance(wanted, ImagesConfig) or (
-        isinstance(wanted, ClassificationConfig) and wanted.data not in TEXT_CLASSES
-    ):
+    elif isinstance(wanted, ImagesConfig | ClassificationConfig) and wanted.data not in (*TEXT_CLASSES, TOYS):
         wanted = replace(wanted, data=_absolute(wanted.data))
+        if isinstance(wanted, ClassificationConfig) and wanted.test is not None:
+            wanted = replace(wanted, test=_absolute(wanted.test))
     stages = tuple(
         stage if stage.attention is None else replace(stage, attention=_attention(config.model, stage.attention, task))
         for stage in config.training.stages

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 
 import torch
 import torch.nn.functional as F
@@ -257,12 +258,22 @@ class Trainer:
 
     def _not_finite(self, what: str, ids: list[int], detail: str) -> None:
         self.optimizer.zero_grad()
-        saved = checkpoint.paths(self.checkpoints)
         raise NumericsError(
             f"training step {self.progress.step}: the {what} is not finite{detail} on training examples {ids}. "
-            f"Parameters and optimizer are untouched; last checkpoint: {saved[-1] if saved else 'none'}. Look at these "
-            "examples; go on from there with regard train --resume RUN --learning-rate LOWER (in Python: "
-            "resume(run, learning_rate=...)), or start a new run with another --clip or --warmup"
+            f"Parameters and optimizer are untouched. Look at these examples; {self._retry()}, or start a new run with "
+            "another --clip or --warmup"
+        )
+
+    def _retry(self) -> str:
+        """How a run that diverged can be tried again, from what is saved of it."""
+        saved, run = checkpoint.paths(self.checkpoints), quote(str(self.run))
+        rate = f"{self.config.learning_rate / 10:g}"
+        command = f"regard train --resume {run} --learning-rate {rate} (in Python: resume(run, learning_rate={rate}))"
+        if not saved:
+            return f"no checkpoint is saved yet, so try again from the start with {command}"
+        return (
+            f"go on from {saved[-1].name} with {command}; if that fails too, its weights had diverged before: remove "
+            f"{saved[-1]}, and the same command goes on from the one before, or from the start"
         )
 
     def _evaluate(self) -> None:
@@ -284,7 +295,7 @@ class Trainer:
         if not math.isfinite(scores.total.nats):
             raise NumericsError(
                 f"evaluation after step {progress.step}: the validation loss is {scores.total.nats}; "
-                "lower training.learning_rate and start again, or look at the validation data"
+                f"look at the validation data, or {self._retry()}"
             )
         self._write({"kind": "evaluate", **self._where(), "split": "valid", **summary})
         progress.evaluated_step, progress.score = progress.step, scores.total.nats / scores.total.tokens
