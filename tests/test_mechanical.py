@@ -98,6 +98,17 @@ def test_survivors_of_the_suite_face_the_tests(tmp_path):
     assert mechanical._judged("uniform", module, source, str(passing)).killer is None
 
 
+def test_the_tests_see_a_mutant_that_the_suite_never_imports():
+    """The import hook that checks types in tests would import the module from its file."""
+    module = "regard.position.alibi"
+    source = mechanical.source_of(module).read_text(encoding="utf-8")
+    wrong = mechanical.Variant(0, "slopes", source.replace("-8 * t / power", "-8 / t / power"))
+    assert wrong.source != source
+    golden = "tests/position/test_positions.py -k slopes"
+    assert mechanical._judged("uniform", module, wrong, golden).killer == "tests"
+    assert mechanical._judged("uniform", module, mechanical.Variant(0, "nothing", source), golden).killer is None
+
+
 def test_a_broken_source_is_killed():
     source = mechanical.catalog.source("uniform")
     module = "regard.attention.dense.uniform"

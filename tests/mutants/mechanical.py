@@ -198,6 +198,7 @@ def judge(name: str, module: str, source: str, tests: str | None = None) -> str 
         return results[-1].check
     if tests is None:
         return None
+    importlib.import_module(module)  # the tests check types by an import hook, which would import it from its file
     import pytest
 
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):

@@ -125,7 +125,7 @@ def test_folders_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"cannot read .*more/b\.txt: Too many levels of symbolic links"):
         texts(tmp_path / "more")
     write(tmp_path / "empty" / "a.txt", "")
-    with pytest.raises(DataError, match=r"has no file that regard reads .*; left out: 1 empty$"):
+    with pytest.raises(DataError, match=r"holds no file that regard reads .*; left out: 1 empty$"):
         texts(tmp_path / "empty")
     with pytest.raises(ConfigError, match=r"suffixes=\('\.rst',\) is not possible; it must be some of \.txt, \.md"):
         TextConfig(suffixes=(".rst",))
@@ -182,7 +182,7 @@ def test_malformed_text(tmp_path: Path, content: bytes, message: str) -> None:
 def test_what_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no such file.*did you mean 'song_ci'"):
         open_corpus(TextConfig(corpus="song_cy"))
-    with pytest.raises(DataError, match=r"has no file that regard reads \(\.txt, .*\.parquet\)$"):
+    with pytest.raises(DataError, match=r"holds no file that regard reads \(\.txt, .*\.parquet\)$"):
         open_corpus(TextConfig(corpus=str(tmp_path)))
     with pytest.raises(DataError, match=r"not \.xml"):
         open_corpus(TextConfig(corpus=str(write(tmp_path / "a.xml", "x"))))

@@ -72,6 +72,7 @@ class SparsityRegularisers(RecallClaim):
         "length": 8,
         "dim": 32,
         "weights": (0.1,),
+        "taylor": "linear",
     }
 
     linear: str = "linear(regulariser={kind}, regulariser_weight={weight})"

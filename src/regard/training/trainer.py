@@ -20,6 +20,7 @@ from regard.training.config import TrainingConfig
 from regard.training.data_order import DataOrder
 from regard.training.evaluation import autocast, score
 from regard.training.files import discard, unlinked
+from regard.training.identity import Identity
 from regard.training.interruption import Interrupted, Signals, locked
 from regard.training.metrics import Interval, MetricsLog, Record, Stopwatch
 from regard.training.optimizer import adamw, set_rate
@@ -46,6 +47,7 @@ class Trainer:
         on_progress: called with every line of metrics.jsonl and with `step`, `checkpoint`, `interrupted` events.
         stages: the networks and the data of `config.stages`, of which `model` is the first; what is evaluated is always
             `task`. A stage begins with the weights, buffers and running means that the one before it ended with.
+        identity: of the run, which checkpoints carry and the one to continue from must have; None: they carry none.
 
     Raises:
         ConfigError: stages in the configuration alone.
@@ -60,6 +62,7 @@ class Trainer:
         *,
         on_progress: OnProgress | None = None,
         stages: Stages | None = None,
+        identity: Identity | None = None,
     ) -> None:
         if config.stages and stages is None:
             raise ConfigError("training.stages change the network, which only a whole run can: use regard.train")
@@ -73,6 +76,7 @@ class Trainer:
         self.validation = task.examples("valid")
         self._use(model, task if stages is None else stages.data(0))
         self.checkpoints = run / "checkpoints"
+        self.identity = identity
         self.progress = checkpoint.Progress(data=task.fingerprint)
         self.damaged: list[Path] = []
         self._saved_step: int | None = None
@@ -327,6 +331,11 @@ class Trainer:
         for leftover in self.checkpoints.glob(".step-*"):
             discard(leftover)
         saved, self.damaged = checkpoint.newest(self.checkpoints)
+        if self.identity is not None:
+            if saved is not None:
+                self.identity.require(saved, self.run)
+            self.identity = self.identity.accepting(saved)
+            self.progress.run = self.identity.id
         if saved is None:
             torch.manual_seed(self.config.seed)
             return
@@ -337,7 +346,7 @@ class Trainer:
         self._enter(trained_by(self.config.stages, saved.progress.step))
         checkpoint.restore(self.model, self.optimizer, saved)
         checkpoint.use_rng_states(saved.rng, self.device)
-        self.progress, self._saved_step = saved.progress, saved.progress.step
+        self.progress, self._saved_step = replace(saved.progress, run=self.progress.run), saved.progress.step
 
 
 @contextmanager
