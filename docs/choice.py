@@ -27,6 +27,23 @@ SETTLED = ("about {seeds:,} seeds would settle it", "约需 {seeds:,} 个种子�
 UNSETTLED = ("{seeds:,} seeds would not settle it", "{seeds:,} 个种子也分不出高下")
 STATE = ("{kib:,.0f} KiB after {length:,} tokens", "{length:,} 个词元之后 {kib:,.0f} KiB")
 
+SHORT = {
+    "the best specification, {spec} ({shown}), does not beat the baseline {name} ({value}): all were trained too "
+    "little; give more steps or a larger budget": (
+        "the baseline {name} ({value}) is not beaten by {spec} ({shown})",
+        "{spec}（{shown}）没有胜过基线 {name}（{value}）",
+    ),
+    "no specification has learned enough to be advised; give more steps or a larger budget": (
+        "no quality to advise",
+        "质量尚不足以推荐",
+    ),
+    "the timings cannot be trusted: the machine was busy; compare again on a quiet one": (
+        "the machine was busy",
+        "机器繁忙",
+    ),
+}
+"""sentence of a report -> what fits into a cell, in English and Chinese"""
+
 
 def records() -> dict[str, Mapping[str, Any]]:
     """Every record by its corpus, verified."""
@@ -51,7 +68,7 @@ def cell(record: Mapping[str, Any], need: str, language: Language) -> str:
         return ""
     at, colon = LANGUAGES.index(language), {"en": ": ", "zh": "："}[language]
     if one["status"] == "open":
-        return said(language, "no recommendation yet") + colon + said(language, _quoted(one["sentences"][0]))
+        return said(language, "no recommendation yet") + colon + _reason(one["sentences"][0], language)
     specs = [f"`{spec}`" for spec in one["specs"]]
     named = f"**{specs[0]}**" if len(specs) == 1 else TIE[at].format(specs=listed(language, specs))
     parts = [named, _value(record, need, one["specs"][0], language)]
@@ -77,7 +94,10 @@ def _value(record: Mapping[str, Any], need: str, spec: str, language: Language) 
     return ""
 
 
-def _quoted(sentence: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The sentence with its specifications as code."""
+def _reason(sentence: Mapping[str, Any], language: Language) -> str:
+    """Why there is no recommendation, short where there is a short form, with specifications as code."""
     values = {name: f"`{value}`" if name == "spec" else value for name, value in sentence["values"].items()}
-    return {**sentence, "values": values}
+    if sentence["text"] not in SHORT:
+        return said(language, {**sentence, "values": values})
+    shown = {name: said(language, value) if isinstance(value, Mapping) else value for name, value in values.items()}
+    return SHORT[sentence["text"]][LANGUAGES.index(language)].format(**shown)
