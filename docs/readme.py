@@ -10,11 +10,12 @@ from pathlib import Path
 import choice
 
 from regard import catalog
+from regard.benchmark.language import Language
 
 ROOT = Path(__file__).parents[1]
 HEADINGS = {"README.md": ("family", "mechanisms"), "README.zh-CN.md": ("家族", "机制")}
 COUNTED = r"\d+(?= mechanisms| 种机制)"
-LANGUAGES = {"README.md": "en", "README.zh-CN.md": "zh"}
+LANGUAGES: dict[str, Language] = {"README.md": "en", "README.zh-CN.md": "zh"}
 BEGIN, END = "<!-- {}: written by docs/readme.py -->\n", "<!-- end of {} -->\n"
 
 
