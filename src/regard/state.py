@@ -34,7 +34,7 @@ class State(ABC):
 
     def belong(self, mechanism: type) -> None:
         """Note whose state it is. Only who made a state knows, and no other content changes."""
-        self.__dict__["of"] = mechanism
+        vars(self)["of"] = mechanism
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
@@ -175,8 +175,8 @@ class Slots(State):
     """A state that keeps things per slot (keys, values, buckets, ...): slots [start, stop) of a tape.
 
     States that grow from one another share the tape. Appending writes behind the end if nobody else has, else it
-    copies, so old states stay valid and n appended tokens cost O(n) copies in all. Under autograd and
-    compiled it concatenates.
+    copies, so old states stay valid and n appended tokens cost O(n) copies in all. Autograd, transforms
+    and compiled graphs, which cannot take slots under a lock, concatenate.
 
     The names and shapes are the mechanism's choice (see SLOT_AXIS). `positions` (slots,), where present, is shared by
     the batch. A `key_mask` (batch, slots) appears once a mask is given; until then every slot is real.
@@ -257,8 +257,7 @@ class Slots(State):
             real = torch.ones(first.shape[0], count, dtype=torch.bool, device=first.device)
             new["key_mask"] = real if key_mask is None else key_mask
         stop, length = self.kept + count, self.length + count
-        # A transform must not write into what it does not know, and a compiled graph cannot take slots under a lock.
-        if torch.is_grad_enabled() or transformed() or torch.compiler.is_compiling():
+        if torch.is_grad_enabled() or transformed() or torch.compiler.is_compiling():  # see the docstring
             old = self._masked() if masks else self.view()
             data = {name: torch.cat([x, new[name]], SLOT_AXIS[x.ndim]) for name, x in old.items()}
             return type(self)(Tape(data, stop, stop), 0, stop, length, self.steady)
@@ -306,14 +305,10 @@ class Slots(State):
             UnsupportedError: they are gone, or the state keeps picked slots or content of constant size.
             ShapeError: more slots than there are.
         """
-        if not 0 <= count <= self.length:
-            raise ShapeError(f"a state of {self.length} slots cannot give back {count}")
-        if not count:
-            return self
+        if self.steady or not 0 < count <= self.length:
+            return super().rewind(count)
         gone = self.length - self.kept
         restored = min(count, gone)
-        if self.steady:
-            return super().rewind(count)
         if ("positions" in self.tape.data and gone) or restored > self.start or count > self.stop:
             raise UnsupportedError(
                 f"a state that has dropped {gone} of its {self.length} slots cannot give {count} back; keep the "
@@ -334,7 +329,6 @@ class Slots(State):
 
 accumulation_dtype = partial(torch.promote_types, torch.float32)
 """what sums of numbers of a dtype are kept in: float32 at least"""
-
 
 Kept = torch.dtype | Literal["call", "accumulation"]
 """the dtype of an entry: that of the call's keys and values, what these are summed in, or a fixed one"""

@@ -173,6 +173,19 @@ def test_recall_is_left_out_where_there_is_no_time(run):
     assert "--recall-steps=0" in results["reproduce"]
 
 
+def test_only_what_a_task_reads_is_made_smaller(tmp_path):
+    few = config(tmp_path, evaluate_examples=50)
+    assert [plan.changes(few, form) for form in plan.forms(few, "lm")] == [
+        {},
+        {"recall": {"length": 64, "num_pairs": 4}},
+        {},
+    ]
+    many = config(tmp_path, evaluate_examples=0)
+    assert [plan.changes(many, form) for form in plan.forms(many, "mlm")] == [{}, {"evaluate_examples": 100}]
+    (_, smaller) = plan.forms(many, "classify")
+    assert plan.changes(many, smaller) == {"classification_evaluate_examples": 100}
+
+
 def test_recall_that_was_not_asked_for_is_no_loss(run):
     results, _, _ = run(Machine(), budget="2m", recall_steps=0)
     assert set(results["expected"]["steps"]) == {"text"}

@@ -5,13 +5,14 @@ from typing import Any, cast
 import pytest
 import torch
 
-from regard.benchmark.quality import pictures
+from regard.benchmark.quality import Job, perform, pictures
 from regard.core import Attention
 from regard.layer import AttentionLayer
 from regard.models import ModelConfig
 from regard.tasks import build_task
 from regard.tasks.config import RecallConfig
 from regard.training import network
+from regard.training.config import TrainingConfig
 
 TASK = build_task(RecallConfig(vocab_size=16, length=16, num_pairs=2, num_held_out=4), seed=0)
 
@@ -61,3 +62,31 @@ def test_a_bias_is_in_the_picture():
     layer.position = None
     (plain,) = pictures(model, TASK)
     assert (torch.tensor(biased["matrix"]) - torch.tensor(plain["matrix"])).abs().max() > 0.01
+
+
+def job(tmp_path, **changes) -> Job:
+    return Job(
+        model=ModelConfig(dim=8, layers=1, heads=1, attention=("softmax",)),
+        task_config=RecallConfig(vocab_size=16, length=16, num_pairs=2, num_held_out=8),
+        training=TrainingConfig(steps=40, batch_size=2, log_every=5, checkpoint_every=20, device="cpu", threads=1),
+        run=str(tmp_path / "run"),
+        **changes,
+    )
+
+
+def test_a_training_stops_with_the_step_in_which_its_time_is_over(tmp_path):
+    """What it learned until then is measured, and speed is known though no line was logged."""
+    found = perform(job(tmp_path, seconds=0.0))
+    assert found["steps"] == 1
+    assert found["step_seconds"] > 0
+    assert found["curve"] == []
+    assert sum(found["documents"]["tokens"]) == 8 * 2
+    assert perform(job(tmp_path / "whole", seconds=600.0))["steps"] == 40
+
+
+def test_a_probe_says_what_setup_a_step_and_an_example_take(tmp_path):
+    found = perform(job(tmp_path, steps_only=3, seconds=600.0))
+    assert 0 < found["seconds"] < found["total"]
+    assert 0 < found["setup"] < found["total"]
+    assert 0 < found["example_seconds"] < found["total"]
+    assert not (tmp_path / "run").exists()

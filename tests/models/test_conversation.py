@@ -124,6 +124,7 @@ def test_positions_that_end() -> None:
     conversation = Conversation(model, ByteTokenizer())
     reply = said(conversation, TURNS[0], max_new_tokens=50, temperature=0)
     assert len(reply) == 3  # the last one is not read
+    assert list(conversation.reply([*TURNS[0], *reply, 1, 2], max_new_tokens=0)) == []
     with pytest.raises(LimitError, match="the conversation has 12 tokens, and this model max_length=10; begin a new"):
         conversation.reply([*TURNS[0], *reply, 1], max_new_tokens=1)
 
@@ -131,7 +132,12 @@ def test_positions_that_end() -> None:
 def test_misuse_is_refused_at_the_call() -> None:
     conversation = Conversation(model_of(), ByteTokenizer())
     assert list(conversation.reply([1], max_new_tokens=0)) == []
-    for options in ({"max_new_tokens": -1}, {"max_new_tokens": 1, "stop": ("",)}, {"max_new_tokens": 1, "top_k": 0}):
+    for options in (
+        {"max_new_tokens": -1},
+        {"max_new_tokens": 1, "temperature": "warm"},
+        {"max_new_tokens": 1, "stop": ("",)},
+        {"max_new_tokens": 1, "top_k": 0},
+    ):
         with pytest.raises(ConfigError):
             conversation.reply([1], **options)
     with pytest.raises(InputError, match="is empty"):

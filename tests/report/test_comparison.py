@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import shutil
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 import tyro
 
 import regard
-from regard.benchmark import comparison
+from regard.benchmark import comparison, plan
 from regard.benchmark.comparison import compare
 from regard.benchmark.config import CompareConfig, ShapeConfig
 from regard.benchmark.measures import TEXT
@@ -289,6 +290,21 @@ def test_any_configuration_survives_the_command_line(config):
     found = parsed(reproduce(config, Expected(steps={"text": 77, "recall": 5}, minutes=1.0, peak_bytes=1)))
     # A default is written nowhere; numbers and spaces, quotes, leading dashes and line breaks come back as they were.
     assert found == replace(config, budget=None, text_steps=77, recall_steps=5)
+
+
+def test_a_real_comparison_keeps_its_budget(tmp_path, in_this_process, monkeypatch):
+    """By the clock of the processor, so that it holds beside anything; a machine that is too busy is a refusal."""
+    monkeypatch.setattr(plan, "WRITING", 0.05)
+    began = time.process_time()
+    config = small(tmp_path, budget="4s", recall_steps=0, threads=1, seeds=1)
+    refused = ""
+    try:
+        found = compare(config, tmp_path / "out", clock=time.process_time)
+        assert found["expected"]["steps"]["text"] >= TEXT.least_steps
+    except ConfigError as error:
+        refused = str(error)
+    assert time.process_time() - began <= 1.1 * 4
+    assert not refused or re.search("is too little for 1 specifications.*the machine was busy", refused)
 
 
 def test_from_python(compared, copied):

@@ -116,7 +116,7 @@ def test_pictures_are_causal_attention_of_every_layer(compared):
 def test_baselines_code_the_same_windows(compared):
     """Recomputed here: what seed 0 trained on, and the windows that the models were measured on."""
     config = compared.results["config"]
-    task = build_task(TextConfig(**{name: value for name, value in config["text"].items() if value is not None}))
+    task = build_task(TextConfig(**{name: value for name, value in config["text"].items() if value not in (None, [])}))
     order = DataOrder(len(task.examples("train")), config["batch_size"], 0)
     seen = sorted({index for step in range(config["text_steps"]) for index in order.batch(step)})
     coded = measured(len(task.examples("valid")), config["evaluate_examples"])
@@ -263,7 +263,7 @@ def test_few_documents_are_resampled_by_window(compared):
     from regard.benchmark.quality import MIN_UNITS, units
 
     config = compared.results["config"]
-    given = TextConfig(**{name: value for name, value in config["text"].items() if value is not None})
+    given = TextConfig(**{name: value for name, value in config["text"].items() if value not in (None, [])})
     many = build_task(given).examples("valid")
     few = build_task(replace(given, holdout=0.05)).examples("valid")
     documents = [len({windows[at].document for at in range(len(windows))}) for windows in (many, few)]

@@ -59,11 +59,10 @@ def forms(config: CompareConfig, task: str) -> Iterator[Form]:
     """The comparison, and what it can be reduced to, one after the other."""
     asked = chosen(config, task)
     yield Form(config, asked)
-    if config.evaluate_examples > FEW_EXAMPLES or not config.evaluate_examples:
-        config = replace(config, evaluate_examples=FEW_EXAMPLES)
-    if config.classification_evaluate_examples > FEW_EXAMPLES or not config.classification_evaluate_examples:
-        config = replace(config, classification_evaluate_examples=FEW_EXAMPLES)
-    yield Form(config, asked)
+    name = "classification_evaluate_examples" if task == "classify" else "evaluate_examples"
+    if getattr(config, name) > FEW_EXAMPLES or not getattr(config, name):
+        config = replace(config, **{name: FEW_EXAMPLES})
+        yield Form(config, asked)
     if len(asked) > 1:
         recall = config.recall
         if recall.num_pairs > 1 and recall.length > 16:

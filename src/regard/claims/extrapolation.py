@@ -93,8 +93,9 @@ class Extrapolation(Claim):
         "order": 1,
         "symbols": 4,
         "lengths": (12, 96),
-        "texts": 64,
+        "texts": 48,
         "values": 4,
+        "window": "local(window=4)",
     }
 
     positions: tuple[str, ...] = ("sinusoidal", "rotary", "t5_bias(std=0.125)", "alibi")

@@ -131,6 +131,8 @@ def _continue(options: Options, model: "LanguageModel", tokenizer: "Tokenizer", 
     for prompt in given:
         with told(prompt.where):
             ids.append(tokenizer.encode(prompt.text))
+            if not len(ids[-1]):
+                raise InputError("the tokenizer makes no token of it, and a model continues at least one")
     longest = max(range(len(ids)), key=lambda row: len(ids[row]))
     with told(given[longest].where):
         pieces = stream(model, ids, stop_tokens=stop_tokens, tokenizer=tokenizer, batch_size=AT_A_TIME, **sampling)

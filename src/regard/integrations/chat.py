@@ -13,6 +13,7 @@ from regard.errors import CheckpointError, InputError, ResourceError, UnsafeFile
 from regard.integrations import _chat_process, _folder
 from regard.models.conversation import Conversation
 from regard.models.generate import Piece
+from regard.types_of import typed
 
 if TYPE_CHECKING:
     from regard.integrations.pretrained import PublishedModel
@@ -169,6 +170,7 @@ class Chat:
         self.conversation, self._tokenizer = Conversation(published.decoder, published.reader), published.reader
         self.messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
 
+    @typed
     def say(
         self,
         text: str,

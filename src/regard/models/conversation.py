@@ -10,6 +10,7 @@ from regard.errors import LimitError
 from regard.models.decoder import LanguageModel, ModelState
 from regard.models.generate import Piece, Row, Tokenizer, check, evaluation, prompt_ids, read
 from regard.models.sampling import Sampling
+from regard.types_of import typed
 
 _KEPT = 4
 """states: those of the prompts and the replies of two turns, which share what they have in common"""
@@ -40,6 +41,7 @@ class Conversation:
         self.turns = 0
         self._kept: list[tuple[Tensor, ModelState]] = []
 
+    @typed
     def reply(
         self,
         text: str | Sequence[int] | np.ndarray | Tensor,
@@ -75,7 +77,7 @@ class Conversation:
             raise LimitError(
                 f"the conversation has {len(ids)} tokens, and this model max_length={limit}; begin a new one"
             )
-        new = min(max_new_tokens, room)
+        new = max(0, min(max_new_tokens, room))
         row = Row(self.turns, ids, new, stop, stop_tokens, self.tokenizer.stream(), seed)
         self.turns += 1
         return self._pieces(row, sampling) if new else iter(())

@@ -271,3 +271,17 @@ def test_far_from_the_origin(origin: float, bandwidth: str) -> None:
     state = mechanism(q[:, :, :20], k[:, :, :20], v[:, :, :20], state=mechanism.initial_state(1)).state
     rest = mechanism(q[:, :, 20:], k[:, :, 20:], v[:, :, 20:], state=state).values
     torch.testing.assert_close(rest, values[:, :, 20:], rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 1e-2), (torch.float16, 2e-3)])
+@pytest.mark.parametrize("offset", [0.0, 20.0, 400.0])
+def test_a_matrix_learns_from_points_far_from_the_origin(offset: float, dtype: torch.dtype, tolerance: float) -> None:
+    spec = "gaussian(bandwidth=matrix, inverse_bandwidth=0.5)"
+    q, k, v = ((draw(1, 1, 40, 8, seed=at) + offset * (at < 2)).to(dtype) for at in range(3))
+    mechanism, exact = (regard.build(spec, regard.Heads(count=1, key_dim=8)).to(kind) for kind in (dtype, torch.double))
+    wanted = exact.definition(*(x.double() for x in (q, k, v)))
+    way = draw(*wanted.shape, seed=3)
+    (wanted * way).sum().backward()
+    (mechanism(q, k, v).values.double() * way).sum().backward()
+    slope, right = mechanism.weight.grad.double(), exact.weight.grad
+    assert (slope - right).norm() < tolerance * right.norm()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from regard import options
 from regard.attention.dense import Dense, distances, reference_softmax
-from regard.core import Call
+from regard.core import Attended, Call, accumulation_dtype
 from regard.engines.dense import Rule, publish, softmax
 from regard.errors import ConfigError
 from regard.info import Info, Supports
@@ -58,7 +58,8 @@ class Gaussian(Dense):
 
     Cost: O(queries keys dim) time, with inner products in float64; memory of one chunk of queries x keys. State: every
     key and every value; where w is a matrix, every key times w, in two parts of its width: far from the origin one
-    would lose the distances.
+    would lose the distances. Behind a state the gradient of a matrix passes these parts, in the dtype of the call, and
+    in 16 bits loses there what is small beside the points; without a state it is made in float32 at least.
 
     Raises:
         ConfigError: a learned bandwidth of a box.
@@ -140,14 +141,22 @@ class Gaussian(Dense):
         name = f"gaussian({kernel}, {times!r}, {leave_one_out}, {matrix})"
         self.rule = publish(name, Rule(score, softmax, relative=True))
 
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
+        """Under a matrix in float32 at least, unless a state keeps the keys in their own dtype."""
+        if self.bandwidth != "matrix" or call.state is not None:
+            return super().attend(q, k, v, call)
+        # The gradient of W is a sum of its points times what comes back, in which all that they share cancels.
+        return self.average(*self._points(q, k, accumulation_dtype(k.dtype)), v, call)
+
     def project(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """W q and W k, where W is a matrix; in two parts, since a rounded point is another point."""
-        if self.bandwidth != "matrix":
-            return q, k
+        return self._points(q, k, k.dtype) if self.bandwidth == "matrix" else (q, k)
+
+    def _points(self, q: Tensor, k: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         metric = self.weight.double()
         with torch.autocast(k.device.type, enabled=False):
             points = q.double() @ metric.repeat_interleave(self.heads.group, 0).mT, k.double() @ metric.mT
-        return parted(points[0], q.dtype), parted(points[1], k.dtype)
+        return parted(points[0], dtype), parted(points[1], dtype)
 
     @property
     def key_width(self) -> int:

@@ -44,7 +44,8 @@ class LengthSwitch(Kernel):
 
     Cost: O(exact_keys^2 dim + length features value) time, O(length) memory; with a key mask, which may spread a few
     real keys over many slots, O(length^2 dim) time. State: the sums of linear attention, and the keys and values until
-    there are more than exact_keys. Lost: from one query to the next, exactness.
+    there are more than exact_keys. Lost: from one query to the next, exactness; beyond, keys as far below as `linear`
+    says weigh nothing.
 
     Example:
         >>> import torch

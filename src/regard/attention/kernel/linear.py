@@ -37,7 +37,9 @@ class Linear(Kernel):
 
     There is no epsilon in the denominator (the paper's code adds 1e-6): a row whose weights sum to 0 gives 0. Weights
     are ratios, so queries may be as small as they like. Keys may not: in float32, features below 1e-38 are 0
-    (elu_plus_one of -87), and a row whose weights sum to less than 1e-34 counts as one without keys.
+    (elu_plus_one or sigmoid of -87), and a row whose weights sum to less than 1e-34 counts as one without keys: keys
+    that are all far below weigh nothing, where exact numbers would average them. In float64 that begins at -708. (A
+    scale of the keys so far, as `performer` keeps one, would take a third more time in every call, and more state.)
 
     Raises:
         ConfigError: maps of different sizes, signed features with normalise=True, rotary with an odd number of

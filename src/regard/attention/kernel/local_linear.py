@@ -57,7 +57,8 @@ class LocalLinear(Kernel):
 
     Cost: O(length (window dim + features value)) time; O(length) memory. State, constant: keys and values of the last
     `window` slots, and the sums of phi(k_j) v_j^T and phi(k_j) over all before them: a key enters the sums when it
-    leaves the window. Lost: beyond the window weights are as sharp as phi allows.
+    leaves the window. Lost: beyond the window weights are as sharp as phi allows; keys as far below as `linear` says
+    weigh nothing there.
 
     Example:
         >>> import torch
