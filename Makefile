@@ -27,7 +27,7 @@ TORCH := torch==2.13.0
 	@touch $@
 
 demo: .venv/.base  ## compare attention mechanisms on real text; the report lands in demo/report.html
-	$(BIN)/regard compare --out demo --budget 4m
+	$(BIN)/regard compare softmax 'local(window=32)' linear 'linear / softmax' --out demo --budget 5m
 
 test: .venv/.test  ## the whole test suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m 'not external'

@@ -1,30 +1,44 @@
-"""Writes the table and the number of mechanisms into both READMEs, from the catalog: `python docs/readme.py`."""
+"""Writes into both READMEs what is known elsewhere: `python docs/readme.py`.
+
+The table and the number of mechanisms come from the catalog, the choice table from recorded comparisons (`choice.py`).
+"""
 
 import re
 from itertools import groupby
 from pathlib import Path
 
+import choice
+
 from regard import catalog
+from regard.benchmark.language import Language
 
 ROOT = Path(__file__).parents[1]
 HEADINGS = {"README.md": ("family", "mechanisms"), "README.zh-CN.md": ("家族", "机制")}
 COUNTED = r"\d+(?= mechanisms| 种机制)"
-BEGIN, END = "<!-- mechanisms: written by docs/readme.py -->\n", "<!-- end of mechanisms -->\n"
+LANGUAGES: dict[str, Language] = {"README.md": "en", "README.zh-CN.md": "zh"}
+BEGIN, END = "<!-- {}: written by docs/readme.py -->\n", "<!-- end of {} -->\n"
 
 
 def write() -> None:
-    """Both files, with the mechanisms of the catalog."""
+    """Both files, with the mechanisms of the catalog and the choice of the records."""
     for file in HEADINGS:
         path = ROOT / file
         path.write_text(filled(file, path.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def filled(file: str, text: str) -> str:
-    """The text of a README with table and number in their places."""
+    """The text of a README with tables and number in their places."""
     text = re.sub(COUNTED, str(len(catalog.names())), text)
-    begin, old, end = re.split(f"({re.escape(BEGIN)}.*?{re.escape(END)})", text, flags=re.DOTALL)
+    text = placed(text, "mechanisms", table(*HEADINGS[file]))
+    return placed(text, "choice", choice.table(LANGUAGES[file]))
+
+
+def placed(text: str, name: str, table: str) -> str:
+    """The text with a table between its two marks."""
+    begin, end = BEGIN.format(name), END.format(name)
+    before, old, after = re.split(f"({re.escape(begin)}.*?{re.escape(end)})", text, flags=re.DOTALL)
     assert old
-    return f"{begin}{BEGIN}{table(*HEADINGS[file])}{END}{end}"
+    return f"{before}{begin}{table}{end}{after}"
 
 
 def table(family: str, mechanisms: str) -> str:

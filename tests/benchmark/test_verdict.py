@@ -1,12 +1,11 @@
-"""Intervals, ties and recommendations on samples whose answer is known."""
+"""Intervals, differences and ties on samples whose answer is known."""
 
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
-from regard.benchmark.measures import CLASSIFICATION, RECALL
-from regard.benchmark.verdict import LEARNED_RECALL, Recommendation, Rival, Sample, Standing, estimates, recommend, ties
+from regard.benchmark.verdict import Sample, difference, estimates, seeds_needed, ties
 
 
 def coins(share: float, *, seeds: int = 1, units: int = 60, questions: int = 40, draw: int = 0) -> Sample:
@@ -88,89 +87,49 @@ def test_equal_and_alone():
     assert ties({"a": perfect, "b": perfect}, larger_is_better=True)[1] == ["a", "b"]
 
 
-def standing(spec: str, bits: float, recall: float, speed: float, cost: float = 1.0) -> Standing:
-    return Standing(spec, bits, recall, speed, None, {256: 0.1, 8192: cost})
+def test_both_tests_have_to_tell_two_apart():
+    """Over seeds with Student's t, as scipy has it, and over the same documents."""
+    best, worse = coded(2.0, seeds=3), coded(2.03, seeds=3)
+    found = difference(worse, best, larger_is_better=False)
+    assert found.middle == pytest.approx(np.mean(found.seeds)) == pytest.approx(0.03, abs=0.01)
+    gaps = worse.of_seeds - best.of_seeds
+    half = 4.302652729911275 * gaps.std(ddof=1) / np.sqrt(3)  # scipy.stats.t.ppf(0.975, 2)
+    assert found.over_seeds == pytest.approx((gaps.mean() - half, gaps.mean() + half))
+    assert found.told
+    assert found.tests == ("seeds", "units")
+    moved = difference(coded(2.03, seeds=3, shift=(0.1, -0.1, 0)), best, larger_is_better=False)
+    assert (moved.told, moved.tests) == (False, ("units",))
+    turned = difference(best, worse, larger_is_better=False)
+    assert turned.better
+    assert not turned.told
+    assert difference(coins(0.9), coins(0.5, draw=1), larger_is_better=True).better
 
 
-SOFTMAX, LINEAR = standing("softmax", 2.0, 0.99, 100.0), standing("linear", 2.01, 0.98, 300.0)
-WINDOW = standing("local", 2.2, 0.3, 200.0, cost=0.2)
+def test_one_seed_and_what_was_coded_as_a_whole():
+    """One seed leaves the documents; a text of one unit leaves the seeds; both leave nothing."""
+    alone = difference(coded(2.5), coded(2.0), larger_is_better=False)
+    assert (alone.over_seeds, alone.needed, alone.told) == (None, None, True)
+    whole = Sample(np.array([[3.0]]), np.ones((1, 1)))
+    found = difference(whole, coded(2.0, seeds=3), larger_is_better=False)
+    assert found.over_units is None
+    assert found.told
+    assert not difference(whole, coded(2.0), larger_is_better=False).told
 
 
-def test_the_fastest_of_those_that_tie_on_both():
-    found = recommend([SOFTMAX, LINEAR, WINDOW], ["softmax", "linear"], ["softmax", "linear"], length=256)
-    assert found.spec == "linear"
-    assert "2.010 bits per byte ties with the best (softmax cannot be told from it)" in found.reason
-    assert "recall of 98% is not below the best" in found.reason
-    assert "of those it trains fastest at 256 tokens (300 tokens/s)" in found.reason
+def test_seeds_that_are_said_to_settle_it_do():
+    """The share of so many seeds whose paired t-test finds the difference: 80 %, and less with fewer."""
+    from regard.benchmark.student import quantile
 
-
-def test_alone_at_the_top():
-    found = recommend([SOFTMAX, WINDOW], ["softmax"], ["softmax"], length=256)
-    assert found.spec == "softmax"
-    assert found.reason.startswith("2.000 bits per byte is the lowest; its recall of 99% is not below the best")
-    assert "trains fastest" not in found.reason
-    assert found.reason.endswith(
-        "for sequences of 8,192 tokens look at local: its attention is 5.0 times faster there, at 2.200 bits per byte "
-        "and 30% recall."
-    )
-
-
-def test_recall_narrows_the_choice():
-    """A faster one ties on quality and not on recall."""
-    fast = standing("fast", 2.0, 0.5, 900.0)
-    assert recommend([SOFTMAX, fast], ["softmax", "fast"], ["softmax"], length=256).spec == "softmax"
-
-
-def test_quality_decides_where_none_has_both_and_the_loss_is_said():
-    found = recommend([SOFTMAX, WINDOW], ["local"], ["softmax"], length=256)
-    assert found.spec == "local"
-    assert "its recall of 30% is below the 99% of softmax" in found.reason
-    assert "not below" not in found.reason
-
-
-def test_nothing_cheaper_nothing_said():
-    found = recommend([SOFTMAX, standing("b", 2.5, 0.1, 1.0, cost=0.7)], ["softmax"], ["softmax"], length=256)
-    assert "look at" not in found.reason
-    bare = Standing("softmax", 2.0, 0.99, 1.0, None, {})
-    assert recommend([bare], ["softmax"], ["softmax"], length=256).reason.count(";") == 1
-
-
-def test_a_comparison_that_learned_nothing_says_so_first():
-    poor = [standing("a", 7.3, 0.04, 1.0), standing("b", 7.2, 0.05, 2.0)]
-    found = recommend(poor, ["a", "b"], ["a", "b"], length=64, floor=("3-gram", 3.6), chance=0.03)
-    assert found.reason.startswith("No specification beats the 3-gram (3.600 bits per byte)")
-    assert "recall says little yet: the best, b, reached 5%, guessing gives 3%" in found.reason
-    assert f"at least {LEARNED_RECALL:.0%}" in found.reason
-    assert "not below the best" not in found.reason
-
-
-def test_a_comparison_that_learned_says_nothing_of_the_floor():
-    found = recommend([SOFTMAX], ["softmax"], ["softmax"], length=64, floor=("3-gram", 2.1), chance=0.03)
-    assert "3-gram" not in found.reason
-    assert "guessing" not in found.reason
-
-
-def test_accuracy_is_better_when_higher_and_rivals_are_named():
-    standings = [Standing("a", 0.8, None, 100.0, None, {}), Standing("b", 0.9, None, 50.0, None, {})]
-    found = recommend(standings, ["b"], None, length=49, measure=CLASSIFICATION, floor=("majority", 0.1))
-    assert found == Recommendation("b", "90.0% accuracy is the highest.")
-    rivals = [Rival("mlp", 0.95, better=True), Rival("lstm", 0.9, better=False)]
-    found = recommend(standings, ["a", "b"], None, length=49, measure=CLASSIFICATION, rivals=rivals)
-    assert found == Recommendation(
-        "a",
-        "80.0% accuracy ties with the best (b cannot be told from it); without attention mlp reached 95.0% accuracy in "
-        "the same time, which is better; without attention lstm reached 90.0% accuracy in the same time, which cannot "
-        "be told from the best; of those it trains fastest at 49 tokens (100 tokens/s).",
-    )
-    found = recommend(standings, ["b"], None, length=49, measure=CLASSIFICATION, rivals=rivals[:1])
-    assert found.reason.startswith("90.0% accuracy is the highest of the specifications; without attention mlp")
-    found = recommend(standings, ["b"], None, length=49, measure=CLASSIFICATION, floor=("majority", 0.9))
-    assert found.reason.startswith("No specification beats the majority (90.0% accuracy), so they were trained too li")
-
-
-def test_recall_alone_is_the_quality():
-    learned = [Standing("a", 0.95, None, 100.0, None, {}), Standing("b", 0.5, None, 50.0, None, {})]
-    found = recommend(learned, ["a"], None, length=64, measure=RECALL, chance=0.03)
-    assert found == Recommendation("a", "95.0% recall is the highest.")
-    found = recommend(learned[1:], ["b"], None, length=64, measure=RECALL, chance=0.03)
-    assert "recall says little yet: the best, b, reached 50%, guessing gives 3%" in found.reason
+    draw = np.random.default_rng(0)
+    for effect, wanted in ((1.0, 10), (0.5, 34)):
+        needed = seeds_needed(effect, 1.0)
+        assert needed == wanted  # as G*Power has it for one sample
+        found = []
+        for seeds in (needed, needed // 2):
+            trials = draw.normal(effect, 1.0, (4000, seeds))
+            t = trials.mean(1) / (trials.std(1, ddof=1) / np.sqrt(seeds))
+            found.append(np.mean(t > quantile(0.975, seeds - 1)))
+        assert 0.79 < found[0] < 0.85
+        assert found[1] < 0.65
+    assert seeds_needed(0.0, 1.0) is seeds_needed(0.01, 1.0) is None
+    assert seeds_needed(1.0, 0.0) == 2

@@ -15,7 +15,9 @@ TEXTS = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md
 def writer():
     spec = importlib.util.spec_from_file_location("docs_readme", ROOT / "docs" / "readme.py")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "docs"))  # it imports its neighbour
+        spec.loader.exec_module(module)
     return module
 
 

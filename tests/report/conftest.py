@@ -32,7 +32,20 @@ SPECS = ["softmax", "linear / softmax"]
 SHAPE = ["--shape.dim", "32", "--shape.heads", "2", "--recall-shape.dim", "32", "--recall-shape.heads", "2"]
 TASKS = ["--recall.length", "32", "--recall.num-pairs", "4", "--recall.num-held-out", "20", "--text.length", "32"]
 STEPS = ["--text-steps", "12", "--recall-steps", "6", "--batch-size", "4", "--recall-batch-size", "4", "--rounds", "2"]
-REST = ["--evaluate-examples", "30", "--lengths", "64", "128", "192", "--threads", "1", "--text.holdout", "0.3"]
+REST = [
+    "--seeds",
+    "1",
+    "--evaluate-examples",
+    "30",
+    "--lengths",
+    "64",
+    "128",
+    "192",
+    "--threads",
+    "1",
+    "--text.holdout",
+    "0.3",
+]
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,12 @@ from html.parser import HTMLParser
 
 import pytest
 
+from regard.benchmark.language import sentence
 from regard.checksums import sealed
 from regard.cli.main import main
 from regard.report import attention_map, html
 from regard.report.charts import charts
-from regard.report.summary import table, tie_note
+from regard.report.summary import needs, table, tie_note
 
 
 class Page(HTMLParser):
@@ -61,37 +62,59 @@ def page(compared) -> Page:
 
 def test_every_chart_has_its_table_under_it(page, compared):
     drawn = [section for section in page.sections if section["charts"]]
-    assert len(drawn) == 7
+    assert len(drawn) == 10
     for section, chart in zip(drawn, charts(compared.results), strict=True):
         assert section["charts"] == [f"chart-{chart.name}"]
         assert section["order"] == ["chart", "table"]
         head, *rows = section["tables"][0]
         assert tuple(head) == chart.columns
         assert rows == [[cell for cell in row if cell] for row in chart.rows]
-        assert len(rows) > 1
+        assert len(rows) > (chart.name not in ("differences-recall", "loss-difference"))  # of two, one differs
 
 
 def test_every_point_of_a_chart_is_in_its_table(compared):
     """Each x and y that is drawn can be read, to the digits shown."""
     for chart in charts(compared.results):
-        cells = {cell.removesuffix(" ?").replace(",", "").rstrip("%") for row in chart.rows for cell in row}
-        numbers = sorted(float(cell) for cell in cells if re.fullmatch(r"-?[\d.]+", cell))
+        parts = {part for row in chart.rows for cell in row for part in re.split(r" to |, ", cell.removesuffix(" ?"))}
+        cells = {part.replace(",", "").rstrip("%") for part in parts}
+        numbers = sorted(float(cell) for cell in cells if re.fullmatch(r"[-+]?[\d.]+", cell))
+        shares, scale = "recall" in chart.name, 1e6 if chart.name == "decode-microseconds" else 1
+        rows = chart.name in ("differences", "differences-recall", "recall")  # their lines have names, and no numbers
         for trace in chart.figure.data:
-            for value in [*trace.y, *(x for x in trace.x if not isinstance(x, str))]:
-                scaled = 100 * value if chart.name == "recall" else value
+            for value in [*trace.x, *(() if rows else (scale * y for y in trace.y))]:
+                scaled = 100 * value if shares else value
                 nearest = min(numbers, key=lambda number, scaled=scaled: abs(number - scaled))
-                assert nearest == pytest.approx(scaled, rel=0.02, abs=0.06 if chart.name == "recall" else 6e-6), (
-                    chart.name,
-                    value,
-                )
+                assert nearest == pytest.approx(scaled, rel=0.02, abs=0.06 if shares else 6e-5), (chart.name, value)
 
 
-def test_one_curve_for_every_specification_in_its_own_colour(compared):
+def test_one_colour_for_every_specification(compared):
+    """The same in every chart, and never that of another or of a baseline."""
+    colours = {"softmax": set(), "linear / softmax": set(), "3-gram (baseline)": set(), "xz (baseline)": set()}
     for chart in charts(compared.results):
-        names = [trace.name for trace in chart.figure.data]
-        assert names == ["softmax", "linear / softmax"]
-        marked = chart.name in ("quality", "recall")
-        assert len({(trace.marker if marked else trace.line).color for trace in chart.figure.data}) == 2
+        for trace in chart.figure.data:
+            assert trace.name in colours, chart.name
+            if trace.fill is None:
+                colours[trace.name].add((trace.line.color or trace.marker.color) or chart.name)
+    first, second, *baselines = colours.values()
+    assert len(first) == len(second) == 1
+    assert not first & second
+    assert not (first | second) & set().union(*baselines)
+
+
+def test_the_legend_names_what_is_drawn(compared):
+    for chart in charts(compared.results):
+        drawn = {trace.meta for trace in chart.figure.data if trace.meta}
+        assert {key.name for key in chart.keys} == drawn
+        assert chart.figure.layout.showlegend is False
+        named = {annotation.text for annotation in chart.figure.layout.annotations}
+        assert bool(named) != bool(drawn), chart.name
+
+
+def test_ticks_are_at_the_measured_lengths(compared):
+    for chart in charts(compared.results):
+        if chart.name.startswith(("cost", "decode")):
+            assert list(chart.figure.layout.xaxis.tickvals) == [64, 128, 192]
+            assert list(chart.figure.layout.xaxis.ticktext) == ["64", "128", "192"]
 
 
 def test_nothing_is_loaded_from_outside(page, compared):
@@ -104,13 +127,21 @@ def test_nothing_is_loaded_from_outside(page, compared):
 def test_the_page_says_what_to_use_and_how_to_repeat_it(page, compared):
     text = " ".join(" ".join(page.text).split())
     advice = compared.results["recommendation"]
-    assert f"Use {advice['spec']} ." in text
-    assert advice["reason"] in text
+    assert f"No recommendation yet. {advice['reason']}" in text
+    for need in needs(compared.results):
+        assert f"{need.title} {need.advised} {need.why}" in text
     assert compared.results["reproduce"] in text
     assert tie_note(compared.results) in text
     assert compared.results["environment"]["torch"] in text
     columns, rows = table(compared.results)
     assert all(cell in text for row in (columns, *rows) for cell in row)
+
+
+def test_a_recommended_specification_is_named_first(changed):
+    def edit(results):
+        results["recommendation"].update(spec="softmax", status="winner", specs=["softmax"])
+
+    assert "<strong>Use softmax.</strong>" in html.render(changed(edit))
 
 
 def test_pictures_are_named_by_layer_and_mechanism(compared):
@@ -127,7 +158,11 @@ def test_words_from_the_data_are_never_executed(changed):
     hostile = "</script><script>alert(1)</script><!--<img src=x onerror=alert(2)>"
 
     def edit(results):
-        results["entries"][0]["spec"] = results["recommendation"]["spec"] = hostile
+        for one in (results["entries"][0], results["differences"]["text"]["rows"][0], results["recommendation"]):
+            one["spec"] = hostile
+        results["recommendation"]["status"] = "winner"
+        results["differences"]["text"]["rows"][0]["baseline"] = True
+        results["differences"]["text"]["best"] = results["advice"][0]["sentences"][0]["values"]["spec"] = hostile
         results["config"]["text"]["corpus"] = results["reproduce"] = results["baselines"][0]["name"] = hostile
         results["entries"][0]["layers"] = [hostile, hostile]
 
@@ -153,9 +188,9 @@ def test_tied_and_untied_cells(changed):
 )
 def test_few_seeds_are_admitted(changed, seeds, note):
     found = tie_note(changed(lambda results: results["config"].update(seeds=seeds)))
-    assert (note in found) if note else found.endswith("seeds).")
+    assert (note in found) if note else found.endswith("bootstrap over documents).")
     found = tie_note(changed(lambda results: results.update(unit="window")))
-    assert "bootstrap over windows and seeds" in found
+    assert "bootstrap over windows)" in found
 
 
 def believed(results):
@@ -171,16 +206,16 @@ def test_figures_that_cannot_be_trusted_are_marked(changed):
         entry = results["entries"][1]
         entry["text"]["speed"]["untrusted"] = entry["cost"][0]["untrusted"] = "the machine was busy: so it was"
         entry["decode"][-1]["untrusted"] = "the machine was busy: so it was"
-        results["notes"] = ["2 timings cannot be trusted"]
+        results["notes"] = [sentence("2 timings cannot be trusted")]
 
     found = changed(edit)
     columns, rows = table(found)
     for head in ("train tok/s", "us/token at 192"):
         assert rows[1][columns.index(head)].endswith(" ?")
     drawn = {chart.name: chart for chart in charts(found)}
-    assert drawn["quality"].figure.data[1].marker.symbol == "circle-open"
-    assert drawn["cost-forward"].figure.data[1].marker.symbol == ("circle-open", "circle", "circle")
-    assert drawn["decode-microseconds"].figure.data[1].marker.symbol == ("circle", "circle", "circle-open")
+    assert drawn["quality"].figure.data[1].marker.symbol == "square-open"
+    assert drawn["cost-forward"].figure.data[1].marker.symbol == ("square-open", "square", "square")
+    assert drawn["decode-microseconds"].figure.data[1].marker.symbol == ("square", "square", "square-open")
     assert "2 timings cannot be trusted." in html.render(found)
 
 
@@ -267,10 +302,10 @@ def without(name):
         (b"", "holds no results of a comparison"),
         (b"\xff\xfe\0", "holds no results of a comparison"),
         (b"[]", "holds no results of a comparison: it holds list, not an object"),
-        (b'{"format": 2}', "is not whole"),
-        (b'{"format": 2, "sha256": 0}', "its checksum differs from its content; give the regard compare command"),
+        (b'{"format": 3}', "is not whole"),
+        (b'{"format": 3, "sha256": 0}', "its checksum differs from its content; give the regard compare command"),
         (lambda changed: {"format": 0}, "holds no results of a comparison that this version of regard reads"),
-        (lambda changed: {"format": 2}, "is not whole"),
+        (lambda changed: {"format": 3}, "is not whole"),
         (without("cost"), "is not whole: KeyError: 'cost'"),
         (without("pictures"), "is not whole"),
     ],

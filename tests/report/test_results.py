@@ -11,7 +11,7 @@ from regard.benchmark.config import CompareConfig
 from regard.benchmark.results import Expected, assemble
 from regard.benchmark.sweep import Row
 from regard.checksums import opened
-from regard.report.summary import table
+from regard.report.summary import notes, table
 from regard.tasks import build_task, ngram_bits_per_byte, xz_bits_per_byte
 from regard.tasks.config import TextConfig
 from regard.training.data_order import DataOrder
@@ -22,13 +22,21 @@ def test_what_belongs_to_the_whole(compared):
     found = compared.results
     assert set(found) == {
         "format", "version", "created", "config", "expected", "environment", "entries", "baselines", "ties", "unit",
-        "recall_chance", "recommendation", "reproduce", "task", "notes",
+        "recall_chance", "recommendation", "reproduce", "task", "notes", "advice", "differences",
     }  # fmt: skip
     assert [entry["spec"] for entry in found["entries"]] == ["softmax", "linear / softmax"]
     assert found["unit"] == "document"
     assert found["recall_chance"] == 2 / 64
-    assert found["recommendation"]["spec"] in {"softmax", "linear / softmax"}
-    assert found["recommendation"]["reason"].endswith(".")
+    advice = found["recommendation"]
+    assert (advice["spec"], advice["status"]) == (None, "open")  # one seed, and twelve steps
+    assert "does not beat the baseline" in advice["reason"]
+    assert advice["reason"].endswith(".")
+    assert [one["need"] for one in found["advice"]] == ["text", "recall", "memory", "length", "speed"]
+    assert set(found["differences"]) == {"text", "recall"}
+    assert [(row["spec"], row["baseline"]) for row in found["differences"]["text"]["rows"]][1:] == [
+        ("3-gram", True),
+        ("xz", True),
+    ]
     assert {"python", "torch", "platform", "processor", "cores", "threads"} <= set(found["environment"])
     text = json.dumps(found)
     assert "NaN" not in text
@@ -126,7 +134,7 @@ def made(
     hits: dict[str, float],
     *,
     unit: str = "document",
-    seeds: int = 1,
+    seeds: int = 3,
     busy: dict[str, dict] | None = None,
     stopped: dict[str, int] | None = None,
     doubted: tuple[tuple[str, int], ...] = (),
@@ -185,8 +193,11 @@ def test_ties_and_the_recommendation_come_from_the_samples():
     assert "3-gram" not in found["recommendation"]["reason"]
     found = made({"softmax": 3.5, "linear": 3.5}, {"softmax": 0.1, "linear": 0.1})
     assert found["ties"]["text"]["specs"] == ["softmax", "linear"]
-    assert "No specification beats the 3-gram (3.000 bits per byte)" in found["recommendation"]["reason"]
-    assert "guessing gives 3%" in found["recommendation"]["reason"]
+    assert found["recommendation"]["spec"] is None
+    assert "does not beat the baseline 3-gram (3.000 bits per byte)" in found["recommendation"]["reason"]
+    recall = found["advice"][1]
+    assert (recall["need"], recall["status"]) == ("recall", "open")
+    assert recall["sentences"][0]["values"]["chance"] == 2 / 64
 
 
 def test_seeds_are_kept_apart():
@@ -201,25 +212,30 @@ def test_speeds_come_from_the_steps_that_were_timed_in_turns():
     assert entry["speed"] == {"low": 7.5, "high": 15.0, "turns": 5, "untrusted": None}
 
 
+def by_need(found: dict) -> dict[str, tuple[str, list[str]]]:
+    return {one["need"]: (one["status"], one["specs"]) for one in found["advice"]}
+
+
 def test_nothing_is_concluded_from_a_speed_that_cannot_be_trusted():
     same = {"softmax": 2.0, "linear": 2.0}
-    quiet = {"seconds": 0.1}
+    quiet = {"seconds": 0.1, "low": 0.09, "high": 0.11}
     found = made(same, dict.fromkeys(same, 1.0), busy={"linear": quiet})
+    assert by_need(found)["speed"] == ("winner", ["linear"])
     assert found["recommendation"]["spec"] == "linear"
-    assert "of those it trains fastest at 128 tokens (60 tokens/s)" in found["recommendation"]["reason"]
+    assert "linear is ahead in training speed" in found["recommendation"]["reason"]
     assert found["notes"] == []
     found = made(same, dict.fromkeys(same, 1.0), busy={"linear": quiet | {"untrusted": "the machine was busy: so"}})
-    assert found["recommendation"]["spec"] == "softmax"
-    assert "trains fastest cannot be said: the machine was busy" in found["recommendation"]["reason"]
-    (note,) = found["notes"]
+    assert by_need(found)["speed"] == ("open", [])
+    assert (found["recommendation"]["spec"], found["recommendation"]["status"]) == (None, "tie")
+    (note,) = notes(found)
     assert note.startswith("1 of 14 timings, marked ?, cannot be trusted and nothing is concluded from them: the machi")
 
 
 def test_a_cost_that_cannot_be_trusted_gives_no_crossover_and_no_advice():
     bits, hits = {"softmax": 2.0, "linear": 2.5}, {"softmax": 1.0, "linear": 1.0}
-    assert "for sequences of 128 tokens look at linear" in made(bits, hits)["recommendation"]["reason"]
+    assert by_need(made(bits, hits))["length"] == ("winner", ["linear"])
     found = made(bits, hits, doubted=(("linear", 128),))
-    assert "for sequences" not in found["recommendation"]["reason"]
+    assert by_need(found)["length"] == ("open", [])
     assert found["entries"][1]["crossover"]["both"] == 64
     found = made(bits, hits, doubted=(("linear", 64), ("linear", 128)))
     assert found["entries"][1]["crossover"]["both"] is None
@@ -234,7 +250,8 @@ def test_a_training_that_was_stopped_is_not_recommended():
     found = made({"softmax": 2.0, "linear": 1.5}, {"softmax": 1.0, "linear": 1.0}, stopped={"linear": 3})
     assert found["recommendation"]["spec"] == "softmax"
     assert found["ties"]["text"] == {"best": "softmax", "specs": ["softmax"]}
-    assert found["notes"][0].startswith("linear was stopped after 3 of 5 steps on text, when its share of the budget")
+    assert "linear" not in {spec for _, specs in by_need(found).values() for spec in specs}
+    assert notes(found)[0].startswith("linear was stopped after 3 of 5 steps on text, when its share of the budget")
     both = {"linear": 3, "softmax": 4}
     found = made({"softmax": 2.0, "linear": 1.5}, {"softmax": 1.0, "linear": 1.0}, stopped=both)
     assert found["recommendation"]["spec"] == "linear"

@@ -47,6 +47,24 @@ def test_bundled_poems() -> None:
     assert len(bodies) < 21_053
 
 
+def test_source_code_of_this_python() -> None:
+    """Its modules are whole, each in one split, and options for files are refused."""
+    corpus = open_corpus(TextConfig(corpus="python_library"))
+    documents = list(corpus.parse())
+    assert len(documents) == len(corpus.paths) > 50
+    assert Path(json.__file__).parent.with_name("keyword.py") in corpus.paths
+    assert Path(os.__file__).read_text(encoding="utf-8") in {document.text for document in documents}
+    assert set(corpus.splits(0.05).values()) == {"train", "valid", "test"}
+    with pytest.raises(ConfigError, match="leave it out"):
+        open_corpus(TextConfig(corpus="python_library", separator="def"))
+
+
+def test_a_python_without_source_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
+    with pytest.raises(DataError, match="this Python has no modules as files"):
+        open_corpus(TextConfig(corpus="python_library"))
+
+
 def test_one_file_is_cut_in_three_after_lines(tmp_path: Path) -> None:
     content = "".join(f"line {number} of the text\n" for number in range(400))
     path = write(tmp_path / "a.txt", content)

@@ -13,6 +13,7 @@ from regard import __version__, catalog, specs
 from regard.benchmark import jobs, plan, references, sweep
 from regard.benchmark.budget import Budget, Clock
 from regard.benchmark.config import BaselineKind, CompareConfig, seconds
+from regard.benchmark.language import said
 from regard.benchmark.measures import TASKS, Measure, check_settings, chosen, taken
 from regard.benchmark.quality import STEP_TURNS_SECONDS, Job, run_apart, step_timings
 from regard.benchmark.results import Expected, Speeds, assemble
@@ -213,7 +214,7 @@ def _plan(config: CompareConfig, out: Path, task: str, budget: Budget, tell: Tel
         + (f"; {', '.join(beside)} for as long" if beside else "")
     )
     for line in plan.told(config, expected, task):
-        tell(line)
+        tell(said("en", line))
     return expected
 
 

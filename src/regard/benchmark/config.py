@@ -11,7 +11,7 @@ from regard.models.config import MlpKind
 from regard.tasks.config import ClassificationConfig, RecallConfig, TextConfig
 from regard.types_of import typed
 
-FORMAT = 2
+FORMAT = 3
 """of results.json; changes whenever a reader would have to"""
 MARK = "?"
 """of a figure that cannot be trusted, in tables"""
@@ -60,8 +60,8 @@ class CompareConfig:
     budget: str | None = None
     """time for everything, such as 5m, 90s or 2h; it sets the steps, makes recall smaller or leaves it out, and is
     kept. None: the steps below, however long they take"""
-    seeds: int = 1
-    """trainings of every specification; 3 or more before a difference is worth believing"""
+    seeds: int = 3
+    """trainings of every specification; from fewer than 3 nothing is recommended: trainings differ by chance"""
     text: TextConfig = field(default_factory=lambda: TextConfig(length=128))
     """the text of lm and mlm"""
     masked_rate: float = 0.15
@@ -176,7 +176,13 @@ class CompareConfig:
         return tuple(dict.fromkeys(["softmax", *(part for spec in self.specs for part in self.layers(spec))]))
 
 
-QUICK: dict[str, Any] = {"budget": "60s", "lengths": (256, 512, 1024, 2048), "rounds": 3, "evaluate_examples": 100}
+QUICK: dict[str, Any] = {
+    "budget": "60s",
+    "seeds": 1,
+    "lengths": (256, 512, 1024, 2048),
+    "rounds": 3,
+    "evaluate_examples": 100,
+}
 """what `quick` changes, where it is the default"""
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from regard.benchmark import jobs
 from regard.benchmark.budget import Budget
 from regard.benchmark.config import CompareConfig, seconds
+from regard.benchmark.language import sentence
 from regard.benchmark.measures import TASKS, Measure
 from regard.benchmark.quality import STEP_TURNS, STEP_TURNS_SECONDS, run_apart
 from regard.benchmark.results import Expected
@@ -320,17 +321,26 @@ def fitted(config: CompareConfig, expected: Expected, task: str) -> CompareConfi
     return replace(config, **given, **left_out)
 
 
-def told(config: CompareConfig, expected: Expected, task: str) -> list[str]:
+def told(config: CompareConfig, expected: Expected, task: str) -> list[dict[str, Any]]:
     """What was made smaller, in sentences."""
-    found: list[str] = []
+    found: list[dict[str, Any]] = []
     if "recall" in {measure.name for measure in chosen(config, task)} - set(expected.steps):
-        found.append(f"recall was left out: the budget of {config.budget} has no time for enough of its steps")
+        text = "recall was left out: the budget of {budget} has no time for enough of its steps"
+        found.append(sentence(text, budget=config.budget))
     if "recall" in expected.changes and "recall" in expected.steps:
-        after = fitted(config, expected, task).recall
+        after, before = fitted(config, expected, task).recall, config.recall
         found.append(
-            f"recall was made smaller to fit the budget of {config.budget}: {after.num_pairs} pairs in {after.length} "
-            f"tokens instead of {config.recall.num_pairs} in {config.recall.length}"
+            sentence(
+                "recall was made smaller to fit the budget of {budget}: {pairs} pairs in {length} tokens instead of "
+                "{before} in {longer}",
+                budget=config.budget,
+                pairs=after.num_pairs,
+                length=after.length,
+                before=before.num_pairs,
+                longer=before.length,
+            )
         )
     if {"evaluate_examples", "classification_evaluate_examples"} & set(expected.changes):
-        found.append(f"{FEW_EXAMPLES} validation examples were measured to fit the budget of {config.budget}")
+        text = "{count} validation examples were measured to fit the budget of {budget}"
+        found.append(sentence(text, count=FEW_EXAMPLES, budget=config.budget))
     return found

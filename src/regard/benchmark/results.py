@@ -13,11 +13,15 @@ import numpy as np
 import torch
 
 from regard import __version__
-from regard.benchmark import sweep
+from regard.benchmark import board, sweep
+from regard.benchmark.advice import advise
+from regard.benchmark.board import Baseline, Board
 from regard.benchmark.config import FORMAT, MARK, CompareConfig
+from regard.benchmark.language import sentence
 from regard.benchmark.measures import Measure, Metric, taken
+from regard.benchmark.plain import plain
 from regard.benchmark.quality import MIN_UNITS
-from regard.benchmark.verdict import Estimate, Rival, Sample, Standing, estimates, recommend, ties
+from regard.benchmark.verdict import Estimate, Sample, estimates, ties
 
 Quality = Mapping[tuple[str, int, str], dict[str, Any]]
 """(specification, seed, name of a measure) -> what its training found"""
@@ -56,7 +60,7 @@ def assemble(
     speeds: Speeds,
     costs: dict[str, list[dict[str, Any]]],
     references: Sequence[dict[str, Any]],
-    notes: Sequence[str] = (),
+    notes: Sequence[dict[str, Any]] = (),
 ) -> dict[str, Any]:
     """Everything measured and everything concluded, as plain data. Nothing is concluded from a timing that cannot be
     trusted, or from trainings that were stopped where others were not.
@@ -84,32 +88,21 @@ def assemble(
         }
         for spec in config.specs
     ]
-    recalled = "recall" in tied and first.name != "recall"
-    standings = [
-        Standing(
-            entry["spec"],
-            entry[first.name][first.metric]["middle"],
-            entry["recall"]["accuracy"]["middle"] if recalled else None,
-            None if entry[first.name]["speed"]["untrusted"] else entry[first.name]["tokens_per_second"],
-            entry["decode"][-1]["state_bytes"] if entry["decode"] else None,
-            {row["length"]: row["seconds"] for row in entry["cost"] if row["kind"] == "both" and not row["untrusted"]},
-        )
-        for entry in entries
-        if entry["spec"] in whole
-    ]
     beside = [_reference(reference, first, speeds) for reference in references]
     chance = 2 / config.recall.vocab_size if "recall" in tied else None
-    counting = next((row for row in beside if row["train_seconds"] is None), None)
-    advice = recommend(
-        standings,
-        tied[first.name][1],
-        tied["recall"][1] if recalled else None,
-        measure=first,
-        length=quality[config.specs[0], 0, first.name]["length"],
-        floor=None if counting is None else (counting["name"], counting[first.metric]["middle"]),
+    unit = quality[config.specs[0], 0, first.name]["unit"]
+    drawn = Board(
+        measures=measures,
+        samples={name: {spec: found[spec] for spec in whole} for name, found in samples.items()},
+        entries=entries,
+        baselines={
+            one["name"]: Baseline(_sample(one["tables"], first.metric), counting="jobs" not in one)
+            for one in references
+        },
+        unit=unit,
         chance=chance or 0.0,
-        rivals=_rivals(references, samples[first.name][tied[first.name][0]], first),
     )
+    findings, advice = advise(drawn)
     return {
         "format": FORMAT,
         "version": __version__,
@@ -128,10 +121,12 @@ def assemble(
         "entries": entries,
         "baselines": beside,
         "ties": {name: {"best": best, "specs": names} for name, (best, names) in tied.items()},
-        "unit": quality[config.specs[0], 0, first.name]["unit"],
+        "differences": plain(board.told(drawn)),
+        "unit": unit,
         "recall_chance": chance,
-        "notes": [*notes, *stopped.values(), *_doubts(entries, beside, first)],
-        "recommendation": asdict(advice),
+        "notes": plain([*notes, *stopped.values(), *_doubts(entries, beside, first)]),
+        "advice": plain([asdict(one) for one in findings]),
+        "recommendation": plain(asdict(advice)),
         "reproduce": reproduce(config, expected),
     }
 
@@ -223,21 +218,27 @@ def _speed(timing: Mapping[str, Any]) -> dict[str, Any]:
 
 def _stopped(
     config: CompareConfig, expected: Expected, quality: Quality, measures: Sequence[Measure]
-) -> dict[str, str]:
+) -> dict[str, dict[str, Any]]:
     """Specifications of which a training had to stop before its last step, and what is to be said of them."""
-    found: dict[str, str] = {}
+    found: dict[str, dict[str, Any]] = {}
     for spec in config.specs:
         for measure in measures:
             steps = [quality[spec, seed, measure.name]["steps"] for seed in range(config.seeds)]
             if min(steps) < (planned := expected.steps[measure.name]):
-                found[spec] = (
-                    f"{spec} was stopped after {min(steps)} of {planned} steps on {measure.subject}, when its share of "
-                    "the budget was used up: what it reached cannot be compared with the others"
+                found[spec] = sentence(
+                    "{spec} was stopped after {steps} of {planned} steps on {subject}, when its share of the budget "
+                    "was used up: what it reached cannot be compared with the others",
+                    spec=spec,
+                    steps=min(steps),
+                    planned=planned,
+                    subject=sentence(measure.subject),
                 )
     return found
 
 
-def _doubts(entries: Sequence[Mapping[str, Any]], baselines: Sequence[Mapping[str, Any]], first: Measure) -> list[str]:
+def _doubts(
+    entries: Sequence[Mapping[str, Any]], baselines: Sequence[Mapping[str, Any]], first: Measure
+) -> list[dict[str, Any]]:
     """What is to be said of timings that cannot be trusted."""
     reasons = [entry[first.name]["speed"]["untrusted"] for entry in entries]
     reasons += [row["speed"]["untrusted"] for row in baselines if row["speed"]]
@@ -246,8 +247,14 @@ def _doubts(entries: Sequence[Mapping[str, Any]], baselines: Sequence[Mapping[st
     if not found:
         return []
     return [
-        f"{len(found)} of {len(reasons)} timings, marked {MARK}, cannot be trusted and nothing is concluded from them: "
-        f"{found[0]}. Compare again on a quiet machine"
+        sentence(
+            "{count} of {total} timings, marked {mark}, cannot be trusted and nothing is concluded from them: {reason}"
+            ". Compare again on a quiet machine",
+            count=len(found),
+            total=len(reasons),
+            mark=MARK,
+            reason=found[0],
+        )
     ]
 
 
@@ -346,15 +353,3 @@ def _reference(reference: Mapping[str, Any], measure: Measure, speeds: Speeds) -
     }
     untrained = dict.fromkeys(("tokens_per_second", "speed", "peak_bytes", "train_seconds", "train_untrusted"))
     return row | (_training(trainings) | _speed(speeds[reference["name"]]) if trainings else untrained)
-
-
-def _rivals(references: Sequence[dict[str, Any]], best: Sample, measure: Measure) -> list[Rival]:
-    """Trained baselines that do as well as the best specification, or better."""
-    rivals: list[Rival] = []
-    for reference in references:
-        if "jobs" in reference:
-            sample = _sample(reference["tables"], measure.metric)
-            _, tied = ties({"best": best, "own": sample}, larger_is_better=measure.larger_is_better)
-            if "own" in tied:
-                rivals.append(Rival(reference["name"], sample.value, better="best" not in tied))
-    return rivals

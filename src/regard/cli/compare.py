@@ -7,6 +7,7 @@ another task, such as classify. Started again with the same --out and settings, 
 
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Literal
 
 import tyro
 
@@ -27,6 +28,8 @@ class Options(CompareConfig):
     """a first look within a minute: --budget 60s, shorter --lengths, fewer rounds"""
     data: str | None = None
     """compare by classify on these texts or images, see --classification.data"""
+    language: Literal["en", "zh"] = "en"
+    """of the table and the report: English or Chinese"""
     json: bool = False
     """print results.json on stdout"""
 
@@ -38,7 +41,9 @@ def run(options: Options) -> int:
     config = configured(options)
     notes = console(machine=True)
     try:
-        results = compare(config=config, out=options.out, tell=lambda line: notes.print(line, markup=False))
+        results = compare(
+            config=config, out=options.out, language=options.language, tell=lambda line: notes.print(line, markup=False)
+        )
     except KeyboardInterrupt:
         kept = (Path(options.out) / "comparison.json").exists()
         way = (
@@ -49,7 +54,7 @@ def run(options: Options) -> int:
     if options.json:
         emit(results)
         return 0
-    show(results, Path(options.out))
+    show(results, Path(options.out), options.language)
     return 0
 
 
@@ -68,16 +73,19 @@ def configured(options: Options) -> CompareConfig:
     return replace(config, task="classify", classification=replace(config.classification, data=options.data))
 
 
-def show(results: dict, out: Path) -> None:
-    """The table and the recommendation, on stdout."""
-    from regard.report.summary import notes, tie_note
+def show(results: dict, out: Path, language: Literal["en", "zh"] = "en") -> None:
+    """The table, the advice for each need and the recommendation, on stdout."""
+    from regard.benchmark.language import Words
+    from regard.report.summary import needs, notes, recommendation, tie_note
     from regard.report.summary import table as summary
 
-    screen = console()
-    columns, rows = summary(results)
+    screen, say = console(), Words(language)
+    columns, rows = summary(results, say)
     screen.print(table(*columns, rows=rows))
-    for line in (tie_note(results), *notes(results)):
+    for line in (tie_note(results, say), *notes(results, say)):
         screen.print(line, markup=False)
-    advice = results["recommendation"]
-    screen.print(f"\nUse {advice['spec']}: {advice['reason']}", markup=False)
-    screen.print(f"\nReport: {out / 'report.html'}", markup=False)
+    heads = (say("need"), say("advice"), say("why"))
+    screen.print(table(*heads, rows=[(one.title, one.advised, one.why) for one in needs(results, say)]))
+    short, why = recommendation(results, say)
+    screen.print(f"{short}: {why}", markup=False)
+    screen.print(f"\n{say('Report: {path}', path=out / 'report.html')}", markup=False)

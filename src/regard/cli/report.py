@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import tyro
 
@@ -25,6 +26,8 @@ class Options:
     """folder of a comparison, or its results.json"""
     out: str | None = None
     """HTML file; by default report.html beside the results"""
+    language: Literal["en", "zh"] = "en"
+    """English or Chinese"""
 
 
 def run(options: Options) -> int:
@@ -46,7 +49,7 @@ def run(options: Options) -> int:
         raise DataError(f"{path} holds no results of a comparison that this version of regard reads; {_AGAIN}")
     target = Path(options.out) if options.out else path.with_name("report.html")
     try:
-        page = html.render(results)
+        page = html.render(results, options.language)
     except (KeyError, TypeError, IndexError, jinja2.UndefinedError) as error:
         raise DataError(f"{path} is not whole: {type(error).__name__}: {error}; {_AGAIN}") from error
     write_text(target, page)

@@ -5,10 +5,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regard.errors import ConfigError, kind_of
+from regard.errors import ConfigError, kind_of, nearest
 
 if TYPE_CHECKING:
     from regard.benchmark.config import CompareConfig, TaskName
+    from regard.benchmark.language import Language
 
 __all__ = ["compare"]
 
@@ -25,6 +26,7 @@ def compare(
     config: "CompareConfig | None" = None,
     budget: str | None = None,
     seeds: int | None = None,
+    language: "Language" = "en",
     quick: bool = False,
     tell: Callable[[str], None] = _say,
 ) -> dict[str, Any]:
@@ -37,14 +39,17 @@ def compare(
         config: everything else; None: the defaults.
         budget: time for everything, such as "5m"; None: that of `config`.
         seeds: trainings of every specification; None: that of `config`.
+        language: of the report: en or zh (Chinese).
         quick: a first look within a minute, see `regard.benchmark.config.quick`.
         tell: called with lines about the progress; not given: they go to standard error, as on the command line.
 
     Returns:
-        The content of results.json; `["recommendation"]` says which one to use, and why.
+        The content of results.json; `["recommendation"]` says which one to use, and why: its `spec` is None where the
+        measurements recommend none, or several tie. `["advice"]` has a winner for each need.
 
     Raises:
-        ConfigError: unknown mechanisms or options, a folder with another comparison, or a budget that is too small.
+        ConfigError: unknown mechanisms, options or language, a folder with another comparison, or a budget that is too
+            small.
         DataError: texts or images that are missing or too few.
         UnsupportedError: a mechanism that cannot do the task; the message says which tasks all of them can do.
     """
@@ -60,9 +65,11 @@ def compare(
     config = CompareConfig() if config is None else config
     if not isinstance(config, CompareConfig):
         raise ConfigError(f"config is a CompareConfig, got {kind_of(config)}")
+    if language not in ("en", "zh"):
+        raise ConfigError(f"language: no choice {language!r}: {nearest(language, ('en', 'zh'))}")
     changes = {"specs": None if specs is None else tuple(specs), "task": task, "budget": budget, "seeds": seeds}
     config = replace(config, **{name: value for name, value in changes.items() if value is not None})
     config = hurried(config) if quick else config
     results = comparison.compare(config, Path(out), tell=tell)
-    html.write(results, Path(out) / "report.html")
+    html.write(results, Path(out) / "report.html", language)
     return results

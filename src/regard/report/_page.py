@@ -6,9 +6,13 @@ import jinja2
 import plotly.graph_objects as go
 import plotly.offline
 
+from regard.benchmark.language import Language
 
-def render(template: str, values: Mapping[str, object]) -> str:
-    """One self-contained HTML file that opens offline; the template also gets `plotly`, the library's source."""
+
+def render(template: str, values: Mapping[str, object], language: Language = "en") -> str:
+    """One self-contained HTML file that opens offline; the template also gets `plotly`, the library's source, and
+    `lang`, the code of its language.
+    """
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("regard.report"),
         autoescape=True,
@@ -16,7 +20,9 @@ def render(template: str, values: Mapping[str, object]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template(template).render(**values, plotly=plotly.offline.get_plotlyjs())
+    return environment.get_template(template).render(
+        **values, lang={"en": "en", "zh": "zh-CN"}[language], plotly=plotly.offline.get_plotlyjs()
+    )
 
 
 def script(figure: go.Figure) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from regard.report import _page, attention_map
-from regard.report.charts import COLOURS, DASHES
+from regard.report.figure import COLOURS, DASHES
 from regard.training.files import write_text
 
 Results = Mapping[str, Any]

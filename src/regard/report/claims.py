@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 
 from regard.claims import sources
 from regard.report import _page
-from regard.report.charts import COLOURS
+from regard.report.figure import COLOURS
 from regard.training.files import write_text
 
 Results = Mapping[str, Any]

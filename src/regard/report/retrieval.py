@@ -8,7 +8,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from regard.report import _page
-from regard.report.charts import COLOURS
+from regard.report.figure import COLOURS
 from regard.training.files import write_text
 
 Results = Mapping[str, Any]

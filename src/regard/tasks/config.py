@@ -21,8 +21,9 @@ class TextConfig:
     name: ClassVar[str] = "text"
 
     corpus: str = "state_of_the_union"
-    """A bundled corpus (state_of_the_union, song_ci), a file of text (.txt, .md, .py), one with a text in every row
-    (.jsonl, .csv, .parquet), or a folder of such files."""
+    """A bundled corpus (state_of_the_union, song_ci), the source code of this Python's standard library
+    (python_library), a file of text (.txt, .md, .py), one with a text in every row (.jsonl, .csv, .parquet), or a
+    folder of such files."""
     tokenizer: Literal["bytes", "bpe"] = "bytes"
     """bytes: the UTF-8 bytes themselves; bpe: byte-level byte-pair encoding, trained on the training split only."""
     vocab_size: int | None = None

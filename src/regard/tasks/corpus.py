@@ -1,8 +1,9 @@
-"""Text that documents come from: the bundled corpora, files of text, files with a text in every row, and folders."""
+"""Text that documents come from: named corpora, files of text, files with a text in every row, and folders."""
 
 import hashlib
 import lzma
 import os
+import sysconfig
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,10 @@ from regard.tasks.tables import rows, text_in
 from regard.tasks.text_files import read_text
 
 BUNDLED = ("song_ci", "state_of_the_union")
+LIBRARY = "python_library"
+"""source code: the modules of the standard library of the Python that runs, a document each. Another version of Python
+has other ones, which the fingerprint says"""
+NAMED = (*BUNDLED, LIBRARY)
 FIELD = "--task.field"
 
 
@@ -102,8 +107,12 @@ def open_corpus(config: TextConfig) -> Corpus:
     if name in BUNDLED:
         _refuse(config, "field", "separator", "suffixes")
         return Corpus(name, (bundled_path(name),), lambda: _bundled(name))
+    if name == LIBRARY:
+        _refuse(config, "field", "separator", "suffixes")
+        modules = _modules()
+        return Corpus(name, modules, lambda: _files(modules, config))
     if not path.exists():
-        hint = nearest(name, BUNDLED)
+        hint = nearest(name, NAMED)
         raise DataError(f"there is no corpus {name!r}: no such file, and no bundled corpus of that name; {hint}")
     if path.is_dir():
         folder = read_folder(path, config.suffixes or (*TEXTS, *TABLES))
@@ -137,6 +146,19 @@ def _refuse(config: TextConfig, *options: str) -> None:
             raise ConfigError(
                 f"task text: {option}={value!r} is for {where[option]}, not for {config.corpus}; leave it out"
             )
+
+
+def _modules() -> tuple[Path, ...]:
+    """The modules at the top of the standard library.
+
+    Raises:
+        DataError: this Python has none as files.
+    """
+    folder = Path(sysconfig.get_path("stdlib"))
+    modules = tuple(path for path in sorted(folder.glob("*.py")) if path.stat().st_size)
+    if not modules:
+        raise DataError(f"{LIBRARY}: this Python has no modules as files in {folder}; give a file or a folder")
+    return modules
 
 
 def bundled_path(name: str) -> Path:

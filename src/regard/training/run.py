@@ -20,7 +20,7 @@ from regard.tasks import (
 )
 from regard.tasks.base import Split, Task
 from regard.tasks.config import TEXT_CLASSES, TOYS
-from regard.tasks.corpus import BUNDLED
+from regard.tasks.corpus import NAMED
 from regard.tasks.tokenizer import Tokenizer, load_tokenizer
 from regard.tasks.translation import BUNDLED as BUNDLED_PAIRS
 from regard.tasks.translation import TranslationTask
@@ -285,7 +285,7 @@ def fitted(config: RunConfig, task: Task) -> RunConfig:
     wanted = config.task
     if isinstance(wanted, TextConfig):
         cache = None if wanted.cache is None else _absolute(wanted.cache)
-        corpus = wanted.corpus if wanted.corpus in BUNDLED else _absolute(wanted.corpus)
+        corpus = wanted.corpus if wanted.corpus in NAMED else _absolute(wanted.corpus)
         wanted = replace(wanted, corpus=corpus, cache=cache)
     elif isinstance(wanted, TranslationConfig) and wanted.corpus != BUNDLED_PAIRS:
         wanted = replace(wanted, corpus=_absolute(wanted.corpus))
