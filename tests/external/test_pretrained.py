@@ -47,6 +47,18 @@ TINY: dict[str, tuple[str, str, dict[str, object]]] = {
         "LlamaConfig",
         {**ENCODER, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True, "head_dim": 8},
     ),
+    "mistral": ("MistralForCausalLM", "MistralConfig", {**ENCODER, "num_key_value_heads": 2, "sliding_window": 4}),
+    "mistral, without a window": (
+        "MistralForCausalLM",
+        "MistralConfig",
+        {**ENCODER, "num_key_value_heads": 4, "sliding_window": None, "head_dim": 8},
+    ),
+    "qwen2": ("Qwen2ForCausalLM", "Qwen2Config", {**ENCODER, "num_key_value_heads": 2}),
+    "qwen2, tied": (
+        "Qwen2ForCausalLM",
+        "Qwen2Config",
+        {**ENCODER, "num_key_value_heads": 1, "tie_word_embeddings": True},
+    ),
     "bert": ("BertModel", "BertConfig", {**ENCODER, "type_vocab_size": 3}),
     "bert for masked tokens": ("BertForMaskedLM", "BertConfig", ENCODER),
     "bert for masked tokens, tanh": ("BertForMaskedLM", "BertConfig", {**ENCODER, "hidden_act": "gelu_new"}),

@@ -68,6 +68,10 @@ BLOCKS = "bigbird(block_size=2, num_random=2)"
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "GPT2LMHeadModel": lambda: LanguageModel(presets.build("gpt", **WIDE)),
     "LlamaForCausalLM": lambda: LanguageModel(presets.build("llama", **{**WIDE, "kv_heads": 1})),
+    "MistralForCausalLM": lambda: LanguageModel(
+        replace(presets.build("llama", **{**WIDE, "kv_heads": 1}), attention=("local(window=2)",))
+    ),
+    "Qwen2ForCausalLM": lambda: LanguageModel(replace(presets.build("llama", **WIDE), projection_bias=True)),
     "BertModel": lambda: encoder("bert"),
     "BertForMaskedLM": lambda: MaskedLanguageModel(encoder("bert")),
     "BertForSequenceClassification": lambda: Classifier(encoder("bert"), classes=3),

@@ -124,6 +124,13 @@ def _place(
     kind = kinds.get(type(part).__name__)
     if kind is None:
         raise UnsupportedError(f"{name}: {type(part).__name__} is not served; these are: {', '.join(kinds)}")
+    window = getattr(part, "sliding_window", getattr(part.config, "sliding_window", None))
+    if window is not None:
+        raise UnsupportedError(
+            f"{name}: the model has a window of its own, sliding_window={window}, which would hide keys from any "
+            f"mechanism: set sliding_window=None in its configuration before it is built; local(window={window - 1}) "
+            "is then what it was"
+        )
     widths, cross = kind.widths(part), kind.cross(part)
     is_causal = bool(part.is_causal and getattr(part.config, "is_causal", True))
     if causal is not None and not cross and causal != is_causal:
