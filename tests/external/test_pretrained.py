@@ -326,9 +326,13 @@ def test_smollm2_continues_as_in_transformers(smol: tuple[pretrained.PublishedMo
 @torch.no_grad()
 def test_smollm2_exported_is_the_same_there(smol: tuple[pretrained.PublishedModel, Any, Any], tmp_path: Path) -> None:
     ours, theirs, _ = smol
-    pretrained.export(ours.model, tmp_path / "smol", tokenizer=ours.tokenizer, stop_tokens=ours.stop_tokens)
+    pretrained.export(ours, tmp_path / "smol")
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "smol")
-    tokens = transformers.AutoTokenizer.from_pretrained(tmp_path / "smol")(TEXT, return_tensors="pt")["input_ids"]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "smol")
+    tokens = tokenizer(TEXT, return_tensors="pt")["input_ids"]
+    assert ours.chat_template is not None
+    assert tokenizer.chat_template == ours.chat_template
+    assert again.generation_config.eos_token_id == list(ours.stop_tokens)
     assert tokens[0].tolist() == ours.reader.encode(TEXT).tolist()
     close(again(tokens).logits, theirs(tokens).logits)
 

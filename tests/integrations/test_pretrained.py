@@ -389,6 +389,61 @@ def test_a_model_that_is_none_of_them_is_not_written(tmp_path: Path) -> None:
     assert not (tmp_path / "it").exists()
 
 
+@pytest.mark.parametrize("where", ["setting", "file", "several"])
+def test_stop_tokens_and_chat_template_are_kept(where: str, tmp_path: Path) -> None:
+    text = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    first = tmp_path / "first"
+    pretrained.export(network("LlamaForCausalLM"), first, tokenizer=words(), stop_tokens=(1, 9), chat_template=text)
+    settings = first / "tokenizer_config.json"
+    if where == "file":
+        settings.write_text("{}")
+        (first / "chat_template.jinja").write_text(text)
+    elif where == "several":
+        named = [{"name": "tools", "template": "other"}, {"name": "default", "template": text}]
+        settings.write_text(json.dumps({"chat_template": named}))
+    loaded = pretrained.load(first)
+    assert (loaded.stop_tokens, loaded.chat_template) == ((1, 9), text)
+    pretrained.export(loaded, tmp_path / "second")
+    again = pretrained.load(tmp_path / "second")
+    assert (again.stop_tokens, again.chat_template) == ((1, 9), text)
+    assert again.reader.to_json() == loaded.reader.to_json()
+    assert logits(again.model).equal(logits(loaded.model))
+    windowed = pretrained.convert(loaded, "local(window=3)")
+    pretrained.export(windowed, tmp_path / "third")
+    third = pretrained.load(tmp_path / "third")
+    assert (third.architecture, third.stop_tokens, third.chat_template) == ("mistral", (1, 9), text)
+    assert logits(third.model).equal(logits(windowed.model))
+
+
+def test_a_chat_template_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="kept beside a tokenizer"):
+        pretrained.export(network("LlamaForCausalLM"), tmp_path / "new", chat_template="{{ messages }}")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("attention", "options", "message"),
+    [
+        ("local(window=3, dilation=2)", {}, r"attention=local\(window=3, dilation=2\), not local\(window=w\)"),
+        ("local(window=3)", {"bias": True}, "cannot be written as mistral:\n  bias=True, not False"),
+        ("softmax", {"projection_bias": True, "embedding_scale": 2.0}, "embedding_scale=2.0, not None or 1.0"),
+    ],
+)
+def test_a_decoder_that_transformers_has_not(
+    attention: str, options: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    config = replace(presets.build("llama", **WIDE), attention=(attention,), **options)
+    with pytest.raises(UnsupportedError, match=message):
+        pretrained.export(LanguageModel(config), tmp_path / "new")
+
+
+def test_a_window_of_qwen2_is_refused(tmp_path: Path) -> None:
+    pretrained.export(network("Qwen2ForCausalLM"), tmp_path / "qwen2")
+    configure(tmp_path / "qwen2", use_sliding_window=True)
+    with pytest.raises(CheckpointError, match="use_sliding_window=True: regard's model has False"):
+        pretrained.load(tmp_path / "qwen2")
+
+
 def test_nothing_is_overwritten(folder: Path) -> None:
     with pytest.raises(ConfigError, match="exists; choose another name"):
         pretrained.export(network("BertModel"), folder)

@@ -41,7 +41,7 @@ class PublishedModel:
     """A published network, in float32 and evaluation mode.
 
     tokenizer: None if the folder has none. config: its shape. stop_tokens: ids that end a text. architecture: as its
-    publisher calls it.
+    publisher calls it. chat_template: Jinja text that writes a conversation as a prompt; None if there is none.
     """
 
     model: nn.Module
@@ -50,6 +50,7 @@ class PublishedModel:
     stop_tokens: tuple[int, ...]
     architecture: str
     path: Path
+    chat_template: str | None = None
 
     def generate(
         self,
@@ -270,7 +271,9 @@ def _load_gguf(path: Path) -> PublishedModel:
     with undrawn():
         model = architecture.forms[0].build(config, settings)
     fill(model, gguf.weights(config), tensors, str(path), problems)
-    return PublishedModel(model.eval(), tokenizer, config, stops, name, path)
+    text = metadata.get("tokenizer.chat_template")
+    template = text if isinstance(text, str) else None
+    return PublishedModel(model.eval(), tokenizer, config, stops, name, path, template)
 
 
 def _load_folder(folder: Path) -> PublishedModel:
@@ -296,7 +299,8 @@ def _load_folder(folder: Path) -> PublishedModel:
     with undrawn():
         model = form.build(config, settings)
     fill(model, form.weights(config), stored, str(folder), problems, form.derived)
-    return PublishedModel(model.eval(), tokenizer, config, stops, architecture.name, folder)
+    template, name = _folder.chat_template(folder), architecture.name
+    return PublishedModel(model.eval(), tokenizer, config, stops, name, folder, template)
 
 
 def _stop_tokens(value: object, vocab_size: int) -> tuple[int, ...]:
@@ -309,11 +313,12 @@ def _stop_tokens(value: object, vocab_size: int) -> tuple[int, ...]:
 
 
 def export(
-    model: nn.Module,
+    model: nn.Module | PublishedModel,
     folder: str | Path,
     *,
     tokenizer: PretrainedTokenizer | BpeTokenizer | None = None,
     stop_tokens: tuple[int, ...] = (),
+    chat_template: str | None = None,
 ) -> None:
     """Write a model as a Hugging Face folder, which transformers loads and which gives the same logits there.
 
@@ -321,14 +326,17 @@ def export(
     classes, which no hidden state depends on, and probabilities of dropping that our models do not have.
 
     Args:
-        model: one that transformers has: a decoder as llama or gpt2, an encoder as bert, roberta, longformer or
-            big_bird (bare, for masked tokens, for classes), or an encoder-decoder as t5 or bart.
+        model: one that transformers has: a decoder as llama, mistral, qwen2 or gpt2, an encoder as bert, roberta,
+            longformer or big_bird (bare, for masked tokens, for classes), or an encoder-decoder as t5 or bart; or what
+            `load` or `convert` gave, whose tokenizer, stop tokens and chat template are kept where none are given.
         folder: a new one.
         tokenizer: written as tokenizer.json.
         stop_tokens: ids that end a text.
+        chat_template: written into tokenizer_config.json, so it needs a tokenizer.
 
     Raises:
-        ConfigError: the folder exists. UnsupportedError: a model that is none of them, with the reasons.
+        ConfigError: the folder exists; a chat template without a tokenizer.
+        UnsupportedError: a model that is none of them, with the reasons.
         ResourceError: it cannot be written; nothing of it is left.
 
     Example:
@@ -339,6 +347,13 @@ def export(
     folder = Path(folder)
     if folder.exists():
         raise ConfigError(f"{folder} exists; choose another name: nothing is ever overwritten")
+    if isinstance(model, PublishedModel):
+        tokenizer = model.tokenizer if tokenizer is None else tokenizer
+        template = model.chat_template if tokenizer is model.tokenizer and tokenizer is not None else None
+        chat_template = template if chat_template is None else chat_template
+        stop_tokens, model = stop_tokens or model.stop_tokens, model.model
+    if chat_template is not None and tokenizer is None:
+        raise ConfigError("a chat template is kept beside a tokenizer; give that too")
     architecture, form, settings = _written(model)
     settings |= {"bos_token_id": None, "eos_token_id": settings.get("eos_token_id", list(stop_tokens) or None)}
     settings |= {"model_type": architecture.name, "architectures": [form.titles[0]], "dtype": "float32"}
@@ -354,7 +369,9 @@ def export(
         if isinstance(tokenizer, BpeTokenizer):
             text = json.dumps(json.loads(text)["model"])
         files[_folder.TOKENIZER] = text.encode()
-        files["tokenizer_config.json"] = _json({"tokenizer_class": "PreTrainedTokenizerFast"})
+        files[_folder.TOKENIZER_SETTINGS] = _json(
+            {"tokenizer_class": "PreTrainedTokenizerFast"} | ({"chat_template": chat_template} if chat_template else {})
+        )
     save_folder(folder, files)
 
 
