@@ -415,6 +415,20 @@ def test_stop_tokens_and_chat_template_are_kept(where: str, tmp_path: Path) -> N
     assert logits(third.model).equal(logits(windowed.model))
 
 
+def test_weights_of_8_bits_are_for_decoders(folder: Path, tmp_path: Path) -> None:
+    pretrained.export(network("LlamaForCausalLM"), tmp_path / "llama", tokenizer=words())
+    packed = pretrained.load(tmp_path / "llama", weights="int8")
+    wanted = logits(pretrained.load(tmp_path / "llama").model)
+    assert 0 < (logits(packed.model) - wanted).norm() < 0.05 * wanted.norm()
+    assert isinstance(packed.generate("to be", max_new_tokens=3, temperature=0), str)
+    with pytest.raises(UnsupportedError, match="is not written"):
+        pretrained.export(packed, tmp_path / "new")
+    with pytest.raises(UnsupportedError, match="does not continue texts"):
+        pretrained.load(folder, weights="int8")
+    with pytest.raises(ConfigError, match="weights: no choice 'int4'"):
+        pretrained.load(folder, weights="int4")  # type: ignore[arg-type]
+
+
 def test_a_chat_template_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="kept beside a tokenizer"):
         pretrained.export(network("LlamaForCausalLM"), tmp_path / "new", chat_template="{{ messages }}")
