@@ -37,7 +37,8 @@ def replace_attention(
 
     Every `nn.MultiheadAttention` becomes a `MultiheadAttention` of this module. In Hugging Face models (types llama,
     mistral, qwen2, gpt2, bert, roberta, t5, bart) the projections, positions and caches stay, and the mechanism takes
-    the place of the softmax; see `regard.integrations.huggingface`. Either all places are replaced or, if one cannot be, none.
+    the place of the softmax; see `regard.integrations.huggingface`. Either all places are replaced or, if one cannot
+    be, none.
 
     Args:
         module: a model, changed in place.
