@@ -4,7 +4,7 @@ BIN := .venv/bin
 # First and by its exact version: a bare `torch` drags in gigabytes on a machine without a GPU.
 TORCH := torch==2.13.0
 
-.PHONY: demo test test-avx2 quick lint docs bench mutation external clean
+.PHONY: demo test test-avx2 quick lint docs screenshots five-minutes bench mutation external clean
 .DELETE_ON_ERROR:
 
 .venv/.base: pyproject.toml
@@ -52,6 +52,13 @@ lint: .venv/.test
 
 docs: .venv/.docs  ## docs/_build/html
 	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
+	$(BIN)/python docs/built.py docs/_build/html
+
+screenshots: .venv/.test docs  ## docs/_build/screenshots: main pages and reports, wide and narrow, without a network
+	$(BIN)/python -m docs.screenshots docs/_build/html docs/_build/screenshots
+
+five-minutes: .venv/.external  ## what a newcomer does first, from a wheel in an environment of its own; prints the time
+	$(BIN)/python -m tests.install.first_five_minutes
 
 bench: .venv/.base  ## recorded, never asserted; see LOG.md
 	for script in benchmarks/[a-z]*.py; do $(BIN)/python $$script || exit 1; done

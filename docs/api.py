@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pages
+from importable import importable
 
 import regard
 from regard import core
@@ -27,8 +28,8 @@ def write(folder: Path) -> None:
 def class_page(cls: type) -> str:
     """What it is, how it is built, an example, what it holds, what it does."""
     title, body, sections = pages.split_docstring(cls)
-    lines = [f"# {cls.__name__}", "", prose(title), ""]
-    lines += [part for paragraph in body.split("\n\n") if paragraph for part in (prose(paragraph), "")]
+    lines = [f"# {cls.__name__}", "", pages.prose(title), ""]
+    lines += pages.paragraphs(body)
     if "Source" in sections:
         lines += [f"Source: {pages.escaped(sections['Source'])}", ""]
     lines += ["```python", *imported(cls), "```", ""]
@@ -37,11 +38,11 @@ def class_page(cls: type) -> str:
         lines += ["## Building", "", "```python", *signature(cls, written), "```", ""]
         lines += entries("Args", sections) + entries("Raises", sections)
     if "Example" in sections:
-        lines += ["## Example", "", *example(sections["Example"])]
+        lines += ["## Example", "", *example(sections["Example"], cls)]
     held = attributes(written)
     if held:
         lines += ["## Attributes", "", "| | type | |", "|---|---|---|"]
-        lines += [f"| `{name}` | `{pages.cell(kind)}` | {prose(text)} |" for name, kind, text in held]
+        lines += [f"| `{name}` | `{pages.cell(kind)}` | {pages.prose(text)} |" for name, kind, text in held]
         lines.append("")
     made = list(methods(written))
     if made:
@@ -81,16 +82,17 @@ def default(of: inspect.Parameter) -> ast.expr | None:
     return None if of.default is of.empty else ast.Constant(of.default)
 
 
-def head(function: ast.FunctionDef, name: str, *, returns: bool = True) -> list[str]:
-    """A signature without `self`."""
+def head(function: ast.FunctionDef, name: str, *, returns: bool = True, bound: bool = True) -> list[str]:
+    """A signature; that of a method is without `self`."""
     arguments = function.args
     placed = [*arguments.posonlyargs, *arguments.args]
     defaults = dict(zip((each.arg for each in reversed(placed)), reversed(arguments.defaults), strict=False))
     defaults |= {a.arg: d for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if d is not None}
-    placed = [each for each in placed if each.arg not in ("self", "cls")]
+    placed = [each for each in placed if not bound or each.arg not in ("self", "cls")]
     texts = [argument(each, defaults.get(each.arg)) for each in placed]
     texts += ["*"] * bool(arguments.kwonlyargs)
     texts += [argument(each, defaults.get(each.arg)) for each in arguments.kwonlyargs]
+    texts += [] if arguments.kwarg is None else [f"**{argument(arguments.kwarg, None)}"]
     end = f") -> {unquoted(function.returns)}" if returns and function.returns is not None else ")"
     return spread(f"{name}(", texts, end)
 
@@ -150,37 +152,37 @@ def is_property(function: ast.FunctionDef) -> bool:
 def method_entry(cls: type, function: ast.FunctionDef) -> list[str]:
     """A method with its signature, its docstring, and what the parts are of the tuple that it returns."""
     title, body, sections = pages.docstring_parts(ast.get_docstring(function) or "")
-    lines = [f"### {function.name}", "", "```python", *head(function, function.name), "```", "", prose(title), ""]
+    lines = [f"### {function.name}", "", "```python", *head(function, function.name), "```", "", pages.prose(title), ""]
     if body:
-        lines += [prose(body), ""]
+        lines += [pages.prose(body), ""]
     lines += entries("Args", sections)
     kind = getattr(sys.modules[cls.__module__], "" if function.returns is None else ast.unparse(function.returns), None)
     if isinstance(kind, type) and issubclass(kind, tuple):
-        lines += [f"Returns a `{kind.__name__}`. {prose(inspect.getdoc(kind) or '')}", ""]
+        lines += [f"Returns a `{kind.__name__}`. {pages.prose(inspect.getdoc(kind) or '')}", ""]
     return [*lines, *entries("Returns", sections), *entries("Raises", sections)]
 
 
 def entries(name: str, sections: dict[str, str]) -> list[str]:
-    """A section of `name: meaning` as a list."""
+    """A section of `name: meaning` as a list; what is returned may be one sentence."""
     if name not in sections:
         return []
-    items = re.split(r"\n(?! )", sections[name])
+    items = re.split(r"\n(?=[\w, .]+: )" if name == "Returns" else r"\n(?! )", sections[name])
     lines = [f"{name}:", ""]
     for item in items:
         key, _, text = " ".join(item.split()).partition(": ")
-        lines.append(f"- `{key}`: {prose(text)}" if text else f"- {prose(key)}")
+        lines.append(f"- `{key}`: {pages.prose(text)}" if text else f"- {pages.prose(key)}")
     return [*lines, ""]
 
 
-def example(text: str) -> list[str]:
-    """Prose as prose, what is typed and printed as code."""
+def example(text: str, owner: object, home: str | None = None) -> list[str]:
+    """Prose as prose, what is typed and printed as code, with the imports that it needs before its first line."""
     lines: list[str] = []
+    whole = importable(text, owner, home)
+    begin = whole.removesuffix(text)
     for part in text.split("\n\n"):
-        lines += ["```python", *part.splitlines(), "```", ""] if part.startswith(">>>") else [prose(part), ""]
+        if part.startswith(">>>"):
+            lines += ["```python", *(begin + part).splitlines(), "```", ""]
+            begin = ""
+        else:
+            lines += [pages.prose(part), ""]
     return lines
-
-
-def prose(text: str) -> str:
-    """A docstring's words on one line: what stands between backticks is code, everything else as it is written."""
-    parts = re.split(r"(`[^`]*`)", " ".join(text.split()))
-    return "".join(part if part.startswith("`") else pages.escaped(part) for part in parts)

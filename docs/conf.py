@@ -9,10 +9,15 @@ import api
 import errata
 import errata_content  # noqa: F401  its measurements enter the page of `errata`
 import errata_linear  # noqa: F401
+import errata_models  # noqa: F401
 import errata_randomized  # noqa: F401
 import gallery
+import glossary
 import pages
+import picture
+import reference
 import retrieval
+import zh
 
 import regard
 
@@ -21,7 +26,8 @@ author = "The regard authors"
 copyright = f"2026, {author}"
 version = release = regard.__version__
 
-extensions = ["myst_nb"]
+extensions = ["myst_nb", "mathml"]
+html_math_renderer = "mathml"
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 nb_execution_mode = "force"
@@ -32,6 +38,7 @@ html_title = f"regard {release}"
 html_static_path = ["_static"]
 html_extra_path = ["generated/extra"]
 html_css_files = ["text.css"]
+html_show_search_summary = False  # a page that is opened from a disk may not read others
 exclude_patterns = ["_build", "recorded", "generated/extra"]
 nitpicky = True
 
@@ -42,6 +49,10 @@ def setup(app: object) -> None:
     generated = Path(__file__).parent / "generated"
     pages.write(generated)
     api.write(generated)
+    reference.write(generated)
     errata.write(generated)
     gallery.write(generated)
     retrieval.write(generated)
+    picture.write(generated)
+    glossary.write(generated)
+    zh.write(generated)

@@ -5,11 +5,14 @@ import json
 import os
 import re
 import textwrap
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import evidence
 import torch
+from importable import importable
 
 from regard import catalog, claims, position
 from regard.core import Attention
@@ -29,6 +32,8 @@ TESTED = Path(__file__).parents[1] / "build" / "tested"
 """written by the tests"""
 SECTIONS = ("Args", "Returns", "Raises", "Example")
 MARKS = {"passed": "yes", "excused": "(fact)", "failed": "FAILED"}
+TOLD = tomllib.loads(Path(__file__).with_name("mechanisms.toml").read_text(encoding="utf-8"))
+"""what a page says of a mechanism besides its source"""
 LEFT_OUT = "It was left out of this build (`REGARD_DOCS_CHECKS=none`)."
 
 
@@ -49,36 +54,48 @@ def write(folder: Path) -> None:
 
 
 def mechanism_page(name: str, folder: Path) -> str:
-    """Facts, equation, reference beside algorithm, attention picture, options, example."""
+    """Equation, picture, options, example, cost, evidence, facts, reference beside algorithm."""
     cls, _ = catalog.resolve(name)
     info = cls.default_info
     title, body, sections = split_docstring(cls)
-    lines = [f"# {name}", "", f"*{info.title}.* {title}", "", *quoted(body), ""]
-    lines += ["Source: " + escaped(info.source), "", "## Facts", "", "| fact | value |", "|---|---|"]
-    lines += [f"| family | {catalog.family(name)} |", f"| supports | {', '.join(info.supports.names)} |"]
-    facts = {key: value for key, value in vars(info).items() if key not in ("title", "source", "supports", "losses")}
-    lines += [f"| {key} | {escaped(str(value))} |" for key, value in facts.items()]
-    lines += [f"| losses | {', '.join(f'{k} ({v:g})' for k, v in info.losses.items()) or 'none'} |", ""]
-    lines += ["## Options", "", "| option | type | default | |", "|---|---|---|---|"]
+    told = TOLD[name]
+    lines = [f"# {name}", "", "```{index} ! " + ", ".join(told["also"]), "```", ""]
+    lines += [f"*{info.title}.* {title}", "", "$$", told["equation"].strip(), "$$", ""]
+    lines += [*paragraphs(body), f"Source: {escaped(info.source)}", ""]
+    lines += [f"Also searched for as: {escaped(', '.join(told['also']))}.", ""]
+    lines += pictures(name, cls, folder)
+    lines += ["## Options", "", "| option | default | |", "|---|---|---|"]
     said = meanings(cls)
     lines += [
-        f"| `{p.name}` | `{cell(annotation(p))}` | `{cell(repr(p.default))}` | {escaped(said[p.name])} |"
+        f"| `{p.name}` | `{cell(repr(p.default))}` | {cell(prose(said[p.name]))} (`{cell(annotation(p))}`) |"
         for p in options(cls)
     ]
     lines.append("")
     if "Raises" in sections:
         lines += ["Raises:", "", *quoted(sections["Raises"]), ""]
     if "Example" in sections:
-        lines += ["## Example", "", "```python", *sections["Example"].splitlines(), "```", ""]
-    pictures = [(causal, picture(cls, causal)) for causal in (True, False) if fits(cls, causal)]
-    lines += ["## What it looks at", ""]
-    lines += ["Random queries and keys; rows are queries, columns are keys, darker is more.", ""]
-    for causal, png in pictures:
-        kind = "causal" if causal else "bidirectional"
-        (folder / "mechanisms" / f"{name}-{kind}.png").write_bytes(png)
-        lines += [f"![{kind} attention matrix of {name}]({name}-{kind}.png)", "", f"{kind}", ""]
+        shown = importable(sections["Example"], cls)
+        lines += ["## Example", "", "```python", *shown.splitlines(), "```", ""]
+    lines += [*evidence.section(name), "## Facts", "", "What each means: [glossary](../../glossary.md).", ""]
+    lines += ["| fact | value |", "|---|---|"]
+    lines += [f"| family | {catalog.family(name)} |", f"| supports | {', '.join(info.supports.names)} |"]
+    facts = {key: value for key, value in vars(info).items() if key not in ("title", "source", "supports", "losses")}
+    lines += [f"| {key} | {escaped(str(value))} |" for key, value in facts.items()]
+    lines += [f"| losses | {', '.join(f'{k} ({v:g})' for k, v in info.losses.items()) or 'none'} |", ""]
     lines += ["## The definition", "", *code(cls, "reference"), "## The algorithm", "", *code(cls, "attend")]
     return "\n".join(lines) + "\n"
+
+
+def pictures(name: str, cls: type[Attention], folder: Path) -> list[str]:
+    """What it looks at; the pictures are written into the folder."""
+    lines = ["## What it looks at", ""]
+    lines += ["Random queries and keys; rows are queries, columns are keys, darker is more.", ""]
+    kinds = [(kind, kind == "causal") for kind in ("causal", "bidirectional") if fits(cls, kind == "causal")]
+    for kind, causal in kinds:
+        (folder / "mechanisms" / f"{name}-{kind}.png").write_bytes(picture(cls, causal))
+    drawn = [f"![{kind} attention matrix of {name}]({name}-{kind}.png)" for kind, _ in kinds]
+    head = [f"| {' | '.join(kind for kind, _ in kinds)} |", "|---" * len(kinds) + "|"]
+    return [*lines, *head, f"| {' | '.join(drawn)} |", ""]
 
 
 def split_docstring(cls: type) -> tuple[str, str, dict[str, str]]:
@@ -104,9 +121,21 @@ def escaped(text: str) -> str:
     return re.sub(r"([\\`*_<>|\[\]$])", r"\\\1", text)
 
 
+def paragraphs(text: str) -> list[str]:
+    """The paragraphs of a docstring; what it costs and what it keeps begin new ones."""
+    parts = re.split(r"\n\n|\n(?=(?:Cost|State)[^\n:]*: )", text)
+    return [line for each in parts if each.strip() for line in (prose(each), "")]
+
+
+def prose(text: str) -> str:
+    """A docstring's words on one line: what stands between backticks is code, everything else as it is written."""
+    parts = re.split(r"(`[^`]*`)", " ".join(text.split()))
+    return "".join(part if part.startswith("`") else escaped(part) for part in parts)
+
+
 def cell(code: str) -> str:
-    """Code inside a table, where only the bar means something."""
-    return code.replace("|", "\\|")
+    """Code inside a table, where only the bar means something; one that is escaped stays."""
+    return re.sub(r"(?<!\\)\|", r"\|", code)
 
 
 def annotation(parameter: inspect.Parameter) -> str:

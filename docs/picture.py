@@ -4,6 +4,7 @@ Run as `python docs/picture.py`. The pictures are the effective attention matric
 mechanisms; nothing is drawn by hand.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pages
@@ -12,11 +13,13 @@ from regard import catalog
 from regard.report import attention_map
 
 SIZE, GAP, LABEL, COLUMNS = 150, 16, 22, 4
+FRONT = ("softmax", "local", "strided", "bigbird", "linear", "performer", "lsh", "vector_quantized")
+"""on the first page: what there is, at a glance"""
 
 
-def svg() -> str:
-    """The gallery: every mechanism that has a causal attention matrix, the bidirectional ones after them."""
-    shown = [(name, pages.fits(catalog.resolve(name)[0], True)) for name in catalog.names()]
+def svg(names: Iterable[str]) -> str:
+    """Their attention matrices: the causal one, and the bidirectional one of those that have no other."""
+    shown = [(name, pages.fits(catalog.resolve(name)[0], True)) for name in names]
     rows = -(-len(shown) // COLUMNS)
     width, height = COLUMNS * (SIZE + GAP) + GAP, rows * (SIZE + GAP + LABEL) + GAP
     parts = [
@@ -34,5 +37,10 @@ def svg() -> str:
     return "\n".join([*parts, "</svg>", ""])
 
 
+def write(folder: Path) -> None:
+    """Write the picture of the first page."""
+    (folder / "front.svg").write_text(svg(FRONT), encoding="utf-8")
+
+
 if __name__ == "__main__":
-    Path(__file__).with_name("picture.svg").write_text(svg(), encoding="utf-8")
+    Path(__file__).with_name("picture.svg").write_text(svg(catalog.names()), encoding="utf-8")

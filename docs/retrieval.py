@@ -96,6 +96,16 @@ REMEDIES = (
         ),
     ),
     Row(
+        "hybrids, on local text",
+        "keep the quality of softmax as a language model",
+        (
+            ("hybrid_language_model", "exact while few keys, linear beyond - softmax: bits"),
+            ("hybrid_language_model", "linear, then softmax - softmax: bits"),
+            ("hybrid_language_model", "window and far field - softmax: bits"),
+            ("hybrid_language_model", "window and far field, gated - softmax: bits"),
+        ),
+    ),
+    Row(
         "softmax afterwards",
         "a softmax over the output restores exactness",
         (

@@ -102,12 +102,27 @@ def test_specifications_and_options():
     assert [r.options for r in results] == [{"window": 1}, {"window": 5}]
     (result,) = check_attention("softmax(scale=0.5)", checks=["reference"])
     assert result.options == {"scale": 0.5}
-    slow = check_attention(toys.ToyWindow, options=[{"window": 1}, {"window": 5}], checks=["compilation"])
+    slow = check_attention(
+        toys.ToyWindow, options=[{"window": 1}, {"window": 5}], checks=["compilation_behind_a_state"]
+    )
     assert len(slow) == 1
     with pytest.raises(errors.ConfigError, match="did you mean 'causality'"):
         check_attention("softmax", checks=["causalty"])
     with pytest.raises(errors.ConfigError, match="unknown mechanism"):
         check_attention("softmx")
+
+
+def test_further_option_sets_are_compiled_too():
+    class GraphOfBlocks(toys.ToyWindow):
+        """With a window of 5, blocks that are complete have a graph of their own."""
+
+        def score(self, q, k):
+            spare = k[:, :, k.shape[2] // 4 * 4 :] if self.window == 5 else k[:, :, :0]
+            return super().score(q, k) + (0 * spare.sum() if spare.shape[2] else 0)
+
+    results = check_attention(GraphOfBlocks, options=[{"window": 3}, {"window": 5}], checks=["compilation"])
+    assert [result.status for result in results] == ["passed", "failed"]
+    assert "2 graphs for 140, 200 and 177 positions" in results[1].message
 
 
 def test_an_input_may_have_one_head_for_all():

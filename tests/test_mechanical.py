@@ -2,6 +2,7 @@
 
 import ast
 import datetime
+from types import SimpleNamespace
 
 import pytest
 
@@ -34,6 +35,7 @@ class Thing:
 
 def test_every_change_is_one_change_that_parses():
     found = list(mechanical.variants(SOURCE))
+    assert mechanical.changes(SOURCE) == len(found)
     changes = {v.change for v in found}
     assert changes == {
         "not 0 < size  ->  0 < size",
@@ -65,6 +67,17 @@ def test_the_suite_kills_most_mutants():
     assert sum(outcome.killer is not None for outcome in outcomes) >= 3
 
 
+def test_no_mutant_begins_after_the_time_is_up(monkeypatch):
+    clock = iter(range(0, 1000, 20))
+    monkeypatch.setattr(mechanical, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(mechanical, "_judged", lambda name, module, variant, tests: mechanical.Outcome(variant, None))
+    judged = mechanical.study("uniform", minutes=1)
+    lines = [outcome.variant.line for outcome in judged]
+    assert len(lines) == 3
+    assert lines == sorted(lines)
+    assert len(mechanical.study("uniform", limit=5)) == 5
+
+
 def test_survivors_are_listed(capsys, monkeypatch):
     dead, alive = (mechanical.Variant(line, "1  ->  2", "") for line in (3, 5))
     found = [mechanical.Outcome(dead, "causality"), mechanical.Outcome(alive, None)]
@@ -83,6 +96,17 @@ def test_survivors_of_the_suite_face_the_tests(tmp_path):
     module = "regard.attention.dense.uniform"
     assert mechanical._judged("uniform", module, source, str(failing)).killer == "tests"
     assert mechanical._judged("uniform", module, source, str(passing)).killer is None
+
+
+def test_the_tests_see_a_mutant_that_the_suite_never_imports():
+    """The import hook that checks types in tests would import the module from its file."""
+    module = "regard.position.alibi"
+    source = mechanical.source_of(module).read_text(encoding="utf-8")
+    wrong = mechanical.Variant(0, "slopes", source.replace("-8 * t / power", "-8 / t / power"))
+    assert wrong.source != source
+    golden = "tests/position/test_positions.py -k slopes"
+    assert mechanical._judged("uniform", module, wrong, golden).killer == "tests"
+    assert mechanical._judged("uniform", module, mechanical.Variant(0, "nothing", source), golden).killer is None
 
 
 def test_a_broken_source_is_killed():
@@ -106,6 +130,7 @@ def test_a_record_keeps_what_was_found(tmp_path):
     mechanical.record("regard.state", outcomes, file)
     mechanical.record("regard.bias", outcomes[2:], file)
     rows = mechanical.recorded(file)
+    assert int(rows[0]["changes"]) > 3
     assert [(row["module"], row["judged"], row["killed"], row["line"], row["change"]) for row in rows] == [
         ("regard.bias", "1", "1", "", ""),
         ("regard.state", "3", "1", "5", "5  ->  6"),

@@ -144,6 +144,23 @@ def test_a_state_of_another_batch_or_mechanism_is_refused(name):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize(
+    ("whose", "asked"),
+    [("linear", "efficient"), ("efficient", "linear"), ("softmax", "local(window=5)"), ("softmax", "shaw")],
+)
+def test_a_state_of_the_same_layout_is_refused_by_name(whose, asked):
+    mechanism, x = built(asked), draw(6, batch=2)
+    first = built(whose).initial_state(2, dtype=WIDE)
+    one = after(built(whose), x[..., :5, :]).state
+    loaded = first.load(one.dump())
+    rows = one.select(torch.tensor([1, 0])).where(torch.tensor([True, False]), one).detach().map(torch.clone)
+    for state in (first, one, loaded, rows):
+        with pytest.raises(ShapeError, match=f"{asked.partition('(')[0]}: this is the state of another mechanism"):
+            after(mechanism, x[..., 5:, :], state)
+        after(built(whose), x[..., 5:, :], state)
+
+
+@torch.no_grad()
 def test_sums_of_a_narrower_dtype_are_refused():
     mechanism = built("linear")
     with pytest.raises(ShapeError, match="does not fit a call"):

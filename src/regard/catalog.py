@@ -284,12 +284,18 @@ def build(spec: str, heads: Heads, **options: object) -> "Attention":
             raise ConfigError(f"options of a mix belong to its parts, got {sorted(options)} beside {spec!r}")
         built: list[tuple[str, Attention]] = []
         for at, (inner, count) in enumerate(mixed):
-            again = any(type(part) is resolve(inner)[0] for _, part in built)
+            draws = _draws(resolve(inner)[0])
+            again = any(_draws(type(part)) == draws for _, part in built)
             built.append((inner, build(inner, HeadMix.share(heads, count, spec, at if again else None))))
         return HeadMix(heads, built)
     cls, written = resolve(spec)
     final: dict[str, Any] = {**written, **options}
     return cls(heads, **final)
+
+
+def _draws(cls: "type[Attention]") -> "str | type[Attention]":
+    """What tells its random numbers from those of other mechanisms of the same seed."""
+    return cls.draws or cls
 
 
 def register(cls: "type[Attention]") -> "type[Attention]":

@@ -17,6 +17,8 @@ from regard.errors import ConfigError
 
 PATH = re.compile(r"[^\W\d][\w.]*:[^\W\d]\w*")
 """`module:name`"""
+_WORD = re.compile(r"[\d.]*+([^\W\d][\w.]*+(?::[^\W\d]\w*)?)|[\d.]++")
+"""what may begin a path, whether it is one or not: long words are looked at once"""
 _OWN = "regard.attention."
 """mechanisms of the library, which whoever reads a file has already"""
 _agreed: set[str] = set()
@@ -123,3 +125,13 @@ def require(paths: Sequence[str], source: str, *, trust: bool) -> None:
             f"{source} names {', '.join(foreign)}, so {named} would be imported and run: if you trust it, add --trust "
             "(in Python: trust=True)"
         )
+
+
+def paths_in(text: str) -> list[str]:
+    """Every `module:name` that stands in a text.
+
+    Example:
+        >>> paths_in("score(function='my.module:function') + 3x:Y")
+        ['my.module:function', 'x:Y']
+    """
+    return [word for word in _WORD.findall(text) if ":" in word]

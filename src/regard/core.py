@@ -92,7 +92,8 @@ class Attention(Mechanism, ABC):
 
         Raises:
             UnsupportedError: an argument that `info.supports` does not list; left padding where `info.anchored`.
-            ShapeError: shapes or dtypes that do not fit; inputs other than those declared; a negative `query_start`.
+            ShapeError: shapes or dtypes that do not fit; the state of another mechanism; inputs other than those
+                declared; a negative `query_start`.
             InputError: an input out of its bounds.
             LimitError: longer than `heads.max_length` where weights depend on it.
         """
@@ -122,6 +123,8 @@ class Attention(Mechanism, ABC):
         elif info.grouped == "expanded" and self.heads.group > 1:
             k, v = (x.repeat_interleave(self.heads.group, 1) for x in (k, v))
         answer = served(self._name, run, q, k, v, call)
+        if answer.state is not None and not torch.compiler.is_compiling():
+            answer.state.belong(type(self))
         if answer.values.dtype == q.dtype:
             return answer
         return answer._replace(values=answer.values.to(q.dtype))  # autocast leaves the dtype of its last product
@@ -208,7 +211,7 @@ class Attention(Mechanism, ABC):
         if key_mask is not None:
             if not supports.key_mask:
                 self.refuse("key_mask", "key_mask")
-            if not isinstance(key_mask, Tensor) or key_mask.dtype != torch.bool or key_mask.shape != (len(q), keys):
+            if not isinstance(key_mask, Tensor) or key_mask.dtype != torch.bool or key_mask.shape != (q.shape[0], keys):
                 raise ShapeError(
                     f"{self._name}: key_mask must be bool (batch={q.shape[0]}, keys={keys}), True = keep, "
                     f"got {kind_of(key_mask)}"

@@ -12,6 +12,9 @@ class RegardError(Exception):
 
     exit_code = 1
 
+    def __init__(self, message: str = "") -> None:
+        super().__init__(shortened(message))
+
 
 class UnsupportedError(RegardError, NotImplementedError):
     """A request that the mechanism, position or device declares it cannot serve."""
@@ -79,6 +82,27 @@ class GateError(RegardError):
     exit_code = 7
 
 
+_HEAD, _TAIL = 1000, 400
+"""characters of a long line that are shown: of its beginning, which says who and what, and of its end, the way out"""
+
+
+def shortened(text: str) -> str:
+    """A message without the middle of lines that nobody reads: what was given may be of any length.
+
+    Example:
+        >>> shortened("cannot read " + 100_000 * "(" + ": write name(option=value)")[990:1050]
+        '(((((((((( ... (98638 characters left out) ... ((((((((((((('
+    """
+    if len(text) <= _HEAD + _TAIL:
+        return text
+    return "\n".join(
+        f"{line[:_HEAD]} ... ({len(line) - _HEAD - _TAIL} characters left out) ... {line[-_TAIL:]}"
+        if len(line) > _HEAD + _TAIL + 100
+        else line
+        for line in text.split("\n")
+    )
+
+
 def out_of_memory(error: BaseException) -> bool:
     """Whether an exception says that memory ran out. torch says so with a RuntimeError, told by its text.
 
@@ -114,7 +138,23 @@ def nearest(name: str, known: Iterable[str]) -> str:
         "did you mean 'window'?"
     """
     known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=1)
+    close = difflib.get_close_matches(name[:_HEAD], known, n=1)
     if close:
         return f"did you mean {close[0]!r}?"
     return f"valid: {', '.join(known)}" if known else "there are none"
+
+
+_DIVIDED = 1 << 20
+"""no width is larger; all divisors of a number take as long to find as it is large"""
+
+
+def divisors(number: int) -> str:
+    """The end of a message about a size that must be divided: what divides it, if it is one that networks have.
+
+    Example:
+        >>> divisors(8)
+        '; divisors of 8: 1, 2, 4, 8'
+    """
+    if number > _DIVIDED:
+        return ""
+    return f"; divisors of {number}: {', '.join(str(d) for d in range(1, number + 1) if number % d == 0)}"

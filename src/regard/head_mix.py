@@ -147,8 +147,9 @@ class HeadMix(Attention):
             heads: those of the mix.
             count: of the part.
             spec: for messages.
-            part: its number, for a seed of its own; None: the seed of the mix. Parts of one mechanism need different
-                seeds, or their random features and initial weights would be the same.
+            part: its number, for a seed of its own; None: the seed of the mix. Parts that draw alike (one mechanism, or
+                of one name in `draws`) need different seeds, or their random features and initial weights would be the
+                same.
         """
         if count % heads.group:
             raise ConfigError(

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal, Self
 
-from regard.errors import ConfigError, nearest
+from regard.errors import ConfigError, divisors, nearest
 from regard.types_of import typed
 
 _SIZES = (
@@ -53,7 +53,7 @@ class Heads:
         (2, 4, 64)
         >>> Heads(count=8, key_dim=64, kv_count=3)
         Traceback (most recent call last):
-        regard.errors.ConfigError: Heads.kv_count must divide count: got count=8, kv_count=3; divisors: 1, 2, 4, 8
+        regard.errors.ConfigError: Heads.kv_count must divide count: got count=8, kv_count=3; divisors of 8: 1, 2, 4, 8
     """
 
     count: int
@@ -81,8 +81,8 @@ class Heads:
             raise ConfigError(f"Heads.dropout must be a number, got {self.dropout!r}")
         if self.count % self.kv_heads:
             raise ConfigError(
-                f"Heads.kv_count must divide count: got count={self.count}, kv_count={self.kv_count}; "
-                f"divisors: {', '.join(str(d) for d in range(1, self.count + 1) if self.count % d == 0)}"
+                f"Heads.kv_count must divide count: got count={self.count}, kv_count={self.kv_count}"
+                f"{divisors(self.count)}"
             )
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"Heads.dropout must be in [0, 1), got {self.dropout}")
@@ -113,16 +113,23 @@ class Supports:
     """Capabilities of a mechanism. Each field is named for the request that it permits."""
 
     causal: bool = False
+    """each query sees its own position and earlier ones only"""
     bidirectional: bool = False
+    """each query sees all positions"""
     cross: bool = False
     """keys of another sequence (queries != keys, not causal)"""
     key_mask: bool = False
+    """keys that are hidden: padding"""
     bias: bool = False
+    """a term added to the logits: relative positions, a mask of pairs"""
     marks: bool = False
+    """a number for each token, such as one that makes it global"""
     state: bool = False
+    """reading in pieces, and decoding token by token"""
     prefix: bool = False
     """causal, with leading keys that are the past"""
     dropout: bool = False
+    """weights that are dropped in training"""
 
     @classmethod
     def all(cls, *, but: Iterable[str] = ()) -> Self:
@@ -141,6 +148,7 @@ class Supports:
 
     @property
     def names(self) -> tuple[str, ...]:
+        """Those that it has."""
         return tuple(f.name for f in fields(self) if getattr(self, f.name))
 
 
@@ -194,9 +202,11 @@ class Info:
     """
 
     title: str
+    """its name in words"""
     source: str
     """paper, year, equations"""
     supports: Supports
+    """what may be asked of it; anything else is refused"""
     reads: str = "qkv"
     """which of q, k, v it uses; a layer makes only these projections"""
     inputs: Mapping[str, Input] = field(default_factory=dict[str, Input])
@@ -208,8 +218,11 @@ class Info:
     state: Literal["none", "window", "constant", "length"] = "none"
     """how the decode state grows"""
     rows_sum_to_one: bool = True
+    """the weights of a query that sees a key add up to 1"""
     nonnegative: bool = True
+    """no weight is below 0"""
     linear_in_value: bool = True
+    """twice the values give twice the output"""
     affine_in_value: bool = True
     """linear in the values plus a term that does not depend on them"""
     sees_content_only: bool = False
@@ -233,12 +246,15 @@ class Info:
     mergeable: bool = False
     """one softmax over its keys: asked for it, it returns the log-sum-exp by which parts are merged"""
     grouped: Literal["native", "expanded"] = "native"
+    """whether query heads share heads of keys as they are, or each gets a copy"""
     stochastic: bool = False
     """draws random features or samples from its seed"""
     approximates: str | None = None
     """the mechanism whose output it approaches as `knob` grows, only where the error provably falls"""
     knob: str | None = None
+    """the option that makes the approximation better as it grows"""
     compiles_whole: bool = True
+    """`torch.compile(fullgraph=True)` makes one graph of it"""
     leaks: bool = False
     """a paper form whose past depends on the future"""
     losses: Mapping[str, float] = field(default_factory=dict[str, float])

@@ -24,6 +24,9 @@ class Mechanism(Configured):
     """option sets that the conformance suite checks, small enough for sequences of a dozen positions"""
     reasons: ClassVar[Mapping[str, str]] = {}
     """why a capability is missing, for the error message: {"causal": "its projection mixes all positions"}"""
+    draws: ClassVar[str] = ""
+    """what its random numbers are named by, beside the seed, where other mechanisms draw the same ones; empty: its own
+    name"""
     compares_widths: ClassVar[bool] = False
     """whether the score takes queries and keys of different widths"""
 
@@ -160,10 +163,16 @@ class Mechanism(Configured):
         """Refuse a state that a call with these queries cannot go on from.
 
         Raises:
-            ShapeError: other tensors than this mechanism keeps, other heads, another batch or device, or sums of a
-                narrower dtype.
+            ShapeError: the state of another mechanism, other tensors than this one keeps, other heads, another batch
+                or device, or sums of a narrower dtype.
         """
-        entries, batch, dtype, device = self._entries, len(q), q.dtype, q.device
+        compiling = torch.compiler.is_compiling()  # which cannot enter the lock of a cached property
+        entries, batch, dtype, device = self.layout() if compiling else self._entries, q.shape[0], q.dtype, q.device
+        if not compiling and state.of is not None and state.of is not type(self):
+            raise ShapeError(
+                f"{self._name}: this is the state of another mechanism, {registered_name(state.of)}; begin with "
+                "initial_state"
+            )
         call = entries, batch, dtype, device
         tape = state.tape if isinstance(state, Slots) and not state.steady else None
         if tape is not None and tape.fits == call:
@@ -198,7 +207,9 @@ class Mechanism(Configured):
         Raises:
             UnsupportedError: unless `info.supports.state`.
         """
-        return begin(self.layout(), batch, device=device, dtype=dtype)
+        state = begin(self.layout(), batch, device=device, dtype=dtype)
+        state.belong(type(self))
+        return state
 
     def state_nbytes(self, batch: int, length: int, dtype: torch.dtype) -> int:
         """Bytes of the state after `length` unmasked slots: the layout with the slots that the definition keeps.

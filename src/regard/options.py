@@ -4,6 +4,7 @@ import inspect
 import re
 import typing
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any, ClassVar, Literal, dataclass_transform
 
 from torch import nn
@@ -119,4 +120,9 @@ def unknown(label: str, name: str, known: typing.Iterable[str]) -> ConfigError:
 
 def registered_name(cls: type) -> str:
     """The catalog name of a mechanism class: `DenseSynthesizer` -> `dense_synthesizer`, `Local2d` -> `local_2d`."""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[a-z])(?=[0-9])", "_", cls.__name__).lower()
+    return _with_underscores(cls.__name__)
+
+
+@lru_cache(1024)
+def _with_underscores(name: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[a-z])(?=[0-9])", "_", name).lower()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from regard.consent import PATH
+from regard.consent import PATH, paths_in
 from regard.errors import ConfigError, nearest
 
 _CLASS = re.compile(r"([A-Za-z_][\w.]*:[A-Z]\w*)\s*(\(.*\))?", re.DOTALL)
@@ -193,11 +193,11 @@ def paths(value: object) -> list[str]:
         return list(dict.fromkeys(path for item in value for path in paths(item)))
     if not isinstance(value, str):
         return []
-    found = PATH.findall(value)
+    found = paths_in(value)
     for part in split(value, "+"):
         with suppress(ConfigError):  # what cannot be read cannot be built
             spec = parse(unshared(part))
-            found += PATH.findall(spec.name) + paths(spec.options)
+            found += paths_in(spec.name) + paths(spec.options)
     return list(dict.fromkeys(found))
 
 

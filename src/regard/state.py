@@ -29,6 +29,12 @@ class State(ABC):
 
     length: int
     """slots: every key ever given, kept or not"""
+    of: type | None = None
+    """the class of the mechanism whose state it is; None: not known, as behind a compiled call"""
+
+    def belong(self, mechanism: type) -> None:
+        """Note whose state it is. Only who made a state knows, and no other content changes."""
+        self.__dict__["of"] = mechanism
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
@@ -123,6 +129,7 @@ class Summary(State):
 
     content: Mapping[str, Tensor]
     length: int = 0
+    of: type | None = None
 
     def tensors(self) -> dict[str, Tensor]:
         return dict(self.content)
@@ -131,11 +138,11 @@ class Summary(State):
         return self.content
 
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> Self:
-        return type(self)(dict(tensors), self.length)
+        return type(self)(dict(tensors), self.length, self.of)
 
     def load(self, tensors: Mapping[str, Tensor]) -> Self:
         length, content = loaded(tensors, self.content)
-        return type(self)(content, length)
+        return type(self)(content, length, self.of)
 
     def __getitem__(self, name: str) -> Tensor:
         return self.content[name]
@@ -168,7 +175,8 @@ class Slots(State):
     """A state that keeps things per slot (keys, values, buckets, ...): slots [start, stop) of a tape.
 
     States that grow from one another share the tape. Appending writes behind the end if nobody else has, else it
-    copies, so old states stay valid and n appended tokens cost O(n) copies in all. Under autograd it concatenates.
+    copies, so old states stay valid and n appended tokens cost O(n) copies in all. Under autograd and
+    compiled it concatenates.
 
     The names and shapes are the mechanism's choice (see SLOT_AXIS). `positions` (slots,), where present, is shared by
     the batch. A `key_mask` (batch, slots) appears once a mask is given; until then every slot is real.
@@ -180,6 +188,7 @@ class Slots(State):
     length: int = 0
     steady: Mapping[str, Tensor] = field(default_factory=dict)
     """named tensors of constant size kept beside the slots"""
+    of: type | None = None
 
     @classmethod
     def empty(cls, **like: Tensor) -> Self:
@@ -205,10 +214,9 @@ class Slots(State):
         return frozenset({"positions"})
 
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> Self:
-        data = {name: tensors[name] for name in self.tape.data}
-        return type(self)(
-            Tape(data, self.kept, self.kept), 0, self.kept, self.length, {name: tensors[name] for name in self.steady}
-        )
+        tape = Tape({name: tensors[name] for name in self.tape.data}, self.kept, self.kept)
+        steady = {name: tensors[name] for name in self.steady}
+        return type(self)(tape, 0, self.kept, self.length, steady, self.of)
 
     def load(self, tensors: Mapping[str, Tensor]) -> Self:
         length, content = loaded(tensors, self.tensors(), slots=frozenset({*self.tape.data, "key_mask"}))
@@ -217,7 +225,7 @@ class Slots(State):
         kept = first.shape[SLOT_AXIS[first.ndim]]
         if self.kept <= self.length and kept > length:  # one that begins with blank slots keeps more than it counts
             raise ShapeError(f"a state of {kept} kept slots counts at least as many, got length={length}")
-        return type(self)(Tape(content, kept, kept), 0, kept, length, steady)
+        return type(self)(Tape(content, kept, kept), 0, kept, length, steady, self.of)
 
     def with_steady(self, **steady: Tensor) -> Self:
         """The same slots with other constant-size content beside them."""
@@ -249,7 +257,8 @@ class Slots(State):
             real = torch.ones(first.shape[0], count, dtype=torch.bool, device=first.device)
             new["key_mask"] = real if key_mask is None else key_mask
         stop, length = self.kept + count, self.length + count
-        if torch.is_grad_enabled() or transformed():  # a transform must not write into what it does not know
+        # A transform must not write into what it does not know, and a compiled graph cannot take slots under a lock.
+        if torch.is_grad_enabled() or transformed() or torch.compiler.is_compiling():
             old = self._masked() if masks else self.view()
             data = {name: torch.cat([x, new[name]], SLOT_AXIS[x.ndim]) for name, x in old.items()}
             return type(self)(Tape(data, stop, stop), 0, stop, length, self.steady)
@@ -286,7 +295,7 @@ class Slots(State):
 
     def _with_mask(self) -> Self:
         data = self.view() if "key_mask" in self.tape.data else self._masked()
-        return type(self)(Tape(data, self.kept, self.kept), 0, self.kept, self.length, self.steady)
+        return type(self)(Tape(data, self.kept, self.kept), 0, self.kept, self.length, self.steady, self.of)
 
     def rewind(self, count: int) -> Self:
         """The state before the newest `count` slots. Every other state stays usable: the next append copies the tape.

@@ -1,35 +1,147 @@
 """Paired timing and the cost sweep: turns, medians, plans, crossovers."""
 
-import time
+from dataclasses import dataclass
 
 import pytest
 import torch
 
-from regard.benchmark import sweep
+from regard.benchmark import quiet, sweep
 from regard.benchmark.cost import counted
+from regard.benchmark.quiet import MOST_SLOWER, Sample, Watch, doubt
 from regard.benchmark.sweep import Row, SweepConfig, count, crossover, measure
-from regard.benchmark.timing import paired
+from regard.benchmark.timing import Timing, interval, paired
 from regard.errors import ConfigError, UnsupportedError
+
+
+@dataclass
+class Machine:
+    """A stand-in: calls take seconds, and other processes take the rest. Every `watch` is of a run of its own."""
+
+    now: float = 0.0
+    had: float = 0.0
+    share: float = 1.0
+    speed: float = 1.0
+
+    def runs(self, seconds: float) -> None:
+        self.had += seconds / self.speed
+        self.now += seconds / self.speed / self.share
+
+    def lap(self) -> float:
+        began = self.now
+        self.runs(0.001)
+        return self.now - began
+
+    def watch(self) -> Watch:
+        quiet._best.pop(-1, None)
+        return Watch(lambda: self.now, lambda: self.had, self.lap, threads=-1)
+
+
+def timed(machine: Machine, took, moods=(), **settings) -> Timing:
+    """A call takes these seconds, one after another; moods: what the machine is at the n-th call, and stays."""
+    calls, states = iter(took), iter(moods)
+
+    def call() -> None:
+        machine.share, machine.speed = next(states, (machine.share, machine.speed))
+        machine.runs(next(calls))
+
+    watch = machine.watch()
+    watch.slower()  # the best of this run is known
+    return paired({"a": call}, warmup=0, watch=watch, **settings)["a"]
 
 
 def test_candidates_take_turns():
     calls: list[str] = []
-    paired({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, rounds=3, warmup=2)
+    watch = Machine().watch()
+    paired({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, rounds=3, warmup=2, watch=watch)
     assert calls == ["a", "b"] * 5
 
 
-def test_medians_and_quartiles(monkeypatch):
-    clock = iter([0.0, *(moment for took in (1.0, 9.0, 2.0, 4.0, 3.0) for moment in (0.0, took, 0.0))])
-    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
-    found = paired({"a": lambda: None}, rounds=5)["a"]
-    assert (found.low, found.seconds, found.high) == (2.0, 3.0, 4.0)
+def test_medians_and_their_intervals():
+    found = timed(Machine(), (1.0, 9.0, 2.0, 4.0, 3.0))
+    assert (found.low, found.seconds, found.high) == tuple(map(pytest.approx, (1.0, 3.0, 9.0)))
+    assert (found.turns, found.untrusted) == (5, None)
+    found = timed(Machine(), (3.0,), rounds=1)
+    assert (found.low, found.high) == (pytest.approx(3.0 / MOST_SLOWER), pytest.approx(3.0 * MOST_SLOWER))
+
+
+def test_intervals_hold_the_median_as_often_as_they_say():
+    draw = torch.Generator().manual_seed(0)
+    for n, least in ((5, 0.92), (11, 0.95), (21, 0.95)):
+        rows = torch.rand(4000, n, generator=draw).tolist()
+        held = sum(low <= 0.5 <= high for low, high in map(interval, rows)) / len(rows)
+        assert least <= held < 0.995
+
+
+def test_turns_in_which_the_machine_was_busy_are_repeated():
+    busy, quiet_again = (0.2, 1.0), (1.0, 1.0)
+    found = timed(Machine(), [1.0] * 6, [quiet_again, busy, busy, quiet_again], rounds=3)
+    # The first turn ends beside a calibration that is good, and so does the last busy one: its own share tells.
+    assert (found.seconds, found.high, found.turns) == (pytest.approx(1.0), pytest.approx(1.0), 3)
+    assert found.untrusted is None
+
+
+def test_a_machine_that_stays_busy_makes_no_figure():
+    """7 ms became 35 ms, all quartiles alike: the thread had a processor for a fifth of its time."""
+    found = timed(Machine(), [0.007] * 10, [(0.2, 1.0)], rounds=5)
+    assert found.seconds == pytest.approx(0.035)
+    assert found.turns == 10
+    assert found.untrusted == "the machine was busy: the timed thread had a processor for 20% of its time"
+
+
+def test_what_the_clock_of_the_processor_cannot_see_the_calibration_does():
+    """Another virtual machine on the same cores: the thread always runs, at half its speed."""
+    found = timed(Machine(), [0.007] * 10, [(1.0, 0.5)], rounds=5)
+    assert found.seconds == pytest.approx(0.014)
+    assert found.untrusted == (
+        "the machine was busy: a fixed piece of work beside it took 2.0 times as long as at its best"
+    )
+
+
+def test_a_little_slower_is_in_the_interval():
+    found = timed(Machine(), [1.0] * 5, [(1.0, 1 / 1.2)], rounds=5)
+    assert found.untrusted is None
+    assert (found.low, found.seconds) == (pytest.approx(1.0), pytest.approx(1.2))
+
+
+def test_repeats_end_with_the_time_for_them():
+    found = timed(Machine(), [1.0] * 10, [(0.5, 1.0)], rounds=5, budget_seconds=3.0)
+    assert found.turns == 2
+    assert found.untrusted
+
+
+def test_half_of_the_turns_have_to_be_quiet():
+    good, bad = Sample(1.0, 0.99, 1.01), Sample(5.0, 0.4, 1.01)
+    assert doubt([good, good, good, *[bad] * 12], 5) is None
+    assert doubt([good, good, *[bad] * 13], 5) == (
+        "the machine was busy: the timed thread had a processor for 40% of its time"
+    )
+    assert doubt([good, bad], 5) is None  # time was up
+    assert doubt([bad], 5)
+
+
+def test_the_best_lap_is_that_of_the_whole_run():
+    """A process that starts while the machine is slow does not take that for its best."""
+    machine = Machine()
+    watch = machine.watch()
+    assert watch.slower() == 1.0
+    known = quiet.best()
+    watch, machine.speed = machine.watch(), 0.5
+    assert watch.slower() == 1.0
+    quiet.seen({str(threads): seconds for threads, seconds in known.items()})
+    assert watch.slower() == pytest.approx(2.0)
+
+
+def test_the_calibration_of_this_machine_is_work():
+    watch = Watch()
+    assert watch.slower() >= 1.0
+    assert 1e-5 < quiet.best()[torch.get_num_threads()] < 1.0
 
 
 def test_the_budget_stops_rounds_but_never_before_the_first():
     calls: list[int] = []
     found = paired({"a": lambda: calls.append(1)}, rounds=50, warmup=1, budget_seconds=-1.0)
     assert len(calls) == 2
-    assert found["a"].low == found["a"].high == found["a"].seconds
+    assert found["a"].low < found["a"].seconds < found["a"].high
 
 
 def test_every_pass_of_every_mechanism_is_measured():

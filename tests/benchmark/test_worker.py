@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from regard.benchmark import quiet
 from regard.benchmark.timing import FIXED_ALLOCATION
 from regard.benchmark.worker import in_worker
 from regard.errors import NumericsError, ResourceError, UnsupportedError
@@ -21,6 +22,11 @@ from regard import errors
 def work(payload):
     kind = payload["kind"]
     yield {"pid": os.getpid()}
+    if kind == "calibrates":
+        from regard.benchmark import quiet
+        yield quiet.best()
+        quiet.seen({-2: 0.25})
+        yield None
     if kind == "echo":
         print("a library says something")
         yield payload["value"]
@@ -86,6 +92,12 @@ def test_results_come_in_order_and_as_they_are(worker, capfd):
     assert found == seen
     assert found[1] == value
     assert "a library says something" in capfd.readouterr().err
+
+
+def test_processes_of_a_run_share_their_best_calibration(worker, monkeypatch):
+    monkeypatch.setattr(quiet, "_best", {-1: 0.5})
+    assert ask(worker, kind="calibrates")[1] == {"-1": 0.5}
+    assert quiet.best() == {-1: 0.5, -2: 0.25}
 
 
 @pytest.mark.parametrize("fixed", [True, False])

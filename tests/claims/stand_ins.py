@@ -11,6 +11,7 @@ from torch import Tensor
 from regard import Info, Supports, catalog
 from regard.attention.dense.softmax import Softmax
 from regard.benchmark.baselines import SequenceClassifier
+from regard.benchmark.cost import counted
 from regard.benchmark.retrieval import Trained
 from regard.claims._growth import operations
 from regard.claims.blockwise_memory import blockwise
@@ -19,6 +20,7 @@ from regard.claims.random_feature_variance import ALLOWED_ERROR
 from regard.claims.randomized_attention_bias import Moments
 from regard.claims.window_schedule import pair_bits
 from regard.core import Attended, Attention
+from regard.integrations.convolution import ConvolutionAttention
 
 EVERYTHING = Supports(bidirectional=True, causal=True, cross=True, key_mask=True)
 SOFT = "softmax"
@@ -76,7 +78,7 @@ class Kinds(StandIn):
 
     kind: str = "none"
     """of regulariser"""
-    good: str = "output_l1_score_l1"
+    good: str = "output_l1_sum_score_l1"
     """with which it recalls"""
 
     def attend(self, q, k, v, call):
@@ -165,6 +167,11 @@ def fastest(name: str) -> Callable[..., dict[str, float]]:
     return lambda calls, **_: {one: 0.5 if one == name else 1.0 for one in calls}
 
 
+def writing(calls: Mapping[str, Callable[[], object]], **_: object) -> dict[str, float]:
+    """Numbers written for seconds."""
+    return {name: counted(call).elements for name, call in calls.items()}
+
+
 def right(**shares: float) -> Callable[..., Any]:
     """Accuracies of sparse patterns, by task and kind."""
 
@@ -236,7 +243,10 @@ def longer(**lost: float) -> Mapping[str, Callable[..., Any]]:
         far = (new.distance > new.tokens.shape[1] // 2) & long & (lost.get(f"far_{name}", 0) > 0)
         return Score(text.nats(new.symbols) + long * lost.get(name, 0.0), 1 - far.double())
 
-    return {"score": score, "trained": lambda self, text, position, seed: position}
+    def trained(self: Any, text: Any, position: str, seed: int, attention: str) -> str:
+        return position if attention == "softmax" else attention
+
+    return {"score": score, "trained": trained}
 
 
 def estimates(biased: Sequence[str]) -> Callable[..., Iterator[Tensor]]:
@@ -288,3 +298,25 @@ def lost(whole: float) -> Mapping[str, object]:
         return text.nats(symbols) + whole * beyond
 
     return {"nats": nats, "train": lambda *_, **__: None}
+
+
+def quiet(self: Any, spec: str, watched: Any) -> dict[str, float]:
+    """Tails that the 1 below the line halves."""
+    return dict.fromkeys(("kurtosis", "largest", "stream", "logit"), 1.0 if spec == self.plain else 0.5)
+
+
+def grid(self: Any, convolution: torch.nn.Conv2d, heads: int, seed: int) -> tuple[ConvolutionAttention, Any]:
+    """A layer made from the convolution, where it has the heads for that."""
+    rows, columns = convolution.kernel_size
+    made = ConvolutionAttention(*self.channels, heads=heads, seed=seed)
+    return ConvolutionAttention.from_conv2d(convolution) if heads >= rows * columns else made, ([1], [0.0] * 20)
+
+
+def above(**lost: float) -> Callable[..., Any]:
+    """Bits above the floor of language models, by the mechanism of their first layer; nothing of others."""
+
+    def found(self: Any, spec: str, text: Any, new: Any, seed: int) -> tuple[float, list[float]]:
+        name = "by_layer" if "/" in spec else spec.partition("(")[0]
+        return 0.01 + seed / 1e4 + lost.get(name, 0.0), [1.0] * 20
+
+    return found

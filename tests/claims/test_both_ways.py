@@ -10,6 +10,7 @@ from tests.claims.stand_ins import (
     MECHANISMS,
     SOFT,
     Way,
+    above,
     bits,
     clock,
     dense_too,
@@ -18,14 +19,17 @@ from tests.claims.stand_ins import (
     estimates,
     falling,
     fastest,
+    grid,
     learned,
     longer,
     lookup,
     lost,
     masked,
     needed,
+    quiet,
     recalls,
     right,
+    writing,
 )
 
 
@@ -43,6 +47,7 @@ NEAR = {"linear": "softmax(scale=0.02)"}
 ALIBI = longer(sinusoidal=0.5, rotary=0.2, t5_bias=0.1, far_alibi=1)
 
 HOLDS: Mapping[str, Way] = {
+    "additive_cost": Way(module={"processor_seconds": writing}),
     "attention_against_convolution": Way(method={"accuracy": learned(0.5, 0.99)}),
     "attention_against_recurrence": Way(),
     "attention_concentration": Way(NEAR),
@@ -57,7 +62,9 @@ HOLDS: Mapping[str, Way] = {
     "etc_lookup": Way(method={"accuracy": masked}),
     "extrapolation": Way(method=ALIBI),
     "fusion_beats_concatenation": Way(),
+    "gaussian_heads": Way(method={"trained": grid}),
     "graph_mixing": Way(),
+    "hybrid_language_model": Way(method={"above": above(linear=0.2)}),
     "hybrid_recall": Way(),
     "importance_sampling": Way(method={"self_normalised": falling}),
     "information_loss": Way({"pairs": (8, 32, 128), "trials": 8}),
@@ -67,6 +74,7 @@ HOLDS: Mapping[str, Way] = {
     "normalisation_and_recall": Way(
         {"plain": "linear(feature_map=relu, normalise=False)", "normalised": SOFT, "sharpness": 16.0, "pairs": 32}
     ),
+    "outlier_activations": Way(method={"tails": quiet}),
     "post_softmax": Way({"post": "discerning"}),
     "random_feature_variance": Way({"redraws": 60_000}, method={"needed": needed}),
     "randomized_attention_bias": Way(method={"estimates": estimates(("performer", "rfa"))}),
@@ -86,6 +94,7 @@ HOLDS: Mapping[str, Way] = {
     "window_schedule": Way(method={"bits": bits(growing=3.0, equal=3.1, reverse=3.2)}),
 }
 FAILS: Mapping[str, Way] = {
+    "additive_cost": Way({"dot": "additive"}, module={"processor_seconds": writing}),
     "attention_against_convolution": Way(method={"accuracy": learned(0.5, 0.8)}),
     "attention_against_recurrence": Way({"attention": "local(window=8)"}),
     "attention_concentration": Way({"linear": SOFT, "sharpness": 0.5}),
@@ -100,7 +109,9 @@ FAILS: Mapping[str, Way] = {
     "etc_lookup": Way(),
     "extrapolation": Way(method=longer(sinusoidal=0.0, rotary=0.0, alibi=0.5)),
     "fusion_beats_concatenation": Way({"learned": False}),
+    "gaussian_heads": Way({"learned": False}),
     "graph_mixing": Way({"random": "local(window=4)"}),
+    "hybrid_language_model": Way(method={"above": above(linear=0.2, by_layer=0.1)}),
     "hybrid_recall": Way(method=recalls({"linear / softmax": 0.5}), settings={"pairs": 2}),
     "importance_sampling": Way({"normalised": "uniform"}),
     "information_loss": Way({"identity": SOFT, "pairs": (2, 4)}),
@@ -108,6 +119,7 @@ FAILS: Mapping[str, Way] = {
     "linear_attention_forms": Way(module={"processor_seconds": fastest("chunked")}),
     "negative_features": Way({"signed": "linear(feature_map=relu)"}),
     "normalisation_and_recall": Way(),
+    "outlier_activations": Way({"silent": SOFT}),
     "post_softmax": Way(),
     "random_feature_variance": Way({"positive": "hyperbolic_random"}),
     "randomized_attention_bias": Way({"performer": "randomized(num_samples={count})"}),
@@ -130,7 +142,10 @@ FAILS: Mapping[str, Way] = {
 UNFINISHED: Mapping[str, Way] = {
     "attention_against_convolution": Way(method={"accuracy": learned(0.5, 0.99, change=0.06)}),
     "etc_lookup": Way(method={"accuracy": lambda self, spec, seed, *, told=True: (1.0, ([1], [2.0] * 18 + [1.8] * 2))}),
+    "gaussian_heads": Way(module={"change": lambda losses: 0.06}),
+    "hybrid_language_model": Way(method={"above": above()}, module={"change": lambda losses: 0.06}),
     "hybrid_recall": Way(method=recalls({}, loss=[2.0] * 18 + [1.8] * 2)),
+    "outlier_activations": Way(module={"change": lambda losses: 0.06}),
     "shared_proposals": Way(module={"change": lambda losses, least: 0.06}),
 }
 

@@ -1,6 +1,7 @@
 """`regard claims`: listing, measuring, files, exit codes, bad input."""
 
 import json
+import os
 
 import pytest
 
@@ -120,6 +121,35 @@ def test_bad_requests_are_refused_before_anything_is_measured(command, tmp_path,
     assert says in err
     assert "Traceback" not in err
     assert list(tmp_path.iterdir()) == []
+
+
+OLD, CHANGED = '{"format": 1}', json.dumps({**sealed({"a": 1}), "a": 2})
+UNSEALED = "it has no checksum: an earlier version of regard wrote it, or it is damaged"
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (
+            lambda path: path.write_text('{"format": 1}'),
+            f"holds no results of a claim that can be believed ({UNSEALED});",
+        ),
+        (
+            lambda path: path.write_text(json.dumps({**sealed({"a": 1}), "a": 2})),
+            "(its checksum differs from its content)",
+        ),
+        (lambda path: path.mkdir(), "cannot read claims/silent_head.json: Is a directory;"),
+        (lambda path: os.mkfifo(path), "it is no plain file but a pipe, a socket or a device;"),
+    ],
+)
+def test_what_cannot_be_believed_is_said_in_one_line(command, tmp_path, make, says):
+    (tmp_path / "claims").mkdir()
+    make(tmp_path / "claims" / "silent_head.json")
+    code, _, err = command(NAME, "--quick")
+    assert code == 3
+    assert says in err
+    assert "[Errno" not in err
+    assert err.endswith("remove it and measure the claim again, or choose another --out\n")
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"format": "other"}', json.dumps(sealed({"format": "other"}))])

@@ -55,7 +55,7 @@ OPTIONS = [
     (["train", "--preset", "lama"], "unknown preset 'lama': did you mean 'llama'?"),
     (["train", "--task", "recal"], "unknown task 'recal': did you mean 'recall'?"),
     (["train", "--task", "recall", "--task.num-pairs", "100"], "num_pairs=100 is not possible"),
-    (["train", "--task.field", "body"], "field='body' is for a .jsonl file"),
+    (["train", "--task.field", "body"], "field='body' is for .jsonl, .csv, .parquet files"),
     (["train", "stray"], "stray"),
     (["compare", "--shape.heads", "3"], "heads must divide dim, got dim=128, heads=3"),
     (["compare", "--recall-shape.heads", "3"], "heads must divide dim, got dim=64, heads=3"),
@@ -99,7 +99,7 @@ CORPORA = {
     "broken.jsonl": (b'{"text": "a"}\n{', "broken.jsonl, line 2: no JSON"),
     "other.jsonl": (b'{"body": "a"}\n', "no field 'text'; fields: 'body'; choose one with --task.field"),
     "empty.jsonl": (b"", "empty.jsonl is empty"),
-    "book.pdf": (b"%PDF", "regard reads .txt, .jsonl and folders of .txt files, not .pdf"),
+    "book.pdf": (b"%PDF", "regard reads .txt, .md, .py, .jsonl, .csv, .parquet and folders of such files, not .pdf"),
     "absent.txt": (None, "there is no corpus 'absent.txt': no such file"),
     "song_cii": (None, "did you mean 'song_ci'?"),
 }
@@ -127,7 +127,7 @@ def test_an_empty_folder(regard, tmp_path):
     (tmp_path / "folder").mkdir()
     answer = regard("train", "--task.corpus", "folder")
     assert (answer.code, answer.out) == (3, "")
-    assert "the folder folder holds no .txt file" in answer.err
+    assert "the folder folder holds no file that regard reads (.txt, .md, .py, .jsonl, .csv, .parquet)" in answer.err
 
 
 def test_token_ids_out_of_range(regard, run):

@@ -2,11 +2,13 @@
 
 import importlib
 import json
+import os
 
 import pytest
 
 from regard.benchmark import sweep
 from regard.cli._numbers import parse_lengths
+from regard.errors import ConfigError
 
 
 def test_times_are_beside_exact_attention_and_what_was_counted(regard, monkeypatch):
@@ -22,6 +24,39 @@ def test_times_are_beside_exact_attention_and_what_was_counted(regard, monkeypat
     assert shown == {(*row, length) for row in rows for length in (16, 32)}
     assert all(row["seconds"] > 0 and row["default_seconds"] > 0 for row in found["rows"])
     assert found["counted"] == []
+
+
+def test_figures_that_cannot_be_trusted_are_marked(regard, monkeypatch):
+    busy = "the machine was busy: so it was"
+
+    def timed(config, *, fixed_allocation):
+        rows = [(sweep.SDPA, 32, None), ("linear", 32, None), (sweep.SDPA, 64, None), ("linear", 64, busy)]
+        return [sweep.Row(spec, n, "both", 0.5, 0.4, 0.7, untrusted=why) for spec, n, why in rows]
+
+    monkeypatch.setattr(sweep, "sweep", timed)
+    answer = regard("bench", "linear", "--lengths", "32:64")
+    lines = [line.split() for line in answer.out.splitlines()]
+    assert ["linear", "both", "32", "500.000", "400.000", "to", "700.000", "500.000", "1.00"] in lines
+    assert ["linear", "both", "64", "500.000", "?", "400.000", "to", "700.000", "500.000", "?"] in lines
+    assert f"2 of 8 figures, marked ?, cannot be trusted: {busy}. Time again on a quiet machine." in answer.out
+    found = json.loads(regard("bench", "linear", "--lengths", "32:64", "--json").out)["rows"]
+    assert [row["untrusted"] for row in found] == [None, None, None, busy]
+
+
+@pytest.mark.parametrize("verb", ["bench", "accuracy", "capacity", "retrieval", "compare"])
+def test_threads_are_those_of_the_environment(monkeypatch, verb):
+    module = importlib.import_module(f"regard.cli.{verb}")
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert module.Options().threads == 3
+    assert sweep.SweepConfig(("linear",), (8,)).threads == 3
+    monkeypatch.setenv("OMP_NUM_THREADS", "5,2")
+    assert module.Options().threads == 5
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert module.Options().threads == len(os.sched_getaffinity(0))
+    for wrong in ("0", "many", "-2"):
+        monkeypatch.setenv("OMP_NUM_THREADS", wrong)
+        with pytest.raises(ConfigError, match=f"OMP_NUM_THREADS is '{wrong}', which is no number of threads"):
+            module.Options()
 
 
 @pytest.mark.parametrize(

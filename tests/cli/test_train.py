@@ -1,6 +1,8 @@
 """train: layers of options, files with problems, runs that are never overwritten, and runs that go on."""
 
 import json
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -298,7 +300,33 @@ def test_a_loss_that_is_not_finite_exits_5(regard, short):
     answer = regard("train", *short[:-1], "20", "--learning-rate", "1e30", "--clip", "0", "--out", "r")
     assert answer.code == 5
     assert "is not finite" in answer.err
-    assert "go on from there with regard train --resume RUN --learning-rate LOWER" in answer.err
+    assert "try again from the start with regard train --resume r --learning-rate 1e+29" in answer.err
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_run_that_diverged_is_tried_again_as_the_message_says(regard, tmp_path, short, saved):
+    """Also where the newest checkpoint holds weights that had diverged before the loss was not finite."""
+    every = ["--checkpoint-every", "1" if saved else "1000", "--evaluate-every", "1000"]
+    answer = regard("train", *short[:-1], "6", "--learning-rate", "1e30", "--clip", "0", *every, "--out", "r")
+    assert answer.code == 5
+    step = int(re.search(r"training step (\d+): the \w+ is not finite", answer.err)[1])
+    assert step > 0
+    commands = re.findall(r"regard (train --resume r --learning-rate \S+)", answer.err)
+    assert len(commands) == 1
+    lower = [*commands[0].split()[:-1], "0.001"]
+    if saved:
+        again = regard(*lower)
+        assert again.code == 5
+        while again.code:
+            (spoilt,) = re.findall(r"remove (\S+), and the same command", again.err)
+            shutil.rmtree(tmp_path / spoilt)
+            again = regard(*lower)
+    else:
+        again = regard(*lower)
+    assert again.code == 0, again.err
+    lines = [json.loads(line) for line in (tmp_path / "r/metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if line["kind"] == "evaluate"] == [6]
+    assert regard("evaluate", "r").code == 0
 
 
 def test_a_device_that_is_absent_leaves_nothing_behind(regard, tmp_path, short):

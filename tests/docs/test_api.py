@@ -21,6 +21,7 @@ def load(name):
 
 load("pages")
 api = load("api")
+reference = load("reference")
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +62,34 @@ def test_arguments_keep_their_shapes(written):
     assert "hidden: (batch, length, dim)" in page.partition("### forward")[2].partition("### ")[0]
 
 
+def test_every_public_name_has_an_entry():
+    """One page each for the classes that others build on; all others are on the four pages of the reference."""
+    pages = {name: getattr(reference, f"{name}_page")() for name in reference.PAGES}
+    for name, each in reference.public().items():
+        if each in api.CLASSES:
+            continue
+        line = f"\n| `{name}` |" if name.endswith("Error") else f"\nfrom regard import {name}\n"
+        found = [page for page in pages.values() if line in page]
+        assert len(found) == 1, name
+        assert all(page.count("```") % 2 == 0 for page in found)
+        if inspect.isfunction(each):
+            entry = found[0].partition(f"\n## {name}\n")[2].partition("\n## ")[0]
+            for argument in inspect.signature(each).parameters:
+                assert re.search(rf"^    \**{argument}: |[(, *]{argument}: ", entry, re.MULTILINE), (name, argument)
+
+
+def test_the_integrations_are_complete():
+    page = reference.integrations_page()
+    for module in (reference.pretrained, reference.torch_integration):
+        for name in module.__all__:
+            assert f"\nfrom {module.__name__} import {name}\n" in page
+
+
 def test_the_table_of_contents_has_every_page():
     index = (DOCS / "index.md").read_text(encoding="utf-8")
-    assert re.findall(r"^generated/api/(\w+)$", index, re.MULTILINE) == [cls.__name__ for cls in api.CLASSES]
+    functions, *others = reference.PAGES
+    pages = [functions, *(cls.__name__ for cls in api.CLASSES), *others]
+    assert re.findall(r"^generated/api/(\w+)$", index, re.MULTILINE) == pages
 
 
 def test_the_table_of_contents_begins_where_a_newcomer_does():

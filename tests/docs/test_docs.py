@@ -49,18 +49,19 @@ def test_every_mechanism_has_a_page(pages, written, name):
     assert page.startswith(f"# {name}\n")
     headings = re.findall(r"^## (.*)$", page, re.MULTILINE)
     assert headings == [
-        "Facts", "Options", "Example", "What it looks at", "The definition", "The algorithm",
+        "What it looks at", "Options", "Example", "What it costs", "Where it wins and loses", "Facts",
+        "The definition", "The algorithm",
     ]  # fmt: skip
     assert (inspect.getdoc(cls) or "").splitlines()[0] in page
     for option in pages.options(cls):
         assert f"| `{option.name}` | " in page
     for capability in cls.default_info.supports.names:
-        assert capability in page.partition("## Options")[0]
+        assert capability in page.partition("## Facts")[2].partition("## The definition")[0]
     for method in ("reference", "attend"):
         (source,) = re.findall(rf"^`([\w.]+)\.{method}`$", page, re.MULTILINE)
         assert source.startswith("regard.attention.")
         assert f"def {method}(" in page
-    shown = re.findall(r"^!\[(\w+) attention matrix of (\w+)\]\((.*)\)$", page, re.MULTILINE)
+    shown = re.findall(r"!\[(\w+) attention matrix of (\w+)\]\((\S*)\)", page)
     assert {kind for kind, *_ in shown} == {
         kind for kind, causal in (("causal", True), ("bidirectional", False)) if pages.fits(cls, causal)
     }
@@ -142,6 +143,12 @@ def test_a_contract_that_does_not_hold_is_not_documented(pages, monkeypatch, tmp
     monkeypatch.setattr(pages, "check_attention", lambda *_, **__: broken)
     with pytest.raises(RuntimeError, match="uniform: causal: it leaks"):
         pages.contract_page(["uniform"])
+
+
+def test_cost_and_state_begin_paragraphs(pages):
+    text = "`window` = w.\nIt has\ntwo lines.\nCost: much.\nState (causal): *all*.\n\nMore."
+    expected = ["`window` = w. It has two lines.", "", "Cost: much.", "", "State (causal): \\*all\\*.", "", "More.", ""]
+    assert pages.paragraphs(text) == expected
 
 
 def test_markdown_is_escaped(pages):

@@ -21,6 +21,7 @@ def load(name):
 errata = load("errata")
 load("errata_content")
 load("errata_linear")
+load("errata_models")
 load("errata_randomized")
 ROWS = {each.run.__name__: each.run() for each in errata.ERRATA}
 
@@ -232,6 +233,33 @@ def test_what_a_memory_holds():
     ((literal, ours),) = measured("same_layer")
     assert literal > 0.01
     assert ours < 1e-13
+
+
+def test_notation_of_outputs_and_memories():
+    shapes, (over_queries, over_keys) = measured("output_called_q")
+    assert shapes == ("(8, 9)", "(5, 9)")
+    assert over_queries > 0.1
+    assert over_keys < 1e-13
+    (moved, still), (flat, kept) = measured("normalised_values")
+    assert moved > 0.1
+    assert still < 1e-13
+    assert (flat, kept) == (pytest.approx(1, abs=1e-12), pytest.approx(3, abs=1e-12))
+
+
+def test_whole_models():
+    (itself, ours), (far, near), (_, off) = measured("growing_kernel")
+    assert max(itself, near) < 1e-40
+    assert far > 0.99
+    assert ours == pytest.approx(0.5703, abs=1e-4)  # 1 / sum of exp(-t^2 / 2)
+    assert off < 1e-13
+    ((lost, back),) = measured("exchanged")
+    assert lost > 0.1
+    assert back < 1e-13
+    (deaf, heard), (alike, apart) = measured("skipped_attention")
+    assert deaf == 0
+    assert heard > 0.1
+    assert alike < 0.1 < 0.5 < apart
+    assert measured("names_and_years") == [("2019", "2020"), ("Parmer", "Parmar"), ("Informer", "Linformer")]
 
 
 def test_every_entry_is_on_the_page_and_has_a_test():

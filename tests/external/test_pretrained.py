@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from regard.cli.main import main
 from regard.integrations import pretrained
+from regard.integrations.chat import Chat
 from regard.models.generate import generate
 from regard.patterns.picks import draw, visible
 
@@ -324,6 +325,21 @@ def test_smollm2_continues_as_in_transformers(smol: tuple[pretrained.PublishedMo
 
 
 @torch.no_grad()
+def test_smollm2_converses_as_in_transformers(smol: tuple[pretrained.PublishedModel, Any, Any]) -> None:
+    """There every turn reads the whole conversation again."""
+    ours, theirs, tokenizer = smol
+    talk, messages = Chat(ours), []
+    for said in ("What is the capital of France?", "And of Spain?", "Who are you?"):
+        messages.append({"role": "user", "content": said})
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        prompt = tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
+        wanted = theirs.generate(prompt, max_new_tokens=16, do_sample=False)[0, prompt.shape[1] :]
+        reply = "".join(talk.say(said, max_new_tokens=16, temperature=0))
+        assert reply == tokenizer.decode(wanted, skip_special_tokens=True)
+        messages.append({"role": "assistant", "content": reply})
+
+
+@torch.no_grad()
 def test_smollm2_exported_is_the_same_there(smol: tuple[pretrained.PublishedModel, Any, Any], tmp_path: Path) -> None:
     ours, theirs, _ = smol
     pretrained.export(ours, tmp_path / "smol")
@@ -331,7 +347,7 @@ def test_smollm2_exported_is_the_same_there(smol: tuple[pretrained.PublishedMode
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "smol")
     tokens = tokenizer(TEXT, return_tensors="pt")["input_ids"]
     assert ours.chat_template is not None
-    assert tokenizer.chat_template == ours.chat_template
+    assert tokenizer.chat_template == ours.chat_template.source
     assert again.generation_config.eos_token_id == list(ours.stop_tokens)
     assert tokens[0].tolist() == ours.reader.encode(TEXT).tolist()
     close(again(tokens).logits, theirs(tokens).logits)

@@ -27,6 +27,7 @@ from regard.errors import (
 )
 from regard.integrations import pretrained
 from regard.integrations.architectures.big_bird import published_blocks
+from regard.integrations.chat import ChatTemplate
 from regard.integrations.pretrained import PretrainedTokenizer
 from regard.models import (
     Classifier,
@@ -393,25 +394,36 @@ def test_a_model_that_is_none_of_them_is_not_written(tmp_path: Path) -> None:
 def test_stop_tokens_and_chat_template_are_kept(where: str, tmp_path: Path) -> None:
     text = "{% for message in messages %}{{ message.content }}{% endfor %}"
     first = tmp_path / "first"
-    pretrained.export(network("LlamaForCausalLM"), first, tokenizer=words(), stop_tokens=(1, 9), chat_template=text)
+    pretrained.export(
+        network("LlamaForCausalLM"),
+        first,
+        tokenizer=words(),
+        stop_tokens=(1, 9),
+        chat_template=ChatTemplate(text, {"eos_token": "[end]"}, "here"),
+    )
     settings = first / "tokenizer_config.json"
     if where == "file":
-        settings.write_text("{}")
+        settings.write_text(json.dumps({"eos_token": "[end]"}))
         (first / "chat_template.jinja").write_text(text)
     elif where == "several":
         named = [{"name": "tools", "template": "other"}, {"name": "default", "template": text}]
-        settings.write_text(json.dumps({"chat_template": named}))
+        settings.write_text(json.dumps({"chat_template": named, "eos_token": "[end]"}))
     loaded = pretrained.load(first)
-    assert (loaded.stop_tokens, loaded.chat_template) == ((1, 9), text)
+
+    def kept(found: pretrained.PublishedModel) -> tuple[object, ...]:
+        assert found.chat_template is not None
+        return found.stop_tokens, found.chat_template.source, found.chat_template.tokens
+
+    assert kept(loaded) == ((1, 9), text, {"eos_token": "[end]"})
     pretrained.export(loaded, tmp_path / "second")
     again = pretrained.load(tmp_path / "second")
-    assert (again.stop_tokens, again.chat_template) == ((1, 9), text)
+    assert kept(again) == kept(loaded)
     assert again.reader.to_json() == loaded.reader.to_json()
     assert logits(again.model).equal(logits(loaded.model))
     windowed = pretrained.convert(loaded, "local(window=3)")
     pretrained.export(windowed, tmp_path / "third")
     third = pretrained.load(tmp_path / "third")
-    assert (third.architecture, third.stop_tokens, third.chat_template) == ("mistral", (1, 9), text)
+    assert (third.architecture, kept(third)) == ("mistral", kept(loaded))
     assert logits(third.model).equal(logits(windowed.model))
 
 
@@ -431,7 +443,7 @@ def test_weights_of_8_bits_are_for_decoders(folder: Path, tmp_path: Path) -> Non
 
 def test_a_chat_template_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="kept beside a tokenizer"):
-        pretrained.export(network("LlamaForCausalLM"), tmp_path / "new", chat_template="{{ messages }}")
+        pretrained.export(network("LlamaForCausalLM"), tmp_path / "new", chat_template=ChatTemplate("", {}, "here"))
     assert not (tmp_path / "new").exists()
 
 

@@ -143,6 +143,16 @@ class TestSeeds:
         weights = [part.state_dict() for part in build("additive:1 + additive:1", heads()).mechanisms]
         assert not any(torch.equal(x, weights[1][name]) for name, x in weights[0].items() if x.std() > 0)
 
+    @pytest.mark.parametrize("spec", ["performer:1 + rfa:1", "rfa:1 + performer:1"])
+    def test_mechanisms_that_name_their_projections_alike_draw_apart(self, spec):
+        first, second = (part.projection[0] for part in build(spec, heads()).mechanisms)
+        alike = torch.nn.functional.normalize(first, dim=-1) @ torch.nn.functional.normalize(second, dim=-1).mT
+        assert alike.amax() < 0.99
+
+    def test_mechanisms_with_noise_at_every_position_draw_apart(self):
+        lara, randomized = build("lara:1 + randomized:1", heads(causal=False)).mechanisms
+        assert lara.seed != randomized.seed
+
     def test_the_first_of_every_mechanism_has_the_seed_of_the_mix(self):
         mix = cast(HeadMix, build("performer:1 + additive:1 + performer:1", heads(3)))
         for part, spec in zip(mix.mechanisms, ("performer", "additive"), strict=False):

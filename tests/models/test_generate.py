@@ -54,6 +54,23 @@ def test_unequal_prompts_share_a_batch_under_every_position(position: str) -> No
         assert [row.tokens.tolist() for row in rows] == [greedy(model, prompt, 12) for prompt in PROMPTS]
 
 
+@pytest.mark.parametrize("spec", ["softmax", "local(window=4)", "linear"])
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_a_batch_says_what_each_prompt_would_alone(spec: str, temperature: float) -> None:
+    """Left padded and masked; the draws depend on the row, so each is alone in the row that it has."""
+    model = model_of(spec, vocab_size=256)
+    options = {"max_new_tokens": 9, "temperature": temperature, "seed": 3}
+    prompts = [*PROMPTS, [7] * 11, [4, 4]]
+    together = generate(model, prompts, tokenizer=BYTES, **options)
+    for batch_size in (1, 2, 5, 99):
+        rows = generate(model, prompts, tokenizer=BYTES, batch_size=batch_size, **options)
+        assert [(row.tokens.tolist(), row.text) for row in rows] == [(x.tokens.tolist(), x.text) for x in together]
+    alone = generate(model, prompts[:1], tokenizer=BYTES, **options)
+    assert alone[0].tokens.tolist() == together[0].tokens.tolist()
+    with pytest.raises(ConfigError, match="batch_size must be at least 1, got 0"):
+        generate(model, prompts, batch_size=0, **options)
+
+
 def test_hybrids_and_grouped_heads() -> None:
     config = ModelConfig(
         vocab_size=29, dim=16, heads=4, kv_heads=2, layers=3, attention=("linear", "local(window=4)", "softmax")

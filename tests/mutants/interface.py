@@ -393,3 +393,22 @@ class GraphOfOneLength(ToyDense):
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         return super().score(q, k) + 0 * k[:, :1, k.shape[2] // 2, :1, None]
+
+
+@mutant("compilation_behind_a_state")
+class AsksItsState(ToyDense):
+    """Decides by the values that its state keeps."""
+
+    def remember(self, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor, Call]:
+        every, values, grown = super().remember(k, v, call)
+        if call.state is not None and every.abs().amax() > 1e6:
+            every = every / 2
+        return every, values, grown
+
+
+@mutant("compilation_behind_a_state")
+class ForgetsWhenCompiled(ToyDense):
+    """Keeps another value inside a compiled graph."""
+
+    def remember(self, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor, Call]:
+        return super().remember(k, v * (1.01 if torch.compiler.is_compiling() and call.state else 1.0), call)

@@ -3,14 +3,15 @@
     python -m tests.mutants.mechanical local --jobs 2
     python -m tests.mutants.mechanical lsh --module regard.engines.routed.buckets --tests tests/engines/routed
     python -m tests.mutants.mechanical softmax --module regard.state --tests "tests/test_state.py" --record
+    python -m tests.mutants.mechanical linear --module regard.engines.sums.passes --minutes 5 --record
 
 A survivor is a change that no check notices: look at each one. It is an equivalent program, a constant that only costs
 time, or a hole in the suite. What algorithm and definition share (a default scale, a loss) the suite cannot judge; with
 `--tests`, survivors of the suite must also survive the tests of the mechanism's family, where golden values are.
 
 `--record` writes what survived into `survivors.csv` beside this file, for each module that was studied: when, at which
-revision, how many changes were judged and killed, and every survivor. Its last column, written by hand, says what was
-found when the survivor was looked at; it stays when the module is studied again.
+revision, how many changes there are, how many of them were judged and killed, and every survivor. Its last column,
+written by hand, says what was found when the survivor was looked at; it stays when the module is studied again.
 """
 
 import argparse
@@ -27,9 +28,9 @@ import os
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from multiprocessing.connection import Connection
 from multiprocessing.pool import ThreadPool
@@ -69,7 +70,7 @@ SECONDS = 120
 
 
 RECORD = Path(__file__).with_name("survivors.csv")
-COLUMNS = ("module", "date", "revision", "judged", "killed", "line", "change", "found")
+COLUMNS = ("module", "date", "revision", "changes", "judged", "killed", "line", "change", "found")
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,11 @@ def variants(source: str) -> Iterator[Variant]:
             ast.fix_missing_locations(_Replace(target, edited).visit(twin))
             change = f"{ast.unparse(node)}  ->  {ast.unparse(edited)}".replace("\n", " ")
             yield Variant(getattr(node, "lineno", 0), change, ast.unparse(twin))
+
+
+def changes(source: str) -> int:
+    """How many variants there are."""
+    return sum(1 for node in _places(ast.parse(source)) for _ in _edits(node))
 
 
 class _Replace(ast.NodeTransformer):
@@ -192,6 +198,7 @@ def judge(name: str, module: str, source: str, tests: str | None = None) -> str 
         return results[-1].check
     if tests is None:
         return None
+    importlib.import_module(module)  # the tests check types by an import hook, which would import it from its file
     import pytest
 
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
@@ -226,7 +233,13 @@ def _judged(name: str, module: str, variant: Variant, tests: str | None = None) 
 
 
 def study(
-    name: str, *, module: str | None = None, limit: int | None = None, jobs: int = 1, tests: str | None = None
+    name: str,
+    *,
+    module: str | None = None,
+    limit: int | None = None,
+    minutes: float | None = None,
+    jobs: int = 1,
+    tests: str | None = None,
 ) -> list[Outcome]:
     """Judge the variants of a mechanism's file.
 
@@ -234,16 +247,24 @@ def study(
         name: the mechanism whose suite runs.
         module: another module, such as `regard.engines.routed.codes`; None: the mechanism's own.
         limit: judge only so many variants, drawn with a fixed seed.
+        minutes: begin none after so many; variants come in an order drawn with a fixed seed, so that what was judged
+            is a sample of all.
         jobs: processes at a time.
         tests: files or folders of tests, with spaces between, that survivors of the suite must survive too.
     """
     module = own_module(name) if module is None else module
     chosen = [*variants(source_of(module).read_text(encoding="utf-8"))]
-    if limit is not None and limit < len(chosen):
-        chosen = sorted(random.Random(0).sample(chosen, limit), key=lambda v: v.line)
+    random.Random(0).shuffle(chosen)
+    until = None if minutes is None else time.monotonic() + 60 * minutes
     multiprocessing.set_forkserver_preload(["torch", "torch._dynamo", "torch.utils.flop_counter"])
+
+    def judged(variant: Variant) -> Outcome | None:
+        late = until is not None and time.monotonic() > until
+        return None if late else _judged(name, module, variant, tests)
+
     with ThreadPool(jobs) as pool:
-        return pool.map(partial(_judged, name, module, tests=tests), chosen, chunksize=1)
+        outcomes = pool.map(judged, chosen[:limit], chunksize=1)
+    return sorted((each for each in outcomes if each is not None), key=lambda each: each.variant.line)
 
 
 def own_module(name: str) -> str:
@@ -267,6 +288,7 @@ def record(module: str, outcomes: Sequence[Outcome], file: Path = RECORD) -> Non
         "module": module,
         "date": datetime.date.today().isoformat(),
         "revision": subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip(),
+        "changes": str(changes(source_of(module).read_text(encoding="utf-8"))),
         "judged": str(len(outcomes)),
         "killed": str(len(outcomes) - len(survivors)),
     }
@@ -299,13 +321,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", help="mechanisms of the catalog; none: all")
     parser.add_argument("--module", help="another module, such as regard.engines.routed.codes")
     parser.add_argument("--limit", type=int, help="judge only so many variants of each")
+    parser.add_argument("--minutes", type=float, help="begin no variant of a file after so many")
     parser.add_argument("--tests", help="tests that survivors must survive too; {family} and {name} are filled in")
     parser.add_argument("--record", action="store_true", help=f"write what survived to {RECORD.name}")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
     options = parser.parse_args(arguments)
     for name in options.names or catalog.names():
         tests = options.tests and options.tests.format(family=catalog.family(name), name=name)
-        outcomes = study(name, module=options.module, limit=options.limit, jobs=options.jobs, tests=tests)
+        outcomes = study(
+            name, module=options.module, limit=options.limit, minutes=options.minutes, jobs=options.jobs, tests=tests
+        )
         survivors = [outcome.variant for outcome in outcomes if outcome.killer is None]
         print(f"{name}: {len(outcomes) - len(survivors)} of {len(outcomes)} mutants killed", flush=True)
         for variant in survivors:

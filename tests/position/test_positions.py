@@ -210,3 +210,9 @@ def test_names_and_unknown_options():
         build_position("rotry", HEADS, 16)
     with pytest.raises(ConfigError, match="did you mean 'base'"):
         build_position("rotary(bas=2.0)", HEADS, 16)
+
+
+@pytest.mark.parametrize("base", ["0.0", "-1.0"])
+def test_a_base_whose_angles_are_no_numbers_is_refused(base):
+    with pytest.raises(ConfigError, match="rotary needs a positive base"):
+        build_position(f"rotary(base={base})", HEADS, 16)

@@ -112,3 +112,18 @@ def test_gradient_reaches_only_the_buckets_in_use():
 def test_impossible_buckets_are_refused(causal, options):
     with pytest.raises(ConfigError, match="position t5_bias needs num_buckets"):
         scheme(causal, options)
+
+
+@pytest.mark.parametrize("options", ["num_buckets=1025", f"num_buckets={10**12}", f"max_distance={2**31}"])
+def test_buckets_that_take_minutes_are_refused(options):
+    with pytest.raises(ConfigError, match="at most 1024 buckets and a max_distance of 2147483647"):
+        scheme(True, options)
+
+
+def test_edges_of_far_distances_are_those_of_the_formula():
+    """In time that does not grow with the distance; a walk along 2 10^9 distances takes an hour."""
+    starts = scheme(True, f"num_buckets=8, max_distance={2**31 - 1}").edges
+    assert starts[:4] == [1, 2, 3, 4]
+    assert len(starts) == 7
+    for k, start in enumerate(starts[4:], 1):
+        assert start**4 >= 4 ** (4 - k) * (2**31 - 1) ** k > (start - 1) ** 4

@@ -1,6 +1,7 @@
 """A real comparison from end to end: interrupted, continued, complete; and the folders it refuses."""
 
 import json
+import re
 import shlex
 import shutil
 from dataclasses import asdict, replace
@@ -14,13 +15,14 @@ import regard
 from regard.benchmark import comparison
 from regard.benchmark.comparison import compare
 from regard.benchmark.config import CompareConfig, ShapeConfig
-from regard.benchmark.measures import RECALL, TASKS, TEXT
+from regard.benchmark.measures import TEXT
 from regard.benchmark.results import Expected, reproduce
 from regard.checksums import opened, sealed
 from regard.cli.compare import Options
 from regard.cli.main import main
 from regard.errors import CheckpointError, ConfigError, DataError, ResourceError
 from regard.tasks.config import RecallConfig, TextConfig
+from tests.report.conftest import SPECS
 
 
 def parsed(command: str) -> CompareConfig:
@@ -32,10 +34,13 @@ def parsed(command: str) -> CompareConfig:
 
 
 def test_it_said_what_to_expect_before_anything_else(compared):
-    first, second, third = compared.killed.splitlines()[:3]
-    assert first == "planning: 3 steps of every specification"
+    first, *probes, second, third = compared.killed.splitlines()[:7]
+    assert first == "planning: up to 3 steps of every specification"
+    named = [f"{spec}, {name}" for name in ("text", "recall") for spec in SPECS]
+    for at, (line, name) in enumerate(zip(probes, named, strict=True), 1):
+        assert re.match(rf"planning: {name}: \d+ ms a step \({at} of 4\)", line)
     assert second.startswith("plan: ")
-    assert third.startswith("expected: 0.")
+    assert third.startswith("expected: ")
     assert "minutes" in third
     assert "GiB of memory; 2 specifications x 1 seeds, 12 steps on text, 6 on recall each" in third
 
@@ -254,28 +259,6 @@ def test_a_training_that_fails_says_whose_it_was(tmp_path, monkeypatch):
     monkeypatch.setattr(comparison, "run_apart", fail)
     with pytest.raises(NumericsError, match=r"^uniform, seed 0, text: the loss is not finite$"):
         compare(small(tmp_path), tmp_path / "out")
-
-
-def test_a_budget_sets_the_steps(tmp_path, monkeypatch):
-    from regard.benchmark import comparison
-
-    def probes(jobs, *, threads, each=None):
-        return [{"seconds": 0.01 if job.task == "text" else 0.005, "peak_bytes": 2**30} for job in jobs]
-
-    monkeypatch.setattr(comparison, "run_apart", probes)
-    said: list[str] = []
-    config = small(tmp_path, specs=("uniform", "softmax"), budget="100s", seeds=2)
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "comparison.json").write_text("{}")
-    found = comparison._plan(config, tmp_path / "a", TASKS["lm"], said.append)
-    steps = {"text": TEXT.share * 100 / (4 * 0.01), "recall": RECALL.share * 100 / (4 * 0.005)}
-    assert found.steps == pytest.approx(steps, abs=1)
-    assert found.minutes == pytest.approx(100 / 60, rel=0.01)
-    assert said[-1].startswith("expected: 1.7 minutes, 1.0 GiB of memory")
-    found = comparison._plan(replace(config, budget="2s"), tmp_path / "b", TASKS["lm"], said.append)
-    assert found.steps == {"text": TEXT.least_steps, "recall": RECALL.least_steps}
-    assert "more than the budget of 2s" in said[-1]
 
 
 def test_the_command_to_reproduce_gives_the_same_configuration(compared):

@@ -74,7 +74,7 @@ def test_every_chart_has_its_table_under_it(page, compared):
 def test_every_point_of_a_chart_is_in_its_table(compared):
     """Each x and y that is drawn can be read, to the digits shown."""
     for chart in charts(compared.results):
-        cells = {cell.replace(",", "").rstrip("%") for row in chart.rows for cell in row}
+        cells = {cell.removesuffix(" ?").replace(",", "").rstrip("%") for row in chart.rows for cell in row}
         numbers = sorted(float(cell) for cell in cells if re.fullmatch(r"-?[\d.]+", cell))
         for trace in chart.figure.data:
             for value in [*trace.y, *(x for x in trace.x if not isinstance(x, str))]:
@@ -158,11 +158,65 @@ def test_few_seeds_are_admitted(changed, seeds, note):
     assert "bootstrap over windows and seeds" in found
 
 
+def believed(results):
+    """As on a quiet machine, which the one that runs these tests is not."""
+    for entry in results["entries"]:
+        for row in (*entry["cost"], *entry["decode"]):
+            row["untrusted"] = None
+
+
+def test_figures_that_cannot_be_trusted_are_marked(changed):
+    def edit(results):
+        believed(results)
+        entry = results["entries"][1]
+        entry["text"]["speed"]["untrusted"] = entry["cost"][0]["untrusted"] = "the machine was busy: so it was"
+        entry["decode"][-1]["untrusted"] = "the machine was busy: so it was"
+        results["notes"] = ["2 timings cannot be trusted"]
+
+    found = changed(edit)
+    columns, rows = table(found)
+    for head in ("train tok/s", "us/token at 192"):
+        assert rows[1][columns.index(head)].endswith(" ?")
+    drawn = {chart.name: chart for chart in charts(found)}
+    assert drawn["quality"].figure.data[1].marker.symbol == "circle-open"
+    assert drawn["cost-forward"].figure.data[1].marker.symbol == ("circle-open", "circle", "circle")
+    assert drawn["decode-microseconds"].figure.data[1].marker.symbol == ("circle", "circle", "circle-open")
+    assert "2 timings cannot be trusted." in html.render(found)
+
+
+def test_spread_is_shown_in_charts_and_tables(changed, compared):
+    drawn = {chart.name: chart for chart in charts(compared.results)}
+    entry = compared.results["entries"][0]
+    speed = entry["text"]["tokens_per_second"] - entry["text"]["speed"]["low"]
+    assert drawn["quality"].figure.data[0].error_x.arrayminus == (pytest.approx(speed),)
+    row = next(row for row in entry["cost"] if row["kind"] == "both")
+    assert drawn["cost-both"].figure.data[0].error_y.array[0] == pytest.approx(row["high"] - row["seconds"])
+    assert "interval" in drawn["decode-microseconds"].columns
+
+
+def test_results_of_a_version_that_judged_no_machine_are_shown(changed):
+    def edit(results):
+        del results["notes"]
+        for entry in results["entries"]:
+            del entry["text"]["speed"], entry["text"]["train_untrusted"]
+            for row in (*entry["cost"], *entry["decode"]):
+                del row["untrusted"]
+            for row in entry["decode"]:
+                del row["low"], row["high"]
+        for row in results["baselines"]:
+            del row["speed"], row["train_untrusted"]
+
+    found = changed(edit)
+    assert "?" not in "".join(cell for row in table(found)[1] for cell in row)
+    assert html.render(found).count("<section>") == html.render(changed(lambda results: None)).count("<section>")
+
+
 def test_a_mechanism_without_state_crossover_or_picture(changed):
     def edit(results):
         entry = results["entries"][1]
         entry.update(decode=[], pictures=[])
         entry["crossover"] = {"forward": None, "both": None}
+        believed(results)
 
     found = changed(edit)
     row = table(found)[1][1]
@@ -172,7 +226,11 @@ def test_a_mechanism_without_state_crossover_or_picture(changed):
 
 
 def test_a_crossover_is_shown(changed):
-    found = changed(lambda results: results["entries"][1]["crossover"].update(both=128))
+    def edit(results):
+        results["entries"][1]["crossover"].update(both=128)
+        believed(results)
+
+    found = changed(edit)
     assert table(found)[1][1][7] == "128"
     rows = next(chart.rows for chart in charts(found) if chart.name == "cost-both")
     assert {row[-1] for row in rows} == {"", "from 128"}

@@ -11,6 +11,7 @@ from regard.benchmark.config import CompareConfig
 from regard.benchmark.results import Expected, assemble
 from regard.benchmark.sweep import Row
 from regard.checksums import opened
+from regard.report.summary import table
 from regard.tasks import build_task, ngram_bits_per_byte, xz_bits_per_byte
 from regard.tasks.config import TextConfig
 from regard.training.data_order import DataOrder
@@ -21,7 +22,7 @@ def test_what_belongs_to_the_whole(compared):
     found = compared.results
     assert set(found) == {
         "format", "version", "created", "config", "expected", "environment", "entries", "baselines", "ties", "unit",
-        "recall_chance", "recommendation", "reproduce", "task",
+        "recall_chance", "recommendation", "reproduce", "task", "notes",
     }  # fmt: skip
     assert [entry["spec"] for entry in found["entries"]] == ["softmax", "linear / softmax"]
     assert found["unit"] == "document"
@@ -120,8 +121,20 @@ def test_baselines_code_the_same_windows(compared):
     assert xz["bits_per_byte"] == {"middle": pytest.approx(wanted, rel=1e-12), "low": None, "high": None}
 
 
-def made(bits: dict[str, float], hits: dict[str, float], *, unit: str = "document", seeds: int = 1):
-    """Results of a comparison that was never run, from what its jobs would have said."""
+def made(
+    bits: dict[str, float],
+    hits: dict[str, float],
+    *,
+    unit: str = "document",
+    seeds: int = 1,
+    busy: dict[str, dict] | None = None,
+    stopped: dict[str, int] | None = None,
+    doubted: tuple[tuple[str, int], ...] = (),
+):
+    """Results of a comparison that was never run, from what its jobs would have said.
+
+    busy: what the timing of a step says else. stopped: after so many steps. doubted: specification and length.
+    """
     config = CompareConfig(specs=tuple(bits), seeds=seeds, lengths=(64, 128))
     quality = {}
     for spec in config.specs:
@@ -129,11 +142,11 @@ def made(bits: dict[str, float], hits: dict[str, float], *, unit: str = "documen
             documents = {"nats": [bits[spec] * math.log(2) * 100 + at for at in range(20)], "bytes": [100] * 20}
             text = {"documents": documents, "unit": unit, "parameters": 7, "curve": [[1, 5.0]], "pictures": []}
             quality[spec, seed, "text"] = {
-                **{**text, "tokens_per_second": 10.0 + seed, "peak_bytes": 100 + seed},
-                **{"step_seconds": 0.1, "steps": 5, "length": 128},
+                **{**text, "peak_bytes": 100 + seed},
+                **{"step_seconds": 0.1, "steps": 5, "length": 128, "untrusted": None},
             }
             answers = {"correct": [round(hits[spec] * 50)] * 20, "tokens": [50] * 20}
-            quality[spec, seed, "recall"] = {"documents": answers, "curve": []}
+            quality[spec, seed, "recall"] = {"documents": answers, "curve": [], "steps": 6}
     rows = [
         Row(spec, length, kind, seconds * length, seconds * length, seconds * length, 8 if kind == "decode" else None)
         for spec, seconds in (("softmax", 1.0), ("linear", 0.5), ("uniform", 2.0))
@@ -141,10 +154,14 @@ def made(bits: dict[str, float], hits: dict[str, float], *, unit: str = "documen
         for kind in ("forward", "both", "decode")
         if (spec, kind) != ("uniform", "decode")
     ]
-    plain = [vars(row) for row in rows]
+    plain = [vars(row) | ({"untrusted": "noise"} if (row.spec, row.length) in doubted else {}) for row in rows]
     costs = {"fixed": plain, "default": [row for row in plain if row["kind"] == "both"]}
     baselines = [{"name": "3-gram", "tables": [{"nats": [300 * math.log(2)] * 20, "bytes": [100] * 20}]}]
-    return assemble(config, "lm", Expected({"text": 5, "recall": 6}, 1.0, 2), quality, costs, baselines)
+    step = {"seconds": 0.5, "low": 0.4, "high": 0.8, "turns": 5, "untrusted": None, "positions": 6}
+    speeds = {spec: step | (busy or {}).get(spec, {}) for spec in config.specs}
+    for spec, at in (stopped or {}).items():
+        quality[spec, 0, "text"]["steps"] = at
+    return assemble(config, "lm", Expected({"text": 5, "recall": 6}, 1.0, 2), quality, speeds, costs, baselines)
 
 
 def test_crossovers_and_hybrids():
@@ -172,11 +189,56 @@ def test_ties_and_the_recommendation_come_from_the_samples():
     assert "guessing gives 3%" in found["recommendation"]["reason"]
 
 
-def test_seeds_are_kept_apart_and_speeds_are_medians():
+def test_seeds_are_kept_apart():
     found = made({"softmax": 2.0}, {"softmax": 1.0}, seeds=3)["entries"][0]
     assert len(found["text"]["seeds"]) == len(found["recall"]["seeds"]) == len(found["text"]["curves"]) == 3
-    assert found["text"]["tokens_per_second"] == 11.0
     assert found["text"]["peak_bytes"] == 102
+
+
+def test_speeds_come_from_the_steps_that_were_timed_in_turns():
+    entry = made({"softmax": 2.0}, {"softmax": 1.0})["entries"][0]["text"]
+    assert entry["tokens_per_second"] == 12.0
+    assert entry["speed"] == {"low": 7.5, "high": 15.0, "turns": 5, "untrusted": None}
+
+
+def test_nothing_is_concluded_from_a_speed_that_cannot_be_trusted():
+    same = {"softmax": 2.0, "linear": 2.0}
+    quiet = {"seconds": 0.1}
+    found = made(same, dict.fromkeys(same, 1.0), busy={"linear": quiet})
+    assert found["recommendation"]["spec"] == "linear"
+    assert "of those it trains fastest at 128 tokens (60 tokens/s)" in found["recommendation"]["reason"]
+    assert found["notes"] == []
+    found = made(same, dict.fromkeys(same, 1.0), busy={"linear": quiet | {"untrusted": "the machine was busy: so"}})
+    assert found["recommendation"]["spec"] == "softmax"
+    assert "trains fastest cannot be said: the machine was busy" in found["recommendation"]["reason"]
+    (note,) = found["notes"]
+    assert note.startswith("1 of 14 timings, marked ?, cannot be trusted and nothing is concluded from them: the machi")
+
+
+def test_a_cost_that_cannot_be_trusted_gives_no_crossover_and_no_advice():
+    bits, hits = {"softmax": 2.0, "linear": 2.5}, {"softmax": 1.0, "linear": 1.0}
+    assert "for sequences of 128 tokens look at linear" in made(bits, hits)["recommendation"]["reason"]
+    found = made(bits, hits, doubted=(("linear", 128),))
+    assert "for sequences" not in found["recommendation"]["reason"]
+    assert found["entries"][1]["crossover"]["both"] == 64
+    found = made(bits, hits, doubted=(("linear", 64), ("linear", 128)))
+    assert found["entries"][1]["crossover"]["both"] is None
+    assert {row["untrusted"] for row in found["entries"][1]["decode"]} == {"noise"}
+    columns, rows = table(found)
+    assert rows[1][columns.index("faster from")] == "?"
+    assert rows[1][columns.index("us/token at 128")].endswith(" ?")
+    assert not any(cell.endswith("?") for cell in rows[0])
+
+
+def test_a_training_that_was_stopped_is_not_recommended():
+    found = made({"softmax": 2.0, "linear": 1.5}, {"softmax": 1.0, "linear": 1.0}, stopped={"linear": 3})
+    assert found["recommendation"]["spec"] == "softmax"
+    assert found["ties"]["text"] == {"best": "softmax", "specs": ["softmax"]}
+    assert found["notes"][0].startswith("linear was stopped after 3 of 5 steps on text, when its share of the budget")
+    both = {"linear": 3, "softmax": 4}
+    found = made({"softmax": 2.0, "linear": 1.5}, {"softmax": 1.0, "linear": 1.0}, stopped=both)
+    assert found["recommendation"]["spec"] == "linear"
+    assert len(found["notes"]) == 2
 
 
 def test_few_documents_are_resampled_by_window(compared):

@@ -133,7 +133,7 @@ def job(folder, name):
 def test_baselines_get_the_time_of_a_specification(of_task, tmp_path, monkeypatch):
     """Steps of 30 and 10 ms are 20 ms on average: 40 of them are 800 ms, and 200 steps of 4 ms, and 1600 of 0.5 ms."""
     done = of_task("classify")
-    assert list(job(done.folder, "baseline-steps")) == ["linear", "lstm"]
+    assert list(job(done.folder, "speed")) == [*done.config.specs, "linear", "lstm"]
     for kind in ("linear", "lstm"):
         found = [job(done.folder, f"baseline-{kind}-{seed}") for seed in (0, 1)]
         assert found[0]["steps"] == found[1]["steps"] > 0
@@ -143,9 +143,10 @@ def test_baselines_get_the_time_of_a_specification(of_task, tmp_path, monkeypatc
         asked.extend((job.model.kind, job.training.steps, job.training.seed) for job in jobs)
         return [job(done.folder, "baseline-linear-0")]
 
-    monkeypatch.setattr(references, "step_seconds", lambda jobs, *, threads: [0.03, 0.01, 0.0005, 0.004])
+    names = (*done.config.specs, "linear", "lstm")
+    speeds = {name: {"seconds": took} for name, took in zip(names, (0.03, 0.01, 0.0005, 0.004), strict=True)}
     monkeypatch.setattr(references, "run_apart", trained)
-    rows = references.trained(done.config, tmp_path, 40, lambda name, make, label: make())
+    rows = references.trained(done.config, tmp_path, 40, speeds, lambda name, make, label: make())
     assert [row["name"] for row in rows] == ["linear", "lstm"]
     assert asked == [("linear", 1600, 0), ("linear", 1600, 1), ("lstm", 200, 0), ("lstm", 200, 1)]
 
@@ -170,28 +171,6 @@ def test_a_comparison_interrupted_among_its_baselines_goes_on(of_task, tmp_path,
     assert asked == ["baseline-linear-0", "baseline-lstm-1"]
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
     assert found["baselines"] == done.results["baselines"]
-
-
-def test_the_plan_leaves_time_for_the_baselines(of_task, tmp_path, monkeypatch):
-    def probes(jobs, *, threads):
-        return [{"seconds": 0.01, "peak_bytes": 2**30} for _ in jobs]
-
-    monkeypatch.setattr(comparison, "run_apart", probes)
-    said: list[str] = []
-    measures = comparison.TASKS["classify"]
-    config = replace(of_task("classify").config, budget="100s")
-    for name in ("a", "b", "c"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "comparison.json").write_text("{}")
-    found = comparison._plan(config, tmp_path / "a", measures, said.append)
-    # 2 specifications and 2 baselines that each take as long as one of them, 2 seeds: 8 trainings.
-    assert found.steps == {"classification": pytest.approx(0.7 * 100 / (8 * 0.01), abs=1)}
-    assert said[-1].endswith("875 steps on classes each; linear, lstm for as long")
-    found = comparison._plan(replace(config, baselines=()), tmp_path / "b", measures, said.append)
-    assert found.steps == {"classification": pytest.approx(0.7 * 100 / (4 * 0.01), abs=1)}
-    assert said[-1].endswith("1750 steps on classes each")
-    found = comparison._plan(replace(config, budget="1s"), tmp_path / "c", measures, said.append)
-    assert said[-1].startswith("that is more than the budget of 1s: nothing is trained for fewer than 20 steps on cla")
 
 
 def test_without_scikit_learn_macro_f1_is_left_out_and_that_is_said(of_task):

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.errors import ConfigError, DataError
-from regard.tasks import TextConfig
+from regard.tasks import TextConfig, build_task
 from regard.tasks.corpus import Corpus, Document, open_corpus
 
 
@@ -65,9 +65,59 @@ def test_file_with_separator_and_folder(tmp_path: Path) -> None:
     path = write(tmp_path / "a.txt", "one<|end|>two<|end|>three<|end|>")
     assert texts(path, separator="<|end|>") == ["one", "two", "three"]
     write(tmp_path / "sub" / "b.txt", "\ufefffour")
-    write(tmp_path / "notes.md", "not read")
+    write(tmp_path / "notes.rst", "not read")
     assert texts(tmp_path) == ["one<|end|>two<|end|>three<|end|>", "four"]
     assert texts(tmp_path, separator="<|end|>") == ["one", "two", "three", "four"]
+
+
+def test_a_folder_is_read_in_order_and_says_what_it_leaves_out(tmp_path: Path, caplog) -> None:
+    for name in ("b/c.py", "a.txt", "b.md", "z/y/x.TXT"):
+        write(tmp_path / name, f"{name}\n" * 9)
+    write(tmp_path / "b" / "d.csv", 'text,id\n"one, or\ntwo",1\nthree,2\n')
+    write(tmp_path / "e.jsonl", '{"text": "four"}\n')
+    for name in (".hidden.txt", ".git/c.txt", ".git/d.txt", "b/__init__.py", "noise.txt", "x.png"):
+        write(tmp_path / name, {"b/__init__.py": "", "noise.txt": b"a\0b"}.get(name, "not read"))
+    (tmp_path / "z" / "back").symlink_to(tmp_path, target_is_directory=True)  # a circle
+    corpus = open_corpus(TextConfig(corpus=str(tmp_path)))
+    paths = ["a.txt", "b/c.py", "b/d.csv", "b.md", "e.jsonl", "z/y/x.TXT"]
+    assert [str(path.relative_to(tmp_path)) for path in corpus.paths] == paths
+    assert [text[:7] for text in texts(tmp_path)] == [
+        "a.txt\na",
+        "b/c.py\n",
+        "one, or",
+        "three",
+        "b.md\nb.",
+        "four",
+        "z/y/x.T",
+    ]
+    assert corpus.left_out == "; left out: 1 binary, 1 empty, 2 hidden, 1 link(s) to folders, 1 of other kinds"
+    build_task(TextConfig(corpus=str(tmp_path), length=4, cache=str(tmp_path / ".cache")))
+    assert f"{tmp_path}: 6 file(s) are read; left out: 1 binary" in caplog.text
+    assert [path.name for path in open_corpus(TextConfig(corpus=str(tmp_path), suffixes=(".md",))).paths] == ["b.md"]
+
+
+def test_folders_that_cannot_be_read(tmp_path: Path) -> None:
+    write(tmp_path / "data" / "a.csv", "body\nx\n")
+    with pytest.raises(DataError, match=r"data/a\.csv, line 1: no column 'text'; .*--task\.field"):
+        texts(tmp_path / "data")
+    write(tmp_path / "more" / "a.txt", b"caf\xe9")
+    with pytest.raises(DataError, match=r"more/a\.txt: no UTF-8: byte 0xe9 at byte 4"):
+        texts(tmp_path / "more")
+    (tmp_path / "more" / "b.txt").symlink_to(tmp_path / "more" / "b.txt")
+    with pytest.raises(DataError, match=r"cannot read .*more/b\.txt: Too many levels of symbolic links"):
+        texts(tmp_path / "more")
+    write(tmp_path / "empty" / "a.txt", "")
+    with pytest.raises(DataError, match=r"holds no file that regard reads .*; left out: 1 empty$"):
+        texts(tmp_path / "empty")
+    with pytest.raises(ConfigError, match=r"suffixes=\('\.rst',\) is not possible; it must be some of \.txt, \.md"):
+        TextConfig(suffixes=(".rst",))
+
+
+@pytest.mark.parametrize("name", ["a.md", "a.py", "A.TXT"])
+def test_files_of_text_are_cut_in_three(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path / name, "a line\n" * 100)
+    assert open_corpus(TextConfig(corpus=str(path))).continuous
+    assert "".join(texts(path)) == "a line\n" * 100
 
 
 def test_json_lines(tmp_path: Path) -> None:
@@ -114,13 +164,13 @@ def test_malformed_text(tmp_path: Path, content: bytes, message: str) -> None:
 def test_what_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no such file.*did you mean 'song_ci'"):
         open_corpus(TextConfig(corpus="song_cy"))
-    with pytest.raises(DataError, match=r"holds no \.txt file"):
+    with pytest.raises(DataError, match=r"holds no file that regard reads \(\.txt, .*\.parquet\)$"):
         open_corpus(TextConfig(corpus=str(tmp_path)))
-    with pytest.raises(DataError, match=r"not \.csv"):
-        open_corpus(TextConfig(corpus=str(write(tmp_path / "a.csv", "x"))))
-    (tmp_path / "gone.txt").symlink_to(tmp_path / "a.csv")
+    with pytest.raises(DataError, match=r"not \.xml"):
+        open_corpus(TextConfig(corpus=str(write(tmp_path / "a.xml", "x"))))
+    (tmp_path / "gone.txt").symlink_to(tmp_path / "a.xml")
     corpus = open_corpus(TextConfig(corpus=str(tmp_path / "gone.txt")))
-    os.remove(tmp_path / "a.csv")
+    os.remove(tmp_path / "a.xml")
     for act in (corpus.fingerprint, lambda: list(corpus.parse())):
         with pytest.raises(DataError, match="cannot read"):
             act()
@@ -133,11 +183,15 @@ def test_what_is_not_there(tmp_path: Path) -> None:
         ("song_ci", {"separator": "x"}),
         ("a.txt", {"field": "text"}),
         ("a.jsonl", {"separator": "x"}),
-        (".", {"field": "text"}),
+        ("a.csv", {"separator": "x"}),
+        ("a.md", {"field": "text"}),
+        ("a.md", {"suffixes": (".md",)}),
+        ("texts", {"field": "text"}),
+        ("tables", {"separator": "x"}),
     ],
 )
 def test_options_without_use_are_refused(tmp_path: Path, name: str, options: dict[str, str]) -> None:
-    for file in ("a.txt", "a.jsonl"):
+    for file in ("a.txt", "a.jsonl", "a.csv", "a.md", "texts/a.py", "tables/a.csv"):
         write(tmp_path / file, "x")
     corpus = name if "_" in name else str(tmp_path / name)
     with pytest.raises(ConfigError, match="leave it out"):

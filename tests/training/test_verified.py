@@ -295,6 +295,7 @@ def test_a_model_that_was_cut_is_damaged_and_bounds_nothing(small, tmp_path, mon
 
 
 HUGE = 20_000_000
+LARGER = "run: a larger model than its checkpoint"
 
 
 @pytest.mark.parametrize(
@@ -308,7 +309,7 @@ HUGE = 20_000_000
 )
 def test_drawn_tables_in_a_file_are_compared_with_what_there_is(changed):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(CheckpointError, match="larger model than its checkpoint"), no_larger(10_000, "run"):
+    with pytest.raises(CheckpointError, match="larger model than its checkpoint"), no_larger(10_000, LARGER):
         LanguageModel(ModelConfig(dim=16, heads=2, layers=1, vocab_size=9, **changed))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 1024
 
@@ -328,10 +329,28 @@ MAKERS = {
     "empty_strided": lambda: torch.empty_strided((HUGE, 9), (9, 1)),
     "new_zeros": lambda: torch.ones(()).new_zeros(HUGE, 9),
     "new_full": lambda: torch.ones(()).new_full((HUGE, 9), 2.0),
+    "repeat": lambda: torch.ones(3).repeat(3 * HUGE),
+    "tile": lambda: torch.ones(3).tile(3 * HUGE),
+    "repeat_interleave": lambda: torch.ones(3).repeat_interleave(3 * HUGE),
+    "cat": lambda: torch.cat([torch.ones(9000)] * HUGE.bit_length() * 200),
+    "stack": lambda: torch.stack([torch.ones(9000)] * HUGE.bit_length() * 200),
+    "copy of what was expanded": lambda: torch.ones(3, 1).expand(3, 3 * HUGE).contiguous(),
+    "broadcast": lambda: torch.ones(90_000, 1) + torch.ones(2000),
+    "product": lambda: torch.ones(90_000, 1) @ torch.ones(1, 2000),
+    "outer": lambda: torch.outer(torch.ones(90_000), torch.ones(2000)),
+    "padding": lambda: torch.nn.functional.pad(torch.ones(3), (0, 9 * HUGE)),
+    "choice": lambda: torch.ones(9000)[torch.zeros(900_000, 1, dtype=torch.long).expand(900_000, 200)],
+    "doubling": lambda: doubled(torch.ones(3)),
 }
+
+
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    for _ in range(28):
+        x = torch.cat([x, x])
+    return x
 
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_whatever_makes_a_tensor_is_counted(name):
-    with pytest.raises(CheckpointError, match="larger model"), no_larger(10_000, "run"):
+    with pytest.raises(CheckpointError, match="larger model"), no_larger(10_000, LARGER):
         MAKERS[name]()

@@ -3,16 +3,19 @@
 import json
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from regard import __version__, catalog, specs
-from regard.benchmark import jobs, references, sweep
-from regard.benchmark.config import CompareConfig, seconds
-from regard.benchmark.measures import TASKS, Measure, check_settings, chosen
-from regard.benchmark.quality import Job, run_apart
-from regard.benchmark.results import Expected, assemble
+from regard.benchmark import jobs, plan, references, sweep
+from regard.benchmark.budget import Budget, Clock
+from regard.benchmark.config import BaselineKind, CompareConfig, seconds
+from regard.benchmark.measures import TASKS, Measure, check_settings, chosen, taken
+from regard.benchmark.quality import STEP_TURNS_SECONDS, Job, run_apart, step_timings
+from regard.benchmark.results import Expected, Speeds, assemble
 from regard.checksums import KEY, opened, sealed
 from regard.errors import CheckpointError, ConfigError, DataError, RegardError, ResourceError
 from regard.reading import content
@@ -20,13 +23,15 @@ from regard.tasks import Task, build_task
 from regard.training import network
 from regard.training.files import write_json, writing
 
-PROBE_STEPS = 3
-"""steps timed for the plan"""
+PASS_SECONDS = 120.0
+"""most seconds for one pass of a sweep, without a budget"""
 Tell = Callable[[str], None]
 Results = dict[tuple[str, int, str], dict[str, Any]]
 
 
-def compare(config: CompareConfig, out: Path, *, tell: Tell = lambda line: None) -> dict[str, Any]:
+def compare(
+    config: CompareConfig, out: Path, *, tell: Tell = lambda line: None, clock: Clock = time.perf_counter
+) -> dict[str, Any]:
     """Measure everything that `config` asks for; results are written to `out/results.json` and returned.
 
     A comparison that was interrupted goes on where it stopped: finished jobs are read back, unfinished trainings go on
@@ -36,34 +41,29 @@ def compare(config: CompareConfig, out: Path, *, tell: Tell = lambda line: None)
         config: the comparison.
         out: folder of the comparison.
         tell: called with lines for a person: the plan, and each job as it ends.
+        clock: seconds that pass, of which a budget is made.
 
     Raises:
-        ConfigError: an unknown mechanism or option, sizes that do not fit, or `out` holds something else. Nothing is
-            written then.
+        ConfigError: an unknown mechanism or option, sizes that do not fit, a budget that nothing fits into, or `out`
+            holds something else. Nothing is written then.
         DataError: texts or images that are missing, or too small for the windows and splits asked for.
         ResourceError: a folder that cannot be written.
         UnsupportedError: a mechanism that cannot do the task.
         NumericsError: a training whose loss is no longer finite.
         CheckpointError: a damaged file in `out`.
     """
+    budget = Budget(None if config.budget is None else seconds(config.budget), clock)
     task = _possible(config, out)
-    measures = TASKS[task]
-    _claim(config, out, task, _enough(config, measures[0]))
-    expected = _plan(config, out, measures, tell)
-    quality = _trainings(config, out, measures, expected, tell)
-    costs = {
-        name: _kept(
-            out,
-            f"cost-{name}",
-            lambda fixed=fixed: _cost(config, measures[0], fixed=fixed),
-            tell,
-            f"cost over length, {name} allocation",
-            list,
-        )
-        for name, fixed in (("fixed", True), ("default", False))
-    }
-    rows = _references(config, out, measures[0], expected, tell)
-    results = assemble(config, task, expected, quality, costs, rows)
+    _claim(config, out, task, _enough(config, TASKS[task][0]))
+    expected = _plan(config, out, task, budget, tell)
+    notes = plan.told(config, expected, task)
+    config, measures = plan.fitted(config, expected, task), taken(task, expected.steps)
+    budget.expect(expected.seconds)
+    quality = _trainings(config, out, measures, expected, budget, tell)
+    speeds = _speeds(config, out, measures[0], expected, budget, tell)
+    costs = {name: _costs(config, out, measures[0], expected, budget, tell, name) for name in ("fixed", "default")}
+    rows = _references(config, out, measures[0], expected, speeds, budget, tell)
+    results = assemble(config, task, expected, quality, speeds, costs, rows, notes)
     write_json(out / "results.json", sealed(results))
     return results
 
@@ -180,64 +180,55 @@ def _kept(out: Path, name: str, make: Callable[[], Any], tell: Tell, label: str,
     return result
 
 
-def _plan(config: CompareConfig, out: Path, measures: Sequence[Measure], tell: Tell) -> Expected:
-    """How many steps the budget allows, from the time of a few."""
+def _plan(config: CompareConfig, out: Path, task: str, budget: Budget, tell: Tell) -> Expected:
+    """The plan, made or read back. A comparison that does not fit its budget leaves no folder behind."""
+    beside = _beside(config, TASKS[task][0])
 
     def make() -> dict[str, Any]:
-        tell(f"planning: {PROBE_STEPS} steps of every specification")
-        described = [
-            replace(jobs.job(config, out, measure, spec, 0, 1), steps_only=PROBE_STEPS)
-            for measure in measures
-            for spec in config.specs
-        ]
-        probes = run_apart(described, threads=config.threads)
-        count, total, steps = len(config.specs), 0.0, {}
-        for at, measure in enumerate(measures):
-            step_seconds = sum(probe["seconds"] for probe in probes[at * count : (at + 1) * count]) * config.seeds
-            # Each baseline takes as long as a specification does on average.
-            step_seconds *= 1 + len(_beside(config, measure)) / count
-            steps[measure.name] = measure.option(config, "steps")
-            if config.budget is not None:
-                steps[measure.name] = max(
-                    int(measure.share * seconds(config.budget) / step_seconds), measure.least_steps
-                )
-            total += step_seconds * steps[measure.name]
-        total = total / sum(measure.share for measure in measures)
-        return asdict(Expected(steps, total / 60, max(p["peak_bytes"] for p in probes)))
+        return asdict(plan.planned(config, task, out, beside, budget, tell))
 
-    plan = _kept(out, "plan", make, tell, "plan")
     try:
-        expected = Expected(**plan)
-        expected = replace(expected, steps={measure.name: expected.steps[measure.name] for measure in measures})
+        found = _kept(out, "plan", make, tell, "plan")
+    except ConfigError:
+        (out / "comparison.json").unlink()
+        with suppress(OSError):  # which was there before, or holds what is not ours
+            out.rmdir()
+        raise
+    try:
+        expected = Expected(**found)
+        measures = taken(task, expected.steps)
+        count = {measure.name: expected.steps[measure.name] for measure in measures}
+        if not measures or not all(isinstance(number, int) for number in count.values()):
+            raise TypeError(f"its steps are {expected.steps}")
+        expected = replace(expected, steps=count)
     except (TypeError, KeyError) as error:
         raise CheckpointError(
             f"{out / 'jobs' / 'plan.json'} is damaged: {error}; remove it, and only that job is repeated"
         ) from error
     first, *others = (f"{expected.steps[measure.name]} {{}}on {measure.subject}" for measure in measures)
-    beside = _beside(config, measures[0])
     tell(
         f"expected: {expected.minutes:.1f} minutes, {expected.peak_bytes / 2**30:.1f} GiB of memory; "
         f"{len(config.specs)} specifications x {config.seeds} seeds, "
         f"{', '.join([first.format('steps '), *(other.format('') for other in others)])} each"
         + (f"; {', '.join(beside)} for as long" if beside else "")
     )
-    if config.budget is not None and 60 * expected.minutes > 1.2 * seconds(config.budget):
-        least, *others = (f"{measure.least_steps} {{}}on {measure.subject}" for measure in measures)
-        tell(
-            f"that is more than the budget of {config.budget}: nothing is trained for fewer than "
-            f"{' and '.join([least.format('steps '), *(other.format('') for other in others)])}; "
-            "name fewer specifications, or choose smaller shapes or lengths"
-        )
+    for line in plan.told(config, expected, task):
+        tell(line)
     return expected
 
 
-def _beside(config: CompareConfig, measure: Measure) -> tuple[str, ...]:
+def _beside(config: CompareConfig, measure: Measure) -> tuple[BaselineKind, ...]:
     """The baselines that are trained."""
     return config.baselines if measure.name == "classification" else ()
 
 
 def _trainings(
-    config: CompareConfig, out: Path, measures: Sequence[Measure], expected: Expected, tell: Tell
+    config: CompareConfig,
+    out: Path,
+    measures: Sequence[Measure],
+    expected: Expected,
+    budget: Budget,
+    tell: Tell,
 ) -> Results:
     """The quality of every (specification, seed, measure). The measures of one model share a process, the first one
     first: it is its peak memory that is reported.
@@ -260,16 +251,34 @@ def _trainings(
             files = {name: out / "jobs" / f"{Path(job.run).name}.json" for name, job in described.items()}
             missing = [name for name in files if not files[name].exists()]
             results |= {(spec, seed, name): _result(files[name], dict) for name in files if name not in missing}
+            for name in set(files) - set(missing):
+                budget.done(plan.training(spec, name, seed))
             if missing:
-                _train(described, files, missing, f"{spec}, seed {seed}", config.threads, tell)
+                for name in missing:
+                    share = budget.share(plan.training(spec, name, seed))
+                    own = expected.after[name] + (expected.start if name == missing[0] else 0.0) if share else 0.0
+                    if share is not None:
+                        described[name] = replace(described[name], seconds=max(share - own, 0.0))
+                ended = partial(_ended, budget, spec, seed)
+                _train(described, files, missing, f"{spec}, seed {seed}", config.threads, tell, ended)
                 results |= {(spec, seed, name): _result(files[name], dict) for name in missing}
     return results
 
 
+def _ended(budget: Budget, spec: str, seed: int, name: str) -> None:
+    budget.done(plan.training(spec, name, seed))
+
+
 def _train(
-    described: dict[str, Job], files: dict[str, Path], missing: list[str], label: str, threads: int, tell: Tell
+    described: dict[str, Job],
+    files: dict[str, Path],
+    missing: list[str],
+    label: str,
+    threads: int,
+    tell: Tell,
+    ended: Callable[[str], None],
 ) -> None:
-    """Run the missing jobs; each result is on disk as soon as it is there."""
+    """Run the missing jobs; each result is on disk as soon as it is there, and its name is told to `ended`."""
     left = list(missing)
     began = time.perf_counter()
 
@@ -277,6 +286,7 @@ def _train(
         nonlocal began
         name = left.pop(0)
         _write(files[name], result)
+        ended(name)
         tell(f"{label}, {name}: {time.perf_counter() - began:.0f} s")
         began = time.perf_counter()
 
@@ -286,8 +296,33 @@ def _train(
         raise type(error)(f"{label}, {left[0]}: {error}") from error
 
 
+def _speeds(
+    config: CompareConfig, out: Path, measure: Measure, expected: Expected, budget: Budget, tell: Tell
+) -> Speeds:
+    """The timing of a training step of everything that is trained, in turns in one process."""
+
+    def make() -> dict[str, Any]:
+        described = {spec: jobs.job(config, out, measure, spec, 0, 1) for spec in config.specs}
+        beside = _beside(config, measure)
+        described |= {str(kind): jobs.baseline(config, out, kind, 0, 1) for kind in beside}
+        share = budget.share("speed")
+        limit = STEP_TURNS_SECONDS if share is None else min(max(share - expected.start, 0.0), STEP_TURNS_SECONDS)
+        timings = step_timings(list(described.values()), threads=config.threads, budget_seconds=limit)
+        return dict(zip(described, timings, strict=True))
+
+    timings = _kept(out, "speed", make, tell, "training steps, timed in turns")
+    budget.done("speed")
+    return timings
+
+
 def _references(
-    config: CompareConfig, out: Path, measure: Measure, expected: Expected, tell: Tell
+    config: CompareConfig,
+    out: Path,
+    measure: Measure,
+    expected: Expected,
+    speeds: Speeds,
+    budget: Budget,
+    tell: Tell,
 ) -> list[dict[str, Any]]:
     """The rows beside the specifications."""
     steps, counting = expected.steps[measure.name], references.COUNTING[measure.name]
@@ -295,20 +330,51 @@ def _references(
         return []
     label = f"{counting} baselines"
     rows = _kept(out, "baselines", lambda: references.counted(config, measure, steps), tell, label, list)
+    budget.done("baselines")
     if not _beside(config, measure):
         return rows
 
     def kept(name: str, make: Callable[[], Any], label: str) -> Any:
-        return _kept(out, name, make, tell, label)
+        found = _kept(out, name, make, tell, label)
+        budget.done(name)
+        return found
 
-    return rows + references.trained(config, out, steps, kept)
+    def share(name: str) -> float | None:
+        given = budget.share(name)
+        return None if given is None else max(given - expected.start - expected.after[measure.name], 0.0)
+
+    return rows + references.trained(config, out, steps, speeds, kept, share)
 
 
-def _cost(config: CompareConfig, measure: Measure, *, fixed: bool) -> list[dict[str, Any]]:
-    return [asdict(row) for row in sweep.sweep(_sweep(config, measure, fixed=fixed), fixed_allocation=fixed)]
+def _costs(
+    config: CompareConfig,
+    out: Path,
+    measure: Measure,
+    expected: Expected,
+    budget: Budget,
+    tell: Tell,
+    name: Literal["fixed", "default"],
+) -> list[dict[str, Any]]:
+    """The cost over length under an allocation; nothing where a short budget leaves it out."""
+    job, fixed = f"cost-{name}", name == "fixed"
+    if expected.seconds and job not in expected.seconds:
+        return []
+
+    def make() -> list[dict[str, Any]]:
+        share = budget.share(job)
+        limit = None if share is None else max(share - expected.start, 0.0)
+        return [
+            asdict(row)
+            for row in sweep.sweep(_sweep(config, measure, fixed=fixed, limit=limit), fixed_allocation=fixed)
+        ]
+
+    rows = _kept(out, job, make, tell, f"cost over length, {name} allocation", list)
+    budget.done(job)
+    return rows
 
 
-def _sweep(config: CompareConfig, measure: Measure, *, fixed: bool) -> sweep.SweepConfig:
+def _sweep(config: CompareConfig, measure: Measure, *, fixed: bool, limit: float | None = None) -> sweep.SweepConfig:
+    """limit: seconds for all of it."""
     shape = measure.shape(config)
     passes = ("forward", "both", "decode") if measure.causal else ("forward", "both")
     return sweep.SweepConfig(
@@ -319,13 +385,6 @@ def _sweep(config: CompareConfig, measure: Measure, *, fixed: bool) -> sweep.Swe
         causal=measure.causal,
         passes=passes if fixed else ("both",),
         rounds=config.rounds if fixed else max(config.rounds // 2, 1),
-        seconds=_sweep_seconds(config, fixed=fixed),
+        seconds=PASS_SECONDS if limit is None else limit / (len(passes) if fixed else 1),
         threads=config.threads,
     )
-
-
-def _sweep_seconds(config: CompareConfig, *, fixed: bool) -> float:
-    """Most seconds for one pass of a sweep."""
-    if config.budget is None:
-        return 120.0
-    return seconds(config.budget) * (0.04 if fixed else 0.03)

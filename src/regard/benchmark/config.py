@@ -1,10 +1,11 @@
 """The settings of a comparison, as data. Imports no torch: the command line reads this first."""
 
 import re
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from regard import specs
+from regard.benchmark.threads import default_threads
 from regard.errors import ConfigError
 from regard.models.config import MlpKind
 from regard.tasks.config import ClassificationConfig, RecallConfig, TextConfig
@@ -12,6 +13,8 @@ from regard.types_of import typed
 
 FORMAT = 2
 """of results.json; changes whenever a reader would have to"""
+MARK = "?"
+"""of a figure that cannot be trusted, in tables"""
 DEFAULT_SPECS = (
     "softmax",
     "local(window=32)",
@@ -55,7 +58,8 @@ class CompareConfig:
     with models that look both ways; recall: exact recall alone. None: lm if every specification can be causal, else mlm
     """
     budget: str | None = None
-    """time for everything, such as 5m, 90s or 2h; it sets the steps. None: the steps below"""
+    """time for everything, such as 5m, 90s or 2h; it sets the steps, makes recall smaller or leaves it out, and is
+    kept. None: the steps below, however long they take"""
     seeds: int = 1
     """trainings of every specification; 3 or more before a difference is worth believing"""
     text: TextConfig = field(default_factory=lambda: TextConfig(length=128))
@@ -75,7 +79,7 @@ class CompareConfig:
     text_steps: int = 1000
     """training steps on text, without a budget"""
     recall_steps: int = 600
-    """training steps on recall, without a budget"""
+    """training steps on recall, without a budget; 0: lm leaves it out"""
     masked_steps: int = 1000
     """training steps of mlm, without a budget"""
     classification_steps: int = 1000
@@ -108,8 +112,8 @@ class CompareConfig:
     """sequence lengths for cost and decoding"""
     rounds: int = 5
     """timed turns for every length"""
-    threads: int = 2
-    """CPU threads"""
+    threads: int = field(default_factory=default_threads)
+    """CPU threads; by default OMP_NUM_THREADS, else all cores"""
 
     @typed
     def __post_init__(self) -> None:
@@ -119,7 +123,7 @@ class CompareConfig:
         problems = [
             f"{name} must be at least 1, got {getattr(self, name)}"
             for name in ("seeds", *sizes, "rounds", "threads")
-            if getattr(self, name) < 1
+            if getattr(self, name) < (name != "recall_steps")
         ]
         problems += [
             f"{name} must be positive, got {getattr(self, name)}"
@@ -172,17 +176,43 @@ class CompareConfig:
         return tuple(dict.fromkeys(["softmax", *(part for spec in self.specs for part in self.layers(spec))]))
 
 
+QUICK: dict[str, Any] = {"budget": "60s", "lengths": (256, 512, 1024, 2048), "rounds": 3, "evaluate_examples": 100}
+"""what `quick` changes, where it is the default"""
+
+
+def quick(config: CompareConfig) -> CompareConfig:
+    """The comparison in a minute: a first look, whose differences are between models that learned little.
+
+    Raises:
+        ConfigError: it has a budget.
+    """
+    if config.budget is not None:
+        raise ConfigError(f"--quick is a budget of {QUICK['budget']}, and --budget {config.budget} another; give one")
+    default = CompareConfig()
+    changed = {name: value for name, value in QUICK.items() if getattr(config, name) == getattr(default, name)}
+    return replace(config, **changed)
+
+
 def seconds(duration: str) -> float:
     """A duration in seconds.
 
     Raises:
-        ConfigError: not a number with s, m or h.
+        ConfigError: not a number and s, m or h; the message says what to write.
 
     Example:
         >>> seconds("5m")
         300.0
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smh]?)\s*", duration)
-    if match is None or float(match[1]) <= 0:
-        raise ConfigError(f"cannot read the duration {duration!r}: write 90s, 5m or 2h")
-    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+    text = duration.strip()
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
+    if match is not None and 0 < float(match[1]) < float("inf"):
+        return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
+    number = re.search(r"\d+(?:\.\d+)?", text)
+    unit = re.search(r"[smh]", text)
+    if number is None or float(number[0]) <= 0:
+        way = "write 90s, 5m or 2h"
+    elif unit is None:
+        way = f"its unit is missing; write {number[0]}s, {number[0]}m or {number[0]}h"
+    else:
+        way = f"write {number[0]}{unit[0]}: a number and s, m or h, and nothing else"
+    raise ConfigError(f"cannot read the duration {duration!r}: {way}")

@@ -1,6 +1,6 @@
 """The measures of a comparison's tasks, and the mechanisms that can do them. Imports no torch."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
@@ -9,7 +9,7 @@ from regard.errors import ConfigError, UnsupportedError
 from regard.info import Info
 from regard.models.config import ModelConfig
 from regard.models.encoder_config import EncoderConfig
-from regard.tasks.config import TEXT_CLASSES, MaskedConfig, TaskConfig
+from regard.tasks.config import MaskedConfig, TaskConfig
 
 Metric = Literal["bits_per_byte", "accuracy"]
 _REQUESTS = {"causal": "causal=True", "bidirectional": "causal=False", "key_mask": "key_mask"}
@@ -132,6 +132,11 @@ TASKS: dict[str, tuple[Measure, ...]] = {
 """task of a comparison -> what is measured; the first decides, and its speed and memory are reported"""
 
 
+def taken(task: str, steps: Collection[str]) -> tuple[Measure, ...]:
+    """The measures of a comparison whose plan has steps for these: recall is left out where time is short."""
+    return tuple(measure for measure in TASKS[task] if measure.name in steps)
+
+
 _READERS = {
     "text": ("lm", "mlm"),
     "text_steps": ("lm",),
@@ -159,6 +164,8 @@ def check_settings(config: CompareConfig, task: str) -> None:
         readers = _READERS.get(field.name) or _READERS.get(field.name.partition("_")[0])
         if readers and task not in readers and getattr(config, field.name) != getattr(default, field.name):
             problems.append(f"{field.name} is read by --task {_listed(readers)}, and this comparison is by {task}")
+    if task == "recall" and not config.recall_steps:
+        raise ConfigError("recall_steps must be at least 1 for --task recall, got 0")
     if problems:
         raise ConfigError("\n".join([*problems, "leave it out, or name the task"]))
 
@@ -166,7 +173,7 @@ def check_settings(config: CompareConfig, task: str) -> None:
 def lacking(task: str, info: Info, config: CompareConfig) -> list[str]:
     """The requests of a task that a mechanism does not support."""
     needed = ["causal" if TASKS[task][0].causal else "bidirectional"]
-    if task == "mlm" or (task == "classify" and config.classification.data in TEXT_CLASSES):
+    if task == "mlm" or (task == "classify" and config.classification.has_text):
         needed.append("key_mask")  # texts of unequal length
     return [_REQUESTS[name] for name in needed if name not in info.supports.names]
 

@@ -8,6 +8,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import count
 from pathlib import Path
@@ -19,6 +20,7 @@ from torch.nn import functional as F
 
 from regard.benchmark import baselines
 from regard.benchmark.baselines import Baseline, BaselineConfig
+from regard.benchmark.quiet import Sample, Watch, doubt
 from regard.benchmark.timing import paired
 from regard.benchmark.worker import in_worker, serve
 from regard.core import Attention
@@ -30,13 +32,13 @@ from regard.training.batches import Batch, collate
 from regard.training.config import SHAPES, AnyModelConfig, TrainingConfig
 from regard.training.evaluation import measured, score
 from regard.training.files import writing
-from regard.training.metrics import peak_bytes, read
+from regard.training.metrics import Record, peak_bytes, read
 from regard.training.network import Network
 from regard.training.trainer import Trainer
 
 PICTURED_POSITIONS = 64
 """positions in a picture of the attention matrix"""
-STEP_TURNS, STEP_TURNS_SECONDS = 21, 30.0
+STEP_TURNS, STEP_TURNS_SECONDS = 11, 30.0
 """of steps that are timed in turns"""
 MIN_UNITS = 8
 """with fewer documents than this, the bootstrap resamples windows: a few documents cannot say how much they vary"""
@@ -54,6 +56,7 @@ class Job:
         evaluate_examples: validation examples, evenly spaced; 0: all.
         pictured: take pictures of its attention.
         steps_only: time this many steps in a scratch model instead of training; 0: train.
+        seconds: stop after the step in which they are over; None: train to the last step.
     """
 
     model: AnyModelConfig | BaselineConfig
@@ -63,6 +66,7 @@ class Job:
     evaluate_examples: int = 0
     pictured: bool = False
     steps_only: int = 0
+    seconds: float | None = None
 
     @property
     def task(self) -> str:
@@ -84,27 +88,28 @@ def run_apart(
     return in_worker("regard.benchmark.quality", payload, fixed_allocation=True, threads=threads, each=each)
 
 
-def step_seconds(jobs: list[Job], *, threads: int) -> list[float]:
-    """Median seconds of a training step of each job, taken in turns in one process of their own: a slow moment of a
-    shared machine hits all of them, so that their ratios hold.
+def step_timings(jobs: list[Job], *, threads: int, budget_seconds: float = STEP_TURNS_SECONDS) -> list[dict[str, Any]]:
+    """The `Timing` of a training step of each job, taken in turns in one process of their own: a slow moment of a
+    shared machine hits all of them, so that their ratios hold. positions: that a step reads, on average.
     """
-    payload = {"turns": [{**asdict(job), "task": job.task} for job in jobs]}
+    turns = [{**asdict(job), "task": job.task} for job in jobs]
+    payload = {"turns": turns, "budget_seconds": budget_seconds}
     return in_worker("regard.benchmark.quality", payload, fixed_allocation=True, threads=threads)
 
 
 def perform(job: Job) -> dict[str, Any]:
     """The results of a job in this process."""
+    began = time.perf_counter()
     torch.set_num_threads(job.training.threads)
     task = build_task(job.task_config, seed=job.training.seed)
     model = _model(job, task)
     if job.steps_only:
-        return _timed_steps(job, model, task)
+        return _timed_steps(job, model, task, began)
     run = Path(job.run)
     with writing(run):
         run.mkdir(parents=True, exist_ok=True)
-    began = time.perf_counter()
-    trainer = Trainer(model, task, job.training, run)
-    trainer.fit()
+    trainer = Trainer(model, task, job.training, run, on_progress=_until(job.seconds, began))
+    seconds, share = Watch().timed(lambda: _fit(trainer))
     examples, unit = units(task.examples("valid"), job.evaluate_examples)
     answers = Answers()
     scores = score(
@@ -119,22 +124,40 @@ def perform(job: Job) -> dict[str, Any]:
     assert scores is not None
     lines = read(run / "metrics.jsonl")
     steps = [line for line in lines if line["kind"] == "train"]
-    # A median, because the first steps warm up, and a run that was interrupted has lost some of its seconds.
-    speed = statistics.median(line["timing"]["tokens_per_second"] for line in steps)  # type: ignore[index,call-overload,misc]
     return {
         "parameters": sum(x.numel() for x in model.parameters()),
         "length": task.length,
         "seconds": time.perf_counter() - began,
-        "steps": job.training.steps,
-        "step_seconds": _step_seconds(steps),
+        "steps": trainer.progress.step,
+        "step_seconds": _step_seconds(steps) if steps else seconds / trainer.progress.step,
+        "untrusted": doubt([Sample(seconds, share, 1.0)], 1),
         "documents": scores.table(),
         "macro_f1": answers.macro_f1() if task.classes else None,
         "unit": "image" if task.input_dim else unit,
         "curve": [[line["tokens"], line["loss"]] for line in steps],
-        "tokens_per_second": speed,
         "peak_bytes": peak_bytes(torch.device("cpu")),
         "pictures": pictures(cast(Network, model), task) if job.pictured else [],
     }
+
+
+class _TimeUp(Exception):
+    """The time of a training is over."""
+
+
+def _until(seconds: float | None, began: float) -> Callable[[Record], None]:
+    """Ends a training with the first step after so many seconds."""
+
+    def progress(record: Record) -> None:
+        if seconds is not None and record["kind"] == "step" and time.perf_counter() - began > seconds:
+            raise _TimeUp
+
+    return progress
+
+
+def _fit(trainer: Trainer) -> None:
+    """Train to the last step, or until the time is over: what was learned until then is in the model."""
+    with suppress(_TimeUp):
+        trainer.fit()
 
 
 def _model(job: Job, task: Task) -> Network | Baseline:
@@ -191,19 +214,31 @@ def units(examples: Examples, limit: int) -> tuple[Examples, Literal["document",
     return (_Windows(examples), "window") if len(documents) < MIN_UNITS else (examples, "document")
 
 
-def _timed_steps(job: Job, model: nn.Module, task: Task) -> dict[str, Any]:
-    """Median seconds of a training step, one warm-up step left out."""
-    step = _stepping(job, model, task)
-    taken: list[float] = []
+def _timed_steps(job: Job, model: nn.Module, task: Task, began: float) -> dict[str, Any]:
+    """Median seconds of a training step, the first one left out where there is time for more; of evaluating an example;
+    to build model and data, which began then; and of all of it.
+    """
+    step, watch = _stepping(job, model, task, []), Watch()
+    taken, setup = list[Sample](), time.perf_counter() - began
     for _ in range(job.steps_only + 1):
-        began = time.perf_counter()
-        step()
-        taken.append(time.perf_counter() - began)
-    return {"seconds": statistics.median(taken[1:]), "peak_bytes": peak_bytes(torch.device("cpu"))}
+        taken.append(Sample(*watch.timed(step), slower=1.0))
+        if job.seconds is not None and time.perf_counter() - began + taken[-1].seconds > job.seconds:
+            break
+    before = time.perf_counter()
+    limit = min(job.training.batch_size, len(task.examples("valid")))
+    score(model, task.examples("valid"), task.vocab_size, limit=limit, batch_size=limit, num_targets=task.num_targets)
+    return {
+        "setup": setup,
+        "seconds": statistics.median(sample.seconds for sample in taken[1:] or taken),
+        "untrusted": doubt(taken, len(taken)),
+        "example_seconds": (time.perf_counter() - before) / limit,
+        "peak_bytes": peak_bytes(torch.device("cpu")),
+        "total": time.perf_counter() - began,
+    }
 
 
-def _stepping(job: Job, model: nn.Module, task: Task) -> Callable[[], None]:
-    """A call trains one more step, on the examples in their order."""
+def _stepping(job: Job, model: nn.Module, task: Task, read: list[int]) -> Callable[[], None]:
+    """A call trains one more step, on the examples in their order; the positions that it reads are appended."""
     examples = task.examples("train")
     optimizer = torch.optim.AdamW(model.parameters())
     weight = cast(dict[str, float], model.loss_weights)
@@ -213,6 +248,7 @@ def _stepping(job: Job, model: nn.Module, task: Task) -> Callable[[], None]:
         at = next(first)
         ids = [index % len(examples) for index in range(at, at + job.training.batch_size)]
         batch = collate(examples, ids, task.vocab_size, num_targets=task.num_targets)
+        read.append(batch.positions)
         output = batch.through(model)
         loss = F.cross_entropy(output.logits.flatten(0, -2), batch.targets.flatten())
         (loss + sum(weight[name] * extra for name, extra in output.losses.items())).backward()
@@ -222,13 +258,14 @@ def _stepping(job: Job, model: nn.Module, task: Task) -> Callable[[], None]:
     return step
 
 
-def _turns(jobs: list[Job]) -> list[float]:
-    """See `step_seconds`. All jobs have the same data."""
+def _turns(jobs: list[Job], budget_seconds: float) -> list[dict[str, Any]]:
+    """See `step_timings`. All jobs have the same data."""
     torch.set_num_threads(jobs[0].training.threads)
     task = build_task(jobs[0].task_config, seed=jobs[0].training.seed)
-    calls = {str(at): _stepping(job, _model(job, task), task) for at, job in enumerate(jobs)}
-    taken = paired(calls, rounds=STEP_TURNS, budget_seconds=STEP_TURNS_SECONDS)
-    return [taken[name].seconds for name in calls]
+    reads: dict[str, list[int]] = {str(at): [] for at in range(len(jobs))}
+    calls = {str(at): _stepping(job, _model(job, task), task, reads[str(at)]) for at, job in enumerate(jobs)}
+    taken = paired(calls, rounds=STEP_TURNS, budget_seconds=budget_seconds)
+    return [{**asdict(taken[name]), "positions": statistics.mean(reads[name])} for name in calls]
 
 
 @torch.no_grad()
@@ -274,7 +311,7 @@ def _job(document: dict[str, Any]) -> Job:
 
 def _serve(payload: Any) -> Iterator[Any]:
     if isinstance(payload, dict):
-        return iter(_turns([_job(document) for document in payload["turns"]]))
+        return iter(_turns([_job(document) for document in payload["turns"]], payload["budget_seconds"]))
     return (perform(_job(document)) for document in payload)
 
 

@@ -1,7 +1,8 @@
 """The rows beside the specifications: models that only count, and classifiers without attention."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,8 @@ from jaxtyping import Int64
 
 from regard.benchmark import jobs
 from regard.benchmark.config import CompareConfig
-from regard.benchmark.measures import CLASSIFICATION, Measure
-from regard.benchmark.quality import Answers, run_apart, step_seconds, units
+from regard.benchmark.measures import Measure
+from regard.benchmark.quality import Answers, run_apart, units
 from regard.tasks import build_task, ngram_bits_per_byte, xz_bits_per_byte
 from regard.tasks.base import IGNORE, Examples, Task
 from regard.tasks.baselines import Coded
@@ -73,7 +74,14 @@ def _answers(examples: Examples, index: int) -> Int64[np.ndarray, "targets"]:
     return targets[targets != IGNORE]
 
 
-def trained(config: CompareConfig, out: Path, steps: int, kept: Kept) -> list[dict[str, Any]]:
+def trained(
+    config: CompareConfig,
+    out: Path,
+    steps: int,
+    speeds: Mapping[str, Mapping[str, Any]],
+    kept: Kept,
+    share: Callable[[str], float | None] = lambda job: None,
+) -> list[dict[str, Any]]:
     """The classifiers that `config.baselines` names, each trained for as long as a specification, with every seed.
 
     As long means as many steps as fit into the time of a specification's (of their mean, where there are several). The
@@ -83,30 +91,30 @@ def trained(config: CompareConfig, out: Path, steps: int, kept: Kept) -> list[di
         config: of the comparison.
         out: its folder.
         steps: of a specification.
+        speeds: the timing of a step of every specification and baseline, by its name.
         kept: (name, make, label) -> what make gives, or what it gave before the comparison was interrupted.
+
+        share: the seconds that a job may take, by its name.
 
     Returns:
         name, `tables` as `counted` (one for each seed), and `jobs`: what each training found.
     """
 
-    def planned() -> dict[str, int]:
-        described = [jobs.job(config, out, CLASSIFICATION, spec, 0, 1) for spec in config.specs]
-        described += [jobs.baseline(config, out, kind, 0, 1) for kind in config.baselines]
-        seconds = step_seconds(described, threads=config.threads)
-        of_specs, of_baselines = seconds[: len(config.specs)], seconds[len(config.specs) :]
-        total = steps * sum(of_specs) / len(of_specs)
-        return {
-            kind: max(round(total / duration), 1) for kind, duration in zip(config.baselines, of_baselines, strict=True)
-        }
-
-    taken = kept("baseline-steps", planned, "steps of every baseline, timed in turns with those of the specifications")
+    total = steps * sum(speeds[spec]["seconds"] for spec in config.specs) / len(config.specs)
+    taken = {kind: max(round(total / speeds[kind]["seconds"]), 1) for kind in config.baselines}
     rows = []
     for kind in config.baselines:
         trainings = [
             kept(
                 f"baseline-{kind}-{seed}",
                 lambda kind=kind, seed=seed: run_apart(
-                    [jobs.baseline(config, out, kind, seed, taken[kind])], threads=config.threads
+                    [
+                        replace(
+                            jobs.baseline(config, out, kind, seed, taken[kind]),
+                            seconds=share(f"baseline-{kind}-{seed}"),
+                        )
+                    ],
+                    threads=config.threads,
                 )[0],
                 f"{kind}, seed {seed}, {taken[kind]} steps",
             )

@@ -6,7 +6,7 @@ import platform
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,22 +14,38 @@ import torch
 
 from regard import __version__
 from regard.benchmark import sweep
-from regard.benchmark.config import FORMAT, CompareConfig
-from regard.benchmark.measures import TASKS, Measure, Metric
+from regard.benchmark.config import FORMAT, MARK, CompareConfig
+from regard.benchmark.measures import Measure, Metric, taken
 from regard.benchmark.quality import MIN_UNITS
 from regard.benchmark.verdict import Estimate, Rival, Sample, Standing, estimates, recommend, ties
 
 Quality = Mapping[tuple[str, int, str], dict[str, Any]]
 """(specification, seed, name of a measure) -> what its training found"""
+Speeds = Mapping[str, Mapping[str, Any]]
+"""name of a specification or baseline -> the timing of its training steps, see `quality.step_timings`"""
 
 
 @dataclass(frozen=True)
 class Expected:
-    """The expected cost of a comparison, from a few steps of every specification. steps: by the name of a measure."""
+    """The expected cost of a comparison, from a few steps of every specification.
+
+    Attributes:
+        steps: by the name of a measure.
+        minutes: for everything.
+        peak_bytes: the most memory of a training.
+        start: seconds that a process takes to start.
+        seconds: by the name of a job, where there is a budget.
+        after: of these the seconds that a training takes once its last step is done, by the name of a measure.
+        changes: settings that the budget made smaller, by name.
+    """
 
     steps: dict[str, int]
     minutes: float
     peak_bytes: int
+    start: float = 0.0
+    seconds: dict[str, float] = field(default_factory=dict)
+    after: dict[str, float] = field(default_factory=dict)
+    changes: dict[str, Any] = field(default_factory=dict)
 
 
 def assemble(
@@ -37,15 +53,24 @@ def assemble(
     task: str,
     expected: Expected,
     quality: Quality,
+    speeds: Speeds,
     costs: dict[str, list[dict[str, Any]]],
     references: Sequence[dict[str, Any]],
+    notes: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Everything measured and everything concluded, as plain data."""
-    measures = TASKS[task]
+    """Everything measured and everything concluded, as plain data. Nothing is concluded from a timing that cannot be
+    trusted, or from trainings that were stopped where others were not.
+    """
+    measures = taken(task, expected.steps)
     first = measures[0]
     samples = {measure.name: _samples(config, quality, measure.name, measure.metric) for measure in measures}
+    stopped = _stopped(config, expected, quality, measures)
+    whole = [spec for spec in config.specs if spec not in stopped] or list(config.specs)
     tied = {
-        measure.name: ties(samples[measure.name], larger_is_better=measure.larger_is_better) for measure in measures
+        measure.name: ties(
+            {spec: samples[measure.name][spec] for spec in whole}, larger_is_better=measure.larger_is_better
+        )
+        for measure in measures
     }
     values = {measure.name: estimates(samples[measure.name]) for measure in measures}
     measured = {spec: _measured(config, spec, measures, quality, values) for spec in config.specs}
@@ -54,6 +79,7 @@ def assemble(
         {
             **_cost(config, spec, rows, costs["default"]),
             **measured[spec],
+            first.name: {**measured[spec][first.name], **_speed(speeds[spec])},
             "pictures": quality[spec, 0, first.name]["pictures"],
         }
         for spec in config.specs
@@ -64,13 +90,14 @@ def assemble(
             entry["spec"],
             entry[first.name][first.metric]["middle"],
             entry["recall"]["accuracy"]["middle"] if recalled else None,
-            entry[first.name]["tokens_per_second"],
+            None if entry[first.name]["speed"]["untrusted"] else entry[first.name]["tokens_per_second"],
             entry["decode"][-1]["state_bytes"] if entry["decode"] else None,
-            {row["length"]: row["seconds"] for row in entry["cost"] if row["kind"] == "both"},
+            {row["length"]: row["seconds"] for row in entry["cost"] if row["kind"] == "both" and not row["untrusted"]},
         )
         for entry in entries
+        if entry["spec"] in whole
     ]
-    beside = [_reference(reference, first) for reference in references]
+    beside = [_reference(reference, first, speeds) for reference in references]
     chance = 2 / config.recall.vocab_size if "recall" in tied else None
     counting = next((row for row in beside if row["train_seconds"] is None), None)
     advice = recommend(
@@ -103,6 +130,7 @@ def assemble(
         "ties": {name: {"best": best, "specs": names} for name, (best, names) in tied.items()},
         "unit": quality[config.specs[0], 0, first.name]["unit"],
         "recall_chance": chance,
+        "notes": [*notes, *stopped.values(), *_doubts(entries, beside, first)],
         "recommendation": asdict(advice),
         "reproduce": reproduce(config, expected),
     }
@@ -120,7 +148,7 @@ def reproduce(config: CompareConfig, expected: Expected) -> str:
 def _flags(prefix: str, values: dict[str, Any], defaults: dict[str, Any]) -> list[str]:
     words: list[str] = []
     for name, value in values.items():
-        if name == "specs" or value == defaults[name]:
+        if name == "specs" or (value == defaults[name] and name != "threads"):  # whose default is the machine's
             continue
         flag = f"{prefix}{name}".replace("_", "-")
         if isinstance(value, dict):
@@ -176,13 +204,51 @@ def _measured(
 
 
 def _training(trainings: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Speed and memory of the trainings of one model."""
+    """Memory and duration of the trainings of one model; train_untrusted: why their durations say little."""
     lengths = [one["step_seconds"] * one["steps"] for one in trainings]
     return {
-        "tokens_per_second": float(np.median([one["tokens_per_second"] for one in trainings])),
         "peak_bytes": max(one["peak_bytes"] for one in trainings),
         "train_seconds": float(np.median(lengths)),
+        "train_untrusted": next((one["untrusted"] for one in trainings if one["untrusted"]), None),
     }
+
+
+def _speed(timing: Mapping[str, Any]) -> dict[str, Any]:
+    """Tokens that a training reads in a second, with the interval, from steps that were timed in turns."""
+    positions = timing["positions"]
+    beside = {"low": positions / timing["high"], "high": positions / timing["low"]}
+    kept = {name: timing[name] for name in ("turns", "untrusted")}
+    return {"tokens_per_second": positions / timing["seconds"], "speed": {**beside, **kept}}
+
+
+def _stopped(
+    config: CompareConfig, expected: Expected, quality: Quality, measures: Sequence[Measure]
+) -> dict[str, str]:
+    """Specifications of which a training had to stop before its last step, and what is to be said of them."""
+    found: dict[str, str] = {}
+    for spec in config.specs:
+        for measure in measures:
+            steps = [quality[spec, seed, measure.name]["steps"] for seed in range(config.seeds)]
+            if min(steps) < (planned := expected.steps[measure.name]):
+                found[spec] = (
+                    f"{spec} was stopped after {min(steps)} of {planned} steps on {measure.subject}, when its share of "
+                    "the budget was used up: what it reached cannot be compared with the others"
+                )
+    return found
+
+
+def _doubts(entries: Sequence[Mapping[str, Any]], baselines: Sequence[Mapping[str, Any]], first: Measure) -> list[str]:
+    """What is to be said of timings that cannot be trusted."""
+    reasons = [entry[first.name]["speed"]["untrusted"] for entry in entries]
+    reasons += [row["speed"]["untrusted"] for row in baselines if row["speed"]]
+    reasons += [row["untrusted"] for entry in entries for row in (*entry["cost"], *entry["decode"])]
+    found = [reason for reason in reasons if reason]
+    if not found:
+        return []
+    return [
+        f"{len(found)} of {len(reasons)} timings, marked {MARK}, cannot be trusted and nothing is concluded from them: "
+        f"{found[0]}. Compare again on a quiet machine"
+    ]
 
 
 def _besides(tables: Sequence[Mapping[str, Any]], measure: Measure) -> dict[str, Any]:
@@ -211,7 +277,7 @@ def _cost(
         "layers": list(layers),
         "cost": [
             {
-                **{name: getattr(row, name) for name in ("length", "kind", "seconds", "low", "high")},
+                **{name: getattr(row, name) for name in ("length", "kind", "seconds", "low", "high", "untrusted")},
                 "default_seconds": defaults[row.length, row.kind].seconds
                 if (row.length, row.kind) in defaults
                 else None,
@@ -220,7 +286,14 @@ def _cost(
             if row.kind != "decode"
         ],
         "decode": [
-            {"length": row.length, "microseconds": row.seconds * 1e6, "state_bytes": row.state_bytes}
+            {
+                "length": row.length,
+                "microseconds": row.seconds * 1e6,
+                "low": row.low * 1e6,
+                "high": row.high * 1e6,
+                "untrusted": row.untrusted,
+                "state_bytes": row.state_bytes,
+            }
             for row in stacked
             if row.kind == "decode"
         ],
@@ -247,12 +320,14 @@ def _stacked(name: str, layers: Sequence[str], rows: Sequence[sweep.Row]) -> lis
                     kind,
                     *(sum(getattr(part, field) for part in here) for field in ("seconds", "low", "high")),
                     state_bytes=sum(sizes) if sizes else None,
+                    turns=min(part.turns for part in here),
+                    untrusted=next((part.untrusted for part in here if part.untrusted), None),
                 )
             )
     return stacked
 
 
-def _reference(reference: Mapping[str, Any], measure: Measure) -> dict[str, Any]:
+def _reference(reference: Mapping[str, Any], measure: Measure, speeds: Speeds) -> dict[str, Any]:
     """A row beside the specifications. What only counts is not trained; an interval is given only where there are
     enough documents to resample.
     """
@@ -269,8 +344,8 @@ def _reference(reference: Mapping[str, Any], measure: Measure) -> dict[str, Any]
         "parameters": trainings[0]["parameters"] if trainings else None,
         **_besides(reference["tables"], measure),
     }
-    untrained = {"tokens_per_second": None, "peak_bytes": None, "train_seconds": None}
-    return row | (_training(trainings) if trainings else untrained)
+    untrained = dict.fromkeys(("tokens_per_second", "speed", "peak_bytes", "train_seconds", "train_untrusted"))
+    return row | (_training(trainings) | _speed(speeds[reference["name"]]) if trainings else untrained)
 
 
 def _rivals(references: Sequence[dict[str, Any]], best: Sample, measure: Measure) -> list[Rival]:

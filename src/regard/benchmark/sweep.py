@@ -6,7 +6,8 @@ Run as `python -m regard.benchmark.sweep` it serves `sweep`: a process of its ow
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from itertools import count as count_from
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ from torch import Tensor
 
 from regard.benchmark.cost import counted
 from regard.benchmark.resting import resting_inputs
-from regard.benchmark.timing import Timing, paired
+from regard.benchmark.threads import default_threads
+from regard.benchmark.timing import REPEATS, Timing, paired
 from regard.benchmark.worker import in_worker, serve
 from regard.catalog import build, describe
 from regard.core import Attended, Attention, State
@@ -40,7 +42,7 @@ class SweepConfig:
         causal: causal or bidirectional.
         passes: any of "forward", "both" (forward + backward), "decode" (one token after `length` tokens).
         rounds: timed turns.
-        seconds: start no longer length after this, for each pass; the shortest is always timed.
+        seconds: for each pass; a length that would not be done by then is not begun. The shortest is always timed.
         threads: CPU threads.
 
     Raises:
@@ -55,7 +57,7 @@ class SweepConfig:
     passes: tuple[str, ...] = PASSES
     rounds: int = 5
     seconds: float = 60.0
-    threads: int = 2
+    threads: int = field(default_factory=default_threads)
 
     def __post_init__(self) -> None:
         problems = [f"{name} must not be empty" for name in ("specs", "lengths", "passes") if not getattr(self, name)]
@@ -84,7 +86,9 @@ class SweepConfig:
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement: seconds per call (per token for "decode"), quartiles, and the state's bytes (decode only)."""
+    """One measurement: seconds per call (per token for "decode") with their interval, how many turns they are the
+    median of, why they cannot be trusted (None: they can), and the state's bytes (decode only).
+    """
 
     spec: str
     length: int
@@ -93,6 +97,8 @@ class Row:
     low: float
     high: float
     state_bytes: int | None = None
+    turns: int = 1
+    untrusted: str | None = None
 
 
 def sweep(config: SweepConfig, *, fixed_allocation: bool = True) -> list[Row]:
@@ -109,20 +115,25 @@ def measure(config: SweepConfig) -> list[Row]:
     rows: list[Row] = []
     for kind in config.passes:
         until = time.perf_counter() + config.seconds
+        turn, before = 0.0, min(config.lengths)
         for length in sorted(config.lengths):
-            if length > min(config.lengths) and time.perf_counter() > until:
+            # A warm-up and one turn, which grow with the square of the length at most.
+            least = 2 * turn * (length / before) ** 2
+            if length > min(config.lengths) and time.perf_counter() + least > until:
                 break
             calls, sizes = _calls(config, kind, length)
             if calls:
                 left = max(until - time.perf_counter(), 0.0)
                 timings = paired(calls, rounds=config.rounds, budget_seconds=left)
                 rows += [_row(spec, length, kind, t, sizes.get(spec)) for spec, t in timings.items()]
+                turn, before = sum(timing.seconds for timing in timings.values()), length
     return rows
 
 
 def _row(spec: str, length: int, kind: str, timing: Timing, state_bytes: int | None) -> Row:
     calls = DECODED_TOKENS if kind == "decode" else 1
-    return Row(spec, length, kind, timing.seconds / calls, timing.low / calls, timing.high / calls, state_bytes)
+    seconds = (timing.seconds / calls, timing.low / calls, timing.high / calls)
+    return Row(spec, length, kind, *seconds, state_bytes, timing.turns, timing.untrusted)
 
 
 def _calls(config: SweepConfig, kind: str, length: int) -> tuple[dict[str, Callable[[], object]], dict[str, int]]:
@@ -139,7 +150,7 @@ def _calls(config: SweepConfig, kind: str, length: int) -> tuple[dict[str, Calla
         if kind != "decode":
             calls[spec] = _call(kind, lambda *x, m=mechanism: _attend(m, *x).values, (q, keys, v, *more.values()))
         elif config.causal and describe(spec).supports.state:
-            calls[spec], sizes[spec] = _decoding(mechanism, (q, keys, v, *more.values()))
+            calls[spec], sizes[spec] = _decoding(mechanism, (q, keys, v, *more.values()), config.rounds + 1)
     return calls, sizes
 
 
@@ -192,25 +203,36 @@ def count(config: SweepConfig) -> dict[tuple[str, int, str], Counted]:
     return counts
 
 
-def _decoding(mechanism: Attention, tensors: Sequence[Tensor]) -> tuple[Callable[[], object], int]:
-    """Each call decodes `DECODED_TOKENS` more tokens, going on from where the last call stopped, as generation does."""
+def _decoding(mechanism: Attention, tensors: Sequence[Tensor], calls: int) -> tuple[Callable[[], object], int]:
+    """Each call decodes `DECODED_TOKENS` more tokens, going on from where the last call stopped, as generation does.
+    After so many calls it begins again, from a state that was read beforehand: repeats are not of longer sequences.
+    """
+    states: list[State] = []
     with torch.no_grad():
-        now = [_attend(mechanism, *tensors, state=mechanism.initial_state(1, dtype=tensors[0].dtype)).state]
-    assert now[0] is not None
-    size = now[0].nbytes
+        for _ in range(REPEATS):
+            state = _attend(mechanism, *tensors, state=mechanism.initial_state(1, dtype=tensors[0].dtype)).state
+            assert state is not None
+            states.append(state)
+    size = states[0].nbytes
     tokens = [[x[:, :, at : at + 1] for x in tensors] for at in range(DECODED_TOKENS)]
+    done = count_from(0)
 
     def run() -> None:
+        at = next(done) // calls
         with torch.no_grad():
             for token in tokens:
-                now[0] = _attend(mechanism, *token, state=now[0]).state
+                after = _attend(mechanism, *token, state=states[at]).state
+                assert after is not None
+                states[at] = after
 
     return run, size
 
 
 def crossover(rows: Sequence[Row], spec: str, against: str, kind: str = "both") -> int | None:
-    """The shortest measured length from which on `spec` is faster than `against`; None: never within the rows."""
-    seconds = {(row.spec, row.length): row.seconds for row in rows if row.kind == kind}
+    """The shortest measured length from which on `spec` is faster than `against`; None: never within the rows. Rows
+    that cannot be trusted are none.
+    """
+    seconds = {(row.spec, row.length): row.seconds for row in rows if row.kind == kind and not row.untrusted}
     lengths = sorted(length for name, length in seconds if name == spec and (against, length) in seconds)
     shortest: int | None = None
     for length in reversed(lengths):

@@ -1,9 +1,14 @@
 """Paired timing: every candidate in one process, in turns, under fixed allocation; medians and ratios of medians."""
 
+import math
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+
+from regard.benchmark.quiet import MOST_SLOWER, Sample, Watch, doubt
+
+REPEATS = 2
+"""times as many turns as asked for, at most, while the machine is busy"""
 
 FIXED_ALLOCATION = {
     "MALLOC_MMAP_THRESHOLD_": str(2**32),
@@ -22,41 +27,87 @@ def allocation(environment: Mapping[str, str], *, fixed: bool) -> dict[str, str]
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of one candidate: the median and the quartiles over the rounds."""
+    """Seconds of one candidate: the median over the quiet turns, and the interval that it is believed to be in.
+
+    Attributes:
+        seconds: the median.
+        low, high: see `interval`.
+        turns: how many the median is over.
+        untrusted: why nothing should be concluded from it; None: the machine was quiet.
+    """
 
     seconds: float
     low: float
     high: float
+    turns: int = 1
+    untrusted: str | None = None
 
 
 def paired(
-    candidates: Mapping[str, Callable[[], object]], *, rounds: int = 5, warmup: int = 1, budget_seconds: float = 60.0
+    candidates: Mapping[str, Callable[[], object]],
+    *,
+    rounds: int = 5,
+    warmup: int = 1,
+    budget_seconds: float = 60.0,
+    watch: Watch | None = None,
 ) -> dict[str, Timing]:
     """Time callables in turns, so that a slow moment of a shared machine hits all of them.
 
+    A turn in which the machine was busy (see `regard.benchmark.quiet`) is repeated, up to `REPEATS` times as many turns
+    as asked for. Where too few were quiet, the figure says that it cannot be trusted.
+
     Args:
         candidates: name -> a call without arguments; each must finish its own work (synchronise a GPU).
-        rounds: turns; fewer when `budget_seconds` is used up, but at least one.
+        rounds: quiet turns; fewer when `budget_seconds` is used up, but at least one turn.
         warmup: untimed turns.
-        budget_seconds: stop starting rounds after this.
+        budget_seconds: stop starting turns after this.
+        watch: the clocks; None: those of this machine.
     """
+    watch = Watch() if watch is None else watch
     for _ in range(warmup):
         for call in candidates.values():
             call()
-    seconds: dict[str, list[float]] = {name: [] for name in candidates}
-    began = time.perf_counter()
-    for _ in range(rounds):
-        for name, call in candidates.items():
-            start = time.perf_counter()
-            call()
-            seconds[name].append(time.perf_counter() - start)
-        if time.perf_counter() - began > budget_seconds:
+    samples: dict[str, list[Sample]] = {name: [] for name in candidates}
+    began, before = watch.wall(), watch.slower()
+    for _ in range(REPEATS * rounds):
+        taken = {name: watch.timed(call) for name, call in candidates.items()}
+        after = watch.slower()
+        for name, (seconds, share) in taken.items():
+            samples[name].append(Sample(seconds, share, max(before, after)))
+        before = after
+        if all(sum(sample.quiet for sample in own) >= rounds for own in samples.values()):
             break
-    return {name: _summary(taken) for name, taken in seconds.items()}
+        if watch.wall() - began > budget_seconds:
+            break
+    return {name: summary(own, rounds) for name, own in samples.items()}
 
 
-def _summary(seconds: Sequence[float]) -> Timing:
-    if len(seconds) < 2:
-        return Timing(seconds[0], seconds[0], seconds[0])
-    low, middle, high = statistics.quantiles(seconds, n=4, method="inclusive")
-    return Timing(middle, low, high)
+def summary(samples: Sequence[Sample], rounds: int) -> Timing:
+    """The figure that samples make: of the quiet ones, or of all, with the doubt, where too few are quiet."""
+    untrusted = doubt(samples, rounds)
+    kept = [sample for sample in samples if untrusted or sample.quiet]
+    seconds = [sample.seconds for sample in kept]
+    low, high = interval(seconds)
+    slower = min(max(sample.slower for sample in kept), MOST_SLOWER)
+    return Timing(statistics.median(seconds), low / slower, high, len(kept), untrusted)
+
+
+def interval(seconds: Sequence[float]) -> tuple[float, float]:
+    """Where the median is, at 95 %, whatever the distribution: from the k-th smallest to the k-th largest, where fewer
+    than k of n coins fall heads with a probability of 2.5 % at most. The extremes where n is less than 6; one or two
+    say nothing of how much they vary, and get what the calibration lets pass.
+
+    Example:
+        >>> interval([5.0, 1.0, 4.0, 2.0, 3.0])
+        (1.0, 5.0)
+        >>> interval([float(at) for at in range(1, 22)])
+        (6.0, 16.0)
+    """
+    ordered, n = sorted(seconds), len(seconds)
+    if n < 3:
+        return ordered[0] / MOST_SLOWER, ordered[-1] * MOST_SLOWER
+    k, tail = 1, 2.0**-n
+    while tail + math.comb(n, k) * 2.0**-n <= 0.025:
+        tail += math.comb(n, k) * 2.0**-n
+        k += 1
+    return ordered[k - 1], ordered[n - k]

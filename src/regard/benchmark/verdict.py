@@ -96,10 +96,11 @@ class Standing:
     """bits per byte, or accuracy"""
     recall: float | None
     """None where only the quality counts"""
-    tokens_per_second: float
+    tokens_per_second: float | None
+    """None where the machine was busy while it was timed"""
     state_bytes: int | None
     cost: Mapping[int, float]
-    """length -> seconds of forward + backward"""
+    """length -> seconds of forward + backward, where they can be trusted"""
 
 
 @dataclass(frozen=True)
@@ -149,8 +150,11 @@ def recommend(
     by_name = {standing.spec: standing for standing in standings}
     good = [name for name in quality_ties if recall_ties is None or name in recall_ties]
     pool = good or list(quality_ties)
-    chosen = max((by_name[name] for name in pool), key=lambda standing: standing.tokens_per_second)
     sign = 1 if measure.larger_is_better else -1
+    speeds = {name: speed for name in pool if (speed := by_name[name].tokens_per_second) is not None}
+    timed = len(speeds) == len(pool)
+    # A speed that cannot be trusted decides nothing, so the others' speeds do not either.
+    chosen = by_name[max(pool, key=lambda name: speeds[name] if timed else sign * by_name[name].quality)]
     best = max(standings, key=lambda standing: sign * standing.quality)
     sentences: list[str] = []
     if floor is not None and sign * best.quality <= sign * floor[1]:
@@ -175,8 +179,13 @@ def recommend(
     ]
     sentences += _of_recall(standings, chosen, measure, chance, good=bool(good))
     others = [name for name in pool if name != chosen.spec]
-    if others:
-        sentences.append(f"of those it trains fastest at {length} tokens ({chosen.tokens_per_second:,.0f} tokens/s)")
+    if others and timed:
+        sentences.append(f"of those it trains fastest at {length} tokens ({speeds[chosen.spec]:,.0f} tokens/s)")
+    elif others:
+        sentences.append(
+            "which of those trains fastest cannot be said: the machine was busy while they were timed, so this is the "
+            "one of the best quality; compare again on a quiet machine"
+        )
     longest = max(chosen.cost, default=0)
     cheaper = [
         s for s in standings if longest and s.cost.get(longest, float("inf")) < CHEAPER_SHARE * chosen.cost[longest]

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from regard import consent, errors
+from regard.benchmark import quiet
 from regard.benchmark.timing import allocation
 from regard.errors import RegardError, ResourceError, out_of_memory
 
@@ -26,7 +27,7 @@ def in_worker(
     threads: int,
     each: Callable[[Any], None] = lambda result: None,
 ) -> list[Any]:
-    """Run `python -m module`, which calls `serve`, on a payload of plain data.
+    """Run `python -m module`, which calls `serve`, on a payload of plain data; both know the run's best calibration.
 
     Args:
         module: the module to run.
@@ -40,6 +41,7 @@ def in_worker(
 
     Raises:
         RegardError: the one that the work raised, with its class and message.
+        KeyboardInterrupt: Ctrl-C, here or there.
         ResourceError: a signal ended the process.
         subprocess.CalledProcessError: it failed otherwise; its traceback went to our standard error.
     """
@@ -47,16 +49,22 @@ def in_worker(
     command = [sys.executable, "-P", "-m", module]  # -P: or the working folder comes first and hides what is installed
     results: list[Any] = []
     with _orderly():
-        process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8", env=environment
-        )
+        # Ctrl-C reaches parent and child. One that is still importing has no answer to it but a traceback, so it waits.
+        unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8", env=environment
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            process.stdin.write(json.dumps(payload) + "\n")
+            process.stdin.write(json.dumps({"payload": payload, "laps": quiet.best()}) + "\n")
             process.stdin.flush()
             for line in process.stdout:
                 answer = json.loads(line)
+                quiet.seen(answer["laps"])
                 if "error" in answer:
                     raise getattr(errors, answer["error"])(answer["message"])
                 results.append(answer["result"])
@@ -66,6 +74,8 @@ def in_worker(
             process.stdin.close()  # whatever is left there stops: see _end_with_parent
             process.stdout.close()
             process.wait()
+    if code == 128 + signal.SIGINT:
+        raise KeyboardInterrupt
     if code < 0:
         name = signal.Signals(-code).name
         hint = "; the system does that when memory runs out: use less of it" if name == "SIGKILL" else ""
@@ -77,16 +87,28 @@ def in_worker(
 
 def serve(work: Callable[[Any], Iterable[Any]]) -> int:
     """The other side of `in_worker`: give `work` the payload, send each result as it comes; the exit code."""
-    payload = json.loads(sys.stdin.readline())
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # see `in_worker`; one that waited comes here
+        return _serve(work)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
+
+def _serve(work: Callable[[Any], Iterable[Any]]) -> int:
+    asked = json.loads(sys.stdin.readline())
+    quiet.seen(asked["laps"])
     threading.Thread(target=_end_with_parent, args=(signal.getsignal(signal.SIGTERM),), daemon=True).start()
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is no answer
 
     def say(**answer: Any) -> None:
-        print(json.dumps(answer), file=answers, flush=True)
+        try:
+            print(json.dumps({**answer, "laps": quiet.best()}), file=answers, flush=True)
+        except BrokenPipeError:  # who asked wants no more of it
+            raise SystemExit(128 + signal.SIGTERM) from None
 
     try:
-        for result in work(payload):
+        for result in work(asked["payload"]):
             say(result=result)
     except RegardError as error:
         say(error=type(error).__name__, message=str(error))
@@ -99,8 +121,6 @@ def serve(work: Callable[[Any], Iterable[Any]]) -> int:
             raise
         say(error=type(fault).__name__, message=str(fault))
         return fault.exit_code
-    except KeyboardInterrupt:
-        return 130
     return 0
 
 

@@ -29,14 +29,17 @@ class SparsityRegularisers(RecallClaim):
         "exact-retrieval article, whose code takes the L1 norm of the output. (That of normalised weights is 1 in "
         "every row, whatever they are, and presses to nothing.)",
         source="The exact-retrieval article, its remedy of sparsity regularisation",
-        control="Softmax answers everything in the same model and training. A row of normalised weights sums to 1, so "
-        "its L1 norm has gradient 0. The entropy loss does what it says: rows spread over fewer keys than without it.",
+        control="Softmax answers everything in the same model and training. Linear attention can win: with Taylor "
+        "features, which can be sharper, it answers everything too. A row of normalised weights sums to 1, so its L1 "
+        "norm has gradient 0. The entropy loss at its largest weight does what it says: rows spread over fewer keys.",
         measures="Accuracy on associative recall (MQAR) of two layers of linear attention, with each loss less without "
-        "any, from the same weights on the same sequences; and effective keys exp(entropy) of the rows of the second "
-        "layer.",
+        "any, from the same weights on the same sequences. Each loss is tried at every weight; the one that is best on "
+        "validation sequences is judged on others. Beside it effective keys exp(entropy) of the rows of the second "
+        "layer, at the largest weight.",
     )
     controls = (
         Control(value="softmax", title="softmax: accuracy", expected=1.0, tolerance=0.05),
+        Control(value="sharp", title="linear, Taylor features: accuracy", expected=1.0, tolerance=0.05, small=False),
         Control(value="constant", title="L1 of normalised weights: gradient", expected=0.0, tolerance=1e-4),
         Control(
             value="fewer keys", title="entropy loss: 1 if rows spread over fewer keys", expected=1.0, tolerance=0.0
@@ -44,38 +47,60 @@ class SparsityRegularisers(RecallClaim):
     )
     findings = (
         Finding(value="output_l1", title="output L1, as the article has it: accuracy gained", at_least=0.05),
+        Finding(value="output_l1_sum", title="output L1, summed: accuracy gained", at_least=0.05),
         Finding(value="score_l1", title="L1 of weights before normalising: accuracy gained", at_least=0.05),
         Finding(value="entropy", title="entropy of rows: accuracy gained", at_least=0.05, states=False),
+        Finding(value="hoyer", title="Hoyer's measure of rows: accuracy gained", at_least=0.05, states=False),
+        Finding(value="l_half", title="L1/2 of rows: accuracy gained", at_least=0.05, states=False),
     )
     least_seeds = 5
-    revised = Revision(what="The entropy of rows, which the claim does not name, decided about it.", seen=(0, 1, 2))
-    plots = (
-        Plot(name="accuracy", title="Accuracy", x="", y="share that is right"),
-        Plot(name="keys", title="Effective keys of the second layer", x="", y="effective keys"),
-        Plot(name="loss", title="Training", x="part of the training", y="nats"),
+    revised = Revision(
+        what="The entropy of rows, which the claim does not name, decided about it. Three losses of six were tried, at "
+        "the weight 0.01 alone, which did not always reach the control of the entropy loss; it is asked of the largest "
+        "weight now, and that linear attention can win is a control.",
+        seen=(0, 1, 2, 100, 101, 102, 103, 104),
     )
-    tiny: ClassVar[Mapping[str, object]] = {**RecallClaim.tiny, "steps": 20, "weight": 0.1}
+    plots = (
+        Plot(name="accuracy", title="Accuracy over the weight of the loss", x="weight", y="right", log_x=True),
+        Plot(name="keys", title="Effective keys of the second layer, largest weight", x="", y="effective keys"),
+        Plot(name="loss", title="Training, largest weight", x="part of the training", y="nats"),
+    )
+    tiny: ClassVar[Mapping[str, object]] = {
+        **RecallClaim.tiny,
+        "steps": 8,
+        "vocab_size": 6,
+        "length": 8,
+        "dim": 32,
+        "weights": (0.1,),
+        "taylor": "linear",
+    }
 
     linear: str = "linear(regulariser={kind}, regulariser_weight={weight})"
     softmax: str = "softmax"
-    kinds: tuple[str, ...] = (NONE, "output_l1", "score_l1", "entropy")
-    weight: float = 0.01
+    taylor: str = "linear(feature_map=taylor)"
+    kinds: tuple[str, ...] = ("output_l1", "output_l1_sum", "score_l1", "entropy", "hoyer", "l_half")
+    weights: tuple[float, ...] = (1e-3, 3e-2, 1.0)
 
     def observe(self, seed: int) -> Observation:
-        """Train softmax, then linear attention with each loss."""
-        specs = {kind: self.linear.format(kind=kind, weight=self.weight) for kind in self.kinds}
-        shares, keys, losses = {}, {}, {}
+        """Train softmax and linear attention without a loss, then with each loss at each weight."""
         tokens, _ = sequences(RecallTask(self.task, seed=seed), "valid", range(min(50, self.sequences)))
-        for kind, spec in {**specs, "softmax": self.softmax}.items():
-            trained = self.trained(spec, seed)
-            shares[kind], keys[kind] = trained.test, spread(trained.model, tokens)
-            losses[kind] = (tuple(range(len(trained.loss))), trained.loss)
-        values = {kind: shares[kind] - shares[NONE] for kind in self.kinds if kind != NONE}
-        values |= {"softmax": shares["softmax"], "constant": constant(seed)}
+        alone = {
+            NONE: self.trained(self.linear.format(kind=NONE, weight=self.weights[0]), seed),
+            "softmax": self.trained(self.softmax, seed),
+            "taylor": self.trained(self.taylor, seed),
+        }
+        keys = {name: spread(alone[name].model, tokens) for name in (NONE, "softmax")}
+        losses = {name: (tuple(range(len(one.loss))), one.loss) for name, one in alone.items()}
+        values = {"softmax": alone["softmax"].test, "sharp": alone["taylor"].test, "constant": constant(seed)}
+        over: dict[str, Curve] = {NONE: (self.weights, [alone[NONE].test] * len(self.weights))}
+        for kind in self.kinds:
+            tried = [self.trained(self.linear.format(kind=kind, weight=weight), seed) for weight in self.weights]
+            values[kind] = max(tried, key=lambda one: one.valid).test - alone[NONE].test
+            keys[kind] = spread(tried[-1].model, tokens)
+            losses[kind] = (tuple(range(len(tried[-1].loss))), tried[-1].loss)
+            over[kind] = (self.weights, [one.test for one in tried])
         values["fewer keys"] = float(keys["entropy"] < keys[NONE])
-        curves: dict[str, dict[str, Curve]] = {"loss": losses}
-        curves["accuracy"] = {"": (list(shares), list(shares.values()))}
-        curves["keys"] = {"": (list(keys), list(keys.values()))}
+        curves = {"accuracy": over, "keys": {"": (list(keys), list(keys.values()))}, "loss": losses}
         return Observation(values, curves)
 
 

@@ -5,12 +5,13 @@ Exits 7 if the control missed: `softmax` against its definition.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import tyro
 
+from regard.benchmark.threads import default_threads
 from regard.cli._numbers import one_word, parse_lengths, require_positive
 from regard.cli._options import read
 from regard.cli._output import console, emit, table
@@ -57,8 +58,8 @@ class Options:
     """of networks, counted from 0; None: the first, the middle and the last"""
     corpus: str = "state_of_the_union"
     """the text that networks read"""
-    threads: int = 2
-    """CPU threads"""
+    threads: int = field(default_factory=default_threads)
+    """CPU threads; by default OMP_NUM_THREADS, else all cores"""
     seed: int = 0
     """of everything random"""
     out: str | None = None

@@ -5,11 +5,12 @@ Forward, forward + backward, and decoding; CPU, float32, under fixed allocation 
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 import tyro
 
+from regard.benchmark.threads import default_threads
 from regard.cli._numbers import one_word, parse_lengths
 from regard.cli._options import read
 from regard.cli._output import console, emit, table
@@ -39,8 +40,8 @@ class Options:
     """timed turns"""
     seconds: float = 60.0
     """for each pass, start no longer length after this; the shortest is always timed"""
-    threads: int = 2
-    """CPU threads"""
+    threads: int = field(default_factory=default_threads)
+    """CPU threads; by default OMP_NUM_THREADS, else all cores"""
     counted: bool = False
     """count operations and elements too (no clock, any machine gives the same)"""
     json: bool = False
@@ -63,6 +64,8 @@ def parse(words: Sequence[str]) -> Options:
 def run(options: Options) -> int:
     """Time under fixed allocation, the default figures beside them."""
     from regard.benchmark import sweep
+    from regard.benchmark.config import MARK
+    from regard.report.summary import marked
 
     if not options.specs:
         raise ConfigError("name what to time, such as softmax linear; regard list shows what there is")
@@ -84,13 +87,17 @@ def run(options: Options) -> int:
     counted = sweep.count(config) if options.counted else {}
     if options.json:
         rows = [
-            {**asdict(r), "default_seconds": default[r.spec, r.length, r.kind].seconds}
+            {
+                **asdict(r),
+                "default_seconds": default[r.spec, r.length, r.kind].seconds,
+                "default_untrusted": default[r.spec, r.length, r.kind].untrusted,
+            }
             for r in fixed
             if (r.spec, r.length, r.kind) in default
         ]
         emit({"plan": asdict(config), "rows": rows, "counted": [asdict(one) for one in counted.values()]})
         return 0
-    exact = {(r.length, r.kind): r.seconds for r in fixed if r.spec == sweep.SDPA}
+    exact = {(r.length, r.kind): r for r in fixed if r.spec == sweep.SDPA}
     lines = []
     for row in fixed:
         against = exact.get((row.length, row.kind))
@@ -101,20 +108,26 @@ def run(options: Options) -> int:
                 row.spec,
                 row.kind,
                 f"{row.length:,}",
-                f"{row.seconds * 1e3:.3f}",
+                marked(f"{row.seconds * 1e3:.3f}", row.untrusted),
                 f"{row.low * 1e3:.3f} to {row.high * 1e3:.3f}",
-                f"{slow.seconds * 1e3:.3f}" if slow else "",
-                f"{against / row.seconds:.2f}" if against else "",
+                marked(f"{slow.seconds * 1e3:.3f}", slow.untrusted) if slow else "",
+                f"{against.seconds / row.seconds:.2f}" if against and not (against.untrusted or row.untrusted) else "",
                 f"{row.state_bytes:,}" if row.state_bytes is not None else "",
                 *((f"{cost.operations:.3g}", f"{cost.elements:.3g}") if cost else ("", "") if options.counted else ()),
             )
         )
-    heads = ("mechanism", "pass", "tokens", "ms", "quartiles", "ms, default allocation", "times SDPA", "state bytes")
+    heads = ("mechanism", "pass", "tokens", "ms", "interval", "ms, default allocation", "times SDPA", "state bytes")
     screen = console()
     screen.print(table(*heads, *(("operations", "elements") if options.counted else ()), rows=lines))
     screen.print(
         f"(1, {config.heads}, tokens, {config.key_dim}), float32, {config.threads} threads; medians of turns in one "
-        "process under fixed allocation; default allocation beside them. Decoding: one token.",
+        "process under fixed allocation, with 95 % intervals; default allocation beside them. Decoding: one token.",
         markup=False,
     )
+    if doubts := [row.untrusted for row in (*fixed, *default.values()) if row.untrusted]:
+        screen.print(
+            f"{len(doubts)} of {len(fixed) + len(default)} figures, marked {MARK}, cannot be trusted: {doubts[0]}. "
+            "Time again on a quiet machine.",
+            markup=False,
+        )
     return 0

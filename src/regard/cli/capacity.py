@@ -5,12 +5,13 @@ finds every pair, and equal weights one.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import tyro
 
+from regard.benchmark.threads import default_threads
 from regard.cli._numbers import require_positive
 from regard.cli._output import console, emit, table
 from regard.cli._threads import cpu_threads
@@ -36,8 +37,8 @@ class Options:
     """logits of a key with itself; the best one for each mechanism is shown"""
     trials: int = 32
     """independent sets of pairs"""
-    threads: int = 2
-    """CPU threads"""
+    threads: int = field(default_factory=default_threads)
+    """CPU threads; by default OMP_NUM_THREADS, else all cores"""
     seed: int = 0
     """of everything random"""
     out: str | None = None

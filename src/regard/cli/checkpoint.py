@@ -15,8 +15,8 @@ class Options:
     """An action on the checkpoints of a run."""
 
     action: tyro.conf.Positional[Literal["list", "verify", "export"]]
-    """list: all of them; verify: every file against its SHA-256, and what the run began with, exit 4 if one is damaged;
-    export: the weights of the newest sound one as safetensors"""
+    """list: all of them; verify: every file against its SHA-256, the run that it is of, and what that began with, exit
+    4 if one is damaged or another's; export: the weights of the newest sound one as safetensors"""
     run: tyro.conf.Positional[str]
     """directory of a run"""
     out: str | None = None
@@ -37,13 +37,14 @@ def run(options: Options) -> int:
 
 
 def _export(options: Options) -> int:
-    from regard.training import checkpoint
+    from regard.training import begun, checkpoint
 
     if options.out is None:
         raise ConfigError("export needs --out FILE.safetensors")
     newest, _ = checkpoint.newest(Path(options.run) / "checkpoints")
     if newest is None:
         raise CheckpointError(f"{options.run} has no checkpoint yet; continue it with regard train --resume")
+    begun.identity(Path(options.run)).require(newest, Path(options.run))
     checkpoint.export(newest.path, Path(options.out))
     if options.json:
         emit({"checkpoint": str(newest.path), "out": options.out})
@@ -61,7 +62,8 @@ def _shown(options: Options) -> int:
         state = "not verified"
         if options.action == "verify":
             try:
-                checkpoint.load(path)
+                saved = checkpoint.load(path)
+                begun.identity(Path(options.run)).require(saved, Path(options.run))
                 state = "sound"
             except CheckpointError as error:
                 damaged, state = True, f"damaged: {error}"

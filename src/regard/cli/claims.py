@@ -19,6 +19,8 @@ from regard.cli._threads import cpu_threads
 from regard.errors import ConfigError, DataError
 from regard.reading import content
 
+_AGAIN = "remove it and measure the claim again, or choose another --out"
+
 
 @dataclass(frozen=True)
 class Options:
@@ -136,11 +138,11 @@ def recorded(folder: Path) -> list[dict[str, Any]]:
             continue
         try:
             result = opened(content(path))
-        except (OSError, ValueError) as error:
-            raise DataError(
-                f"{path} holds no results of a claim: {error}; remove it and measure it again, or choose another --out"
-            ) from error
+        except OSError as error:
+            raise DataError(f"cannot read {path}: {error.strerror}; {_AGAIN}") from None
+        except ValueError as error:
+            raise DataError(f"{path} holds no results of a claim that can be believed ({error}); {_AGAIN}") from error
         if result.get("format") != claims.FORMAT:
-            raise DataError(f"{path} holds no results of a claim that this version reads; remove it, or another --out")
+            raise DataError(f"{path} holds no results of a claim that this version of regard reads; {_AGAIN}")
         results.append(result)
     return results

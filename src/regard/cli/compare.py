@@ -10,7 +10,7 @@ from pathlib import Path
 
 import tyro
 
-from regard.benchmark.config import DEFAULT_SPECS, CompareConfig
+from regard.benchmark.config import DEFAULT_SPECS, CompareConfig, quick
 from regard.cli._output import console, emit, table
 from regard.errors import ConfigError
 
@@ -23,6 +23,8 @@ class Options(CompareConfig):
     """mechanisms; `a / b` alternates by layer, `a:2 + b:2` mixes by head"""
     out: str = "comparison"
     """folder for results.json, report.html and everything that an interrupted comparison needs to go on"""
+    quick: bool = False
+    """a first look within a minute: --budget 60s, shorter --lengths, fewer rounds"""
     data: str | None = None
     """compare by classify on these texts or images, see --classification.data"""
     json: bool = False
@@ -35,7 +37,15 @@ def run(options: Options) -> int:
 
     config = configured(options)
     notes = console(machine=True)
-    results = compare(config=config, out=options.out, tell=lambda line: notes.print(line, markup=False))
+    try:
+        results = compare(config=config, out=options.out, tell=lambda line: notes.print(line, markup=False))
+    except KeyboardInterrupt:
+        kept = (Path(options.out) / "comparison.json").exists()
+        way = (
+            f"the same command goes on where it stopped, with what is in {options.out}" if kept else "nothing was kept"
+        )
+        notes.print(f"regard compare: interrupted; {way}", markup=False)
+        return 130
     if options.json:
         emit(results)
         return 0
@@ -47,9 +57,10 @@ def configured(options: Options) -> CompareConfig:
     """The comparison that the options describe.
 
     Raises:
-        ConfigError: --data for another task than classify.
+        ConfigError: --data for another task than classify; --quick beside --budget.
     """
     config = CompareConfig(**{field.name: getattr(options, field.name) for field in fields(CompareConfig)})
+    config = quick(config) if options.quick else config
     if options.data is None:
         return config
     if config.task not in (None, "classify"):
@@ -59,13 +70,14 @@ def configured(options: Options) -> CompareConfig:
 
 def show(results: dict, out: Path) -> None:
     """The table and the recommendation, on stdout."""
+    from regard.report.summary import notes, tie_note
     from regard.report.summary import table as summary
-    from regard.report.summary import tie_note
 
     screen = console()
     columns, rows = summary(results)
     screen.print(table(*columns, rows=rows))
-    screen.print(tie_note(results), markup=False)
+    for line in (tie_note(results), *notes(results)):
+        screen.print(line, markup=False)
     advice = results["recommendation"]
     screen.print(f"\nUse {advice['spec']}: {advice['reason']}", markup=False)
     screen.print(f"\nReport: {out / 'report.html'}", markup=False)

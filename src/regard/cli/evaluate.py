@@ -7,7 +7,7 @@ import tyro
 
 from regard.cli._output import console, emit, table
 from regard.errors import ConfigError
-from regard.tasks.config import TextConfig, TranslationConfig
+from regard.tasks.config import ClassificationConfig, TextConfig, TranslationConfig
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,8 @@ class Options:
     split: Literal["train", "valid", "test"] | None = None
     """part of the data; None: valid for a run, all of it for published weights"""
     corpus: str | None = None
-    """other text than the run's: a bundled corpus, a .txt or .jsonl file, or a folder of .txt files; for a run on
-    translation, a .tsv file"""
+    """other text than the run's: a bundled corpus, a file of text, one with a text in every row, or a folder of such
+    files; for a run on translation, a .tsv file; for one on classes of texts in a file, a file like it, all of it"""
     document: str | None = None
     """published weights: only this document of the corpus, a year of state_of_the_union"""
     length: int | None = None
@@ -82,16 +82,21 @@ def _run(options: Options) -> dict[str, object]:
             says = "task says what is read" if name in _DATA_OPTIONS else "model is as trained"
             raise ConfigError(f"{options.run} is a run, whose {says}: --{flag} is for published weights")
     loaded = load(options.run, device=options.device, trust=options.trust)
-    task = None
+    task, split = None, options.split
     if options.corpus is not None:
         trained_task = loaded.config.task
-        if not isinstance(trained_task, TextConfig | TranslationConfig):
+        if isinstance(trained_task, TextConfig | TranslationConfig):
+            task = replace(trained_task, corpus=options.corpus)
+        elif isinstance(trained_task, ClassificationConfig) and trained_task.from_table:
+            if split not in (None, "test"):
+                raise ConfigError(f"{options.corpus} is read whole, as the test; leave --split {split} out")
+            task, split = replace(trained_task, test=options.corpus), "test"
+        else:
             raise ConfigError(f"{options.run} was trained on {trained_task.name}, which takes no --corpus")
-        task = replace(trained_task, corpus=options.corpus)
     return evaluate(
         loaded,
         task,
-        options.split or "valid",
+        split or "valid",
         batch_size=16 if options.batch_size is None else options.batch_size,
         limit=options.limit,
         beams=options.beam,

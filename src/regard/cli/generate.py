@@ -1,17 +1,19 @@
-"""Continue a text, streaming; translate, classify, fill in masks or draw images, whatever the run was trained on."""
+"""Continue a text, streaming; translate, classify, fill in masks, draw images or converse, as the model was trained."""
 
 import io
 import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
-from regard.errors import ConfigError, InputError, LimitError
+from regard.cli._batch import AT_A_TIME, Prompt, answer, continued, prompts, told
+from regard.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
+    from regard.integrations.pretrained import PublishedModel
     from regard.models import LanguageModel
     from regard.models.generate import Tokenizer
     from regard.training import TrainedModel
@@ -26,6 +28,12 @@ class Options:
     prompt: tyro.conf.Positional[str | None] = None
     """the text to continue, classify, or fill in (masked: with [MASK] for every hidden token); the sentences to
     translate, one a line; - reads standard input; nothing for images"""
+    batch: str | None = None
+    """instead of a prompt, a file with one on every line; - reads standard input. Every answer is a line of JSON"""
+    chat: bool = False
+    """published instruct weights: a conversation, a line for what you say; Ctrl-D ends it"""
+    system: str | None = None
+    """with --chat: what the model is told first; None: what its template says"""
     max_new_tokens: int | None = None
     """most new tokens; None: 200, or for translations as many as the run was trained on"""
     temperature: float | None = None
@@ -64,7 +72,6 @@ class Options:
 _SAMPLING_OPTIONS = ("max_new_tokens", "temperature", "top_k", "top_p", "seed", "stop")
 _CONTINUING_OPTIONS = (*_SAMPLING_OPTIONS, "weights")
 _DRAWING_OPTIONS = ("temperature", "top_k", "top_p", "seed", "out", "count", "complete")
-_LINES_AT_A_TIME = 16
 _BEAM_OPTIONS = ("max_new_tokens", "beam", "length_penalty")
 
 
@@ -73,13 +80,26 @@ def run(options: Options) -> int:
     for text in (sys.stdin, sys.stdout):
         if isinstance(text, io.TextIOWrapper):
             text.reconfigure(encoding="utf-8", errors="surrogateescape" if text is sys.stdin else "strict")
+    if options.system is not None and not options.chat:
+        raise ConfigError("--system goes with --chat; leave it out, or write it into the prompt")
+    if options.batch is not None and (options.prompt is not None or options.chat):
+        beside = "--chat" if options.chat else repr(options.prompt)
+        raise ConfigError(f"--batch {options.batch} has the prompts; leave {beside} out")
     from regard.integrations import pretrained
 
     if pretrained.recognised(options.run):
         published = pretrained.load(
-            options.run, device=options.device, attention=options.attention, max_length=options.max_length
+            options.run,
+            device=options.device,
+            attention=options.attention,
+            max_length=options.max_length,
+            weights=options.weights or "float32",
         )
+        if options.chat:
+            return _converse(options, published)
         return _continue(options, published.decoder, published.reader, published.stop_tokens)
+    if options.chat:
+        raise ConfigError(f"{options.run} is a run, and no run is trained to converse: --chat is for published weights")
     for name in ("attention", "max_length"):
         if getattr(options, name) is not None:
             flag = name.replace("_", "-")
@@ -99,35 +119,58 @@ def run(options: Options) -> int:
         return _draw(options, loaded)
     if loaded.tokenizer is None or not isinstance(loaded.model, LanguageModel):
         raise ConfigError(f"{options.run} was trained on {task}, which has no text to continue")
+    if options.weights is not None:
+        from regard.models.packed import pack
+
+        pack(loaded.model)
     return _continue(options, loaded.model, loaded.tokenizer, ())
 
 
 def _continue(options: Options, model: "LanguageModel", tokenizer: "Tokenizer", stop_tokens: tuple[int, ...]) -> int:
-    """The continuation of the prompt, as it comes."""
+    """The continuation of the prompt, as it comes; of every prompt of a batch, when it is whole."""
     from regard.models.generate import stream
+
+    sampling = _sampling(options, does="continues text")
+    if options.batch is None:
+        pieces = stream(model, [_prompt(options)], stop_tokens=stop_tokens, tokenizer=tokenizer, **sampling)
+        for piece in pieces:
+            sys.stdout.write(piece.text)
+            sys.stdout.flush()
+        sys.stdout.write("\n")
+        return 0
+    given, ids = _prompts(options), []
+    for prompt in given:
+        with told(prompt.where):
+            ids.append(tokenizer.encode(prompt.text))
+    longest = max(range(len(ids)), key=lambda row: len(ids[row]))
+    with told(given[longest].where):
+        pieces = stream(model, ids, stop_tokens=stop_tokens, tokenizer=tokenizer, batch_size=AT_A_TIME, **sampling)
+    continued(given, pieces)
+    return 0
+
+
+def _sampling(options: Options, *, does: str) -> dict[str, Any]:
+    """Options of what continues text."""
     from regard.models.sampling import Sampling
 
-    _only(options, *_CONTINUING_OPTIONS, does="continues text")
-    if options.weights is not None:
-        from regard.models.packed import pack
+    _only(options, *_CONTINUING_OPTIONS, does=does)
+    return {
+        "max_new_tokens": 200 if options.max_new_tokens is None else options.max_new_tokens,
+        "temperature": Sampling().temperature if options.temperature is None else options.temperature,
+        "top_k": options.top_k,
+        "top_p": options.top_p,
+        "seed": 0 if options.seed is None else options.seed,
+        "stop": options.stop,
+    }
 
-        pack(model)
-    for piece in stream(
-        model,
-        [_prompt(options)],
-        max_new_tokens=200 if options.max_new_tokens is None else options.max_new_tokens,
-        temperature=Sampling().temperature if options.temperature is None else options.temperature,
-        top_k=options.top_k,
-        top_p=options.top_p,
-        seed=0 if options.seed is None else options.seed,
-        stop=options.stop,
-        stop_tokens=stop_tokens,
-        tokenizer=tokenizer,
-    ):
-        sys.stdout.write(piece.text)
-        sys.stdout.flush()
-    sys.stdout.write("\n")
-    return 0
+
+def _converse(options: Options, published: "PublishedModel") -> int:
+    """A reply for every line."""
+    from regard.cli._chat import converse
+
+    if options.prompt is not None:
+        raise ConfigError(f"--chat reads what you say line by line; leave {options.prompt!r} out")
+    return converse(published, options.system, _sampling(options, does="converses"))
 
 
 def _translate(options: Options, loaded: "TrainedModel") -> int:
@@ -135,23 +178,29 @@ def _translate(options: Options, loaded: "TrainedModel") -> int:
     from regard.training.trained_model import BEAMS, LENGTH_PENALTY
 
     _only(options, *_BEAM_OPTIONS, does="translates")
-    lines = _prompt(options).removesuffix("\n").split("\n")  # str.splitlines also cuts at U+2028 and others
-    blank = next((number for number, line in enumerate(lines, 1) if not line.strip()), None)
-    if blank is not None:
-        raise InputError(f"line {blank} is empty: give some text, a sentence in every line")
-    for first in range(0, len(lines), _LINES_AT_A_TIME):
-        some = lines[first : first + _LINES_AT_A_TIME]
-        try:
+    if options.batch is None:
+        texts = _prompt(options).removesuffix("\n").split("\n")  # str.splitlines also cuts at U+2028 and others
+        given = [Prompt(f"line {number}", text) for number, text in enumerate(texts, 1)]
+    else:
+        given = _prompts(options)
+    for prompt in given:
+        if not prompt.text.strip():
+            raise InputError(f"{prompt.where} is empty: give some text, a sentence in every line")
+    for first in range(0, len(given), AT_A_TIME):
+        some = given[first : first + AT_A_TIME]
+        with told(f"lines {first + 1} to {first + len(some)}"):
             translated = loaded.translate(
-                some,
+                [prompt.text for prompt in some],
                 beams=BEAMS if options.beam is None else options.beam,
                 length_penalty=LENGTH_PENALTY if options.length_penalty is None else options.length_penalty,
                 max_new_tokens=options.max_new_tokens,
-                batch_size=_LINES_AT_A_TIME,
+                batch_size=AT_A_TIME,
             )
-        except (InputError, LimitError) as error:
-            raise type(error)(f"lines {first + 1} to {first + len(some)}: {error}") from error
-        print("\n".join(translated), flush=True)
+        for prompt, text in zip(some, translated, strict=True):
+            if options.batch is None:
+                print(text, flush=True)
+            else:
+                answer(prompt, text=text)
     return 0
 
 
@@ -163,6 +212,11 @@ def _classify(options: Options, loaded: "TrainedModel") -> int:
             f"{options.run} was trained on images, which are no text: use regard evaluate, or in Python "
             f"regard.load({options.run!r}).classify(image)"
         )
+    if options.batch is not None:
+        for prompt in _prompts(options):
+            with told(prompt.where):
+                answer(prompt, classes=loaded.classify(prompt.text))
+        return 0
     for name, probability in loaded.classify(_prompt(options)).items():
         print(f"{probability:.4f}\t{name}")
     return 0
@@ -171,6 +225,11 @@ def _classify(options: Options, loaded: "TrainedModel") -> int:
 def _fill(options: Options, loaded: "TrainedModel") -> int:
     """The prompt with its masks filled in."""
     _only(options, does="fills in masks")
+    if options.batch is not None:
+        for prompt in _prompts(options):
+            with told(prompt.where):
+                answer(prompt, text=loaded.fill(prompt.text))
+        return 0
     sys.stdout.write(loaded.fill(_prompt(options)).rstrip("\n") + "\n")
     return 0
 
@@ -188,8 +247,9 @@ def _draw(options: Options, loaded: "TrainedModel") -> int:
 
     _only(options, *_DRAWING_OPTIONS, does="draws images")
     out, count = options.out, 16 if options.count is None else options.count
-    if options.prompt is not None:
-        raise ConfigError(f"{options.run} draws images and reads no text; leave {options.prompt!r} out")
+    for given in (options.prompt, options.batch):
+        if given is not None:
+            raise ConfigError(f"{options.run} draws images and reads no text; leave {given!r} out")
     if out is None or not out.endswith(".png"):
         raise ConfigError(f"{options.run} draws images: say where with --out grid.png")
     if count < 1:
@@ -234,6 +294,11 @@ def _prompt(options: Options) -> str:
     if options.prompt is None:
         raise ConfigError(f"{options.run} reads text: give it after the run, or - for standard input")
     return sys.stdin.read() if options.prompt == "-" else options.prompt
+
+
+def _prompts(options: Options) -> list[Prompt]:
+    assert options.batch is not None
+    return prompts(options.batch, sys.stdin.buffer if options.batch == "-" else ())
 
 
 def _only(options: Options, *allowed: str, does: str) -> None:

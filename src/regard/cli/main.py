@@ -13,7 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from regard import __version__, consent
-from regard.errors import ConfigError, RegardError, nearest, out_of_memory
+from regard.errors import ConfigError, RegardError, nearest, out_of_memory, shortened
+
+_LONGEST_OPTION = 1000
+"""characters of its name: what is longer is said here, because tyro repeats it in full"""
 
 
 def verbs() -> dict[str, str]:
@@ -66,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno is None:
             return _bug()
-        print(f"{name}: {error.strerror}: {error.filename or 'standard output'}", file=sys.stderr)
+        print(shortened(f"{name}: {error.strerror}: {error.filename or 'standard output'}"), file=sys.stderr)
         return 6
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 2
@@ -96,6 +99,9 @@ def _run(words: list[str]) -> int:
     for word in words if words[:1] != ["generate"] else ():  # which takes texts, and says more of them
         if not word.isascii() and any("\ud800" <= letter <= "\udfff" for letter in word):
             raise ConfigError(f"{word!r} is not UTF-8, and what regard writes is; rename it")
+    for word in words:
+        if word.startswith("--") and words[0] != "generate" and len(word.partition("=")[0]) > _LONGEST_OPTION:
+            raise ConfigError(f"there is no option {word!r}; see regard {words[0]} --help")
     if not words or words[0] in ("-h", "--help", "help"):
         print(usage())
         return 0 if words else 2

@@ -4,11 +4,12 @@ Without names: every causal mechanism, which takes about half an hour. Exits 7 i
 everything, and equal weights no more than a guess.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import tyro
 
+from regard.benchmark.threads import default_threads
 from regard.cli._numbers import require_positive
 from regard.cli._output import console, emit, table
 from regard.cli._threads import cpu_threads
@@ -30,8 +31,8 @@ class Options:
     """learning rates; the best one on validation sequences is shown, on others"""
     trainings: int = 1
     """of each mechanism, with seeds that count from --seed"""
-    threads: int = 2
-    """CPU threads"""
+    threads: int = field(default_factory=default_threads)
+    """CPU threads; by default OMP_NUM_THREADS, else all cores"""
     seed: int = 0
     """of everything random"""
     out: str | None = None

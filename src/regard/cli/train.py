@@ -12,6 +12,7 @@ from regard.cli._run_options import Options, run_config
 from regard.errors import ResourceError
 from regard.models.block_config import GATED
 from regard.models.encoder_decoder_config import EncoderDecoderConfig
+from regard.tasks import ImagesConfig, TaskConfig, has_text
 from regard.training.config import RunConfig
 from regard.training.files import writing
 
@@ -41,17 +42,19 @@ def run(options: Options) -> int:
     screen = console()
     shown = {key: value for key, value in result.evaluation.items() if isinstance(value, float)}
     screen.print(", ".join(f"{key} {value:.4f}" for key, value in shown.items()), markup=False)
-    screen.print(f"Try it: {_next(result.config.task.name, quote(str(result.path)))}", markup=False)
+    screen.print(f"Try it: {_next(result.config.task, quote(str(result.path)))}", markup=False)
     screen.print(f"Run: {result.path}", markup=False)
     return 0
 
 
-def _next(task: str, run: str) -> str:
+def _next(task: TaskConfig, run: str) -> str:
     """The command that shows what a run has learned."""
-    if task in ("recall", "copy"):
+    if isinstance(task, ImagesConfig):
+        return f"regard generate {run} --out drawn.png"
+    if not has_text(task):
         return f"regard evaluate {run}"
-    what = {"masked": "'a [MASK] text'", "images": "--out drawn.png", "super_resolution": "--out drawn.png"}
-    return f"regard generate {run} {what.get(task, repr('a text'))}"
+    example = "'a [MASK] text'" if task.name == "masked" else "'a text'"
+    return f"regard generate {run} {example}"
 
 
 def require_memory(config: RunConfig) -> None:

@@ -80,7 +80,7 @@ class _EluPlusOne(FeatureMap):
         return features.clamp_max(1).mul_(gradient)
 
     def lift(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        return _lifted(x, 4.0)
+        return _lifted(x, below=16.0, to=4.0)
 
 
 class _Relu(FeatureMap):
@@ -117,7 +117,8 @@ class _Sigmoid(FeatureMap):
         return (1 - features).mul_(features).mul_(gradient)
 
     def lift(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        return _lifted(x, -math.log(torch.finfo(x.dtype).eps) + 2)  # below, it is exp(x) to the last digit
+        tail = 2 - math.log(torch.finfo(x.dtype).eps)  # below, it is exp(x) to the last digit
+        return _lifted(x, below=tail, to=tail)
 
 
 class _Identity(FeatureMap):
@@ -276,19 +277,21 @@ def smallest(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).tiny ** 0.46
 
 
-def _lifted(x: Tensor, tail: float) -> tuple[Tensor, Tensor | None]:
-    """A map that is exp below -tail: the largest number of each vector to -tail, where it lies below."""
-    top = x.detach().amax(-1)
-    if _known_above(top, -tail):
+def _lifted(x: Tensor, *, below: float, to: float) -> tuple[Tensor, Tensor | None]:
+    """A map that is exp below -to: the largest number of each vector to -to, where it lies below -below."""
+    if _known_above(x.detach(), -below):  # a look at every number costs half of the largest of each vector
         return x, None
-    shift = (top + tail).clamp(torch.finfo(x.dtype).min, 0)
+    top = x.detach().amax(-1)
+    if _known_above(top, -below):
+        return x, None
+    shift = (top + to).clamp_min(torch.finfo(x.dtype).min).masked_fill(top >= -below, 0)
     return x - shift[..., None], shift
 
 
 def _known_above(x: Tensor, bound: float) -> bool:
     """Whether every number is known to be at least that: one may look where it is cheap and nothing is traced."""
     looks = x.device.type == "cpu" and not torch.compiler.is_compiling() and not transformed()
-    return looks and (not x.numel() or bool(x.amin() >= bound))
+    return looks and (not x.numel() or x.amin().item() >= bound)
 
 
 def _projected(x: Tensor, projection: Tensor | None) -> Tensor:

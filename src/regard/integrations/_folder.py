@@ -14,7 +14,7 @@ from regard.integrations.architectures import Architecture, Config, Form
 from regard.integrations.weights import Stored, listed
 
 CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer.json"
-TOKENIZER_SETTINGS, TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
+TOKENIZER_SETTINGS = "tokenizer_config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -72,25 +72,6 @@ def read_json(folder: Path, name: str) -> dict[str, object]:
     if not isinstance(values, dict):
         raise CheckpointError(f"{folder / name} holds {type(values).__name__}, not an object of settings")
     return values
-
-
-def chat_template(folder: Path) -> str | None:
-    """The text that writes a conversation as a prompt: in a file of its own, or a setting of the tokenizer.
-
-    Of several the one that is named default.
-
-    Raises:
-        CheckpointError, UnsafeFileError: as `read_json`.
-    """
-    if (folder / TEMPLATE).exists():
-        return read_text(folder, TEMPLATE)
-    found = (
-        read_json(folder, TOKENIZER_SETTINGS).get("chat_template") if (folder / TOKENIZER_SETTINGS).exists() else None
-    )
-    if isinstance(found, list):
-        named = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}
-        found = named.get("default")
-    return found if isinstance(found, str) else None
 
 
 def read_tensors(folder: Path) -> dict[str, Stored]:

@@ -64,13 +64,18 @@ class PretrainedTokenizer:
         if "ByteLevel" in json.dumps(parts["pre_tokenizer"]) and parts["model"].get("unk_token") not in names:
             self._missing = frozenset(byte for byte, letter in enumerate(byte_letters()) if letter not in names)
 
-    def encode(self, text: str) -> Int64[np.ndarray, "length"]:
+    def encode(self, text: str, *, added: bool = True) -> Int64[np.ndarray, "length"]:
         """The ids of a text.
+
+        Args:
+            text: special tokens that are written out in it are these tokens.
+            added: with the special tokens that the tokenizer adds by itself.
 
         Raises:
             InputError: half a surrogate pair, or bytes that the vocabulary has no token for; all are listed.
         """
-        return self.measured(text).ids
+        self._check(text)
+        return np.array(self._model.encode(text, add_special_tokens=added).ids, np.int64)
 
     def measured(self, text: str) -> Encoded:
         """The ids of a text and the bytes they stand for; errors as `encode`."""

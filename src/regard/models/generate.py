@@ -73,12 +73,14 @@ def generate(
     stop_tokens: Collection[int] = (),
     tokenizer: Tokenizer | None = None,
     use_state: bool = True,
+    batch_size: int | None = None,
 ) -> list[Generated]:
     """Continue prompts.
 
     Prompts of unequal length share a batch by left padding, except in a model with a mechanism that depends on
     absolute slots (`info.anchored`) or takes no mask: there, each length runs on its own. A row's draws depend on
-    (seed, row), never on other rows. The model runs in evaluation mode and is left in the mode it was in.
+    (seed, row), never on other rows or on how many share a batch. The model runs in evaluation mode and is left in the
+    mode it was in.
 
     Args:
         model: the model.
@@ -91,6 +93,7 @@ def generate(
         tokenizer: turns texts into ids and ids into text.
         use_state: stream with the mechanisms' states where all layers have one; else each token recomputes the whole
             sequence.
+        batch_size: most rows at a time; None: all that can share a batch.
 
     Raises:
         ConfigError: an option out of range, texts or `stop` without a tokenizer.
@@ -119,6 +122,7 @@ def generate(
         stop_tokens=stop_tokens,
         tokenizer=tokenizer,
         use_state=use_state,
+        batch_size=batch_size,
     ):
         pieces[piece.row].append(piece)
     return [
@@ -145,18 +149,16 @@ def stream(
     stop_tokens: Collection[int] = (),
     tokenizer: Tokenizer | None = None,
     use_state: bool = True,
+    batch_size: int | None = None,
 ) -> Iterator[Piece]:
     """As `generate`, but each token comes as soon as it is chosen; texts join to exactly the text of `generate`.
 
     Arguments are checked at the call, before the first piece is asked for.
     """
     sampling = Sampling(temperature=float(temperature), top_k=top_k, top_p=top_p)
-    if not hasattr(max_new_tokens, "__index__") or max_new_tokens < 0:
-        raise ConfigError(f"max_new_tokens must be at least 0, and a whole number, got {max_new_tokens}")
-    if isinstance(stop, str) or "" in stop:
-        raise ConfigError(f"stop must be a tuple of texts that are not empty, got {stop!r}")
-    if stop and tokenizer is None:
-        raise ConfigError("stop texts need a tokenizer to find them in; pass tokenizer=")
+    check(max_new_tokens, stop, tokenizer)
+    if batch_size is not None and batch_size < 1:
+        raise ConfigError(f"batch_size must be at least 1, got {batch_size}")
     ids = prompt_ids(prompts, tokenizer)
     longest = max((len(x) for x in ids), default=0)
     limit = model.limit
@@ -167,10 +169,24 @@ def stream(
             "the model with a larger max_length"
         )
     rows = [
-        _Row(at, x, max_new_tokens, stop, stop_tokens, None if tokenizer is None else tokenizer.stream(), seed)
+        Row(at, x, max_new_tokens, stop, stop_tokens, None if tokenizer is None else tokenizer.stream(), seed)
         for at, x in enumerate(ids)
     ]
-    return _pieces(model, rows if max_new_tokens else [], sampling, use_state)
+    return _pieces(model, rows if max_new_tokens else [], sampling, use_state, batch_size or len(rows))
+
+
+def check(max_new_tokens: int, stop: tuple[str, ...], tokenizer: Tokenizer | None) -> None:
+    """Refuse what makes no sense for any prompt.
+
+    Raises:
+        ConfigError: an option out of range, or `stop` without a tokenizer.
+    """
+    if not hasattr(max_new_tokens, "__index__") or max_new_tokens < 0:
+        raise ConfigError(f"max_new_tokens must be at least 0, and a whole number, got {max_new_tokens}")
+    if isinstance(stop, str) or "" in stop:
+        raise ConfigError(f"stop must be a tuple of texts that are not empty, got {stop!r}")
+    if stop and tokenizer is None:
+        raise ConfigError("stop texts need a tokenizer to find them in; pass tokenizer=")
 
 
 def prompt_ids(prompts: Prompts, tokenizer: Tokenizer | None) -> list[Tensor]:
@@ -201,7 +217,7 @@ def prompt_ids(prompts: Prompts, tokenizer: Tokenizer | None) -> list[Tensor]:
     return rows
 
 
-class _Row:
+class Row:
     """One row while it is generated: its draws, its decoder, and text that may yet turn out to begin a stop text."""
 
     def __init__(
@@ -242,15 +258,18 @@ def _begun(text: str, stop: str) -> int:
     return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)
 
 
-def _pieces(model: LanguageModel, rows: list[_Row], sampling: Sampling, use_state: bool) -> Iterator[Piece]:
-    groups: dict[int, list[_Row]] = {}
+def _pieces(
+    model: LanguageModel, rows: list[Row], sampling: Sampling, use_state: bool, batch_size: int
+) -> Iterator[Piece]:
+    groups: dict[int, list[Row]] = {}
     for row in rows:
         groups.setdefault(0 if model.pads else len(row.prompt), []).append(row)
     for group in groups.values():
-        yield from _group(model, group, sampling, use_state and model.streams)
+        for first in range(0, len(group), batch_size):
+            yield from _group(model, group[first : first + batch_size], sampling, use_state and model.streams)
 
 
-def _group(model: LanguageModel, rows: list[_Row], sampling: Sampling, use_state: bool) -> Iterator[Piece]:
+def _group(model: LanguageModel, rows: list[Row], sampling: Sampling, use_state: bool) -> Iterator[Piece]:
     """Rows that share a batch."""
     device = model.table.weight.device
     width = max(len(row.prompt) for row in rows)
@@ -263,7 +282,7 @@ def _group(model: LanguageModel, rows: list[_Row], sampling: Sampling, use_state
         state = model.initial_state(len(rows)) if use_state else None
     while True:
         with _evaluation(modules), torch.inference_mode():
-            logits, state = _next(model, tokens, start if padded else None, state)
+            logits, state = read(model, tokens, start if padded else None, state)
         picked = sampling.pick(logits, torch.stack([row.uniform() for row in rows]))
         pieces = [row.accept(token) for row, token in zip(rows, picked.tolist(), strict=True)]
         yield from pieces
@@ -278,7 +297,7 @@ def _group(model: LanguageModel, rows: list[_Row], sampling: Sampling, use_state
         tokens = new if state is not None else torch.cat([tokens, new], 1)
 
 
-def _next(
+def read(
     model: LanguageModel, tokens: Tensor, start: Tensor | None, state: ModelState | None
 ) -> tuple[Tensor, ModelState | None]:
     """Logits after the last token; each row's real tokens begin at slot `start`, None: all at the first."""

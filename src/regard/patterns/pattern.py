@@ -108,7 +108,7 @@ class Pattern:
         if self.sign == "heads":
             return torch.stack([term.mask(query_positions, key_positions) for term in self.terms], -3)
         i, j = query_positions[..., :, None], key_positions[..., None, :]
-        return self.holds(i, j).expand(torch.broadcast_shapes(i.shape, j.shape))
+        return torch.broadcast_tensors(self.holds(i, j), i, j)[0]
 
     def holds(self, i: Tensor, j: Tensor) -> Tensor:
         """The rule on integer tensors that broadcast; of a rule per head, whether any holds."""

@@ -33,7 +33,7 @@ class Rotary(Position):
         fraction: share of the channels that is rotated; the rest knows no position.
 
     Raises:
-        ConfigError: a rotated width that is odd or zero.
+        ConfigError: a rotated width that is odd or zero, or a base that is not positive.
 
     Example:
         >>> import torch
@@ -63,6 +63,8 @@ class Rotary(Position):
         fraction: float = 1.0,
     ) -> None:
         super().__init__(heads, dim)
+        if not base > 0:
+            raise ConfigError(f"position rotary needs a positive base, got {base}")
         self.base = base
         self.layout: Layout = layout
         self.width = round(heads.key_dim * fraction)

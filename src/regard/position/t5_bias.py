@@ -1,5 +1,6 @@
 """Learned biases by bucket of distance, of T5."""
 
+from bisect import bisect_left
 from typing import final
 
 import torch
@@ -11,6 +12,9 @@ from regard.core import generator
 from regard.errors import ConfigError
 from regard.info import Heads
 from regard.position._base import Position
+
+_MOST_BUCKETS, _FURTHEST = 1024, (1 << 31) - 1
+"""Edges are whole numbers to the power of the buckets; beyond these they would take minutes."""
 
 
 @final
@@ -30,8 +34,8 @@ class T5Bias(Position):
         std: standard deviation of the initial table.
 
     Raises:
-        ConfigError: too few buckets, an odd number where two directions share them, or a `max_distance` that the
-            buckets of one distance reach.
+        ConfigError: too few buckets or more than 1024, an odd number where two directions share them, or a
+            `max_distance` that the buckets of one distance reach, or of 2^31 and more.
 
     Example:
         >>> scheme = T5Bias(Heads(count=2, key_dim=8, causal=True), 16)
@@ -50,6 +54,11 @@ class T5Bias(Position):
     ) -> None:
         super().__init__(heads, dim)
         self.num_buckets, self.max_distance = num_buckets, max_distance
+        if num_buckets > _MOST_BUCKETS or max_distance > _FURTHEST:
+            raise ConfigError(
+                f"position t5_bias has at most {_MOST_BUCKETS} buckets and a max_distance of {_FURTHEST}; got "
+                f"{num_buckets=}, {max_distance=}"
+            )
         self.share = num_buckets if heads.causal else num_buckets // 2
         if self.share < 2 or (num_buckets % 2 and not heads.causal) or max_distance <= self.share // 2:
             raise ConfigError(
@@ -86,7 +95,7 @@ def edges(count: int, max_distance: int) -> list[int]:
     steps = count - exact
     starts, r = list(range(1, exact + 1)), exact
     for k in range(1, steps):
-        while r**steps < exact ** (steps - k) * max_distance**k:
-            r += 1
+        least = exact ** (steps - k) * max_distance**k
+        r += bisect_left(range(r, max_distance), least, key=lambda r: r**steps)
         starts.append(r)
     return starts

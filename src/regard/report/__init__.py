@@ -25,6 +25,7 @@ def compare(
     config: "CompareConfig | None" = None,
     budget: str | None = None,
     seeds: int | None = None,
+    quick: bool = False,
     tell: Callable[[str], None] = _say,
 ) -> dict[str, Any]:
     """Compare mechanisms in the same model on the same data; writes results.json and report.html into `out`.
@@ -36,13 +37,14 @@ def compare(
         config: everything else; None: the defaults.
         budget: time for everything, such as "5m"; None: that of `config`.
         seeds: trainings of every specification; None: that of `config`.
+        quick: a first look within a minute, see `regard.benchmark.config.quick`.
         tell: called with lines about the progress; not given: they go to standard error, as on the command line.
 
     Returns:
         The content of results.json; `["recommendation"]` says which one to use, and why.
 
     Raises:
-        ConfigError: unknown mechanisms or options, or a folder with another comparison.
+        ConfigError: unknown mechanisms or options, a folder with another comparison, or a budget that is too small.
         DataError: texts or images that are missing or too few.
         UnsupportedError: a mechanism that cannot do the task; the message says which tasks all of them can do.
     """
@@ -50,6 +52,7 @@ def compare(
 
     from regard.benchmark import comparison
     from regard.benchmark.config import CompareConfig
+    from regard.benchmark.config import quick as hurried
     from regard.report import html
 
     if isinstance(specs, str):
@@ -59,6 +62,7 @@ def compare(
         raise ConfigError(f"config is a CompareConfig, got {kind_of(config)}")
     changes = {"specs": None if specs is None else tuple(specs), "task": task, "budget": budget, "seeds": seeds}
     config = replace(config, **{name: value for name, value in changes.items() if value is not None})
+    config = hurried(config) if quick else config
     results = comparison.compare(config, Path(out), tell=tell)
     html.write(results, Path(out) / "report.html")
     return results

@@ -1,17 +1,20 @@
 """Charts of a comparison as interactive figures, each with the table of the numbers that it shows."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import plotly.graph_objects as go
 
-from regard.benchmark.measures import TASKS, Measure
+from regard.benchmark.config import MARK
+from regard.benchmark.measures import Measure, taken
+from regard.report.summary import marked
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#6b4c9a", "#7f7f7f", "#8c2d04", "#1b7837")
 """Okabe and Ito's palette, which people with colour-blindness can tell apart, and four more"""
 DASHES = ("solid", "dash", "dot", "dashdot")
 LN2 = 0.6931471805599453
+_DOUBTED = f"Open circles, and {MARK} in the table: the machine was busy, and the figure cannot be trusted."
 Results = Mapping[str, Any]
 
 
@@ -29,7 +32,7 @@ class Chart:
 
 def charts(results: Results) -> list[Chart]:
     """Every chart of a report."""
-    measures = TASKS[results["task"]]
+    measures = taken(results["task"], results["expected"]["steps"])
     first = measures[0]
     drawn = [quality_against_speed(results, first), loss_curves(results, first)]
     drawn += [accuracy(results, measure) for measure in measures if measure.metric == "accuracy"]
@@ -47,18 +50,25 @@ def quality_against_speed(results: Results, measure: Measure) -> Chart:
     rows = []
     for at, entry in enumerate(results["entries"]):
         value, speed = entry[measure.name][measure.metric], entry[measure.name]["tokens_per_second"]
-        marker = {"size": 12, "color": _colour(at)}
+        timing = entry[measure.name].get("speed") or {}
+        marker = {"size": 12, "color": _colour(at), "symbol": _symbol(timing)}
         figure.add_scatter(
-            x=[speed], y=[value["middle"]], error_y=_bar(value), name=entry["spec"], marker=marker, mode="markers"
+            x=[speed],
+            y=[value["middle"]],
+            error_x=_bar({"middle": speed, **timing}) if timing else None,
+            error_y=_bar(value),
+            name=entry["spec"],
+            marker=marker,
+            mode="markers",
         )
-        rows.append((entry["spec"], f"{speed:,.0f}", *_interval(value, ".4f")))
+        rows.append((entry["spec"], *_speed(speed, timing), *_interval(value, ".4f")))
     for at, baseline in enumerate(results["baselines"]):
         value, speed = baseline[measure.metric], baseline["tokens_per_second"]
         side = ("top right", "top left")[at % 2]  # so that two that are nearly equal can be read
         figure.add_hline(y=value["middle"], line_dash="dot", annotation_text=baseline["name"], annotation_position=side)
-        rows.append((baseline["name"], "" if speed is None else f"{speed:,.0f}", *_interval(value, ".4f")))
-    columns = ("specification", "tokens/s", measure.noun, "95 % interval")
-    caption = f"Bars are 95 % bootstrap intervals over {results['unit']}s and seeds" + (
+        rows.append((baseline["name"], *_speed(speed, baseline.get("speed") or {}), *_interval(value, ".4f")))
+    columns = ("specification", "tokens/s", "tokens/s, interval", measure.noun, "95 % interval")
+    caption = f"Bars are 95 % bootstrap intervals over {results['unit']}s and seeds, and intervals of the speed" + (
         "; dotted lines are baselines without attention." if results["baselines"] else "."
     )
     return Chart("quality", "Quality against speed", caption, figure, columns, rows)
@@ -116,7 +126,15 @@ def cost(results: Results, kind: str, title: str) -> Chart:
     for at, entry in enumerate(results["entries"]):
         timings = [row for row in entry["cost"] if row["kind"] == kind]
         x, y = [row["length"] for row in timings], [row["seconds"] for row in timings]
-        figure.add_scatter(x=x, y=y, name=entry["spec"], line={"color": _colour(at)}, mode="lines+markers")
+        figure.add_scatter(
+            x=x,
+            y=y,
+            error_y=_bars(timings, "seconds"),
+            name=entry["spec"],
+            line={"color": _colour(at)},
+            marker={"symbol": [_symbol(row) for row in timings]},
+            mode="lines+markers",
+        )
         cross = entry["crossover"][kind]
         for row in timings:
             default = row["default_seconds"]
@@ -124,31 +142,47 @@ def cost(results: Results, kind: str, title: str) -> Chart:
                 (
                     entry["spec"],
                     f"{row['length']:,}",
-                    f"{row['seconds']:.5f}",
+                    marked(f"{row['seconds']:.5f}", row.get("untrusted")),
                     f"{row['low']:.5f} to {row['high']:.5f}",
                     "" if default is None else f"{default:.5f}",
                     f"from {cross:,}" if cross else "",
                 )
             )
     columns = (
-        "specification", "tokens", "seconds (median)", "quartiles", "default allocation", "faster than softmax",
+        "specification", "tokens", "seconds (median)", "interval", "default allocation", "faster than softmax",
     )  # fmt: skip
     caption = (
-        "All specifications were timed in turns in one process under fixed memory allocation; medians. The crossover "
-        "is the shortest measured length from which a specification stays faster than exact attention."
+        "All specifications were timed in turns in one process under fixed memory allocation; medians with their "
+        f"intervals. The crossover is the shortest measured length from which a specification stays faster than exact "
+        f"attention. {_DOUBTED}"
     )
     return Chart(f"cost-{kind}", title, caption, figure, columns, rows)
 
 
 def decoding(results: Results, field: str, title: str, unit: str) -> Chart:
     figure = _figure("tokens before", unit, logarithmic=True)
-    rows = []
+    rows, timed = [], field == "microseconds"
     for at, entry in enumerate(results["entries"]):
-        x, y = [row["length"] for row in entry["decode"]], [row[field] for row in entry["decode"]]
-        figure.add_scatter(x=x, y=y, name=entry["spec"], line={"color": _colour(at)}, mode="lines+markers")
-        rows += [(entry["spec"], f"{a:,}", f"{b:,.1f}") for a, b in zip(x, y, strict=True)]
+        found = entry["decode"]
+        x, y = [row["length"] for row in found], [row[field] for row in found]
+        figure.add_scatter(
+            x=x,
+            y=y,
+            error_y=_bars(found, field) if timed else None,
+            name=entry["spec"],
+            line={"color": _colour(at)},
+            marker={"symbol": [_symbol(row) if timed else "circle" for row in found]},
+            mode="lines+markers",
+        )
+        for row in found:
+            shown = marked(f"{row[field]:,.1f}", timed and row.get("untrusted"))
+            between = (f"{row['low']:,.1f} to {row['high']:,.1f}" if "low" in row else "",) if timed else ()
+            rows.append((entry["spec"], f"{row['length']:,}", shown, *between))
+    columns = ("specification", "tokens before", unit, *(("interval",) if timed else ()))
     caption = "One token after this many, in a stream; all attention layers together, one sequence."
-    return Chart(f"decode-{field}", title, caption, figure, ("specification", "tokens before", unit), rows)
+    if timed:
+        caption = f"{caption} {_DOUBTED}"
+    return Chart(f"decode-{field}", title, caption, figure, columns, rows)
 
 
 def _figure(x: str, y: str, *, logarithmic: bool = False) -> go.Figure:
@@ -175,6 +209,28 @@ def _bar(estimate: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     middle = estimate["middle"]
     return {"array": [estimate["high"] - middle], "arrayminus": [middle - estimate["low"]], "type": "data"}
+
+
+def _bars(timings: Sequence[Mapping[str, Any]], field: str) -> dict[str, Any] | None:
+    """The intervals of timings as error bars; a version of regard that measured none of decoding wrote none."""
+    if any("low" not in row for row in timings):
+        return None
+    above = [row["high"] - row[field] for row in timings]
+    below = [row[field] - row["low"] for row in timings]
+    return {"array": above, "arrayminus": below, "type": "data"}
+
+
+def _symbol(timing: Mapping[str, Any]) -> str:
+    """An open circle where the timing cannot be trusted."""
+    return "circle-open" if timing.get("untrusted") else "circle"
+
+
+def _speed(speed: float | None, timing: Mapping[str, Any]) -> tuple[str, str]:
+    """Tokens per second and their interval; empty for what was not trained."""
+    if speed is None:
+        return "", ""
+    between = f"{timing['low']:,.0f} to {timing['high']:,.0f}" if timing else ""
+    return marked(f"{speed:,.0f}", timing.get("untrusted")), between
 
 
 def _interval(estimate: Mapping[str, Any], form: str) -> tuple[str, str]:

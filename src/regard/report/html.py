@@ -6,7 +6,7 @@ from typing import Any
 
 from regard.report import _page, attention_map
 from regard.report.charts import charts
-from regard.report.summary import steps, subject, table, tie_note
+from regard.report.summary import notes, steps, subject, table, tie_note
 from regard.training.files import write_text
 
 
@@ -37,7 +37,7 @@ def render(results: Mapping[str, Any]) -> str:
         "results": results,
         "columns": columns,
         "rows": rows,
-        "note": tie_note(results),
+        "note": " ".join([tie_note(results), *notes(results)]),
         "subject": subject(results),
         "steps": steps(results),
         "charts": drawn,

@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from regard.benchmark.measures import TASKS, Measure
+from regard.benchmark.config import MARK
+from regard.benchmark.measures import Measure, taken
 
 Results = Mapping[str, Any]
 Row = Mapping[str, Any]
@@ -28,7 +29,7 @@ def table(results: Results) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
 
 
 def _columns(results: Results) -> list[Column]:
-    measures = TASKS[results["task"]]
+    measures = taken(results["task"], results["expected"]["steps"])
     first = measures[0]
     columns = [Column("specification", lambda entry: entry["spec"], lambda row: row["name"])]
     columns += [_quality(results, measure, with_baselines=measure is first) for measure in measures]
@@ -36,8 +37,8 @@ def _columns(results: Results) -> list[Column]:
         columns.append(_trained(first, "guessed", "accuracy", "{:.1%}"))
     if first.name == "classification":
         columns.append(_trained(first, "macro F1", "macro_f1", "{:.3f}"))
-        columns.append(_trained(first, "train s", "train_seconds", "{:,.0f}"))
-    columns.append(_trained(first, "train tok/s", "tokens_per_second", "{:,.0f}"))
+        columns.append(_trained(first, "train s", "train_seconds", "{:,.0f}", doubted=_train_doubted))
+    columns.append(_trained(first, "train tok/s", "tokens_per_second", "{:,.0f}", doubted=_speed_doubted))
     columns.append(_trained(first, "peak MiB", "peak_bytes", "{:,.0f}", unit=2**20))
     if first.causal:
         longest = max((row["length"] for entry in results["entries"] for row in entry["decode"]), default=0)
@@ -62,24 +63,51 @@ def _quality(results: Results, measure: Measure, *, with_baselines: bool) -> Col
     )
 
 
-def _trained(measure: Measure, head: str, key: str, form: str, *, unit: int = 1) -> Column:
-    """A number of the trainings for a measure; empty for a baseline that was not trained."""
+def _trained(
+    measure: Measure,
+    head: str,
+    key: str,
+    form: str,
+    *,
+    unit: int = 1,
+    doubted: Callable[[Row], bool] = lambda row: False,
+) -> Column:
+    """A number of the trainings for a measure, marked if it is doubted; empty for a baseline that was not trained."""
 
     def cell(row: Row) -> str:
         value = row[key]
-        return "" if value is None else form.format(value / unit)
+        return "" if value is None else marked(form.format(value / unit), doubted(row))
 
     return Column(head, lambda entry: cell(entry[measure.name]), cell)
 
 
+def marked(shown: str, doubted: object) -> str:
+    """A figure, with the mark of those that cannot be trusted."""
+    return f"{shown} {MARK}" if doubted else shown
+
+
+def _speed_doubted(row: Row) -> bool:
+    return bool((row.get("speed") or {}).get("untrusted"))
+
+
+def _train_doubted(row: Row) -> bool:
+    return bool(row.get("train_untrusted"))
+
+
 def _decode(entry: Row, key: str, unit: int) -> str:
-    return f"{entry['decode'][-1][key] / unit:,.0f}" if entry["decode"] else "no state"
+    if not entry["decode"]:
+        return "no state"
+    row = entry["decode"][-1]
+    return marked(f"{row[key] / unit:,.0f}", key == "microseconds" and row.get("untrusted"))
 
 
 def _crossover(entry: Row) -> str:
     if set(entry["layers"]) == {"softmax"}:
         return "reference"
-    longest = max((row["length"] for row in entry["cost"] if row["kind"] == "both"), default=0)
+    timed = [row["length"] for row in entry["cost"] if row["kind"] == "both" and not row.get("untrusted")]
+    if not timed:
+        return marked("", doubted=True).strip()
+    longest = max(timed)
     cross = entry["crossover"]["both"]
     return f"{cross:,}" if cross else f"not by {longest:,}"
 
@@ -100,6 +128,11 @@ def tie_note(results: Results) -> str:
     return note
 
 
+def notes(results: Results) -> list[str]:
+    """What has to be said of trainings that were stopped and timings that cannot be trusted."""
+    return [f"{line}." for line in results.get("notes", ())]
+
+
 def subject(results: Results) -> str:
     """The data that the specifications were compared on."""
     config = results["config"]
@@ -113,8 +146,8 @@ def subject(results: Results) -> str:
 
 def steps(results: Results) -> str:
     """How long a specification was trained."""
-    taken = results["expected"]["steps"]
-    first, *others = TASKS[results["task"]]
+    planned = results["expected"]["steps"]
+    first, *others = taken(results["task"], planned)
     return " and ".join(
-        [f"{taken[first.name]} steps on {first.subject}", *(f"{taken[m.name]} on {m.subject}" for m in others)]
+        [f"{planned[first.name]} steps on {first.subject}", *(f"{planned[m.name]} on {m.subject}" for m in others)]
     )

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from regard.errors import ConfigError
 from regard.tasks.config import (
-    TEXT_CLASSES,
     ClassificationConfig,
     CopyConfig,
     ImagesConfig,
@@ -147,7 +146,7 @@ def build_task(config: TaskConfig, *, seed: int = 0, tokenizer: "Tokenizer | Non
 def has_text(config: TaskConfig) -> bool:
     """Whether a task reads text, so that it has a tokenizer."""
     if isinstance(config, ClassificationConfig):
-        return config.data in TEXT_CLASSES
+        return config.has_text
     return isinstance(config, TextConfig | TranslationConfig)
 
 

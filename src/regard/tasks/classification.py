@@ -7,33 +7,26 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Float32, Int64, UInt8
 
 from regard.errors import ConfigError, DataError
 from regard.tasks.base import SPLITS, Example, Split, Task, checked_index
-from regard.tasks.config import TEXT_CLASSES, ClassificationConfig
+from regard.tasks.config import TEXT_CLASSES, TOYS, ClassificationConfig
 from regard.tasks.corpus import bundled_rows, held_out
 from regard.tasks.images import Images, read_images
+from regard.tasks.labelled import Labelled, read_labelled
 from regard.tasks.sentences import in_front, sentence_numbers
 from regard.tasks.tokenizer import Tokenizer, build_tokenizer
+from regard.tasks.toys import SHAPES, toy_images
 
 ERAS = (("1790 to 1860", 1860), ("1861 to 1932", 1932), ("since 1933", 9999))
 """Eras of addresses and the last year of each: before the Civil War, up to the New Deal, and since."""
+_MORE, _OTHERS = "choose fewer classes (--task.num-classes)", "give texts that are not in the test file,"
 TUNE_LOST = "失调名"
 """Stands for the tune of poems whose tune is not known: no class."""
-
-
-class Labelled(NamedTuple):
-    """A text, its class, and its author: texts of one author are never in two splits. Authors of one stratum are split
-    on their own, so that each stratum is in every split."""
-
-    text: str
-    label: str
-    author: str
-    stratum: str
 
 
 class ClassificationTask(Task):
@@ -51,11 +44,13 @@ class ClassificationTask(Task):
 
 
 class TextClassificationTask(ClassificationTask):
-    """The class of a text of a bundled corpus.
+    """The class of a text of a bundled corpus, or of a file.
 
     state_of_the_union: the era of an address (`ERAS`); the addresses of a president are all in one split, and every era
     holds out presidents of its own. song_ci: the tune of a poem, one of the `num_classes` most frequent ones; the poems
     of an author are all in one split, and a training poem that a held-out author is also credited with is left out.
+    A file (.jsonl, .csv, .parquet): the label in each row; each class is split on its own, and equal texts are in one
+    split. With `test`, all rows of that file are the test, and none of their texts is in another split.
 
     An example is the separator, where a head for the whole sequence may look, and at most length - 1 tokens; a longer
     text is several examples with one class and one `Example.document`. Its marks make the separator global; with
@@ -67,7 +62,7 @@ class TextClassificationTask(ClassificationTask):
 
     Raises:
         ConfigError: no such corpus; more classes than tunes; a holdout of 0.
-        DataError: a class that is not in every split.
+        DataError: a class that is not in every split; as `read_labelled`. UnsupportedError: as `read_labelled`.
 
     Example:
         >>> TextClassificationTask(ClassificationConfig(data="song_ci", num_classes=3)).classes
@@ -79,17 +74,18 @@ class TextClassificationTask(ClassificationTask):
         self.length = config.length + config.summaries
         if config.holdout == 0:
             raise ConfigError("task classification: holdout=0 is for images, which have a test set; give a share")
-        texts, self.classes = _addresses() if config.data == "state_of_the_union" else _poems(config.num_classes)
-        splits = _split(texts, config.holdout)
+        splits, self.classes = _texts(config)
         training = (text.text for text in splits["train"])
         self.tokenizer: Tokenizer = tokenizer or build_tokenizer(config.tokenizer, config.vocab_size, training)
         self.vocab_size = self.tokenizer.vocab_size + (config.summaries > 0)
         for split, kept in splits.items():
+            if split == "test" and config.test is not None:
+                continue  # it is as it was given
             absent = set(self.classes) - {text.label for text in kept}
             if absent:
                 raise DataError(
-                    f"{config.data}: the {split} split has no text of class {', '.join(sorted(absent))}; "
-                    "choose fewer classes (--task.num-classes) or a larger --task.holdout"
+                    f"{config.data}: the {split} split has no text of class {', '.join(sorted(absent)):.300}; "
+                    f"{_MORE if config.test is None else _OTHERS} or a larger --task.holdout"
                 )
         number = {name: at for at, name in enumerate(self.classes)}
         self._splits = {
@@ -171,7 +167,7 @@ class Texts:
 
 
 class ImageClassificationTask(ClassificationTask):
-    """The class of an image in a local file, such as Fashion-MNIST's.
+    """The class of an image in a local file, such as Fashion-MNIST's, or of a generated one (`shapes`).
 
     An example is the image cut into squares of `patch`, row by row, each a vector of its values channel by channel (the
     order of `regard.models.encoder.patches`), shifted and scaled by the mean and standard deviation of all training
@@ -186,9 +182,8 @@ class ImageClassificationTask(ClassificationTask):
         ConfigError: a patch that does not divide the sides.
 
     Example:
-        >>> config = ClassificationConfig(data="fashion_mnist.npz")
-        >>> ImageClassificationTask(config).examples("train")[0].inputs.shape  # doctest: +SKIP
-        (49, 16)
+        >>> ImageClassificationTask(ClassificationConfig(data="shapes")).examples("train")[0].inputs.shape
+        (16, 16)
 
     Source: patches: Dosovitskiy et al. 2021, section 3.1.
     """
@@ -198,7 +193,7 @@ class ImageClassificationTask(ClassificationTask):
     def __init__(self, config: ClassificationConfig):
         self.config = config
         path = Path(config.data).expanduser()
-        train, test = read_images(path)
+        train, test = toy_images() if config.data == TOYS else read_images(path)
         height, width, *channels = train.images.shape[1:]
         if height % config.patch or width % config.patch:
             raise ConfigError(
@@ -211,7 +206,7 @@ class ImageClassificationTask(ClassificationTask):
         if count < 2:
             raise DataError(f"{path}: all training images are of one class, so there is nothing to tell apart")
         named = FASHION if path.stem.startswith("fashion") and count == len(FASHION) else map(str, range(count))
-        self.classes = tuple(named)
+        self.classes = SHAPES if config.data == TOYS else tuple(named)
         order = np.argsort([hashlib.sha256(str(at).encode()).digest() for at in range(len(train.labels))])
         held = np.zeros(len(order), bool)
         held[order[: round(config.holdout * len(order))]] = True
@@ -282,19 +277,37 @@ FASHION = (
 def classification_task(
     config: ClassificationConfig, *, tokenizer: Tokenizer | None = None
 ) -> TextClassificationTask | ImageClassificationTask:
-    """The task that a configuration describes: text for a bundled corpus, images for a file.
+    """The task that a configuration describes: of texts or of images.
 
     Raises:
-        DataError: as the tasks.
+        DataError, ConfigError, UnsupportedError: as the tasks.
     """
-    if config.data in TEXT_CLASSES:
-        return TextClassificationTask(config, tokenizer=tokenizer)
-    if not Path(config.data).expanduser().exists():
-        raise DataError(
-            f"there is no data {config.data!r}: no such file, and no bundled corpus of that name "
-            f"({', '.join(TEXT_CLASSES)})"
-        )
-    return ImageClassificationTask(config)
+    for path in (config.data, config.test):
+        if path is not None and path not in (*TEXT_CLASSES, TOYS) and not Path(path).expanduser().exists():
+            raise DataError(
+                f"there is no data {path!r}: no such file, and no bundled corpus or images of that name "
+                f"({', '.join((*TEXT_CLASSES, TOYS))})"
+            )
+    return TextClassificationTask(config, tokenizer=tokenizer) if config.has_text else ImageClassificationTask(config)
+
+
+def _texts(config: ClassificationConfig) -> tuple[dict[Split, list[Labelled]], tuple[str, ...]]:
+    """The texts of every split, and the classes."""
+    if config.data == "state_of_the_union":
+        texts, classes = _addresses()
+    elif config.data in TEXT_CLASSES:
+        texts, classes = _poems(config.num_classes)
+    else:
+        texts, classes = read_labelled(Path(config.data).expanduser(), config.text_column, config.label_column)
+    splits = _split(texts, config.holdout)
+    if config.test is None:
+        return splits, classes
+    path = Path(config.test).expanduser()
+    test, _ = read_labelled(path, config.text_column, config.label_column, classes=classes)
+    tested = {text.text for text in test}
+    valid = [text for text in splits["valid"] if text.text not in tested]
+    train = [text for text in (*splits["train"], *splits["test"]) if text.text not in tested]
+    return {"train": train, "valid": valid, "test": test}, classes
 
 
 def _addresses() -> tuple[list[Labelled], tuple[str, ...]]:

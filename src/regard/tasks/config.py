@@ -8,6 +8,10 @@ from regard.types_of import typed
 
 TEXT_CLASSES = ("song_ci", "state_of_the_union")
 """the bundled corpora that classification knows classes of"""
+TOYS = "shapes"
+"""the generated images, for tasks on images without a file"""
+TEXTS, TABLES = (".txt", ".md", ".py"), (".jsonl", ".csv", ".parquet")
+"""endings of files that are text, and of files with a text in every row"""
 
 
 @dataclass(frozen=True)
@@ -17,7 +21,8 @@ class TextConfig:
     name: ClassVar[str] = "text"
 
     corpus: str = "state_of_the_union"
-    """A bundled corpus (state_of_the_union, song_ci), a .txt or .jsonl file, or a folder of .txt files."""
+    """A bundled corpus (state_of_the_union, song_ci), a file of text (.txt, .md, .py), one with a text in every row
+    (.jsonl, .csv, .parquet), or a folder of such files."""
     tokenizer: Literal["bytes", "bpe"] = "bytes"
     """bytes: the UTF-8 bytes themselves; bpe: byte-level byte-pair encoding, trained on the training split only."""
     vocab_size: int | None = None
@@ -25,9 +30,11 @@ class TextConfig:
     length: int = 256
     """Tokens in a window."""
     field: str | None = None
-    """Key of the text in each line of a .jsonl file; None: text."""
+    """Column of .csv and .parquet files, or key of .jsonl files, that holds the text; None: text."""
     separator: str | None = None
-    """Text that separates the documents of a .txt file; None: a file is one document."""
+    """Text that separates the documents of a file of text; None: a file is one document."""
+    suffixes: tuple[str, ...] = ()
+    """Of a folder, read the files with these endings, such as .md; none given: all that regard reads."""
     holdout: float = 0.05
     """Share of the documents that validation gets, and again as much for the test."""
     cache: str | None = None
@@ -39,6 +46,8 @@ class TextConfig:
         _require(0 < self.holdout < 0.5, self, "holdout", "more than 0 and less than 0.5")
         _require_tokenizer(self)
         _require(self.separator is None or self.separator != "", self, "separator", "a non-empty string")
+        known = (*TEXTS, *TABLES)
+        _require(set(self.suffixes) <= set(known), self, "suffixes", f"some of {', '.join(known)}")
 
 
 @dataclass(frozen=True)
@@ -169,9 +178,16 @@ class ClassificationConfig:
     name: ClassVar[str] = "classification"
 
     data: str = "state_of_the_union"
-    """state_of_the_union: the era of an address; song_ci: the tune that a poem was written to; or a local file of
-    images: an .npz with train_images, train_labels, test_images and test_labels, or one of the four -ubyte.gz files of
-    MNIST's kind, beside which the others lie."""
+    """state_of_the_union: the era of an address; song_ci: the tune that a poem was written to; a local file of texts,
+    one in every row with its label (.jsonl, .csv, .parquet); shapes: generated toy images; or a local file of images:
+    an .npz with train_images, train_labels, test_images and test_labels, or one of the four -ubyte.gz files of MNIST's
+    kind, beside which the others lie."""
+    field: str | None = None
+    """Column of a file of texts that holds the text; None: text."""
+    label_field: str | None = None
+    """Column of a file of texts that holds the label; None: label."""
+    test: str | None = None
+    """Another file of texts, with the same columns, that is the test as it is; None: a share of the data is."""
     tokenizer: Literal["bytes", "bpe"] = "bytes"
     """Of texts. bytes: the UTF-8 bytes themselves; bpe: byte-pair encoding, trained on the training split only."""
     vocab_size: int | None = None
@@ -194,11 +210,37 @@ class ClassificationConfig:
     def __post_init__(self) -> None:
         _require(self.length >= 2, self, "length", "at least 2")
         _require(self.summaries >= 0, self, "summaries", "at least 0")
-        _require(not self.summaries or self.data in TEXT_CLASSES, self, "summaries", "0 for images")
+        _require(not self.summaries or self.has_text, self, "summaries", "0 for images")
+        tables = ", ".join(TABLES)
+        for option in ("field", "label_field", "test"):
+            given = getattr(self, option) is not None
+            _require(not given or self.from_table, self, option, f"left out: it is for data in {tables}")
+        _require(self.test is None or _is_table(self.test), self, "test", f"a file in {tables}")
+        _require(self.text_column != self.label_column, self, "label_field", "another column than that of the text")
         _require(self.num_classes >= 2, self, "num_classes", "at least 2")
         _require(self.patch >= 1, self, "patch", "at least 1")
         _require(0 <= self.holdout < 0.5, self, "holdout", "from 0 to less than 0.5")
         _require_tokenizer(self)
+
+    @property
+    def has_text(self) -> bool:
+        """Whether it is texts that have classes; otherwise it is images."""
+        return self.data in TEXT_CLASSES or self.from_table
+
+    @property
+    def from_table(self) -> bool:
+        """Whether these are texts of a file."""
+        return _is_table(self.data)
+
+    @property
+    def text_column(self) -> str:
+        """Of a file of texts."""
+        return "text" if self.field is None else self.field
+
+    @property
+    def label_column(self) -> str:
+        """Of a file of texts."""
+        return "label" if self.label_field is None else self.label_field
 
 
 @dataclass(frozen=True)
@@ -207,9 +249,10 @@ class ImagesConfig:
 
     name: ClassVar[str] = "images"
 
-    data: str = "fashion_mnist.npz"
-    """A local file of images, bytes (count, height, width) or (count, height, width, channels): an .npz with
-    train_images and test_images, or with images alone; or one of the four -ubyte.gz files of MNIST's kind."""
+    data: str = TOYS
+    """shapes: generated toy images of 16 x 16 pixels, to try things out; or a local file of images, bytes (count,
+    height, width) or (count, height, width, channels): an .npz with train_images and test_images, or with images alone;
+    or one of the four -ubyte.gz files of MNIST's kind."""
     levels: int = 256
     """Different values of a channel that are told apart; below 256, the image is quantised."""
     query_block: tuple[int, int] | None = None
@@ -250,6 +293,10 @@ TaskConfig = (
     | ImagesConfig
     | SuperResolutionConfig
 )
+
+
+def _is_table(data: str) -> bool:
+    return data.lower().endswith(TABLES)
 
 
 def _require_tokenizer(config: TextConfig | TranslationConfig | ClassificationConfig) -> None:

@@ -1,7 +1,6 @@
-"""Text that documents come from: the bundled corpora, a .txt or .jsonl file, or a folder of .txt files."""
+"""Text that documents come from: the bundled corpora, files of text, files with a text in every row, and folders."""
 
 import hashlib
-import json
 import lzma
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -10,11 +9,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from regard.errors import ConfigError, DataError, nearest
-from regard.reading import content, plain
+from regard.reading import plain
 from regard.tasks.base import SPLITS, Split
-from regard.tasks.config import TextConfig
+from regard.tasks.config import TABLES, TEXTS, TextConfig
+from regard.tasks.folders import read_folder
+from regard.tasks.tables import rows, text_in
+from regard.tasks.text_files import read_text
 
 BUNDLED = ("song_ci", "state_of_the_union")
+FIELD = "--task.field"
 
 
 class Document(NamedTuple):
@@ -30,12 +33,14 @@ class Corpus:
 
     name: as the user called it. paths: the files, hashed for the cache. parse: reads the documents.
     continuous: one text in three consecutive groups named after the splits, because it has no documents of its own.
+    left_out: of a folder, how many files are not read and why, for messages.
     """
 
     name: str
     paths: tuple[Path, ...]
     parse: Callable[[], Iterator[Document]]
     continuous: bool = False
+    left_out: str = ""
 
     def fingerprint(self) -> str:
         """SHA-256 of the names and contents of the files."""
@@ -62,7 +67,7 @@ class Corpus:
         if split_of is None:
             raise DataError(
                 f"{self.name} has {len(groups)} distinct document(s), but train, valid and test need one each: "
-                f"add some, say what separates them (--task.separator), or give one .txt file, which is cut in three"
+                f"add some, say what separates them (--task.separator), or give one file of text, which is cut in three"
             )
         return split_of
 
@@ -86,45 +91,49 @@ def held_out(groups: Collection[str], holdout: float) -> dict[str, Split] | None
 
 
 def open_corpus(config: TextConfig) -> Corpus:
-    """The corpus that `config.corpus` names. Nothing but the existence of files is checked before they are read.
+    """The corpus that `config.corpus` names. Nothing but the existence of files, and in a folder whether they are
+    empty or binary, is checked before they are read.
 
     Raises:
-        DataError: no such corpus, or a kind of file that is not read.
-        ConfigError: `field` or `separator` for a corpus that has none.
+        DataError: no such corpus, a kind of file that is not read, or a folder without any that is.
+        ConfigError: `field`, `separator` or `suffixes` for a corpus that has no use for them.
     """
     name, path = config.corpus, Path(config.corpus).expanduser()
     if name in BUNDLED:
-        _refuse(config, field=config.field, separator=config.separator)
+        _refuse(config, "field", "separator", "suffixes")
         return Corpus(name, (bundled_path(name),), lambda: _bundled(name))
-    if path.is_dir():
-        _refuse(config, field=config.field)
-        paths = tuple(sorted(path.glob("**/*.txt")))
-        if not paths:
-            raise DataError(
-                f"the folder {name} holds no .txt file; regard reads folders of .txt, .txt and .jsonl files"
-            )
-        return Corpus(name, paths, lambda: _text_files(paths, config.separator))
     if not path.exists():
         hint = nearest(name, BUNDLED)
         raise DataError(f"there is no corpus {name!r}: no such file, and no bundled corpus of that name; {hint}")
-    if path.suffix == ".jsonl":
-        _refuse(config, separator=config.separator)
-        return Corpus(name, (path,), lambda: _json_lines(path, config.field or "text"))
-    if path.suffix != ".txt":
-        raise DataError(
-            f"{name}: regard reads .txt, .jsonl and folders of .txt files, not {path.suffix or 'this file'}"
-        )
-    _refuse(config, field=config.field)
-    if config.separator is not None:
-        return Corpus(name, (path,), lambda: _text_files((path,), config.separator))
+    if path.is_dir():
+        folder = read_folder(path, config.suffixes or (*TEXTS, *TABLES))
+        if not folder.paths:
+            raise DataError(
+                f"the folder {name} holds no file that regard reads ({', '.join((*TEXTS, *TABLES))}){folder.left_out}"
+            )
+        kinds = {each.suffix.lower() for each in folder.paths}
+        _refuse(config, *(() if kinds & {*TABLES} else ("field",)), *(() if kinds & {*TEXTS} else ("separator",)))
+        return Corpus(name, folder.paths, lambda: _files(folder.paths, config), left_out=folder.left_out)
+    kind = path.suffix.lower()
+    if kind not in (*TEXTS, *TABLES):
+        known = ", ".join((*TEXTS, *TABLES))
+        raise DataError(f"{name}: regard reads {known} and folders of such files, not {kind or 'this file'}")
+    _refuse(config, "suffixes", "separator" if kind in TABLES else "field")
+    if kind in TABLES or config.separator is not None:
+        return Corpus(name, (path,), lambda: _files((path,), config))
     return Corpus(name, (path,), lambda: _continuous(path, config.holdout), continuous=True)
 
 
-def _refuse(config: TextConfig, **options: str | None) -> None:
+def _refuse(config: TextConfig, *options: str) -> None:
     """Options that the corpus has no use for are refused: ignored, they would look like they worked."""
-    where = {"field": "a .jsonl file", "separator": "a .txt file or a folder of them"}
-    for option, value in options.items():
-        if value is not None:
+    where = {
+        "field": f"{', '.join(TABLES)} files",
+        "separator": f"{', '.join(TEXTS)} files",
+        "suffixes": "a folder",
+    }
+    for option in options:
+        value = getattr(config, option)
+        if value not in (None, ()):
             raise ConfigError(
                 f"task text: {option}={value!r} is for {where[option]}, not for {config.corpus}; leave it out"
             )
@@ -150,12 +159,19 @@ def _bundled(name: str) -> Iterator[Document]:
             yield Document(f"{first}\n{second}\n{text}", _digest(text))  # some poems go under two authors
 
 
-def _text_files(paths: Sequence[Path], separator: str | None) -> Iterator[Document]:
+def _files(paths: Sequence[Path], config: TextConfig) -> Iterator[Document]:
     for path in paths:
+        for text in _texts(path, config.field or "text", config.separator):
+            yield Document(text, _digest(text))
+
+
+def _texts(path: Path, field: str, separator: str | None) -> Iterator[str]:
+    if path.suffix.lower() in TABLES:
+        for row in rows(path, {field: FIELD}):
+            yield text_in(row, field, FIELD)
+    else:
         text = read_text(path)
-        for document in [text] if separator is None else text.split(separator):
-            if document:
-                yield Document(document, _digest(document))
+        yield from filter(None, [text] if separator is None else text.split(separator))
 
 
 def _continuous(path: Path, holdout: float) -> Iterator[Document]:
@@ -169,84 +185,6 @@ def _continuous(path: Path, holdout: float) -> Iterator[Document]:
     cuts.append(len(text))
     for split, start, stop in zip(SPLITS, cuts[:-1], cuts[1:], strict=True):
         yield Document(text[start:stop], split)
-
-
-def _json_lines(path: Path, field: str) -> Iterator[Document]:
-    has_documents = False
-    try:
-        file = plain(path)
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
-    with file:
-        for number, raw in enumerate(file, 1):
-            line = _decode(raw, f"{path}, line {number}").strip()
-            if not line:
-                continue
-            text = _field(line, field, f"{path}, line {number}")
-            has_documents = True
-            yield Document(text, _digest(text))
-    if not has_documents:
-        raise DataError(f"{path} is empty: give a file with one JSON object a line")
-
-
-def _field(line: str, field: str, where: str) -> str:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        why = f"{error.msg} at character {error.colno}" if isinstance(error, json.JSONDecodeError) else error
-        raise DataError(f"{where}: no JSON: {why}") from error
-    if not isinstance(row, dict):
-        raise DataError(f"{where}: expected an object such as {{{field!r}: ...}}, got {type(row).__name__}")
-    if field not in row:
-        keys = ", ".join(map(repr, row)) or "none"
-        raise DataError(f"{where}: no field {field!r}; fields: {keys}; choose one with --task.field")
-    text = row[field]
-    if not isinstance(text, str):
-        raise DataError(
-            f"{where}: field {field!r} holds {type(text).__name__}, not text; choose another with --task.field"
-        )
-    if "\0" in text:
-        raise DataError(f"{where}: field {field!r} holds U+0000, which is no text: remove it")
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise DataError(f"{where}: field {field!r} holds half a surrogate pair, which is no text: remove it") from error
-    return text
-
-
-def read_text(path: Path) -> str:
-    """A file of UTF-8 text.
-
-    Raises:
-        DataError: it is missing, empty, binary or in another encoding.
-    """
-    try:
-        raw = content(path)
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
-    if not raw:
-        raise DataError(f"{path} is empty: give a file with text in it")
-    return _decode(raw, str(path))
-
-
-def _decode(raw: bytes, where: str) -> str:
-    """UTF-8 text, without a byte order mark. Never a guess at another encoding: wrong guesses train on rubbish."""
-    if b"\0" in raw:
-        raise DataError(f"{where}: binary, with a zero byte{_place(raw, raw.index(0))}; regard reads UTF-8 text")
-    try:
-        return raw.decode("utf-8").removeprefix("\ufeff")
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{where}: no UTF-8: byte 0x{raw[error.start]:02x}{_place(raw, error.start)} ({error.reason}); convert the "
-            f"file first, for example with iconv -f ENCODING -t UTF-8"
-        ) from error
-
-
-def _place(raw: bytes, at: int) -> str:
-    """Where a byte stands, as an editor counts: lines and their bytes from 1."""
-    before = raw[:at]
-    line = f" of line {before.count(10) + 1}" if b"\n" in raw.removesuffix(b"\n") else ""
-    return f" at byte {at - before.rfind(10)}{line}"
 
 
 def _digest(text: str) -> str:

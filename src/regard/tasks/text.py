@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar, NamedTuple
 
@@ -21,6 +22,7 @@ _FILES = "sha256"
 """Part of the key too: raise it when the files are others, so that those of earlier versions are written anew."""
 
 _BLOCKS_OF_ONE_DOCUMENT = 20
+_LOG = logging.getLogger("regard")
 
 
 class Spans(NamedTuple):
@@ -88,9 +90,10 @@ class Windows:
 class TextTask(Task):
     """Next-token prediction on text, measured in bits per byte, which does not depend on the tokenizer.
 
-    Splits are by document (bundled addresses: by year; documents with equal text stay together), or, for one .txt file
-    without a separator, three consecutive parts. They depend on the text and `holdout` alone, not on seed, length or
-    tokenizer. Token ids are kept in memory-mapped files, keyed by a hash of the content, the splits and the tokenizer.
+    Splits are by document (bundled addresses: by year; documents with equal text stay together), or, for one file
+    of text without a separator, three consecutive parts. They depend on the text and `holdout` alone, not on seed,
+    length or tokenizer. Token ids are kept in memory-mapped files, keyed by a hash of the content, the splits and the
+    tokenizer.
 
     Args:
         config: corpus, tokenizer, length.
@@ -114,6 +117,8 @@ class TextTask(Task):
         self.config = config
         self.length = config.length
         corpus = open_corpus(config)
+        if corpus.left_out:
+            _LOG.warning("%s: %d file(s) are read%s", corpus.name, len(corpus.paths), corpus.left_out)
         content = _hash(
             _FORMAT, corpus.fingerprint(), corpus.continuous, config.field, config.separator, config.holdout
         )

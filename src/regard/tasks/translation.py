@@ -14,7 +14,8 @@ from jaxtyping import Int64
 from regard.errors import ConfigError, DataError, nearest
 from regard.tasks.base import SPLITS, Example, Split, Task, checked_index
 from regard.tasks.config import TranslationConfig
-from regard.tasks.corpus import bundled_rows, held_out, read_text
+from regard.tasks.corpus import bundled_rows, held_out
+from regard.tasks.text_files import read_text
 from regard.tasks.tokenizer import Tokenizer, build_tokenizer
 
 BUNDLED = "new_testament.en-es"

@@ -1,12 +1,14 @@
 """What a run began with: its configuration, tokenizer, classes and shape of images, as they were written.
 
-manifest.json of a run holds their checksums, and the text of config.toml, so that an edited one can be told from what
-was trained. Runs of version 0.1 have none and are read as they are; the next one that continues them writes it.
+manifest.json of a run holds their checksums, the text of config.toml, so that an edited one can be told from what was
+trained, and the run's id, so that a checkpoint of another run can. Runs of version 0.1 have none and are read as they
+are; the next one that continues them writes it.
 """
 
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
@@ -16,14 +18,53 @@ from regard.checksums import MANIFEST, Entry, entries, manifest, opened, sealed
 from regard.errors import CheckpointError, ConfigError
 from regard.reading import content
 from regard.training.config import RunConfig
-from regard.training.files import write_json, writing
+from regard.training.files import discard, unlinked, write_json, writing
+from regard.training.identity import Identity
+from regard.training.interruption import locked
 
 CONFIG = "config.toml"
 FILES = (CONFIG, "tokenizer.json", "labels.json", "images.json")
 
 
-def record(run: Path) -> None:
-    """Write the manifest of a run, of the files that it has.
+@contextmanager
+def fresh(out: Path) -> Iterator[Path]:
+    """A folder that becomes the run when all of it is written: a run directory is there whole or not at all.
+
+    What a killed process left of it is thrown away. Whoever begins the same run meanwhile is refused and changes
+    nothing: the folder keeps its lock while it becomes the run, whose trainer takes another one.
+    """
+    partial = out.parent / f".{out.name}.partial"
+    lock = partial / ".begun"
+    above = [folder for folder in out.absolute().parents if not folder.exists()]
+    with writing(out):
+        unlinked(partial).mkdir(parents=True, exist_ok=True)
+    with locked(out, lock):
+        try:
+            with writing(out):
+                _clear(partial, but=lock)
+            yield partial
+            if out.exists() and (not out.is_dir() or any(out.iterdir())):
+                raise ConfigError(f"{out} was written by another process meanwhile; choose another name")
+            with writing(out):
+                partial.rename(out)
+        except BaseException:
+            with suppress(OSError):
+                _clear(partial, but=lock)
+                lock.unlink()
+                for folder in (partial, *above):
+                    folder.rmdir()
+            raise
+        (out / lock.name).unlink()
+
+
+def _clear(folder: Path, *, but: Path) -> None:
+    for path in folder.iterdir():
+        if path != but:
+            discard(path)
+
+
+def record(run: Path, identity: Identity) -> None:
+    """Write the manifest of a run: which it is, and the files that it has.
 
     Raises:
         ResourceError: it cannot be written.
@@ -31,9 +72,18 @@ def record(run: Path) -> None:
     with writing(run / MANIFEST):
         contents = {name: content(run / name) for name in FILES if (run / name).exists()}
     described = manifest({name: Entry.of(data) for name, data in contents.items()})
-    text = contents[CONFIG].decode("utf-8")
-    if not (run / MANIFEST).exists() or _read(run) != {**described, "config": text}:
-        write_json(run / MANIFEST, sealed({**described, "config": text}))
+    written = {**described, **identity.document(), "config": contents[CONFIG].decode("utf-8")}
+    if not (run / MANIFEST).exists() or _read(run) != written:
+        write_json(run / MANIFEST, sealed(written))
+
+
+def identity(run: Path) -> Identity:
+    """Which run it is; one that began before there were ids has none.
+
+    Raises:
+        CheckpointError: its manifest is damaged.
+    """
+    return Identity.of(_read(run)) if (run / MANIFEST).exists() else Identity()
 
 
 def require(run: Path, *, edited: bool = False, trust: bool = False) -> None:
@@ -92,6 +142,7 @@ def _read(run: Path) -> dict[str, Any]:
     try:
         written = opened(content(run / MANIFEST))
         entries(written)
+        Identity.of(written)
     except OSError as error:
         raise CheckpointError(f"cannot read {run / MANIFEST}: {error.strerror}") from None
     except ValueError as error:

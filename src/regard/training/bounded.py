@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from regard.checksums import MANIFEST, entries
 from regard.errors import CheckpointError
@@ -33,9 +35,9 @@ _TENSORS = 100_000
 
 
 class _Counting(TorchDispatchMode):
-    def __init__(self, most: int, where: object) -> None:
+    def __init__(self, most: int, problem: str) -> None:
         super().__init__()
-        self.left, self.calls, self.where = most, _TENSORS, where
+        self.most, self.left, self.calls, self.problem = most, most, _TENSORS, problem
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -45,9 +47,9 @@ class _Counting(TorchDispatchMode):
             self.calls -= 1
             self.left -= _numbers(func, args, kwargs or {})
             if self.left < 0 or self.calls < 0:
-                raise CheckpointError(
-                    f"{self.where}: config.toml describes a larger model than its checkpoint holds; put the file back"
-                )
+                raise CheckpointError(self.problem)
+        elif not func.is_view and _largest(func, args, kwargs or {}) > self.most:
+            raise CheckpointError(self.problem)
         return func(*args, **(kwargs or {}))
 
 
@@ -62,6 +64,27 @@ def _numbers(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     if func is torch.ops.aten.eye.default:
         sizes *= 2
     return math.prod(sizes) if sizes else 0
+
+
+def _largest(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """How many numbers the largest result of a call on tensors would have, told before it is computed.
+
+    `repeat`, `cat` and `stack`, a copy of what was expanded and everything that broadcasts make more than they are
+    given, without a size among their arguments. The shapes come from the same call on tensors that hold nothing; a call
+    that has none of those (it writes in place, or what it makes depends on numbers) makes no more than it is given.
+    """
+    if func._schema.is_mutable:
+        return 0
+    try:
+        with torch._C._DisableTorchDispatch():
+            made = func(*tree_map_only(Tensor, _empty, args), **tree_map_only(Tensor, _empty, kwargs))
+    except (NotImplementedError, RuntimeError):
+        return 0
+    return max((each.numel() for each in tree_leaves(made) if isinstance(each, Tensor)), default=0)
+
+
+def _empty(x: Tensor) -> Tensor:
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
 
 
 def stored(folder: Path) -> int | None:
@@ -88,15 +111,15 @@ def _model_bytes(path: Path) -> int | None:
 
 
 @contextmanager
-def no_larger(stored: int, where: object) -> Iterator[None]:
+def no_larger(stored: int, problem: str) -> Iterator[None]:
     """Refuse to build, inside, what is far larger than a file.
 
     Args:
         stored: numbers in the file.
-        where: the file, for messages.
+        problem: the message.
 
     Raises:
         CheckpointError: so much was asked for; it was not taken.
     """
-    with _Counting(2 * stored + _BESIDE, where):
+    with _Counting(2 * stored + _BESIDE, problem):
         yield

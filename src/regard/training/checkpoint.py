@@ -48,6 +48,8 @@ class Progress:
     """validation nats per token, if evaluated at this step: the best checkpoint has the lowest"""
     data: str = ""
     """fingerprint of the task"""
+    run: str = ""
+    """id of the run that wrote it; empty: of a version that gave runs none"""
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,7 @@ def _progress(path: Path, files: Mapping[str, bytes]) -> Progress:
         version = document.pop("format")
         if version != _FORMAT:
             raise CheckpointError(f"{path} has checkpoint format {version}; this version of regard reads {_FORMAT}")
+        document.setdefault("run", "")
         if document.keys() != hints.keys():
             raise CheckpointError(f"{path}: progress.json has {', '.join(document)}, not {', '.join(hints)}")
         for name, hint in hints.items():

@@ -8,7 +8,6 @@ from regard.models.config import ModelConfig
 from regard.models.encoder_config import EncoderConfig
 from regard.models.encoder_decoder_config import EncoderDecoderConfig
 from regard.tasks.config import (
-    TEXT_CLASSES,
     ClassificationConfig,
     ImagesConfig,
     MaskedConfig,
@@ -203,7 +202,7 @@ def default_model(task: TaskConfig) -> AnyModelConfig:
 
     Source: of images: Dosovitskiy et al. 2021, section 3.1; of pixels: Parmar et al. 2018, section 3.
     """
-    if isinstance(task, ClassificationConfig) and task.data not in TEXT_CLASSES:
+    if isinstance(task, ClassificationConfig) and not task.has_text:
         return EncoderConfig(cls_token=True, position="learned")
     if isinstance(task, ImagesConfig):
         local = {"position": "coordinates", "tied": False, "attention": ("image_local_1d",)}

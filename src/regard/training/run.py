@@ -1,7 +1,6 @@
 """Runs: begun, continued, loaded and evaluated. A run is a directory, and is never overwritten."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
@@ -10,7 +9,6 @@ from torch import nn
 
 from regard.errors import CheckpointError, ConfigError
 from regard.tasks import (
-    TEXT_CLASSES,
     ClassificationConfig,
     ImagesConfig,
     ImagesTask,
@@ -21,6 +19,7 @@ from regard.tasks import (
     has_text,
 )
 from regard.tasks.base import Split, Task
+from regard.tasks.config import TEXT_CLASSES, TOYS
 from regard.tasks.corpus import BUNDLED
 from regard.tasks.tokenizer import Tokenizer, load_tokenizer
 from regard.tasks.translation import BUNDLED as BUNDLED_PAIRS
@@ -29,8 +28,8 @@ from regard.training import begun, checkpoint, environment, metrics, network, to
 from regard.training.bounded import no_larger, stored
 from regard.training.config import AnyModelConfig, RunConfig
 from regard.training.evaluation import measured, score
-from regard.training.files import discard, unlinked, write_text, writing
-from regard.training.interruption import locked
+from regard.training.files import write_text, writing
+from regard.training.identity import Identity
 from regard.training.measure import Measure
 from regard.training.stages import Stages, model_after
 from regard.training.trained_model import BEAMS, LENGTH_PENALTY, TrainedModel
@@ -41,6 +40,8 @@ Report = dict[str, object]
 
 LABELS = "labels.json"
 IMAGES = "images.json"
+
+_LARGER = "{}: config.toml describes a larger model than its checkpoint holds; put the file back"
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def train(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} exists and is not a run; choose another name: nothing is ever overwritten")
     chosen_device(config.training.device)
-    with _fresh(out) as partial:
+    with begun.fresh(out) as partial:
         task = build_task(config.task, seed=config.training.seed)
         config = fitted(config, task)
         Stages(config, task).require()
@@ -114,7 +115,7 @@ def train(
                 labels.save(partial / LABELS)
             if isinstance(task, ImagesTask):
                 network.save_grid(task.grid, partial / IMAGES)
-        begun.record(partial)
+        begun.record(partial, Identity.new())
     return _finish(out, config, task, on_progress)
 
 
@@ -138,11 +139,12 @@ def resume(
         learning_rate: go on with this peak instead, as after a loss that was not finite; None: as configured.
         on_progress: as `train`.
         trust: as `load`.
-        edited: go on with a config.toml that is another than when the run began.
+        edited: go on with a config.toml that is another than when the run began, or from a checkpoint of another run.
 
     Raises:
         ConfigError: there is no run, or it names import paths and is not trusted; fewer steps than it has.
-        CheckpointError: config.toml was edited; the message says what differs.
+        CheckpointError: config.toml was edited, and the message says what differs; or the newest checkpoint is of
+            another run.
         Others: as `train`.
     """
     run = Path(run)
@@ -152,7 +154,7 @@ def resume(
     if training.steps < config.training.steps:
         raise ConfigError(f"{run} has {config.training.steps} steps; it can be given more of them, not {steps}")
     changed = training != config.training
-    return _finish(run, replace(config, training=training), task, on_progress, changed=changed)
+    return _finish(run, replace(config, training=training), task, on_progress, changed=changed, edited=edited)
 
 
 @typed
@@ -168,7 +170,8 @@ def load(run: Path | str, *, best: bool = False, device: str = "auto", trust: bo
 
     Raises:
         ConfigError: there is no run, or it names import paths and is not trusted.
-        CheckpointError: it has no checkpoint yet, or none that verifies; or what it began with is damaged or edited.
+        CheckpointError: it has no checkpoint yet, none that verifies, or one of another run; or what it began with is
+            damaged or edited.
 
     Example:
         >>> load("runs/first").generate("The state of")  # doctest: +SKIP
@@ -182,8 +185,9 @@ def load(run: Path | str, *, best: bool = False, device: str = "auto", trust: bo
         raise CheckpointError(f"{run} has no checkpoint yet; continue it with regard train --resume {quote(str(run))}")
     labels = network.Labels.load(run / LABELS) if isinstance(config.task, ClassificationConfig) else None
     shape = model_after(config, saved.progress.step)
-    with no_larger(sum(x.numel() for x in saved.model.values()), saved.path):
+    with no_larger(sum(x.numel() for x in saved.model.values()), _LARGER.format(saved.path)):
         model = network.build(shape, 0 if labels is None else len(labels.classes))
+    begun.identity(run).require(saved, run)
     checkpoint.restore_model(model, saved)
     model = model.to(chosen_device(device)).eval()
     grid = network.load_grid(run / IMAGES) if isinstance(config.task, ImagesConfig) else None
@@ -238,6 +242,12 @@ def evaluate(
         raise ConfigError("evaluate needs a task for a model that does not come from a run")
     if isinstance(model, network.Network):
         _require_fit(task, *network.sizes(model))
+    labels = run_or_model.labels if isinstance(run_or_model, TrainedModel) else None
+    if labels is not None and task.classes != labels.classes:
+        raise ConfigError(
+            f"the task has the classes {', '.join(task.classes):.300}, and the model was trained on "
+            f"{', '.join(labels.classes):.300}: the data is other than it was"
+        )
     if not isinstance(task, TranslationTask) and (beams is not None or length_penalty is not None):
         raise ConfigError(f"task {task.name} is evaluated without beam search; leave its options out")
     measure = Measure(model, task, split, measured(len(task.examples(split)), limit))
@@ -279,10 +289,10 @@ def fitted(config: RunConfig, task: Task) -> RunConfig:
         wanted = replace(wanted, corpus=corpus, cache=cache)
     elif isinstance(wanted, TranslationConfig) and wanted.corpus != BUNDLED_PAIRS:
         wanted = replace(wanted, corpus=_absolute(wanted.corpus))
-    elif isinstance(wanted, ImagesConfig) or (
-        isinstance(wanted, ClassificationConfig) and wanted.data not in TEXT_CLASSES
-    ):
+    elif isinstance(wanted, ImagesConfig | ClassificationConfig) and wanted.data not in (*TEXT_CLASSES, TOYS):
         wanted = replace(wanted, data=_absolute(wanted.data))
+        if isinstance(wanted, ClassificationConfig) and wanted.test is not None:
+            wanted = replace(wanted, test=_absolute(wanted.test))
     stages = tuple(
         stage if stage.attention is None else replace(stage, attention=_attention(config.model, stage.attention, task))
         for stage in config.training.stages
@@ -305,18 +315,26 @@ def _absolute(path: str) -> str:
 
 
 def _finish(
-    run: Path, config: RunConfig, task: Task, on_progress: OnProgress | None, *, changed: bool = False
+    run: Path,
+    config: RunConfig,
+    task: Task,
+    on_progress: OnProgress | None,
+    *,
+    changed: bool = False,
+    edited: bool = False,
 ) -> RunResult:
     stages = Stages(config, task)
     most = stored(run / "checkpoints")
-    with nullcontext() if most is None else no_larger(most, run):
+    with nullcontext() if most is None else no_larger(most, _LARGER.format(run)):
         first = stages.network(0)
-    trainer = Trainer(first, task, config.training, run, on_progress=on_progress, stages=stages)
+    identity = replace(begun.identity(run), agreed=edited)
+    trainer = Trainer(first, task, config.training, run, on_progress=on_progress, stages=stages, identity=identity)
 
     def prepare() -> None:
         if changed:
             write_text(run / "config.toml", toml.dumps(config))
-        begun.record(run)
+        assert trainer.identity is not None
+        begun.record(run, trainer.identity)
         environment.record(run / "env.json", trainer.device, config.training.threads)
 
     trainer.fit(prepare=prepare)
@@ -350,40 +368,3 @@ def _tokenizer(run: Path, config: RunConfig) -> Tokenizer | None:
     if not path.exists():
         raise CheckpointError(f"{path} is missing, so the run's tokens cannot be read; restore it, or start a new run")
     return load_tokenizer(path)
-
-
-@contextmanager
-def _fresh(out: Path) -> Iterator[Path]:
-    """A folder that becomes the run when all of it is written: a run directory is there whole or not at all.
-
-    What a killed process left of it is thrown away. Whoever begins the same run meanwhile is refused and changes
-    nothing: the folder keeps its lock while it becomes the run, whose trainer takes another one.
-    """
-    partial = out.parent / f".{out.name}.partial"
-    lock = partial / ".begun"
-    above = [folder for folder in out.absolute().parents if not folder.exists()]
-    with writing(out):
-        unlinked(partial).mkdir(parents=True, exist_ok=True)
-    with locked(out, lock):
-        try:
-            with writing(out):
-                _clear(partial, but=lock)
-            yield partial
-            if out.exists() and (not out.is_dir() or any(out.iterdir())):
-                raise ConfigError(f"{out} was written by another process meanwhile; choose another name")
-            with writing(out):
-                partial.rename(out)
-        except BaseException:
-            with suppress(OSError):
-                _clear(partial, but=lock)
-                lock.unlink()
-                for folder in (partial, *above):
-                    folder.rmdir()
-            raise
-        (out / lock.name).unlink()
-
-
-def _clear(folder: Path, *, but: Path) -> None:
-    for path in folder.iterdir():
-        if path != but:
-            discard(path)

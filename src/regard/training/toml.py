@@ -236,7 +236,7 @@ def _parsed(path: Path, *, trust: bool) -> Table:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except RecursionError:
         raise ConfigError(f"{path} is nested too deeply") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # no TOML, no UTF-8, or a number of more digits than Python reads
         raise ConfigError(f"{path} is not TOML: {error}") from None
     named = specs.paths({section: values for section, values in table.items() if section != "task"})
     consent.require(named, str(path), trust=trust)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,7 @@ from regard.training.config import TrainingConfig
 from regard.training.data_order import DataOrder
 from regard.training.evaluation import autocast, score
 from regard.training.files import discard, unlinked
+from regard.training.identity import Identity
 from regard.training.interruption import Interrupted, Signals, locked
 from regard.training.metrics import Interval, MetricsLog, Record, Stopwatch
 from regard.training.optimizer import adamw, set_rate
@@ -45,6 +47,7 @@ class Trainer:
         on_progress: called with every line of metrics.jsonl and with `step`, `checkpoint`, `interrupted` events.
         stages: the networks and the data of `config.stages`, of which `model` is the first; what is evaluated is always
             `task`. A stage begins with the weights, buffers and running means that the one before it ended with.
+        identity: of the run, which checkpoints carry and the one to continue from must have; None: they carry none.
 
     Raises:
         ConfigError: stages in the configuration alone.
@@ -59,6 +62,7 @@ class Trainer:
         *,
         on_progress: OnProgress | None = None,
         stages: Stages | None = None,
+        identity: Identity | None = None,
     ) -> None:
         if config.stages and stages is None:
             raise ConfigError("training.stages change the network, which only a whole run can: use regard.train")
@@ -72,6 +76,7 @@ class Trainer:
         self.validation = task.examples("valid")
         self._use(model, task if stages is None else stages.data(0))
         self.checkpoints = run / "checkpoints"
+        self.identity = identity
         self.progress = checkpoint.Progress(data=task.fingerprint)
         self.damaged: list[Path] = []
         self._saved_step: int | None = None
@@ -257,12 +262,22 @@ class Trainer:
 
     def _not_finite(self, what: str, ids: list[int], detail: str) -> None:
         self.optimizer.zero_grad()
-        saved = checkpoint.paths(self.checkpoints)
         raise NumericsError(
             f"training step {self.progress.step}: the {what} is not finite{detail} on training examples {ids}. "
-            f"Parameters and optimizer are untouched; last checkpoint: {saved[-1] if saved else 'none'}. Look at these "
-            "examples; go on from there with regard train --resume RUN --learning-rate LOWER (in Python: "
-            "resume(run, learning_rate=...)), or start a new run with another --clip or --warmup"
+            f"Parameters and optimizer are untouched. Look at these examples; {self._retry()}, or start a new run with "
+            "another --clip or --warmup"
+        )
+
+    def _retry(self) -> str:
+        """How a run that diverged can be tried again, from what is saved of it."""
+        saved, run = checkpoint.paths(self.checkpoints), quote(str(self.run))
+        rate = f"{self.config.learning_rate / 10:g}"
+        command = f"regard train --resume {run} --learning-rate {rate} (in Python: resume(run, learning_rate={rate}))"
+        if not saved:
+            return f"no checkpoint is saved yet, so try again from the start with {command}"
+        return (
+            f"go on from {saved[-1].name} with {command}; if that fails too, its weights had diverged before: remove "
+            f"{saved[-1]}, and the same command goes on from the one before, or from the start"
         )
 
     def _evaluate(self) -> None:
@@ -284,7 +299,7 @@ class Trainer:
         if not math.isfinite(scores.total.nats):
             raise NumericsError(
                 f"evaluation after step {progress.step}: the validation loss is {scores.total.nats}; "
-                "lower training.learning_rate and start again, or look at the validation data"
+                f"look at the validation data, or {self._retry()}"
             )
         self._write({"kind": "evaluate", **self._where(), "split": "valid", **summary})
         progress.evaluated_step, progress.score = progress.step, scores.total.nats / scores.total.tokens
@@ -316,6 +331,11 @@ class Trainer:
         for leftover in self.checkpoints.glob(".step-*"):
             discard(leftover)
         saved, self.damaged = checkpoint.newest(self.checkpoints)
+        if self.identity is not None:
+            if saved is not None:
+                self.identity.require(saved, self.run)
+            self.identity = self.identity.accepting(saved)
+            self.progress.run = self.identity.id
         if saved is None:
             torch.manual_seed(self.config.seed)
             return
@@ -326,7 +346,7 @@ class Trainer:
         self._enter(trained_by(self.config.stages, saved.progress.step))
         checkpoint.restore(self.model, self.optimizer, saved)
         checkpoint.use_rng_states(saved.rng, self.device)
-        self.progress, self._saved_step = saved.progress, saved.progress.step
+        self.progress, self._saved_step = replace(saved.progress, run=self.progress.run), saved.progress.step
 
 
 @contextmanager

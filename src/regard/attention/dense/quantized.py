@@ -23,6 +23,7 @@ from regard.engines.dense import (
     rounded,
     rounded_rows,
     softmax,
+    whole_call,
 )
 from regard.errors import ConfigError
 from regard.info import Info, Supports
@@ -160,7 +161,7 @@ class Quantized(Dense):
 
     def average_blocks(self, q: Tensor, blocks: Blocks, call: Call) -> Attended:
         """The average where each query reads its own block exactly and the complete ones before it rounded."""
-        size, complete, queries = self.block_size, blocks.coarse[0].shape[2], q.shape[2]
+        size, complete, queries = self.block_size, blocks.complete, q.shape[2]
         begins = [at // size * size for at in (call.query_start, call.query_start + queries - 1)]
         if not call.causal or begins[0] == begins[1] or not queries:  # the same keys for all
             k, v = blocks.known(min(begins[0], complete) if call.causal and queries else complete)
@@ -202,12 +203,10 @@ class Quantized(Dense):
         causal = self.heads.causal
         call = Call(causal=causal, query_start=k.shape[2] - q.shape[2] if causal else 0)
         if self.units == "channel":
-            complete = k.shape[2] // self.block_size * self.block_size
-            whole, unit = block_codes(k[:, :, :complete], self.block_size)
-            coarse = (whole * unit[:, :, :, None]).flatten(2, 3)
-            eyes = eye.to(coarse.dtype)
-            weights = self.average_blocks(q, Blocks((coarse, eyes[:, :, :complete]), (k, eyes), 0, None, None), call)
-            return whole, self.steps(weights.values)
+            blocks = whole_call(k, eye, None, self.block_size)
+            blocks = blocks._replace(coarse=(blocks.coarse[0], eye))  # what weights one by one are an average of
+            whole, _ = block_codes(k[:, :, : blocks.complete], self.block_size)
+            return whole, self.steps(self.average_blocks(q, blocks, call).values)
         whole, unit = codes(k)
         k = whole * unit[..., None] if self.store == "int8" else k
         return whole, self.steps(self.average(q, k, eye, call).values)

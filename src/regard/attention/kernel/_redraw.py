@@ -23,6 +23,7 @@ class RandomKernel(Kernel):
 
     maps: ClassVar[Mapping[str, str]]
     """choices of `feature_map`, and the random maps that they stand for"""
+    draws: ClassVar[str] = "projection"
 
     num_features: Annotated[int, Ge(1)] | None = None
     """features per key"""

@@ -72,6 +72,7 @@ class Lara(Attention):
         mixes_queries=True,
         stochastic=True,
     )
+    draws: ClassVar[str] = "position noise"
     samples: ClassVar[tuple[Mapping[str, object], ...]] = (
         {"num_landmarks": 4},
         {"num_landmarks": 7, "coefficient": 2.0, "pool": "mixed"},

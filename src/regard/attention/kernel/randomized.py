@@ -65,6 +65,7 @@ class Randomized(Attention):
         approximates="softmax",
         knob="num_samples",
     )
+    draws: ClassVar[str] = "position noise"
     samples: ClassVar[tuple[Mapping[str, object], ...]] = (
         {"num_samples": 2},
         {"form": "official"},

@@ -236,6 +236,8 @@ def append_slots(state: State, key_mask: Tensor | None, **new: Tensor) -> Slots:
 def drop_slots(state: Slots, alive: Bool[Tensor, " slots"]) -> Slots:
     """Without the slots that no later query may see."""
     picked = alive.nonzero().flatten()
+    if torch.compiler.is_compiling():  # how many they are is not known before the graph runs
+        return state.keep(picked)
     gone = state.kept - len(picked)
     if not gone:
         return state

@@ -22,6 +22,7 @@ from regard.engines.dense.rounding import (
     rounded,
     rounded_blocks,
     rounded_rows,
+    whole_call,
 )
 
 __all__ = [
@@ -51,4 +52,5 @@ __all__ = [
     "softmax",
     "tiles",
     "visible_count",
+    "whole_call",
 ]

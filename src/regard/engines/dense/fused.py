@@ -122,7 +122,9 @@ def fused(q: Tensor, k: Tensor, v: Tensor, call: Call, *, scale: float, dropout:
     take a mask of queries x keys. Dropout, and a bias that needs gradients, make it materialise the weights.
     """
     queries, keys, width = q.shape[2], k.shape[2], v.shape[-1]
-    square = call.causal and call.query_start == 0 and queries == keys > 1 and call.bias is None
+    square = False
+    if call.causal and call.query_start == 0 and queries == keys > 1 and call.bias is None:  # asked: as `grouped` below
+        square = True
     if square and call.key_mask is not None:
         # q.k + 1 * (0 or lowest): a column instead of queries x keys. A query without keys averages values that are 0;
         # -inf would do, but leaves NaN in the gradient of the column, which trips anomaly detection.

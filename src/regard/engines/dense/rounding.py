@@ -82,23 +82,37 @@ def rounded_blocks(x: Float[Tensor, "batch heads slots dim"], size: int) -> Floa
 class Blocks(NamedTuple):
     """Slots in blocks, of which the complete ones are rounded.
 
-    coarse: keys and values of the complete blocks, rounded. exact: those of the slots from `first` on, which begins a
-    block, as they were given. key_mask: of every slot. state: behind them.
+    coarse: keys and values of the complete blocks, rounded; without a state those of every slot, of which the ones
+    behind these blocks are not for use. exact: those of the slots from `first` on, which begins a block, as they were
+    given. complete: slots in complete blocks. key_mask: of every slot. state: behind them.
     """
 
     coarse: tuple[Tensor, Tensor]
     exact: tuple[Tensor, Tensor]
     first: int
+    complete: int
     key_mask: Tensor | None
     state: Slots | None
 
     def known(self, complete: int) -> tuple[Tensor, Tensor]:
         """Keys and values of every slot, the first `complete` ones rounded; these are at least `first`."""
-        k, v = (
-            torch.cat([coarse[:, :, :complete], exact[:, :, complete - self.first :].to(coarse.dtype)], 2)
-            for coarse, exact in zip(self.coarse, self.exact, strict=True)
-        )
+        pairs = zip(self.coarse, self.exact, strict=True)
+        if self.state is None:  # by slot: a compiler makes another graph where a slice may be empty
+            early = (torch.arange(self.exact[0].shape[2], device=self.exact[0].device) < complete)[:, None]
+            k, v = (torch.where(early, coarse, exact) for coarse, exact in pairs)
+        else:
+            k, v = (
+                torch.cat([coarse[:, :, :complete], exact[:, :, complete - self.first :].to(coarse.dtype)], 2)
+                for coarse, exact in pairs
+            )
         return k, v
+
+
+def whole_call(k: Tensor, v: Tensor, key_mask: Tensor | None, size: int) -> Blocks:
+    """Keys and values of a call without a state, in blocks of `size` slots."""
+    keys = k.shape[2]
+    coarse = tuple(rounded_blocks(F.pad(x, (0, 0, 0, -keys % size)), size)[:, :, :keys] for x in (k, v))
+    return Blocks((coarse[0], coarse[1]), (k, v), 0, keys // size * size, key_mask, None)
 
 
 def in_blocks(k: Tensor, v: Tensor, key_mask: Tensor | None, state: Slots | None, size: int) -> Blocks:
@@ -107,10 +121,8 @@ def in_blocks(k: Tensor, v: Tensor, key_mask: Tensor | None, state: Slots | None
     The state holds blocks as its slots: `k`, `v` (codes, of `size` slots one after the other), `k_unit`, `v_unit` and
     `real`; and what came since the last complete one beside them: `open_k`, `open_v`, `open_real`.
     """
-    whole = k.shape[2] // size * size
     if state is None:
-        coarse = rounded_blocks(k[:, :, :whole], size), rounded_blocks(v[:, :, :whole], size)
-        return Blocks(coarse, (k, v), 0, key_mask, None)
+        return whole_call(k, v, key_mask, size)
     state, exact, first = _append(state, k, v, key_mask, size)
     kept = state.view()
     k, v = (
@@ -118,7 +130,8 @@ def in_blocks(k: Tensor, v: Tensor, key_mask: Tensor | None, state: Slots | None
         for name in "kv"
     )
     real = torch.cat([kept["real"].mT.flatten(1), state.steady["open_real"][:, : state.length % size]], 1)
-    return Blocks((k.flatten(2, 3), v.flatten(2, 3)), exact, first, real, state)
+    coarse = k.flatten(2, 3), v.flatten(2, 3)
+    return Blocks(coarse, exact, first, coarse[0].shape[2], real, state)
 
 
 def _append(

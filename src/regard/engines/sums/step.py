@@ -42,13 +42,12 @@ def step(
     rotation: Tensor | None,
 ) -> Averaged:
     """At most one query and one key (decoding): a few small operations that autograd records itself."""
-    dtype = accumulation_dtype(q.dtype)
-    values, total, highest = q.new_empty(*q.shape[:3], v.shape[3]), sum.new_empty(q.shape[:3]), sum.new_empty(0)
-    kind = q.device.type
+    dtype, kind, none = accumulation_dtype(q.dtype), q.device.type, sum.new_empty(0)
+    queries, keys, group = q.shape[2], k.shape[2], q.shape[1] // k.shape[1]
     with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext():
-        if k.shape[2]:
+        if keys:
             fk, log = _features(k, maps[1], scale, dtype, projection, rotation)
-            columns = F.pad(v.to(dtype), (0, 1), value=1.0)
+            columns = F.pad(_in(v, dtype), (0, 1), value=1.0)
             if key_mask is not None:
                 columns = columns * key_mask[:, None, :, None]
             if top is not None:
@@ -62,23 +61,33 @@ def step(
                 columns = columns * (log - safe[..., None]).to(dtype).exp()[..., None]
                 top = new
             sum = torch.addcmul(sum, fk.mT, columns)
-        if q.shape[2]:
-            grouped = q.unflatten(1, (k.shape[1], -1))[..., 0, :]
-            fq, log = _features(grouped, maps[0], scale, dtype, projection, rotation)
-            y = (fq @ sum).flatten(1, 2)[:, :, None]
-            total = y[..., -1]
-            values = (y[..., :-1] / divisor(total)[..., None] if normalise else y[..., :-1]).to(q.dtype)
-            if top is not None:
-                highest = top[..., None].expand(fq.shape[:3]) if log is None else top[..., None] + log
-                highest = highest.flatten(1, 2)[..., None]
-    return Averaged(values, total, highest, sum, sum.new_empty(0) if top is None else top)
+        if not queries:
+            values, total = q.new_empty(*q.shape[:3], v.shape[3]), sum.new_empty(q.shape[:3])
+            return Averaged(values, total, none, sum, none if top is None else top)
+        rows = q if group == 1 else q.unflatten(1, (-1, group))[..., 0, :]
+        fq, log = _features(rows, maps[0], scale, dtype, projection, rotation)
+        y, highest = fq @ sum, none
+        if group > 1:
+            y = y.flatten(1, 2)[:, :, None]
+        values, total = y[..., :-1], y[..., -1]
+        if normalise:
+            values = values / divisor(total)[..., None]
+        if top is not None:
+            highest = top[..., None].expand(fq.shape[:3]) if log is None else top[..., None] + log
+            highest = highest.flatten(1, 2)[..., None]
+    return Averaged(_in(values, q.dtype), total, highest, sum, none if top is None else top)
+
+
+def _in(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """The same in that dtype; a call that changes nothing costs more than a look."""
+    return x if x.dtype == dtype else x.to(dtype)
 
 
 def _features(
     x: Tensor, map_: FeatureMap, scale: float, dtype: torch.dtype, projection: Tensor | None, rotation: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     """Features of (batch, kv_heads, any, dim), all of one slot."""
-    x = x.to(dtype) if scale == 1 else x.to(dtype) * scale
+    x = _in(x, dtype) if scale == 1 else _in(x, dtype) * scale
     if projection is None:
         features, log = map_.scaled(x, None)
     else:  # heads in front: a product that broadcasts over the batch would copy the projection for each element

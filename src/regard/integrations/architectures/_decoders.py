@@ -23,21 +23,21 @@ def decoder_config(
     Raises:
         CheckpointError: every problem of the configuration.
     """
-    dim, heads = settings.size("hidden_size"), settings.size("num_attention_heads")
-    kv_heads = settings.size("num_key_value_heads", heads)
-    head_dim = settings.size("head_dim", dim // heads)
+    dim, heads = settings.axis("hidden_size"), settings.axis("num_attention_heads")
+    kv_heads = settings.axis("num_key_value_heads", heads)
+    head_dim = settings.axis("head_dim", dim // heads)
     settings.divides("num_key_value_heads", kv_heads, "num_attention_heads", heads)
     settings.choice("hidden_act", ["silu"], "silu")
     # transformers 5 keeps the base of the rotary angles in rope_parameters, earlier versions beside rope_scaling.
     rope = settings.values.get("rope_parameters") or settings.values.get("rope_scaling") or {}
-    rotary = Settings(rope if isinstance(rope, dict) else {"rope_type": rope}, settings.where)
+    rotary = Settings(rope if isinstance(rope, dict) else {"rope_type": rope}, settings.where, {})
     rotary.choice("rope_type", ["default"], rotary.values.get("type", "default"))
     theta = rotary.number("rope_theta", settings.number("rope_theta", 10000.0))
     settings.problems += rotary.problems
     config = {
-        "vocab_size": settings.size("vocab_size"),
-        "layers": settings.size("num_hidden_layers"),
-        "mlp_dim": settings.size("intermediate_size"),
+        "vocab_size": settings.axis("vocab_size"),
+        "layers": settings.layers("num_hidden_layers"),
+        "mlp_dim": settings.axis("intermediate_size"),
         "max_length": settings.size("max_position_embeddings", 2048),
         "norm_eps": settings.number("rms_norm_eps", 1e-6),
         "attention_dropout": settings.number("attention_dropout", 0.0),

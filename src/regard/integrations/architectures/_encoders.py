@@ -33,21 +33,21 @@ def encoder_config(
     Raises:
         CheckpointError: every problem of the configuration.
     """
-    dim, heads = settings.size("hidden_size", 768), settings.size("num_attention_heads", 12)
+    dim, heads = settings.axis("hidden_size", 768), settings.axis("num_attention_heads", 12)
     settings.divides("num_attention_heads", heads, "hidden_size", dim)
     chosen = settings.choice("hidden_act", list(ACTIVATIONS), act)
     settings.choice("position_embedding_type", ["absolute"], "absolute")
     settings.choice("tie_word_embeddings", [True], True)
     for name in ("is_decoder", "add_cross_attention"):
         settings.choice(name, [False], False)
-    rows = settings.size("max_position_embeddings", rows)
+    rows = settings.axis("max_position_embeddings", rows)
     if rows <= offset:
         settings.problems.append(f"max_position_embeddings={rows} leaves no position behind pad_token_id={offset - 1}")
     config = {
-        "vocab_size": settings.size("vocab_size", vocab_size),
-        "layers": settings.size("num_hidden_layers", 12),
-        "mlp_dim": settings.size("intermediate_size", 3072),
-        "token_types": settings.size("type_vocab_size", 2),
+        "vocab_size": settings.axis("vocab_size", vocab_size),
+        "layers": settings.layers("num_hidden_layers", 12),
+        "mlp_dim": settings.axis("intermediate_size", 3072),
+        "token_types": settings.axis("type_vocab_size", 2),
         "norm_eps": settings.number("layer_norm_eps", 1e-12),
         "dropout": settings.number("hidden_dropout_prob", 0.1),
         "attention_dropout": settings.number("attention_probs_dropout_prob", 0.1),
@@ -200,7 +200,7 @@ def encoder_forms(
 
     def classifier(config: EncoderConfig, published: Settings) -> Classifier:
         labels = published.values.get("id2label")
-        count = len(labels) if isinstance(labels, dict) else published.size("num_labels", 2)
+        count = len(labels) if isinstance(labels, dict) else published.axis("num_labels", 2)
         published.check()
         return Classifier(encoder(config), classes=count, activation=pooled(config))
 

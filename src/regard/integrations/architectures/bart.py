@@ -17,19 +17,19 @@ _POSITION_OFFSET = 2
 
 
 def _config(settings: Settings) -> EncoderDecoderConfig:
-    dim = settings.size("d_model", 1024)
-    heads = int(settings.one_of("encoder_attention_heads", "decoder_attention_heads"))
-    width = int(settings.one_of("encoder_ffn_dim", "decoder_ffn_dim"))
+    dim = settings.axis("d_model", 1024)
+    heads = settings.one_of("encoder_attention_heads", "decoder_attention_heads")
+    width = settings.one_of("encoder_ffn_dim", "decoder_ffn_dim")
     settings.divides("encoder_attention_heads", heads, "d_model", dim)
     act = settings.choice("activation_function", list(ACTIVATIONS), "gelu")
     for name, only in (("normalize_before", False), ("add_final_layer_norm", False), ("normalize_embedding", True)):
         settings.choice(name, [only], only)
     settings.choice("tie_word_embeddings", [True], True)
     config = {
-        "vocab_size": settings.size("vocab_size", 50265),
-        "layers": settings.size("decoder_layers", 12),
-        "encoder_layers": settings.size("encoder_layers", 12),
-        "max_length": settings.size("max_position_embeddings", 1024),
+        "vocab_size": settings.axis("vocab_size", 50265),
+        "layers": settings.layers("decoder_layers", 12),
+        "encoder_layers": settings.layers("encoder_layers", 12),
+        "max_length": settings.axis("max_position_embeddings", 1024),
         "dropout": settings.number("dropout", 0.1),
         "attention_dropout": settings.number("attention_dropout", 0.0),
         "start_token": int(settings.number("decoder_start_token_id", 2)),

@@ -15,7 +15,7 @@ from regard.models.config import ModelConfig
 
 
 def _config(settings: Settings) -> ModelConfig:
-    dim, heads = settings.size("n_embd", 768), settings.size("n_head", 12)
+    dim, heads = settings.axis("n_embd", 768), settings.axis("n_head", 12)
     settings.divides("n_head", heads, "n_embd", dim)
     act = settings.choice("activation_function", list(ACTIVATIONS), "gelu_new")
     settings.choice("scale_attn_weights", [True], True)
@@ -25,10 +25,10 @@ def _config(settings: Settings) -> ModelConfig:
     if len(set(dropouts.values())) > 1:
         settings.problems.append(f"embd_pdrop and resid_pdrop are one number in regard's model, got {dropouts}")
     config = {
-        "vocab_size": settings.size("vocab_size", 50257),
-        "layers": settings.size("n_layer", 12),
-        "mlp_dim": settings.size("n_inner", 4 * dim),
-        "max_length": settings.size("n_positions", 1024),
+        "vocab_size": settings.axis("vocab_size", 50257),
+        "layers": settings.layers("n_layer", 12),
+        "mlp_dim": settings.axis("n_inner", 4 * dim),
+        "max_length": settings.axis("n_positions", 1024),
         "norm_eps": settings.number("layer_norm_epsilon", 1e-5),
         "attention_dropout": settings.number("attn_pdrop", 0.1),
         "dropout": dropouts["resid_pdrop"],

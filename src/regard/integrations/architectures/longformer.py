@@ -20,7 +20,7 @@ from regard.models import Classifier, Encoder, EncoderConfig
 
 
 def _config(settings: Settings) -> EncoderConfig:
-    layers, window = settings.size("num_hidden_layers", 12), settings.values.get("attention_window", 512)
+    layers, window = settings.layers("num_hidden_layers", 12), settings.values.get("attention_window", 512)
     widths = window if isinstance(window, list) else [window] * layers
     if len(widths) != layers:
         settings.problems.append(f"attention_window names {len(widths)} layers, not num_hidden_layers={layers}")

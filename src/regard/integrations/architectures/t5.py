@@ -16,11 +16,11 @@ _ATTENTION = "softmax(scale=1.0)"
 
 
 def _config(settings: Settings) -> EncoderDecoderConfig:
-    dim, heads = settings.size("d_model", 512), settings.size("num_heads", 8)
-    head_dim = settings.size("d_kv", 64)
-    layers = settings.size("num_layers", 6)
+    dim, heads = settings.axis("d_model", 512), settings.axis("num_heads", 8)
+    head_dim = settings.axis("d_kv", 64)
+    layers = settings.layers("num_layers", 6)
     kind = settings.choice("feed_forward_proj", list(_FEED_FORWARDS), "relu")
-    buckets = settings.size("relative_attention_num_buckets", 32)
+    buckets = settings.axis("relative_attention_num_buckets", 32)
     furthest = settings.size("relative_attention_max_distance", 128)
     # Version 1.1 says that the embeddings are not tied; transformers 5 writes it as tied, without the scale and with an
     # output layer.
@@ -28,10 +28,10 @@ def _config(settings: Settings) -> EncoderDecoderConfig:
     scaled = settings.flag("scale_decoder_outputs", said)
     tied = (said and scaled) or "lm_head.weight" not in settings.tensors
     config = {
-        "vocab_size": settings.size("vocab_size", 32128),
-        "layers": settings.size("num_decoder_layers", layers),
+        "vocab_size": settings.axis("vocab_size", 32128),
+        "layers": settings.layers("num_decoder_layers", layers),
         "encoder_layers": layers,
-        "mlp_dim": settings.size("d_ff", 2048),
+        "mlp_dim": settings.axis("d_ff", 2048),
         "max_length": settings.size("n_positions", 512),
         "norm_eps": settings.number("layer_norm_epsilon", 1e-6),
         "dropout": settings.number("dropout_rate", 0.1),

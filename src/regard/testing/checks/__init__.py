@@ -13,6 +13,7 @@ from regard.testing.checks import (  # noqa: F401 - each module enters its check
     basic,
     bias,
     causal,
+    compilation,
     configuration,
     cost,
     gradient,
@@ -88,7 +89,7 @@ def check_attention(
         for each in wanted:
             if each.once and at > 0:
                 continue
-            results.append(conduct(each, subject))
+            results.append(conduct(each.again if at > 0 else each, subject))
             if stop_at_failure and results[-1].status == "failed":
                 return results
     return results

@@ -1,17 +1,14 @@
-"""Costs as declared, counted without a clock; and `torch.compile`."""
+"""Costs as declared, counted without a clock."""
 
-import copy
 import math
-from typing import Any
 
 import torch
 
 from regard.core import Attention
 from regard.info import Info
-from regard.testing.compare import assert_close
 from regard.testing.counting import Count, count
 from regard.testing.inputs import Inputs, Subject, call, draw, run
-from regard.testing.registry import Failure, check, require
+from regard.testing.registry import check, require
 
 SHORT_LENGTH, LONGEST_LENGTH = 512, 16384
 """the lengths between which an exponent is measured; an engine's buffers of 1 MB are full from the first on"""
@@ -106,62 +103,3 @@ def _reached(info: Info, name: str, counts: list[tuple[Count, Count]]) -> bool:
         if c - 3 * b + 2 * a >= LEAST_SHARE * c if declared <= 2 else math.log2(c / b) >= declared - 2 * EXPONENT_SLACK:
             return True
     return False
-
-
-@check(("not compiles_whole", "compilation_in_parts"), once=True)
-def compilation(subject: Subject) -> None:
-    """torch.compile takes the mechanism as one graph, which serves every length; in training too."""
-    for causal in subject.modes:
-        graphs = _compiled(subject, causal, (24, 200, 77), whole=True)
-        require(graphs == 1, f"{graphs} graphs for 24, 200 and 77 positions with dynamic=True, {causal=}")
-    _train_compiled(subject, subject.modes[0])
-
-
-def _train_compiled(subject: Subject, causal: bool) -> None:
-    """One graph in training too, with the gradients of the mechanism as it is."""
-    mechanism = subject.build(causal).train()
-    x = subject.inputs(mechanism).leaves()
-    twin = copy.deepcopy(mechanism)
-    torch._dynamo.reset()
-    compiled: Any = torch.compile(twin, backend="eager", fullgraph=True, dynamic=False)
-    wanted, got = call(mechanism, x), call(compiled, x)
-    assert_close(got.values, wanted.values, tolerance=1e-6, what=f"compiled in training, {causal=}")
-    leaves = x.named()
-    grads = [
-        torch.autograd.grad(y.values.square().sum(), list(leaves.values()), allow_unused=True) for y in (got, wanted)
-    ]
-    for name, one, other in zip(leaves, *grads, strict=True):
-        if other is not None:
-            assert_close(one, other, tolerance=1e-5, what=f"gradient of {name}, compiled in training, {causal=}")
-
-
-@check(("compiles_whole", "compilation"), once=True)
-def compilation_in_parts(subject: Subject) -> None:
-    """A mechanism that is declared to break the graph does, and compiles in parts to the same values."""
-    for causal in subject.modes:
-        graphs = _compiled(subject, causal, (24,), whole=False)
-        require(graphs != 1, "info.compiles_whole is False, but there is one graph")
-
-
-def _compiled(subject: Subject, causal: bool, lengths: tuple[int, ...], *, whole: bool) -> int:
-    """Graphs that were made for calls of these lengths, after comparing the values."""
-    from torch._dynamo.exc import Unsupported
-
-    mechanism, graphs = subject.build(causal, max_length=max(lengths) + 1), []
-
-    def backend(graph: torch.fx.GraphModule, example: list[torch.Tensor]) -> object:
-        graphs.append(graph)
-        return graph.forward
-
-    torch._dynamo.reset()
-    compiled: Any = torch.compile(mechanism, backend=backend, fullgraph=whole, dynamic=whole)
-    for length in lengths:
-        x = draw(mechanism.heads, subject.info, length, length, 1, "compile").map(torch.Tensor.contiguous)
-        try:
-            got = run(compiled, x).values
-        except Unsupported as error:
-            raise Failure(f"the graph breaks, {causal=}: {error}") from error
-        assert_close(got, run(mechanism, x).values, tolerance=1e-6, what=f"compiled, {length} positions, {causal=}")
-        if whole and len(graphs) > 1:
-            break
-    return len(graphs)

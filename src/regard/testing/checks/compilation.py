@@ -1,0 +1,118 @@
+"""`torch.compile`: whole graphs, that serve every length, in training and behind a state too."""
+
+import copy
+from typing import Any
+
+import torch
+
+from regard.core import Attended, Attention, State
+from regard.testing.compare import assert_close
+from regard.testing.inputs import Inputs, Subject, call, draw, run
+from regard.testing.registry import Failure, check, require
+
+LENGTHS = (24, 200, 77)
+"""of calls that one graph serves; multiples of a sample's blocks, and not"""
+LONGER = (140, 200, 177)
+"""the same between the lengths at which a mechanism may take another algorithm"""
+PAST = 5
+"""slots before a compiled step"""
+
+
+def _one_graph(subject: Subject) -> None:
+    """One graph serves every length under further options, in one mode; definitions are not for speed."""
+    if subject.options.get("impl") != "reference":
+        _require_one(subject, subject.modes[0], LONGER)
+
+
+@check(("not compiles_whole", "compilation_in_parts"), further=_one_graph)
+def compilation(subject: Subject) -> None:
+    """torch.compile takes the mechanism as one graph, which serves every length; in training too."""
+    for causal in subject.modes:
+        _require_one(subject, causal, LENGTHS)
+    _train_compiled(subject, subject.modes[0])
+
+
+def _require_one(subject: Subject, causal: bool, lengths: tuple[int, int, int]) -> None:
+    """One graph for calls of these lengths."""
+    graphs = _compiled(subject, causal, lengths, whole=True)
+    first, *others = lengths
+    require(graphs == 1, f"{graphs} graphs for {first}, {others[0]} and {others[1]} positions, {causal=}")
+
+
+def _train_compiled(subject: Subject, causal: bool) -> None:
+    """One graph in training too, with the gradients of the mechanism as it is."""
+    mechanism = subject.build(causal).train()
+    x = subject.inputs(mechanism).leaves()
+    twin = copy.deepcopy(mechanism)
+    torch._dynamo.reset()
+    compiled: Any = torch.compile(twin, backend="eager", fullgraph=True, dynamic=False)
+    wanted, got = call(mechanism, x), call(compiled, x)
+    assert_close(got.values, wanted.values, tolerance=1e-6, what=f"compiled in training, {causal=}")
+    leaves = x.named()
+    grads = [
+        torch.autograd.grad(y.values.square().sum(), list(leaves.values()), allow_unused=True) for y in (got, wanted)
+    ]
+    for name, one, other in zip(leaves, *grads, strict=True):
+        if other is not None:
+            assert_close(one, other, tolerance=1e-5, what=f"gradient of {name}, compiled in training, {causal=}")
+
+
+@check(("compiles_whole", "compilation"), once=True)
+def compilation_in_parts(subject: Subject) -> None:
+    """A mechanism that is declared to break the graph does, and compiles in parts to the same values."""
+    for causal in subject.modes:
+        graphs = _compiled(subject, causal, (24,), whole=False)
+        require(graphs != 1, "info.compiles_whole is False, but there is one graph")
+
+
+@check(
+    ("not compiles_whole", "compilation_in_parts"),
+    ("not supports.state", "refusals"),
+    ("not supports.causal", "refusals"),
+    once=True,
+)
+def compilation_behind_a_state(subject: Subject) -> None:
+    """torch.compile takes a decoding step as one graph too, and its state is that of the mechanism as it is."""
+    mechanism = subject.build(True, max_length=2 * PAST)
+    uncalled = copy.deepcopy(mechanism)  # whatever a first call keeps for later ones is made inside of the graph
+    x = draw(mechanism.heads, subject.info, PAST + 1, PAST + 1, 1, "compile")
+    state = run(mechanism, x.slots(0, PAST), state=mechanism.initial_state(1)).state
+    torch._dynamo.reset()
+    compiled: Any = torch.compile(uncalled, backend="eager", fullgraph=True, dynamic=True)
+    step = x.slots(PAST, PAST + 1).map(torch.Tensor.contiguous)
+    got, wanted = (_graph(each, step, "behind a state", state=state) for each in (compiled, mechanism))
+    assert got.state is not None
+    assert wanted.state is not None
+    assert_close(got.values, wanted.values, tolerance=1e-6, what="compiled, one position behind a state")
+    require(got.state.length == wanted.state.length, f"the compiled step counts {got.state.length} slots")
+    for name, kept in wanted.state.tensors().items():
+        assert_close(got.state.tensors()[name], kept, tolerance=1e-6, what=f"{name} of the state, compiled")
+
+
+def _compiled(subject: Subject, causal: bool, lengths: tuple[int, ...], *, whole: bool) -> int:
+    """Graphs that were made for calls of these lengths, after comparing the values."""
+    mechanism, graphs = subject.build(causal, max_length=max(lengths) + 1), []
+
+    def backend(graph: torch.fx.GraphModule, example: list[torch.Tensor]) -> object:
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    compiled: Any = torch.compile(mechanism, backend=backend, fullgraph=whole, dynamic=whole)
+    for length in lengths:
+        x = draw(mechanism.heads, subject.info, length, length, 1, "compile").map(torch.Tensor.contiguous)
+        got = _graph(compiled, x, f"{causal=}").values
+        assert_close(got, run(mechanism, x).values, tolerance=1e-6, what=f"compiled, {length} positions, {causal=}")
+        if whole and len(graphs) > 1:
+            break
+    return len(graphs)
+
+
+def _graph(compiled: Attention, x: Inputs, where: str, state: State | None = None) -> Attended:
+    """The answer of a compiled mechanism."""
+    from torch._dynamo.exc import Unsupported
+
+    try:
+        return run(compiled, x, state=state)
+    except Unsupported as error:
+        raise Failure(f"the graph breaks, {where}: {error}") from error

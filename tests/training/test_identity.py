@@ -1,0 +1,133 @@
+"""A checkpoint is bound to the run that wrote it: one of another run with the same shapes is refused by name."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from regard.checksums import opened, sealed
+from regard.cli.main import main
+from regard.errors import CheckpointError
+from regard.training import begun, checkpoint, load, resume, train
+from regard.training.identity import Identity
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "version_0_1" / "trained"
+
+
+@pytest.fixture
+def two(small, tmp_path):
+    """Two runs of the same shape and data, one with another learning rate."""
+    first = train(small, tmp_path / "first").path
+    other = train(replace(small, training=replace(small.training, learning_rate=0.5)), tmp_path / "other").path
+    return first, other
+
+
+def newest(run: Path) -> Path:
+    return checkpoint.paths(run / "checkpoints")[-1]
+
+
+def exchanged(run: Path, other: Path) -> Path:
+    """The newest checkpoint of a run becomes that of another one."""
+    path = newest(run)
+    shutil.rmtree(path)
+    shutil.copytree(newest(other), path)
+    return path
+
+
+def test_every_checkpoint_carries_the_id_of_its_run(two):
+    first, other = two
+    mine = begun.identity(first)
+    assert len(mine.id) == 32
+    assert mine.others == ()
+    assert mine.id != begun.identity(other).id
+    assert {checkpoint.load(path).progress.run for path in checkpoint.paths(first / "checkpoints")} == {mine.id}
+    resume(first, steps=checkpoint.load(newest(first)).progress.step + 1)
+    assert begun.identity(first) == mine
+
+
+def test_a_checkpoint_of_another_run_is_refused(two, capsys):
+    first, other = two
+    path = exchanged(first, other)
+    before = (first / "manifest.json").read_bytes()
+    said = f"{path} is of another run ({begun.identity(other).id}) than {first} ({begun.identity(first).id}); take it"
+    for act in (load, resume, lambda run: resume(run, steps=99)):
+        with pytest.raises(CheckpointError) as caught:
+            act(first)
+        assert said in str(caught.value)
+        assert "--edited" in str(caught.value)
+    capsys.readouterr()
+    assert main(["checkpoint", "export", str(first), "--out", str(first.parent / "x.safetensors")]) == 4
+    assert said in capsys.readouterr().err
+    assert main(["checkpoint", "verify", str(first)]) == 4
+    assert "another run" in " ".join(capsys.readouterr().out.split())
+    assert (first / "manifest.json").read_bytes() == before
+
+
+def test_a_checkpoint_of_another_run_can_be_agreed_to(two):
+    first, other = two
+    exchanged(first, other)
+    shutil.copy(other / "metrics.jsonl", first)
+    mine, theirs = begun.identity(first).id, begun.identity(other).id
+    step = checkpoint.load(newest(first)).progress.step
+    resume(first, steps=step + 1, edited=True)
+    assert begun.identity(first) == Identity(mine, (theirs,))
+    assert checkpoint.load(newest(first)).progress.run == mine
+    resume(first, steps=step + 2)
+    assert load(first).step == step + 2
+
+
+def test_a_checkpoint_without_an_id_is_one_of_another_run(two):
+    first, _ = two
+    path = newest(first)
+    document = json.loads((path / "progress.json").read_text())
+    del document["run"]
+    files = {each.name: each.read_bytes() for each in path.iterdir() if each.name != "manifest.json"}
+    shutil.rmtree(path)
+    checkpoint.save_folder(path, {**files, "progress.json": json.dumps(document).encode()})
+    with pytest.raises(CheckpointError, match=r"is of another run \(one without an id\)"):
+        load(first)
+
+
+def test_a_run_that_lost_its_manifest_is_not_that_of_its_checkpoints(two):
+    first, _ = two
+    (first / "manifest.json").unlink()
+    with pytest.raises(CheckpointError, match=r"\(which has no id\)"):
+        load(first)
+
+
+def test_runs_that_began_without_an_id_go_on(small, tmp_path):
+    run = train(small, tmp_path / "run").path
+    written = opened((run / "manifest.json").read_bytes())
+    del written["run"]
+    (run / "manifest.json").write_text(json.dumps(sealed(written)))
+    for path in checkpoint.paths(run / "checkpoints"):
+        document = json.loads((path / "progress.json").read_text())
+        del document["run"]
+        files = {each.name: each.read_bytes() for each in path.iterdir() if each.name != "manifest.json"}
+        shutil.rmtree(path)
+        checkpoint.save_folder(path, {**files, "progress.json": json.dumps(document).encode()})
+    assert load(run).step
+    step = checkpoint.load(newest(run)).progress.step
+    resume(run, steps=step + 1)
+    mine = begun.identity(run)
+    assert mine.others == ("",)
+    assert checkpoint.load(newest(run)).progress.run == mine.id
+    assert load(run).step == step + 1
+
+
+def test_runs_of_version_0_1_have_none():
+    run = FIXTURES / "decoder_local"
+    assert begun.identity(run) == Identity()
+    assert checkpoint.load(newest(run)).progress.run == ""
+    assert load(run, device="cpu").step == 3
+
+
+@pytest.mark.parametrize("wrong", [3, {"id": 3, "others": []}, {"id": "a"}, {"id": "a", "others": [3]}])
+def test_an_id_that_is_none_is_damage(small, tmp_path, wrong):
+    run = train(small, tmp_path / "run").path
+    written = opened((run / "manifest.json").read_bytes())
+    (run / "manifest.json").write_text(json.dumps(sealed({**written, "run": wrong})))
+    with pytest.raises(CheckpointError, match=r"manifest\.json is damaged"):
+        load(run)
