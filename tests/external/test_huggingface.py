@@ -1,12 +1,15 @@
 """Tiny random models of Hugging Face with our attention inside: what they were, and what they should be."""
 
 import copy
+import subprocess
+import sys
 
 import pytest
 import torch
 from torch import nn
 
 import regard
+from regard.integrations.huggingface import load_replaced
 from regard.integrations.torch import losses, replace_attention
 
 pytestmark = pytest.mark.external
@@ -31,6 +34,15 @@ def build(kind, **changes):
                 "intermediate_size": 24, "max_position_embeddings": 64,
             }  # fmt: skip
             model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**shape, **sizes}))
+        case "mistral" | "qwen2":
+            shape = {
+                "hidden_size": DIM, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+                "intermediate_size": 24, "max_position_embeddings": 64,
+            }  # fmt: skip
+            shape |= {"sliding_window": None} if kind == "mistral" else {}
+            title = kind.capitalize()
+            config = getattr(transformers, f"{title}Config")(**{**shape, **sizes})
+            model = getattr(transformers, f"{title}ForCausalLM")(config)
         case "gpt2":
             shape = {"n_embd": DIM, "n_layer": 2, "n_head": 4, "n_positions": 64}
             shape |= {"embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0}
@@ -54,7 +66,7 @@ def build(kind, **changes):
     return model.eval()
 
 
-DECODERS, ENCODERS, BOTH = ("llama", "gpt2"), ("bert", "roberta"), ("t5", "bart")
+DECODERS, ENCODERS, BOTH = ("llama", "gpt2", "mistral", "qwen2"), ("bert", "roberta"), ("t5", "bart")
 KINDS = DECODERS + ENCODERS + BOTH
 
 
@@ -307,9 +319,72 @@ def test_refusals_change_nothing(kind, spec, options, error, message):
 
 def test_another_type_is_refused():
     shape = {"hidden_size": DIM, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 24}
-    model = transformers.MistralForCausalLM(transformers.MistralConfig(vocab_size=VOCABULARY, **shape))
-    with pytest.raises(regard.UnsupportedError, match=r"mistral.*these are: bart, bert"):
+    model = transformers.PhiForCausalLM(transformers.PhiConfig(vocab_size=VOCABULARY, **shape))
+    with pytest.raises(regard.UnsupportedError, match=r"phi.*these are: bart, bert"):
         replace_attention(model, "softmax")
+
+
+def test_a_window_of_the_models_own_is_refused_and_named():
+    with pytest.raises(regard.UnsupportedError, match=r"sliding_window=5.*local\(window=4\) is then what it was"):
+        replace_attention(build("mistral", sliding_window=5), "softmax")
+
+
+@torch.no_grad()
+def test_the_window_of_mistral_is_a_local_one():
+    model = build("mistral")
+    replace_attention(model, "local(window=4)")
+    close(model(tokens()).logits, build("mistral", sliding_window=5)(tokens()).logits)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("kind", "spec"), [("llama", "cosine"), ("bert", "linear"), ("t5", "softmax")])
+def test_saved_with_attention_it_is_loaded_with_it_or_not_at_all(kind, spec, tmp_path):
+    model = build(kind)
+    replace_attention(model, spec)
+    wanted = call(model, tokens()).logits
+    assert spec == "softmax" or (wanted - call(build(kind), tokens()).logits).abs().max() > 1e-3
+    model.save_pretrained(tmp_path / "saved")
+    again = load_replaced(type(model), tmp_path / "saved")
+    assert call(again, tokens()).logits.equal(wanted)
+    assert again.state_dict().keys() == model.state_dict().keys()
+    again.save_pretrained(tmp_path / "twice")
+    assert call(load_replaced(type(model), tmp_path / "twice"), tokens()).logits.equal(wanted)
+    bare = type(model).from_pretrained(tmp_path / "saved")
+    with pytest.raises(regard.UnsupportedError, match="saved with attention of regard in it, and loaded without"):
+        call(bare, tokens())
+
+
+def test_transformers_alone_refuses_what_was_saved(tmp_path):
+    model = build("llama")
+    replace_attention(model, "linear", pattern="*.0.*")
+    model.save_pretrained(tmp_path / "saved")
+    script = f"import transformers; transformers.AutoModelForCausalLM.from_pretrained({str(tmp_path / 'saved')!r})"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode
+    assert "regard" in done.stderr.splitlines()[-1]
+    again = load_replaced(transformers.AutoModelForCausalLM, tmp_path / "saved")
+    with torch.no_grad():
+        close(again(tokens()).logits, model(tokens()).logits)
+
+
+def test_what_cannot_be_loaded_with_attention(tmp_path):
+    model = build("llama")
+    model.save_pretrained(tmp_path / "plain")
+    with pytest.raises(regard.ConfigError, match="not written after replace_attention"):
+        load_replaced(type(model), tmp_path / "plain")
+    replace_attention(model, "linear")
+    model.save_pretrained(tmp_path / "saved")
+    path = tmp_path / "saved" / "config.json"
+    whole = path.read_text()
+    path.write_text(whole.replace('"linear"', '"my_module:Mine"'))
+    with pytest.raises(regard.ConfigError, match="if you trust it"):
+        load_replaced(type(model), tmp_path / "saved")
+    path.write_text(whole.replace("model.layers.1.self_attn", "model.layers.7.self_attn"))
+    with pytest.raises(regard.CheckpointError, match=r"names model\.layers\.7\.self_attn, which the model has not"):
+        load_replaced(type(model), tmp_path / "saved")
+    path.write_text(whole.replace('"dropout"', '"dropped"'))
+    with pytest.raises(regard.CheckpointError, match="regard_attention is damaged"):
+        load_replaced(type(model), tmp_path / "saved")
 
 
 def test_the_models_own_dropout_is_kept_or_named():

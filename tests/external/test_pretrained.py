@@ -48,6 +48,18 @@ TINY: dict[str, tuple[str, str, dict[str, object]]] = {
         "LlamaConfig",
         {**ENCODER, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True, "head_dim": 8},
     ),
+    "mistral": ("MistralForCausalLM", "MistralConfig", {**ENCODER, "num_key_value_heads": 2, "sliding_window": 4}),
+    "mistral, without a window": (
+        "MistralForCausalLM",
+        "MistralConfig",
+        {**ENCODER, "num_key_value_heads": 4, "sliding_window": None, "head_dim": 8},
+    ),
+    "qwen2": ("Qwen2ForCausalLM", "Qwen2Config", {**ENCODER, "num_key_value_heads": 2}),
+    "qwen2, tied": (
+        "Qwen2ForCausalLM",
+        "Qwen2Config",
+        {**ENCODER, "num_key_value_heads": 1, "tie_word_embeddings": True},
+    ),
     "bert": ("BertModel", "BertConfig", {**ENCODER, "type_vocab_size": 3}),
     "bert for masked tokens": ("BertForMaskedLM", "BertConfig", ENCODER),
     "bert for masked tokens, tanh": ("BertForMaskedLM", "BertConfig", {**ENCODER, "hidden_act": "gelu_new"}),
@@ -330,9 +342,13 @@ def test_smollm2_converses_as_in_transformers(smol: tuple[pretrained.PublishedMo
 @torch.no_grad()
 def test_smollm2_exported_is_the_same_there(smol: tuple[pretrained.PublishedModel, Any, Any], tmp_path: Path) -> None:
     ours, theirs, _ = smol
-    pretrained.export(ours.model, tmp_path / "smol", tokenizer=ours.tokenizer, stop_tokens=ours.stop_tokens)
+    pretrained.export(ours, tmp_path / "smol")
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "smol")
-    tokens = transformers.AutoTokenizer.from_pretrained(tmp_path / "smol")(TEXT, return_tensors="pt")["input_ids"]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "smol")
+    tokens = tokenizer(TEXT, return_tensors="pt")["input_ids"]
+    assert ours.chat_template is not None
+    assert tokenizer.chat_template == ours.chat_template.source
+    assert again.generation_config.eos_token_id == list(ours.stop_tokens)
     assert tokens[0].tolist() == ours.reader.encode(TEXT).tolist()
     close(again(tokens).logits, theirs(tokens).logits)
 

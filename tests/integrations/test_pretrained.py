@@ -27,6 +27,7 @@ from regard.errors import (
 )
 from regard.integrations import pretrained
 from regard.integrations.architectures.big_bird import published_blocks
+from regard.integrations.chat import ChatTemplate
 from regard.integrations.pretrained import PretrainedTokenizer
 from regard.models import (
     Classifier,
@@ -68,6 +69,10 @@ BLOCKS = "bigbird(block_size=2, num_random=2)"
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "GPT2LMHeadModel": lambda: LanguageModel(presets.build("gpt", **WIDE)),
     "LlamaForCausalLM": lambda: LanguageModel(presets.build("llama", **{**WIDE, "kv_heads": 1})),
+    "MistralForCausalLM": lambda: LanguageModel(
+        replace(presets.build("llama", **{**WIDE, "kv_heads": 1}), attention=("local(window=2)",))
+    ),
+    "Qwen2ForCausalLM": lambda: LanguageModel(replace(presets.build("llama", **WIDE), projection_bias=True)),
     "BertModel": lambda: encoder("bert"),
     "BertForMaskedLM": lambda: MaskedLanguageModel(encoder("bert")),
     "BertForSequenceClassification": lambda: Classifier(encoder("bert"), classes=3),
@@ -383,6 +388,86 @@ def test_a_model_that_is_none_of_them_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="Linear is no model of regard"):
         pretrained.export(nn.Linear(2, 2), tmp_path / "it")
     assert not (tmp_path / "it").exists()
+
+
+@pytest.mark.parametrize("where", ["setting", "file", "several"])
+def test_stop_tokens_and_chat_template_are_kept(where: str, tmp_path: Path) -> None:
+    text = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    first = tmp_path / "first"
+    pretrained.export(
+        network("LlamaForCausalLM"),
+        first,
+        tokenizer=words(),
+        stop_tokens=(1, 9),
+        chat_template=ChatTemplate(text, {"eos_token": "[end]"}, "here"),
+    )
+    settings = first / "tokenizer_config.json"
+    if where == "file":
+        settings.write_text(json.dumps({"eos_token": "[end]"}))
+        (first / "chat_template.jinja").write_text(text)
+    elif where == "several":
+        named = [{"name": "tools", "template": "other"}, {"name": "default", "template": text}]
+        settings.write_text(json.dumps({"chat_template": named, "eos_token": "[end]"}))
+    loaded = pretrained.load(first)
+
+    def kept(found: pretrained.PublishedModel) -> tuple[object, ...]:
+        assert found.chat_template is not None
+        return found.stop_tokens, found.chat_template.source, found.chat_template.tokens
+
+    assert kept(loaded) == ((1, 9), text, {"eos_token": "[end]"})
+    pretrained.export(loaded, tmp_path / "second")
+    again = pretrained.load(tmp_path / "second")
+    assert kept(again) == kept(loaded)
+    assert again.reader.to_json() == loaded.reader.to_json()
+    assert logits(again.model).equal(logits(loaded.model))
+    windowed = pretrained.convert(loaded, "local(window=3)")
+    pretrained.export(windowed, tmp_path / "third")
+    third = pretrained.load(tmp_path / "third")
+    assert (third.architecture, kept(third)) == ("mistral", kept(loaded))
+    assert logits(third.model).equal(logits(windowed.model))
+
+
+def test_weights_of_8_bits_are_for_decoders(folder: Path, tmp_path: Path) -> None:
+    pretrained.export(network("LlamaForCausalLM"), tmp_path / "llama", tokenizer=words())
+    packed = pretrained.load(tmp_path / "llama", weights="int8")
+    wanted = logits(pretrained.load(tmp_path / "llama").model)
+    assert 0 < (logits(packed.model) - wanted).norm() < 0.05 * wanted.norm()
+    assert isinstance(packed.generate("to be", max_new_tokens=3, temperature=0), str)
+    with pytest.raises(UnsupportedError, match="is not written"):
+        pretrained.export(packed, tmp_path / "new")
+    with pytest.raises(UnsupportedError, match="does not continue texts"):
+        pretrained.load(folder, weights="int8")
+    with pytest.raises(ConfigError, match="weights: no choice 'int4'"):
+        pretrained.load(folder, weights="int4")  # type: ignore[arg-type]
+
+
+def test_a_chat_template_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="kept beside a tokenizer"):
+        pretrained.export(network("LlamaForCausalLM"), tmp_path / "new", chat_template=ChatTemplate("", {}, "here"))
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("attention", "options", "message"),
+    [
+        ("local(window=3, dilation=2)", {}, r"attention=local\(window=3, dilation=2\), not local\(window=w\)"),
+        ("local(window=3)", {"bias": True}, "cannot be written as mistral:\n  bias=True, not False"),
+        ("softmax", {"projection_bias": True, "embedding_scale": 2.0}, "embedding_scale=2.0, not None or 1.0"),
+    ],
+)
+def test_a_decoder_that_transformers_has_not(
+    attention: str, options: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    config = replace(presets.build("llama", **WIDE), attention=(attention,), **options)
+    with pytest.raises(UnsupportedError, match=message):
+        pretrained.export(LanguageModel(config), tmp_path / "new")
+
+
+def test_a_window_of_qwen2_is_refused(tmp_path: Path) -> None:
+    pretrained.export(network("Qwen2ForCausalLM"), tmp_path / "qwen2")
+    configure(tmp_path / "qwen2", use_sliding_window=True)
+    with pytest.raises(CheckpointError, match="use_sliding_window=True: regard's model has False"):
+        pretrained.load(tmp_path / "qwen2")
 
 
 def test_nothing_is_overwritten(folder: Path) -> None:

@@ -37,6 +37,8 @@ class Options:
     """published weights: attention of every layer instead of theirs, such as local(window=256)"""
     max_length: int | None = None
     """published weights: positions instead of as many as they have; a position table repeats its rows"""
+    weights: Literal["int8"] | None = None
+    """published weights: int8 keeps them at 8 bits; on --device cpu"""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """auto: cuda, else mps, else cpu"""
     trust: bool = False
@@ -74,7 +76,7 @@ def run(options: Options) -> int:
 def _run(options: Options) -> dict[str, object]:
     from regard.training import evaluate, load
 
-    for name in (*_DATA_OPTIONS, "attention", "max_length"):
+    for name in (*_DATA_OPTIONS, "attention", "max_length", "weights"):
         if getattr(options, name) is not None:
             flag = name.replace("_", "-")
             says = "task says what is read" if name in _DATA_OPTIONS else "model is as trained"
@@ -110,7 +112,11 @@ def _published(options: Options) -> dict[str, object]:
             flag = name.replace("_", "-")
             raise ConfigError(f"{options.run} continues text: --{flag} is for a run on translation")
     loaded = pretrained.load(
-        options.run, device=options.device, attention=options.attention, max_length=options.max_length
+        options.run,
+        device=options.device,
+        attention=options.attention,
+        max_length=options.max_length,
+        weights=options.weights or "float32",
     )
     length = min(1024, loaded.config.max_length) if options.length is None else options.length
     task = TextConfig(length=length) if options.corpus is None else TextConfig(corpus=options.corpus, length=length)

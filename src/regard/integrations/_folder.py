@@ -14,6 +14,7 @@ from regard.integrations.architectures import Architecture, Config, Form
 from regard.integrations.weights import Stored, listed
 
 CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer.json"
+TOKENIZER_SETTINGS = "tokenizer_config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 

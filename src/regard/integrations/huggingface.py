@@ -11,22 +11,29 @@ causality a fact of the place, so that nothing of queries x keys is made.
 
 import fnmatch
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from regard import consent, specs
 from regard.bias import ScoreBias
 from regard.catalog import build, refuse_inputs
 from regard.core import Attention, generator
-from regard.errors import ConfigError, UnsupportedError
+from regard.errors import CheckpointError, ConfigError, UnsupportedError
 from regard.info import Heads
-from regard.integrations import architectures
+from regard.integrations import _folder, architectures
+from regard.integrations._masks import key_mask_and_table
 from regard.integrations._multihead import effective_weights
 from regard.integrations._replacement import Replacement
 from regard.integrations.architectures import AttentionModule
 
 NAME = "regard"
+LEFT = "regard_left"
+"""attribute of every attention module of a model that was replaced; without it a module was loaded, not replaced"""
+SAVED = "regard_attention"
+"""setting of a configuration: the name of each place -> what it was built from"""
 STATIC_CACHE_REFUSED = (
     "a cache with empty slots after the last position, or one that forgets, is not served: queries must be the last "
     "positions; use the default dynamic cache"
@@ -38,15 +45,16 @@ class Place(nn.Module):
 
     Args:
         mechanism: built for the module's heads.
+        spec: what it was built from.
         cross: it reads another sequence.
     """
 
     losses: dict[str, Tensor]
     """auxiliary losses of the last call in training; see `regard.integrations.torch.losses`"""
 
-    def __init__(self, mechanism: Attention, *, cross: bool) -> None:
+    def __init__(self, mechanism: Attention, *, spec: str, cross: bool) -> None:
         super().__init__()
-        self.mechanism, self.cross = mechanism, cross
+        self.mechanism, self.spec, self.cross = mechanism, spec, cross
         self.losses = {}
 
 
@@ -87,17 +95,102 @@ def replacement(
             )
         for name, inner in parts:
             kinds = served[model.config.model_type]
-            place = _place(inner, name, spec, kinds, causal=causal, dropout=dropout, max_length=max_length, seed=seed)
+            options = {"causal": causal, "dropout": dropout, "max_length": max_length}
+            place = _place(inner, name, spec, kinds, **options, seed=generator(seed, name).initial_seed())
             replacements.append((model, name, inner, place))
 
     def carry_out() -> None:
         register()
         for model in {id(model): model for model, *_ in replacements}.values():
             model.set_attn_implementation(NAME)
+            for _, part in _parts(model, "", "*"):
+                setattr(part, LEFT, True)
         for _, _, part, place in replacements:
             setattr(part, NAME, place.train(part.training))
+        for model in {id(model): model for model, *_ in replacements}.values():
+            _note(model)
 
     return Replacement(tuple(name for _, name, _, _ in replacements), carry_out)
+
+
+def _note(model: Any) -> None:
+    """Write into a model's configuration what its places are, and that transformers alone cannot load it.
+
+    transformers refuses a folder whose `attn_implementation` it does not know; without it, it would load softmax.
+    """
+    named = {name: getattr(part, NAME, None) for name, part in _parts(model, "", "*")}
+    model.config.attn_implementation = NAME
+    places = {name: cast(Place, place) for name, place in named.items() if place is not None}
+    kept = {name: place.mechanism.heads for name, place in places.items()}
+    setattr(
+        model.config,
+        SAVED,
+        {
+            name: {"spec": place.spec, **{key: getattr(kept[name], key) for key in ("max_length", "dropout", "seed")}}
+            for name, place in places.items()
+        },
+    )
+
+
+def load_replaced(kind: Any, folder: str | Path, *, trust: bool = False) -> Any:
+    """A Hugging Face model that `save_pretrained` wrote after `replace_attention`, with its mechanisms.
+
+    transformers' own `from_pretrained` refuses such a folder, or, once regard has been told to it, loads a model that
+    refuses to run.
+
+    Args:
+        kind: a class of transformers with `from_pretrained`, such as `AutoModelForCausalLM`.
+        folder: what was written; nothing is downloaded.
+        trust: as `regard.load`.
+
+    Returns:
+        The model, in evaluation mode.
+
+    Raises:
+        ConfigError: a folder without such attention, or an import path that is not trusted.
+        CheckpointError: a setting or a weight of a mechanism is damaged or missing.
+        Others: as `replace_attention`.
+
+    Example:
+        >>> load_replaced(transformers.AutoModelForCausalLM, "my/folder")  # doctest: +SKIP
+    """
+    folder = Path(folder)
+    saved = _folder.read_json(folder, _folder.CONFIG).get(SAVED)
+    if not isinstance(saved, dict) or not saved:
+        raise ConfigError(f"{folder} was not written after replace_attention; load it with from_pretrained")
+    try:
+        given_specs = [str(options["spec"]) for options in saved.values()]
+        given = [(options["max_length"], float(options["dropout"]), int(options["seed"])) for options in saved.values()]
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{folder / _folder.CONFIG}: {SAVED} is damaged: {error!r}") from error
+    consent.require(specs.paths(given_specs), str(folder), trust=trust)
+    register()
+    model = kind.from_pretrained(folder, local_files_only=True)
+    parts = dict(_parts(model, "", "*"))
+    kinds = architectures.by_name(model.config.model_type, str(folder)).modules
+    absent = sorted(saved.keys() - parts.keys())
+    if absent:
+        raise CheckpointError(f"{folder / _folder.CONFIG}: {SAVED} names {', '.join(absent)}, which the model has not")
+    for part in parts.values():
+        setattr(part, LEFT, True)
+    for name, spec, (length, dropout, seed) in zip(saved, given_specs, given, strict=True):
+        options = {"causal": None, "dropout": dropout, "max_length": length, "seed": seed}
+        place = _place(parts[name], name, spec, kinds, **options)
+        setattr(parts[name], NAME, place.eval())
+    _note(model)
+    _fill(model, folder)
+    return model
+
+
+def _fill(model: nn.Module, folder: Path) -> None:
+    """The weights of the mechanisms, which transformers has no use for."""
+    stored = _folder.read_tensors(folder)
+    with torch.no_grad():
+        for name, weight in model.state_dict().items():
+            if f".{NAME}." in name:
+                if name not in stored or stored[name].shape != tuple(weight.shape):
+                    raise CheckpointError(f"{folder} has no {name} of shape {tuple(weight.shape)}")
+                weight.copy_(stored[name].read())
 
 
 def _parts(model: nn.Module, path: str, pattern: str) -> list[tuple[str, nn.Module]]:
@@ -124,6 +217,13 @@ def _place(
     kind = kinds.get(type(part).__name__)
     if kind is None:
         raise UnsupportedError(f"{name}: {type(part).__name__} is not served; these are: {', '.join(kinds)}")
+    window = getattr(part, "sliding_window", getattr(part.config, "sliding_window", None))
+    if window is not None:
+        raise UnsupportedError(
+            f"{name}: the model has a window of its own, sliding_window={window}, which would hide keys from any "
+            f"mechanism: set sliding_window=None in its configuration before it is built; local(window={window - 1}) "
+            "is then what it was"
+        )
     widths, cross = kind.widths(part), kind.cross(part)
     is_causal = bool(part.is_causal and getattr(part.config, "is_causal", True))
     if causal is not None and not cross and causal != is_causal:
@@ -138,7 +238,7 @@ def _place(
         causal=is_causal,
         max_length=max_length,
         dropout=_own_dropout(part) if dropout is None else dropout,
-        seed=generator(seed, name).initial_seed(),
+        seed=seed,
     )
     try:
         mechanism = build(spec, heads)
@@ -154,7 +254,7 @@ def _place(
         hint = f" (dropout={heads.dropout} is the model's own; dropout=0.0 does without)" if heads.dropout else ""
         raise UnsupportedError(f"{name}: {error}{hint}") from error
     weight = next(part.parameters())
-    return Place(mechanism.to(device=weight.device, dtype=weight.dtype), cross=cross)
+    return Place(mechanism.to(device=weight.device, dtype=weight.dtype), spec=spec, cross=cross)
 
 
 def _own_dropout(part: Any) -> float:
@@ -193,6 +293,11 @@ def attend(
     """
     place = getattr(module, NAME, None)
     if place is None:
+        if not hasattr(module, LEFT):
+            raise UnsupportedError(
+                "this model was saved with attention of regard in it, and loaded without: load it with "
+                "regard.integrations.huggingface.load_replaced"
+            )
         options = {"dropout": dropout, "scaling": scaling, "is_causal": is_causal, "position_bias": position_bias}
         return _softmax(module, query, key, value, attention_mask, options)
     place, form = cast(Place, place), cast(Attention, place.mechanism)
@@ -204,7 +309,7 @@ def attend(
     dim = query.shape[-1]
     if scaling is not None and scaling != dim**-0.5:
         query = query * (scaling * dim**0.5)
-    key_mask, table = _masks(attention_mask, query, key, causal=form.heads.causal)
+    key_mask, table = key_mask_and_table(attention_mask, query, key, causal=form.heads.causal)
     if position_bias is not None and not place.cross:  # where T5 reads another sequence its bias is zeros
         added = position_bias.to(query.dtype)
         if table is not None and table.dtype == torch.bool:
@@ -264,29 +369,6 @@ def mask(
         use_vmap=use_vmap,
         device=device,
     )
-
-
-def _masks(
-    attention_mask: Tensor | None, query: Tensor, key: Tensor, *, causal: bool
-) -> tuple[Tensor | None, Tensor | None]:
-    """The mask of keys and the table of a bias that mean the same as a mask of transformers."""
-    if attention_mask is None:
-        return None, None
-    batch, queries, keys = query.shape[0], query.shape[2], key.shape[2]
-    if attention_mask.dtype != torch.bool:
-        # transformers writes the lowest number for -inf
-        attention_mask = attention_mask.masked_fill(
-            attention_mask <= torch.finfo(attention_mask.dtype).min, float("-inf")
-        )
-    if attention_mask.shape[1:3] == (1, 1) and attention_mask.dtype == torch.bool:
-        return attention_mask[:, 0, 0].expand(batch, -1), None
-    attention_mask = attention_mask.expand(-1, -1, queries, -1)
-    if causal:
-        future = torch.ones(queries, keys, dtype=torch.bool, device=attention_mask.device).triu(keys - queries + 1)
-        hidden = ~attention_mask if attention_mask.dtype == torch.bool else attention_mask == float("-inf")
-        if not bool((hidden | ~future).all()):
-            raise UnsupportedError("this place is causal, and attention_mask lets a query see a later key")
-    return None, attention_mask
 
 
 def _softmax(

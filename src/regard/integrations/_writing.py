@@ -1,0 +1,39 @@
+"""Which architecture of Hugging Face a network can be written as."""
+
+import json
+from collections.abc import Mapping
+
+from torch import nn
+
+from regard.errors import UnsupportedError
+from regard.integrations import architectures
+from regard.integrations.architectures import Architecture, Config, Form
+
+
+def config_of(model: nn.Module) -> Config | None:
+    """The configuration of a network, or of the encoder that a head stands on."""
+    config = getattr(model, "config", None) or getattr(getattr(model, "encoder", None), "config", None)
+    return config if isinstance(config, Config) else None
+
+
+def written(model: nn.Module) -> tuple[Architecture, Form, dict[str, object]]:
+    """The architecture that the model can be written as, its network there, and its settings.
+
+    Raises:
+        UnsupportedError: none, with the reasons.
+    """
+    reasons: list[str] = []
+    config = config_of(model)
+    for architecture in architectures.every():
+        for form in architecture.forms:
+            if type(model) is form.model and config is not None:
+                try:
+                    return architecture, form, {**architecture.settings(config), **form.settings(model)}
+                except UnsupportedError as error:
+                    reasons.append(str(error))
+    raise UnsupportedError("\n".join(reasons) or f"{type(model).__name__} is no model of regard that can be written")
+
+
+def as_json(values: Mapping[str, object]) -> bytes:
+    """Settings as a file."""
+    return (json.dumps(values, indent=2) + "\n").encode()
