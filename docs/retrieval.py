@@ -72,14 +72,19 @@ REMEDIES = (
     Row(
         "L1 of the output",
         "makes attention sparse, and retrieval exact",
-        (("sparsity_regularisers", "output L1, as the article has it: accuracy gained"),),
+        (
+            ("sparsity_regularisers", "output L1, as the article has it: accuracy gained"),
+            ("sparsity_regularisers", "output L1, summed: accuracy gained"),
+        ),
     ),
     Row(
-        "L1 of the weights, entropy",
+        "L1 of the weights, entropy, Hoyer, L1/2",
         "(what the article means)",
         (
             ("sparsity_regularisers", "L1 of weights before normalising: accuracy gained"),
             ("sparsity_regularisers", "entropy of rows: accuracy gained"),
+            ("sparsity_regularisers", "Hoyer's measure of rows: accuracy gained"),
+            ("sparsity_regularisers", "L1/2 of rows: accuracy gained"),
         ),
     ),
     Row(
