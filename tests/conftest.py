@@ -9,10 +9,12 @@ import signal
 import torch
 from jaxtyping import install_import_hook
 
+import tests.shapes  # noqa: F401 - the hook finds it by its name
+
 CHECKED = ["regard.layer", "regard.position", "regard.memory", "regard.features"]
 CHECKED += ["regard.patterns.pattern", "regard.patterns.picks"]  # not intervals, whose Self the hook cannot follow
 CHECKED += ["regard.models.blocks", "regard.models.sampling", "regard.training.evaluation", "regard.training.batches"]
-hook = install_import_hook(CHECKED, "beartype.beartype")
+hook = install_import_hook(CHECKED, "tests.shapes.checked")
 torch.set_num_threads(1)
 # A shell that runs the tests in the background lets them ignore it, and what they start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)

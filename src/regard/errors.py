@@ -12,8 +12,8 @@ class RegardError(Exception):
 
     exit_code = 1
 
-    def __init__(self, message: str = "") -> None:
-        super().__init__(shortened(message))
+    def __str__(self) -> str:  # no __init__, which a compiler could not follow
+        return shortened(super().__str__())
 
 
 class UnsupportedError(RegardError, NotImplementedError):

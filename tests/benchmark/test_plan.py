@@ -250,6 +250,15 @@ def test_what_a_job_overran_by_is_kept_free():
     assert budget.share("b") == pytest.approx(35.0 - 5.0)
 
 
+def test_what_is_left_over_is_given_once():
+    """Measures of one model get their shares together."""
+    budget = Budget(100.0, Machine().clock)
+    budget.expect({"text": 10.0, "recall": 10.0})
+    shares = [budget.share("text"), budget.share("recall")]
+    assert sum(shares) <= 100.0
+    assert shares == [pytest.approx(90.0), pytest.approx(10.0)]
+
+
 def test_no_budget_no_shares():
     machine = Machine()
     assert Budget(None, machine.clock).share("a") is None

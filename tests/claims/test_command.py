@@ -47,7 +47,7 @@ def test_a_claim_leaves_its_numbers_and_a_page(command, tmp_path):
     assert found["environment"]["torch"]
     assert len(found["observations"]) == 3
     html = (tmp_path / "here" / "claims.html").read_text()
-    assert "Plotly.newPlot" in html
+    assert "Plotly.react" in html
     assert found["says"] in html
     assert html.count("<script") == 2
 
@@ -159,3 +159,13 @@ def test_a_folder_with_something_else_is_refused(command, tmp_path, content):
     code, _, err = command(NAME, "--quick")
     assert code == 3
     assert "silent_head.json holds no results of a claim" in err
+
+
+def test_results_under_the_name_of_another_claim_are_refused(command, tmp_path):
+    (tmp_path / "claims").mkdir()
+    (tmp_path / "claims" / "silent_head.json").write_text(
+        json.dumps(sealed({"format": claims.FORMAT, "name": "post_softmax"}))
+    )
+    code, _, err = command(NAME, "--quick")
+    assert code == 3
+    assert "silent_head.json holds results of another claim, 'post_softmax'" in err

@@ -28,7 +28,7 @@ def test_shows_a_table_and_leaves_numbers_and_a_page(regard, tmp_path):
     assert len(found["rows"]) == 2 * 3
     assert {row["redraws"] for row in found["rows"]} == {3, 1}
     assert found["plan"]["knobs"] == {"num_features": [4, 8]}
-    assert "Plotly.newPlot" in (tmp_path / "here" / "accuracy.html").read_text()
+    assert "Plotly.react" in (tmp_path / "here" / "accuracy.html").read_text()
 
 
 def test_machine_output_and_lengths(regard, tmp_path):

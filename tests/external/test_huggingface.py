@@ -1,6 +1,7 @@
 """Tiny random models of Hugging Face with our attention inside: what they were, and what they should be."""
 
 import copy
+import json
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 
 import regard
+from regard.integrations import pretrained
 from regard.integrations.huggingface import load_replaced
 from regard.integrations.torch import losses, replace_attention
 
@@ -374,6 +376,8 @@ def test_what_cannot_be_loaded_with_attention(tmp_path):
         load_replaced(type(model), tmp_path / "plain")
     replace_attention(model, "linear")
     model.save_pretrained(tmp_path / "saved")
+    with pytest.raises(regard.CheckpointError, match=r"load it with regard\.integrations"):
+        pretrained.load(tmp_path / "saved")
     path = tmp_path / "saved" / "config.json"
     whole = path.read_text()
     path.write_text(whole.replace('"linear"', '"my_module:Mine"'))
@@ -385,6 +389,17 @@ def test_what_cannot_be_loaded_with_attention(tmp_path):
     path.write_text(whole.replace('"dropout"', '"dropped"'))
     with pytest.raises(regard.CheckpointError, match="regard_attention is damaged"):
         load_replaced(type(model), tmp_path / "saved")
+
+
+def test_a_place_that_nobody_names_is_no_softmax(tmp_path):
+    model = build("llama")
+    replace_attention(model, "shaw(max_distance=4)")
+    model.save_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    del settings["regard_attention"]["model.layers.0.self_attn"]
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(regard.CheckpointError, match="of a mechanism that regard_attention does not name"):
+        load_replaced(type(model), tmp_path)
 
 
 def test_the_models_own_dropout_is_kept_or_named():

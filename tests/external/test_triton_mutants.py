@@ -11,10 +11,11 @@ pytest.importorskip("triton", reason="triton is not installed: make external")
 
 from regard.engines import gpu
 from regard.engines.gpu import _linear_triton_passes, linear_triton
-from tests.external.test_triton import errors
 
 if not linear_triton.INTERPRETED:
     pytest.skip("TRITON_INTERPRET is not 1", allow_module_level=True)
+
+from tests.external.test_triton import errors
 
 pytestmark = pytest.mark.external
 SOURCE = Path(_linear_triton_passes.__file__)

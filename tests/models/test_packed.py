@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import UnsupportedError
-from regard.models import LanguageModel, presets
+from regard.models import LanguageModel, ModelConfig, presets
 from regard.models.generate import generate
 from regard.models.packed import PackedLinear, pack
 
@@ -101,3 +101,26 @@ def test_another_device_is_refused_and_nothing_changed() -> None:
     with pytest.raises(UnsupportedError, match="this model is on meta"):
         pack(own)
     assert isinstance(own.get_submodule("blocks.0.mlp.up"), nn.Linear)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-5, 1e-3, 1.0, 1e5])
+def test_one_row_of_any_size_is_rounded_alike(scale):
+    draw = torch.Generator().manual_seed(0)
+    weight, x = torch.randn(32, 48, generator=draw), scale * torch.randn(1, 1, 48, generator=draw)
+    wanted = x @ weight.T / scale
+    assert off(PackedLinear(weight, None, fine=False)(x) / scale, wanted) < 0.02
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_one_row_with_a_number_that_is_not_finite_stays_so(number):
+    x = torch.ones(1, 1, 48)
+    x[..., 3] = number
+    assert not PackedLinear(torch.ones(32, 48), None, fine=False)(x).isfinite().any()
+
+
+def test_packed_twice_is_packed_once():
+    model = LanguageModel(ModelConfig(dim=32, vocab_size=50))
+    pack(model)
+    before = model(torch.tensor([[1, 2]])).logits
+    pack(model)
+    assert model(torch.tensor([[1, 2]])).logits.equal(before)

@@ -9,8 +9,8 @@ DISPATCH = (
     Edit(
         "fused: its own causal flag for any causal call",
         f"{FUSED}:fused",
-        "square = call.causal and call.query_start == 0 and queries == keys > 1 and call.bias is None",
-        "square = call.causal and call.bias is None",
+        "if call.causal and call.query_start == 0 and queries == keys > 1 and call.bias is None:",
+        "if call.causal and call.bias is None:",
         "softmax",
         "prefix",
     ),

@@ -136,7 +136,7 @@ def job(folder, name):
 def test_baselines_get_the_time_of_a_specification(of_task, tmp_path, monkeypatch):
     """Steps of 30 and 10 ms are 20 ms on average: 40 of them are 800 ms, and 200 steps of 4 ms, and 1600 of 0.5 ms."""
     done = of_task("classify")
-    assert list(job(done.folder, "speed")) == [*done.config.specs, "linear", "lstm"]
+    assert list(job(done.folder, "speed")) == [*done.config.specs, "baseline linear", "baseline lstm"]
     for kind in ("linear", "lstm"):
         found = [job(done.folder, f"baseline-{kind}-{seed}") for seed in (0, 1)]
         assert found[0]["steps"] == found[1]["steps"] > 0
@@ -146,7 +146,7 @@ def test_baselines_get_the_time_of_a_specification(of_task, tmp_path, monkeypatc
         asked.extend((job.model.kind, job.training.steps, job.training.seed) for job in jobs)
         return [job(done.folder, "baseline-linear-0")]
 
-    names = (*done.config.specs, "linear", "lstm")
+    names = (*done.config.specs, "baseline linear", "baseline lstm")  # `linear` is a mechanism too
     speeds = {name: {"seconds": took} for name, took in zip(names, (0.03, 0.01, 0.0005, 0.004), strict=True)}
     monkeypatch.setattr(references, "run_apart", trained)
     rows = references.trained(done.config, tmp_path, 40, speeds, lambda name, make, label: make())

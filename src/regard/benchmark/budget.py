@@ -48,10 +48,18 @@ class Budget:
         self._ended = now
 
     def share(self, job: str) -> float | None:
-        """The seconds that a job may take that begins now; None: as many as it likes."""
+        """The seconds that a job may take that begins now; None: as many as it likes.
+
+        What another job was given beyond its own, and has not ended with, is given once.
+        """
         if self.seconds is None or job not in self.expected:
             return None
-        left = max(self.seconds - self.spent, 0.0)
+        promised = sum(
+            max(self._shares[other] - self.expected[other], 0.0)
+            for other in self._shares
+            if other != job and other in self.expected
+        )
+        left = max(self.seconds - self.spent - promised, 0.0)
         whole = max(sum(self.expected.values()), 1e-9)
         share = left - whole + self.expected[job] if left > whole else self.expected[job] * left / whole
         self._shares[job] = max(share - self._overrun, 0.0)

@@ -305,7 +305,7 @@ def _speeds(
     def make() -> dict[str, Any]:
         described = {spec: jobs.job(config, out, measure, spec, 0, 1) for spec in config.specs}
         beside = _beside(config, measure)
-        described |= {str(kind): jobs.baseline(config, out, kind, 0, 1) for kind in beside}
+        described |= {references.timed_as(kind): jobs.baseline(config, out, kind, 0, 1) for kind in beside}
         share = budget.share("speed")
         limit = STEP_TURNS_SECONDS if share is None else min(max(share - expected.start, 0.0), STEP_TURNS_SECONDS)
         timings = step_timings(list(described.values()), threads=config.threads, budget_seconds=limit)

@@ -21,6 +21,7 @@ from regard.benchmark.language import sentence
 from regard.benchmark.measures import Measure, Metric, taken
 from regard.benchmark.plain import plain
 from regard.benchmark.quality import MIN_UNITS
+from regard.benchmark.references import timed_as
 from regard.benchmark.verdict import Estimate, Sample, estimates, ties
 
 Quality = Mapping[tuple[str, int, str], dict[str, Any]]
@@ -352,4 +353,4 @@ def _reference(reference: Mapping[str, Any], measure: Measure, speeds: Speeds) -
         **_besides(reference["tables"], measure),
     }
     untrained = dict.fromkeys(("tokens_per_second", "speed", "peak_bytes", "train_seconds", "train_untrusted"))
-    return row | (_training(trainings) | _speed(speeds[reference["name"]]) if trainings else untrained)
+    return row | (_training(trainings) | _speed(speeds[timed_as(reference["name"])]) if trainings else untrained)

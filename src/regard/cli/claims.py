@@ -144,5 +144,7 @@ def recorded(folder: Path) -> list[dict[str, Any]]:
             raise DataError(f"{path} holds no results of a claim that can be believed ({error}); {_AGAIN}") from error
         if result.get("format") != claims.FORMAT:
             raise DataError(f"{path} holds no results of a claim that this version of regard reads; {_AGAIN}")
+        if result.get("name") != path.stem:
+            raise DataError(f"{path} holds results of another claim, {result.get('name')!r}; {_AGAIN}")
         results.append(result)
     return results

@@ -15,6 +15,8 @@ from regard.integrations.weights import Stored, listed
 
 CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer.json"
 TOKENIZER_SETTINGS = "tokenizer_config.json"
+REPLACED = "regard_attention"
+"""setting of a model that was saved after `replace_attention`: the name of each place -> what it was built from"""
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -71,6 +73,22 @@ def read_json(folder: Path, name: str) -> dict[str, object]:
         raise CheckpointError(f"cannot read {folder / name}: {error}") from error
     if not isinstance(values, dict):
         raise CheckpointError(f"{folder / name} holds {type(values).__name__}, not an object of settings")
+    return values
+
+
+def published(folder: Path) -> dict[str, object]:
+    """The configuration of a folder that has the network of its architecture.
+
+    Raises:
+        CheckpointError: a model saved after `replace_attention`, which without it would be another network.
+        Others: as `read_json`.
+    """
+    values = read_json(folder, CONFIG)
+    if REPLACED in values:
+        raise CheckpointError(
+            f"{folder / CONFIG} is of a model saved after replace_attention, whose attention is not that of its "
+            "architecture; load it with regard.integrations.huggingface.load_replaced"
+        )
     return values
 
 

@@ -32,8 +32,6 @@ from regard.integrations.architectures import AttentionModule
 NAME = "regard"
 LEFT = "regard_left"
 """attribute of every attention module of a model that was replaced; without it a module was loaded, not replaced"""
-SAVED = "regard_attention"
-"""setting of a configuration: the name of each place -> what it was built from"""
 STATIC_CACHE_REFUSED = (
     "a cache with empty slots after the last position, or one that forgets, is not served: queries must be the last "
     "positions; use the default dynamic cache"
@@ -124,7 +122,7 @@ def _note(model: Any) -> None:
     kept = {name: place.mechanism.heads for name, place in places.items()}
     setattr(
         model.config,
-        SAVED,
+        _folder.REPLACED,
         {
             name: {"spec": place.spec, **{key: getattr(kept[name], key) for key in ("max_length", "dropout", "seed")}}
             for name, place in places.items()
@@ -155,14 +153,14 @@ def load_replaced(kind: Any, folder: str | Path, *, trust: bool = False) -> Any:
         >>> load_replaced(transformers.AutoModelForCausalLM, "my/folder")  # doctest: +SKIP
     """
     folder = Path(folder)
-    saved = _folder.read_json(folder, _folder.CONFIG).get(SAVED)
+    saved = _folder.read_json(folder, _folder.CONFIG).get(_folder.REPLACED)
     if not isinstance(saved, dict) or not saved:
         raise ConfigError(f"{folder} was not written after replace_attention; load it with from_pretrained")
     try:
         given_specs = [str(options["spec"]) for options in saved.values()]
         given = [(options["max_length"], float(options["dropout"]), int(options["seed"])) for options in saved.values()]
     except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{folder / _folder.CONFIG}: {SAVED} is damaged: {error!r}") from error
+        raise CheckpointError(f"{folder / _folder.CONFIG}: {_folder.REPLACED} is damaged: {error!r}") from error
     consent.require(specs.paths(given_specs), str(folder), trust=trust)
     register()
     model = kind.from_pretrained(folder, local_files_only=True)
@@ -170,7 +168,9 @@ def load_replaced(kind: Any, folder: str | Path, *, trust: bool = False) -> Any:
     kinds = architectures.by_name(model.config.model_type, str(folder)).modules
     absent = sorted(saved.keys() - parts.keys())
     if absent:
-        raise CheckpointError(f"{folder / _folder.CONFIG}: {SAVED} names {', '.join(absent)}, which the model has not")
+        raise CheckpointError(
+            f"{folder / _folder.CONFIG}: {_folder.REPLACED} names {', '.join(absent)}, which the model has not"
+        )
     for part in parts.values():
         setattr(part, LEFT, True)
     for name, spec, (length, dropout, seed) in zip(saved, given_specs, given, strict=True):
@@ -185,12 +185,15 @@ def load_replaced(kind: Any, folder: str | Path, *, trust: bool = False) -> Any:
 def _fill(model: nn.Module, folder: Path) -> None:
     """The weights of the mechanisms, which transformers has no use for."""
     stored = _folder.read_tensors(folder)
+    own = {name: weight for name, weight in model.state_dict().items() if f".{NAME}." in name}
+    unread = sorted(name for name in stored if f".{NAME}." in name and name not in own)
+    if unread:
+        raise CheckpointError(f"{folder} has {unread[0]}, of a mechanism that {_folder.REPLACED} does not name")
     with torch.no_grad():
-        for name, weight in model.state_dict().items():
-            if f".{NAME}." in name:
-                if name not in stored or stored[name].shape != tuple(weight.shape):
-                    raise CheckpointError(f"{folder} has no {name} of shape {tuple(weight.shape)}")
-                weight.copy_(stored[name].read())
+        for name, weight in own.items():
+            if name not in stored or stored[name].shape != tuple(weight.shape):
+                raise CheckpointError(f"{folder} has no {name} of shape {tuple(weight.shape)}")
+            weight.copy_(stored[name].read())
 
 
 def _parts(model: nn.Module, path: str, pattern: str) -> list[tuple[str, nn.Module]]:

@@ -280,7 +280,7 @@ def _load_gguf(path: Path) -> PublishedModel:
 
 
 def _load_folder(folder: Path) -> PublishedModel:
-    values = _folder.read_json(folder, _folder.CONFIG)
+    values = _folder.published(folder)
     beside = _folder.read_json(folder, _folder.GENERATION) if (folder / _folder.GENERATION).exists() else {}
     if values.get("decoder_start_token_id") is None:
         values["decoder_start_token_id"] = beside.get("decoder_start_token_id")
