@@ -23,8 +23,8 @@ _OWN = "regard.attention."
 """mechanisms of the library, which whoever reads a file has already"""
 _agreed: set[str] = set()
 """paths that this process has imported: reading them in a file runs nothing new"""
-_modules: dict[str, Path] = {}
-"""the modules that were asked for, without their packages' inner ones, and the folder of each"""
+_modules: dict[str, Path | None] = {}
+"""the modules that were asked for, without their packages' inner ones, and the folder of each that has a file"""
 _LINES = 5
 """of a traceback, the innermost ones"""
 
@@ -94,9 +94,10 @@ def _shown(file: str) -> str:
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
-def _folder(module: str) -> Path:
+def _folder(module: str) -> Path | None:
+    """None: a namespace, one built in, or one that is not there. Its folder is not that of code without a file."""
     spec = importlib.util.find_spec(module) if module not in sys.modules else sys.modules[module].__spec__
-    return Path((spec and spec.origin) or module).parent
+    return Path(spec.origin).parent if spec and spec.has_location and spec.origin else None
 
 
 def _search_here(module: str) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from regard import consent
 from regard.cli.main import main
 
 SOURCE = Path(__file__).parents[2] / "src"
@@ -25,6 +26,12 @@ class Answer:
     code: int
     out: str
     err: str
+
+
+@pytest.fixture(autouse=True)
+def nothing_imported(monkeypatch):
+    """As in a new process: other tests import `tests.mutants` by its path, and all tests would be a user's code."""
+    monkeypatch.setattr(consent, "_modules", {})
 
 
 @pytest.fixture

@@ -112,3 +112,13 @@ def test_a_mistake_of_the_library_is_none_of_a_module_beside_it(own):
     with pytest.raises(AttributeError) as caught:
         library.Heads.kv_heads.fget(None)  # type: ignore[attr-defined]
     assert consent.fault(caught.value) is None
+
+
+@pytest.mark.parametrize("before", ["space_without_file:Any", "space_without_file.gone:Any", "sys:Any", "gone:Any"])
+def test_what_has_no_file_says_nothing_of_code_without_one(own, tmp_path, before):
+    """Its folder is none, not the one of <frozen importlib._bootstrap>."""
+    (tmp_path / "space_without_file").mkdir()
+    assert own("check", before).code == 2
+    answer = own("check", "module_that_leaves:Any")
+    assert answer.err.endswith("SystemExit: 0\n  module_that_leaves.py, line 3, in <module>: sys.exit(0)\n")
+    assert "frozen" not in answer.err

@@ -118,6 +118,7 @@ def test_a_process_of_its_own_finds_a_typed_class_of_the_folder(tmp_path, monkey
     monkeypatch.setenv("PYTHONPATH", environment["PYTHONPATH"])
     model = {"dim": 8, "heads": 2, "layers": 1, "attention": ["bait_of_the_folder:Nothing"]}
     payload = {"turns": [{"task": "copy", "model": model, "task_config": {}, "training": {"threads": 1}, "run": "run"}]}
+    payload["budget_seconds"] = 10.0
     with pytest.raises(ConfigError, match="has no attribute 'Nothing'"):
         in_worker("regard.benchmark.quality", payload, fixed_allocation=False, threads=1)
     assert (tmp_path / "bitten").exists()

@@ -78,14 +78,9 @@ def test_a_checkpoint_of_another_run_can_be_agreed_to(two):
     assert load(first).step == step + 2
 
 
-def test_a_checkpoint_without_an_id_is_one_of_another_run(two):
+def test_a_checkpoint_without_an_id_is_one_of_another_run(two, unnamed):
     first, _ = two
-    path = newest(first)
-    document = json.loads((path / "progress.json").read_text())
-    del document["run"]
-    files = {each.name: each.read_bytes() for each in path.iterdir() if each.name != "manifest.json"}
-    shutil.rmtree(path)
-    checkpoint.save_folder(path, {**files, "progress.json": json.dumps(document).encode()})
+    unnamed(newest(first))
     with pytest.raises(CheckpointError, match=r"is of another run \(one without an id\)"):
         load(first)
 
@@ -97,17 +92,13 @@ def test_a_run_that_lost_its_manifest_is_not_that_of_its_checkpoints(two):
         load(first)
 
 
-def test_runs_that_began_without_an_id_go_on(small, tmp_path):
+def test_runs_that_began_without_an_id_go_on(small, tmp_path, unnamed):
     run = train(small, tmp_path / "run").path
     written = opened((run / "manifest.json").read_bytes())
     del written["run"]
     (run / "manifest.json").write_text(json.dumps(sealed(written)))
     for path in checkpoint.paths(run / "checkpoints"):
-        document = json.loads((path / "progress.json").read_text())
-        del document["run"]
-        files = {each.name: each.read_bytes() for each in path.iterdir() if each.name != "manifest.json"}
-        shutil.rmtree(path)
-        checkpoint.save_folder(path, {**files, "progress.json": json.dumps(document).encode()})
+        unnamed(path)
     assert load(run).step
     step = checkpoint.load(newest(run)).progress.step
     resume(run, steps=step + 1)

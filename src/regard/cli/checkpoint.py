@@ -1,5 +1,6 @@
 """List, verify or export the checkpoints of a run."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -55,15 +56,20 @@ def _export(options: Options) -> int:
 
 def _shown(options: Options) -> int:
     from regard.training import begun, checkpoint
+    from regard.training.identity import Identity
 
     rows: list[tuple[str, int, str]] = []
     damaged = False
+    identity = Identity(agreed=True)
+    if options.action == "verify":
+        with suppress(CheckpointError):  # a damaged manifest is told below, and says of no checkpoint whose it is
+            identity = begun.identity(Path(options.run))
     for path in checkpoint.paths(Path(options.run) / "checkpoints"):
         state = "not verified"
         if options.action == "verify":
             try:
                 saved = checkpoint.load(path)
-                begun.identity(Path(options.run)).require(saved, Path(options.run))
+                identity.require(saved, Path(options.run))
                 state = "sound"
             except CheckpointError as error:
                 damaged, state = True, f"damaged: {error}"
