@@ -175,8 +175,7 @@ def load_replaced(kind: Any, folder: str | Path, *, trust: bool = False) -> Any:
         setattr(part, LEFT, True)
     for name, spec, (length, dropout, seed) in zip(saved, given_specs, given, strict=True):
         options = {"causal": None, "dropout": dropout, "max_length": length, "seed": seed}
-        place = _place(parts[name], name, spec, kinds, **options)
-        setattr(parts[name], NAME, place.eval())
+        setattr(parts[name], NAME, _place(parts[name], name, spec, kinds, **options).eval())
     _note(model)
     _fill(model, folder)
     return model
