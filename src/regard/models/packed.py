@@ -97,9 +97,9 @@ def pack(model: LanguageModel) -> None:
     """Keep the weights of every projection, of the MLPs and of the output layer at 8 bits, for inference alone.
 
     A token reads a quarter of the bytes. The token embeddings, of which it reads one row, stay as they are; so do
-    norms, positions and what a mechanism has of its own. How a row is rounded depends on whether it comes alone, so that a
-    step of one row is not to the last digit what it is in a batch, or in a pass over the whole text. Packed twice is
-    packed once.
+    norms, positions and what a mechanism has of its own. How a row is rounded depends on whether it comes alone, so
+    that a step of one row is not to the last digit what it is in a batch, or in a pass over the whole text. Packed
+    twice is packed once.
 
     Args:
         model: changed in place: put into evaluation mode, and nothing of it learns any more.
