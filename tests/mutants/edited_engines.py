@@ -34,7 +34,7 @@ PRECISION = (
     ),
     Edit(
         "hashes in bfloat16",
-        f"{ROUTED}.__init__:nearest_points_op",
+        f"{ROUTED}:nearest_points_op",
         "x[:, at : at + step].float()",
         "x[:, at : at + step].bfloat16().float()",
         "lsh(rounds=2, bucket_size=8)",

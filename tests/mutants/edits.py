@@ -51,6 +51,7 @@ class Edit:
     def function(self) -> FunctionType:
         """The function, also if it is the body of an operator."""
         module, _, path = self.place.partition(":")
+        assert not module.endswith("__init__"), f"{self.place}: the package again would free the operators in use"
         target: Any = reduce(getattr, path.split("."), importlib.import_module(module))
         if isinstance(target, property):
             target = target.fget
