@@ -26,9 +26,9 @@ class Reversible(Block):
 
     Both streams begin as the embeddings, and their mean is what the output layer reads. A stack of such blocks keeps
     its last streams alone: the backward pass computes the streams of each block from those after it, and the block once
-    more. Dropout draws the same elements again; mechanisms make the same choices (buckets, clusters, codes, lists),
-    find their codebooks as the first pass left them, and learn once. With a state, without gradients, compiled or under
-    a transform it is an ordinary stack.
+    more. Dropout draws the same elements again; routed mechanisms make the same choices (buckets, clusters, codes,
+    lists), find their codebooks as the first pass left them, and learn once; `quantized` rounds again. With a state,
+    without gradients, compiled or under a transform it is an ordinary stack.
 
     Cost: activations of one block, whatever the depth, for the time of one more forward pass; of its MLP only those of
     one of `mlp_chunks` pieces of the sequence. Lost: digits, since every block rounds the recomputed streams again.
@@ -90,6 +90,10 @@ class Reversible(Block):
     def attended(self, x: Tensor) -> Tensor:
         """norm(x2)."""
         return self.attention_norm(x.chunk(2, -1)[1])
+
+    def pieces(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Runs of positions, of which the second branch takes one after the other."""
+        return x.chunk(self.mlp_chunks, 1)
 
     def fed(self, x: Tensor) -> Tensor:
         """mlp(norm(x)) of some positions, dropped."""
