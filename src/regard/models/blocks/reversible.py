@@ -14,7 +14,7 @@ from regard.memory import MemoryState
 from regard.models.block_config import BlockConfig
 from regard.models.blocks._base import Block
 from regard.models.parts import build_norm
-from regard.models.recompute import Buffers, as_left, buffers_of
+from regard.models.recompute import Left
 from regard.randomness import choosing_again, noting
 from regard.state import State
 from regard.transforms import transformed
@@ -130,12 +130,13 @@ class _Pass:
         weights: of the block, those that learn.
         losses, memory: the names of auxiliary losses, and what the attention layer remembers.
         seeds: of the dropout of attention and MLP; None: nothing is drawn.
-        left: the mechanisms' buffers after the first pass, in training.
+        left: the block after the first pass.
         choices: discrete ones of the mechanism.
     """
 
     losses: tuple[str, ...] = ()
     memory: MemoryState | None = None
+    left: Left
 
     def __init__(self, block: Reversible, given: Mapping[str, Any]) -> None:
         block.placed(torch.empty(0))
@@ -143,7 +144,6 @@ class _Pass:
         self.weights = [weight for weight in block.parameters() if weight.requires_grad]
         draws = block.training and (block.dropout.p > 0 or block.attention.heads.dropout > 0)
         self.seeds = tuple(torch.randint(1 << 62, (2,)).tolist()) if draws else None
-        self.left: list[Buffers] = []
         self.choices: list[object] = []
 
     @contextmanager
@@ -168,11 +168,11 @@ class _Pass:
         with noting(self.choices):
             branch, output = self.attend(second)
         self.losses, self.memory = tuple(output.losses), output.memory
-        if self.block.training:
-            self.left = buffers_of(self.block)
         first = first + branch
         with self.drawing(1, first.device):
-            return first, self.block.second(second, first), list(output.losses.values())
+            second = self.block.second(second, first)
+        self.left = Left(self.block)
+        return first, second, list(output.losses.values())
 
     def backward(self, streams: "Streams", slopes: "Streams", of_losses: Sequence[Tensor]) -> "Undone":
         """The streams before the block, and the slopes of streams and weights."""
@@ -187,7 +187,7 @@ class _Pass:
                 before.append(piece - branch.detach())
                 more.append(self._pull([branch], [slope], leaf, weights))
         second, slope = torch.cat(before, 1), slopes.first + torch.cat(more, 1)
-        with as_left(self.left), choosing_again(self.choices), torch.enable_grad():
+        with choosing_again(self.choices), torch.enable_grad():
             leaf = second.detach().requires_grad_()
             branch, output = self.attend(leaf)
         ends = [branch, *output.losses.values()], [slope, *of_losses]
@@ -247,6 +247,7 @@ class _Stack(torch.autograd.Function):
         with torch.autocast(stream.device.type, enabled=ctx.autocast, dtype=ctx.autocast_dtype):
             for one in reversed(ctx.passes):
                 start = end - len(one.losses)
-                streams, slopes, weights = one.backward(streams, slopes, of_losses[start:end])
+                with one.left.again():
+                    streams, slopes, weights = one.backward(streams, slopes, of_losses[start:end])
                 end, of_weights = start, [*weights, *of_weights]
         return None, torch.cat(slopes, -1), *of_weights
