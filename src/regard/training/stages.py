@@ -142,7 +142,7 @@ class Stages:
 
 def _require_segments(config: AnyModelConfig, longest: int) -> None:
     """Refuse a memory that is never read, and so never trained, because every example is one segment."""
-    if not isinstance(config, ModelConfig) or config.memory == "none" or longest > config.max_length:
+    if not isinstance(config, ModelConfig) or not config.remembers or longest > config.max_length:
         return
     raise ConfigError(
         f"model.memory={config.memory!r} would remember nothing: a segment has model.max_length={config.max_length} "
