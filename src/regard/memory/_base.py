@@ -9,7 +9,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from regard.core import registered_name
-from regard.dump import SLOT_AXIS
 from regard.errors import ShapeError
 from regard.info import Heads
 from regard.options import Configured, option
@@ -128,7 +127,7 @@ class Memory(Configured, ABC):
 
         A memory that is only searched has none.
         """
-        first = next(iter(state.content.values()))
+        first = next(x for x in state.content.values() if x.is_floating_point())
         return first.new_zeros(len(first), 0, self.dim), None
 
     def read(
@@ -149,7 +148,8 @@ class Memory(Configured, ABC):
         for name, mask in {**self.masks, "waiting": "waiting_mask"}.items():
             if name in blank:
                 x = blank[name]
-                blank[mask] = x.new_zeros((len(x), x.shape[SLOT_AXIS[x.ndim]]), dtype=torch.bool)
+                slots = x.shape[2 if x.ndim == 4 else 1]  # (batch, heads, slots, width), or (batch, slots, width)
+                blank[mask] = x.new_zeros((len(x), slots), dtype=torch.bool)
         return MemoryState(blank, state.length).where(rows, state)
 
     @abstractmethod

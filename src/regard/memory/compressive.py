@@ -57,8 +57,8 @@ class Compressive(Memory):
     """positions in a slot"""
     function: Literal["max", "mean", "convolution", "dilated_convolution", "most_used"] = "convolution"
     """max, mean: over the block, by channel. convolution: of as many taps as positions, one step a block.
-    dilated_convolution: its taps are two positions apart and reach into the block before. most_used: of all that leave
-    together, the 1/rate that later segments attended to most, in their order"""
+    dilated_convolution: its taps are two positions apart and reach into the block before. most_used: of all real ones
+    that leave together, the 1/rate that later segments attended to most, in their order"""
     loss: Literal["attention", "auto_encoding", "none"] = "attention"
     """what trains the function; of one without weights it is only told"""
     taps: nn.Parameter = weight()
@@ -162,8 +162,11 @@ class Compressive(Memory):
         if self.function == "most_used":
             assert usage is not None
             order = usage[..., 0].masked_fill(~real, float("-inf")).argsort(dim=1, descending=True, stable=True)
-            kept = order[:, :blocks].sort(1).values
-            return old.gather(1, kept[..., None].expand(-1, -1, self.dim)), real.gather(1, kept)
+            share = -(-real.sum(1, keepdim=True) // self.rate)  # what is masked takes no place of what is real
+            place = torch.arange(blocks, device=old.device)
+            kept = order[:, :blocks].masked_fill(place >= share, -1).sort(1).values
+            slots = old.gather(1, kept.clamp(min=0)[..., None].expand(-1, -1, self.dim))
+            return slots.masked_fill(kept[..., None] < 0, 0), kept >= 0
         by_block = real.view(batch, blocks, self.rate)
         any_real = by_block.any(2)
         if self.function in _LEARNT:
@@ -183,7 +186,7 @@ class Compressive(Memory):
             leading, mask = self.leading(state)
             weights = content_weights(q, project(leading)[0], mask)
             if key_mask is not None:
-                weights = weights * key_mask[:, None, :, None]
+                weights = weights.masked_fill(~key_mask[:, None, :, None], 0)
             received = weights.sum((1, 2))[:, state["compressed"].shape[1] :, None]
             return state["usage"] + received.to(state["usage"].dtype)
 
@@ -201,6 +204,8 @@ class Compressive(Memory):
             again = torch.einsum("bsd,rde->bsre", new, self.decoder.to(new.dtype)).flatten(1, 2)
             difference = (old - again) * old_real[..., None]
         else:
+            if key_mask is not None:  # what is masked may be NaN
+                q = q.masked_fill(~key_mask[:, None, :, None], 0)
             exact, squeezed = (attention_of(q, *project(x), real) for x, real in ((old, old_real), (new, new_real)))
             difference = exact - squeezed
             if key_mask is not None:
