@@ -292,3 +292,25 @@ def test_misuse_is_refused():
         with pytest.raises(UnsupportedError, match=r"compares the layer's queries with keys, and .* query_dim=2"):
             AttentionLayer(8, "additive", heads=2, query_dim=2, memory=spec)
     AttentionLayer(8, "additive", heads=2, query_dim=2, memory="compressive(function=mean, loss=none)")
+
+
+def test_padding_that_is_no_number_leaves_loss_and_gradient_finite():
+    for function in ("convolution", "most_used"):
+        for loss in ("attention", "auto_encoding"):
+            memory = memory_of(length=3, compressed=4, rate=2, function=function, loss=loss)
+            layer = AttentionLayer(DIM, "softmax", heads=HEADS, memory=memory).double().train()
+            x, keep = randn(2, 12, DIM), torch.ones(2, 12, dtype=torch.bool)
+            keep[0, [2, 9]] = keep[1, :7] = False
+            found = []
+            for content in (0.0, float("nan")):
+                filled = x.masked_fill(~keep[..., None], content)
+                state = layer.memory.initial_state(2, dtype=x.dtype)
+                state = layer(filled[:, :6], key_mask=keep[:, :6], memory=state).memory
+                got = layer(filled[:, 6:], key_mask=keep[:, 6:], memory=state).losses[f"memory.{loss}"]
+                layer.zero_grad()
+                if got.requires_grad:
+                    got.backward()
+                own = [weight.grad for weight in memory.parameters()]
+                found.append(torch.cat([got.detach().view(1), *(grad.flatten() for grad in own if grad is not None)]))
+            assert found[0].isfinite().all()
+            assert_identical(found[1], found[0], what=f"{function}, {loss}")
