@@ -113,11 +113,11 @@ def test_what_a_slot_is(function):
 
 def test_most_used_are_those_that_later_segments_attended_to():
     """Attention received, by loops over rows, heads and queries, from every segment that found a position there."""
-    memory = memory_of(length=4, compressed=50, rate=2, function="most_used", loss="none")
-    lengths, x = [3, 5, 4, 4], randn(2, 16, DIM)
+    memory = memory_of(length=9, compressed=50, rate=2, function="most_used", loss="none")
+    lengths, x = [3, 5, 3, 4, 4, 8], randn(2, 27, DIM)
     q = k = x.unflatten(2, (HEADS, -1)).transpose(1, 2)
     for row in range(2):
-        used, kept, slots, first = [0.0] * 16, [], [], 0
+        used, kept, slots, first = [0.0] * 27, [], [], 0
         for length in lengths:
             before = [*slots, *kept]
             for head in range(HEADS):
@@ -127,7 +127,7 @@ def test_most_used_are_those_that_later_segments_attended_to():
                         used[place] += weight
             kept = [*kept, *range(first, first + length)]
             first += length
-            leaving = max(len(kept) - 4, 0) // 2 * 2
+            leaving = max(len(kept) - 9, 0) // 2 * 2
             old, kept = kept[:leaving], kept[leaving:]
             slots += sorted(sorted(old, key=lambda place: -used[place])[: leaving // 2])
         state = written(memory, x, lengths)
