@@ -227,7 +227,7 @@ class RunConfig:
     What goes in and out belongs to the task: when the run starts, the model's vocabulary, width of vectors and tokens
     that begin and end a sequence become the task's, and `model.max_length` at least the task's length
     (`regard.training.network.fitted`); config.toml says what they became. With `model.memory`, `model.max_length` is
-    the length of a segment and stays as it is: it must be less than the task's length.
+    the length of a segment and stays as it is: it must be less than the task's length, unless memories are carried.
 
     Raises:
         ConfigError: a model of a kind that cannot do the task.
