@@ -6,7 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
+from regard.attention.routed import lsh, routing, shortlist, vector_quantized
+from regard.core import Attention, recomputing
 from regard.errors import ConfigError
 from regard.models import (
     Encoder,
@@ -18,6 +21,7 @@ from regard.models import (
     ModelConfig,
 )
 from regard.models.block_config import BlockConfig
+from regard.randomness import decided
 
 TINY = {"dim": 32, "heads": 4, "layers": 3, "vocab_size": 19, "max_length": 24, "seed": 5}
 MODELS: dict[str, BlockConfig] = {
@@ -170,3 +174,45 @@ def test_two_passes_before_one_backward(spec: str, config: BlockConfig, again: s
     for kept, recomputed in zip(*gradients, strict=True):
         if kept is not None:
             torch.testing.assert_close(recomputed, kept)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("again", AGAIN)
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "lsh(num_buckets=8, rounds=2)",
+        "routing(num_clusters=4)",
+        "shortlist(num_keys=3)",
+        "vector_quantized(num_codes=8)",
+    ],
+)
+def test_choices_are_those_of_the_first_pass(
+    spec: str, again: str, training: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Recomputed queries and keys with an error of 1e-2, far beyond rounding, change no bucket, cluster, list or code.
+
+    A checkpoint of torch around the whole model changes nothing about that.
+    """
+    made: list[object] = []
+    for module in (lsh, routing, shortlist, vector_quantized):
+        monkeypatch.setattr(module, "decided", lambda choose: made.append(decided(choose)) or made[-1])
+    model = built(ModelConfig(**TINY, position="none", attention=(spec,), checkpoint=again)).train(training)
+    mechanisms = [part for part in model.modules() if isinstance(part, Attention)]
+    assert len(mechanisms) == TINY["layers"]
+
+    def inexact(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        del module
+        return tuple(x + 1e-2 * torch.randn_like(x) for x in inputs) if recomputing() else None
+
+    for part in mechanisms:
+        part.register_forward_pre_hook(inexact)
+    model(tokens(0)).logits.sum().backward()
+    count = len(made) // 2
+    assert count >= len(mechanisms)
+    assert all(first is replayed for first, replayed in zip(made[:count], made[: -count - 1 : -1], strict=True))
+    made.clear()
+    x = torch.randn((), requires_grad=True)
+    torch_checkpoint(lambda x: x * model(tokens(0)).logits.sum(), x, use_reentrant=False).backward()
+    assert len(made) == 3 * count
+    assert all(first is replayed for first, replayed in zip(made[:count], made[: -count - 1 : -1], strict=True))

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from regard.core import Attention, recomputing
+from regard.core import Attention
+from regard.randomness import choosing_again, noting
 
 Result = TypeVar("Result")
 Buffers = tuple[Attention, dict[str, Tensor]]
@@ -20,13 +21,14 @@ def recomputed(
 ) -> Result:
     """call(*inputs, state=state), of which the backward pass needs the inputs alone, because it calls again: h = f(x).
 
-    Same values and gradients: dropout draws the same elements again; mechanisms whose buffers change in training
-    (codebooks, projections and noise that are drawn again) find them as the first pass left them, whatever passes came
-    between, and leave them alone, see `regard.core.recomputing`. With a state, or without
-    gradients, it is an ordinary call: a state that has been appended to is not there a second time.
+    Same values and gradients: dropout draws the same elements again; mechanisms make the same choices (buckets,
+    clusters, codes, lists), which are kept; those whose buffers change in training (codebooks, projections and noise
+    that are drawn again) find them as the first pass left them, whatever passes came between, and leave them alone, see
+    `regard.core.recomputing`. With a state, or without gradients, it is an ordinary call: a state that has been
+    appended to is not there a second time. Compiled, choices are made again.
 
-    Cost: the time of one more forward pass of `call`. Its inputs are kept, and in training a copy of the buffers of its
-    mechanisms.
+    Cost: the time of one more forward pass of `call` without its choices. Its inputs and choices are kept, and in
+    training a copy of the buffers of its mechanisms.
 
     Args:
         wanted: False: an ordinary call.
@@ -46,16 +48,21 @@ def recomputed(
     """
     if not wanted or state is not None or not torch.is_grad_enabled():
         return call(*inputs, state=state)
-    if torch.compiler.is_compiling() or not module.training:
+    if torch.compiler.is_compiling():
         return checkpoint(call, *inputs, state=None, use_reentrant=False)  # type: ignore[return-value]
     left: list[Buffers] = []
+    choices: list[object] | None = None
 
     def run(*inputs: object, state: object) -> Result:
-        if recomputing():
-            with as_left(left):
+        nonlocal choices
+        if choices is not None:
+            with as_left(left), choosing_again(choices):
                 return call(*inputs, state=state)
-        result = call(*inputs, state=state)
-        left.extend(buffers_of(module))
+        choices = []
+        with noting(choices):
+            result = call(*inputs, state=state)
+        if module.training:
+            left.extend(buffers_of(module))
         return result
 
     return checkpoint(run, *inputs, state=None, use_reentrant=False)  # type: ignore[return-value]
