@@ -10,6 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import final
 
 import torch
@@ -133,6 +134,7 @@ def collision_probability(angle: float, num_buckets: int = 2) -> float:
     return 1 - angle / math.pi if num_buckets == 2 else _largest_of_both(angle, num_buckets // 2)
 
 
+@cache
 def _largest_of_both(angle: float, axes: int) -> float:
     """`collision_probability` by quadrature, in which t = s cos + z sin and P is an integral of w given u."""
     cos, sin = math.cos(angle), math.sin(angle)
