@@ -6,6 +6,7 @@ import pytest
 
 from regard import catalog, claims, register
 from regard.claims._plateau import FINISHED
+from regard.engines.routed.hashes import And, Or
 from tests.claims.stand_ins import (
     MECHANISMS,
     SOFT,
@@ -72,6 +73,8 @@ HOLDS: Mapping[str, Way] = {
     "information_loss": Way({"pairs": (8, 32, 128), "trials": 8}),
     "kernel_regression": Way({"datasets": 60}),
     "linear_attention_forms": Way(module={"processor_seconds": fastest("cumsum")}),
+    "lsh_collisions": Way({"hashes": 96_000}),
+    "lsh_recall": Way({"hashed": "lsh(num_buckets=4, rounds={rounds})"}),
     "negative_features": Way({"trials": 8}),
     "normalisation_and_recall": Way(
         {"plain": "linear(feature_map=relu, normalise=False)", "normalised": SOFT, "sharpness": 16.0, "pairs": 32}
@@ -119,6 +122,8 @@ FAILS: Mapping[str, Way] = {
     "information_loss": Way({"identity": SOFT, "pairs": (2, 4)}),
     "kernel_regression": Way({"mean": "gaussian"}),
     "linear_attention_forms": Way(module={"processor_seconds": fastest("chunked")}),
+    "lsh_collisions": Way(module={"STEEP": (Or(8), And(8))}),
+    "lsh_recall": Way({"hashed": "lsh(num_buckets=256, rounds={rounds})"}),
     "negative_features": Way({"signed": "linear(feature_map=relu)"}),
     "normalisation_and_recall": Way(),
     "outlier_activations": Way({"silent": SOFT}),
