@@ -16,6 +16,7 @@ from tests.claims.stand_ins import (
     clock,
     dense_too,
     distances,
+    duplicated,
     entropy,
     estimates,
     falling,
@@ -88,6 +89,7 @@ HOLDS: Mapping[str, Way] = {
     "receptive_field": Way(),
     "rotary_decay": Way(),
     "shared_proposals": Way({"lara": "known(num_landmarks={count}, alpha={alpha})"}),
+    "shared_query_key": Way(method={"trained": duplicated(1.0)}),
     "shaw_unseen_lengths": Way(module=lost(0.1)),
     "silent_head": Way(),
     "sinusoid_offsets": Way(),
@@ -135,6 +137,7 @@ FAILS: Mapping[str, Way] = {
     "receptive_field": Way({"local": "local(window=4)"}),
     "rotary_decay": Way({"position": "rotary(fraction=0.5)"}),
     "shared_proposals": Way(),
+    "shared_query_key": Way(method={"trained": duplicated(0.9)}),
     "shaw_unseen_lengths": Way({"clipped": "shaw(max_distance=64)"}),
     "silent_head": Way({"silent": SOFT}),
     "sinusoid_offsets": Way({"position": "learned"}),
@@ -154,6 +157,7 @@ UNFINISHED: Mapping[str, Way] = {
     "hybrid_recall": Way(method=recalls({}, loss=[2.0] * 18 + [1.8] * 2)),
     "outlier_activations": Way(module={"change": lambda losses: 0.06}),
     "shared_proposals": Way(module={"change": lambda losses, least: 0.06}),
+    "shared_query_key": Way(method={"trained": duplicated(1.0, change=0.06)}),
 }
 
 
