@@ -10,8 +10,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from regard.attention.routed import lsh, routing, shortlist, vector_quantized
-from regard.core import Attention
-from regard.core import recomputing as in_a_second_pass
+from regard.core import Attention, recomputing
 from regard.errors import ConfigError, UnsupportedError
 from regard.models import (
     Encoder,
@@ -178,6 +177,54 @@ def test_two_passes_before_one_backward(spec: str, config: BlockConfig, again: s
             torch.testing.assert_close(recomputed, kept)
 
 
+RECOMPUTING = {"block": {"checkpoint": "block"}, "attention": {"checkpoint": "attention"}, "reversible": {}}
+
+
+def computed_again(name: str) -> LanguageModel:
+    block = "reversible" if name == "reversible" else "residual"
+    shape = ModelConfig(**TINY, dropout=0.3, attention_dropout=0.2, block=block, **RECOMPUTING[name])  # type: ignore[arg-type]
+    return LanguageModel(shape).train()
+
+
+@pytest.mark.parametrize("name", RECOMPUTING)
+def test_weights_put_in_for_one_call_are_there_in_the_second_pass(name: str) -> None:
+    model = computed_again(name)
+    others = {label: (1.5 * x).detach().requires_grad_() for label, x in model.named_parameters()}
+    torch.manual_seed(3)
+    functional_call(model, others, (tokens(1),)).logits.square().mean().backward()
+    with torch.no_grad():
+        for label, weight in model.named_parameters():
+            assert weight.grad is None
+            weight.copy_(others[label])
+    torch.manual_seed(3)
+    model(tokens(1)).logits.square().mean().backward()
+    for label, weight in model.named_parameters():
+        torch.testing.assert_close(others[label].grad, weight.grad)
+
+
+@pytest.mark.parametrize("name", RECOMPUTING)
+def test_a_mode_that_is_set_between_the_passes_changes_nothing(name: str) -> None:
+    model, gradients = computed_again(name), []
+    for between in ("train", "eval"):
+        torch.manual_seed(3)
+        loss = model(tokens(1)).logits.square().mean()
+        getattr(model, between)()
+        gradients.append(torch.autograd.grad(loss, list(model.parameters())))
+        assert {part.training for part in model.modules()} == {between == "train"}
+    for wanted, got in zip(*gradients, strict=True):
+        assert torch.equal(wanted, got)
+
+
+@pytest.mark.parametrize("name", RECOMPUTING)
+def test_a_weight_that_changed_between_the_passes_is_refused(name: str) -> None:
+    model = computed_again(name)
+    loss = model(tokens(1)).logits.square().mean()
+    with torch.no_grad():
+        model.blocks[1].attention.projections.query.weight.mul_(2)
+    with pytest.raises(UnsupportedError, match=r"query\.weight was changed in place before the backward pass"):
+        loss.backward()
+
+
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("again", AGAIN)
 @pytest.mark.parametrize(
@@ -205,7 +252,7 @@ def test_choices_are_those_of_the_first_pass(
 
     def inexact(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         del module
-        return tuple(x + 1e-2 * torch.randn_like(x) for x in inputs) if in_a_second_pass() else None
+        return tuple(x + 1e-2 * torch.randn_like(x) for x in inputs) if recomputing() else None
 
     for part in mechanisms:
         part.register_forward_pre_hook(inexact)
@@ -218,51 +265,3 @@ def test_choices_are_those_of_the_first_pass(
     torch_checkpoint(lambda x: x * model(tokens(0)).logits.sum(), x, use_reentrant=False).backward()
     assert len(made) == 3 * count
     assert all(first is replayed for first, replayed in zip(made[:count], made[: -count - 1 : -1], strict=True))
-
-
-RECOMPUTING = {"block": {"checkpoint": "block"}, "attention": {"checkpoint": "attention"}, "reversible": {}}
-
-
-def recomputing(name: str) -> LanguageModel:
-    block = "reversible" if name == "reversible" else "residual"
-    shape = ModelConfig(**TINY, dropout=0.3, attention_dropout=0.2, block=block, **RECOMPUTING[name])  # type: ignore[arg-type]
-    return LanguageModel(shape).train()
-
-
-@pytest.mark.parametrize("name", RECOMPUTING)
-def test_weights_put_in_for_one_call_are_there_in_the_second_pass(name: str) -> None:
-    model = recomputing(name)
-    others = {label: (1.5 * x).detach().requires_grad_() for label, x in model.named_parameters()}
-    torch.manual_seed(3)
-    functional_call(model, others, (tokens(1),)).logits.square().mean().backward()
-    with torch.no_grad():
-        for label, weight in model.named_parameters():
-            assert weight.grad is None
-            weight.copy_(others[label])
-    torch.manual_seed(3)
-    model(tokens(1)).logits.square().mean().backward()
-    for label, weight in model.named_parameters():
-        torch.testing.assert_close(others[label].grad, weight.grad)
-
-
-@pytest.mark.parametrize("name", RECOMPUTING)
-def test_a_mode_that_is_set_between_the_passes_changes_nothing(name: str) -> None:
-    model, gradients = recomputing(name), []
-    for between in ("train", "eval"):
-        torch.manual_seed(3)
-        loss = model(tokens(1)).logits.square().mean()
-        getattr(model, between)()
-        gradients.append(torch.autograd.grad(loss, list(model.parameters())))
-        assert {part.training for part in model.modules()} == {between == "train"}
-    for wanted, got in zip(*gradients, strict=True):
-        assert torch.equal(wanted, got)
-
-
-@pytest.mark.parametrize("name", RECOMPUTING)
-def test_a_weight_that_changed_between_the_passes_is_refused(name: str) -> None:
-    model = recomputing(name)
-    loss = model(tokens(1)).logits.square().mean()
-    with torch.no_grad():
-        model.blocks[1].attention.projections.query.weight.mul_(2)
-    with pytest.raises(UnsupportedError, match=r"query\.weight was changed in place before the backward pass"):
-        loss.backward()

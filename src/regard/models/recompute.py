@@ -55,17 +55,16 @@ def recomputed(
         return call(*inputs, state=state)
     if torch.compiler.is_compiling():
         return checkpoint(call, *inputs, state=None, use_reentrant=False)  # type: ignore[return-value]
-    left: Left | None = None
+    left: list[Left] = []
     choices: list[object] = []
 
     def run(*inputs: object, state: object) -> Result:
-        nonlocal left
-        if left is not None:
-            with left.again(), choosing_again(choices):
+        if left:
+            with left[0].again(), choosing_again(choices):
                 return call(*inputs, state=state)
         with noting(choices):
             result = call(*inputs, state=state)
-        left = Left(module)
+        left.append(Left(module))
         return result
 
     return checkpoint(run, *inputs, state=None, use_reentrant=False)  # type: ignore[return-value]
