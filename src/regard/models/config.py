@@ -32,8 +32,7 @@ class ModelConfig(InputConfig):
     """Memory of earlier segments in every layer, such as recent(length=256), or one for each layer; none: no memory."""
     max_length: int = 512
     """Longest sequence, for schemes and mechanisms whose weights depend on it; others go beyond it. With a memory the
-    tokens of a segment: fewer than the task's length, such as half of it. With --carry they may be as
-    many."""
+    tokens of a segment: fewer than the task's length, such as half of it. With --carry they may be as many."""
     tied: bool = True
     """The output layer is the embedding table."""
     targets: int | None = None
