@@ -81,6 +81,7 @@ class Commitment(NeedleClaim):
         "gap": 8,
         "asked": 2,
         "steps": 30,
+        "learning_rate": 3e-2,
         "dim": 16,
         "codes": "vector_quantized(num_codes=4, block_size=2)",
         "centroids": "routing(num_clusters=2)",

@@ -45,7 +45,7 @@ class RoutingNeedle(NeedleClaim):
         "front": 6,
         "gap": 4,
         "asked": 2,
-        "steps": 40,
+        "steps": 60,
         "learning_rate": 1e-2,
         "dim": 16,
         "narrow": "local(window=3)",
