@@ -36,8 +36,8 @@ class VectorQuantized(Routed):
     L positions and of the block before it enter one by one. Not causal: every key enters through its code.
 
     With `relative`, Transformer-XL's scores: q_i + u meets codes and keys alike, and the logit of a key that enters one
-    by one is more by (q_i + v) . W r_(i-j) / d^(1/4), r the sinusoid of the distance. An old key has no distance. Like q,
-    u and v are divided by d^(1/4).
+    by one is more by (q_i + v) . W r_(i-j) / d^(1/4), r the sinusoid of the distance. An old key has no distance.
+    Like q, u and v are divided by d^(1/4).
 
     Gradients are straight-through, k^ = k + sg(C_z - k). As in the paper's code, a key gets none from queries for which
     it is no longer recent (its value does, exactly): that gradient would take quadratic time, or S d^2 numbers per
