@@ -5,6 +5,7 @@ from tests.mutants.edits import Edit
 BASE, ROWS, CODES = "regard.memory.caches._base", "regard.memory.caches._rows", "regard.memory.caches._codes"
 SLOTS = "regard.memory.caches._slots"
 EVICTIONS, QUANTIZED = "tests.memory.caches.test_evictions", "tests.memory.caches.test_quantized"
+LOOKUP = "tests.models.test_lookup"
 SNAPKV, MODELS = "tests.memory.caches.test_snapkv", "tests.memory.caches.test_models"
 
 CACHES = (
@@ -140,6 +141,33 @@ CACHES = (
         QUANTIZED,
         "test_equal_to_the_loops",
         (4,),
+    ),
+    Edit(
+        "lookup: guesses that were wrong stay in the state",
+        "regard.models.lookup:checked",
+        "after = after.rewind(wrong)",
+        "after = after.rewind(0)",
+        LOOKUP,
+        "test_wrong_guesses_leave_the_state",
+        ("softmax",),
+    ),
+    Edit(
+        "lookup: sums read a wrong guess again",
+        "regard.models.lookup:checked",
+        "read([*new, *draft[:right]])[1]",
+        "read([*new, *draft[: right + 1]])[1]",
+        LOOKUP,
+        "test_wrong_guesses_leave_the_state",
+        ("linear",),
+    ),
+    Edit(
+        "lookup: a guess behind a wrong one counts",
+        "regard.models.lookup:checked",
+        "next((at for at, token in enumerate(draft) if picked[at] != token), len(draft))",
+        "sum(picked[at] == token for at, token in enumerate(draft))",
+        LOOKUP,
+        "test_wrong_guesses_leave_the_state",
+        ("softmax",),
     ),
     Edit(
         "codes: a step too many",

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
@@ -60,6 +61,8 @@ def pick(state: Slots, index: Int[Tensor, "batch heads kept"], real: Bool[Tensor
     """
     roomy = index.new_zeros(*index.shape[:2], index.shape[2] + 1)
     roomy[..., :-1] = index
+    first = torch.arange(0, state.kept * index.shape[:2].numel(), max(state.kept, 1), device=index.device)
+    rows = (roomy + first.view(*index.shape[:2], 1)).flatten()  # whole rows: many times as fast as a gather
     data: dict[str, Tensor] = {}
     for name, x in state.view().items():
         if name == "key_mask":
@@ -67,7 +70,7 @@ def pick(state: Slots, index: Int[Tensor, "batch heads kept"], real: Bool[Tensor
             data[name] = real.new_zeros(len(real), roomy.shape[2])
             data[name][:, :-1] = real
         else:
-            data[name] = x.gather(2, roomy if x.ndim == 3 else roomy[..., None].expand(*roomy.shape, x.shape[3]))
+            data[name] = x.flatten(0, 2).index_select(0, rows).unflatten(0, roomy.shape)
     count = index.shape[2]
     return Slots(Tape(data, count, count + 1), 0, count, state.length, {}, state.of)
 
