@@ -10,6 +10,7 @@ import torch
 from regard import patterns
 from regard.errors import ConfigError, InputError, ShapeError
 from regard.masks import block_model, causal, edges, window
+from regard.patterns.edges import dealt_blocks
 from regard.patterns.intervals import Span
 
 
@@ -102,7 +103,9 @@ def test_a_block_model_is_its_text_and_has_the_neighbours_that_it_says() -> None
     assert torch.equal(pattern.rule.codes, patterns.parse(pattern.text).rule.codes)
     assert not torch.equal(pattern.rule.codes, block_model(600, 3, 12, 4, 8).rule.codes)
     i, j = pattern.rule.pairs
-    own = i % 3 == j % 3
+    of = dealt_blocks(600, 3, 7)
+    assert of.bincount().tolist() == [200, 200, 200]
+    own = of[i] == of[j]
     assert int((i == j).sum()) == 600
     assert abs(int((own & (i != j)).sum()) / 600 - 12) < 0.7  # pairs that were drawn twice count once
     assert abs(int((~own).sum()) / 600 - 4) < 0.2

@@ -109,9 +109,14 @@ def _among(codes: Tensor, known: Tensor) -> Tensor:
     return known[torch.searchsorted(known, codes.contiguous()).clamp(max=len(known) - 1)] == codes
 
 
+def dealt_blocks(nodes: int, blocks: int, seed: int) -> Int[Tensor, " nodes"]:
+    """The block of every node: as many of each as there can be, in any order, so that its number says nothing."""
+    return torch.randperm(nodes, generator=torch.Generator().manual_seed(seed)) % blocks
+
+
 def drawn_blocks(nodes: int, blocks: int, inside: int, outside: int, seed: int) -> Int[Tensor, "2 edges"]:
-    """The edges of a stochastic block model, both directions of each: block b has every node whose number is b modulo
-    `blocks`, and a node has `inside` neighbours of its block and `outside` others, on the average.
+    """The edges of a stochastic block model, both directions of each: a node has `inside` neighbours of its block and
+    `outside` others, on the average.
 
     Pairs are drawn by their number and not one by one, with memory for the edges alone; one that is drawn twice counts
     once, so that large shares of all pairs come out a little smaller.
@@ -128,7 +133,7 @@ def drawn_blocks(nodes: int, blocks: int, inside: int, outside: int, seed: int) 
             f"{(own - 1) // 2} and outside up to {(nodes - own) // 2}, got {inside} and {outside}"
         )
     draw = torch.Generator().manual_seed(seed)
-    of = torch.arange(nodes) % blocks
+    of = dealt_blocks(nodes, blocks, seed)
     ends = []
     for expected, same in ((inside, True), (outside, False)):
         count = round(nodes * expected / 2)

@@ -356,9 +356,9 @@ def disjoint(*patterns: Pattern) -> Pattern:
 
 
 def block_model(nodes: int, blocks: int, inside: int, outside: int, seed: int = 0) -> Pattern:
-    """A random graph whose nodes see themselves and their neighbours; block b has every node n with n % blocks == b.
+    """A random graph whose nodes see themselves and their neighbours, `inside` of their block and `outside` of others.
 
-    A node has `inside` neighbours of its own block and `outside` others, on the average (Holland et al. 1983).
+    These are the averages; the nodes are dealt to blocks of equal size (Holland et al. 1983).
     """
     require_size(0, inside=inside, outside=outside, seed=seed)
     require_size(1, nodes=nodes, blocks=blocks)
