@@ -1,19 +1,15 @@
-"""Whole Reformers of transformers: what our parts hold of them exactly, and what theirs does with a cache.
+"""Reformers of transformers: agreement within a chunk of their hashes, and what they do beyond and with a cache."""
 
-Local layers are `block(L, 1)`, whatever the length. A layer of hashes is full attention of a shared projection as long
-as a text fits into one of its chunks, and there ours is `lsh(num_buckets=1)`. Beyond, theirs lets queries see other
-buckets of their chunk, and where chunks begin depends on what comes later: no mechanism here is that.
-"""
-
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from regard.errors import UnsupportedError
+from regard.errors import CheckpointError, LimitError, UnsupportedError
 from regard.integrations import pretrained
-from regard.models import LanguageModel, ModelConfig
 
 pytestmark = pytest.mark.external
 
@@ -31,91 +27,15 @@ LAYERS = {
 }
 
 
-def network(layers: list[str], chunk: int = LENGTH) -> Any:
+def network(layers: list[str], chunk: int = LENGTH, **further: object) -> Any:
     """Every number is random, biases and norms included."""
     torch.manual_seed(0)
     options = {"attn_layers": layers, "num_hidden_layers": len(layers), "lsh_attn_chunk_length": chunk}
-    model = transformers.ReformerModelWithLMHead(transformers.ReformerConfig(**{**TINY, **options})).eval()
+    model = transformers.ReformerModelWithLMHead(transformers.ReformerConfig(**{**TINY, **options, **further})).eval()
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(torch.randn_like(weight) * 0.3)
     return model
-
-
-def ours(theirs: Any) -> LanguageModel:
-    """The same blocks; the norm of both streams and the output layer behind them have no counterpart here."""
-    config, layers = theirs.config, theirs.config.attn_layers
-    local, hashed = f"pattern(rule='block({config.local_attn_chunk_length}, 1)')", "lsh(num_buckets=1, rounds=1)"
-    made = LanguageModel(
-        ModelConfig(
-            vocab_size=VOCABULARY,
-            dim=16,
-            layers=len(layers),
-            heads=2,
-            head_dim=6,
-            attention=tuple(local if kind == "local" else hashed for kind in layers),
-            position="learned",
-            block="reversible",
-            mlp="relu",
-            mlp_dim=24,
-            mlp_chunks=3,
-            norm="pre",
-            norm_kind="layer",
-            norm_eps=1e-12,
-            max_length=LENGTH,
-            bias=True,
-            projection_bias=False,
-        )
-    ).eval()
-    stored, mine = theirs.state_dict(), made.state_dict()
-    row, column = (stored[f"reformer.embeddings.position_embeddings.weights.{at}"] for at in (0, 1))
-    copied = {
-        "embeddings.table.weight": stored["reformer.embeddings.word_embeddings.weight"],
-        "embeddings.position.table": torch.cat([row.expand(-1, COLUMNS, -1), column.expand(ROWS, -1, -1)], -1).flatten(
-            0, 1
-        ),
-    }
-    for at, kind in enumerate(layers):
-        here, there = f"blocks.{at}", f"reformer.encoder.layers.{at}"
-        attention, mlp = f"{there}.attention", f"{there}.feed_forward"
-        names = {
-            f"{here}.attention_norm": f"{attention}.layer_norm",
-            f"{here}.attention.projections.value": f"{attention}.self_attention.value",
-            f"{here}.attention.projections.output": f"{attention}.output.dense",
-            f"{here}.mlp_norm": f"{mlp}.layer_norm",
-            f"{here}.mlp.up": f"{mlp}.dense.dense",
-            f"{here}.mlp.down": f"{mlp}.output.dense",
-        }
-        both = ("query", "key") if kind == "local" else ("query",)
-        name = f"{attention}.self_attention.{{}}"
-        names |= {
-            f"{here}.attention.projections.{one}": name.format(one if kind == "local" else "query_key") for one in both
-        }
-        for ending in ("weight", "bias"):
-            copied |= {f"{a}.{ending}": stored[f"{b}.{ending}"] for a, b in names.items() if f"{b}.{ending}" in stored}
-        copied[f"{here}.attention.projections.output.bias"] = torch.zeros(16)  # theirs has none
-        if kind == "lsh":  # its keys have length 1, and it does not divide by sqrt(d) once more
-            copied[f"{here}.attention.projections.query.weight"] = (
-                6**0.5 * stored[f"{attention}.self_attention.query_key.weight"]
-            )
-    left = {name for name in mine if not name.endswith("rotations")} - copied.keys()
-    assert left == {"norm.weight", "norm.bias"}  # of the mean of both streams, which theirs does not make
-    made.load_state_dict({**mine, **copied})
-    return made
-
-
-def streams(model: LanguageModel, tokens: Tensor, state: Any = None) -> tuple[Tensor, Any]:
-    """What leaves the last block, both streams side by side, and the state."""
-    seen: list[Tensor] = []
-    hook = model.blocks[-1].register_forward_hook(lambda _, given, got: seen.append(got.hidden))
-    after = model(tokens, state=state).state
-    hook.remove()
-    return seen[0], after
-
-
-def logits(theirs: Any, stream: Tensor) -> Tensor:
-    """Theirs, from both streams."""
-    return theirs.lm_head(theirs.reformer.encoder.layer_norm(stream))
 
 
 def largest(a: Tensor, b: Tensor) -> float:
@@ -139,40 +59,113 @@ def cached(theirs: Any, given: Tensor, prompt: int) -> Tensor:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", LAYERS)
-def test_blocks_and_axial_positions_are_those_of_transformers_in_pieces_too(name: str) -> None:
-    theirs = network(LAYERS[name])
-    mine, given = ours(theirs), tokens()
-    wanted = theirs(given, use_cache=False).logits
-    whole, _ = streams(mine, given)
-    assert largest(logits(theirs, whole), wanted) <= 1e-5
-    state, parts = mine.initial_state(3), []
+def logits(theirs: Any, given: Tensor) -> Tensor:
+    """With the bias of the output layer, which transformers 5.23 stores and does not add."""
+    return theirs(given, use_cache=False).logits + theirs.lm_head.bias
+
+
+@torch.no_grad()
+def test_the_bias_of_their_output_layer_is_without_effect() -> None:
+    theirs = network(LAYERS["local"])
+    before = theirs(tokens()).logits
+    theirs.lm_head.bias += 1.0
+    assert torch.equal(theirs(tokens()).logits, before)
+
+
+@torch.no_grad()
+def agree(model: Any, theirs: Any) -> None:
+    """The logits of a whole pass, and of pieces with a state."""
+    given = tokens()
+    wanted = logits(theirs, given)
+    assert largest(model(given).logits, wanted) <= 1e-5
+    state, parts = model.initial_state(3), []
     for piece in given.split([1, 6, 12, 1, 12], 1):
-        part, state = streams(mine, piece, state)
-        parts.append(part)
-    assert largest(logits(theirs, torch.cat(parts, 1)), wanted) <= 1e-5
+        answer = model(piece, state=state)
+        parts.append(answer.logits)
+        state = answer.state
+    assert largest(torch.cat(parts, 1), wanted) <= 1e-5
+
+
+@pytest.mark.parametrize("axial", [True, False])
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_folder_of_transformers_is_the_same_network_here_and_back(name: str, axial: bool, tmp_path: Path) -> None:
+    theirs = network(LAYERS[name], axial_pos_embds=axial, local_num_chunks_before=2 if axial else 1)
+    theirs.save_pretrained(tmp_path / "theirs")
+    loaded = pretrained.load(tmp_path / "theirs")
+    assert (loaded.architecture, loaded.config.max_length) == ("reformer", LENGTH)
+    agree(loaded.model, theirs)
+    pretrained.export(loaded, tmp_path / "ours")
+    again, report = type(theirs).from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not report["unexpected_keys"]
+    assert not [key for key in report["missing_keys"] if "mask_value" not in key]
+    agree(loaded.model, again.eval())
+    own, reread = loaded.model.state_dict(), pretrained.load(tmp_path / "ours").model.state_dict()
+    assert all(torch.allclose(reread[key], x, rtol=1e-6, atol=0) for key, x in own.items())
+
+
+@torch.no_grad()
+def test_layers_of_hashes_read_texts_of_one_chunk_and_may_be_given_other_hashes(tmp_path: Path) -> None:
+    theirs = network(LAYERS["both"], chunk=8)
+    theirs.save_pretrained(tmp_path / "it")
+    loaded, given = pretrained.load(tmp_path / "it"), tokens()
+    assert largest(loaded.model(given[:, :8]).logits, logits(theirs, given[:, :8])) <= 1e-5
+    with pytest.raises(LimitError, match="8"):
+        loaded.model(given)
+    local = "pattern(rule='block(4, 1)')"
+    longer = pretrained.convert(loaded, [local, "lsh(num_buckets=4, rounds=2)"] * 2, max_length=LENGTH)
+    whole, state, rows = longer.model(given).logits, longer.model.initial_state(3), []
+    for token in given.split(1, 1):
+        answer = longer.model(token, state=state)
+        rows.append(answer.logits)
+        state = answer.state
+    assert largest(torch.cat(rows, 1), whole) <= 1e-5
+    with pytest.raises(UnsupportedError, match="cannot be written as reformer: attention=lsh"):
+        pretrained.export(longer, tmp_path / "no")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"is_decoder": False}, "is_decoder=False"),
+        ({"local_num_chunks_after": 1}, "local_num_chunks_after=1"),
+        ({"local_num_chunks_before": -1}, "local_num_chunks_before must be an integer of at least 0"),
+        ({"hidden_act": "silu"}, "hidden_act='silu'"),
+        ({"attn_layers": ["local", "lsh", "local"]}, "attn_layers must name local or lsh for each of 4 layers"),
+        ({"attn_layers": ["local", "lsh", "local", "full"]}, "attn_layers must name local or lsh"),
+    ],
+)
+def test_what_no_model_here_is(options: dict[str, object], message: str, tmp_path: Path) -> None:
+    network(LAYERS["both"]).save_pretrained(tmp_path / "it")
+    file = tmp_path / "it" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | options))
+    with pytest.raises(CheckpointError, match=message):
+        pretrained.load(tmp_path / "it")
+
+
+def test_an_encoder_is_refused_with_the_reason(tmp_path: Path) -> None:
+    config = transformers.ReformerConfig(**{**TINY, "is_decoder": False, "attn_layers": ["local"]})
+    transformers.ReformerForMaskedLM(config).save_pretrained(tmp_path / "it")
+    with pytest.raises(UnsupportedError, match="looks ahead, and wraps around the end of the text"):
+        pretrained.load(tmp_path / "it")
+
+
+def test_a_trained_output_bias_is_not_written(tmp_path: Path) -> None:
+    network(LAYERS["local"]).save_pretrained(tmp_path / "it")
+    loaded = pretrained.load(tmp_path / "it")
+    loaded.model.layers[1].projections.output.bias.data[3] = 0.5
+    with pytest.raises(UnsupportedError, match="its attention has output biases"):
+        pretrained.export(loaded, tmp_path / "no")
 
 
 @torch.no_grad()
 def test_their_cache_agrees_with_their_whole_pass_within_one_chunk_alone() -> None:
-    """Beyond a chunk the cached pass of a layer of hashes is another function of the same tokens, and ours is not."""
+    """Beyond a chunk the cached pass of a layer of hashes is another function of the same tokens."""
     given = tokens()[:1]
     for chunk, least, most in ((LENGTH, 0.0, 1e-5), (8, 0.05, 10.0)):
         theirs = network(LAYERS["both"], chunk)
         wanted = theirs(given, use_cache=False).logits
         for prompt in (8, 16):
             assert least <= largest(cached(theirs, given, prompt)[:, prompt:], wanted[:, prompt:]) <= most
-    for spec in ("lsh(num_buckets=4, rounds=2)", "pattern(rule='block(8, 1)')"):
-        model = LanguageModel(
-            ModelConfig(vocab_size=VOCABULARY, dim=16, layers=2, heads=2, attention=(spec,), block="reversible")
-        ).eval()
-        whole, state = model(given).logits, model.initial_state(1)
-        rows = []
-        for token in given.split(1, 1):
-            answer = model(token, state=state)
-            rows.append(answer.logits)
-            state = answer.state
-        assert largest(torch.cat(rows, 1), whole) <= 1e-5
 
 
 @torch.no_grad()
@@ -183,9 +176,3 @@ def test_their_hashes_let_later_tokens_reach_earlier_ones_beyond_one_chunk() -> 
         theirs = network(LAYERS["both"], chunk)
         a, b = (theirs(x, use_cache=False).logits[:, :20] for x in (given, other))
         assert (largest(a, b) > 1e-3) is leaks
-
-
-def test_a_folder_of_reformer_is_refused_by_name(tmp_path: Any) -> None:
-    network(LAYERS["both"]).save_pretrained(tmp_path / "it")
-    with pytest.raises(UnsupportedError, match="holds the architecture 'reformer'; regard loads"):
-        pretrained.load(tmp_path / "it")
