@@ -58,7 +58,7 @@ class Graph(Dense):
     samples: ClassVar[tuple[Mapping[str, object], ...]] = (
         {},
         {"slope": 0.5},
-        {"neighbours": "block_model(30, 2, 7, 7, 1)"},
+        {"neighbours": "block_model(30, 2, 7, 7, 2)"},
     )
     reasons: ClassVar[Mapping[str, str]] = {"bias": "its neighbours are a list of edges, and no edge has a distance"}
 
