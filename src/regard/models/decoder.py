@@ -102,12 +102,13 @@ class LanguageModel(nn.Module):
         self.depth = build_depth(config.depth, config)
         self.embeddings.coordinates = self.depth.places
         self.norm: nn.Module | None = None
+        width = 2 * config.dim if config.both_streams else config.dim
         if config.norm == "pre":
-            self.norm = build_norm(config.norm_kind, config.dim, bias=config.bias, eps=config.norm_eps)
+            self.norm = build_norm(config.norm_kind, width, bias=config.bias, eps=config.norm_eps)
         self.output: nn.Linear | None = None
         if not config.tied:
-            draw = generator(config.seed, "output")
-            self.output = linear(config.dim, config.targets or config.vocab_size, bias=False, draw=draw)
+            draw, outputs = generator(config.seed, "output"), config.targets or config.vocab_size
+            self.output = linear(width, outputs, bias=config.output_bias, draw=draw)
         self.loss_names = loss_names(self.layers)
         self.loss_weights = {**loss_weights(self.layers), **of_depth(self.depth.losses)}
         if config.remembers and self._sized is not None:
