@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -10,9 +10,38 @@ from torch import Tensor
 
 from regard.core import generator
 from regard.errors import ConfigError, InputError, LimitError, ShapeError, kind_of
-from regard.models.decoder import LanguageModel, ModelState
+from regard.models.decoder import Hidden, LanguageModel, ModelState
 from regard.models.sampling import Sampling
 from regard.types_of import typed
+
+
+@runtime_checkable
+class Continuing(Protocol):
+    """What text is continued by: a `LanguageModel`, or what stands around one and does the same."""
+
+    @property
+    def limit(self) -> int | None: ...
+    @property
+    def pads(self) -> bool: ...
+    @property
+    def streams(self) -> bool: ...
+    @property
+    def table(self) -> torch.nn.Embedding: ...
+
+    embeddings: Any
+
+    def initial_state(self, batch: int) -> ModelState: ...
+    def hidden(
+        self,
+        tokens: Tensor,
+        *,
+        key_mask: Tensor | None = None,
+        positions: Tensor | None = None,
+        state: ModelState | None = None,
+    ) -> Hidden: ...
+    def logits(self, hidden: Tensor) -> Tensor: ...
+    def modules(self) -> Iterator[torch.nn.Module]: ...
+
 
 Prompts = Tensor | np.ndarray | Sequence[str | Sequence[int] | np.ndarray | Tensor]
 Reason = Literal["length", "stop"]
@@ -61,7 +90,7 @@ class Generated(NamedTuple):
 
 @typed
 def generate(
-    model: LanguageModel,
+    model: LanguageModel | Continuing,
     prompts: Prompts,
     *,
     max_new_tokens: int,
@@ -137,7 +166,7 @@ def generate(
 
 @typed
 def stream(
-    model: LanguageModel,
+    model: LanguageModel | Continuing,
     prompts: Prompts,
     *,
     max_new_tokens: int,
@@ -259,7 +288,7 @@ def _begun(text: str, stop: str) -> int:
 
 
 def _pieces(
-    model: LanguageModel, rows: list[Row], sampling: Sampling, use_state: bool, batch_size: int
+    model: LanguageModel | Continuing, rows: list[Row], sampling: Sampling, use_state: bool, batch_size: int
 ) -> Iterator[Piece]:
     groups: dict[int, list[Row]] = {}
     for row in rows:
@@ -269,7 +298,7 @@ def _pieces(
             yield from _group(model, group[first : first + batch_size], sampling, use_state and model.streams)
 
 
-def _group(model: LanguageModel, rows: list[Row], sampling: Sampling, use_state: bool) -> Iterator[Piece]:
+def _group(model: LanguageModel | Continuing, rows: list[Row], sampling: Sampling, use_state: bool) -> Iterator[Piece]:
     """Rows that share a batch."""
     device = model.table.weight.device
     width = max(len(row.prompt) for row in rows)
@@ -298,7 +327,7 @@ def _group(model: LanguageModel, rows: list[Row], sampling: Sampling, use_state:
 
 
 def read(
-    model: LanguageModel, tokens: Tensor, start: Tensor | None, state: ModelState | None
+    model: LanguageModel | Continuing, tokens: Tensor, start: Tensor | None, state: ModelState | None
 ) -> tuple[Tensor, ModelState | None]:
     """Logits after the last token; each row's real tokens begin at slot `start`, None: all at the first."""
     mask = positions = None

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -68,6 +69,15 @@ class Scores:
         }
 
 
+Forward = Callable[[nn.Module, Batch, Examples], Any]
+"""gives a model's output for a batch of examples"""
+
+
+def straight(model: nn.Module, batch: Batch, examples: Examples) -> Any:
+    """The model's output for the batch."""
+    return batch.through(model)
+
+
 def score(
     model: nn.Module,
     examples: Examples,
@@ -80,6 +90,7 @@ def score(
     num_targets: int | None = None,
     stopped: Callable[[], bool] = lambda: False,
     each: Callable[[Batch, Tensor], None] = lambda batch, logits: None,
+    forward: Forward = straight,
 ) -> Scores | None:
     """Evaluate a model, in evaluation mode and without gradient; its mode is put back afterwards.
 
@@ -95,6 +106,7 @@ def score(
         num_targets: targets are below; None: they are token ids.
         stopped: asked between batches; once it says so, evaluation gives up.
         each: called with every batch and its logits, for what sums do not say.
+        forward: what gives the output for a batch, where that depends on more than the model reads.
 
     Returns:
         The scores, or None if stopped.
@@ -113,7 +125,7 @@ def score(
             ids = chosen[first : first + batch_size]
             batch = collate(examples, ids, vocab_size, num_targets=num_targets).to(device)
             with autocast(device, dtype):
-                logits = batch.through(model).logits
+                logits = forward(model, batch, examples).logits
             nats, correct = measure(logits, batch.targets)
             each(batch, logits)
             kept = (batch.targets != IGNORE).sum(1)
