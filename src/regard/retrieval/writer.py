@@ -26,7 +26,7 @@ def written(folder: Path, number: int, keys: np.ndarray, values: np.ndarray) -> 
         ResourceError: it cannot be written.
     """
     name = f"{number:08d}"
-    files = {"keys": keys.astype("<f2").tobytes(), "values": values.astype("<i4").tobytes()}
+    files = {"keys": keys.astype("<f2", copy=False).tobytes(), "values": values.astype("<i4", copy=False).tobytes()}
     for kind, data in files.items():
         save_file(folder / f"{name}.{kind}", data)
     return Block(name, len(keys), Entry.of(files["keys"]), Entry.of(files["values"]))
@@ -143,8 +143,8 @@ class Writer:
     def _write(self, rows: int) -> None:
         """A block of the entries that came first, and a manifest that names it."""
         keys, values = np.concatenate(self._keys), np.concatenate(self._values)
+        self._keys, self._values = [keys[rows:].copy()], [values[rows:].copy()]  # and the pieces are let go
         block = written(self.folder, self.manifest.following, keys[:rows], values[:rows])
-        self._keys, self._values = [keys[rows:]], [values[rows:]]
         self._waiting -= rows
         self.manifest = replace(
             self.manifest,
