@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from regard.core import Attention, recomputing
+from regard.core import Attention
 from regard.errors import UnsupportedError
+from regard.randomness import choosing_again, noting
 
 Result = TypeVar("Result")
 Part = tuple[nn.Module, bool, dict[str, nn.Parameter | None], dict[str, Tensor | None]]
@@ -21,14 +22,15 @@ def recomputed(
 ) -> Result:
     """call(*inputs, state=state), of which the backward pass needs the inputs alone, because it calls again: h = f(x).
 
-    Same values and gradients: dropout draws the same elements again; mechanisms whose buffers change in training
-    (codebooks, projections and noise that are drawn again) find them as the first pass left them, whatever passes came
-    between, and leave them alone, see `regard.core.recomputing`. So do modules whose weights or mode were others in
-    the first pass (`torch.func.functional_call`, `eval()`). With a state, or without gradients, it is an ordinary call:
-    a state that has been appended to is not there a second time.
+    Same values and gradients: dropout draws the same elements again; mechanisms make the same choices (buckets,
+    clusters, codes, lists), which are kept; those whose buffers change in training (codebooks, projections and noise
+    that are drawn again) find them as the first pass left them, whatever passes came between, and leave them alone, see
+    `regard.core.recomputing`. So do modules whose weights or mode were others in the first pass
+    (`torch.func.functional_call`, `eval()`). With a state, or without gradients, it is an ordinary call: a state that
+    has been appended to is not there a second time. Compiled, choices are made again.
 
-    Cost: the time of one more forward pass of `call`. Its inputs are kept, and in training a copy of the buffers of its
-    mechanisms.
+    Cost: the time of one more forward pass of `call` without its choices. Its inputs and choices are kept, and in
+    training a copy of the buffers of its mechanisms.
 
     Args:
         wanted: False: an ordinary call.
@@ -54,12 +56,14 @@ def recomputed(
     if torch.compiler.is_compiling():
         return checkpoint(call, *inputs, state=None, use_reentrant=False)  # type: ignore[return-value]
     left: list[Left] = []
+    choices: list[object] = []
 
     def run(*inputs: object, state: object) -> Result:
-        if recomputing():
-            with left[0].again():
+        if left:
+            with left[0].again(), choosing_again(choices):
                 return call(*inputs, state=state)
-        result = call(*inputs, state=state)
+        with noting(choices):
+            result = call(*inputs, state=state)
         left.append(Left(module))
         return result
 
