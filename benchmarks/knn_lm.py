@@ -1,6 +1,6 @@
 """SmolLM2 with a datastore of addresses before 1980: perplexity of later ones, with and without.
 
-Run: python benchmarks/knn_lm.py STORE [--tokens 160000] [--test 24]; some 15 minutes of one core; STORE is kept, and used again
+Run: python benchmarks/knn_lm.py STORE [--tokens 160000] [--test 24]; some 15 minutes; STORE is kept and used again
 Weight, neighbours and temperature are chosen on the addresses of validation years (every third one after 1980), and the
 difference in perplexity on those of the other years is stated with its 95 % interval by the paired bootstrap over
 documents, with the datastore cut to shares of itself too. Controls, on addresses that are in the datastore: own entries
