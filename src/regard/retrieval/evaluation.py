@@ -15,7 +15,7 @@ from regard.models.generate import evaluation
 from regard.retrieval.datastore import Datastore
 from regard.retrieval.index import Index
 from regard.retrieval.keys import joined, kept_keys
-from regard.retrieval.knn_lm import neighbour_log_probabilities, own_entries
+from regard.retrieval.knn_lm import own_entries
 from regard.retrieval.search import Neighbours
 from regard.tasks.base import IGNORE, Examples
 from regard.training.batches import collate
@@ -36,18 +36,25 @@ class Looked(NamedTuple):
         Raises:
             ConfigError: a number out of range. LimitError: k above the neighbours that were looked up.
         """
+        self.require(lam=lam, k=k, temperature=temperature)
+        return self.model if lam == 0 else self._mixed(self.found(k, temperature), lam)
+
+    def require(self, *, lam: float, k: int, temperature: float) -> None:
+        """Refuse numbers out of range; errors as `nats`."""
         if not 0 <= lam <= 1 or k < 1 or not 0 < temperature < math.inf:
             raise ConfigError(f"lam is from 0 to 1, k and temperature more than 0, got {lam}, {k}, {temperature}")
         if k > self.neighbours.ids.shape[1]:
             raise LimitError(f"k={k}, and {self.neighbours.ids.shape[1]} neighbours were looked up")
-        if lam == 0:
-            return self.model
-        near = Neighbours(*(x[:, :k] for x in self.neighbours))
-        some = torch.isfinite(near.distances[:, 0])
-        each = neighbour_log_probabilities(near, temperature).masked_fill(~some[:, None], -torch.inf)
-        found = each.masked_fill(near.values != self.targets[:, None], -torch.inf).amax(1)
-        rest = torch.where(some, math.log1p(-lam) if lam < 1 else -math.inf, 0.0).double()
-        return -torch.logaddexp(found + math.log(lam), rest - self.model)
+
+    def found(self, k: int, temperature: float) -> Float[Tensor, "targets"]:
+        """log p_kNN of every target, with the nearest k of its neighbours; NaN where there is none."""
+        weights = (-self.neighbours.distances[:, :k] / temperature).log_softmax(-1)
+        other = self.neighbours.values[:, :k] != self.targets[:, None]
+        return weights.masked_fill(other & ~weights.isnan(), -torch.inf).logsumexp(1)
+
+    def _mixed(self, found: Tensor, lam: float) -> Tensor:
+        mixture = torch.logaddexp(found + math.log(lam), math.log1p(-lam) - self.model) if lam < 1 else found
+        return -torch.where(found.isnan(), -self.model, mixture)
 
 
 def look(
@@ -112,12 +119,15 @@ def sweep(looked: Looked, *, lams: Sequence[float], ks: Sequence[int], temperatu
     Raises:
         ConfigError, LimitError: as `Looked.nats`.
     """
-    tried = [
-        Swept(lam, k, temperature, float(looked.nats(lam=lam, k=k, temperature=temperature).mean()))
-        for k in ks
-        for temperature in temperatures
-        for lam in lams
-    ]
+    tried = []
+    for k in ks:
+        for temperature in temperatures:
+            looked.require(lam=0.0, k=k, temperature=temperature)  # before it is computed
+            found = looked.found(k, temperature)
+            for lam in lams:
+                looked.require(lam=lam, k=k, temperature=temperature)
+                nats = looked.model if lam == 0 else looked._mixed(found, lam)
+                tried.append(Swept(lam, k, temperature, float(nats.mean())))
     return sorted(tried, key=lambda one: (one.nats, one.lam, one.k))
 
 

@@ -199,8 +199,8 @@ class KnnLm(nn.Module):
         """
         if self.training:
             raise UnsupportedError("a datastore is looked things up in after training; call eval() first")
-        hidden, state, losses = self.hidden(tokens, key_mask=key_mask, positions=positions, state=state)
-        return ModelOutput(self.logits(hidden, own=own), state, losses)
+        got = self.hidden(tokens, key_mask=key_mask, positions=positions, state=state)
+        return ModelOutput(self.logits(got.hidden, own=own), got.state, got.losses, got.steps)
 
     def without_own(self, model: nn.Module, batch: Batch, examples: Examples) -> ModelOutput:
         """The output for a batch of examples in which no target finds the entry that was made of itself.
