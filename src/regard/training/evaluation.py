@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.errors import DataError, NumericsError
+from regard.errors import ConfigError, DataError, NumericsError
 from regard.tasks.base import IGNORE, Examples
 from regard.training.batches import Batch, collate
+from regard.training.carried import Next, reading
 
 
 @dataclass
@@ -91,6 +92,7 @@ def score(
     stopped: Callable[[], bool] = lambda: False,
     each: Callable[[Batch, Tensor], None] = lambda batch, logits: None,
     forward: Forward = straight,
+    carry: bool = False,
 ) -> Scores | None:
     """Evaluate a model, in evaluation mode and without gradient; its mode is put back afterwards.
 
@@ -106,26 +108,38 @@ def score(
         num_targets: targets are below; None: they are token ids.
         stopped: asked between batches; once it says so, evaluation gives up.
         each: called with every batch and its logits, for what sums do not say.
-        forward: what gives the output for a batch, where that depends on more than the model reads.
+        forward: what gives the output for a batch, where that depends on more than the model reads; not with `carry`.
+        carry: read whole documents, window after window, with the memory of a decoder going on.
 
     Returns:
         The scores, or None if stopped.
 
     Raises:
         DataError: the split has no target.
+        ConfigError: a memory to carry, and a limit, a model without one, or examples that are no windows of documents.
     """
     device = device or torch.device("cpu")
-    count = len(examples)
-    chosen = measured(count, limit)
+    chosen = measured(len(examples), limit)
+    batches = (Next(chosen[first : first + batch_size], [], []) for first in range(0, len(chosen), batch_size))
+    carried = None
+    if carry:
+        if forward is not straight:
+            raise ConfigError("a memory is carried by the decoder alone: leave the datastore or the memory out")
+        carried, batches = reading(model, examples, batch_size, limit)
     scores = Scores()
     with _evaluating(model), torch.no_grad():
-        for first in range(0, len(chosen), batch_size):
+        for ids, fresh, rows in batches:
             if stopped():
                 return None
-            ids = chosen[first : first + batch_size]
             batch = collate(examples, ids, vocab_size, num_targets=num_targets).to(device)
             with autocast(device, dtype):
-                logits = forward(model, batch, examples).logits
+                if carried is None:
+                    output = forward(model, batch, examples)
+                else:
+                    output = batch.through(model, carried.entering(fresh, rows))
+            logits = output.logits
+            if carried is not None:
+                carried.leaving(output.state)
             nats, correct = measure(logits, batch.targets)
             each(batch, logits)
             kept = (batch.targets != IGNORE).sum(1)

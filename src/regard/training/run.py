@@ -241,8 +241,7 @@ def evaluate(
         run_or_model: a run directory, what `load` gives, or a model.
         task: the data; None: the run's own, as it was when it was trained.
         split: train, valid or test.
-        batch_size: examples at a time.
-        limit: as many examples, evenly spaced; 0: all.
+        batch_size: examples at a time. limit: as many examples, evenly spaced; 0: all.
         beams, length_penalty: of translations, as `TrainedModel.translate`; None: its defaults.
         trust: of a run directory, as `load`. forward: as `regard.training.evaluation.score`.
 
@@ -299,6 +298,7 @@ def evaluate(
         limit=limit,
         num_targets=task.num_targets,
         each=measure.add,
+        carry=isinstance(run_or_model, TrainedModel) and run_or_model.config.training.carry,
     )
     assert scores is not None
     who, way_out = type(model).__name__, "give another model"
