@@ -10,6 +10,7 @@ from torch import Tensor
 
 from regard.core import generator
 from regard.errors import ConfigError, InputError, LimitError, ShapeError, UnsupportedError, kind_of
+from regard.models.continuing import Continuing
 from regard.models.decoder import LanguageModel, ModelState
 from regard.models.lookup import checked, guess
 from regard.models.sampling import Sampling
@@ -62,7 +63,7 @@ class Generated(NamedTuple):
 
 @typed
 def generate(
-    model: LanguageModel,
+    model: LanguageModel | Continuing,
     prompts: Prompts,
     *,
     max_new_tokens: int,
@@ -102,7 +103,7 @@ def generate(
 
     Raises:
         ConfigError: an option out of range, texts or `stop` without a tokenizer, `lookup` when tokens are drawn.
-        UnsupportedError: `lookup` in a model without states.
+        UnsupportedError: `lookup` in a model without states, or with what stands around one.
         InputError: an empty prompt, or a token id out of range.
         LimitError: prompt and new tokens exceed what the model was built for; raised before any token.
         NumericsError: logits that are not finite.
@@ -144,7 +145,7 @@ def generate(
 
 @typed
 def stream(
-    model: LanguageModel,
+    model: LanguageModel | Continuing,
     prompts: Prompts,
     *,
     max_new_tokens: int,
@@ -182,12 +183,12 @@ def stream(
     ]
     asked = rows if max_new_tokens else []
     if lookup:
-        _check_lookup(model, sampling, use_state, lookup)
-        return (piece for row in asked for piece in _looked_up(model, row, lookup))
+        decoder = _looking_up(model, sampling, use_state, lookup)
+        return (piece for row in asked for piece in _looked_up(decoder, row, lookup))
     return _pieces(model, asked, sampling, use_state, batch_size or len(rows))
 
 
-def _check_lookup(model: LanguageModel, sampling: Sampling, use_state: bool, lookup: int) -> None:
+def _looking_up(model: LanguageModel | Continuing, sampling: Sampling, use_state: bool, lookup: int) -> LanguageModel:
     if lookup < 0 or sampling.temperature:
         raise ConfigError(
             f"lookup={lookup} guesses the most likely tokens, at least 0 of them: it needs temperature=0, got "
@@ -195,6 +196,9 @@ def _check_lookup(model: LanguageModel, sampling: Sampling, use_state: bool, loo
         )
     if not (use_state and model.streams):
         raise UnsupportedError("lookup goes on from states: every layer needs one, and use_state=True")
+    if not isinstance(model, LanguageModel):
+        raise UnsupportedError(f"lookup checks guesses of a model alone, not of {type(model).__name__}; leave it out")
+    return model
 
 
 def check(max_new_tokens: int, stop: tuple[str, ...], tokenizer: Tokenizer | None) -> None:
@@ -281,7 +285,7 @@ def _begun(text: str, stop: str) -> int:
 
 
 def _pieces(
-    model: LanguageModel, rows: list[Row], sampling: Sampling, use_state: bool, batch_size: int
+    model: LanguageModel | Continuing, rows: list[Row], sampling: Sampling, use_state: bool, batch_size: int
 ) -> Iterator[Piece]:
     groups: dict[int, list[Row]] = {}
     for row in rows:
@@ -291,7 +295,7 @@ def _pieces(
             yield from _group(model, group[first : first + batch_size], sampling, use_state and model.streams)
 
 
-def _group(model: LanguageModel, rows: list[Row], sampling: Sampling, use_state: bool) -> Iterator[Piece]:
+def _group(model: LanguageModel | Continuing, rows: list[Row], sampling: Sampling, use_state: bool) -> Iterator[Piece]:
     """Rows that share a batch."""
     device = model.table.weight.device
     width = max(len(row.prompt) for row in rows)
@@ -338,7 +342,7 @@ def _looked_up(model: LanguageModel, row: Row, lookup: int) -> Iterator[Piece]:
 
 
 def read(
-    model: LanguageModel, tokens: Tensor, start: Tensor | None, state: ModelState | None
+    model: LanguageModel | Continuing, tokens: Tensor, start: Tensor | None, state: ModelState | None
 ) -> tuple[Tensor, ModelState | None]:
     """Logits after the last token; each row's real tokens begin at slot `start`, None: all at the first."""
     mask = positions = None
