@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.errors import CheckpointError, ConfigError, LimitError, UnsupportedError, UnsupportedError
+from regard.errors import CheckpointError, ConfigError, LimitError, UnsupportedError
 from regard.integrations.pretrained import windows
 from regard.models import LanguageModel, ModelConfig
 from regard.models.generate import generate
