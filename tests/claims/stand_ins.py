@@ -14,11 +14,11 @@ from regard.benchmark.baselines import SequenceClassifier
 from regard.benchmark.cost import counted
 from regard.benchmark.retrieval import Trained
 from regard.claims._growth import operations
+from regard.claims._letters import pair_bits
 from regard.claims.blockwise_memory import blockwise
 from regard.claims.extrapolation import Score
 from regard.claims.random_feature_variance import ALLOWED_ERROR
 from regard.claims.randomized_attention_bias import Moments
-from regard.claims.window_schedule import pair_bits
 from regard.core import Attended, Attention
 from regard.integrations.convolution import ConvolutionAttention
 
@@ -320,3 +320,23 @@ def above(**lost: float) -> Callable[..., Any]:
         return 0.01 + seed / 1e4 + lost.get(name, 0.0), [1.0] * 20
 
     return found
+
+
+def skewed(*shares: float) -> Callable[..., list[Tensor]]:
+    """Spectra of layers, the largest quarter of which has so much of the sum."""
+
+    def spectra(self: Any, seed: int) -> list[Tensor]:
+        return [torch.tensor([[share - seed / 1e4] + [(1 - share + seed / 1e4) / 3] * 3]) for share in shares]
+
+    return spectra
+
+
+def landmarks(better: bool) -> Callable[..., Any]:
+    """Errors of landmarks and of features at equal operations; those of features grow with the norm."""
+
+    def lines(self: Any, case: Any, seed: int) -> tuple[Any, Any]:
+        noise = 1 + seed / 1e4 + 10 * ("3" in case.label)
+        ours = [(0.1 if better else 100.0) / count for count in self.landmarks]
+        return (self.landmarks, ours), (self.landmarks, [noise / count**0.5 for count in self.landmarks])
+
+    return lines

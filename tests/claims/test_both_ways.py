@@ -20,6 +20,7 @@ from tests.claims.stand_ins import (
     falling,
     fastest,
     grid,
+    landmarks,
     learned,
     longer,
     lookup,
@@ -29,6 +30,7 @@ from tests.claims.stand_ins import (
     quiet,
     recalls,
     right,
+    skewed,
     writing,
 )
 
@@ -53,6 +55,7 @@ HOLDS: Mapping[str, Way] = {
     "attention_against_convolution": Way(method={"accuracy": learned(0.5, 0.99)}),
     "attention_against_recurrence": Way(),
     "attention_concentration": Way(NEAR),
+    "attention_rank_by_layer": Way(method={"spectra": skewed(0.9, 0.95)}),
     "blockwise_memory": Way(),
     "code_retrieval": Way({"signed": "second"}),
     "convolution_equality": Way(),
@@ -76,6 +79,7 @@ HOLDS: Mapping[str, Way] = {
     "normalisation_and_recall": Way(
         {"plain": "linear(feature_map=relu, normalise=False)", "normalised": SOFT, "sharpness": 16.0, "pairs": 32}
     ),
+    "nystrom_against_performer": Way(method={"lines": landmarks(better=True)}),
     "outlier_activations": Way(method={"tails": quiet}),
     "post_softmax": Way({"post": "discerning"}),
     "random_feature_variance": Way({"redraws": 60_000}, method={"needed": needed}),
@@ -83,6 +87,7 @@ HOLDS: Mapping[str, Way] = {
     "rank_of_attention": Way(),
     "rare_names": Way(),
     "receptive_field": Way(),
+    "reversible_memory": Way(),
     "rotary_decay": Way(),
     "shared_proposals": Way({"lara": "known(num_landmarks={count}, alpha={alpha})"}),
     "shaw_unseen_lengths": Way(module=lost(0.1)),
@@ -100,6 +105,7 @@ FAILS: Mapping[str, Way] = {
     "attention_against_convolution": Way(method={"accuracy": learned(0.5, 0.8)}),
     "attention_against_recurrence": Way({"attention": "local(window=8)"}),
     "attention_concentration": Way({"linear": SOFT, "sharpness": 0.5}),
+    "attention_rank_by_layer": Way(method={"spectra": skewed(0.95, 0.9)}),
     "blockwise_memory": Way(module={"blockwise": dense_too}),
     "code_retrieval": Way({"relu": SOFT}),
     "convolution_equality": Way({"alpha": 10.0}),
@@ -121,6 +127,7 @@ FAILS: Mapping[str, Way] = {
     "linear_attention_forms": Way(module={"processor_seconds": fastest("chunked")}),
     "negative_features": Way({"signed": "linear(feature_map=relu)"}),
     "normalisation_and_recall": Way(),
+    "nystrom_against_performer": Way(method={"lines": landmarks(better=False)}),
     "outlier_activations": Way({"silent": SOFT}),
     "post_softmax": Way(),
     "random_feature_variance": Way({"positive": "hyperbolic_random"}),
@@ -128,6 +135,7 @@ FAILS: Mapping[str, Way] = {
     "rank_of_attention": Way({"softmax": "linear"}),
     "rare_names": Way({"relu": SOFT}),
     "receptive_field": Way({"local": "local(window=4)"}),
+    "reversible_memory": Way({"reversible": "residual"}),
     "rotary_decay": Way({"position": "rotary(fraction=0.5)"}),
     "shared_proposals": Way(),
     "shaw_unseen_lengths": Way({"clipped": "shaw(max_distance=64)"}),
