@@ -340,3 +340,16 @@ def landmarks(better: bool) -> Callable[..., Any]:
         return (self.landmarks, ours), (self.landmarks, [noise / count**0.5 for count in self.landmarks])
 
     return lines
+
+
+def synthesized(lookup: float, beyond: float, loss: Sequence[float] = (0.0,) * 20) -> Mapping[str, Callable[..., Any]]:
+    """Synthesizers that copy, with shares of lookups and of copies beyond the training; softmax does everything."""
+
+    def trained(self: Any, spec: str, seed: int) -> Trained:
+        share = {self.softmax: 1.0, self.mixture: 1.0, self.blind: 0.25}.get(spec, lookup) - seed / 1e4
+        return Trained(None, share, share, list(loss))  # pyright: ignore[reportArgumentType]  # nobody asks the model
+
+    def copying(self: Any, spec: str, position: str, seed: int) -> tuple[list[float], float]:
+        return [1.0, 1.0, 1.0 if spec == self.softmax else beyond], 0.0
+
+    return {"trained": trained, "copying": copying}

@@ -31,6 +31,7 @@ from tests.claims.stand_ins import (
     recalls,
     right,
     skewed,
+    synthesized,
     writing,
 )
 
@@ -97,6 +98,7 @@ HOLDS: Mapping[str, Way] = {
     "sparse_transformer_patterns": Way(method={"accuracy": right(fixed_images=0.5, strided_text=0.5)}),
     "sparsity_regularisers": Way({"linear": "kinds(kind={kind})"}),
     "static_graph_attention": Way(),
+    "synthesizer_tasks": Way(method=synthesized(0.25, 0.1)),
     "transformer_as_rnn": Way(module={"processor_seconds": clock()}),
     "window_schedule": Way(method={"bits": bits(growing=3.0, equal=3.1, reverse=3.2)}),
 }
@@ -145,6 +147,7 @@ FAILS: Mapping[str, Way] = {
     "sparse_transformer_patterns": Way(method={"accuracy": right(strided_images=0.5)}),
     "sparsity_regularisers": Way({"linear": "kinds(kind={kind}, good=none)"}),
     "static_graph_attention": Way({"dynamic": "graph"}),
+    "synthesizer_tasks": Way(method=synthesized(0.9, 0.1)),
     "transformer_as_rnn": Way({"linear": SOFT}, module={"processor_seconds": clock()}),
     "window_schedule": Way(method={"bits": bits(growing=3.0, equal=3.1, reverse=3.05)}),
 }
@@ -157,6 +160,7 @@ UNFINISHED: Mapping[str, Way] = {
     "hybrid_recall": Way(method=recalls({}, loss=[2.0] * 18 + [1.8] * 2)),
     "outlier_activations": Way(module={"change": lambda losses: 0.06}),
     "shared_proposals": Way(module={"change": lambda losses, least: 0.06}),
+    "synthesizer_tasks": Way(method=synthesized(0.25, 0.1, loss=[2.0] * 18 + [1.8] * 2)),
 }
 
 
