@@ -15,6 +15,7 @@ from tests.claims.stand_ins import (
     clock,
     dense_too,
     distances,
+    elsewhere,
     entropy,
     estimates,
     falling,
@@ -65,6 +66,7 @@ HOLDS: Mapping[str, Way] = {
     "dot_product_variance": Way(),
     "eight_bits": Way({"spec": "harsh", "text_steps": 1, "windows": 1}),
     "entropy_over_length": Way(method={"entropy": entropy, "lookup": lookup}),
+    "entropy_scaled_gau_transfer": Way(method=elsewhere(relu_squared=0.3, entropy_scaled=0.1)),
     "etc_lookup": Way(method={"accuracy": masked}),
     "extrapolation": Way(method=ALIBI),
     "fusion_beats_concatenation": Way(),
@@ -116,6 +118,7 @@ FAILS: Mapping[str, Way] = {
     "dot_product_variance": Way({"scaled": "softmax(scale=1.0)"}),
     "eight_bits": Way(),
     "entropy_over_length": Way({"scaled": SOFT}),
+    "entropy_scaled_gau_transfer": Way(method=elsewhere(relu_squared=0.1, entropy_scaled=0.3)),
     "etc_lookup": Way(),
     "extrapolation": Way(method=longer(sinusoidal=0.0, rotary=0.0, alibi=0.5)),
     "fusion_beats_concatenation": Way({"learned": False}),
@@ -154,6 +157,7 @@ FAILS: Mapping[str, Way] = {
 
 UNFINISHED: Mapping[str, Way] = {
     "attention_against_convolution": Way(method={"accuracy": learned(0.5, 0.99, change=0.06)}),
+    "entropy_scaled_gau_transfer": Way(method=elsewhere(relu_squared=0.3), module={"change": lambda losses: 0.06}),
     "etc_lookup": Way(method={"accuracy": lambda self, spec, seed, *, told=True: (1.0, ([1], [2.0] * 18 + [1.8] * 2))}),
     "gaussian_heads": Way(module={"change": lambda losses: 0.06}),
     "hybrid_language_model": Way(method={"above": above()}, module={"change": lambda losses: 0.06}),
