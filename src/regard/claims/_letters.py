@@ -1,5 +1,6 @@
 """Small language models of the letters of the bundled addresses, and the table that one sees who sees one letter."""
 
+import math
 import re
 from functools import cache
 
@@ -8,12 +9,38 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from regard.models import LanguageModel
+from regard.benchmark.fitting import train
+from regard.core import generator
+from regard.models import LanguageModel, ModelConfig
 from regard.tasks.config import TextConfig
 from regard.tasks.corpus import open_corpus
 
 LETTERS = 27
 """a to z, and one for whatever is between words: the alphabet of text8"""
+
+
+def learned(
+    config: ModelConfig, new: Tensor, *, steps: int, batch: int, learning_rate: float
+) -> tuple[float, list[float]]:
+    """Bits per letter on new text of a model trained on the other addresses, and on the way.
+
+    Args:
+        config: the model, with LETTERS tokens; its seed draws the samples too.
+        new: as `samples` gives them; those of the training are as long.
+        steps, batch, learning_rate: of the training.
+    """
+    model, draw = LanguageModel(config).train(), generator(config.seed, "train")
+    means: list[float] = []
+
+    def loss(step: int) -> Tensor:
+        del step
+        value = nats(model, samples("train", batch, new.shape[1] - 1, draw))
+        means.append(float(value.detach()) / math.log(2))
+        return value
+
+    train(model.parameters(), loss, steps=steps, learning_rate=learning_rate)
+    with torch.no_grad():
+        return float(nats(model.eval(), new)) / math.log(2), means
 
 
 def nats(model: LanguageModel, tokens: Tensor) -> Tensor:

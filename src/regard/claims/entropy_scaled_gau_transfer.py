@@ -71,7 +71,7 @@ class EntropyScaledGauTransfer(Claim):
     lengths: tuple[int, ...] = (16, 64, 128, 256, 512)
     """the second one is that of the training"""
     dim: int = 64
-    steps: int = 1200
+    steps: int = 800
     batch: int = 16
     letters: int = 16384
     """of held-out text, at every length"""

@@ -1,18 +1,16 @@
 """Windows that grow from layer to layer, against the same windows in reverse and against equal ones."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
-from regard.benchmark.fitting import averages, train
+from regard.benchmark.fitting import averages
 from regard.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot, Revision
-from regard.claims._letters import LETTERS, nats, pair_bits, samples
+from regard.claims._letters import LETTERS, learned, pair_bits, samples
 from regard.core import generator
-from regard.models import LanguageModel, ModelConfig
+from regard.models import ModelConfig
 
 
 @dataclass(frozen=True)
@@ -100,16 +98,5 @@ class WindowSchedule(Claim):
             max_length=self.length,
             seed=seed,
         )
-        model, draw = LanguageModel(shape).train(), generator(seed, "train")
-        means: list[float] = []
-
-        def loss(step: int) -> Tensor:
-            del step
-            value = nats(model, samples("train", self.batch, self.length, draw))
-            means.append(float(value.detach()) / math.log(2))
-            return value
-
-        train(model.parameters(), loss, steps=self.steps, learning_rate=self.learning_rate)
-        with torch.no_grad():
-            held_out = float(nats(model.eval(), new)) / math.log(2)
+        held_out, means = learned(shape, new, steps=self.steps, batch=self.batch, learning_rate=self.learning_rate)
         return held_out, averages(means)
