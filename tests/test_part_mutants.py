@@ -5,20 +5,21 @@ import pytest
 from regard import position
 from regard.errors import ConfigError
 from regard.layer import AttentionLayer
-from regard.models import blocks
+from regard.models import blocks, depth
 from regard.models.blocks.residual import Residual
 from regard.models.encoder_decoder import CrossBlock, EncoderDecoder
 from regard.position import Position
 from regard.tasks.text import Windows
 from regard.testing import check_part
 from regard.testing.checks import PART_CHECKS
-from tests.mutants import MUTANTS, parts
+from tests.mutants import MUTANTS, depths, parts
 from tests.mutants.verdict import objection
 
-PART_MUTANTS = [mutant for mutant in MUTANTS if mutant.cls.__module__ == parts.__name__]
+PART_MUTANTS = [mutant for mutant in MUTANTS if mutant.cls.__module__ in {parts.__name__, depths.__name__}]
 
 SOUND = [*(position.position_class(name) for name in position.names())]
 SOUND += [blocks.block_class(name) for name in blocks.names()]
+SOUND += [depth.depth_class(name) for name in depth.names()]
 SOUND += [AttentionLayer, CrossBlock, EncoderDecoder, Windows]
 
 

@@ -126,9 +126,9 @@ def test_decoder_streams_to_the_parallel_form_and_generates(name: str) -> None:
     tokens = tokens_of(2, 24)
     state, parts = model.initial_state(2), []
     for piece in tokens.split([10, 1, 1, 12], 1):
-        logits, state, _ = model(piece, state=state)
-        assert state is not None
-        parts.append(logits)
+        got = model(piece, state=state)
+        assert got.state is not None
+        state, _ = got.state, parts.append(got.logits)
     torch.testing.assert_close(torch.cat(parts, 1), model(tokens).logits, rtol=0, atol=1e-10)
     prompts = [[1, 2, 3, 4, 5], [6, 7]]
     streamed, full = (

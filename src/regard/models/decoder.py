@@ -19,7 +19,7 @@ from regard.models.blocks import Block, block_class
 from regard.models.config import ModelConfig
 from regard.models.depth import Threads, build_depth
 from regard.models.embeddings import Embeddings, build_attention, check_mask
-from regard.models.losses import add_losses, loss_names, loss_weights
+from regard.models.losses import add_losses, loss_names, loss_weights, of_depth
 from regard.models.parts import ShortConvolution, build_norm
 from regard.models.sharing import save_once, share_between_layers
 from regard.moved import follow
@@ -87,22 +87,25 @@ class ModelState(States):
 
 
 class ModelOutput(NamedTuple):
-    """logits: (batch, length, vocab_size). state: only if one was passed. losses: in training only, unweighted."""
+    """logits: (batch, length, vocab_size). state: only if one was passed. losses: in training only, unweighted. steps:
+    (batch, length), of a depth that decides for every token how many it takes."""
 
     logits: Tensor
     state: ModelState | None
     losses: dict[str, Tensor]
+    steps: Tensor | None = None
 
 
 PACKED = "this model has weights of 8 bits, which are for inference alone: {}; load it again without weights=int8"
 
 
 class Hidden(NamedTuple):
-    """hidden: (batch, length, dim), what the output layer reads. state and losses: as `ModelOutput`."""
+    """hidden: (batch, length, dim), what the output layer reads. The others: as `ModelOutput`."""
 
     hidden: Tensor
     state: ModelState | None
     losses: dict[str, Tensor]
+    steps: Tensor | None = None
 
 
 class LanguageModel(nn.Module):
@@ -156,7 +159,8 @@ class LanguageModel(nn.Module):
             self.convolution = ShortConvolution(config.dim, config.short_convolution, draw=taps)
         self.blocks = nn.ModuleList(self._block(at, spec) for at, spec in enumerate(config.specs))
         share_between_layers(self.mechanisms)
-        self.depth = build_depth(config.depth)
+        self.depth = build_depth(config.depth, config)
+        self.embeddings.coordinates = self.depth.places
         self.norm: nn.Module | None = None
         if config.norm == "pre":
             self.norm = build_norm(config.norm_kind, config.dim, bias=config.bias, eps=config.norm_eps)
@@ -164,7 +168,8 @@ class LanguageModel(nn.Module):
         if not config.tied:
             draw = generator(config.seed, "output")
             self.output = linear(config.dim, config.targets or config.vocab_size, bias=False, draw=draw)
-        self.loss_names, self.loss_weights = loss_names(self.layers), loss_weights(self.layers)
+        self.loss_names = loss_names(self.layers)
+        self.loss_weights = {**loss_weights(self.layers), **of_depth(self.depth.losses)}
         if config.memory != "none" and self._sized is not None:
             raise ConfigError(
                 f"memory={config.memory!r} puts earlier segments before one of max_length={config.max_length} "
@@ -276,7 +281,9 @@ class LanguageModel(nn.Module):
         place = {"device": device or weight.device, "dtype": dtype or weight.dtype}
         if segments and self.config.memory == "none":
             raise UnsupportedError("segments are for a model with a memory, such as memory='recent(length=256)'")
-        layers = [None if segments else layer.initial_state(batch, **place) for layer in self.layers]
+        layers: list[State | None] = [None] * len(self.blocks)
+        if not segments:
+            layers = list(self.depth.initial_state([cast(Block, block) for block in self.blocks], batch, **place))
         memories = [
             None if layer.memory is None else layer.memory.initial_state(batch, **place) for layer in self.layers
         ]
@@ -322,8 +329,8 @@ class LanguageModel(nn.Module):
             LimitError: longer than `max_length` where weights depend on it.
             UnsupportedError: positions for a scheme of distances, or what a mechanism does not support.
         """
-        hidden, state, losses = self.hidden(tokens, key_mask=key_mask, positions=positions, state=state)
-        return ModelOutput(self.logits(hidden), state, losses)
+        got = self.hidden(tokens, key_mask=key_mask, positions=positions, state=state)
+        return ModelOutput(self.logits(got.hidden), got.state, got.losses, got.steps)
 
     def logits(self, hidden: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows vocab"]:
         """The output layer alone."""
@@ -360,7 +367,7 @@ class LanguageModel(nn.Module):
         while first < tokens.shape[1] or not parts:
             cut = slice(first, first + size - past.running)
             mask = None if key_mask is None else key_mask[:, cut]
-            hidden, after, more = self._segment(tokens[:, cut], mask, None, past)
+            hidden, after, more, _ = self._segment(tokens[:, cut], mask, None, past)
             assert after is not None
             past = self.next_segment(after) if streaming and after.running == size else after
             parts.append(hidden)
@@ -385,5 +392,6 @@ class LanguageModel(nn.Module):
         losses: dict[str, Tensor] = {}
         for of_layer, names in zip(looped.losses, self.loss_names, strict=True):
             add_losses(losses, of_layer, names)
+        losses |= of_depth(looped.own)
         after = None if state is None else ModelState.of(looped.states, looped.memories, tail)
-        return Hidden(x if self.norm is None else self.norm(x), after, losses)
+        return Hidden(x if self.norm is None else self.norm(x), after, losses, looped.steps)

@@ -16,6 +16,7 @@ from regard.testing.checks import (  # noqa: F401 - each module enters its check
     compilation,
     configuration,
     cost,
+    depth,
     gradient,
     inputs,
     marks,
