@@ -17,7 +17,6 @@ from tests.claims.stand_ins import (
     dense_too,
     distances,
     duplicated,
-    elsewhere,
     entropy,
     estimates,
     falling,
@@ -69,7 +68,6 @@ HOLDS: Mapping[str, Way] = {
     "dot_product_variance": Way(),
     "eight_bits": Way({"spec": "harsh", "text_steps": 1, "windows": 1}),
     "entropy_over_length": Way(method={"entropy": entropy, "lookup": lookup}),
-    "entropy_scaled_gau_transfer": Way(method=elsewhere(relu_squared=0.3, entropy_scaled=0.1)),
     "etc_lookup": Way(method={"accuracy": masked}),
     "extrapolation": Way(method=ALIBI),
     "flash_against_gau": Way(module={"learned": letters()}),
@@ -126,7 +124,6 @@ FAILS: Mapping[str, Way] = {
     "dot_product_variance": Way({"scaled": "softmax(scale=1.0)"}),
     "eight_bits": Way(),
     "entropy_over_length": Way({"scaled": SOFT}),
-    "entropy_scaled_gau_transfer": Way(method=elsewhere(relu_squared=0.1, entropy_scaled=0.3)),
     "etc_lookup": Way(),
     "extrapolation": Way(method=longer(sinusoidal=0.0, rotary=0.0, alibi=0.5)),
     "flash_against_gau": Way(module={"learned": letters(mixed_chunk_2=0.1)}),
@@ -170,7 +167,6 @@ FAILS: Mapping[str, Way] = {
 
 UNFINISHED: Mapping[str, Way] = {
     "attention_against_convolution": Way(method={"accuracy": learned(0.5, 0.99, change=0.06)}),
-    "entropy_scaled_gau_transfer": Way(method=elsewhere(relu_squared=0.3), module={"change": lambda losses: 0.06}),
     "etc_lookup": Way(method={"accuracy": lambda self, spec, seed, *, told=True: (1.0, ([1], [2.0] * 18 + [1.8] * 2))}),
     "flash_against_gau": Way(module={"learned": letters(), "change": lambda losses: 0.06}),
     "gated_unit_half": Way(module={"learned": letters(), "change": lambda losses: 0.06}),
