@@ -11,10 +11,12 @@ from regard.catalog import build
 from regard.core import Attention
 from regard.errors import ConfigError, ShapeError, UnsupportedError
 from regard.info import Heads
+from regard.layer.memories import check_memory
 from regard.layer.outputs import LayerOutput, LayerValues, Prepared
 from regard.layer.positions import SLOTS_ONLY, check_position, placed, token_positions
 from regard.layer.projections import InputProjections, build_projections, check_hidden
 from regard.memory import Memory, MemoryState, build_memory
+from regard.memory.caches import Cache, build_cache
 from regard.moved import follow
 from regard.position import Position, build_position
 from regard.state import State
@@ -121,8 +123,8 @@ class AttentionLayer(nn.Module):
         if self.position is not None:
             check_position(self.position, self.attention, wanted, dim, cross=self.cross)
         self.memory = memory if isinstance(memory, Memory | None) else build_memory(memory, wanted, dim)
-        if self.memory is not None and not (info.supports.prefix and wanted.causal):
-            self.attention.refuse("a memory (leading keys of the past)", "prefix")
+        if self.memory is not None:
+            check_memory(self.memory, self.attention, wanted)
         self.source_dim = source = dim if context_dim is None else context_dim
         self.projections = build_projections(
             projections,
@@ -135,6 +137,19 @@ class AttentionLayer(nn.Module):
         )
         follow(self)
         self.inputs = InputProjections(self.attention, dim, source, seed)
+        self.cache: Cache | None = None
+
+    def cache_of(self, spec: str) -> Cache:
+        """A policy for this layer's state, such as `h2o(budget=256)`; `layer.cache = ...` makes the layer ask it.
+
+        Raises:
+            ConfigError: an unknown policy or option.
+            UnsupportedError: a cross-attention layer, one with a memory or with global tokens; a mechanism whose state
+                is no list of slots.
+        """
+        if self.cross or self.memory is not None or self.projections.global_rows is not None:
+            raise UnsupportedError("cache policies are for self-attention without a memory and without global tokens")
+        return build_cache(spec, self.attention)
 
     def initial_state(
         self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
@@ -145,7 +160,10 @@ class AttentionLayer(nn.Module):
             UnsupportedError: the mechanism keeps no state.
         """
         weight = next(self.parameters(), torch.empty(0))
-        return self.attention.initial_state(batch, device=device or weight.device, dtype=dtype or weight.dtype)
+        device, dtype = device or weight.device, dtype or weight.dtype
+        if self.cache is not None:
+            return self.cache.initial_state(self.attention, batch, device=device, dtype=dtype)
+        return self.attention.initial_state(batch, device=device, dtype=dtype)
 
     def prepare(
         self, context: Float[Tensor, "batch keys context"], *, key_mask: Bool[Tensor, "batch keys"] | None = None
@@ -195,8 +213,11 @@ class AttentionLayer(nn.Module):
         if scheme is not None and scheme.transforms:
             _, at = token_positions(scheme, past, x.shape[1], x.shape[1], positions, x.device)
             q, k = scheme.transform(q, k, at[..., :0], at)
-        inputs = self.inputs(self.attention, x[:, :0], x)
-        after = attention(q, k, v, key_mask=key_mask, marks=marks, inputs=inputs, state=state).state
+        if self.cache is not None:
+            after = self.cache(attention, q, k, v, key_mask=key_mask, marks=marks, state=state).state
+        else:
+            inputs = self.inputs(attention, x[:, :0], x)
+            after = attention(q, k, v, key_mask=key_mask, marks=marks, inputs=inputs, state=state).state
         assert after is not None
         return after
 
@@ -309,7 +330,7 @@ class AttentionLayer(nn.Module):
             q, k, v = projections.of(x, source)
             if attention.info.inputs:
                 inputs = self.inputs(attention, x, source)
-        rows, bias, key_positions = projections.global_rows, None, None
+        rows, bias, key_positions, asked = projections.global_rows, None, None, q
         if rows is not None:
             k, v = rows.columns(attention, x, k, v, key_mask=keep, marks=marks)
         if scheme is not None and (scheme.transforms or scheme.biased):
@@ -323,13 +344,17 @@ class AttentionLayer(nn.Module):
             elif positions is not None and keys != length:
                 raise UnsupportedError(SLOTS_ONLY)
         start = query_start or 0 if self.cross else query_start  # queries of a source are none of its tokens
-        got = attention(q, k, v, key_mask=keep, bias=bias, marks=marks, inputs=inputs, query_start=start, state=state)
+        if self.cache is not None:
+            got = self.cache(attention, q, k, v, key_mask=keep, bias=bias, marks=marks, state=state)
+        else:
+            given = {"key_mask": keep, "bias": bias, "marks": marks, "inputs": inputs}
+            got = attention(q, k, v, **given, query_start=start, state=state)
         values, losses = got.values, dict(got.losses)
         if rows is not None:
             where = {"position": scheme, "key_positions": key_positions}
             values = rows(attention, x, values, key_mask=keep, marks=marks, **where)
         if memory is not None:
-            values, memory = self._remembered(q, values, x, key_mask, state, memory, losses)
+            values, memory = self._remembered(asked, values, x, key_mask, state, memory, losses)
         return LayerValues(values, got.state, memory, losses)
 
     def _remembered(
@@ -377,7 +402,7 @@ class AttentionLayer(nn.Module):
             raise UnsupportedError("a memory needs a layer built with one")
         if memory.waiting and state is None:
             raise ShapeError("a segment is running: go on with its state, or end it with next_segment")
-        if self.memory.searched or (state is not None and state.length):
+        if state is not None and state.length:
             return x, key_mask
         leading, remembered = self.memory.leading(memory)
         if not leading.shape[1]:

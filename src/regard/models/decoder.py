@@ -1,89 +1,29 @@
 """The causal decoder language model: embeddings, blocks, output layer, and its state."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
-from typing import ClassVar, NamedTuple, Self, cast
+from typing import NamedTuple, Self, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from regard.catalog import build
-from regard.composite import States
 from regard.core import Attention, generator
 from regard.errors import ConfigError, ShapeError, UnsupportedError, kind_of
 from regard.layer import AttentionLayer, linear
-from regard.memory import MemoryState
 from regard.models.blocks import Block, block_class
 from regard.models.config import ModelConfig
 from regard.models.depth import Threads, build_depth
 from regard.models.embeddings import Embeddings, build_attention, check_mask
 from regard.models.losses import add_losses, loss_names, loss_weights, of_depth
+from regard.models.model_state import ModelState
 from regard.models.parts import ShortConvolution, build_norm
 from regard.models.sharing import save_once, share_between_layers
 from regard.moved import follow
-from regard.state import State, Summary
+from regard.state import State
 from regard.types_of import typed
-
-
-@dataclass(frozen=True)
-class ModelState(States):
-    """The past of a decoder: `layers`, the states of its mechanisms in the running segment; `memories`, what earlier
-    segments left; `convolution`, the last embeddings that the short convolution needs. Each where there is one."""
-
-    aligned: ClassVar[bool] = False
-
-    @classmethod
-    def of(
-        cls,
-        layers: Sequence[State | None],
-        memories: Sequence[MemoryState | None],
-        convolution: Summary | None,
-    ) -> Self:
-        """From what each block keeps; None: nothing."""
-        parts: dict[str, State] = {}
-        for name, states in (("layers", layers), ("memories", memories)):
-            kept = {str(at): part for at, part in enumerate(states) if part is not None}
-            if kept:
-                parts[name] = States(kept)
-        if convolution is not None:
-            parts["convolution"] = convolution
-        return cls(parts)
-
-    @property
-    def length(self) -> int:  # type: ignore[override]
-        """Tokens that were ever read."""
-        if "memories" in self.parts:
-            memory = cast(MemoryState, next(iter(cast(States, self.parts["memories"]).parts.values())))
-            return memory.length + memory.waiting
-        return super().length
-
-    @property
-    def streaming(self) -> bool:
-        """Whether mechanisms keep the running segment."""
-        return "layers" in self.parts
-
-    @property
-    def running(self) -> int:
-        """Tokens of the segment that is not over."""
-        if "memories" not in self.parts:
-            return self.length
-        return cast(MemoryState, next(iter(cast(States, self.parts["memories"]).parts.values()))).waiting
-
-    def threads(self, blocks: int) -> Threads:
-        """The past of every block."""
-        layers, memories = (
-            cast("States | None", self.parts.get(name)) or States({}) for name in ("layers", "memories")
-        )
-        numbers = [str(at) for at in range(blocks)]
-        remembered = [cast("MemoryState | None", memories.parts.get(at)) for at in numbers]
-        return Threads([layers.parts.get(at) for at in numbers], remembered)
-
-    @property
-    def convolution(self) -> Summary | None:
-        """The short convolution's last inputs."""
-        return cast("Summary | None", self.parts.get("convolution"))
 
 
 class ModelOutput(NamedTuple):
@@ -162,15 +102,16 @@ class LanguageModel(nn.Module):
         self.depth = build_depth(config.depth, config)
         self.embeddings.coordinates = self.depth.places
         self.norm: nn.Module | None = None
+        width = 2 * config.dim if config.both_streams else config.dim
         if config.norm == "pre":
-            self.norm = build_norm(config.norm_kind, config.dim, bias=config.bias, eps=config.norm_eps)
+            self.norm = build_norm(config.norm_kind, width, bias=config.bias, eps=config.norm_eps)
         self.output: nn.Linear | None = None
         if not config.tied:
-            draw = generator(config.seed, "output")
-            self.output = linear(config.dim, config.targets or config.vocab_size, bias=False, draw=draw)
+            draw, outputs = generator(config.seed, "output"), config.targets or config.vocab_size
+            self.output = linear(width, outputs, bias=config.output_bias, draw=draw)
         self.loss_names = loss_names(self.layers)
         self.loss_weights = {**loss_weights(self.layers), **of_depth(self.depth.losses)}
-        if config.memory != "none" and self._sized is not None:
+        if config.remembers and self._sized is not None:
             raise ConfigError(
                 f"memory={config.memory!r} puts earlier segments before one of max_length={config.max_length} "
                 f"positions, and {self._sized} is built for that many and no more; leave the memory out, or use one "
@@ -197,7 +138,7 @@ class LanguageModel(nn.Module):
     def _block(self, at: int, spec: str) -> Block:
         config = self.config
         seed = generator(config.seed, "layer", at).initial_seed()
-        memory = None if config.memory == "none" else config.memory
+        memory = config.memories[at]
         relative = self.embeddings.relative
         kind = block_class(config.block)
         attention = build_attention(config, spec, causal=True, position=relative, memory=memory, block=kind, seed=seed)
@@ -228,7 +169,10 @@ class LanguageModel(nn.Module):
     @property
     def pads(self) -> bool:
         """Whether rows of unequal length may share a batch by left padding: no pattern or segment depends on slots."""
-        if self.config.memory != "none":
+        if self.config.remembers:
+            return False
+        caches = [layer.cache for layer in self.layers]
+        if any(cache is not None and not cache.pads for cache in caches):
             return False
         return all(m.info.supports.key_mask and not m.info.anchored for m in self.mechanisms)
 
@@ -252,6 +196,19 @@ class LanguageModel(nn.Module):
             except ConfigError:
                 return f"attention {spec}"
         return None
+
+    def reduce_cache(self, spec: str | None) -> None:
+        """Let a policy decide what the states of every layer keep, such as `h2o(budget=256)`; None: no policy.
+
+        Calls without a state compute what calls with one do. Weights stay as they are, and so do saved runs.
+
+        Raises:
+            ConfigError: an unknown policy or option.
+            UnsupportedError: a layer whose state is no list of slots, or a model with a memory.
+        """
+        caches = [None if spec is None else layer.cache_of(spec) for layer in self.layers]
+        for layer, cache in zip(self.layers, caches, strict=True):
+            layer.cache = cache if cache is None else cache.train(self.training)
 
     def parameter_count(self) -> int:
         """Trained weights, shared ones once."""
@@ -279,7 +236,7 @@ class LanguageModel(nn.Module):
         """
         weight = self.table.weight
         place = {"device": device or weight.device, "dtype": dtype or weight.dtype}
-        if segments and self.config.memory == "none":
+        if segments and not self.config.remembers:
             raise UnsupportedError("segments are for a model with a memory, such as memory='recent(length=256)'")
         layers: list[State | None] = [None] * len(self.blocks)
         if not segments:
@@ -297,11 +254,34 @@ class LanguageModel(nn.Module):
             UnsupportedError: a model without a memory.
         """
         _, memories = state.threads(len(self.blocks))
-        after = [layer.next_segment(cast(MemoryState, m)) for layer, m in zip(self.layers, memories, strict=True)]
-        first = next(iter(after[0].tensors().values()))
+        after = [None if m is None else layer.next_segment(m) for layer, m in zip(self.layers, memories, strict=True)]
+        first = next(x for memory in after if memory is not None for x in memory.tensors().values())
         place = {"device": first.device, "dtype": first.dtype}
         layers = [layer.initial_state(len(first), **place) for layer in self.layers]
         return ModelState.of(layers, after, state.convolution)
+
+    def forget(self, state: ModelState, rows: Bool[Tensor, " batch"]) -> ModelState:
+        """The state in which these rows have read nothing, as where a document ends and another one begins.
+
+        Slots are shared by the batch, so `state.length` stays, and absolute positions go on.
+
+        Raises:
+            UnsupportedError: a model without a memory, or in the middle of a segment that mechanisms keep.
+        """
+        if not self.config.remembers or state.running:
+            raise UnsupportedError(
+                f"rows are forgotten between segments of a model with a memory, not after {state.running} tokens of "
+                "one; read with segments=True, or go on to the segment's end"
+            )
+        states, memories = state.threads(len(self.blocks))
+        kept = [
+            None if memory is None or layer.memory is None else layer.memory.forget(memory, rows)
+            for layer, memory in zip(self.layers, memories, strict=True)
+        ]
+        tail = state.convolution
+        return ModelState.of(
+            states, kept, None if tail is None else tail.map(lambda x: x.masked_fill(rows[:, None, None], 0))
+        )
 
     def forward(
         self,
@@ -349,7 +329,7 @@ class LanguageModel(nn.Module):
         check_mask(key_mask, tokens)
         if state is not None and not isinstance(state, ModelState):
             raise ShapeError(f"state must be one that initial_state or a call gave, got {kind_of(state)}")
-        if self.config.memory == "none":
+        if not self.config.remembers:
             return self._segment(tokens, key_mask, positions, state)
         return self._segments(tokens, key_mask, positions, state)
 

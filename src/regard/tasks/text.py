@@ -63,6 +63,11 @@ class Windows:
         self._begins = self._ends - counts
         self.num_documents = counts.size if counts.size > 1 else min(_BLOCKS_OF_ONE_DOCUMENT, len(self))
 
+    @property
+    def begins(self) -> Int64[np.ndarray, "documents"]:
+        """The first windows of the documents that have any."""
+        return self._begins[self._ends > self._begins]
+
     def __len__(self) -> int:
         return int(self._ends[-1])
 

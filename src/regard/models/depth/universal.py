@@ -54,7 +54,7 @@ class Universal(Depth):
     def setup(self) -> None:
         if self.config.block == "reversible":
             raise ConfigError("depth='universal' runs blocks of one stream; use block='residual' or 'parallel'")
-        if getattr(self.config, "memory", "none") != "none":
+        if getattr(self.config, "remembers", False):
             raise ConfigError("depth='universal' has no memory for every step; leave the memory out")
         if self.halting:
             self.halt = nn.Linear(self.config.dim, 1)
