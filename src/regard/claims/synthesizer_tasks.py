@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from regard import Heads, build
 from regard.benchmark.fitting import averages, train
-from regard.claims._base import About, Control, Curve, Finding, Observation, Plot
+from regard.claims._base import About, Control, Curve, Finding, Observation, Plot, Revision
 from regard.claims._plateau import FINISHED, change
 from regard.claims._recall import RecallClaim
 from regard.core import generator
@@ -56,6 +56,11 @@ class SynthesizerTasks(RecallClaim):
         Finding(value="longer dense", title="copying beyond: softmax - dense", at_least=0.3, states=False),
     )
     least_seeds = 5
+    revised = Revision(
+        what="Trainings of 600 steps were not over for one seed of five; they have 1,800 now. The bounds are those of "
+        "before.",
+        seen=(0, 1, 2, 3, 4),
+    )
     plots = (
         Plot(name="copying", title="Copying", x="length", y="share that is right", log_x=True),
         Plot(name="lookup", title="Lookup", x="", y="share that is right"),
@@ -69,13 +74,13 @@ class SynthesizerTasks(RecallClaim):
     mixture: str = "mixture_synthesizer(parts=('random', 'dot_product'))"
     softmax: str = "softmax"
     blind: str = "uniform"
-    steps: int = 600
+    steps: int = 1800
     copied: int = 16
     """length of the copies in training"""
     offset: int = 5
     tokens: int = 16
     """different ones, of copies"""
-    copy_steps: int = 600
+    copy_steps: int = 1800
 
     def observe(self, seed: int) -> Observation:
         """Train all on both."""
