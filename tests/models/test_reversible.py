@@ -9,6 +9,7 @@ from torch import Tensor
 
 from regard import randomness
 from regard.attention.routed import lsh, routing, shortlist, vector_quantized
+from regard.benchmark.cost import kept_bytes
 from regard.errors import ConfigError, UnsupportedError
 from regard.models import LanguageModel, ModelConfig
 from regard.models.blocks import Block, reversible
@@ -153,18 +154,8 @@ def test_dropout_is_replayed(chunks):
 def kept(layers: int, **options: Any) -> int:
     """Bytes that the forward pass keeps for the backward one, weights apart."""
     model = LanguageModel(ModelConfig(dim=32, layers=layers, heads=2, vocab_size=20, **options)).train()
-    weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
-    seen: dict[int, int] = {}
-
-    def pack(x: Tensor) -> Tensor:
-        if x.untyped_storage().data_ptr() not in weights:
-            seen[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
-        return x
-
     tokens = torch.zeros(2, 256, dtype=torch.long)
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        model(tokens).logits.sum()
-    return sum(seen.values())
+    return kept_bytes(model, lambda: model(tokens).logits.sum())
 
 
 def test_activations_do_not_grow_with_depth():
