@@ -16,7 +16,7 @@ from regard.core import Attended, Call, accumulation_dtype, generator, recomputi
 from regard.engines.routed.clusters import clustered, ranked
 from regard.engines.routed.codes import gather_codes
 from regard.errors import ConfigError
-from regard.features import balanced
+from regard.features import balanced, short
 from regard.info import Info, Supports
 from regard.options import weight
 from regard.randomness import decided
@@ -267,9 +267,14 @@ class Routing(Bucketed):
 
 def normalised(x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
     """x less its mean over its standard deviation, in float32 at least."""
-    small, factor = balanced(x.to(accumulation_dtype(x.dtype)))
-    apart = small - small.mean(-1, keepdim=True)
-    return apart * torch.rsqrt(apart.square().mean(-1, keepdim=True) + EPSILON * factor.square())
+    x, least = x.to(accumulation_dtype(x.dtype)), EPSILON
+    apart = x - x.mean(-1, keepdim=True)
+    square = apart.square().mean(-1, keepdim=True)
+    if not short(square):
+        x, factor = balanced(x)
+        apart = x - x.mean(-1, keepdim=True)
+        square, least = apart.square().mean(-1, keepdim=True), EPSILON * factor.square()
+    return apart * torch.rsqrt(square + least)
 
 
 def standard(x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:

