@@ -366,7 +366,7 @@ WRITTEN_OUT = (
     Edit(
         "the matrix of keys for values",
         f"{PROJECTIONS}:Mixtures.matrices",
-        "e if self.value is None else self.value[..., :keys]",
+        "e if self.value is None else _first(self.value, keys)",
         "e",
         "linformer(rank=4)",
         "reference",
