@@ -1,4 +1,4 @@
-"""Writes the reference of the public names that have no page of their own: functions, facts, errors, integrations."""
+"""Writes the reference of the public names that have no page of their own: functions, facts, errors, and modules."""
 
 import ast
 import inspect
@@ -12,10 +12,11 @@ import api
 import pages
 
 import regard
+from regard.engines.routed import hashes, neighbours
 from regard.integrations import pretrained
 from regard.integrations import torch as torch_integration
 
-PAGES = ("functions", "parts", "errors", "integrations")
+PAGES = ("functions", "parts", "errors", "integrations", "hashing")
 """in this order in the table of contents"""
 
 
@@ -62,11 +63,32 @@ def integrations_page() -> str:
     """What serves networks that were not built here."""
     lines = ["# Integrations", "", "[Into a model that you have](../../drop_in.md) and ", ""]
     lines[-2] += "[published weights](../../pretrained.md) show them in use."
-    for module in (pretrained, torch_integration):
-        lines += [f"## `{module.__name__}`", "", pages.prose((inspect.getdoc(module) or "").partition("\n\n")[0]), ""]
-        for name in module.__all__:
-            lines += (function if inspect.isfunction(getattr(module, name)) else described)(module, name)
-    return page(lines)
+    return page([*lines, *(line for module in (pretrained, torch_integration) for line in contents(module))])
+
+
+def hashing_page() -> str:
+    """Hashes, what their collisions add up to, and the search by them, whose methods follow."""
+    lines = [
+        "# Hashing",
+        "",
+        "[Nearest neighbours by hashing](../../concepts.md#nearest-neighbours-by-hashing) shows ",
+        "",
+    ]
+    lines[-2] += "it in use."
+    lines += [line for module in (hashes, neighbours) for line in contents(module)]
+    index = neighbours.NearestNeighbours
+    lines += ["## Methods of `NearestNeighbours`", ""]
+    return page(
+        [*lines, *(line for one in api.methods(api.definition(index)) for line in api.method_entry(index, one))]
+    )
+
+
+def contents(module: ModuleType) -> list[str]:
+    """What a module is for, and an entry of each of its public names."""
+    lines = [f"## `{module.__name__}`", "", pages.prose((inspect.getdoc(module) or "").partition("\n\n")[0]), ""]
+    for name in module.__all__:
+        lines += (function if inspect.isfunction(getattr(module, name)) else described)(module, name)
+    return lines
 
 
 def page(lines: Iterable[str]) -> str:

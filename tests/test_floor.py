@@ -13,7 +13,7 @@ CAPABILITIES = ("bidirectional", "causal", "cross", "key_mask", "bias", "marks",
 GROWTH = ("none", "length", "window", "constant")
 """of the state, from worst to best"""
 
-PLANNED = {"adaptive_span", "dynamic_span"}
+PLANNED: set[str] = set()
 """rows that are older than their mechanism; one that is built leaves this set"""
 
 

@@ -2,23 +2,26 @@
 
 import pytest
 
-from regard import position
+from regard import memory, position
 from regard.errors import ConfigError
 from regard.layer import AttentionLayer
-from regard.models import blocks
+from regard.models import blocks, depth
 from regard.models.blocks.residual import Residual
 from regard.models.encoder_decoder import CrossBlock, EncoderDecoder
 from regard.position import Position
 from regard.tasks.text import Windows
 from regard.testing import check_part
 from regard.testing.checks import PART_CHECKS
-from tests.mutants import MUTANTS, parts
+from tests.mutants import MUTANTS, depths, memories, parts
 from tests.mutants.verdict import objection
 
-PART_MUTANTS = [mutant for mutant in MUTANTS if mutant.cls.__module__ == parts.__name__]
+OF_PARTS = {module.__name__ for module in (depths, memories, parts)}
+PART_MUTANTS = [mutant for mutant in MUTANTS if mutant.cls.__module__ in OF_PARTS]
 
 SOUND = [*(position.position_class(name) for name in position.names())]
+SOUND += [memory.memory_class(name) for name in memory.names()]
 SOUND += [blocks.block_class(name) for name in blocks.names()]
+SOUND += [depth.depth_class(name) for name in depth.names()]
 SOUND += [AttentionLayer, CrossBlock, EncoderDecoder, Windows]
 
 
@@ -43,6 +46,12 @@ def test_every_block_has_a_check_of_its_own():
         assert blocks.block_class(name) in {check.kind for check in PART_CHECKS.values()}, name
 
 
+def test_every_memory_has_a_check_of_its_own():
+    """Besides the laws of all memories: what it keeps."""
+    for name in memory.names():
+        assert memory.memory_class(name) in {check.kind for check in PART_CHECKS.values()}, name
+
+
 def test_every_check_has_a_mutant():
     assert {mutant.caught_by for mutant in PART_MUTANTS} == set(PART_CHECKS)
     assert all(mutant.cls.__doc__ for mutant in PART_MUTANTS)
@@ -63,7 +72,7 @@ def test_a_scheme_of_ones_own_needs_a_definition():
 def test_what_cannot_be_checked_is_refused():
     with pytest.raises(ConfigError, match="unknown check"):
         check_part(Residual, checks=["residual_onse"])
-    with pytest.raises(ConfigError, match="is none of AttentionLayer, Block, CrossBlock"):
+    with pytest.raises(ConfigError, match="is none of AttentionLayer, Block, Compressive, CrossBlock"):
         check_part(int)
     with pytest.raises(ConfigError, match="is none of"):
         check_part(Residual, checks=["targets_are_next"])

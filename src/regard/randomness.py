@@ -39,7 +39,8 @@ def generator(seed: int, *parts: int | str) -> torch.Generator:
 def decided(choose: Callable[[], Choice]) -> Choice:
     """The discrete choices of a call (buckets, clusters, lists): in a pass that is run again, those of the first one.
 
-    A reversible block runs again on inputs that are rounded otherwise, where close choices could fall the other way.
+    A reversible block runs again on inputs that are rounded otherwise, a checkpoint where a device adds in any order at
+    all: close choices could fall the other way.
     """
     if torch.compiler.is_compiling():
         return choose()

@@ -6,6 +6,7 @@ import pytest
 
 from regard import catalog, claims, register
 from regard.claims._plateau import FINISHED
+from regard.engines.routed.hashes import And, Or
 from tests.claims.stand_ins import (
     MECHANISMS,
     SOFT,
@@ -15,6 +16,7 @@ from tests.claims.stand_ins import (
     clock,
     dense_too,
     distances,
+    duplicated,
     entropy,
     estimates,
     falling,
@@ -72,6 +74,8 @@ HOLDS: Mapping[str, Way] = {
     "information_loss": Way({"pairs": (8, 32, 128), "trials": 8}),
     "kernel_regression": Way({"datasets": 60}),
     "linear_attention_forms": Way(module={"processor_seconds": fastest("cumsum")}),
+    "lsh_collisions": Way({"hashes": 96_000}),
+    "lsh_recall": Way({"hashed": "lsh(num_buckets=4, rounds={rounds})"}),
     "negative_features": Way({"trials": 8}),
     "normalisation_and_recall": Way(
         {"plain": "linear(feature_map=relu, normalise=False)", "normalised": SOFT, "sharpness": 16.0, "pairs": 32}
@@ -85,6 +89,7 @@ HOLDS: Mapping[str, Way] = {
     "receptive_field": Way(),
     "rotary_decay": Way(),
     "shared_proposals": Way({"lara": "known(num_landmarks={count}, alpha={alpha})"}),
+    "shared_query_key": Way(method={"trained": duplicated(1.0)}),
     "shaw_unseen_lengths": Way(module=lost(0.1)),
     "silent_head": Way(),
     "sinusoid_offsets": Way(),
@@ -119,6 +124,8 @@ FAILS: Mapping[str, Way] = {
     "information_loss": Way({"identity": SOFT, "pairs": (2, 4)}),
     "kernel_regression": Way({"mean": "gaussian"}),
     "linear_attention_forms": Way(module={"processor_seconds": fastest("chunked")}),
+    "lsh_collisions": Way(module={"STEEP": (Or(8), And(8))}),
+    "lsh_recall": Way({"hashed": "lsh(num_buckets=256, rounds={rounds})"}),
     "negative_features": Way({"signed": "linear(feature_map=relu)"}),
     "normalisation_and_recall": Way(),
     "outlier_activations": Way({"silent": SOFT}),
@@ -130,6 +137,7 @@ FAILS: Mapping[str, Way] = {
     "receptive_field": Way({"local": "local(window=4)"}),
     "rotary_decay": Way({"position": "rotary(fraction=0.5)"}),
     "shared_proposals": Way(),
+    "shared_query_key": Way(method={"trained": duplicated(0.9)}),
     "shaw_unseen_lengths": Way({"clipped": "shaw(max_distance=64)"}),
     "silent_head": Way({"silent": SOFT}),
     "sinusoid_offsets": Way({"position": "learned"}),
@@ -149,6 +157,7 @@ UNFINISHED: Mapping[str, Way] = {
     "hybrid_recall": Way(method=recalls({}, loss=[2.0] * 18 + [1.8] * 2)),
     "outlier_activations": Way(module={"change": lambda losses: 0.06}),
     "shared_proposals": Way(module={"change": lambda losses, least: 0.06}),
+    "shared_query_key": Way(method={"trained": duplicated(1.0, change=0.06)}),
 }
 
 

@@ -63,7 +63,7 @@ def test_arguments_keep_their_shapes(written):
 
 
 def test_every_public_name_has_an_entry():
-    """One page each for the classes that others build on; all others are on the four pages of the reference."""
+    """One page each for the classes that others build on; all others are on the pages of the reference."""
     pages = {name: getattr(reference, f"{name}_page")() for name in reference.PAGES}
     for name, each in reference.public().items():
         if each in api.CLASSES:
@@ -83,6 +83,16 @@ def test_the_integrations_are_complete():
     for module in (reference.pretrained, reference.torch_integration):
         for name in module.__all__:
             assert f"\nfrom {module.__name__} import {name}\n" in page
+
+
+def test_the_hashing_is_complete():
+    page = reference.hashing_page()
+    for module in (reference.hashes, reference.neighbours):
+        for name in module.__all__:
+            assert f"\nfrom {module.__name__} import {name}\n" in page
+    for name, member in vars(reference.neighbours.NearestNeighbours).items():
+        if inspect.isfunction(member) and not name.startswith("_"):
+            assert f"\n### {name}\n" in page
 
 
 def test_the_table_of_contents_has_every_page():

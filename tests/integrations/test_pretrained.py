@@ -329,6 +329,10 @@ def test_names_of_images_are_those_that_are_published(tmp_path: Path) -> None:
         (lambda: decoder("gpt", embedding_scale=2.0), "as gpt2:\n  embedding_scale=2.0, not None or 1.0"),
         (lambda: decoder("gpt", position_offset=2), "as gpt2:\n  position_offset=2, not 0"),
         (lambda: decoder("gpt", embedding_norm=True), r"as gpt2:\n  embeddings\.norm\.bias has no place there"),
+        (lambda: encoder("bert", value_dim=5), r"as bert:\n  value_dim=5, not None or \d"),
+        (lambda: decoder("gpt", value_dim=5), r"as gpt2:\n  value_dim=5, not None or \d"),
+        (lambda: decoder("llama", value_dim=5), r"as llama:\n  value_dim=5, not None or \d"),
+        (lambda: EncoderDecoder(replace(t5(), value_dim=5)), r"as t5:\n  value_dim=5, not None or \d"),
         (lambda: decoder("gpt", targets=7, tied=False), "as gpt2:\n  targets=7, not None or 29"),
         (
             lambda: EncoderDecoder(replace(t5(), encoder_position="t5_bias(num_buckets=8)")),

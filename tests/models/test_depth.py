@@ -50,7 +50,7 @@ def test_a_threshold_of_nothing_is_the_fixed_depth():
     model, tokens = model_of(), tokens_of(2, 9)
     with torch.no_grad():
         wanted = model(tokens, state=model.initial_state(2))
-        model.depth = SmallSteps(step=0.0)
+        model.depth = SmallSteps(model.config, step=0.0)
         got = model(tokens, state=model.initial_state(2))
     assert_close(got.logits, wanted.logits, tolerance=1e-12, what="logits")
     assert (model.depth.used == 4).all()
@@ -61,7 +61,7 @@ def test_a_threshold_of_nothing_is_the_fixed_depth():
 def test_rows_leave_at_different_depths_and_their_states_stay_whole():
     """Skipped layers keep W h of the state that left, row by row, so that later tokens see every slot."""
     model, tokens = model_of(), tokens_of(6, 5)
-    model.depth = SmallSteps(step=0.6)
+    model.depth = SmallSteps(model.config, step=0.6)
     with torch.no_grad():
         state, together, depths = model.initial_state(6), [], []
         for at in range(5):
@@ -78,12 +78,12 @@ def test_rows_leave_at_different_depths_and_their_states_stay_whole():
 
 
 def test_depths_by_name():
-    assert isinstance(build_depth("fixed"), Fixed)
+    assert isinstance(build_depth("fixed", ModelConfig()), Fixed)
     for spec, message in (("fixd", "did you mean 'fixed'"), ("fixed(steps=2)", "has no options, got 'steps'")):
         with pytest.raises(ConfigError, match=message):
-            build_depth(spec)
+            build_depth(spec, ModelConfig())
     with pytest.raises(ConfigError, match="less than or equal to 10"):
-        SmallSteps(step=11.0)
+        SmallSteps(ModelConfig(), step=11.0)
     with pytest.raises(ConfigError, match="depth: unknown depth 'univrsal'"):
         ModelConfig(depth="univrsal")
 

@@ -12,6 +12,7 @@ from regard.core import generator
 from regard.errors import ConfigError, InputError, LimitError, ShapeError, UnsupportedError
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.encoder_decoder_config import EncoderDecoderConfig
+from regard.models.parts import Mlp
 
 TINY = {"vocab_size": 23, "dim": 16, "heads": 2, "layers": 2, "max_length": 32, "mlp_dim": 24}
 POSITIONS = ["none", "learned", "learned(per_layer=True)", "sinusoidal", "rotary", "alibi", "transformer_xl"]
@@ -282,3 +283,13 @@ def test_other_blocks_are_refused() -> None:
     for block in ("parallel", "gated_unit", "reversible"):
         with pytest.raises(ConfigError, match="block must be residual"):
             EncoderDecoderConfig(dim=16, block=block)
+
+
+def test_every_mlp_takes_pieces_and_gives_the_same() -> None:
+    whole, pieces = (model_of(mlp_chunks=chunks) for chunks in (1, 4))
+    source, tokens, seen = tokens_of(2, 11), tokens_of(2, 14, seed=1), []
+    for module in pieces.modules():
+        if isinstance(module, Mlp):
+            module.register_forward_pre_hook(lambda _, x: seen.append(x[0].shape[1]))
+    torch.testing.assert_close(pieces(source, tokens).logits, whole(source, tokens).logits, rtol=0, atol=1e-12)
+    assert seen == [3, 3, 3, 2] * 2 + [4, 4, 4, 2] * 2

@@ -1,5 +1,6 @@
 """Every preset trains a step, evaluates, saves and loads; decoders stream to the parallel form and generate."""
 
+import inspect
 from collections.abc import Callable
 
 import pytest
@@ -46,6 +47,10 @@ def small(name: str, **changes: object) -> nn.Module:
     if getattr(presets.build(name), "targets", None) is not None:
         reads["targets"] = TOKENS
     mlp = {"mlp_dim": None} if presets.build(name).mlp == "none" else {}
+    if getattr(presets.build(name), "remembers", False):  # segments that are shorter than what is read, and memories
+        sizes = {"memory_length": 4, "compressed_length": 3, "pairs": 7, "top": 3}
+        arguments = inspect.signature(presets.function(name)).parameters
+        reads |= {"max_length": 5, **{argument: size for argument, size in sizes.items() if argument in arguments}}
     config = presets.build(name, **{**TINY, **mlp, **reads, **changes})
     if isinstance(config, ModelConfig):
         return LanguageModel(config)
@@ -91,6 +96,9 @@ def test_trains_evaluates_saves_and_loads(name: str) -> None:
 
     before = loss()
     before.backward()
+    if isinstance(model, LanguageModel) and model.config.remembers:
+        for own in model(tokens_of(4, 17)).losses.values():  # which alone trains what compresses
+            own.backward()
     assert all(weight.grad is not None for weight in model.parameters())
     optimizer.step()
     assert loss().item() < before.item()
@@ -126,9 +134,9 @@ def test_decoder_streams_to_the_parallel_form_and_generates(name: str) -> None:
     tokens = tokens_of(2, 24)
     state, parts = model.initial_state(2), []
     for piece in tokens.split([10, 1, 1, 12], 1):
-        logits, state, _ = model(piece, state=state)
-        assert state is not None
-        parts.append(logits)
+        got = model(piece, state=state)
+        assert got.state is not None
+        state, _ = got.state, parts.append(got.logits)
     torch.testing.assert_close(torch.cat(parts, 1), model(tokens).logits, rtol=0, atol=1e-10)
     prompts = [[1, 2, 3, 4, 5], [6, 7]]
     streamed, full = (

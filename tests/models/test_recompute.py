@@ -5,9 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
-from regard.errors import ConfigError
+from regard.attention.routed import lsh, routing, shortlist, vector_quantized
+from regard.core import Attention, recomputing
+from regard.errors import ConfigError, UnsupportedError
 from regard.models import (
     Encoder,
     EncoderConfig,
@@ -18,6 +22,7 @@ from regard.models import (
     ModelConfig,
 )
 from regard.models.block_config import BlockConfig
+from regard.randomness import decided
 
 TINY = {"dim": 32, "heads": 4, "layers": 3, "vocab_size": 19, "max_length": 24, "seed": 5}
 MODELS: dict[str, BlockConfig] = {
@@ -170,3 +175,93 @@ def test_two_passes_before_one_backward(spec: str, config: BlockConfig, again: s
     for kept, recomputed in zip(*gradients, strict=True):
         if kept is not None:
             torch.testing.assert_close(recomputed, kept)
+
+
+RECOMPUTING = {"block": {"checkpoint": "block"}, "attention": {"checkpoint": "attention"}, "reversible": {}}
+
+
+def computed_again(name: str) -> LanguageModel:
+    block = "reversible" if name == "reversible" else "residual"
+    shape = ModelConfig(**TINY, dropout=0.3, attention_dropout=0.2, block=block, **RECOMPUTING[name])  # type: ignore[arg-type]
+    return LanguageModel(shape).train()
+
+
+@pytest.mark.parametrize("name", RECOMPUTING)
+def test_weights_put_in_for_one_call_are_there_in_the_second_pass(name: str) -> None:
+    model = computed_again(name)
+    others = {label: (1.5 * x).detach().requires_grad_() for label, x in model.named_parameters()}
+    torch.manual_seed(3)
+    functional_call(model, others, (tokens(1),)).logits.square().mean().backward()
+    with torch.no_grad():
+        for label, weight in model.named_parameters():
+            assert weight.grad is None
+            weight.copy_(others[label])
+    torch.manual_seed(3)
+    model(tokens(1)).logits.square().mean().backward()
+    for label, weight in model.named_parameters():
+        torch.testing.assert_close(others[label].grad, weight.grad)
+
+
+@pytest.mark.parametrize("name", RECOMPUTING)
+def test_a_mode_that_is_set_between_the_passes_changes_nothing(name: str) -> None:
+    model, gradients = computed_again(name), []
+    for between in ("train", "eval"):
+        torch.manual_seed(3)
+        loss = model(tokens(1)).logits.square().mean()
+        getattr(model, between)()
+        gradients.append(torch.autograd.grad(loss, list(model.parameters())))
+        assert {part.training for part in model.modules()} == {between == "train"}
+    for wanted, got in zip(*gradients, strict=True):
+        assert torch.equal(wanted, got)
+
+
+@pytest.mark.parametrize("name", RECOMPUTING)
+def test_a_weight_that_changed_between_the_passes_is_refused(name: str) -> None:
+    model = computed_again(name)
+    loss = model(tokens(1)).logits.square().mean()
+    with torch.no_grad():
+        model.blocks[1].attention.projections.query.weight.mul_(2)
+    with pytest.raises(UnsupportedError, match=r"query\.weight was changed in place before the backward pass"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("again", AGAIN)
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "lsh(num_buckets=8, rounds=2)",
+        "routing(num_clusters=4)",
+        "shortlist(num_keys=3)",
+        "vector_quantized(num_codes=8)",
+    ],
+)
+def test_choices_are_those_of_the_first_pass(
+    spec: str, again: str, training: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Recomputed queries and keys with an error of 1e-2, far beyond rounding, change no bucket, cluster, list or code.
+
+    A checkpoint of torch around the whole model changes nothing about that.
+    """
+    made: list[object] = []
+    for module in (lsh, routing, shortlist, vector_quantized):
+        monkeypatch.setattr(module, "decided", lambda choose: made.append(decided(choose)) or made[-1])
+    model = built(ModelConfig(**TINY, position="none", attention=(spec,), checkpoint=again)).train(training)
+    mechanisms = [part for part in model.modules() if isinstance(part, Attention)]
+    assert len(mechanisms) == TINY["layers"]
+
+    def inexact(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        del module
+        return tuple(x + 1e-2 * torch.randn_like(x) for x in inputs) if recomputing() else None
+
+    for part in mechanisms:
+        part.register_forward_pre_hook(inexact)
+    model(tokens(0)).logits.sum().backward()
+    count = len(made) // 2
+    assert count >= len(mechanisms)
+    assert all(first is replayed for first, replayed in zip(made[:count], made[: -count - 1 : -1], strict=True))
+    made.clear()
+    x = torch.randn((), requires_grad=True)
+    torch_checkpoint(lambda x: x * model(tokens(0)).logits.sum(), x, use_reentrant=False).backward()
+    assert len(made) == 3 * count
+    assert all(first is replayed for first, replayed in zip(made[:count], made[: -count - 1 : -1], strict=True))

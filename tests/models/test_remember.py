@@ -41,7 +41,7 @@ def model_of(**options) -> LanguageModel:
 
 def run(model: LanguageModel, tokens, skips, *, at=None, keep=None) -> torch.Tensor:
     """Token by token, with a state."""
-    model.depth = Skipping()
+    model.depth = Skipping(model.config)
     state, pieces = model.initial_state(len(tokens)), []
     with torch.no_grad():
         for slot in range(tokens.shape[1]):
@@ -82,7 +82,7 @@ def test_several_tokens_skip_at_once(cut):
     """A prompt that goes past blocks in one call, with its mask and positions, and a text after it that does not."""
     model, skips = model_of(), torch.zeros(LENGTH, LAYERS, dtype=torch.bool)
     skips[:cut, [1, 3]] = True
-    model.depth, pieces, state = Skipping(), [], model.initial_state(2)
+    model.depth, pieces, state = Skipping(model.config), [], model.initial_state(2)
     with torch.no_grad():
         for piece, skipped in ((slice(0, cut), [1, 3]), (slice(cut, LENGTH), [])):
             model.depth.skipped = skipped

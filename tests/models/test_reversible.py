@@ -239,6 +239,8 @@ def test_what_it_refuses():
             model_of(**options)
     with pytest.raises(ConfigError, match="mlp_chunks must be at least 1"):
         model_of(mlp_chunks=0)
+    with pytest.raises(ConfigError, match="mlp_chunks=4 has no use with mlp='none'"):
+        model_of(block="gated_unit", mlp="none", mlp_chunks=4)
     with pytest.raises(UnsupportedError, match="leave out per_layer=True"):
         model_of(position="learned(per_layer=True)")(TOKENS)
 

@@ -8,8 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
+from regard.attention.sparse.adaptive_span import AdaptiveSpan
 from regard.attention.sparse.atrous import Atrous
 from regard.attention.sparse.blockwise import Blockwise
+from regard.attention.sparse.dynamic_span import DynamicSpan
 from regard.attention.sparse.fixed import Fixed
 from regard.attention.sparse.fixed_union import FixedUnion
 from regard.attention.sparse.image_local_1d import ImageLocal1d
@@ -157,3 +159,37 @@ class BlockSizeOfTheCall(Blockwise):
         heads = replace(self.heads, max_length=size * self.blocks)
         self.pattern = Blockwise(heads, blocks=self.blocks, shift=self.shift).pattern
         return super().attend(q, k, v, call)
+
+
+@mutant("reference")
+class NoRamp(AdaptiveSpan):
+    """Sees keys at full weight to the end of the ramp."""
+
+    def log_mask(self, distances: Tensor) -> Tensor:
+        mask = super().log_mask(distances)
+        return mask.masked_fill(mask.isfinite(), 0.0)
+
+
+@mutant("reference")
+class DistancesFromTheTokenBefore(AdaptiveSpan):
+    """Counts distances from the token before the query on."""
+
+    def log_mask(self, distances: Tensor) -> Tensor:
+        return super().log_mask((distances - 1).clamp(min=0))
+
+
+@mutant("reference")
+class KeepsNoRamp(AdaptiveSpan):
+    """Computes the keys up to z, without the ramp behind it."""
+
+    def needed(self) -> int:
+        return int(self.z.max())
+
+
+@mutant("reference")
+class OneSpanForAll(DynamicSpan):
+    """Gives every token the longest span of the call."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
+        longest = call.inputs["span"].amax((1, 2), keepdim=True).expand_as(call.inputs["span"])
+        return super().attend(q, k, v, call._replace(inputs={"span": longest}))

@@ -45,7 +45,7 @@ def attention_maps(
     """
     if block < 1 or pairs < 1:
         raise ConfigError(f"block and pairs must be at least 1, got {block} and {pairs}")
-    if isinstance(model, LanguageModel) and model.config.memory != "none":
+    if isinstance(model, LanguageModel) and model.config.remembers:
         raise UnsupportedError(
             f"a model with memory={model.config.memory!r} reads in segments, whose keys are not one text's; attention "
             "maps are for models without a memory"

@@ -11,6 +11,7 @@ from regard.catalog import build
 from regard.core import Attention
 from regard.errors import ConfigError, ShapeError, UnsupportedError
 from regard.info import Heads
+from regard.layer.memories import check_memory
 from regard.layer.outputs import LayerOutput, LayerValues, Prepared
 from regard.layer.positions import SLOTS_ONLY, check_position, placed, token_positions
 from regard.layer.projections import InputProjections, build_projections, check_hidden
@@ -121,8 +122,8 @@ class AttentionLayer(nn.Module):
         if self.position is not None:
             check_position(self.position, self.attention, wanted, dim, cross=self.cross)
         self.memory = memory if isinstance(memory, Memory | None) else build_memory(memory, wanted, dim)
-        if self.memory is not None and not (info.supports.prefix and wanted.causal):
-            self.attention.refuse("a memory (leading keys of the past)", "prefix")
+        if self.memory is not None:
+            check_memory(self.memory, self.attention, wanted)
         self.source_dim = source = dim if context_dim is None else context_dim
         self.projections = build_projections(
             projections,
@@ -309,7 +310,7 @@ class AttentionLayer(nn.Module):
             q, k, v = projections.of(x, source)
             if attention.info.inputs:
                 inputs = self.inputs(attention, x, source)
-        rows, bias, key_positions = projections.global_rows, None, None
+        rows, bias, key_positions, asked = projections.global_rows, None, None, q
         if rows is not None:
             k, v = rows.columns(attention, x, k, v, key_mask=keep, marks=marks)
         if scheme is not None and (scheme.transforms or scheme.biased):
@@ -329,7 +330,7 @@ class AttentionLayer(nn.Module):
             where = {"position": scheme, "key_positions": key_positions}
             values = rows(attention, x, values, key_mask=keep, marks=marks, **where)
         if memory is not None:
-            values, memory = self._remembered(q, values, x, key_mask, state, memory, losses)
+            values, memory = self._remembered(asked, values, x, key_mask, state, memory, losses)
         return LayerValues(values, got.state, memory, losses)
 
     def _remembered(
@@ -377,7 +378,7 @@ class AttentionLayer(nn.Module):
             raise UnsupportedError("a memory needs a layer built with one")
         if memory.waiting and state is None:
             raise ShapeError("a segment is running: go on with its state, or end it with next_segment")
-        if self.memory.searched or (state is not None and state.length):
+        if state is not None and state.length:
             return x, key_mask
         leading, remembered = self.memory.leading(memory)
         if not leading.shape[1]:

@@ -1,6 +1,6 @@
 """Memories by name: one file each."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from regard import specs
 from regard.info import Heads
@@ -10,12 +10,21 @@ if TYPE_CHECKING:
 
 PACKAGE = "regard.memory"
 
-__all__ = ["PACKAGE", "Memory", "MemoryState", "build_memory", "names"]
+__all__ = ["PACKAGE", "Memory", "MemoryState", "build_memory", "memory_class", "names"]
 
 
 def names() -> list[str]:
     """Registered memories."""
     return sorted(specs.files(PACKAGE))
+
+
+def memory_class(name: str) -> "type[Memory]":
+    """The class of a memory.
+
+    Raises:
+        ConfigError: an unknown name.
+    """
+    return cast("type[Memory]", specs.load("memory", name, specs.files(PACKAGE)))
 
 
 def build_memory(spec: str, heads: Heads, dim: int) -> "Memory":
@@ -29,9 +38,8 @@ def build_memory(spec: str, heads: Heads, dim: int) -> "Memory":
         ConfigError: an unknown name or option.
     """
     parsed = specs.parse(spec)
-    cls = specs.load("memory", parsed.name, specs.files(PACKAGE))
     options: dict[str, Any] = dict(parsed.options)
-    return cls(heads, dim, **options)
+    return memory_class(parsed.name)(heads, dim, **options)
 
 
 def __getattr__(name: str) -> object:

@@ -69,8 +69,9 @@ class MemoryState(Summary):
 class Memory(Configured, ABC):
     """A layer's memory of earlier segments, in a state that is passed in and out.
 
-    A memory is read in one of two ways. Its hidden states lead the segment as its past (`leading`); or it is searched
-    with the queries (`searched`, `read`), and mixes what it finds with the mechanism's values.
+    A memory is read in two ways, of which it has one or both. Its hidden states lead the segment as its past
+    (`leading`); and it is searched with the queries (`searched`, `read`), and mixes what it finds with the mechanism's
+    values.
 
     Args:
         heads: the heads of the layer.
@@ -80,10 +81,12 @@ class Memory(Configured, ABC):
         ConfigError: an unknown option, one of another type or out of bounds.
     """
 
-    losses: ClassVar[Mapping[str, float]] = {}
-    """losses that `write` returns in training, with their default weights"""
+    samples: ClassVar[tuple[Mapping[str, object], ...]] = ({},)
+    """option sets that checks build, small enough to be full after a few positions"""
+    masks: ClassVar[Mapping[str, str]] = {}
+    """content with slots -> the mask of it"""
     searched: ClassVar[bool] = False
-    """read by `read` instead of `leading`"""
+    """read by `read`, besides `leading`"""
 
     heads: Heads = option(kw_only=False)
     dim: int = option(kw_only=False)
@@ -103,6 +106,16 @@ class Memory(Configured, ABC):
     def setup(self) -> None:
         """Draw the weights."""
 
+    @property
+    def losses(self) -> Mapping[str, float]:
+        """Losses that `write` returns in training, with their default weights."""
+        return {}
+
+    @property
+    def compares(self) -> bool:
+        """Whether it compares the layer's queries with keys."""
+        return False
+
     @abstractmethod
     def initial_state(
         self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
@@ -110,8 +123,12 @@ class Memory(Configured, ABC):
         """The content before the first segment."""
 
     def leading(self, state: MemoryState) -> tuple[Float[Tensor, "batch past dim"], Bool[Tensor, "batch past"] | None]:
-        """The remembered hidden states, oldest first, cut from the autograd graph, and which are real (None: all)."""
-        raise NotImplementedError(f"{type(self).__name__} is searched")
+        """The remembered hidden states, oldest first, cut from the autograd graph, and which are real (None: all).
+
+        A memory that is only searched has none.
+        """
+        first = next(x for x in state.content.values() if x.is_floating_point())
+        return first.new_zeros(len(first), 0, self.dim), None
 
     def read(
         self,
@@ -119,8 +136,21 @@ class Memory(Configured, ABC):
         local: Float[Tensor, "batch heads queries value"],
         state: MemoryState,
     ) -> Float[Tensor, "batch heads queries value"]:
-        """The mechanism's values mixed with those that the queries find here."""
+        """The mechanism's values mixed with those that the queries, before rotation, find here."""
         raise NotImplementedError(f"{type(self).__name__} is no memory that is searched")
+
+    def forget(self, state: MemoryState, rows: Bool[Tensor, " batch"]) -> MemoryState:
+        """The state in which these rows remember nothing, as where a document ends and another one begins.
+
+        Slots are shared by the batch, so theirs stay, as ones that are not real.
+        """
+        blank = {name: torch.zeros_like(x) for name, x in state.content.items()}
+        for name, mask in {**self.masks, "waiting": "waiting_mask"}.items():
+            if name in blank:
+                x = blank[name]
+                slots = x.shape[2 if x.ndim == 4 else 1]  # (batch, heads, slots, width), or (batch, slots, width)
+                blank[mask] = x.new_zeros((len(x), slots), dtype=torch.bool)
+        return MemoryState(blank, state.length).where(rows, state)
 
     @abstractmethod
     def write(

@@ -1,6 +1,7 @@
 """The memory of Transformer-XL: the most recent hidden states."""
 
-from typing import Annotated, final
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, final
 
 import torch
 from annotated_types import Ge
@@ -17,6 +18,9 @@ class Recent(Memory):
 
     Source: Dai et al. 2019, section 3.2.
     """
+
+    samples: ClassVar[tuple[Mapping[str, object], ...]] = ({"length": 5}, {"length": 64})
+    masks: ClassVar[Mapping[str, str]] = {"hidden": "key_mask"}
 
     length: Annotated[int, Ge(1)] = 512
     """positions to keep"""

@@ -110,8 +110,12 @@ class BlockConfig:
             if not 0 <= getattr(self, name) < 1:
                 problems.append(f"{name} must be in [0, 1), got {getattr(self, name)}")
         problems += self._specs("attention", self.layers)
-        if self.mlp == "none" and self.mlp_dim is not None:
-            problems.append(f"mlp_dim={self.mlp_dim} has no use with mlp='none'; leave one of them out")
+        if self.mlp == "none":
+            problems += [
+                f"{name}={getattr(self, name)} has no use with mlp='none'; leave one of them out"
+                for name, left_out in (("mlp_dim", None), ("mlp_chunks", 1))
+                if getattr(self, name) != left_out
+            ]
         return problems
 
     def _sizes(self, *names: str, least: int = 1) -> list[str]:

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 
-from regard.models.block_config import BlockConfig, MlpKind, NormKind, NormPlace, untied
+from regard import specs
+from regard.errors import ConfigError, nearest
+from regard.models.block_config import BlockConfig, MlpKind, NormKind, NormPlace, per_layer, untied
 from regard.models.encoder_config import InputConfig
 
 __all__ = ["BlockConfig", "MlpKind", "ModelConfig", "NormKind", "NormPlace"]
@@ -26,11 +28,11 @@ class ModelConfig(InputConfig):
     """Position scheme, such as rotary(base=500000.0) or learned; none: no scheme."""
     bias: bool = False
     """Bias terms in linear layers and LayerNorm."""
-    memory: str = "none"
-    """Memory of earlier segments in every layer, such as recent(length=256); none: no memory."""
+    memory: str | tuple[str, ...] = "none"
+    """Memory of earlier segments in every layer, such as recent(length=256), or one for each layer; none: no memory."""
     max_length: int = 512
     """Longest sequence, for schemes and mechanisms whose weights depend on it; others go beyond it. With a memory the
-    tokens of a segment: fewer than the task's length, such as half of it."""
+    tokens of a segment: fewer than the task's length, such as half of it. With --carry they may be as many."""
     tied: bool = True
     """The output layer is the embedding table."""
     targets: int | None = None
@@ -43,8 +45,7 @@ class ModelConfig(InputConfig):
     def problems(self) -> list[str]:
         """Problems of these values, as `BlockConfig`."""
         problems = self._sizes("vocab_size", "targets") + super().problems() + untied(self.targets, self.tied)
-        if self.memory != "none":
-            problems += self._named("memory", "regard.memory")
+        problems += self._memories()
         if self.projections != "all":
             problems.append(f"projections={self.projections!r} are for encoders: a causal row is never global; use all")
         if self.short_convolution < 0 or self.short_convolution == 1:
@@ -52,3 +53,28 @@ class ModelConfig(InputConfig):
                 f"short_convolution must be 0 (none) or at least 2 (a token and its past), got {self.short_convolution}"
             )
         return problems
+
+    def _memories(self) -> list[str]:
+        given = self.memory if isinstance(self.memory, tuple) else (self.memory,)
+        problems = self._specs("memory", self.layers) if isinstance(self.memory, tuple) else []
+        known = sorted(specs.files("regard.memory"))
+        for spec in dict.fromkeys(given):
+            try:
+                name = specs.parse(spec).name
+            except ConfigError as error:
+                problems.append(f"memory: {error}")
+                continue
+            if name not in (*known, "none"):
+                problems.append(f"memory: unknown memory {name!r}: {nearest(name, known)}")
+        return problems
+
+    @property
+    def memories(self) -> tuple[str | None, ...]:
+        """The memory of every layer; None: it has none."""
+        given = (self.memory,) if isinstance(self.memory, str) else self.memory
+        return tuple(None if spec == "none" else spec for spec in per_layer(given, self.layers))
+
+    @property
+    def remembers(self) -> bool:
+        """Whether any layer has a memory."""
+        return self.memory != "none" and any(self.memories)

@@ -1,108 +1,51 @@
 """The causal decoder language model: embeddings, blocks, output layer, and its state."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
-from typing import ClassVar, NamedTuple, Self, cast
+from typing import NamedTuple, Self, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from regard.catalog import build
-from regard.composite import States
 from regard.core import Attention, generator
 from regard.errors import ConfigError, ShapeError, UnsupportedError, kind_of
 from regard.layer import AttentionLayer, linear
-from regard.memory import MemoryState
 from regard.models.blocks import Block, block_class
 from regard.models.config import ModelConfig
 from regard.models.depth import Threads, build_depth
 from regard.models.embeddings import Embeddings, build_attention, check_mask
-from regard.models.losses import add_losses, loss_names, loss_weights
+from regard.models.losses import add_losses, loss_names, loss_weights, of_depth
+from regard.models.model_state import ModelState
 from regard.models.parts import ShortConvolution, build_norm
 from regard.models.sharing import save_once, share_between_layers
 from regard.moved import follow
-from regard.state import State, Summary
+from regard.state import State
 from regard.types_of import typed
 
 
-@dataclass(frozen=True)
-class ModelState(States):
-    """The past of a decoder: `layers`, the states of its mechanisms in the running segment; `memories`, what earlier
-    segments left; `convolution`, the last embeddings that the short convolution needs. Each where there is one."""
-
-    aligned: ClassVar[bool] = False
-
-    @classmethod
-    def of(
-        cls,
-        layers: Sequence[State | None],
-        memories: Sequence[MemoryState | None],
-        convolution: Summary | None,
-    ) -> Self:
-        """From what each block keeps; None: nothing."""
-        parts: dict[str, State] = {}
-        for name, states in (("layers", layers), ("memories", memories)):
-            kept = {str(at): part for at, part in enumerate(states) if part is not None}
-            if kept:
-                parts[name] = States(kept)
-        if convolution is not None:
-            parts["convolution"] = convolution
-        return cls(parts)
-
-    @property
-    def length(self) -> int:  # type: ignore[override]
-        """Tokens that were ever read."""
-        if "memories" in self.parts:
-            memory = cast(MemoryState, next(iter(cast(States, self.parts["memories"]).parts.values())))
-            return memory.length + memory.waiting
-        return super().length
-
-    @property
-    def streaming(self) -> bool:
-        """Whether mechanisms keep the running segment."""
-        return "layers" in self.parts
-
-    @property
-    def running(self) -> int:
-        """Tokens of the segment that is not over."""
-        if "memories" not in self.parts:
-            return self.length
-        return cast(MemoryState, next(iter(cast(States, self.parts["memories"]).parts.values()))).waiting
-
-    def threads(self, blocks: int) -> Threads:
-        """The past of every block."""
-        layers, memories = (
-            cast("States | None", self.parts.get(name)) or States({}) for name in ("layers", "memories")
-        )
-        numbers = [str(at) for at in range(blocks)]
-        remembered = [cast("MemoryState | None", memories.parts.get(at)) for at in numbers]
-        return Threads([layers.parts.get(at) for at in numbers], remembered)
-
-    @property
-    def convolution(self) -> Summary | None:
-        """The short convolution's last inputs."""
-        return cast("Summary | None", self.parts.get("convolution"))
-
-
 class ModelOutput(NamedTuple):
-    """logits: (batch, length, vocab_size). state: only if one was passed. losses: in training only, unweighted."""
+    """logits: (batch, length, vocab_size). state: only if one was passed. losses: in training only, unweighted. steps:
+    (batch, length), of a depth that decides for every token how many it takes."""
 
     logits: Tensor
     state: ModelState | None
     losses: dict[str, Tensor]
+    steps: Tensor | None = None
 
 
 PACKED = "this model has weights of 8 bits, which are for inference alone: {}; load it again without weights=int8"
 
 
 class Hidden(NamedTuple):
-    """hidden: (batch, length, dim), what the output layer reads. state and losses: as `ModelOutput`."""
+    """hidden: (batch, length, dim), what the output layer reads. The others: as `ModelOutput`."""
 
     hidden: Tensor
     state: ModelState | None
     losses: dict[str, Tensor]
+    steps: Tensor | None = None
 
 
 class LanguageModel(nn.Module):
@@ -156,7 +99,8 @@ class LanguageModel(nn.Module):
             self.convolution = ShortConvolution(config.dim, config.short_convolution, draw=taps)
         self.blocks = nn.ModuleList(self._block(at, spec) for at, spec in enumerate(config.specs))
         share_between_layers(self.mechanisms)
-        self.depth = build_depth(config.depth)
+        self.depth = build_depth(config.depth, config)
+        self.embeddings.coordinates = self.depth.places
         self.norm: nn.Module | None = None
         if config.norm == "pre":
             self.norm = build_norm(config.norm_kind, config.dim, bias=config.bias, eps=config.norm_eps)
@@ -164,8 +108,9 @@ class LanguageModel(nn.Module):
         if not config.tied:
             draw = generator(config.seed, "output")
             self.output = linear(config.dim, config.targets or config.vocab_size, bias=False, draw=draw)
-        self.loss_names, self.loss_weights = loss_names(self.layers), loss_weights(self.layers)
-        if config.memory != "none" and self._sized is not None:
+        self.loss_names = loss_names(self.layers)
+        self.loss_weights = {**loss_weights(self.layers), **of_depth(self.depth.losses)}
+        if config.remembers and self._sized is not None:
             raise ConfigError(
                 f"memory={config.memory!r} puts earlier segments before one of max_length={config.max_length} "
                 f"positions, and {self._sized} is built for that many and no more; leave the memory out, or use one "
@@ -192,7 +137,7 @@ class LanguageModel(nn.Module):
     def _block(self, at: int, spec: str) -> Block:
         config = self.config
         seed = generator(config.seed, "layer", at).initial_seed()
-        memory = None if config.memory == "none" else config.memory
+        memory = config.memories[at]
         relative = self.embeddings.relative
         kind = block_class(config.block)
         attention = build_attention(config, spec, causal=True, position=relative, memory=memory, block=kind, seed=seed)
@@ -223,7 +168,7 @@ class LanguageModel(nn.Module):
     @property
     def pads(self) -> bool:
         """Whether rows of unequal length may share a batch by left padding: no pattern or segment depends on slots."""
-        if self.config.memory != "none":
+        if self.config.remembers:
             return False
         return all(m.info.supports.key_mask and not m.info.anchored for m in self.mechanisms)
 
@@ -274,9 +219,11 @@ class LanguageModel(nn.Module):
         """
         weight = self.table.weight
         place = {"device": device or weight.device, "dtype": dtype or weight.dtype}
-        if segments and self.config.memory == "none":
+        if segments and not self.config.remembers:
             raise UnsupportedError("segments are for a model with a memory, such as memory='recent(length=256)'")
-        layers = [None if segments else layer.initial_state(batch, **place) for layer in self.layers]
+        layers: list[State | None] = [None] * len(self.blocks)
+        if not segments:
+            layers = list(self.depth.initial_state([cast(Block, block) for block in self.blocks], batch, **place))
         memories = [
             None if layer.memory is None else layer.memory.initial_state(batch, **place) for layer in self.layers
         ]
@@ -290,11 +237,34 @@ class LanguageModel(nn.Module):
             UnsupportedError: a model without a memory.
         """
         _, memories = state.threads(len(self.blocks))
-        after = [layer.next_segment(cast(MemoryState, m)) for layer, m in zip(self.layers, memories, strict=True)]
-        first = next(iter(after[0].tensors().values()))
+        after = [None if m is None else layer.next_segment(m) for layer, m in zip(self.layers, memories, strict=True)]
+        first = next(x for memory in after if memory is not None for x in memory.tensors().values())
         place = {"device": first.device, "dtype": first.dtype}
         layers = [layer.initial_state(len(first), **place) for layer in self.layers]
         return ModelState.of(layers, after, state.convolution)
+
+    def forget(self, state: ModelState, rows: Bool[Tensor, " batch"]) -> ModelState:
+        """The state in which these rows have read nothing, as where a document ends and another one begins.
+
+        Slots are shared by the batch, so `state.length` stays, and absolute positions go on.
+
+        Raises:
+            UnsupportedError: a model without a memory, or in the middle of a segment that mechanisms keep.
+        """
+        if not self.config.remembers or state.running:
+            raise UnsupportedError(
+                f"rows are forgotten between segments of a model with a memory, not after {state.running} tokens of "
+                "one; read with segments=True, or go on to the segment's end"
+            )
+        states, memories = state.threads(len(self.blocks))
+        kept = [
+            None if memory is None or layer.memory is None else layer.memory.forget(memory, rows)
+            for layer, memory in zip(self.layers, memories, strict=True)
+        ]
+        tail = state.convolution
+        return ModelState.of(
+            states, kept, None if tail is None else tail.map(lambda x: x.masked_fill(rows[:, None, None], 0))
+        )
 
     def forward(
         self,
@@ -322,8 +292,8 @@ class LanguageModel(nn.Module):
             LimitError: longer than `max_length` where weights depend on it.
             UnsupportedError: positions for a scheme of distances, or what a mechanism does not support.
         """
-        hidden, state, losses = self.hidden(tokens, key_mask=key_mask, positions=positions, state=state)
-        return ModelOutput(self.logits(hidden), state, losses)
+        got = self.hidden(tokens, key_mask=key_mask, positions=positions, state=state)
+        return ModelOutput(self.logits(got.hidden), got.state, got.losses, got.steps)
 
     def logits(self, hidden: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows vocab"]:
         """The output layer alone."""
@@ -342,7 +312,7 @@ class LanguageModel(nn.Module):
         check_mask(key_mask, tokens)
         if state is not None and not isinstance(state, ModelState):
             raise ShapeError(f"state must be one that initial_state or a call gave, got {kind_of(state)}")
-        if self.config.memory == "none":
+        if not self.config.remembers:
             return self._segment(tokens, key_mask, positions, state)
         return self._segments(tokens, key_mask, positions, state)
 
@@ -360,7 +330,7 @@ class LanguageModel(nn.Module):
         while first < tokens.shape[1] or not parts:
             cut = slice(first, first + size - past.running)
             mask = None if key_mask is None else key_mask[:, cut]
-            hidden, after, more = self._segment(tokens[:, cut], mask, None, past)
+            hidden, after, more, _ = self._segment(tokens[:, cut], mask, None, past)
             assert after is not None
             past = self.next_segment(after) if streaming and after.running == size else after
             parts.append(hidden)
@@ -385,5 +355,6 @@ class LanguageModel(nn.Module):
         losses: dict[str, Tensor] = {}
         for of_layer, names in zip(looped.losses, self.loss_names, strict=True):
             add_losses(losses, of_layer, names)
+        losses |= of_depth(looped.own)
         after = None if state is None else ModelState.of(looped.states, looped.memories, tail)
-        return Hidden(x if self.norm is None else self.norm(x), after, losses)
+        return Hidden(x if self.norm is None else self.norm(x), after, losses, looped.steps)

@@ -37,6 +37,9 @@ class Embeddings(nn.Module):
     Source: Vaswani et al. 2017, section 3.4; types and norm: Devlin et al. 2019; cls: Dosovitskiy et al. 2021.
     """
 
+    coordinates: bool = False
+    """whether what runs the blocks reads where each token is"""
+
     def __init__(self, config: InputConfig, *, causal: bool, table: nn.Embedding | None = None, seed: int) -> None:
         super().__init__()
         self.config = config
@@ -111,8 +114,9 @@ class Embeddings(nn.Module):
 
     @property
     def placed(self) -> bool:
-        """Whether the scheme takes `positions`: it acts on tokens where they are, not on distances alone."""
-        return self.position is not None and (self.position.absolute or self.position.transforms)
+        """Whether the model takes `positions`: something acts on tokens where they are, not on distances alone."""
+        scheme = self.position
+        return self.coordinates or (scheme is not None and (scheme.absolute or scheme.transforms))
 
     def forward(
         self,

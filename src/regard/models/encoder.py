@@ -13,7 +13,7 @@ from regard.models.blocks import Block, block_class
 from regard.models.depth import Threads, build_depth
 from regard.models.embeddings import Embeddings, build_attention, check_mask, with_usual_logits
 from regard.models.encoder_config import EncoderConfig
-from regard.models.losses import add_losses, loss_names, loss_weights
+from regard.models.losses import add_losses, loss_names, loss_weights, of_depth
 from regard.models.parts import build_norm
 from regard.models.sharing import save_once, share_between_layers
 from regard.types_of import typed
@@ -23,11 +23,13 @@ Marks = Literal["none", "tokens", "segments"]
 
 
 class Encoded(NamedTuple):
-    """hidden: (batch, length, dim). key_mask: of these positions, None if all are real. losses: as `ModelOutput`."""
+    """hidden: (batch, length, dim). key_mask: of these positions, None if all are real. losses and steps: as
+    `ModelOutput`."""
 
     hidden: Tensor
     key_mask: Tensor | None
     losses: dict[str, Tensor]
+    steps: Tensor | None = None
 
 
 class Encoder(nn.Module):
@@ -62,12 +64,13 @@ class Encoder(nn.Module):
         self.embeddings = Embeddings(config, causal=False, table=table, seed=config.seed)
         self.blocks = nn.ModuleList(self._block(at, spec) for at, spec in enumerate(config.specs))
         share_between_layers(self.mechanisms)
-        self.depth = build_depth(config.depth)
+        self.depth = build_depth(config.depth, config)
+        self.embeddings.coordinates = self.depth.places
         self.norm: nn.Module | None = None
         if config.norm == "pre":
             self.norm = build_norm(config.norm_kind, config.dim, bias=config.bias, eps=config.norm_eps)
         self.loss_names = loss_names(self.layers)
-        self.loss_weights = loss_weights(self.layers)
+        self.loss_weights = {**loss_weights(self.layers), **of_depth(self.depth.losses)}
         save_once(self)
 
     def _block(self, at: int, spec: str) -> Block:
@@ -145,7 +148,8 @@ class Encoder(nn.Module):
         losses: dict[str, Tensor] = {}
         for of_layer, names in zip(looped.losses, self.loss_names, strict=True):
             add_losses(losses, of_layer, names)
-        return Encoded(x if self.norm is None else self.norm(x), key_mask, losses)
+        losses |= of_depth(looped.own)
+        return Encoded(x if self.norm is None else self.norm(x), key_mask, losses, looped.steps)
 
     def _cut(self, inputs: Tensor) -> Tensor:
         """The patches of images; anything else as it is."""

@@ -19,7 +19,7 @@ from regard.models.embeddings import Embeddings, build_attention, check_mask, to
 from regard.models.encoder import Encoded, Encoder
 from regard.models.encoder_decoder_config import EncoderDecoderConfig
 from regard.models.losses import add_losses, loss_names, loss_weights
-from regard.models.parts import Mlp, build_norm
+from regard.models.parts import Mlp, build_norm, in_pieces
 from regard.models.recompute import recomputed
 from regard.models.sharing import save_once, share_between_layers
 from regard.position import Position
@@ -92,6 +92,7 @@ class CrossBlock(nn.Module):
         super().__init__()
         self.pre = config.norm == "pre"
         self.checkpoint: Recomputed = config.checkpoint
+        self.mlp_chunks = config.mlp_chunks
         self.attention, self.cross = attention, cross
         self.position: Position | None = None
         self.attention_norm, self.cross_norm = self._norm(config), self._norm(config)
@@ -151,7 +152,8 @@ class CrossBlock(nn.Module):
         read = recomputed(again, read, inner, source, module=self, state=prepared)
         x = self._joined(x, read.hidden, self.cross_norm)
         if self.mlp is not None:
-            x = self._joined(x, self.mlp(self._entering(x, self.mlp_norm)), self.mlp_norm)
+            branch = in_pieces(self.mlp, self._entering(x, self.mlp_norm), self.mlp_chunks)
+            x = self._joined(x, branch, self.mlp_norm)
         return Crossed(x, output.state, output.losses, read.losses)
 
     def _entering(self, x: Tensor, norm: nn.Module) -> Tensor:

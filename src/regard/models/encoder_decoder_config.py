@@ -60,6 +60,8 @@ class EncoderDecoderConfig(InputConfig):
                 problems.append(f"{name} must be a token below vocab_size={self.vocab_size}, got {getattr(self, name)}")
         if self.block != "residual":
             problems.append(f"block must be residual: the decoder reads a source in a third branch, got {self.block!r}")
+        if self.depth != "fixed":
+            problems.append(f"depth must be fixed: the decoder runs blocks that read a source, got {self.depth!r}")
         if not 0 < self.logit_scale < float("inf"):
             problems.append(f"logit_scale must be positive, got {self.logit_scale}")
         return problems

@@ -1,10 +1,13 @@
 """The layers' auxiliary losses as losses of the model: added up by name."""
 
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 from torch import Tensor
 
 from regard.layer import AttentionLayer
+
+Value = TypeVar("Value")
 
 
 def declared(layers: Sequence[AttentionLayer]) -> list[dict[str, float]]:
@@ -41,6 +44,11 @@ def loss_weights(layers: Sequence[AttentionLayer]) -> dict[str, float]:
         for losses, names in zip(declared(layers), loss_names(layers), strict=True)
         for name, model_name in names.items()
     }
+
+
+def of_depth(losses: Mapping[str, Value]) -> dict[str, Value]:
+    """The losses of the scheme that runs the blocks, under the model's names."""
+    return {f"depth.{name}": value for name, value in losses.items()}
 
 
 def add_losses(total: dict[str, Tensor], layer: Mapping[str, Tensor], names: Mapping[str, str]) -> None:

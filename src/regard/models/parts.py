@@ -60,6 +60,11 @@ class Mlp(nn.Module):
         return self.down(self.act(gate) * inner)
 
 
+def in_pieces(mlp: Mlp, x: Float[Tensor, "batch length dim"], count: int) -> Float[Tensor, "batch length dim"]:
+    """The MLP of every position, of `count` runs of positions one after the other."""
+    return mlp(x) if count == 1 else torch.cat([mlp(piece) for piece in x.chunk(count, 1)], 1)
+
+
 class ShortConvolution(nn.Module):
     """y_t = sum_{s < width} w_s * x_{t-s}, channel by channel; positions before the start and masked ones count as 0.
 

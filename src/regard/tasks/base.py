@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
+from jaxtyping import Int64
 
 if TYPE_CHECKING:
     from regard.tasks.reader import Reader
@@ -50,6 +51,14 @@ class Redrawn(Examples, Protocol):
     """Examples whose noise is drawn anew in every epoch of a training; `[index]` is that of epoch 0."""
 
     def redrawn(self, index: int, epoch: int) -> Example: ...
+
+
+@runtime_checkable
+class Consecutive(Examples, Protocol):
+    """Examples that are windows of documents, those of each one behind the other; `begins` are the first of each."""
+
+    @property
+    def begins(self) -> Int64[np.ndarray, "documents"]: ...
 
 
 class Task(ABC):

@@ -63,6 +63,11 @@ class Windows:
         self._begins = self._ends - counts
         self.num_documents = counts.size if counts.size > 1 else min(_BLOCKS_OF_ONE_DOCUMENT, len(self))
 
+    @property
+    def begins(self) -> Int64[np.ndarray, "documents"]:
+        """The first windows of the documents that have any."""
+        return self._begins[self._ends > self._begins]
+
     def __len__(self) -> int:
         return int(self._ends[-1])
 
@@ -159,10 +164,11 @@ class TextTask(Task):
         if longest <= self.length:
             needed = self.length + 1
             share = f" or a larger --task.holdout than {self.config.holdout}" if split != "train" else ""
+            shorter = f"set --task.length to {longest - 1} or less, or " if longest > 2 else ""
             raise DataError(
                 f"{self.config.corpus} is too small for windows of {self.length} tokens: each takes {needed} tokens of "
                 f"one document, and the longest {split} document has {longest} ({self.tokenizer.kind}, with what "
-                f"stands at both ends); set --task.length to {longest - 1} or less, or give longer documents{share}"
+                f"stands at both ends); {shorter}give longer documents{share}"
             )
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from regard.errors import InputError
 from regard.models.encoder import global_tokens
+from regard.state import State
 from regard.tasks.base import IGNORE, Example, Examples, Redrawn
 
 
@@ -46,12 +47,14 @@ class Batch:
         sides = ((self.inputs, self.key_mask), (self.source, self.source_mask))
         return sum(x.shape[0] * x.shape[1] if mask is None else int(mask.sum()) for x, mask in sides if x is not None)
 
-    def through(self, model: Callable[..., Any]) -> Any:
+    def through(self, model: Callable[..., Any], state: State | None = None) -> Any:
         """The output of a model for the batch: an encoder-decoder reads the source too, one with global tokens marks.
 
         What a model reads is a fact of its mechanisms (`reads_marks`); one that has no global tokens has no use for
-        marks, and sees the tokens that they are of like all others.
+        marks, and sees the tokens that they are of like all others. `state` is the past of a decoder; None: none.
         """
+        if state is not None:
+            return model(self.inputs, key_mask=self.key_mask, state=state)
         if self.source is not None:
             return model(self.source, self.inputs, source_mask=self.source_mask, key_mask=self.key_mask)
         reads = "none" if self.marks is None else getattr(model, "reads_marks", "none")

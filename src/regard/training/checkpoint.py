@@ -1,7 +1,8 @@
 """Checkpoints: everything that a run needs to go on bit for bit, in safetensors and JSON.
 
 A checkpoint is a folder `step-00000250` of a run's `checkpoints`: model.safetensors (parameters and buffers),
-optimizer.safetensors, rng.safetensors, progress.json, and manifest.json with the SHA-256 of each. A step saved again
+optimizer.safetensors, rng.safetensors, progress.json, memory.safetensors where memories are carried from step to step,
+and manifest.json with the SHA-256 of each. A step saved again
 (because its first checkpoint is damaged, or was saved before its evaluation) is `step-00000250.1`: nothing that is
 whole is ever replaced.
 """
@@ -61,6 +62,8 @@ class Checkpoint:
     model: dict[str, Tensor]
     optimizer: dict[str, Tensor]
     rng: dict[str, Tensor]
+    memory: dict[str, Tensor] = field(default_factory=dict)
+    """of the rows of a batch, where it is carried from step to step"""
 
 
 def in_memory(
@@ -94,8 +97,12 @@ def save(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     device: torch.device,
+    memory: Mapping[str, Tensor] | None = None,
 ) -> Path:
     """Write a checkpoint.
+
+    Args:
+        memory: what the rows of a batch remember, where it is carried from step to step.
 
     Returns:
         Its path.
@@ -115,6 +122,7 @@ def save(
             "optimizer.safetensors": _packed(_optimizer_tensors(model, optimizer)),
             "rng.safetensors": _packed(rng_states(device)),
             "progress.json": (json.dumps(document, indent=1) + "\n").encode(),
+            **({"memory.safetensors": _packed(dict(memory))} if memory else {}),
         },
     )
     return target
@@ -130,7 +138,8 @@ def load(path: Path) -> Checkpoint:
     files = load_folder(path)
     progress = _progress(path, files)
     try:
-        tensors = [safetensors.torch.load(files[f"{part}.safetensors"]) for part in ("model", "optimizer", "rng")]
+        parts = ("model", "optimizer", "rng", *(["memory"] if "memory.safetensors" in files else []))
+        tensors = [safetensors.torch.load(files[f"{part}.safetensors"]) for part in parts]
     except (KeyError, ValueError, safetensors.SafetensorError) as error:
         raise CheckpointError(f"{path} is incomplete or malformed ({type(error).__name__}: {error})") from None
     return Checkpoint(path, progress, *tensors)

@@ -105,6 +105,10 @@ class TrainingConfig:
     """largest norm of the gradient; 0: no clipping"""
     label_smoothing: float = 0.0
     """share e of a target's weight spread over all tokens, (1 - e) one-hot + e / vocabulary; in training only"""
+    carry: bool = False
+    """of a text and a model with a memory: every row of a batch reads documents window after window and goes on with
+    its memory, which is cleared where a document begins; whole documents are evaluated so. Otherwise a window begins
+    with an empty memory"""
     log_every: int = 10
     """steps per line of metrics.jsonl"""
     evaluate_every: int = 250
@@ -168,6 +172,11 @@ class TrainingConfig:
             )
         if self.accumulation >= 1 and self.batch_size % self.accumulation:
             problems.append(f"accumulation must divide batch_size={self.batch_size}, got {self.accumulation}")
+        if self.carry and self.evaluate_examples:
+            problems.append(
+                f"evaluate_examples={self.evaluate_examples} are windows of anywhere, and with carry whole documents "
+                "are evaluated; leave it 0"
+            )
         together = sum(stage.steps for stage in self.stages)
         if self.stages and together != self.steps:
             problems.append(f"steps must be those of the stages together, {together}, got {self.steps}")
@@ -218,7 +227,7 @@ class RunConfig:
     What goes in and out belongs to the task: when the run starts, the model's vocabulary, width of vectors and tokens
     that begin and end a sequence become the task's, and `model.max_length` at least the task's length
     (`regard.training.network.fitted`); config.toml says what they became. With `model.memory`, `model.max_length` is
-    the length of a segment and stays as it is: it must be less than the task's length.
+    the length of a segment and stays as it is: it must be less than the task's length, unless memories are carried.
 
     Raises:
         ConfigError: a model of a kind that cannot do the task.

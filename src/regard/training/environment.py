@@ -1,9 +1,11 @@
-"""env.json: what a run was computed with, and nothing about who or where."""
+"""What a run is computed with: its settings, and env.json, which says nothing about who or where."""
 
 import importlib.metadata
 import json
 import platform
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -11,7 +13,22 @@ import torch
 import regard
 from regard.errors import CheckpointError
 from regard.reading import content
+from regard.training import checkpoint
+from regard.training.config import TrainingConfig
 from regard.training.files import write_json
+
+
+@contextmanager
+def own_settings(device: torch.device, config: TrainingConfig) -> Iterator[None]:
+    """Threads and random states are the run's inside the block, and the caller's again after it."""
+    threads, states = torch.get_num_threads(), checkpoint.rng_states(device)
+    try:
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        checkpoint.use_rng_states(states, device)
 
 
 def record(path: Path, device: torch.device, threads: int) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from regard.errors import DataError, NumericsError
 from regard.tasks.base import IGNORE, Examples
 from regard.training.batches import Batch, collate
+from regard.training.carried import Next, reading
 
 
 @dataclass
@@ -80,6 +81,7 @@ def score(
     num_targets: int | None = None,
     stopped: Callable[[], bool] = lambda: False,
     each: Callable[[Batch, Tensor], None] = lambda batch, logits: None,
+    carry: bool = False,
 ) -> Scores | None:
     """Evaluate a model, in evaluation mode and without gradient; its mode is put back afterwards.
 
@@ -95,25 +97,32 @@ def score(
         num_targets: targets are below; None: they are token ids.
         stopped: asked between batches; once it says so, evaluation gives up.
         each: called with every batch and its logits, for what sums do not say.
+        carry: read whole documents, window after window, with the memory of a decoder going on.
 
     Returns:
         The scores, or None if stopped.
 
     Raises:
         DataError: the split has no target.
+        ConfigError: a memory to carry, and a limit, a model without one, or examples that are no windows of documents.
     """
     device = device or torch.device("cpu")
-    count = len(examples)
-    chosen = measured(count, limit)
+    chosen = measured(len(examples), limit)
+    batches = (Next(chosen[first : first + batch_size], [], []) for first in range(0, len(chosen), batch_size))
+    carried = None
+    if carry:
+        carried, batches = reading(model, examples, batch_size, limit)
     scores = Scores()
     with _evaluating(model), torch.no_grad():
-        for first in range(0, len(chosen), batch_size):
+        for ids, fresh, rows in batches:
             if stopped():
                 return None
-            ids = chosen[first : first + batch_size]
             batch = collate(examples, ids, vocab_size, num_targets=num_targets).to(device)
             with autocast(device, dtype):
-                logits = batch.through(model).logits
+                output = batch.through(model, None if carried is None else carried.entering(fresh, rows))
+            logits = output.logits
+            if carried is not None:
+                carried.leaving(output.state)
             nats, correct = measure(logits, batch.targets)
             each(batch, logits)
             kept = (batch.targets != IGNORE).sum(1)

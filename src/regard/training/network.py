@@ -124,7 +124,7 @@ def fitted(config: AnyModelConfig, task: Task) -> AnyModelConfig:
     Raises:
         ConfigError: a mechanism for images of another shape or order than the task's.
     """
-    segmented = isinstance(config, ModelConfig) and config.memory != "none"
+    segmented = isinstance(config, ModelConfig) and config.remembers
     longest = config.max_length if segmented else max(config.max_length, task.length)
     if isinstance(task, ImagesTask) and not isinstance(config, EncoderConfig):
         grid = task.grid

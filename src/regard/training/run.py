@@ -298,6 +298,7 @@ def evaluate(
         limit=limit,
         num_targets=task.num_targets,
         each=measure.add,
+        carry=isinstance(run_or_model, TrainedModel) and run_or_model.config.training.carry,
     )
     assert scores is not None
     who, way_out = type(model).__name__, "give another model"

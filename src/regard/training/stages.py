@@ -11,6 +11,7 @@ from regard.tasks import build_task
 from regard.tasks.base import Task
 from regard.tasks.config import TaskConfig
 from regard.training import network
+from regard.training.carried import Carrying
 from regard.training.checkpoint import own_tensors
 from regard.training.config import AnyModelConfig, RunConfig, Stage
 
@@ -126,7 +127,11 @@ class Stages:
         """
         first: dict[str, tuple[int, ...]] | None = None
         numbers = range(max(len(self.config.training.stages), 1))
-        _require_segments(self.config.model, max(self.data(number).length for number in numbers))
+        if self.config.training.carry:
+            for number in numbers:
+                Carrying(self.network(number), self.data(number).examples("train"), self.config.training)
+        else:
+            _require_segments(self.config.model, max(self.data(number).length for number in numbers))
         for number in numbers:
             model = self.network(number)
             shapes = {name: tuple(x.shape) for name, x in own_tensors(model).items()}
@@ -142,7 +147,7 @@ class Stages:
 
 def _require_segments(config: AnyModelConfig, longest: int) -> None:
     """Refuse a memory that is never read, and so never trained, because every example is one segment."""
-    if not isinstance(config, ModelConfig) or config.memory == "none" or longest > config.max_length:
+    if not isinstance(config, ModelConfig) or not config.remembers or longest > config.max_length:
         return
     raise ConfigError(
         f"model.memory={config.memory!r} would remember nothing: a segment has model.max_length={config.max_length} "

@@ -2,8 +2,8 @@
 
 import math
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
@@ -13,11 +13,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.errors import CheckpointError, ConfigError, NumericsError, ResourceError, UnsupportedError, nearest
+from regard.models import ModelState
 from regard.tasks.base import IGNORE, Task
 from regard.training import checkpoint
 from regard.training.batches import Batch, collate
+from regard.training.carried import Carrying
 from regard.training.config import TrainingConfig
 from regard.training.data_order import DataOrder
+from regard.training.environment import own_settings
 from regard.training.evaluation import autocast, score
 from regard.training.files import discard, unlinked
 from regard.training.identity import Identity
@@ -91,7 +94,12 @@ class Trainer:
         self.model = model.to(self.device)
         self.weights: dict[str, float] = model.loss_weights  # type: ignore[assignment]
         self.train_examples = task.examples("train")
-        self.order = DataOrder(len(self.train_examples), config.batch_size, config.seed)
+        self.carrying = Carrying(self.model, self.train_examples, config) if config.carry else None
+        self.order = (
+            DataOrder(len(self.train_examples), config.batch_size, config.seed)
+            if self.carrying is None
+            else self.carrying.lanes
+        )
         self.optimizer = adamw(
             self.model,
             betas=config.betas,
@@ -195,7 +203,7 @@ class Trainer:
         self.model.train()
         self.optimizer.zero_grad()
         try:
-            sums = self._gradients(parts)
+            sums, states = self._gradients(parts)
             norm = self._clip(ids)
         except (torch.OutOfMemoryError, RuntimeError) as error:
             if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
@@ -206,6 +214,8 @@ class Trainer:
             ) from None
         set_rate(self.optimizer, rate)
         self.optimizer.step()
+        if self.carrying is not None:
+            self.carrying.leaving(states)
         progress.step += 1
         progress.tokens += int(sums["tokens"])
         progress.score = None
@@ -217,15 +227,20 @@ class Trainer:
             self._write({**line, "learning_rate": rate, "timing": self.stopwatch.read()})
             self.interval = Interval()
 
-    def _gradients(self, parts: list[Batch]) -> dict[str, float]:
-        """Accumulate the gradient of the objective over the parts; the sums that the metrics need."""
+    def _gradients(self, parts: list[Batch]) -> tuple[dict[str, float], list[ModelState | None]]:
+        """Accumulate the gradient of the objective over the parts; the sums that the metrics need, and what each part's
+        rows remember."""
         tokens, positions = sum(part.tokens for part in parts), sum(part.positions for part in parts)
         sums = {"nats": 0.0, "tokens": float(tokens), "objective": 0.0}
-        for part in parts:
+        states: list[ModelState | None] = []
+        for number, part in enumerate(parts):
             share = part.positions / positions
             batch = part.to(self.device)
             with autocast(self.device, self.dtype):
-                output = batch.through(self.forward)
+                output = batch.through(
+                    self.forward, self.carrying and self.carrying.entering(number, self.progress.step)
+                )
+            states.append(self.carrying and output.state)
             logits, targets = output.logits.float().flatten(0, -2), batch.targets.flatten()
             nats = F.cross_entropy(logits, targets, ignore_index=IGNORE, reduction="sum")
             objective = self._smoothed(logits, targets, nats) / max(tokens, 1)
@@ -240,7 +255,7 @@ class Trainer:
             sums["objective"] += value
             for name, loss in output.losses.items():
                 sums[f"losses.{name}"] = sums.get(f"losses.{name}", 0.0) + share * loss.item()
-        return sums
+        return sums, states
 
     def _smoothed(self, logits: Tensor, targets: Tensor, nats: Tensor) -> Tensor:
         """The loss that is trained on: -sum_v q_v log p_v with q = (1 - e) one-hot + e / vocabulary.
@@ -296,6 +311,7 @@ class Trainer:
             limit=config.evaluate_examples,
             num_targets=self.num_targets,
             stopped=lambda: self.signals.received is not None,
+            carry=config.carry,
         )
         if scores is None:
             return
@@ -315,7 +331,8 @@ class Trainer:
 
     def _save(self) -> None:
         progress = replace(self.progress, metrics_bytes=self.log.sync(), interval=self.interval.sums)
-        path = checkpoint.save(self.checkpoints, progress, self.model, self.optimizer, self.device)
+        memory = None if self.carrying is None else self.carrying.tensors()
+        path = checkpoint.save(self.checkpoints, progress, self.model, self.optimizer, self.device, memory)
         checkpoint.retain(self.checkpoints, self.config.keep, damaged=self.damaged)
         self._saved_step = progress.step
         self._tell({"kind": "checkpoint", "step": progress.step, "path": str(path)})
@@ -355,20 +372,9 @@ class Trainer:
         self._enter(trained_by(self.config.stages, saved.progress.step))
         checkpoint.restore(self.model, self.optimizer, saved)
         checkpoint.use_rng_states(saved.rng, self.device)
+        if self.carrying is not None and saved.progress.step:
+            self.carrying.restore(saved)
         self.progress, self._saved_step = replace(saved.progress, run=self.progress.run), saved.progress.step
-
-
-@contextmanager
-def own_settings(device: torch.device, config: TrainingConfig) -> Iterator[None]:
-    """Threads and random states are the run's inside the block, and the caller's again after it."""
-    threads, states = torch.get_num_threads(), checkpoint.rng_states(device)
-    try:
-        if config.threads:
-            torch.set_num_threads(config.threads)
-        yield
-    finally:
-        torch.set_num_threads(threads)
-        checkpoint.use_rng_states(states, device)
 
 
 def chosen_device(name: str) -> torch.device:

@@ -68,20 +68,6 @@ def test_columns_belong_to_slots_not_to_content() -> None:
     torch.testing.assert_close(mechanism(q, q, v[:, :, order]).values, expected, rtol=0, atol=1e-12)
 
 
-def test_streaming_slices_by_slot() -> None:
-    mechanism = build(count=4, kv_count=2)
-    q, k, v = draw(2, 4, 30, 4), draw(2, 2, 30, 4, seed=1), draw(2, 2, 30, 3, seed=2)
-    state, pieces = mechanism.initial_state(2, dtype=torch.float64), []
-    with torch.no_grad():
-        whole = mechanism(q, k, v).values
-        for first, last in ((0, 11), (11, 12), (12, 13), (13, 30)):
-            got = mechanism(*(x[:, :, first:last] for x in (q, k, v)), state=state)
-            pieces.append(got.values)
-            state = got.state
-    torch.testing.assert_close(torch.cat(pieces, 2), whole, rtol=0, atol=1e-12)
-    assert state.nbytes == mechanism.state_nbytes(2, 30, torch.float64) == 2 * 30 * 2 * 3 * 8
-
-
 def test_limits() -> None:
     mechanism = build()
     long = draw(1, 2, 41, 4)

@@ -62,20 +62,6 @@ def test_the_logits_start_with_variance_one() -> None:
     assert (mechanism.first @ mechanism.second.mT).var().item() == pytest.approx(1, abs=0.2)
 
 
-def test_streaming_takes_the_rows_of_the_slots() -> None:
-    mechanism = build(count=4, kv_count=2)
-    q, k, v = draw(2, 4, 30, 4), draw(2, 2, 30, 4, seed=1), draw(2, 2, 30, 3, seed=2)
-    state, pieces = mechanism.initial_state(2, dtype=torch.float64), []
-    with torch.no_grad():
-        whole = mechanism(q, k, v).values
-        for first, last in ((0, 11), (11, 12), (12, 13), (13, 30)):
-            got = mechanism(*(x[:, :, first:last] for x in (q, k, v)), state=state)
-            pieces.append(got.values)
-            state = got.state
-    torch.testing.assert_close(torch.cat(pieces, 2), whole, rtol=0, atol=1e-12)
-    assert state.nbytes == mechanism.state_nbytes(2, 30, torch.float64) == 2 * 30 * 2 * 3 * 8
-
-
 def test_limits() -> None:
     long = draw(1, 2, 41, 4)
     for limited in (build(), build(impl="reference")):

@@ -80,32 +80,6 @@ def test_parts_draw_apart_from_synthesizers_beside_the_mixture() -> None:
     assert not torch.equal(inside, regard.build("random_synthesizer", heads).matrix)
 
 
-@pytest.mark.parametrize(
-    ("parts", "reads", "memory"),
-    [
-        (("random", "dot_product"), "qkv", 2),
-        (("dot_product", "factorized_random"), "qkv", 1),
-        (("dense", "factorized_random"), "qv", 1),
-        (("factorized_dense", "factorized_random"), "qv", 2),
-        (("factorized_random", "random"), "v", 2),
-    ],
-)
-def test_what_is_read_and_kept_follows_from_the_parts(parts: tuple[str, ...], reads: str, memory: int) -> None:
-    mechanism = build(parts=parts, count=4, kv_count=2)
-    assert (mechanism.info.reads, mechanism.info.memory) == (reads, memory)
-    q, k, v = draw(2, 4, 30, 4), draw(2, 2, 30, 4, seed=1), draw(2, 2, 30, 3, seed=2)
-    state, pieces = mechanism.initial_state(2, dtype=torch.float64), []
-    with torch.no_grad():
-        whole = mechanism(q, k, v).values
-        for first, last in ((0, 11), (11, 12), (12, 13), (13, 30)):
-            got = mechanism(*(x[:, :, first:last] for x in (q, k, v)), state=state)
-            pieces.append(got.values)
-            state = got.state
-    torch.testing.assert_close(torch.cat(pieces, 2), whole, rtol=0, atol=1e-12)
-    width = 3 + 4 * ("k" in reads)
-    assert state.nbytes == mechanism.state_nbytes(2, 30, torch.float64) == 2 * 30 * 2 * width * 8
-
-
 def test_options_reach_their_parts() -> None:
     mechanism = build(parts=("factorized_random", "dense", "factorized_dense"), rank=3, hidden=5, block_size=6)
     parts = mechanism.synthesizers

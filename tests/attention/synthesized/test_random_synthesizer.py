@@ -66,20 +66,6 @@ def test_a_matrix_of_one_diagonal_is_a_convolution(offset: int) -> None:
     torch.testing.assert_close(got[:, :, offset:], v[:, :, : 40 - offset], rtol=0, atol=0)
 
 
-def test_streaming_takes_the_rows_of_the_slots() -> None:
-    mechanism = build(count=4, kv_count=2)
-    q, k, v = draw(2, 4, 30, 4), draw(2, 2, 30, 4, seed=1), draw(2, 2, 30, 3, seed=2)
-    state, pieces = mechanism.initial_state(2, dtype=torch.float64), []
-    with torch.no_grad():
-        whole = mechanism(q, k, v).values
-        for first, last in ((0, 11), (11, 12), (12, 13), (13, 30)):
-            got = mechanism(*(x[:, :, first:last] for x in (q, k, v)), state=state)
-            pieces.append(got.values)
-            state = got.state
-    torch.testing.assert_close(torch.cat(pieces, 2), whole, rtol=0, atol=1e-12)
-    assert state.nbytes == mechanism.state_nbytes(2, 30, torch.float64) == 2 * 30 * 2 * 3 * 8
-
-
 def test_a_query_behind_nothing_but_padding_gives_0_beside_a_later_token() -> None:
     """Pieces may begin with padding once a piece came before: what is hidden is no average of what comes later."""
     mechanism = build()

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from regard.attention.routed import Bucketed, nearest
 from regard.core import Attended, Call, accumulation_dtype, generator
+from regard.engines.routed.hashes import vertices
 from regard.errors import ConfigError
 from regard.features import unit
 from regard.info import Info, Supports
@@ -147,8 +148,7 @@ class Lsh(Bucketed):
 
     def hash(self, x: Float[Tensor, "batch heads length dim"]) -> Int[Tensor, "batch heads length rounds"]:
         """The bucket of each vector in each round. Heads that share keys share their hash."""
-        axes, (kv_heads, rounds) = self.rotations.mT, self.rotations.shape[:2]
-        points = torch.cat([axes, -axes], 2) if axes.shape[2] else axes.new_zeros(kv_heads, rounds, 1, x.shape[3])
+        points = vertices(self.rotations)
         return nearest(x, points, points.new_zeros(points.shape[:3]))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:

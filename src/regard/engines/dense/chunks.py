@@ -18,6 +18,9 @@ from regard.transforms import transformable
 CHUNK_ELEMENTS = 1 << 18
 """numbers in the largest tensor of a chunk, 1 MiB in float32"""
 
+LEAST_ROWS = 64
+"""queries in a chunk, at least, however short the reach"""
+
 
 class Rule(NamedTuple):
     """The formulas in which dense mechanisms differ, as pure functions of tensors.
@@ -26,7 +29,8 @@ class Rule(NamedTuple):
     not allowed -> weights; a row of -inf gives zeros. depth: numbers that `score` makes per pair. relative: `score` is
     called with (queries, keys, distances, *weights), where distances (queries, keys) holds query slot - key slot.
     average: of a relative rule, (weights of pairs, values, distances, *weights) -> averages (batch, heads, queries,
-    value); None: weights @ values.
+    value); None: weights @ values. reach: the largest distance at which a causal query sees a key, so that no chunk
+    holds keys further back; None: any.
     """
 
     score: Callable[..., Tensor]
@@ -34,6 +38,7 @@ class Rule(NamedTuple):
     depth: int = 1
     relative: bool = False
     average: Callable[..., Tensor] | None = None
+    reach: int | None = None
 
 
 RULES: dict[str, Rule] = {}
@@ -143,18 +148,21 @@ def _named(
 def _chunks(tensors: dict[str, Tensor], fixed: Fixed) -> Iterator[tuple[slice, slice]]:
     """(queries, the keys that the last of them sees) of each chunk."""
     batch, heads, queries = tensors["q"].shape[:3]
-    keys = tensors["k"].shape[2]
-    step = max(1, CHUNK_ELEMENTS // max(1, batch * heads * keys * RULES[fixed.rule].depth))
+    keys, rule = tensors["k"].shape[2], RULES[fixed.rule]
+    reach = keys if rule.reach is None else rule.reach
+    step = max(1, CHUNK_ELEMENTS // max(1, batch * heads * min(keys, 2 * reach) * rule.depth))
+    step = min(step, max(reach, LEAST_ROWS))
     for first in range(0, queries, step):
         last = min(first + step, queries)
-        yield slice(first, last), slice(0, min(fixed.first + last, keys) if fixed.causal else keys)
+        stop = min(fixed.first + last, keys) if fixed.causal else keys
+        yield slice(first, last), slice(min(max(fixed.first + first - reach, 0), stop), stop)
 
 
 def _attend(part: dict[str, Tensor], fixed: Fixed, rows: slice, seen: slice) -> Tensor:
     """The output of one chunk, differentiable in `part`."""
     rule = RULES[fixed.rule]
     at = torch.arange(rows.start, rows.stop, device=part["q"].device) + fixed.first
-    slots = torch.arange(seen.stop, device=part["q"].device)
+    slots = torch.arange(seen.start, seen.stop, device=part["q"].device)
     further = [part[name] for name in part if name.startswith("weight")]
     if rule.relative:
         further.insert(0, at[:, None] - slots)

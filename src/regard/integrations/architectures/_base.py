@@ -141,6 +141,7 @@ def require(config: Config, name: str, *, attention: str | None = "softmax", pos
     if isinstance(config, EncoderDecoderConfig):
         stacks |= {"encoder_attention": config.encoder_attention, "cross_attention": config.cross_attention}
     same = {**_SAME, "targets": (None, config.vocab_size), "encoder_position": (None, config.position)}
+    same["value_dim"] = (None, config.key_dim)
     differing = []
     for label, value in {**{label: x for label, x in same.items() if hasattr(config, label)}, **wanted}.items():
         allowed = value if isinstance(value, tuple) else (value,)

@@ -13,7 +13,7 @@ from regard.errors import ConfigError
 from regard.layer import AttentionLayer, LayerOutput
 from regard.memory import MemoryState
 from regard.models.block_config import BlockConfig, NormPlace, Recomputed
-from regard.models.parts import Mlp, build_norm
+from regard.models.parts import Mlp, build_norm, in_pieces
 from regard.models.recompute import recomputed
 from regard.position import Position
 from regard.state import State
@@ -148,14 +148,10 @@ class Block(nn.Module, ABC):
         inner = self.attended(self.placed(x, positions))
         return self.attention.remember(inner, key_mask=key_mask, positions=positions, marks=marks, state=state)
 
-    def pieces(self, x: Float[Tensor, "batch length dim"]) -> tuple[Tensor, ...]:
-        """Runs of positions that the MLP takes one after the other."""
-        return x.chunk(self.mlp_chunks, 1)
-
     def mixed(self, x: Float[Tensor, "batch length dim"]) -> Float[Tensor, "batch length dim"]:
         """The MLP of every position."""
         assert self.mlp is not None
-        return self.mlp(x) if self.mlp_chunks == 1 else torch.cat([self.mlp(piece) for piece in self.pieces(x)], 1)
+        return in_pieces(self.mlp, x, self.mlp_chunks)
 
     def dropped(self, branch: Tensor) -> Tensor:
         """A branch with elements dropped in training."""

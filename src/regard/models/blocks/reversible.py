@@ -14,7 +14,7 @@ from regard.memory import MemoryState
 from regard.models.block_config import BlockConfig
 from regard.models.blocks._base import Block
 from regard.models.parts import build_norm
-from regard.models.recompute import Buffers, as_left, buffers_of
+from regard.models.recompute import Left
 from regard.randomness import choosing_again, noting
 from regard.state import State
 from regard.transforms import transformed
@@ -26,9 +26,9 @@ class Reversible(Block):
 
     Both streams begin as the embeddings, and their mean is what the output layer reads. A stack of such blocks keeps
     its last streams alone: the backward pass computes the streams of each block from those after it, and the block once
-    more. Dropout draws the same elements again; mechanisms make the same choices (buckets, clusters, codes, lists),
-    find their codebooks as the first pass left them, and learn once. With a state, without gradients, compiled or under
-    a transform it is an ordinary stack.
+    more. Dropout draws the same elements again; routed mechanisms make the same choices (buckets, clusters, codes,
+    lists), find their codebooks as the first pass left them, and learn once; `quantized` rounds again. With a state,
+    without gradients, compiled or under a transform it is an ordinary stack.
 
     Cost: activations of one block, whatever the depth, for the time of one more forward pass; of its MLP only those of
     one of `mlp_chunks` pieces of the sequence. Lost: digits, since every block rounds the recomputed streams again.
@@ -91,6 +91,10 @@ class Reversible(Block):
         """norm(x2)."""
         return self.attention_norm(x.chunk(2, -1)[1])
 
+    def pieces(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Runs of positions, of which the second branch takes one after the other."""
+        return x.chunk(self.mlp_chunks, 1)
+
     def fed(self, x: Tensor) -> Tensor:
         """mlp(norm(x)) of some positions, dropped."""
         assert self.mlp is not None
@@ -126,12 +130,13 @@ class _Pass:
         weights: of the block, those that learn.
         losses, memory: the names of auxiliary losses, and what the attention layer remembers.
         seeds: of the dropout of attention and MLP; None: nothing is drawn.
-        left: the mechanisms' buffers after the first pass, in training.
+        left: the block after the first pass.
         choices: discrete ones of the mechanism.
     """
 
     losses: tuple[str, ...] = ()
     memory: MemoryState | None = None
+    left: Left
 
     def __init__(self, block: Reversible, given: Mapping[str, Any]) -> None:
         block.placed(torch.empty(0))
@@ -139,7 +144,6 @@ class _Pass:
         self.weights = [weight for weight in block.parameters() if weight.requires_grad]
         draws = block.training and (block.dropout.p > 0 or block.attention.heads.dropout > 0)
         self.seeds = tuple(torch.randint(1 << 62, (2,)).tolist()) if draws else None
-        self.left: list[Buffers] = []
         self.choices: list[object] = []
 
     @contextmanager
@@ -164,11 +168,11 @@ class _Pass:
         with noting(self.choices):
             branch, output = self.attend(second)
         self.losses, self.memory = tuple(output.losses), output.memory
-        if self.block.training:
-            self.left = buffers_of(self.block)
         first = first + branch
         with self.drawing(1, first.device):
-            return first, self.block.second(second, first), list(output.losses.values())
+            second = self.block.second(second, first)
+        self.left = Left(self.block)
+        return first, second, list(output.losses.values())
 
     def backward(self, streams: "Streams", slopes: "Streams", of_losses: Sequence[Tensor]) -> "Undone":
         """The streams before the block, and the slopes of streams and weights."""
@@ -183,7 +187,7 @@ class _Pass:
                 before.append(piece - branch.detach())
                 more.append(self._pull([branch], [slope], leaf, weights))
         second, slope = torch.cat(before, 1), slopes.first + torch.cat(more, 1)
-        with as_left(self.left), choosing_again(self.choices), torch.enable_grad():
+        with choosing_again(self.choices), torch.enable_grad():
             leaf = second.detach().requires_grad_()
             branch, output = self.attend(leaf)
         ends = [branch, *output.losses.values()], [slope, *of_losses]
@@ -243,6 +247,7 @@ class _Stack(torch.autograd.Function):
         with torch.autocast(stream.device.type, enabled=ctx.autocast, dtype=ctx.autocast_dtype):
             for one in reversed(ctx.passes):
                 start = end - len(one.losses)
-                streams, slopes, weights = one.backward(streams, slopes, of_losses[start:end])
+                with one.left.again():
+                    streams, slopes, weights = one.backward(streams, slopes, of_losses[start:end])
                 end, of_weights = start, [*weights, *of_weights]
         return None, torch.cat(slopes, -1), *of_weights

@@ -3,11 +3,12 @@
 from typing import Any, cast
 
 from regard import specs
+from regard.models.block_config import BlockConfig
 from regard.models.depth._base import Depth, Looped, Threads
 
 PACKAGE = "regard.models.depth"
 
-__all__ = ["PACKAGE", "Depth", "Looped", "Threads", "build_depth", "names"]
+__all__ = ["PACKAGE", "Depth", "Looped", "Threads", "build_depth", "depth_class", "names"]
 
 
 def names() -> list[str]:
@@ -15,12 +16,24 @@ def names() -> list[str]:
     return sorted(specs.files(PACKAGE))
 
 
-def build_depth(spec: str) -> Depth:
-    """Build a scheme from a specification such as `fixed`.
+def depth_class(name: str) -> type[Depth]:
+    """The class of a scheme.
+
+    Raises:
+        ConfigError: an unknown name.
+    """
+    return cast("type[Depth]", specs.load("depth", name, specs.files(PACKAGE)))
+
+
+def build_depth(spec: str, config: BlockConfig) -> Depth:
+    """Build a scheme from a specification such as `universal(steps=8)`.
+
+    Args:
+        config: shape of the model.
 
     Raises:
         ConfigError: an unknown name or option.
     """
     parsed = specs.parse(spec)
     options: dict[str, Any] = dict(parsed.options)
-    return cast(Depth, specs.load("depth", parsed.name, specs.files(PACKAGE))(**options))
+    return depth_class(parsed.name)(config, **options)

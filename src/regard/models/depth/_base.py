@@ -4,13 +4,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.core import registered_name
 from regard.memory import MemoryState
+from regard.models.block_config import BlockConfig
 from regard.models.blocks import Block
-from regard.options import Configured
+from regard.options import Configured, option
 from regard.state import State
 
 
@@ -25,14 +27,17 @@ class Looped(NamedTuple):
     """Results of the loop over the blocks.
 
     hidden: (batch, length, dim). states and memories: of each block, as `AttentionLayer` returns them. losses: of each
-    block. exits: hidden states at which a token might have left, in training, for schemes that learn to.
+    block. exits: hidden states at which a token might have left, in training, for schemes that learn to. own: losses of
+    the scheme, in training. steps: (batch, length) of a scheme that decides, how many each token took.
     """
 
     hidden: Tensor
     states: list[State | None]
     memories: list[MemoryState | None]
-    losses: list[Mapping[str, Tensor]]
+    losses: Sequence[Mapping[str, Tensor]]
     exits: tuple[Tensor, ...] = ()
+    own: Mapping[str, Tensor] = {}
+    steps: Tensor | None = None
 
 
 class Depth(Configured, ABC):
@@ -41,15 +46,45 @@ class Depth(Configured, ABC):
     A block that is skipped still gets its keys, by `Block.remember`; rows that leave at different depths put their
     states together with `State.where`.
 
+    Args:
+        config: shape of the model.
+
     Raises:
         ConfigError: an unknown option, one of another type or out of bounds.
     """
 
+    config: BlockConfig = option(kw_only=False)
+
     if not TYPE_CHECKING:  # type checkers make the signature from the annotated attributes
 
-        def __init__(self, **options):
+        def __init__(self, config, **options):
             super().__init__()
+            self.config = config
             self.configure(options, f"depth {registered_name(type(self))}")
+            self.setup()
+
+    @classmethod
+    def _places(cls) -> tuple[str, ...]:
+        return ("config",)
+
+    def setup(self) -> None:
+        """Check the shape of the model and draw the weights."""
+
+    @property
+    def places(self) -> bool:
+        """Whether it reads where each token is."""
+        return False
+
+    @property
+    def losses(self) -> Mapping[str, float]:
+        """Losses that it gives in training, with their weights."""
+        return {}
+
+    def initial_state(
+        self, blocks: Sequence[Block], batch: int, *, device: torch.device, dtype: torch.dtype
+    ) -> list[State]:
+        """What each block keeps, before the first token."""
+        return [block.attention.initial_state(batch, device=device, dtype=dtype) for block in blocks]
 
     @abstractmethod
     def forward(

@@ -1,6 +1,7 @@
 """The suite: every promise of a mechanism is tested, and everything that it does not promise must be refused.
 
-Position schemes, layers, blocks and the targets of language models are no mechanisms; each kind has laws of its own.
+Position schemes, memories, layers, blocks and the targets of language models are no mechanisms; each kind has laws of
+its own.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,10 +17,12 @@ from regard.testing.checks import (  # noqa: F401 - each module enters its check
     compilation,
     configuration,
     cost,
+    depth,
     gradient,
     inputs,
     marks,
     mask,
+    memories,
     merge,
     misfits,
     models,
@@ -113,8 +116,8 @@ def check_part(part: type, *, checks: Iterable[str] | None = None) -> list[Check
     """Run the laws of its kind over a part of a model: a class of the library's, or one of your own.
 
     Args:
-        part: a subclass of `Position`, `AttentionLayer`, `Block`, `CrossBlock`, `EncoderDecoder` or `Windows` (the
-            data of `TextTask`).
+        part: a subclass of `Position`, `Memory`, `AttentionLayer`, `Block`, `CrossBlock`, `EncoderDecoder` or `Windows`
+            (the data of `TextTask`).
         checks: names of checks to run; None: all of its kind.
 
     Returns:

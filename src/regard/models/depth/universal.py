@@ -1,0 +1,231 @@
+"""The same blocks again and again, until each token has had enough."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, NamedTuple, final
+
+import torch
+from annotated_types import Ge, Gt, Le, Lt
+from torch import Tensor, nn
+
+from regard.composite import States
+from regard.errors import ConfigError
+from regard.models.blocks import Block
+from regard.models.depth._base import Depth, Looped, Threads
+from regard.options import weight
+from regard.position._base import sinusoidal_code
+from regard.state import State
+from regard.transforms import transformed
+
+
+@final
+class Universal(Depth):
+    """h^t = blocks(h^{t-1} + P^t), t = 1, 2, ...; P^t_i = code(i) + code(t), sinusoids of slot and step, from 1 on.
+
+    Adaptive computation time, for every token by itself: p_t = sigmoid(w . h^t + b); it halts at the first step N whose
+    p_1 + ... + p_N reaches 1 - epsilon, or at the last. Its output is p_1 h^1 + ... + p_{N-1} h^{N-1} + R h^N with
+    R = 1 - p_1 - ... - p_{N-1}: weights that sum to 1. A token that has halted keeps h^N, which others attend to. The
+    loss `ponder` is the mean of N + R over the tokens, with a gradient through R alone. N follows from the token and
+    what it attends to, so that causal attention stays causal; later steps are left out once every token has halted.
+
+    The published stack is one block with norm='post', where P^t is part of the residual stream.
+
+    Cost: that of the blocks, times the steps until the last token of a batch halts. State: that of the blocks for every
+    step.
+
+    Raises:
+        ConfigError: reversible blocks, or a memory: neither has its streams or its content for every step.
+
+    Source: Dehghani et al. 2019, section 2; halting: Graves 2016, section 2. The published code averages by
+    new = w h + (1 - w) old, which is another sum, and lets halted tokens go on as keys; neither is done here.
+    """
+
+    steps: Annotated[int, Ge(1), Le(1024)] = 6
+    """most steps"""
+    halting: bool = True
+    """whether tokens halt by themselves; False: all take every step, and the output is the last one"""
+    epsilon: Annotated[float, Gt(0), Lt(1)] = 0.01
+    """what may be missing of 1 where a token halts"""
+    ponder: Annotated[float, Ge(0)] = 0.01
+    """weight of the loss"""
+    coordinates: Literal["both", "steps", "none"] = "both"
+    """what P^t tells: slot and step, the step alone (for relative schemes), or nothing"""
+    halt: nn.Linear = weight()
+
+    def setup(self) -> None:
+        if self.config.block == "reversible":
+            raise ConfigError("depth='universal' runs blocks of one stream; use block='residual' or 'parallel'")
+        if getattr(self.config, "remembers", False):
+            raise ConfigError("depth='universal' has no memory for every step; leave the memory out")
+        if self.halting:
+            self.halt = nn.Linear(self.config.dim, 1)
+            nn.init.zeros_(self.halt.weight)
+            nn.init.ones_(self.halt.bias)
+
+    @property
+    def places(self) -> bool:
+        """Whether P^t tells slots."""
+        return self.coordinates == "both"
+
+    @property
+    def losses(self) -> dict[str, float]:
+        """The weight of `ponder`."""
+        return {"ponder": self.ponder} if self.halting else {}
+
+    def initial_state(
+        self, blocks: Sequence[Block], batch: int, *, device: torch.device, dtype: torch.dtype
+    ) -> list[State]:
+        """Of each block, a state for every step."""
+        return [
+            States(
+                {
+                    str(step): block.attention.initial_state(batch, device=device, dtype=dtype)
+                    for step in range(self.steps)
+                }
+            )
+            for block in blocks
+        ]
+
+    def forward(
+        self,
+        blocks: Sequence[Block],
+        x: Tensor,
+        threads: Threads,
+        *,
+        key_mask: Tensor | None = None,
+        positions: Tensor | None = None,
+        marks: Sequence[Tensor | None] | None = None,
+    ) -> Looped:
+        """Steps until every token has halted."""
+        run = _Run(blocks, threads, key_mask, positions, marks)
+        slots = self._slots(x, positions, run.past)
+        if not self.halting:
+            for step in range(self.steps):
+                x = run.step(step, x + self._code(x, slots, step))
+            return Looped(x, run.states(), list(threads.memories), run.losses)
+        halting = Halting.before(x, key_mask)
+        for step in range(self.steps):
+            entering = halting.hidden + self._code(x, slots, step)
+            if self._over(halting):
+                run.remember(step, entering)
+            else:
+                halting = self.after(halting, run.step(step, entering), last=step == self.steps - 1)
+        states, memories = run.states(), list(threads.memories)
+        own: dict[str, Tensor] = {}
+        if self.training:
+            real = torch.ones_like(halting.active) if key_mask is None else key_mask
+            pondered = (halting.count + halting.rest).masked_fill(~real, 0)
+            own["ponder"] = pondered.sum() / real.sum().clamp(min=1)
+        return Looped(halting.mean, states, memories, run.losses, own=own, steps=halting.count)
+
+    def odds(self, hidden: Tensor) -> Tensor:
+        """p of every token."""
+        return self.halt(hidden)[..., 0].sigmoid()
+
+    def after(self, halting: "Halting", hidden: Tensor, *, last: bool) -> "Halting":
+        """What became of the tokens after a step that gave `hidden`; at the last one all halt."""
+        active = halting.active
+        hidden = torch.where(active[..., None], hidden, halting.hidden)
+        p, rest = self.odds(hidden), 1 - halting.total
+        stops = active & ((halting.total + p >= 1 - self.epsilon) | last)
+        share = torch.where(stops, rest, p)[..., None]
+        return Halting(
+            hidden=hidden,
+            active=active & ~stops,
+            total=torch.where(active & ~stops, halting.total + p, halting.total),
+            mean=halting.mean + torch.where(active[..., None], share * hidden, 0),
+            count=halting.count + active,
+            rest=torch.where(stops, rest, halting.rest),
+        )
+
+    def _slots(self, x: Tensor, positions: Tensor | None, past: int) -> Tensor:
+        return torch.arange(past, past + x.shape[1], device=x.device) if positions is None else positions
+
+    def _code(self, x: Tensor, slots: Tensor, step: int) -> Tensor:
+        """P^t of every token."""
+        if self.coordinates == "none":
+            return x.new_zeros(())
+        code = sinusoidal_code(slots.new_tensor([step + 1]), x.shape[-1])
+        return (code + sinusoidal_code(slots + 1, x.shape[-1]) if self.places else code).to(x.dtype)
+
+    @staticmethod
+    def _over(halting: "Halting") -> bool:
+        """Whether no token goes on; a compiled or transformed call has no answer to branch on."""
+        return not (torch.compiler.is_compiling() or transformed()) and not halting.active.any()
+
+
+class Halting(NamedTuple):
+    """What became of the tokens: hidden and mean (batch, length, dim), the others (batch, length).
+
+    hidden: h^t, or h^N of a token that has halted. active: it goes on. total: p_1 + ... of a token that goes on. mean:
+    the weighted sum so far. count: its steps. rest: R.
+    """
+
+    hidden: Tensor
+    active: Tensor
+    total: Tensor
+    mean: Tensor
+    count: Tensor
+    rest: Tensor
+
+    @classmethod
+    def before(cls, x: Tensor, key_mask: Tensor | None) -> "Halting":
+        """Before the first step: every real token goes on."""
+        zero = x.new_zeros(x.shape[:2])
+        active = torch.ones_like(zero, dtype=torch.bool) if key_mask is None else key_mask
+        return cls(x, active, zero, torch.zeros_like(x), torch.zeros_like(zero, dtype=torch.long), zero)
+
+
+class _Run:
+    """The blocks in one call, step by step.
+
+    Attributes:
+        past: slots that were read before.
+        losses: of each block, added up over the steps.
+    """
+
+    def __init__(
+        self,
+        blocks: Sequence[Block],
+        threads: Threads,
+        key_mask: Tensor | None,
+        positions: Tensor | None,
+        marks: Sequence[Tensor | None] | None,
+    ) -> None:
+        self.blocks, self.key_mask, self.positions, self.marks = blocks, key_mask, positions, marks
+        self.old = [state if isinstance(state, States) else None for state in threads.states]
+        self.new: list[dict[str, State]] = [{} for _ in blocks]
+        self.past = 0 if self.old[0] is None else self.old[0].length
+        self.losses: list[dict[str, Tensor]] = [{} for _ in blocks]
+
+    def step(self, step: int, x: Tensor, *, last: int | None = None) -> Tensor:
+        """Hidden states after the blocks, or after all but the last."""
+        for at, block in enumerate(self.blocks[:last]):
+            output = block(x, **self._given(at, step))
+            if output.state is not None:
+                self.new[at][str(step)] = output.state
+            for name, loss in output.losses.items():
+                self.losses[at][name] = self.losses[at][name] + loss if name in self.losses[at] else loss
+            x = output.hidden
+        return x
+
+    def remember(self, step: int, x: Tensor) -> None:
+        """Keys and values of a step that changes no token, where a state keeps them."""
+        if self.old[0] is not None:
+            x = self.step(step, x, last=-1)
+            at = len(self.blocks) - 1
+            self.new[at][str(step)] = self.blocks[at].remember(x, **self._given(at, step))
+
+    def states(self) -> list[State | None]:
+        """Of each block, what every step left."""
+        return [None if old is None else States(new) for old, new in zip(self.old, self.new, strict=True)]
+
+    def _given(self, at: int, step: int) -> dict[str, Any]:
+        old, block = self.old[at], self.blocks[at]
+        scheme = block.attention.position
+        placed = block.position is not None or (scheme is not None and scheme.transforms)
+        return {
+            "key_mask": self.key_mask,
+            "positions": self.positions if placed else None,
+            "marks": None if self.marks is None else self.marks[at],
+            "state": None if old is None else old[str(step)],
+        }

@@ -1,0 +1,69 @@
+"""The past of a decoder, of all of its parts together."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Self, cast
+
+from regard.composite import States
+from regard.memory import MemoryState
+from regard.models.depth import Threads
+from regard.state import State, Summary
+
+
+@dataclass(frozen=True)
+class ModelState(States):
+    """The past of a decoder: `layers`, the states of its mechanisms in the running segment; `memories`, what earlier
+    segments left; `convolution`, the last embeddings that the short convolution needs. Each where there is one."""
+
+    aligned: ClassVar[bool] = False
+
+    @classmethod
+    def of(
+        cls,
+        layers: Sequence[State | None],
+        memories: Sequence[MemoryState | None],
+        convolution: Summary | None,
+    ) -> Self:
+        """From what each block keeps; None: nothing."""
+        parts: dict[str, State] = {}
+        for name, states in (("layers", layers), ("memories", memories)):
+            kept = {str(at): part for at, part in enumerate(states) if part is not None}
+            if kept:
+                parts[name] = States(kept)
+        if convolution is not None:
+            parts["convolution"] = convolution
+        return cls(parts)
+
+    @property
+    def length(self) -> int:  # type: ignore[override]
+        """Tokens that were ever read."""
+        if "memories" in self.parts:
+            memory = cast(MemoryState, next(iter(cast(States, self.parts["memories"]).parts.values())))
+            return memory.length + memory.waiting
+        return super().length
+
+    @property
+    def streaming(self) -> bool:
+        """Whether mechanisms keep the running segment."""
+        return "layers" in self.parts
+
+    @property
+    def running(self) -> int:
+        """Tokens of the segment that is not over."""
+        if "memories" not in self.parts:
+            return self.length
+        return cast(MemoryState, next(iter(cast(States, self.parts["memories"]).parts.values()))).waiting
+
+    def threads(self, blocks: int) -> Threads:
+        """The past of every block."""
+        layers, memories = (
+            cast("States | None", self.parts.get(name)) or States({}) for name in ("layers", "memories")
+        )
+        numbers = [str(at) for at in range(blocks)]
+        remembered = [cast("MemoryState | None", memories.parts.get(at)) for at in numbers]
+        return Threads([layers.parts.get(at) for at in numbers], remembered)
+
+    @property
+    def convolution(self) -> Summary | None:
+        """The short convolution's last inputs."""
+        return cast("Summary | None", self.parts.get("convolution"))

@@ -1,0 +1,124 @@
+"""Laws of what runs the blocks of a model, and of halting."""
+
+import torch
+from torch import Tensor
+
+from regard.models.config import ModelConfig
+from regard.models.decoder import LanguageModel
+from regard.models.depth import Depth
+from regard.models.depth.universal import Universal
+from regard.testing.compare import assert_close, assert_identical
+from regard.testing.inputs import randn
+from regard.testing.registry import check, require
+
+STEPS = 5
+TOKENS = torch.arange(3 * 11).reshape(3, 11) * 7 % 20
+
+
+def _model(part: type[Depth], **options: object) -> LanguageModel:
+    """A decoder whose blocks this scheme runs; weights are random, so that tokens halt at different steps."""
+    config = ModelConfig(dim=16, heads=2, layers=2, vocab_size=20)
+    model = LanguageModel(config)
+    model.depth = part(config, **options)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            size = 0.1 if name == "depth.halt.weight" else -3.0 if name == "depth.halt.bias" else 0.2
+            weight.add_(size * (1.0 if weight.numel() == 1 else randn(*weight.shape, seed=name)))
+    return model.double().eval()
+
+
+@check(kind=Depth)
+def depth_keeps_the_future_out(part: type[Depth]) -> None:
+    """What a token gives, and how many steps it takes, does not depend on later tokens."""
+    model, cut = _model(part), 6
+    later = torch.cat([TOKENS[:, :cut], (TOKENS[:, cut:] + 5) % 20], 1)
+    with torch.no_grad():
+        one, other = model(TOKENS), model(later)
+    assert_close(other.logits[:, :cut], one.logits[:, :cut], tolerance=1e-12, what="logits before what changed")
+    if one.steps is not None and other.steps is not None:
+        assert_identical(other.steps[:, :cut], one.steps[:, :cut], what="steps before what changed")
+
+
+@check(kind=Depth)
+def depth_streams(part: type[Depth]) -> None:
+    """Any split of a text with a state gives what one call gives; so does each row alone."""
+    model = _model(part)
+    with torch.no_grad():
+        whole = model(TOKENS).logits
+        for split in ((4, 1, 6), (1,) * 11):
+            state, pieces = model.initial_state(3), []
+            for piece in TOKENS.split(list(split), 1):
+                got = model(piece, state=state)
+                state, _ = got.state, pieces.append(got.logits)
+            assert_close(torch.cat(pieces, 1), whole, tolerance=1e-12, what=f"pieces of {split}")
+        rows = torch.cat([model(row[None]).logits for row in TOKENS])
+    assert_close(rows, whole, tolerance=1e-12, what="each row alone")
+
+
+@check(kind=Depth)
+def depth_reads_no_padding(part: type[Depth]) -> None:
+    """Masked tokens change nothing of the others, whatever they hold."""
+    model, keep = _model(part), torch.ones(3, 11, dtype=torch.bool)
+    keep[0, 2] = keep[1, 8:] = keep[2, 0] = False
+    with torch.no_grad():
+        one, other = (
+            model(torch.where(keep, TOKENS, fill), key_mask=keep).logits for fill in (torch.zeros_like(TOKENS), 19)
+        )
+    assert_close(other[keep], one[keep], tolerance=1e-12, what="logits of real tokens")
+
+
+@check(kind=Universal)
+def halting_average(part: type[Universal]) -> None:
+    """The output averages a token's hidden states by p_1, p_2, ... and what is missing of 1; it stands still then."""
+    model = _model(part, steps=STEPS, coordinates="none")
+    depth = model.depth
+    assert isinstance(depth, Universal)
+    with torch.no_grad():
+        start = model.embeddings(TOKENS)
+        hidden, wanted = start, torch.zeros_like(start)
+        left = torch.ones(TOKENS.shape, dtype=torch.float64)
+        steps = torch.zeros(TOKENS.shape, dtype=torch.long)
+        halted = [[False] * TOKENS.shape[1] for _ in TOKENS]
+        for step in range(STEPS):
+            after = hidden
+            for block in model.blocks:
+                after = block(after).hidden
+            after, before = after.clone(), hidden
+            for row, tokens in enumerate(halted):
+                for at, stands in enumerate(tokens):
+                    if stands:
+                        after[row, at] = before[row, at]
+                        continue
+                    p = torch.sigmoid(depth.halt(after[row, at]))[0]
+                    steps[row, at] += 1
+                    if left[row, at] - p <= 0.01 or step == STEPS - 1:
+                        p, tokens[at] = left[row, at].clone(), True
+                    wanted[row, at] += p * after[row, at]
+                    left[row, at] -= p
+            hidden = after
+        got = model.hidden(TOKENS)
+        wanted = wanted if model.norm is None else model.norm(wanted)
+    require(len(steps.unique()) > 2, f"tokens take {steps.unique().tolist()} steps, which shows too little")
+    assert got.steps is not None
+    assert_identical(got.steps, steps, what="steps of each token")
+    assert_close(got.hidden, wanted, tolerance=1e-10, what="hidden states")
+
+
+@check(kind=Universal)
+def ponder_slope(part: type[Universal]) -> None:
+    """The loss is the mean of N + R, and its slope that of R: minus that of p_1 + ... + p_{N-1}."""
+    model = _model(part, steps=STEPS).train()
+    assert isinstance(model.depth, Universal)
+    bias = model.depth.halt.bias
+
+    def loss() -> Tensor:
+        return model(TOKENS).losses["depth.ponder"]
+
+    (slope,) = torch.autograd.grad(loss(), [bias])
+    with torch.no_grad():
+        values = []
+        for move in (1e-5, -2e-5):
+            bias.add_(move)
+            values.append(loss())
+    require(slope.abs().item() > 1e-3, "no slope, so that nothing is tested")
+    assert_close((values[0] - values[1]) / 2e-5, slope[0], tolerance=1e-6, what="slope of the halting bias")

@@ -1,0 +1,97 @@
+"""Claims on hashing and on shared projections: with a wrong thing in the place of the right one."""
+
+import math
+
+import pytest
+import torch
+
+from regard import Heads, build, claims
+from regard.claims.lsh_collisions import ANGLES, vectors
+from regard.claims.lsh_recall import LshRecall
+from regard.claims.shared_query_key import SharedQueryKey
+from regard.core import generator
+from regard.engines.routed.hashes import And, Or
+from tests.claims.stand_ins import duplicated
+
+pytestmark = pytest.mark.study
+
+
+def judged(name, **settings):
+    """Each finding of the small form by its verdict."""
+    found = claims.measure(claims.build(name, tiny=True, settings=settings), range(3), tiny=True)
+    assert [one["title"] for one in found["controls"] if not one["reached"]] == []
+    return {one["title"]: one["verdict"] for one in found["findings"]}
+
+
+@pytest.mark.parametrize(
+    ("attribute", "other", "failing"),
+    [
+        ("STEEP", (Or(8), And(8)), "near - far: AND of 8, then OR of 8, over one hash"),
+        (
+            "one_hash",
+            lambda name, angle, buckets: (1 + math.cos(angle)) / 2,
+            "two buckets: share - formula, furthest",
+        ),
+        (
+            "collision_probability",
+            lambda angle, buckets: (1 - angle / math.pi) ** math.log2(buckets),
+            "sixteen buckets: share - formula, furthest",
+        ),
+        ("sensitivity", lambda p, rules: p, "two buckets, AND, OR, XOR: share - formula, furthest"),
+        ("sensitivity", lambda p, rules: p, "sixteen buckets, AND, OR, XOR: share - formula, furthest"),
+        ("share", lambda met: [0.5] * len(ANGLES), "two buckets: least fall of the share to the next angle"),
+    ],
+)
+def test_other_formulas_and_rules(attribute, other, failing, monkeypatch):
+    monkeypatch.setattr(f"regard.claims.lsh_collisions.{attribute}", other)
+    found = claims.measure(claims.build("lsh_collisions", tiny=True), range(3), tiny=True)
+    assert {one["title"]: one["verdict"] for one in found["findings"]}[failing] == "does not hold"
+
+
+def test_the_vectors_are_at_their_angles():
+    x, others = vectors(16, generator(0))
+    cosines = torch.nn.functional.cosine_similarity(x[None].double(), others.double(), dim=-1)
+    assert cosines.acos().div(math.pi).tolist() == pytest.approx(ANGLES, abs=1e-4)
+    assert others.norm(dim=-1).max() > 2 * others.norm(dim=-1).min()
+
+
+@pytest.mark.parametrize(
+    ("buckets", "failing"),
+    [(256, "trained, eight rounds: mass"), (1, "trained: mass, sixteen rounds - one")],
+)
+def test_hashes_that_find_too_little_or_all_at_once(buckets, failing):
+    found = judged("lsh_recall", hashed=f"lsh(num_buckets={buckets}, rounds={{rounds}})")
+    assert found[failing] == "does not hold"
+
+
+def test_weights_that_need_the_other_keys(monkeypatch):
+    monkeypatch.setattr(LshRecall, "bits", lambda self, model, new: float(model.mechanisms[0].buckets > 1))
+    assert judged("lsh_recall")["trained, eight rounds: bits per letter lost"] == "does not hold"
+
+
+def test_mass_and_nearest_keys_by_hand():
+    """Twelve tokens, of which the later six ask; one key at a time."""
+    claim = claims.build("lsh_recall", tiny=True, settings={"rounds": (1, 3), "neighbours": 2})
+    x = 3 * torch.randn(2, 1, 12, 4, generator=torch.Generator().manual_seed(0))
+    mechanism = build("lsh(num_buckets=4, rounds=3)", Heads(count=1, key_dim=4, causal=True))
+    buckets = mechanism.decisions(x, x).keys
+    masses, nearest = [0.0, 0.0], [0.0, 0.0]
+    for row in range(2):
+        for i in range(6, 12):
+            logits = [float(x[row, 0, i] @ x[row, 0, j] / x[row, 0, j].norm()) / 2 for j in range(i)]
+            odds = [math.exp(logit) for logit in logits]
+            best = sorted(range(i), key=lambda j: -logits[j])[:2]
+            for place, rounds in enumerate((1, 3)):
+                met = [bool((buckets[row, 0, i, :rounds] == buckets[row, 0, j, :rounds]).any()) for j in range(i)]
+                masses[place] += sum(odd for odd, one in zip(odds, met, strict=True) if one) / sum(odds) / 12
+                nearest[place] += sum(met[j] for j in best) / 24
+    assert isinstance(claim, LshRecall)
+    got = claim.shares(x, mechanism)
+    assert got[0] == pytest.approx(masses, abs=1e-5)
+    assert got[1] == pytest.approx(nearest, abs=1e-9)
+
+
+@pytest.mark.parametrize("layers", ["two layers", "one layer"])
+def test_a_shared_projection_that_loses(layers, monkeypatch):
+    monkeypatch.setattr(SharedQueryKey, "trained", duplicated(0.9))
+    assert judged("shared_query_key")[f"{layers}: accuracy, shared - separate"] == "does not hold"

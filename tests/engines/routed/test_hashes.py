@@ -1,0 +1,150 @@
+"""Hashes and their amplification against their definitions, against formulas by simulation, and at known points."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard import Heads, build
+from regard.engines.routed.hashes import (
+    Amplification,
+    And,
+    Or,
+    Xor,
+    amplified,
+    collision_probability,
+    cross_polytope_hash,
+    sensitivity,
+    sign_hash,
+)
+from regard.errors import ConfigError, InputError, ShapeError
+
+DRAWS = 60_000
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def collisions(angle: float, num_buckets: int, draws: int = DRAWS) -> Tensor:
+    """Whether two vectors at an angle, of other lengths and in a plane that no axis spans, collide, per hash."""
+    basis = torch.linalg.qr(randn(5, 5, seed=1).double()).Q
+    x, y = basis[0], 3.7 * (math.cos(angle) * basis[0] + math.sin(angle) * basis[1])
+    buckets = cross_polytope_hash(torch.stack([x, y]).float(), randn(draws, 5, num_buckets // 2, seed=2))
+    return buckets[0] == buckets[1]
+
+
+def assert_probability(met: Tensor, p: float) -> None:
+    """Within 5 standard errors of the binomial, which are small enough to see a bias of one hundredth."""
+    error = math.sqrt(p * (1 - p) / met.numel())
+    assert 5 * error < 0.02
+    assert abs(met.double().mean().item() - p) < 5 * error
+
+
+def test_a_hash_is_the_nearest_of_columns_and_their_opposites() -> None:
+    x, rotations = randn(50, 6), randn(4, 6, 3, seed=1)
+    turned = torch.einsum("nd,hdc->nhc", x.double(), rotations.double())
+    assert torch.equal(cross_polytope_hash(x, rotations).long(), torch.cat([turned, -turned], -1).argmax(-1))
+    directions = randn(7, 6, seed=2)
+    assert torch.equal(sign_hash(x, directions).long(), (x.double() @ directions.double().mT < 0).long())
+    assert torch.equal(sign_hash(1e-3 * x, directions), sign_hash(x, directions))
+
+
+def test_it_is_the_hash_of_lsh() -> None:
+    mechanism = build("lsh(num_buckets=8, rounds=3)", Heads(count=2, key_dim=6, seed=1))
+    x = randn(1, 2, 40, 6)
+    buckets = mechanism.decisions(x, x).keys[0]
+    for head in range(2):
+        assert torch.equal(cross_polytope_hash(x[0, head], mechanism.rotations[head]), buckets[head])
+    assert (buckets[0] != buckets[1]).any()
+
+
+@pytest.mark.parametrize("num_buckets", [2, 4, 16])
+@pytest.mark.parametrize("angle", [0.3, 1.0, 2.0])
+def test_collisions_are_as_likely_as_the_formula_says(angle: float, num_buckets: int) -> None:
+    assert_probability(collisions(angle, num_buckets), collision_probability(angle, num_buckets))
+
+
+def test_probabilities_at_known_points() -> None:
+    for angle in (0.0, 0.4, 1.1, 2.9, math.pi):
+        assert collision_probability(angle) == 1 - angle / math.pi
+        assert collision_probability(angle, 1) == 1
+    for num_buckets in (4, 6, 32):
+        assert collision_probability(0.0, num_buckets) == 1
+        assert collision_probability(math.pi, num_buckets) == 0
+        assert collision_probability(math.pi / 2, num_buckets) == pytest.approx(1 / num_buckets, abs=1e-9)
+    # The four buckets of (u, v) are the signs of u + v and u - v, which are independent.
+    for angle in (0.2, 1.0, 2.2):
+        assert collision_probability(angle, 4) == pytest.approx((1 - angle / math.pi) ** 2, abs=1e-8)
+
+
+@pytest.mark.parametrize("num_buckets", [4, 8, 64])
+def test_probabilities_fall_with_the_angle_and_with_the_buckets(num_buckets: int) -> None:
+    angles = [0.02, 0.1, 0.3, 0.8, 1.5, 2.2, 3.0]
+    curve = [collision_probability(angle, num_buckets) for angle in angles]
+    assert all(near > far for near, far in itertools.pairwise(curve))
+    assert all(p < collision_probability(a, num_buckets // 2) for a, p in zip(angles, curve, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("rules", "formula"),
+    [
+        ([And(4)], lambda p: p**4),
+        ([Or(4)], lambda p: 1 - (1 - p) ** 4),
+        ([Xor()], lambda p: 2 * p * (1 - p)),
+        ([And(3), Or(5)], lambda p: 1 - (1 - p**3) ** 5),
+        ([Or(3), And(2)], lambda p: (1 - (1 - p) ** 3) ** 2),
+        ([And(2), Xor(), Or(2)], lambda p: 1 - (1 - 2 * p**2 * (1 - p**2)) ** 2),
+    ],
+)
+@pytest.mark.parametrize("angle", [0.3, 1.0, 2.0])
+def test_amplified_collisions_are_as_likely_as_the_formula_says(rules, formula, angle: float) -> None:
+    p = collision_probability(angle)
+    assert sensitivity(p, rules) == pytest.approx(formula(p), abs=1e-12)
+    assert_probability(amplified(collisions(angle, 2, 300_000), rules), formula(p))
+
+
+def test_rules_by_hand() -> None:
+    rows = torch.tensor([[False, False], [False, True], [True, False], [True, True]])
+    for rule, answers in ((And(2), [0, 0, 0, 1]), (Or(2), [0, 1, 1, 1]), (Xor(), [0, 1, 1, 0])):
+        assert amplified(rows, [rule])[:, 0].int().tolist() == answers
+    assert amplified(rows, []).equal(rows)
+    assert sensitivity(0.3, []) == 0.3
+    for rule in (And(9), Or(9)):
+        assert (sensitivity(0.0, [rule]), sensitivity(1.0, [rule])) == (0.0, 1.0)
+    assert sensitivity(1e-12, [Or(1000)]) == pytest.approx(1e-9, rel=1e-8)
+    assert (sensitivity(1.0, [Xor()]), sensitivity(0.0, [Xor()])) == (0.0, 0.0)
+
+
+def test_and_or_tells_near_from_far_better_than_one_hash() -> None:
+    near, far = collision_probability(0.3), collision_probability(1.2)
+    rules: list[Amplification] = [And(8), Or(8)]
+    assert sensitivity(near, rules) > near
+    assert sensitivity(far, rules) < far
+
+
+def test_refusals() -> None:
+    x = randn(3, 4)
+    for rotations in (randn(2, 5, 1), randn(4, 1)):
+        with pytest.raises(ShapeError, match="the same dim"):
+            cross_polytope_hash(x, rotations)
+    with pytest.raises(ShapeError, match="the same dim"):
+        sign_hash(x, randn(2, 3))
+    for angle in (-0.1, 3.2, math.nan):
+        with pytest.raises(InputError, match="between 0 and pi"):
+            collision_probability(angle)
+    for num_buckets in (0, 3):
+        with pytest.raises(ConfigError, match="num_buckets must be even"):
+            collision_probability(1.0, num_buckets)
+    for p in (-0.1, 1.1, math.nan):
+        with pytest.raises(InputError, match="between 0 and 1"):
+            sensitivity(p, [])
+    for rule in (And, Or):
+        with pytest.raises(ConfigError, match="at least one hash"):
+            rule(0)
+    with pytest.raises(ConfigError, match="two hashes"):
+        Xor(3)
+    with pytest.raises(ShapeError, match="groups of 2, which 3"):
+        amplified(torch.ones(1, 3, dtype=torch.bool), [And(2)])

@@ -1,0 +1,47 @@
+"""The memory that a memory takes does not grow with the text: counted, without a clock."""
+
+import pytest
+import torch
+
+from regard.models import LanguageModel, ModelConfig
+from regard.testing.counting import Count
+
+MEMORIES = {
+    "recent": "recent(length=24)",
+    "compressive": "compressive(length=12, compressed=8, rate=3, function=most_used)",
+    "memorizing": ("recent(length=8)", "memorizing(pairs=40, top=4, recent=8)"),
+}
+FILLED = 48
+"""positions after which every memory above is full"""
+
+
+def peak(model: LanguageModel, length: int, piece: int, *, segments: bool) -> tuple[int, int]:
+    """Most numbers alive at a time while a text is read in pieces, and of one row's state at its end."""
+    tokens = torch.randint(20, (1, length), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        state = model.initial_state(1, segments=segments)
+        state = model(tokens[:, :FILLED], state=state).state
+        parts = tokens[:, FILLED:].split(piece, 1)
+        with Count() as counted:
+            for part in parts:
+                state = model(part.clone(), state=state).state  # a view would count the whole text
+    assert state.length == length
+    return counted.peak, state.nbytes
+
+
+@pytest.mark.parametrize("kind", MEMORIES)
+@pytest.mark.parametrize(("piece", "segments"), [(8, True), (1, False), (24, False)])
+def test_peak_memory_does_not_depend_on_the_length_of_the_text(kind, piece, segments):
+    shape = {"dim": 16, "heads": 2, "layers": 2, "vocab_size": 20, "max_length": 8}
+    model = LanguageModel(ModelConfig(memory=MEMORIES[kind], **shape)).eval()
+    short, long = (peak(model, FILLED + n, piece, segments=segments) for n in (96, 384))
+    assert long == short
+
+
+def test_without_a_bound_it_would_be_seen():
+    """Two memories that are not full before the longer text is over."""
+    shape = {"dim": 16, "heads": 2, "layers": 2, "vocab_size": 20, "max_length": 8}
+    for memory in ("recent(length=500)", "memorizing(pairs=500, top=4)"):
+        model = LanguageModel(ModelConfig(memory=memory, **shape)).eval()
+        short, long = (peak(model, FILLED + n, 8, segments=True) for n in (96, 384))
+        assert all(more > 2 * less for less, more in zip(short, long, strict=True))

@@ -1,0 +1,224 @@
+"""The searched memory: what is found, how it is mixed, what leaves, and that it is bounded."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard.errors import ConfigError
+from regard.info import Heads
+from regard.layer import AttentionLayer
+from regard.memory import MemoryState, build_memory
+from regard.memory.memorizing import Memorizing
+from regard.models import LanguageModel, ModelConfig
+from regard.models.generate import generate
+from regard.testing.compare import assert_close, assert_identical
+
+DIM, HEADS, KV_HEADS, SEGMENT = 16, 4, 2, 5
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def layer_of(memory: str, **options: Any) -> AttentionLayer:
+    shape = {"heads": HEADS, "kv_heads": KV_HEADS, "position": "rotary", **options}
+    layer = AttentionLayer(DIM, "softmax", memory=memory, **shape).double().eval()
+    with torch.no_grad():
+        layer.memory.gates.copy_(randn(HEADS, seed=3))
+        layer.memory.log_gain.add_(randn(HEADS, seed=4))
+    return layer
+
+
+def segments(layer: AttentionLayer, x: Tensor, key_mask: Tensor | None = None) -> tuple[Tensor, MemoryState]:
+    memory, pieces = layer.memory.initial_state(len(x), dtype=x.dtype), []
+    masks = [None] * len(x[0]) if key_mask is None else key_mask.split(SEGMENT, 1)
+    for piece, mask in zip(x.split(SEGMENT, 1), masks, strict=False):
+        got = layer(piece, memory=memory, key_mask=mask)
+        memory, _ = got.memory, pieces.append(got.hidden)
+    return torch.cat(pieces, 1), memory
+
+
+def defined(layer: AttentionLayer, x: Tensor, pairs: int, top: int, keep: Tensor) -> Tensor:
+    """Every query of every head on its own: its segment by softmax, the memory by sorting cosines, and the gate."""
+    plain = AttentionLayer(DIM, "softmax", heads=HEADS, kv_heads=KV_HEADS, position="rotary").double().eval()
+    plain.load_state_dict({n: w for n, w in layer.state_dict().items() if not n.startswith("memory.")})
+    q, (k, v) = layer.projections.queries(x), layer.projections(x)
+    out = []
+    for first in range(0, x.shape[1], SEGMENT):
+        cut = slice(first, first + SEGMENT)
+        local = plain.values(x[:, cut], key_mask=keep[:, cut]).values
+        mixed = local.clone()
+        for row in range(len(x)):
+            places = [at for at in range(max(first - pairs, 0), first) if keep[row, at]]
+            if not places:
+                continue
+            for head in range(HEADS):
+                own, gate = head * KV_HEADS // HEADS, layer.memory.gates[head].sigmoid()
+                for at in range(local.shape[2]):
+                    query = q[row, head, first + at] / q[row, head, first + at].norm()
+                    scores = [(query @ k[row, own, j] / k[row, own, j].norm()).item() for j in places]
+                    best = sorted(zip(scores, places, strict=True), reverse=True)[:top]
+                    weights = (torch.tensor([s for s, _ in best]) * layer.memory.log_gain[head].exp()).softmax(0)
+                    found = sum(w * v[row, own, j] for w, (_, j) in zip(weights.double(), best, strict=True))
+                    mixed[row, head, at] = gate * found + (1 - gate) * local[row, head, at]
+        out.append(layer.output(mixed, x[:, cut]))
+    return torch.cat(out, 1)
+
+
+@pytest.mark.parametrize(("pairs", "top"), [(100, 100), (100, 3), (7, 3), (5, 1), (2, 9)])
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_joint_definition(pairs, top, masked):
+    """SPEC J3: k of the memory or more is dense attention over it; fewer are those that sorting finds; of a full one
+    the oldest leave."""
+    layer, x = layer_of(f"memorizing(pairs={pairs}, top={top})"), randn(2, 18, DIM)
+    keep = torch.ones(2, 18, dtype=torch.bool)
+    if masked:
+        keep[0, [2, 7, 8]] = keep[1, :6] = False
+    with torch.no_grad():
+        got, memory = segments(layer, x, keep if masked else None)
+        torch.set_default_dtype(torch.float64)
+        try:
+            wanted = defined(layer, x, pairs, top, keep)
+        finally:
+            torch.set_default_dtype(torch.float32)
+    assert_close(got[keep], wanted[keep], tolerance=1e-10, what="every token")
+    assert memory["keys"].shape[2] == min(pairs, 18)
+    assert memory.length == 18
+
+
+def test_a_search_in_blocks_finds_the_same(monkeypatch):
+    """Buffers of a few scores: queries one by one, rows one by one."""
+    layer, x = layer_of("memorizing(pairs=9, top=4)"), randn(3, 18, DIM)
+    keep = torch.ones(3, 18, dtype=torch.bool)
+    keep[1, 4:9] = False
+    with torch.no_grad():
+        wanted = segments(layer, x, keep)[0]
+        for size in (1, 30, 100):
+            monkeypatch.setattr("regard.memory.memorizing._BUFFER", size)
+            assert_close(segments(layer, x, keep)[0], wanted, tolerance=1e-12, what=f"buffer of {size}")
+
+
+def test_the_gate_closed_is_the_mechanism_and_open_the_memory():
+    layer, x = layer_of("memorizing(pairs=50, top=4)"), randn(2, 10, DIM)
+    plain = AttentionLayer(DIM, "softmax", heads=HEADS, kv_heads=KV_HEADS, position="rotary").double().eval()
+    plain.load_state_dict({n: w for n, w in layer.state_dict().items() if not n.startswith("memory.")})
+    with torch.no_grad():
+        memory = segments(layer, x[:, :5])[1]
+        layer.memory.gates.fill_(float("-inf"))
+        assert_identical(layer(x[:, 5:], memory=memory).hidden, plain(x[:, 5:]).hidden, what="closed")
+        layer.memory.gates.fill_(float("inf"))
+        first = layer.values(x[:, 5:], memory=memory).values
+        layer.position = None
+        assert not torch.equal(layer(x[:, 5:]).hidden, plain(x[:, 5:]).hidden)
+        assert_identical(layer.values(x[:, 5:], memory=memory).values, first, what="open")
+        assert_identical(
+            layer(x[:, :5], memory=layer.memory.initial_state(2, dtype=x.dtype)).hidden,
+            layer(x[:, :5]).hidden,
+            what="open to nothing",
+        )
+
+
+def test_no_gradient_reaches_the_memory_and_one_reaches_what_asks_it():
+    layer, x, later = layer_of("memorizing(pairs=50, top=4, recent=3)"), randn(2, 5, DIM), randn(2, 5, DIM, seed=1)
+    x.requires_grad_()
+    later.requires_grad_()
+    memory = layer(x, memory=layer.memory.initial_state(2, dtype=x.dtype)).memory
+    assert not any(tensor.requires_grad for tensor in memory.tensors().values())
+    layer.memory.gates.data.fill_(float("inf"))
+    layer(later, memory=memory).hidden.square().sum().backward()
+    assert x.grad is None
+    assert later.grad.abs().sum((0, 2)).all()
+    assert layer.memory.log_gain.grad.all()
+
+
+def test_a_segment_is_written_after_it_was_asked():
+    """Nothing of a segment is found by its own queries: the first one has no memory at all."""
+    layer, x = layer_of("memorizing(pairs=50, top=1)"), randn(1, 5, DIM)
+    with torch.no_grad():
+        empty = layer.memory.initial_state(1, dtype=x.dtype)
+        got = layer(x, memory=empty)
+        assert_identical(got.hidden, layer(x).hidden, what="the first segment")
+        assert not torch.equal(layer(x, memory=got.memory).hidden, got.hidden)
+    assert empty["keys"].shape[2] == 0
+
+
+def test_it_knows_no_positions():
+    """Slots of the memory in another order are found as before."""
+    layer, x = layer_of("memorizing(pairs=50, top=3)"), randn(2, 10, DIM)
+    with torch.no_grad():
+        memory = segments(layer, x[:, :5])[1]
+        order = torch.tensor([3, 0, 4, 1, 2])
+        other = MemoryState({name: y[:, :, order] for name, y in memory.content.items()}, memory.length)
+        one, two = (layer(x[:, 5:], memory=each).hidden for each in (memory, other))
+    assert_close(two, one, tolerance=1e-12, what="shuffled")
+
+
+def model_of(memory: str | tuple[str, ...], **options: Any) -> LanguageModel:
+    shape = {"dim": 16, "layers": 3, "heads": 2, "vocab_size": 20, "max_length": 6, "position": "t5_bias", **options}
+    return LanguageModel(ModelConfig(memory=memory, **shape)).double().eval()
+
+
+NEAR_THE_TOP = ("recent(length=6)", "memorizing(pairs=11, top=4, recent=6)", "recent(length=6)")
+
+
+def test_one_layer_has_it_and_the_others_are_recent():
+    model = model_of(NEAR_THE_TOP)
+    assert [type(layer.memory).__name__ for layer in model.layers] == ["Recent", "Memorizing", "Recent"]
+    one = model_of(("none", "none", "memorizing(pairs=11, top=4)"))
+    assert [layer.memory is None for layer in one.layers] == [True, True, False]
+    tokens = torch.randint(20, (2, 20), generator=torch.Generator().manual_seed(1))
+    for each in (model, one):
+        with torch.no_grad():
+            whole, state, pieces = each(tokens).logits, each.initial_state(2), []
+            for piece in tokens.split([1, 8, 1, 10], 1):
+                got = each(piece, state=state)
+                state, _ = got.state, pieces.append(got.logits)
+            assert_close(torch.cat(pieces, 1), whole, tolerance=1e-12, what="pieces")
+            again = each.initial_state(2).load(state.dump())
+            more = tokens[:, :7]
+            assert_identical(each(more, state=again).logits, each(more, state=state).logits, what="from a file")
+            assert (state.length, state.running) == (20, 2)
+
+
+def test_without_pairs_that_are_asked_it_is_the_recent_memory():
+    """The gate closed in its layer: Transformer-XL in every layer."""
+    model = model_of(NEAR_THE_TOP)
+    recent = model_of("recent(length=6)")
+    recent.load_state_dict(model.state_dict(), strict=False)
+    tokens = torch.randint(20, (2, 20), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        assert not torch.equal(model(tokens).logits, recent(tokens).logits)
+        model.layers[1].memory.gates.fill_(float("-inf"))
+        assert_identical(model(tokens).logits, recent(tokens).logits, what="closed")
+
+
+def test_it_generates_with_the_memory_on():
+    model = model_of(NEAR_THE_TOP)
+    prompts = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10, 11]]
+    rows = [
+        [row.tokens.tolist() for row in generate(model, prompts, max_new_tokens=25, temperature=0.0, use_state=streams)]
+        for streams in (True, False)
+    ]
+    assert rows[0] == rows[1]
+    model.layers[1].memory.gates.data.fill_(4.0)
+    closed = [row.tokens.tolist() for row in generate(model, prompts, max_new_tokens=25, temperature=0.0)]
+    assert closed != rows[0]
+
+
+def test_misuse_is_refused():
+    heads = Heads(count=2, key_dim=4, causal=True)
+    assert build_memory("memorizing(pairs=262144)", heads, 8).pairs == 262_144
+    for spec in ("memorizing(pairs=262145)", "memorizing(pairs=0)", "memorizing(top=0)", "memorizing(gain=0.0)"):
+        with pytest.raises(ConfigError, match="should be"):
+            build_memory(spec, heads, 8)
+    for memory, message in (
+        (("recent", "recent"), "memory must be a tuple of one specification, or of one for each of the 3 layers"),
+        (("recent", "recnt", "none"), "unknown memory 'recnt': did you mean 'recent'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            model_of(memory)
+    assert not ModelConfig(memory=("none", "none")).remembers
+    assert ModelConfig(memory=("recent",), layers=3).memories == ("recent",) * 3
+    assert isinstance(Memorizing(heads, 8), Memorizing)
