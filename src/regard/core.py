@@ -99,7 +99,7 @@ class Attention(Mechanism, ABC):
         """
         if inputs is None:
             inputs = {}
-        elif not isinstance(inputs, (dict, Mapping)):  # to ask the second takes a hundred times as long
+        elif not isinstance(inputs, (dict, Mapping)):  # dict first: an abstract class is asked in Python
             raise ShapeError(f"{self._name} takes the inputs {sorted(self.info.inputs)} by name, got {kind_of(inputs)}")
         info = self.info
         self._check_call(q, k, v, key_mask, bias, marks, state, query_start)
