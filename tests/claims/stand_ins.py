@@ -14,6 +14,7 @@ from regard.benchmark.baselines import SequenceClassifier
 from regard.benchmark.cost import counted
 from regard.benchmark.retrieval import Trained
 from regard.claims._growth import operations
+from regard.claims._needle import Found
 from regard.claims.blockwise_memory import blockwise
 from regard.claims.extrapolation import Score
 from regard.claims.random_feature_variance import ALLOWED_ERROR
@@ -303,6 +304,16 @@ def lost(whole: float) -> Mapping[str, object]:
 def quiet(self: Any, spec: str, watched: Any) -> dict[str, float]:
     """Tails that the 1 below the line halves."""
     return dict.fromkeys(("kurtosis", "largest", "stream", "logit"), 1.0 if spec == self.plain else 0.5)
+
+
+def needles(share: Callable[[str, float | None], float], change: float = 0.0) -> Callable[..., Found]:
+    """Accuracies of needles by mechanism and weight of its losses; softmax answers all, weights halve distances."""
+
+    def trained(self: Any, spec: str, seed: int, *, weight: float | None = None) -> Found:
+        found = 1.0 if spec == SOFT else share(spec, weight) - seed / 1e4
+        return Found(found, 0.4 if weight else 1.0, [1.0] * 18 + [1.0 + change] * 2)
+
+    return trained
 
 
 def grid(self: Any, convolution: torch.nn.Conv2d, heads: int, seed: int) -> tuple[ConvolutionAttention, Any]:

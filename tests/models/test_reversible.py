@@ -45,6 +45,7 @@ def ordinary(monkeypatch: pytest.MonkeyPatch) -> None:
         {"attention": ("softmax",), "position": "t5_bias"},
         {"attention": ("lsh(num_buckets=4, rounds=2)",)},
         {"layers": 1},
+        {"both_streams": True, "tied": False, "output_bias": True},
     ],
 )
 def test_gradients_are_those_of_the_ordinary_stack(options, monkeypatch):
@@ -208,6 +209,22 @@ def test_a_state_and_a_memory_go_on():
     segmented = model_of(memory="recent(length=8)", max_length=8).train()
     segmented(TOKENS).logits.sum().backward()
     assert all(weight.grad is not None for weight in segmented.parameters())
+
+
+@torch.no_grad()
+def test_the_output_layer_may_read_both_streams():
+    """Each has its own half of the norm's and the output layer's weights, and the bias is added."""
+    model = model_of(both_streams=True, tied=False, output_bias=True, norm_kind="rms").double().eval()
+    seen: list[Tensor] = []
+    hook = model.blocks[-1].register_forward_hook(lambda _, given, got: seen.append(got.hidden))
+    got = model(TOKENS).logits
+    hook.remove()
+    (stream,) = seen
+    assert stream.shape[-1] == model.output.in_features == 32
+    level = stream.square().mean(-1, keepdim=True) + model.norm.eps
+    wanted = (stream / level.sqrt() * model.norm.weight) @ model.output.weight.T + model.output.bias
+    assert_close(got, wanted, tolerance=1e-12, what="logits")
+    assert (model.output.weight[:, :16] != model.output.weight[:, 16:]).any()
 
 
 def test_frozen_weights_get_no_gradient():

@@ -174,10 +174,10 @@ def export(
     classes, which no hidden state depends on, and probabilities of dropping that our models do not have.
 
     Args:
-        model: one that transformers has: a decoder as llama, mistral, qwen2 or gpt2, an encoder as bert, roberta,
-            longformer or big_bird (bare, for masked tokens, for classes) or vit (bare, for classes), or an
-            encoder-decoder as t5 or bart; or what `load` or `convert` gave, whose tokenizer, stop tokens and chat
-            template are kept where none are given, and the names of its classes.
+        model: one that transformers has: a decoder as llama, mistral, qwen2, gpt2 or reformer, an encoder as bert,
+            roberta, longformer, big_bird or nystromformer (bare, for masked tokens, for classes) or vit (bare, for
+            classes), or an encoder-decoder as t5 or bart; or what `load` or `convert` gave, whose tokenizer, stop
+            tokens and chat template are kept where none are given, and the names of its classes.
         folder: a new one.
         tokenizer: written as tokenizer.json.
         stop_tokens: ids that end a text.
