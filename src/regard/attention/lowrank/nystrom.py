@@ -131,11 +131,11 @@ class Nystrom(Attention):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         """Two softmaxes over few and over all keys, and between them the inverse, so that F A^+ B is never made."""
         self._require_own(call)
-        dtype, scale, real = accumulation_dtype(q.dtype), q.shape[-1] ** -0.5, call.key_mask
+        dtype = accumulation_dtype(q.dtype)
         with torch.autocast(q.device.type, enabled=False):
             q, k, v = (x.to(dtype) for x in (q, k, v))
             if self.num_landmarks is None:
-                values = dot_product(q, k, v, Call(key_mask=real), scale=scale)
+                values = dot_product(q, k, v, Call(key_mask=call.key_mask), scale=q.shape[-1] ** -0.5)
             else:
                 values = self._rebuilt(q, k, v, call, self.num_landmarks)
             if self.filters is not None:
@@ -150,24 +150,32 @@ class Nystrom(Attention):
         landmarks, asked = self._landmarks(q, real if call.paired else None, count)
         keys, seen = self._landmarks(k, real, count)
         keys = expand_heads(keys, self.heads.count)
-        logits = (scale * landmarks @ keys.mT).masked_fill(~seen[:, None, None], float("-inf"))
+        logits = scale * landmarks @ keys.mT
         # Landmarks that no token belongs to are rows and columns of 0, which are 0 in the inverse too.
-        a = softmax(logits) * asked[:, None, :, None]
+        a = softmax(logits if seen is None else logits.masked_fill(~seen[:, None, None], float("-inf")))
+        a = a if asked is None else a * asked[:, None, :, None]
         gathered = dot_product(landmarks, k, v, Call(key_mask=real), scale=scale)
         return dot_product(q, keys, self._inverse(a) @ gathered, Call(key_mask=seen), scale=scale)
 
     def _landmarks(
         self, x: Float[Tensor, "batch heads length dim"], real: Bool[Tensor, "batch length"] | None, count: int
-    ) -> tuple[Float[Tensor, "batch heads landmarks dim"], Bool[Tensor, "batch landmarks"]]:
-        """Means over even runs of the real tokens, and which landmarks there are."""
+    ) -> tuple[Float[Tensor, "batch heads landmarks dim"], Bool[Tensor, "batch landmarks"] | None]:
+        """Means over even runs of the real tokens, and which landmarks there are; None: all."""
+        length = x.shape[2]
+        # A graph serves every length. An exact inverse may multiply by so much that two ways to a mean would differ.
+        plain = self.pinv == "iterative" and not torch.compiler.is_compiling()
+        whole = real is None and plain and length >= count
+        if whole and length % count == 0:
+            return x.unflatten(2, (count, -1)).mean(3), None
         if real is None:
-            real = torch.ones(x.shape[0], x.shape[2], dtype=torch.bool, device=x.device)
-        rank, length = real.cumsum(1) - 1, real.sum(1, keepdim=True)
-        run = torch.where(real, rank * length.clamp(max=count) // length.clamp(min=1), -1)
+            real = torch.ones(x.shape[0], length, dtype=torch.bool, device=x.device)
+        rank, tokens = real.cumsum(1) - 1, real.sum(1, keepdim=True)
+        run = torch.where(real, rank * tokens.clamp(max=count) // tokens.clamp(min=1), -1)
         member = run[:, None] == torch.arange(count, device=x.device)[:, None]
         size = member.sum(-1, keepdim=True)
         shares = member.to(x.dtype) / size.clamp(min=1)
-        return shares[:, None] @ x.masked_fill(~real[:, None, :, None], 0), size[..., 0] > 0
+        means = shares[:, None] @ (x if whole else x.masked_fill(~real[:, None, :, None], 0))
+        return means, None if whole else size[..., 0] > 0
 
     def _require_own(self, call: Call) -> None:
         if self.convolution is not None and not call.paired:
@@ -181,10 +189,13 @@ class Nystrom(Attention):
         # |A|_inf is 1, the sum of a row; without any real token every number is 0.
         largest = a.sum(-2).amax(-1).clamp(min=torch.finfo(a.dtype).tiny)
         largest = largest.amax(1, keepdim=True) if self.norm == "heads" else largest
-        z, identity = a.mT / largest[..., None, None], torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+        z, one = a.mT / largest[..., None, None], torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
         for _ in range(self.iterations):
-            az = a @ z
-            further = z @ (13 * identity - az @ (15 * identity - az @ (7 * identity - az))) / 4
+            az = (a @ z).flatten(0, 1)
+            further = one * 1.75 - az * 0.25
+            for summand in (3.75, 3.25):
+                further = torch.baddbmm(one * summand, az, further, alpha=-1)
+            further, az = z @ further.view_as(a), az.view_as(a)
             if self.tolerance is None:
                 z = further
                 continue

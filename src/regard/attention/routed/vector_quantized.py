@@ -14,11 +14,12 @@ from regard.attention.routed import Routed, nearest
 from regard.core import Attended, Call, accumulation_dtype, generator, recomputing
 from regard.engines.routed import exact
 from regard.engines.routed.codes import coded, gather_codes, window
-from regard.features import balanced
+from regard.features import balanced, short
 from regard.info import Info, Supports
 from regard.options import weight
 from regard.randomness import decided
 from regard.state import Entry, Slots, State, Tape, constant, per_slot
+from regard.transforms import known_within
 
 EPSILON = 1e-6
 """added to the mean square of a query or key"""
@@ -163,7 +164,8 @@ class VectorQuantized(Routed):
             codes = codes.masked_fill(~call.key_mask[:, None], self.num_codes)
         assert call.state is None or isinstance(call.state, Slots)
         straight, block = code + (key - key.detach()), self.block_size if call.causal else 0
-        v = v.masked_fill(key.isnan().any(-1, keepdim=True), float("nan"))  # its code holds none
+        if not known_within(key, high=torch.finfo(key.dtype).max):
+            v = v.masked_fill(key.amax(-1, keepdim=True).isnan(), float("nan"))  # its code holds none
         query, distance = self.scores(scaled(q))
         values, state = coded(query, straight, v, codes, codebook, block, call.state, distance)
         losses = {"commitment": commitment(key, code, call.key_mask)} if self.training else {}
@@ -263,8 +265,12 @@ class VectorQuantized(Routed):
 
 def scaled(x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
     """x over its root mean square and over dim^(1/4), in float32 at least."""
-    x, factor = balanced(x.to(accumulation_dtype(x.dtype)))
-    return x * (torch.rsqrt(x.square().mean(-1, keepdim=True) + EPSILON * factor.square()) * x.shape[-1] ** -0.25)
+    x, least = x.to(accumulation_dtype(x.dtype)), EPSILON
+    square = x.square().mean(-1, keepdim=True)
+    if not short(square):
+        x, factor = balanced(x)
+        square, least = x.square().mean(-1, keepdim=True), EPSILON * factor.square()
+    return x * (torch.rsqrt(square + least) * x.shape[-1] ** -0.25)
 
 
 def normalised(x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
