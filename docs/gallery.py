@@ -29,6 +29,7 @@ WRITTEN = (
     "summary(8, 2)",
     "summary(8, 2, 3)",
     "first(3)",
+    "block_model(48, 3, 6, 2)",
     "causal & (window(4) | strided(8))",
     "causal & block(8) & ~window(1)",
     "per_head(window(4), causal & first(6))",
@@ -105,7 +106,12 @@ def words(name: str) -> list[str]:
 def primitives() -> dict[str, masks.Pattern]:
     """What is drawn of `regard.masks`, by its text."""
     table = torch.tensor([[0, 3], [4, 5], [0, 1], [5, 2], [1, 3], [2, 4]])
-    return {**{text: masks.parse(text) for text in WRITTEN}, "random_blocks(8, table)": masks.random_blocks(8, table)}
+    ring = torch.stack([torch.arange(POSITIONS), torch.arange(POSITIONS).roll(5)])
+    made = {
+        "random_blocks(8, table)": masks.random_blocks(8, table),
+        "edges(ring, 48, loops=True)": masks.edges(ring, POSITIONS, loops=True),
+    }
+    return {**{text: masks.parse(text) for text in WRITTEN}, **made}
 
 
 def figures(pictures: list[Drawing], what: str, folder: Path) -> list[str]:

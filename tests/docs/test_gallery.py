@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from regard import catalog, masks
+from regard.benchmark.resting import resting_inputs
 from regard.functional import weights
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -39,7 +40,7 @@ def test_the_drawn_predicate_is_what_gets_a_weight(name):
     for _, causal in gallery.kinds(name):
         built = gallery.mechanism(name, causal=causal)
         q, k = torch.randn(2, 1, gallery.HEADS, gallery.POSITIONS, 8, generator=torch.Generator().manual_seed(3))
-        assert torch.equal(gallery.seen(built), weights(built, q, k)[0] > 0)
+        assert torch.equal(gallery.seen(built), weights(built, q, k, inputs=resting_inputs(built, q, k))[0] > 0)
 
 
 def test_a_wrong_predicate_would_be_seen():

@@ -34,7 +34,7 @@ class DynamicSpan(Sparse):
 
     Example:
         >>> from regard import Heads, weights
-        >>> mechanism = DynamicSpan(Heads(count=1, key_dim=1, causal=True), max_span=4, ramp=1)
+        >>> mechanism = DynamicSpan(Heads(count=1, key_dim=1, value_dim=4, causal=True), max_span=4, ramp=1)
         >>> x, span = torch.zeros(1, 1, 4, 1), torch.tensor([0.0, 0.0, 0.25, 0.5]).reshape(1, 1, 4, 1)  # z = 0, 0, 1, 2
         >>> mechanism(x, x, torch.eye(4)[None, None], inputs={"span": span}).values[0, 0].round(decimals=2)
         tensor([[1.0000, 0.0000, 0.0000, 0.0000],
@@ -56,8 +56,8 @@ class DynamicSpan(Sparse):
         state="window",
     )
     samples: ClassVar[tuple[Mapping[str, object], ...]] = (
-        {"max_span": 6, "ramp": 3},
-        {"max_span": 3, "ramp": 4},
+        {"max_span": 6, "ramp": 4},
+        {"max_span": 3, "ramp": 5},
         {"max_span": 5, "ramp": 2, "scale": 0.7},
     )
     reasons: ClassVar[Mapping[str, str]] = {
