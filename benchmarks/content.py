@@ -4,9 +4,10 @@
     python benchmarks/content.py --lengths 4096 --repeats 9 --threads 1
 
 Rows, each recorded and none asserted: forward + backward, and forward without gradients, of `lsh` and reformer-pytorch,
-`routing` and routing-transformer, `nystrom` and nystrom-attention, `linformer` and linformer, of those that are
-installed. Projections are left out on both sides: a port whose layer makes them gets the identity in their place.
-Ratios are theirs over ours: above 1, ours is faster.
+`routing` and routing-transformer, `nystrom` and nystrom-attention, `linformer` and linformer (one matrix for all heads
+on both sides), `efficient` and linear-attention-transformer, of those that are installed. Projections are left out on
+both sides: a port whose layer makes them gets the identity in their place. The blocks of FLASH, FLASH-pytorch's and
+ours, are compared whole, with as many weights. Ratios are theirs over ours: above 1, ours is faster.
 """
 
 import importlib
@@ -19,8 +20,13 @@ from _pairs import DIM, HEADS, laps, ratio, run, timed
 from torch import Tensor, nn
 
 import regard
+from regard.models import LanguageModel
+from regard.models.blocks import Block
+from regard.models.presets.flash import flash as preset
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+FLASH = "FLASH"
+"""no specification but a block"""
 LANDMARKS = 256
 CLUSTER = 64
 """tokens in a cluster, and in a bucket"""
@@ -29,6 +35,8 @@ CLUSTER = 64
 def ours(spec: str, length: int, *, causal: bool) -> Attend:
     heads = regard.Heads(count=HEADS, key_dim=DIM, causal=causal, max_length=length)
     mechanism = regard.build(spec, heads).eval()
+    if mechanism.info.shares_query_key:  # as a layer calls it, and as the ports are called
+        return lambda q, k, v: mechanism(q, q, v).values
     return lambda q, k, v: mechanism(q, k, v).values
 
 
@@ -80,11 +88,41 @@ def linformer(module: Any, length: int) -> Attend:
     return attend
 
 
+def efficient(module: Any, length: int) -> Attend:
+    del length
+    return module.linear_attn
+
+
+def flash(module: Any, length: int) -> Attend:
+    width = HEADS * DIM
+    rotary = importlib.import_module("rotary_embedding_torch").RotaryEmbedding(dim=32)
+    block = module.FLASH(dim=width, group_size=256, causal=True, rotary_pos_emb=rotary).eval()
+    return _of_hidden(block)
+
+
+def ours_flash(length: int) -> Attend:
+    config = preset(vocab_size=16, dim=HEADS * DIM, layers=1, chunk_size=256, max_length=length)
+    block = next(x for x in LanguageModel(config).eval().modules() if isinstance(x, Block))
+    return _of_hidden(lambda x: block(x).hidden)
+
+
+def _of_hidden(block: Callable[[Tensor], Tensor]) -> Attend:
+    """A block on hidden states, which stand where queries do, as wide as all heads."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        del k, v
+        return block(q.transpose(1, 2).flatten(2)).unflatten(2, (HEADS, DIM)).transpose(1, 2)
+
+    return attend
+
+
 PEERS: dict[str, tuple[str, bool, str, Callable[[Any, int], Attend]]] = {
     "lsh(rounds=4, bucket_size=64)": ("lsh", True, "reformer_pytorch.reformer_pytorch", reformer),
     "routing(num_clusters={clusters})": ("routing", True, "routing_transformer.routing_transformer", routing),
     f"nystrom(num_landmarks={LANDMARKS})": ("nystrom", False, "nystrom_attention", nystrom),
-    f"linformer(rank={LANDMARKS})": ("linformer", False, "linformer", linformer),
+    f"linformer(rank={LANDMARKS}, share=head)": ("linformer", False, "linformer", linformer),
+    "efficient": ("efficient", False, "linear_attention_transformer.linear_attention_transformer", efficient),
+    FLASH: ("flash", True, "flash_pytorch", flash),
 }
 """specification -> label, whether causal, module, how its attention is called"""
 
@@ -114,7 +152,9 @@ def compared(lengths: list[int], repeats: int) -> None:
             x = torch.randn(1, HEADS, length, DIM)
             x = (x, x, torch.randn(1, HEADS, length, DIM))
             sides = {
-                "ours": ours(spec.format(clusters=length // CLUSTER), length, causal=causal),
+                "ours": ours_flash(length)
+                if spec == FLASH
+                else ours(spec.format(clusters=length // CLUSTER), length, causal=causal),
                 "theirs": peer(module, length),
             }
             for kind, make in (("forward + backward", timed), ("forward", forward)):

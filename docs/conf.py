@@ -11,6 +11,7 @@ import errata_content  # noqa: F401  its measurements enter the page of `errata`
 import errata_linear  # noqa: F401
 import errata_models  # noqa: F401
 import errata_randomized  # noqa: F401
+import exactness
 import gallery
 import glossary
 import pages
@@ -53,6 +54,7 @@ def setup(app: object) -> None:
     errata.write(generated)
     gallery.write(generated)
     retrieval.write(generated)
+    exactness.write(generated)
     picture.write(generated)
     glossary.write(generated)
     zh.write(generated)

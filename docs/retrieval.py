@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from regard import Heads, build
+from regard import Heads, build, catalog
 from regard.report import claims as claims_report
 from regard.report import retrieval as report
 
@@ -222,4 +222,7 @@ def trained() -> list[str]:
     lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     lines += [f"| `{spec}` | " + " | ".join(cells) + " |" for spec, *cells in report.rows(results)]
     reached = [f"{one['title']}: {'reached' if one['reached'] else 'MISSED'}" for one in results["controls"]]
-    return [*lines, "", *report.notes(results), "", f"Controls: {'; '.join(reached)}."]
+    causal = catalog.names(supports=("causal",))
+    absent = ", ".join(f"`{name}`" for name in catalog.names() if name not in causal)
+    told = f"Not here, since the task is causal and they cannot be: {absent}. [What they hold](accuracy.md) untrained."
+    return [*lines, "", *report.notes(results), "", f"Controls: {'; '.join(reached)}.", "", told]

@@ -82,7 +82,7 @@ class Call(NamedTuple):
         assert isinstance(self.state, Slots)
         grown = self.state.append(self.key_mask, **new)
         kept = grown.view()
-        return kept, self._replace(key_mask=kept.get("key_mask"), state=grown)
+        return kept, Call(kept.get("key_mask"), self.bias, self.marks, self.inputs, grown, *self[5:])
 
 
 @typed

@@ -97,9 +97,11 @@ class Attention(Mechanism, ABC):
             InputError: an input out of its bounds.
             LimitError: longer than `heads.max_length` where weights depend on it.
         """
-        if inputs is not None and not isinstance(inputs, Mapping):
+        if inputs is None:
+            inputs = {}
+        elif not isinstance(inputs, (dict, Mapping)):  # dict first: an abstract class is asked in Python
             raise ShapeError(f"{self._name} takes the inputs {sorted(self.info.inputs)} by name, got {kind_of(inputs)}")
-        info, inputs = self.info, inputs or {}
+        info = self.info
         self._check_call(q, k, v, key_mask, bias, marks, state, query_start)
         if state is not None:
             self.check_state(state, q)

@@ -183,7 +183,7 @@ class Mechanism(Configured):
         if not compiling and state.of is not None and state.of is not self.owner:
             self._check_owner(state.of)
         call = entries, batch, dtype, device
-        tape = state.tape if isinstance(state, Slots) and not state.steady else None
+        tape = state.tape if not compiling and isinstance(state, Slots) and not state.steady else None
         if tape is not None and tape.fits == call:
             return
         tensors: Mapping[str, Tensor] = state.storage() if isinstance(state, (Slots, Summary)) else {}
@@ -204,7 +204,7 @@ class Mechanism(Configured):
                     f"{self._name}: {name} of the state is on {x.device}, the call on {device}; move it with "
                     f"state.map(lambda x: x.to({str(device)!r}))"
                 )
-        if tape is not None and not torch.compiler.is_compiling():
+        if tape is not None:
             tape.fits = call
 
     def _check_owner(self, owner: Owner) -> None:

@@ -121,13 +121,16 @@ def split(text: str, separator: str) -> list[str]:
 def files(package: str) -> Mapping[str, str]:
     """Name -> module of every public file in the folder of a package and in the packages there, without importing any.
 
-    The folder is read as a folder: `pkgutil.walk_packages` imports packages by their bare names, whoever's they are.
+    A package there that has a `PACKAGE` of its own is another kind (`regard.memory.caches`), and is left out. The
+    folder is read as a folder: `pkgutil.walk_packages` imports packages by their bare names, whoever's they are.
     """
     folder = Path(__file__).parent.joinpath(*package.split(".")[1:])
+    inner = {path.parent: path.read_text(encoding="utf-8") for path in folder.glob("*/__init__.py")}
+    of_package = {folder, *(below for below, text in inner.items() if "\nPACKAGE = " not in text)}
     modules: dict[str, str] = {}
     for path in sorted([*folder.glob("*.py"), *folder.glob("*/*.py")]):
         inside = path.relative_to(folder).with_suffix("").parts
-        whole = len(inside) == 1 or (path.parent / "__init__.py").exists()
+        whole = path.parent in of_package
         if whole and not inside[-1].startswith("_"):
             modules[path.stem] = ".".join((package, *inside))
     return modules

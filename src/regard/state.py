@@ -5,7 +5,6 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Literal, Self
 
 import torch
@@ -203,7 +202,8 @@ class Slots(State):
 
     def view(self) -> dict[str, Tensor]:
         """The kept slots by name, without a copy."""
-        return {name: x.narrow(SLOT_AXIS[x.ndim], self.start, self.kept) for name, x in self.tape.data.items()}
+        start, kept = self.start, self.stop - self.start
+        return {name: x.narrow(SLOT_AXIS[x.ndim], start, kept) for name, x in self.tape.data.items()}
 
     def tensors(self) -> dict[str, Tensor]:
         return {**self.view(), **self.steady}
@@ -243,8 +243,9 @@ class Slots(State):
             ShapeError: slots of a wider dtype than the state's, whose digits would be lost.
         """
         tape = self.tape
+        data = tape.data
         for name, x in new.items():
-            kept = tape.data[name].dtype
+            kept = data[name].dtype
             if x.dtype != kept and torch.promote_types(x.dtype, kept) != kept:
                 raise ShapeError(
                     f"the state keeps {name} as {kept}, got {x.dtype}; begin with initial_state(batch, dtype={x.dtype})"
@@ -253,19 +254,20 @@ class Slots(State):
         count = first.shape[SLOT_AXIS[first.ndim]]
         if not count:
             return self
-        masks = key_mask is not None and "key_mask" not in tape.data
-        if key_mask is not None or "key_mask" in tape.data:
+        masked = "key_mask" in data
+        masks = key_mask is not None and not masked
+        if masks or masked:
             real = torch.ones(first.shape[0], count, dtype=torch.bool, device=first.device)
             new["key_mask"] = real if key_mask is None else key_mask
-        stop, length = self.kept + count, self.length + count
+        start, end, length = self.start, self.stop, self.length + count
         if torch.is_grad_enabled() or transformed() or torch.compiler.is_compiling():  # see the docstring
             old = self._masked() if masks else self.view()
             data = {name: torch.cat([x, new[name]], SLOT_AXIS[x.ndim]) for name, x in old.items()}
+            stop = end - start + count
             return type(self)(Tape(data, stop, stop), 0, stop, length, self.steady)
-        start, alike = self.start, first.is_inference() == next(iter(tape.data.values())).is_inference()
-        if masks or not alike or not tape.claim(self.stop, count):
-            tape, start = self._roomy(self._masked() if masks else self.view(), count), 0
-        end = start + self.kept
+        alike = first.is_inference() == next(iter(data.values())).is_inference()
+        if masks or not alike or not tape.claim(end, count):
+            tape, start, end = self._roomy(self._masked() if masks else self.view(), count), 0, end - start
         for name, x in tape.data.items():
             x.narrow(SLOT_AXIS[x.ndim], end, count).copy_(new[name])
         return type(self)(tape, start, end + count, length, self.steady)
@@ -328,8 +330,10 @@ class Slots(State):
         return type(self)(Tape(data, count, count), 0, count, self.length, self.steady)
 
 
-accumulation_dtype = partial(torch.promote_types, torch.float32)
-"""what sums of numbers of a dtype are kept in: float32 at least"""
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What sums of numbers of a dtype are kept in: float32 at least."""
+    return dtype if dtype is torch.float32 else torch.promote_types(torch.float32, dtype)
+
 
 Kept = torch.dtype | Literal["call", "accumulation"]
 """the dtype of an entry: that of the call's keys and values, what these are summed in, or a fixed one"""
@@ -362,12 +366,14 @@ class Entry:
 
     def holds(self, x: Tensor, batch: int, dtype: torch.dtype) -> bool:
         """Whether `x` is this entry of a state of `batch` rows; sums are at least as wide as calls of `dtype` ask."""
-        shape = list(x.shape)
-        if self.slots and x.ndim in SLOT_AXIS:
-            del shape[SLOT_AXIS[x.ndim]]
-        if shape != ([batch, *self.shape] if self.batched else list(self.shape)):
+        shape = tuple(x.shape)
+        if self.slots and len(shape) in SLOT_AXIS:
+            axis = SLOT_AXIS[len(shape)]
+            shape = shape[:axis] + shape[axis + 1 :]
+        if shape != ((batch, *self.shape) if self.batched else self.shape):
             return False
-        return self.slots or torch.promote_types(x.dtype, self.dtype_of(dtype)) == x.dtype
+        wanted = x.dtype if self.slots else self.dtype_of(dtype)
+        return wanted == x.dtype or torch.promote_types(x.dtype, wanted) == x.dtype
 
     def nbytes(self, batch: int, slots: int, dtype: torch.dtype) -> int:
         """Bytes with `slots` kept slots."""

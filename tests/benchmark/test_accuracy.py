@@ -190,7 +190,9 @@ def test_without_names_every_estimator_of_softmax_is_measured():
 
 def test_knobs_come_from_the_facts_the_vocabulary_or_the_config():
     found = measure(
-        AccuracyConfig(specs=("performer", "performer(num_features=6)", "linformer", "linear"), redraws=3),
+        AccuracyConfig(
+            specs=("performer", "performer(num_features=6)", "linformer", "linear", "mixture_synthesizer"), redraws=3
+        ),
         [small(causal=False)],
     )
     values: dict[str, list] = {}
@@ -199,7 +201,7 @@ def test_knobs_come_from_the_facts_the_vocabulary_or_the_config():
     assert values["performer"] == [("num_features", x) for x in accuracy.KNOB_VALUES["num_features"]]
     assert values["performer(num_features=6)"] == [("num_features", 6)]
     assert values["linformer"] == [("rank", x) for x in accuracy.KNOB_VALUES["rank"]]
-    assert values["linear"] == [(None, None)]
+    assert values["linear"] == values["mixture_synthesizer"] == [(None, None)]  # rank belongs to other options of it
 
 
 def test_a_knob_of_the_plan_is_for_mechanisms_whose_facts_have_none(noisy):

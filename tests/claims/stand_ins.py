@@ -14,11 +14,12 @@ from regard.benchmark.baselines import SequenceClassifier
 from regard.benchmark.cost import counted
 from regard.benchmark.retrieval import Trained
 from regard.claims._growth import operations
+from regard.claims._letters import pair_bits
+from regard.claims._needle import Found
 from regard.claims.blockwise_memory import blockwise
 from regard.claims.extrapolation import Score
 from regard.claims.random_feature_variance import ALLOWED_ERROR
 from regard.claims.randomized_attention_bias import Moments
-from regard.claims.window_schedule import pair_bits
 from regard.core import Attended, Attention
 from regard.integrations.convolution import ConvolutionAttention
 
@@ -305,6 +306,16 @@ def quiet(self: Any, spec: str, watched: Any) -> dict[str, float]:
     return dict.fromkeys(("kurtosis", "largest", "stream", "logit"), 1.0 if spec == self.plain else 0.5)
 
 
+def needles(share: Callable[[str, float | None], float], change: float = 0.0) -> Callable[..., Found]:
+    """Accuracies of needles by mechanism and weight of its losses; softmax answers all, weights halve distances."""
+
+    def trained(self: Any, spec: str, seed: int, *, weight: float | None = None) -> Found:
+        found = 1.0 if spec == SOFT else share(spec, weight) - seed / 1e4
+        return Found(found, 0.4 if weight else 1.0, [1.0] * 18 + [1.0 + change] * 2)
+
+    return trained
+
+
 def grid(self: Any, convolution: torch.nn.Conv2d, heads: int, seed: int) -> tuple[ConvolutionAttention, Any]:
     """A layer made from the convolution, where it has the heads for that."""
     rows, columns = convolution.kernel_size
@@ -320,6 +331,63 @@ def above(**lost: float) -> Callable[..., Any]:
         return 0.01 + seed / 1e4 + lost.get(name, 0.0), [1.0] * 20
 
     return found
+
+
+def skewed(*shares: float) -> Callable[..., list[Tensor]]:
+    """Spectra of layers, the largest quarter of which has so much of the sum."""
+
+    def spectra(self: Any, seed: int) -> list[Tensor]:
+        return [torch.tensor([[share - seed / 1e4] + [(1 - share + seed / 1e4) / 3] * 3]) for share in shares]
+
+    return spectra
+
+
+def landmarks(better: bool) -> Callable[..., Any]:
+    """Errors of landmarks and of features at equal operations; those of features grow with the norm."""
+
+    def lines(self: Any, case: Any, seed: int) -> tuple[Any, Any]:
+        noise = 1 + seed / 1e4 + 10 * ("3" in case.label)
+        ours = [(0.1 if better else 100.0) / count for count in self.landmarks]
+        return (self.landmarks, ours), (self.landmarks, [noise / count**0.5 for count in self.landmarks])
+
+    return lines
+
+
+def synthesized(lookup: float, beyond: float, loss: Sequence[float] = (0.0,) * 20) -> Mapping[str, Callable[..., Any]]:
+    """Synthesizers that copy, with shares of lookups and of copies beyond the training; softmax does everything."""
+
+    def trained(self: Any, spec: str, seed: int) -> Trained:
+        share = {self.softmax: 1.0, self.mixture: 1.0, self.blind: 0.25}.get(spec, lookup) - seed / 1e4
+        return Trained(None, share, share, list(loss))  # pyright: ignore[reportArgumentType]  # nobody asks the model
+
+    def copying(self: Any, spec: str, position: str, seed: int) -> tuple[list[float], float]:
+        return [1.0, 1.0, 1.0 if spec == self.softmax else beyond], 0.0
+
+    return {"trained": trained, "copying": copying}
+
+
+def elsewhere(**lost: float) -> Mapping[str, Callable[..., Any]]:
+    """Models that need no training, and what they lose at other lengths than that of it."""
+
+    def bits(self: Any, model: str, seed: int) -> list[float]:
+        loss = lost.get(model.partition("(")[0], 0.0) * (1 + seed / 1e4)
+        return [1 + loss * (length != self.lengths[1]) for length in self.lengths]
+
+    def trained(self: Any, spec: str, seed: int) -> tuple[str, list[float]]:
+        return spec, [1.0] * 20
+
+    return {"trained": trained, "bits": bits, "difference": lambda self, model, seed: 0.0}
+
+
+def letters(**worse: float) -> Callable[..., tuple[float, list[float]]]:
+    """Losses of models of letters, by mechanism and number of layers; those that see one letter know the table."""
+
+    def learned(config: Any, new: Tensor, **_: object) -> tuple[float, list[float]]:
+        name = config.attention[0].partition("(")[0]
+        known = pair_bits()[new[:, :-1], new[:, 1:]].mean() if name == "local" else 2 + config.seed / 1e4
+        return float(known + worse.get(f"{name}_{config.layers}", 0.0)), [1.0] * 20
+
+    return learned
 
 
 def duplicated(shared: float, change: float = 0.0) -> Callable[..., Any]:

@@ -7,8 +7,10 @@ import pytest
 
 from regard import claims
 from regard.checksums import sealed
+from regard.claims.attention_rank_by_layer import AttentionRankByLayer
 from regard.claims.dot_product_variance import DotProductVariance
 from regard.cli.main import main
+from regard.errors import ConfigError
 
 NAME = "dot_product_variance"
 
@@ -66,6 +68,15 @@ def test_the_page_shows_what_the_folder_holds_from_before(command, tmp_path):
     (tmp_path / "claims" / "silent_head.json").write_text(json.dumps(sealed(other)))
     command(NAME, "--quick")
     assert "An older result" in (tmp_path / "claims" / "claims.html").read_text()
+
+
+def test_what_cannot_be_measured_here_does_not_stop_the_others(command, tmp_path, monkeypatch):
+    """Weights that are not installed are refused when they are needed; what is named after them is measured."""
+    monkeypatch.setattr(AttentionRankByLayer, "tiny", {"network": "package:unknown"})
+    code, _, err = command("attention_rank_by_layer", NAME, "--quick")
+    assert code == ConfigError.exit_code
+    assert "attention_rank_by_layer: no package 'unknown' is known to carry weights" in err
+    assert [path.name for path in sorted(tmp_path.glob("claims/*"))] == ["claims.html", f"{NAME}.json"]
 
 
 def test_seeds_may_begin_elsewhere_and_the_record_says_of_what_code(command, tmp_path):

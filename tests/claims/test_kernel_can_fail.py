@@ -6,14 +6,13 @@ import pytest
 import torch
 
 from regard import Heads, build, claims
-from regard.claims._growth import operations
+from regard.claims._growth import between, operations
 from regard.claims._turns import processor_seconds
 from regard.claims.importance_sampling import _Case
 from regard.claims.linear_attention_forms import alive
 from regard.claims.random_feature_variance import FORMULAS, vectors
 from regard.claims.randomized_attention_bias import moments
 from regard.claims.rank_of_attention import rank
-from regard.claims.shared_proposals import between
 from regard.claims.softmax_linear_crossover import crossing
 from regard.core import generator
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from regard import claims, masks
+from regard.claims._letters import LETTERS, pair_bits, samples, text
 from regard.claims.blockwise_memory import blockwise
 from regard.claims.graph_mixing import reached, second_eigenvalue
 from regard.claims.receptive_field import depends
-from regard.claims.window_schedule import LETTERS, pair_bits, samples, text
 from regard.core import generator
 
 pytestmark = pytest.mark.study

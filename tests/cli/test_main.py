@@ -25,6 +25,7 @@ VERBS = {
     "explore",
     "generate",
     "info",
+    "knn",
     "list",
     "report",
     "retrieval",

@@ -150,6 +150,19 @@ def test_the_code_on_fine_tuning_runs(tmp_path, monkeypatch):
     assert torch.equal(names["again"].model(batches[0]).logits, names["windowed"].model(batches[0]).logits)
 
 
+def test_the_code_on_datastores_runs(tmp_path, monkeypatch):
+    """With a network of four words: what is found is better than the network alone, and what is deleted is gone."""
+    monkeypatch.chdir(tmp_path)
+    words = Tokenizer(models.WordLevel({"[unk]": 0, "to": 1, "be": 2, "or": 3, "not": 4}, "[unk]"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[assignment]
+    llama = LanguageModel(presets.build("llama", dim=16, heads=2, layers=1, vocab_size=5))
+    pretrained.export(llama, "folder/of/a/llama", tokenizer=pretrained.PretrainedTokenizer(words))
+    exec(compile(only("knn.md"), "knn.md", "exec"), names := {})
+    assert names["best"].nats < float(names["looked"].model.mean())
+    assert len(names["store"]) == 5
+    assert len(names["Datastore"].open("both")) == 0
+
+
 def test_the_chinese_quickstart_runs():
     names: dict[str, object] = {}
     for code in printed((ROOT / "docs" / "zh" / "quickstart.md").read_text(encoding="utf-8")):

@@ -35,7 +35,10 @@ def test_every_line_has_the_verdict_that_was_recorded(tables):
 
 def test_every_causal_mechanism_was_trained(tables):
     trained = {row["spec"].partition("(")[0] for row in tables.recorded()["rows"]}
-    assert set(catalog.names(supports=("causal",))) <= trained
+    causal = set(catalog.names(supports=("causal",)))
+    assert causal <= trained
+    told = tables.trained()[-1]
+    assert all((f"`{name}`" in told) is (name not in causal) for name in catalog.names())
     assert all(one["reached"] for one in tables.recorded()["controls"])
 
 

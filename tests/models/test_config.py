@@ -32,6 +32,9 @@ from regard.models.config import ModelConfig
         ({"memory": 3}, "memory: a specification is a text"),
         ({"short_convolution": 1}, "at least 2"),
         ({"short_convolution": -1}, "at least 2"),
+        ({"both_streams": True, "tied": False}, "is for block='reversible', which has two; got block='residual'"),
+        ({"both_streams": True, "block": "reversible"}, "both_streams=True needs an output layer of its own"),
+        ({"output_bias": True}, "output_bias=True needs an output layer of its own; set tied=False"),
     ],
 )
 def test_nonsense_is_refused(fields: dict, message: str) -> None:

@@ -19,6 +19,7 @@ CONSTANT = [
     ("rfa", {"num_features": 16, "gate": False, "feature_map": "arc_cosine"}),
     ("hybrid_retrieval", {"combine": "window", "window": 5}),
     ("hybrid_retrieval", {"combine": "gate", "window": 5, "feature_map": "taylor"}),
+    ("transformer_vq", {"num_codes": 6, "block_size": 8, "mlp_dim": None}),
     ("gpt", {"attention": ("efficient",), "attention_dropout": 0.0, "max_length": 1100}),
 ]
 

@@ -118,6 +118,15 @@ def test_a_model_computes_nearly_what_it_did(tied: bool) -> None:
     assert len(row.tokens) == 4
 
 
+def test_the_bias_of_an_output_layer_is_kept() -> None:
+    model = LanguageModel(ModelConfig(dim=32, layers=1, heads=2, vocab_size=40, tied=False, output_bias=True)).eval()
+    with torch.no_grad():
+        model.output.bias.copy_(torch.arange(40.0) * 10)
+    before = model(torch.arange(8)[None]).logits
+    pack(model)
+    assert (model(torch.arange(8)[None]).logits - before).abs().max() < 1
+
+
 def test_it_is_for_inference_alone() -> None:
     own = model()
     pack(own)

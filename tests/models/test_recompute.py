@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from regard.attention.routed import lsh, routing, shortlist, vector_quantized
+from regard.benchmark.cost import kept_bytes
 from regard.core import Attention, recomputing
 from regard.errors import ConfigError, UnsupportedError
 from regard.models import (
@@ -91,20 +92,7 @@ def test_the_comparison_sees_a_step_that_learns_twice(monkeypatch: pytest.Monkey
 def kept(config: BlockConfig, length: int) -> int:
     """Bytes that a forward pass keeps for its backward pass, weights apart."""
     model = built(config)
-    weights = {x.untyped_storage().data_ptr() for x in model.parameters()}
-    found: dict[int, int] = {}
-    alive: list[Tensor] = []
-
-    def pack(x: Tensor) -> Tensor:
-        storage = x.untyped_storage()
-        if storage.data_ptr() not in weights:
-            found[storage.data_ptr()] = storage.nbytes()
-            alive.append(x)  # or the next tensor could have its address
-        return x
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        model(tokens(0, length=length))
-    return sum(found.values())
+    return kept_bytes(model, lambda: model(tokens(0, length=length)))
 
 
 @pytest.mark.parametrize("spec", ["softmax", "local(window=4)", "linear"])

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from regard import randomness
 from regard.attention.routed import lsh, routing, shortlist, vector_quantized
+from regard.benchmark.cost import kept_bytes
 from regard.errors import ConfigError, UnsupportedError
 from regard.models import LanguageModel, ModelConfig
 from regard.models.blocks import Block, reversible
@@ -45,6 +46,7 @@ def ordinary(monkeypatch: pytest.MonkeyPatch) -> None:
         {"attention": ("softmax",), "position": "t5_bias"},
         {"attention": ("lsh(num_buckets=4, rounds=2)",)},
         {"layers": 1},
+        {"both_streams": True, "tied": False, "output_bias": True},
     ],
 )
 def test_gradients_are_those_of_the_ordinary_stack(options, monkeypatch):
@@ -152,18 +154,8 @@ def test_dropout_is_replayed(chunks):
 def kept(layers: int, **options: Any) -> int:
     """Bytes that the forward pass keeps for the backward one, weights apart."""
     model = LanguageModel(ModelConfig(dim=32, layers=layers, heads=2, vocab_size=20, **options)).train()
-    weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
-    seen: dict[int, int] = {}
-
-    def pack(x: Tensor) -> Tensor:
-        if x.untyped_storage().data_ptr() not in weights:
-            seen[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
-        return x
-
     tokens = torch.zeros(2, 256, dtype=torch.long)
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        model(tokens).logits.sum()
-    return sum(seen.values())
+    return kept_bytes(model, lambda: model(tokens).logits.sum())
 
 
 def test_activations_do_not_grow_with_depth():
@@ -208,6 +200,22 @@ def test_a_state_and_a_memory_go_on():
     segmented = model_of(memory="recent(length=8)", max_length=8).train()
     segmented(TOKENS).logits.sum().backward()
     assert all(weight.grad is not None for weight in segmented.parameters())
+
+
+@torch.no_grad()
+def test_the_output_layer_may_read_both_streams():
+    """Each has its own half of the norm's and the output layer's weights, and the bias is added."""
+    model = model_of(both_streams=True, tied=False, output_bias=True, norm_kind="rms").double().eval()
+    seen: list[Tensor] = []
+    hook = model.blocks[-1].register_forward_hook(lambda _, given, got: seen.append(got.hidden))
+    got = model(TOKENS).logits
+    hook.remove()
+    (stream,) = seen
+    assert stream.shape[-1] == model.output.in_features == 32
+    level = stream.square().mean(-1, keepdim=True) + model.norm.eps
+    wanted = (stream / level.sqrt() * model.norm.weight) @ model.output.weight.T + model.output.bias
+    assert_close(got, wanted, tolerance=1e-12, what="logits")
+    assert (model.output.weight[:, :16] != model.output.weight[:, 16:]).any()
 
 
 def test_frozen_weights_get_no_gradient():

@@ -202,6 +202,22 @@ BACKWARD = (
         "reference_gradients",
     ),
     Edit(
+        "codes: no slope of what tells a distance",
+        f"{ROUTED}.codes:coded_backward",
+        "change.baddbmm_(slope[..., choices:], seen.keys[:, :near])",
+        "change[..., : seen.width] += slope[..., choices:] @ seen.keys[:, :near, : seen.width]",
+        "vector_quantized(num_codes=6, block_size=4, relative=True)",
+        "reference_gradients",
+    ),
+    Edit(
+        "codes: distances the other way round",
+        f"{ROUTED}.codes:_placed",
+        "even * here[0] - odd * here[1]",
+        "even * here[0] + odd * here[1]",
+        "vector_quantized(num_codes=6, block_size=4, relative=True)",
+        "reference",
+    ),
+    Edit(
         "codes: keys without the share of their code",
         f"{ROUTED}.codes:coded_backward",
         "F.pad(to_code * seen.share",

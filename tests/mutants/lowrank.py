@@ -76,9 +76,9 @@ class NormOfTheBatch(Nystrom):
 class DividesByTheWholeRun(Nystrom):
     """Takes runs of slots, whose hidden tokens count in the number that a mean is divided by."""
 
-    def _landmarks(self, x: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _landmarks(self, x: Tensor, real: Tensor | None, count: int) -> tuple[Tensor, Tensor | None]:
         hidden = torch.zeros(x.shape[0], x.shape[2], dtype=torch.bool) if real is None else ~real
-        return super()._landmarks(x.masked_fill(hidden[:, None, :, None], 0), None)
+        return super()._landmarks(x.masked_fill(hidden[:, None, :, None], 0), None, count)
 
 
 @mutant("reference")
@@ -87,9 +87,9 @@ class LandmarksOfNoToken(Nystrom):
 
     samples = ({"num_landmarks": 16},)
 
-    def _landmarks(self, x: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
-        means, there = super()._landmarks(x, real)
-        return means, torch.ones_like(there)
+    def _landmarks(self, x: Tensor, real: Tensor | None, count: int) -> tuple[Tensor, Tensor | None]:
+        means, there = super()._landmarks(x, real, count)
+        return means, None if there is None else torch.ones_like(there)
 
 
 @mutant("reference_gradients")

@@ -167,7 +167,8 @@ def _settings(spec: str, config: AccuracyConfig) -> Iterator[_Setting]:
         return
     cls, options = resolve(spec)
     known = cls.defaults
-    candidates = (info.knob,) if info.knob else (*config.knobs, *KNOB_VALUES)
+    usual = (name for name in KNOB_VALUES if known.get(name) is not None)  # None: it belongs to other options
+    candidates = (info.knob,) if info.knob else (*config.knobs, *usual)
     knob = next((name for name in candidates if name in known), None)
     if knob is None or knob in options:
         fixed = options.get(knob or "")

@@ -2,6 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
@@ -25,3 +29,30 @@ def counted(call: Callable[[], object]) -> Cost:
 
     counts = count(call)
     return Cost(counts.flops, counts.produced, counts.peak, counts.largest)
+
+
+def kept_bytes(module: "nn.Module", call: Callable[[], object]) -> int:
+    """Bytes of what a call keeps for its backward pass, the weights of a module apart.
+
+    Example:
+        >>> import torch
+        >>> x = torch.ones(10, requires_grad=True)
+        >>> kept_bytes(torch.nn.Linear(1, 1), lambda: x.exp())  # the result, which is its own derivative
+        40
+    """
+    from torch.autograd.graph import saved_tensors_hooks
+
+    weights = {weight.untyped_storage().data_ptr() for weight in module.parameters()}
+    kept: dict[int, int] = {}
+    alive: list[Tensor] = []
+
+    def pack(x: "Tensor") -> "Tensor":
+        storage = x.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+            alive.append(x)  # or the next tensor could have its address
+        return x
+
+    with saved_tensors_hooks(pack, lambda x: x):
+        call()
+    return sum(kept.values())

@@ -27,6 +27,7 @@ from regard.core import Attention
 from regard.functional import weights
 from regard.tasks import TaskConfig, build_task
 from regard.tasks.base import Example, Examples, Task
+from regard.tasks.graph import GraphTask
 from regard.training import network
 from regard.training.batches import Batch, collate
 from regard.training.config import SHAPES, AnyModelConfig, TrainingConfig
@@ -135,7 +136,7 @@ def perform(job: Job) -> dict[str, Any]:
         "untrusted": doubt([Sample(seconds, share, 1.0)], 1),
         "documents": scores.table(),
         "macro_f1": answers.macro_f1() if task.classes else None,
-        "unit": "image" if task.input_dim else unit,
+        "unit": "image" if task.input_dim else "node" if isinstance(task, GraphTask) else unit,
         "curve": [[line["tokens"], line["loss"]] for line in steps],
         "peak_bytes": peak_bytes(torch.device("cpu")),
         "pictures": pictures(cast(Network, model), task) if job.pictured else [],

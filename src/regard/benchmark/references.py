@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Float64, Int64
 
 from regard.benchmark import jobs
 from regard.benchmark.config import CompareConfig
@@ -16,10 +16,17 @@ from regard.benchmark.quality import Answers, run_apart, units
 from regard.tasks import build_task, ngram_bits_per_byte, xz_bits_per_byte
 from regard.tasks.base import IGNORE, Examples, Task
 from regard.tasks.baselines import Coded
+from regard.tasks.graph import GraphTask
 from regard.training.data_order import DataOrder
 from regard.training.evaluation import Scores, Sums, measured
 
-COUNTING = {"text": "n-gram and xz", "masked": "unigram", "classification": "majority", "recall": ""}
+COUNTING = {
+    "text": "n-gram and xz",
+    "masked": "unigram",
+    "classification": "majority",
+    "recall": "",
+    "graph": "majority, word and neighbours",
+}
 """the models that count, by measure; of recall a key says nothing about its value, and what guessing gives is known"""
 Kept = Callable[[str, Callable[[], Any], str], Any]
 
@@ -27,7 +34,8 @@ Kept = Callable[[str, Callable[[], Any], str], Any]
 def counted(config: CompareConfig, measure: Measure, steps: int) -> list[dict[str, Any]]:
     """Models that only count: they learn the examples that seed 0 trained on, and are measured on the same as all.
 
-    The n-gram and xz code text. The unigram predicts every token, and the majority every class, by its frequency.
+    The n-gram and xz code text. The unigram predicts every token, and the majority every class, by its frequency. Of a
+    graph, which is known as a whole, the word of a node, and the words of it and its neighbours, predict its class.
 
     Returns:
         name and `tables`: the columns of `Scores.table`, and of classes macro_f1, for one seed.
@@ -43,6 +51,8 @@ def counted(config: CompareConfig, measure: Measure, steps: int) -> list[dict[st
             "xz": xz_bits_per_byte(task, windows=coded, train_windows=seen),
         }
         return [{"name": name, "tables": [_columns(bits)]} for name, bits in codings.items()]
+    if isinstance(task, GraphTask):
+        return [{"name": name, "tables": [_told(task, odds, limit)]} for name, odds in task.guesses().items()]
     return [{"name": COUNTING[measure.name], "tables": [_frequencies(task, seen, limit)]}]
 
 
@@ -67,6 +77,16 @@ def _frequencies(task: Task, seen: Sequence[int], limit: int) -> dict[str, Any]:
         answers.targets += wanted.tolist()
         answers.predicted += [best] * wanted.size
     return {**scores.table(), "macro_f1": answers.macro_f1() if task.classes else None}
+
+
+def _told(task: GraphTask, odds: Float64[np.ndarray, "nodes classes"], limit: int) -> dict[str, Any]:
+    """How well probabilities for every node do on the nodes that are measured."""
+    examples, scores = task.examples("valid"), Scores()
+    for index in measured(len(examples), limit):
+        node = examples[index].document
+        nats, right = -math.log(odds[node, task.labels[node]]), odds[node].argmax() == task.labels[node]
+        scores.documents.setdefault(node, Sums()).add(nats, 1, int(right), 0)
+    return scores.table()
 
 
 def _answers(examples: Examples, index: int) -> Int64[np.ndarray, "targets"]:

@@ -1,10 +1,12 @@
 """Costs that are counted, and how they grow."""
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
 
 from regard.benchmark.cost import counted
+from regard.claims._base import Curve
 
 
 def operations(call: Callable[[], object]) -> int:
@@ -22,3 +24,23 @@ def exponent(x: Sequence[float], y: Sequence[float]) -> float:
     a, b = (torch.tensor(values, dtype=torch.float64).log() for values in (x, y))
     a = a - a.mean()
     return float((a * b).sum() / a.square().sum())
+
+
+def ratio(curve: Curve, other: Curve) -> float:
+    """A curve over another one at equal cost, the geometric mean over the points of the first."""
+    logs = [math.log(y / between(other, float(x))) for x, y in zip(*curve, strict=True)]
+    return math.exp(sum(logs) / len(logs))
+
+
+def between(curve: Curve, x: float) -> float:
+    """A curve at x: straight lines between the logarithms, and their ends continued.
+
+    Example:
+        >>> round(between(([1.0, 100.0], [1.0, 0.1]), 10.0), 4)
+        0.3162
+    """
+    points = sorted((math.log(float(a)), math.log(b)) for a, b in zip(*curve, strict=True))
+    at = math.log(x)
+    last = next((i for i in range(1, len(points)) if points[i][0] >= at), len(points) - 1)
+    (x0, y0), (x1, y1) = points[last - 1], points[last]
+    return math.exp(y0 + (y1 - y0) * (at - x0) / (x1 - x0))

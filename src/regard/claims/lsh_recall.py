@@ -13,7 +13,7 @@ from regard import Heads, build
 from regard.attention.routed.lsh import Lsh
 from regard.benchmark.fitting import averages, train
 from regard.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot
-from regard.claims.window_schedule import LETTERS, nats, samples
+from regard.claims._letters import LETTERS, nats, samples
 from regard.core import generator
 from regard.models import LanguageModel, ModelConfig
 

@@ -1,6 +1,5 @@
 """Proposals shared by all queries (LARA) against other estimators of softmax attention, at equal cost."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +13,7 @@ from regard import Heads, build
 from regard.benchmark.fitting import fit
 from regard.benchmark.vectors import Vectors, layer_vectors, random_vectors
 from regard.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot, Revision
-from regard.claims._growth import exponent, operations
+from regard.claims._growth import between, exponent, operations, ratio
 from regard.claims._plateau import FINISHED, NATS, change
 from regard.core import Attention, generator
 from regard.models import Encoder, EncoderConfig, MaskedLanguageModel
@@ -249,23 +248,3 @@ class SharedProposals(Claim):
             mechanism = self.mechanism(spec, generator(seed, "redraw", at).initial_seed(), maps).train()
             squares.append(float((mechanism(*case).values - target).square().sum() / target.square().sum()))
         return float(operations(partial(mechanism, *case))), (sum(squares) / len(squares)) ** 0.5
-
-
-def ratio(curve: Curve, other: Curve) -> float:
-    """A curve over another one at equal cost, the geometric mean over the points of the first."""
-    logs = [math.log(y / between(other, float(x))) for x, y in zip(*curve, strict=True)]
-    return math.exp(sum(logs) / len(logs))
-
-
-def between(curve: Curve, x: float) -> float:
-    """A curve at x: straight lines between the logarithms, and their ends continued.
-
-    Example:
-        >>> round(between(([1.0, 100.0], [1.0, 0.1]), 10.0), 4)
-        0.3162
-    """
-    points = sorted((math.log(float(a)), math.log(b)) for a, b in zip(*curve, strict=True))
-    at = math.log(x)
-    last = next((i for i in range(1, len(points)) if points[i][0] >= at), len(points) - 1)
-    (x0, y0), (x1, y1) = points[last - 1], points[last]
-    return math.exp(y0 + (y1 - y0) * (at - x0) / (x1 - x0))

@@ -1,26 +1,16 @@
 """Windows that grow from layer to layer, against the same windows in reverse and against equal ones."""
 
-import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import ClassVar
 
-import numpy as np
-import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
-from regard.benchmark.fitting import averages, train
+from regard.benchmark.fitting import averages
 from regard.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot, Revision
+from regard.claims._letters import LETTERS, learned, pair_bits, samples
 from regard.core import generator
-from regard.models import LanguageModel, ModelConfig
-from regard.tasks.config import TextConfig
-from regard.tasks.corpus import open_corpus
-
-LETTERS = 27
-"""a to z, and one for whatever is between words: the alphabet of text8"""
+from regard.models import ModelConfig
 
 
 @dataclass(frozen=True)
@@ -108,48 +98,5 @@ class WindowSchedule(Claim):
             max_length=self.length,
             seed=seed,
         )
-        model, draw = LanguageModel(shape).train(), generator(seed, "train")
-        means: list[float] = []
-
-        def loss(step: int) -> Tensor:
-            del step
-            value = nats(model, samples("train", self.batch, self.length, draw))
-            means.append(float(value.detach()) / math.log(2))
-            return value
-
-        train(model.parameters(), loss, steps=self.steps, learning_rate=self.learning_rate)
-        with torch.no_grad():
-            held_out = float(nats(model.eval(), new)) / math.log(2)
+        held_out, means = learned(shape, new, steps=self.steps, batch=self.batch, learning_rate=self.learning_rate)
         return held_out, averages(means)
-
-
-def nats(model: LanguageModel, tokens: Tensor) -> Tensor:
-    """The mean loss of every letter but the first."""
-    return cross_entropy(model(tokens[:, :-1]).logits.mT, tokens[:, 1:])
-
-
-@cache
-def text(split: str) -> Tensor:
-    """The bundled addresses of a split, one after another, in lower-case letters and single spaces."""
-    corpus = open_corpus(TextConfig())
-    splits = corpus.splits(TextConfig().holdout)
-    joined = " ".join(document.text for document in corpus.parse() if splits[document.group] == split)
-    letters = re.sub("[^a-z]+", "`", joined.lower())  # the character before "a"
-    return torch.from_numpy(np.frombuffer(letters.encode(), np.uint8).astype(np.int64) - ord("`"))
-
-
-def samples(split: str, count: int, length: int, draw: torch.Generator) -> Tensor:
-    """(count, length + 1) letters from anywhere."""
-    letters = text(split)
-    begin = torch.randint(0, len(letters) - length, (count, 1), generator=draw)
-    return letters[begin + torch.arange(length + 1)]
-
-
-@cache
-def pair_bits() -> Tensor:
-    """-log2 p(second | first), counted over the training text; a pair that never came counts as half of one."""
-    letters = text("train")
-    counts = (
-        torch.bincount(letters[:-1] * LETTERS + letters[1:], minlength=LETTERS**2).view(LETTERS, LETTERS).double() + 0.5
-    )
-    return -(counts / counts.sum(1, keepdim=True)).log2()

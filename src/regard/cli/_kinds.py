@@ -3,12 +3,14 @@
 from collections.abc import Mapping
 
 from regard import catalog, memory, position, specs
+from regard.memory import caches
 from regard.models import presets
 
 MECHANISM = "mechanism"
 PACKAGES: Mapping[str, str] = {
     "position": position.PACKAGE,
     "memory": memory.PACKAGE,
+    "cache": caches.PACKAGE,
     "block": "regard.models.blocks",
     "depth": "regard.models.depth",
     "preset": presets.PACKAGE,

@@ -23,6 +23,7 @@ from regard.specs import parse as parse_spec
 from regard.tasks.config import (
     ClassificationConfig,
     CopyConfig,
+    GraphConfig,
     ImagesConfig,
     MaskedConfig,
     RecallConfig,
@@ -67,7 +68,9 @@ class _Options:
     preset: str | None = None
     """start from a published shape, see `regard list`; with its own options as NAME(option=value, ...)"""
     kind: Annotated[
-        Literal["text", "recall", "copy", "masked", "classification", "translation", "images", "super_resolution"],
+        Literal[
+            "text", "recall", "copy", "masked", "classification", "translation", "images", "super_resolution", "graph"
+        ],
         tyro.conf.arg(name="task"),
     ] = "text"
     """the task, which decides the kind of model; its own options are --task.*"""
@@ -161,6 +164,14 @@ class SuperResolutionOptions(_Options):
     """the images"""
 
 
+@dataclass(frozen=True)
+class GraphOptions(_EncoderOptions):
+    """Train on the nodes of a graph."""
+
+    task: GraphConfig = field(default_factory=GraphConfig)
+    """the graph"""
+
+
 Options = (
     TextOptions
     | RecallOptions
@@ -170,6 +181,7 @@ Options = (
     | TranslationOptions
     | ImagesOptions
     | SuperResolutionOptions
+    | GraphOptions
 )
 KINDS: dict[str, type[Options]] = {
     "text": TextOptions,
@@ -180,6 +192,7 @@ KINDS: dict[str, type[Options]] = {
     "translation": TranslationOptions,
     "images": ImagesOptions,
     "super_resolution": SuperResolutionOptions,
+    "graph": GraphOptions,
 }
 
 

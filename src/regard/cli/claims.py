@@ -1,7 +1,8 @@
 """Measure claims of the literature: each with a control, at least 3 seeds and a verdict that can go either way.
 
 Without names: lists them. A claim leaves NAME.json in --out, and claims.html there shows all that the folder holds.
-Exits 0 whatever the verdicts are, and 7 if a control missed its known answer.
+Exits 0 whatever the verdicts are, 7 if a control missed its known answer, and 2 if published weights that a claim reads
+are not installed: the others are measured then.
 """
 
 import textwrap
@@ -60,10 +61,15 @@ def run(options: Options) -> int:
     folder, screen = Path(options.out), console(machine=options.json)
     recorded(folder)  # what cannot be shown beside the new results is refused before they are measured
     results: dict[str, dict[str, Any]] = {}
+    refused: list[str] = []
     with cpu_threads(options.threads):
         for name, claim in built.items():
             console(machine=True).print(f"{name}: measuring {len(seeds[name])} seeds", markup=False)
-            result = claims.measure(claim, seeds[name], tiny=options.quick)
+            try:
+                result = claims.measure(claim, seeds[name], tiny=options.quick)
+            except ConfigError as error:  # published weights that are not installed
+                refused.append(f"{name}: {error}")
+                continue
             write_json(folder / f"{name}.json", sealed(result))
             results[name] = result
             show(result, screen)
@@ -74,6 +80,8 @@ def run(options: Options) -> int:
     screen.print(f"Plots and every number: {folder / 'claims.html'}", markup=False)
     if options.json:
         emit(results)
+    if refused:
+        raise ConfigError("\n".join(refused))
     return 7 if any(not one["reached"] for result in results.values() for one in result["controls"]) else 0
 
 

@@ -1,16 +1,23 @@
 """Evaluate a trained run or published weights: nats, bits per byte, accuracy, and the metrics of the task."""
 
+import dataclasses
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
+from regard.cli._datastore import KnnOptions, looked_up, require_datastore
 from regard.cli._output import console, emit, table
 from regard.errors import ConfigError, DataError, ResourceError
 from regard.tasks.config import TABLES, TEXTS, ClassificationConfig, TextConfig, TranslationConfig
+
+if TYPE_CHECKING:
+    from regard.models import LanguageModel
+    from regard.tasks.reader import Reader
+    from regard.training.evaluation import Forward
 
 
 @dataclass(frozen=True)
@@ -56,6 +63,9 @@ class Options:
     """published weights: positions instead of as many as they have; a position table repeats its rows"""
     weights: Literal["int8"] | None = None
     """published weights: int8 keeps them at 8 bits; on --device cpu"""
+    datastore: str | None = None
+    """a model that continues text: also look every token up in this folder of regard knn build"""
+    knn: KnnOptions = dataclasses.field(default_factory=KnnOptions)
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """auto: cuda, else mps, else cpu"""
     trust: bool = False
@@ -78,6 +88,8 @@ def run(options: Options) -> int:
     """Evaluate and print."""
     from regard.integrations import pretrained
 
+    if options.datastore is None:
+        require_datastore(options.knn)
     evaluation = _published(options) if pretrained.recognised(options.run) else _run(options)
     if options.json:
         emit(evaluation)
@@ -98,7 +110,9 @@ def run(options: Options) -> int:
 
 
 def _run(options: Options) -> dict[str, object]:
+    from regard.models import LanguageModel
     from regard.training import evaluate, load
+    from regard.training.evaluation import straight
 
     for name in ("document", "attention", "max_length", "weights"):
         if getattr(options, name) is not None:
@@ -125,6 +139,11 @@ def _run(options: Options) -> dict[str, object]:
             task, split = replace(trained_task, **reads, test=options.corpus), "test"
         else:
             raise ConfigError(f"{options.run} was trained on {trained_task.name}, which takes no --corpus")
+    forward = straight
+    if options.datastore is not None:
+        if not isinstance(loaded.model, LanguageModel) or loaded.config.task.name != "text":
+            raise ConfigError(f"{options.run} was trained on {loaded.config.task.name}: --datastore is for text")
+        forward = _forward(options, loaded.model, loaded.tokenizer)
     with _named(options):
         return evaluate(
             loaded,
@@ -134,7 +153,17 @@ def _run(options: Options) -> dict[str, object]:
             limit=options.limit,
             beams=options.beam,
             length_penalty=options.length_penalty,
+            forward=forward,
         )
+
+
+def _forward(options: Options, model: "LanguageModel", reader: "Reader | None") -> "Forward":
+    """What the model says of a batch with the datastore; its own entries are left out unless asked for."""
+    assert options.datastore is not None
+    mixture = looked_up(options.datastore, options.knn, model, reader)
+    if options.knn.own:
+        return lambda model, batch, examples: batch.through(mixture)
+    return mixture.without_own
 
 
 def _given(options: Options) -> dict[str, Any]:
@@ -170,6 +199,7 @@ def _named(options: Options) -> Iterator[None]:
 
 def _published(options: Options) -> dict[str, object]:
     from regard.integrations import pretrained
+    from regard.training.evaluation import straight
 
     for name in ("beam", "length_penalty"):
         if getattr(options, name) is not None:
@@ -189,6 +219,9 @@ def _published(options: Options) -> dict[str, object]:
         raise ConfigError(f"{options.run} has published weights, which read text alone: {_flags(others)} is for a run")
     task = TextConfig(**{**given, "length": length})
     task = task if options.corpus is None else replace(task, corpus=options.corpus)
+    forward = straight
+    if options.datastore is not None:
+        forward = _forward(options, loaded.decoder, loaded.reader)
     with _named(options):
         return pretrained.evaluate(
             loaded,
@@ -197,4 +230,5 @@ def _published(options: Options) -> dict[str, object]:
             split=options.split,
             batch_size=1 if options.batch_size is None else options.batch_size,
             limit=options.limit,
+            forward=forward,
         )

@@ -3,19 +3,20 @@
 import io
 import math
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
 from regard.cli._batch import AT_A_TIME, Prompt, answer, continued, prompts, told
+from regard.cli._datastore import KnnOptions, looked_up, require_datastore
 from regard.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
     from regard.integrations.pretrained import PublishedModel
     from regard.models import LanguageModel
-    from regard.models.generate import Tokenizer
+    from regard.tasks.reader import Reader
     from regard.training import TrainedModel
 
 
@@ -64,6 +65,9 @@ class Options:
     """published weights: positions instead of as many as they have; a position table repeats its rows"""
     weights: Literal["int8"] | None = None
     """continuing: int8 keeps the weights at 8 bits, which a token reads in less time; on --device cpu"""
+    datastore: str | None = None
+    """continuing: also look every token up in this folder of regard knn build"""
+    knn: KnnOptions = field(default_factory=KnnOptions)
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """auto: cuda, else mps, else cpu"""
     trust: bool = False
@@ -71,7 +75,7 @@ class Options:
 
 
 _SAMPLING_OPTIONS = ("max_new_tokens", "temperature", "top_k", "top_p", "seed", "stop")
-_CONTINUING_OPTIONS = (*_SAMPLING_OPTIONS, "weights")
+_CONTINUING_OPTIONS = (*_SAMPLING_OPTIONS, "weights", "datastore")
 _DRAWING_OPTIONS = ("temperature", "top_k", "top_p", "seed", "out", "count", "complete")
 _BEAM_OPTIONS = ("max_new_tokens", "beam", "length_penalty")
 
@@ -86,6 +90,11 @@ def run(options: Options) -> int:
     if options.batch is not None and (options.prompt is not None or options.chat):
         beside = "--chat" if options.chat else repr(options.prompt)
         raise ConfigError(f"--batch {options.batch} has the prompts; leave {beside} out")
+    if options.datastore is None:
+        require_datastore(options.knn)
+    elif options.chat or options.knn.own:
+        given = "--chat" if options.chat else "--knn.own"
+        raise ConfigError(f"--datastore looks up what continues a text: {given} has no use for it; leave one out")
     from regard.integrations import pretrained
 
     if pretrained.recognised(options.run):
@@ -128,13 +137,16 @@ def run(options: Options) -> int:
     return _continue(options, loaded.model, loaded.tokenizer, loaded.stop_tokens)
 
 
-def _continue(options: Options, model: "LanguageModel", tokenizer: "Tokenizer", stop_tokens: tuple[int, ...]) -> int:
+def _continue(options: Options, model: "LanguageModel", tokenizer: "Reader", stop_tokens: tuple[int, ...]) -> int:
     """The continuation of the prompt, as it comes; of every prompt of a batch, when it is whole."""
     from regard.models.generate import stream
 
     sampling = _sampling(options, does="continues text")
+    decoder = model
+    if options.datastore is not None:
+        decoder = looked_up(options.datastore, options.knn, model, tokenizer)
     if options.batch is None:
-        pieces = stream(model, [_prompt(options)], stop_tokens=stop_tokens, tokenizer=tokenizer, **sampling)
+        pieces = stream(decoder, [_prompt(options)], stop_tokens=stop_tokens, tokenizer=tokenizer, **sampling)
         for piece in pieces:
             sys.stdout.write(piece.text)
             sys.stdout.flush()
@@ -148,7 +160,7 @@ def _continue(options: Options, model: "LanguageModel", tokenizer: "Tokenizer", 
                 raise InputError("the tokenizer makes no token of it, and a model continues at least one")
     longest = max(range(len(ids)), key=lambda row: len(ids[row]))
     with told(given[longest].where):
-        pieces = stream(model, ids, stop_tokens=stop_tokens, tokenizer=tokenizer, batch_size=AT_A_TIME, **sampling)
+        pieces = stream(decoder, ids, stop_tokens=stop_tokens, tokenizer=tokenizer, batch_size=AT_A_TIME, **sampling)
     continued(given, pieces)
     return 0
 

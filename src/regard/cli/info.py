@@ -1,4 +1,4 @@
-"""Show the facts, options and equation of one mechanism, position scheme, memory, block, depth or preset."""
+"""Show facts, options and equation of one mechanism, position scheme, memory, cache policy, block, depth or preset."""
 
 import inspect
 from collections.abc import Callable, Mapping

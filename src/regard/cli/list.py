@@ -1,4 +1,4 @@
-"""List the mechanisms, position schemes, memories, blocks, depths and presets."""
+"""List the mechanisms, position schemes, memories, cache policies, blocks, depths and presets."""
 
 import fnmatch
 from dataclasses import asdict, dataclass

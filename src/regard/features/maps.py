@@ -14,7 +14,7 @@ from torch import Tensor
 
 from regard.errors import ConfigError, nearest
 from regard.state import accumulation_dtype
-from regard.transforms import transformed
+from regard.transforms import known_within, transformed
 
 LOG2E = math.log2(math.e)
 
@@ -96,7 +96,7 @@ class _Relu(FeatureMap):
 
     def lift(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         top = x.detach().amax(-1)
-        if _known_above(top, 2.0**-20):
+        if known_within(top, 2.0**-20):
             return x, None
         tiny = (top > 0) & (top < 2.0**-20)
         power = torch.frexp(top).exponent.clamp(min=-126).masked_fill(~tiny, 0)  # of 2, which rounds nothing
@@ -279,19 +279,13 @@ def smallest(dtype: torch.dtype) -> float:
 
 def _lifted(x: Tensor, *, below: float, to: float) -> tuple[Tensor, Tensor | None]:
     """A map that is exp below -to: the largest number of each vector to -to, where it lies below -below."""
-    if _known_above(x.detach(), -below):  # a look at every number costs half of the largest of each vector
+    if known_within(x, -below):  # a look at every number costs half of the largest of each vector
         return x, None
     top = x.detach().amax(-1)
-    if _known_above(top, -below):
+    if known_within(top, -below):
         return x, None
     shift = (top + to).clamp_min(torch.finfo(x.dtype).min).masked_fill(top >= -below, 0)
     return x - shift[..., None], shift
-
-
-def _known_above(x: Tensor, bound: float) -> bool:
-    """Whether every number is known to be at least that: one may look where it is cheap and nothing is traced."""
-    looks = x.device.type == "cpu" and not torch.compiler.is_compiling() and not transformed()
-    return looks and (not x.numel() or x.amin().item() >= bound)
 
 
 def _projected(x: Tensor, projection: Tensor | None) -> Tensor:

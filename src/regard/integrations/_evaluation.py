@@ -4,6 +4,8 @@ import math
 import sys
 from collections.abc import Sequence
 
+import numpy as np
+
 from regard.errors import ConfigError, DataError, LimitError, nearest
 from regard.models import LanguageModel
 from regard.tasks.base import Example, Split
@@ -11,7 +13,7 @@ from regard.tasks.config import TextConfig
 from regard.tasks.corpus import open_corpus
 from regard.tasks.pretrained_tokenizer import PretrainedTokenizer
 from regard.tasks.reader import Encoded
-from regard.training.evaluation import require_finite, score
+from regard.training.evaluation import Forward, require_finite, score, straight
 
 _MOST_NATS = math.log(sys.float_info.max)
 
@@ -45,6 +47,11 @@ class Windows:
         ids, nbytes = (x[start : start + self._length + 1] for x in self._documents[document])
         return Example(ids[:-1], ids[1:], document, int(nbytes[1:].sum()))
 
+    def place(self, index: int) -> tuple[np.ndarray, int]:
+        """The token ids of the document that a window is of, and the place of the window's first target in it."""
+        document, start = self._starts[index]
+        return self._documents[document].ids, start + 1
+
 
 def evaluate(
     model: LanguageModel,
@@ -55,6 +62,7 @@ def evaluate(
     split: Split | None = None,
     batch_size: int = 1,
     limit: int = 0,
+    forward: Forward = straight,
 ) -> dict[str, object]:
     """How well the network predicts a corpus.
 
@@ -67,6 +75,7 @@ def evaluate(
             text.
         batch_size: windows at a time.
         limit: as many windows, evenly spaced (one: the first); 0: all.
+        forward: as `regard.training.evaluation.score`.
 
     Returns:
         As `regard.training.evaluate`, and `perplexity`, e to the nats per token; None where that is too large.
@@ -91,7 +100,15 @@ def evaluate(
             raise ConfigError(f"{text.corpus} has no document {document!r}: {nearest(document, groups)}")
     examples = Windows([tokenizer.document(one.text) for one in documents], text.length)
     device = next(model.parameters()).device
-    scores = score(model, examples, model.config.vocab_size, batch_size=batch_size, device=device, limit=limit)
+    scores = score(
+        model,
+        examples,
+        model.config.vocab_size,
+        batch_size=batch_size,
+        device=device,
+        limit=limit,
+        forward=forward,
+    )
     assert scores is not None
     require_finite(scores, "the network", "fetch its weights again")
     summary = scores.summary()

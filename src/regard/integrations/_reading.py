@@ -67,7 +67,7 @@ def from_folder(folder: Path) -> PublishedModel:
     with noted(problems):
         stops = stop_tokens(beside.get("eos_token_id", values.get("eos_token_id")), config.vocab_size)
     with noted(problems):
-        stored = _folder.renamed(stored, architecture, form, config)
+        stored = form.made(_folder.renamed(stored, architecture, form, config), config, settings)
     model, classes = _built(form, config, settings), ()
     with noted(problems):
         classes = _classes(settings.values.get("id2label")) if isinstance(model, Classifier) else ()

@@ -30,11 +30,23 @@ from regard.models.layout import by_columns
 from regard.models.packed import WeightKind, pack
 from regard.tasks.base import Split
 from regard.tasks.config import TextConfig
+from regard.tasks.reader import Reader
 from regard.tasks.tokenizer import BpeTokenizer
+from regard.training.evaluation import Forward, straight
 from regard.training.files import save_folder
 from regard.training.trainer import chosen_device
 
-__all__ = ["PretrainedTokenizer", "PublishedModel", "convert", "evaluate", "export", "load", "recognised", "save"]
+__all__ = [
+    "PretrainedTokenizer",
+    "PublishedModel",
+    "convert",
+    "evaluate",
+    "export",
+    "load",
+    "recognised",
+    "save",
+    "windows",
+]
 
 
 def recognised(path: str | Path) -> bool:
@@ -147,6 +159,7 @@ def evaluate(
     split: Split | None = None,
     batch_size: int = 1,
     limit: int = 0,
+    forward: Forward = straight,
 ) -> dict[str, object]:
     """How well published weights predict text: arguments, result and errors as `_evaluation.evaluate`."""
     return _evaluation.evaluate(
@@ -157,7 +170,17 @@ def evaluate(
         split=split,
         batch_size=batch_size,
         limit=limit,
+        forward=forward,
     )
+
+
+def windows(texts: Sequence[str], reader: Reader, length: int) -> _evaluation.Windows:
+    """Texts as `evaluate` reads them: windows of `length` targets that never cross from one text to the next.
+
+    Raises:
+        DataError: no text of two tokens.
+    """
+    return _evaluation.Windows([reader.document(text) for text in texts], length)
 
 
 def export(
@@ -174,10 +197,10 @@ def export(
     classes, which no hidden state depends on, and probabilities of dropping that our models do not have.
 
     Args:
-        model: one that transformers has: a decoder as llama, mistral, qwen2 or gpt2, an encoder as bert, roberta,
-            longformer or big_bird (bare, for masked tokens, for classes) or vit (bare, for classes), or an
-            encoder-decoder as t5 or bart; or what `load` or `convert` gave, whose tokenizer, stop tokens and chat
-            template are kept where none are given, and the names of its classes.
+        model: one that transformers has: a decoder as llama, mistral, qwen2, gpt2 or reformer, an encoder as bert,
+            roberta, longformer, big_bird or nystromformer (bare, for masked tokens, for classes) or vit (bare, for
+            classes), or an encoder-decoder as t5 or bart; or what `load` or `convert` gave, whose tokenizer, stop
+            tokens and chat template are kept where none are given, and the names of its classes.
         folder: a new one.
         tokenizer: written as tokenizer.json.
         stop_tokens: ids that end a text.

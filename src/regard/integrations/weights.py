@@ -29,6 +29,7 @@ class Weight:
     weights are one of theirs. heads: rows are stored for rotary planes of neighbouring channels, and ours for halves:
     the number of heads whose rows are to be put in order (0: none). leading: how many axes of size 1 theirs has in
     front of ours. kernel: the last axes of theirs, which are one of ours: a convolution's channels, height and width.
+    factor: of ours, where another scale of the logits is part of theirs.
     """
 
     ours: str
@@ -38,6 +39,7 @@ class Weight:
     heads: int = 0
     leading: int = 0
     kernel: tuple[int, ...] = ()
+    factor: float = 1.0
 
     def at(self, layer: int) -> "Weight":
         """The same weight of one block."""
@@ -53,6 +55,7 @@ class Weight:
     def read(self, stored: Tensor) -> Tensor:
         """Ours from theirs."""
         rows = stored.reshape(stored.shape[self.leading :])
+        rows = rows if self.factor == 1 else rows * self.factor
         rows = rows.flatten(-len(self.kernel)) if self.kernel else rows.T if self.transposed else rows
         which, of = self.part
         rows = rows.chunk(of)[which] if of > 1 else rows
@@ -62,6 +65,7 @@ class Weight:
 
     def write(self, rows: Tensor) -> Tensor:
         """Theirs from ours, of all parts."""
+        rows = rows if self.factor == 1 else rows / self.factor
         rows = rows.unflatten(-1, self.kernel) if self.kernel else rows.T if self.transposed else rows
         return rows.reshape((1,) * self.leading + rows.shape).contiguous()
 

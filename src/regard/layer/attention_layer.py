@@ -16,6 +16,7 @@ from regard.layer.outputs import LayerOutput, LayerValues, Prepared
 from regard.layer.positions import SLOTS_ONLY, check_position, placed, token_positions
 from regard.layer.projections import InputProjections, build_projections, check_hidden
 from regard.memory import Memory, MemoryState, build_memory
+from regard.memory.caches import Cache, build_cache
 from regard.moved import follow
 from regard.position import Position, build_position
 from regard.state import State
@@ -136,6 +137,19 @@ class AttentionLayer(nn.Module):
         )
         follow(self)
         self.inputs = InputProjections(self.attention, dim, source, seed)
+        self.cache: Cache | None = None
+
+    def cache_of(self, spec: str) -> Cache:
+        """A policy for this layer's state, such as `h2o(budget=256)`; `layer.cache = ...` makes the layer ask it.
+
+        Raises:
+            ConfigError: an unknown policy or option.
+            UnsupportedError: a cross-attention layer, one with a memory or with global tokens; a mechanism whose state
+                is no list of slots.
+        """
+        if self.cross or self.memory is not None or self.projections.global_rows is not None:
+            raise UnsupportedError("cache policies are for self-attention without a memory and without global tokens")
+        return build_cache(spec, self.attention)
 
     def initial_state(
         self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
@@ -146,7 +160,10 @@ class AttentionLayer(nn.Module):
             UnsupportedError: the mechanism keeps no state.
         """
         weight = next(self.parameters(), torch.empty(0))
-        return self.attention.initial_state(batch, device=device or weight.device, dtype=dtype or weight.dtype)
+        device, dtype = device or weight.device, dtype or weight.dtype
+        if self.cache is not None:
+            return self.cache.initial_state(self.attention, batch, device=device, dtype=dtype)
+        return self.attention.initial_state(batch, device=device, dtype=dtype)
 
     def prepare(
         self, context: Float[Tensor, "batch keys context"], *, key_mask: Bool[Tensor, "batch keys"] | None = None
@@ -196,8 +213,11 @@ class AttentionLayer(nn.Module):
         if scheme is not None and scheme.transforms:
             _, at = token_positions(scheme, past, x.shape[1], x.shape[1], positions, x.device)
             q, k = scheme.transform(q, k, at[..., :0], at)
-        inputs = self.inputs(self.attention, x[:, :0], x)
-        after = attention(q, k, v, key_mask=key_mask, marks=marks, inputs=inputs, state=state).state
+        if self.cache is not None:
+            after = self.cache(attention, q, k, v, key_mask=key_mask, marks=marks, state=state).state
+        else:
+            inputs = self.inputs(attention, x[:, :0], x)
+            after = attention(q, k, v, key_mask=key_mask, marks=marks, inputs=inputs, state=state).state
         assert after is not None
         return after
 
@@ -324,7 +344,11 @@ class AttentionLayer(nn.Module):
             elif positions is not None and keys != length:
                 raise UnsupportedError(SLOTS_ONLY)
         start = query_start or 0 if self.cross else query_start  # queries of a source are none of its tokens
-        got = attention(q, k, v, key_mask=keep, bias=bias, marks=marks, inputs=inputs, query_start=start, state=state)
+        if self.cache is not None:
+            got = self.cache(attention, q, k, v, key_mask=keep, bias=bias, marks=marks, state=state)
+        else:
+            given = {"key_mask": keep, "bias": bias, "marks": marks, "inputs": inputs}
+            got = attention(q, k, v, **given, query_start=start, state=state)
         values, losses = got.values, dict(got.losses)
         if rows is not None:
             where = {"position": scheme, "key_positions": key_positions}

@@ -35,6 +35,11 @@ class ModelConfig(InputConfig):
     tokens of a segment: fewer than the task's length, such as half of it. With --carry they may be as many."""
     tied: bool = True
     """The output layer is the embedding table."""
+    output_bias: bool = False
+    """Bias terms of an output layer that is not tied."""
+    both_streams: bool = False
+    """Of reversible blocks: the last norm and the output layer read both streams side by side, as in the released
+    Reformers, and not their mean."""
     targets: int | None = None
     """Number of different outputs, where it is not the number of tokens (the levels of a pixel, whose channels are
     different tokens); None: vocab_size."""
@@ -46,6 +51,11 @@ class ModelConfig(InputConfig):
         """Problems of these values, as `BlockConfig`."""
         problems = self._sizes("vocab_size", "targets") + super().problems() + untied(self.targets, self.tied)
         problems += self._memories()
+        if self.both_streams and (self.block != "reversible" or self.norm != "pre"):
+            problems.append(f"both_streams=True is for block='reversible', which has two; got block={self.block!r}")
+        for name in ("both_streams", "output_bias"):
+            if getattr(self, name) and self.tied:
+                problems.append(f"{name}=True needs an output layer of its own; set tied=False")
         if self.projections != "all":
             problems.append(f"projections={self.projections!r} are for encoders: a causal row is never global; use all")
         if self.short_convolution < 0 or self.short_convolution == 1:

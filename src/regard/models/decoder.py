@@ -102,12 +102,13 @@ class LanguageModel(nn.Module):
         self.depth = build_depth(config.depth, config)
         self.embeddings.coordinates = self.depth.places
         self.norm: nn.Module | None = None
+        width = 2 * config.dim if config.both_streams else config.dim
         if config.norm == "pre":
-            self.norm = build_norm(config.norm_kind, config.dim, bias=config.bias, eps=config.norm_eps)
+            self.norm = build_norm(config.norm_kind, width, bias=config.bias, eps=config.norm_eps)
         self.output: nn.Linear | None = None
         if not config.tied:
-            draw = generator(config.seed, "output")
-            self.output = linear(config.dim, config.targets or config.vocab_size, bias=False, draw=draw)
+            draw, outputs = generator(config.seed, "output"), config.targets or config.vocab_size
+            self.output = linear(width, outputs, bias=config.output_bias, draw=draw)
         self.loss_names = loss_names(self.layers)
         self.loss_weights = {**loss_weights(self.layers), **of_depth(self.depth.losses)}
         if config.remembers and self._sized is not None:
@@ -170,6 +171,9 @@ class LanguageModel(nn.Module):
         """Whether rows of unequal length may share a batch by left padding: no pattern or segment depends on slots."""
         if self.config.remembers:
             return False
+        caches = [layer.cache for layer in self.layers]
+        if any(cache is not None and not cache.pads for cache in caches):
+            return False
         return all(m.info.supports.key_mask and not m.info.anchored for m in self.mechanisms)
 
     @property
@@ -192,6 +196,19 @@ class LanguageModel(nn.Module):
             except ConfigError:
                 return f"attention {spec}"
         return None
+
+    def reduce_cache(self, spec: str | None) -> None:
+        """Let a policy decide what the states of every layer keep, such as `h2o(budget=256)`; None: no policy.
+
+        Calls without a state compute what calls with one do. Weights stay as they are, and so do saved runs.
+
+        Raises:
+            ConfigError: an unknown policy or option.
+            UnsupportedError: a layer whose state is no list of slots, or a model with a memory.
+        """
+        caches = [None if spec is None else layer.cache_of(spec) for layer in self.layers]
+        for layer, cache in zip(self.layers, caches, strict=True):
+            layer.cache = cache if cache is None else cache.train(self.training)
 
     def parameter_count(self) -> int:
         """Trained weights, shared ones once."""

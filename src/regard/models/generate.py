@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from regard.core import generator
-from regard.errors import ConfigError, InputError, LimitError, ShapeError, kind_of
+from regard.errors import ConfigError, InputError, LimitError, ShapeError, UnsupportedError, kind_of
+from regard.models.continuing import Continuing
 from regard.models.decoder import LanguageModel, ModelState
+from regard.models.lookup import checked, guess
 from regard.models.sampling import Sampling
 from regard.types_of import typed
 
@@ -61,7 +63,7 @@ class Generated(NamedTuple):
 
 @typed
 def generate(
-    model: LanguageModel,
+    model: LanguageModel | Continuing,
     prompts: Prompts,
     *,
     max_new_tokens: int,
@@ -74,6 +76,7 @@ def generate(
     tokenizer: Tokenizer | None = None,
     use_state: bool = True,
     batch_size: int | None = None,
+    lookup: int = 0,
 ) -> list[Generated]:
     """Continue prompts.
 
@@ -94,9 +97,13 @@ def generate(
         use_state: stream with the mechanisms' states where all layers have one; else each token recomputes the whole
             sequence.
         batch_size: most rows at a time; None: all that can share a batch.
+        lookup: guess up to so many tokens at a time, those that followed the last ones earlier in the text, and check
+            them in one call (`regard.models.lookup`); greedy, one row at a time. The tokens are the same, unless two
+            of them are as likely as rounding can tell.
 
     Raises:
-        ConfigError: an option out of range, texts or `stop` without a tokenizer.
+        ConfigError: an option out of range, texts or `stop` without a tokenizer, `lookup` when tokens are drawn.
+        UnsupportedError: `lookup` in a model without states, or with what stands around one.
         InputError: an empty prompt, or a token id out of range.
         LimitError: prompt and new tokens exceed what the model was built for; raised before any token.
         NumericsError: logits that are not finite.
@@ -123,6 +130,7 @@ def generate(
         tokenizer=tokenizer,
         use_state=use_state,
         batch_size=batch_size,
+        lookup=lookup,
     ):
         pieces[piece.row].append(piece)
     return [
@@ -137,7 +145,7 @@ def generate(
 
 @typed
 def stream(
-    model: LanguageModel,
+    model: LanguageModel | Continuing,
     prompts: Prompts,
     *,
     max_new_tokens: int,
@@ -150,6 +158,7 @@ def stream(
     tokenizer: Tokenizer | None = None,
     use_state: bool = True,
     batch_size: int | None = None,
+    lookup: int = 0,
 ) -> Iterator[Piece]:
     """As `generate`, but each token comes as soon as it is chosen; texts join to exactly the text of `generate`.
 
@@ -172,7 +181,24 @@ def stream(
         Row(at, x, max_new_tokens, stop, stop_tokens, None if tokenizer is None else tokenizer.stream(), seed)
         for at, x in enumerate(ids)
     ]
-    return _pieces(model, rows if max_new_tokens else [], sampling, use_state, batch_size or len(rows))
+    asked = rows if max_new_tokens else []
+    if lookup:
+        decoder = _looking_up(model, sampling, use_state, lookup)
+        return (piece for row in asked for piece in _looked_up(decoder, row, lookup))
+    return _pieces(model, asked, sampling, use_state, batch_size or len(rows))
+
+
+def _looking_up(model: LanguageModel | Continuing, sampling: Sampling, use_state: bool, lookup: int) -> LanguageModel:
+    if lookup < 0 or sampling.temperature:
+        raise ConfigError(
+            f"lookup={lookup} guesses the most likely tokens, at least 0 of them: it needs temperature=0, got "
+            f"{sampling.temperature}"
+        )
+    if not (use_state and model.streams):
+        raise UnsupportedError("lookup goes on from states: every layer needs one, and use_state=True")
+    if not isinstance(model, LanguageModel):
+        raise UnsupportedError(f"lookup checks guesses of a model alone, not of {type(model).__name__}; leave it out")
+    return model
 
 
 def check(max_new_tokens: int, stop: tuple[str, ...], tokenizer: Tokenizer | None) -> None:
@@ -259,7 +285,7 @@ def _begun(text: str, stop: str) -> int:
 
 
 def _pieces(
-    model: LanguageModel, rows: list[Row], sampling: Sampling, use_state: bool, batch_size: int
+    model: LanguageModel | Continuing, rows: list[Row], sampling: Sampling, use_state: bool, batch_size: int
 ) -> Iterator[Piece]:
     groups: dict[int, list[Row]] = {}
     for row in rows:
@@ -269,7 +295,7 @@ def _pieces(
             yield from _group(model, group[first : first + batch_size], sampling, use_state and model.streams)
 
 
-def _group(model: LanguageModel, rows: list[Row], sampling: Sampling, use_state: bool) -> Iterator[Piece]:
+def _group(model: LanguageModel | Continuing, rows: list[Row], sampling: Sampling, use_state: bool) -> Iterator[Piece]:
     """Rows that share a batch."""
     device = model.table.weight.device
     width = max(len(row.prompt) for row in rows)
@@ -297,8 +323,26 @@ def _group(model: LanguageModel, rows: list[Row], sampling: Sampling, use_state:
         tokens = new if state is not None else torch.cat([tokens, new], 1)
 
 
+def _looked_up(model: LanguageModel, row: Row, lookup: int) -> Iterator[Piece]:
+    """One row, several tokens at a time where what follows was guessed."""
+    modules, tokens, new = list(model.modules()), row.prompt.tolist(), row.prompt.tolist()
+    with torch.inference_mode():
+        state = model.initial_state(1)
+    while True:
+        room = row.left - 1 if model.limit is None else min(row.left - 1, model.limit - len(tokens))
+        draft = guess(tokens, min(lookup, room))
+        with _evaluation(modules), torch.inference_mode():
+            picked, state = checked(model, new, draft, state)
+        for token in picked:
+            piece = row.accept(token)
+            yield piece
+            if piece.ended is not None:
+                return
+        tokens, new = [*tokens, *picked], picked[-1:]
+
+
 def read(
-    model: LanguageModel, tokens: Tensor, start: Tensor | None, state: ModelState | None
+    model: LanguageModel | Continuing, tokens: Tensor, start: Tensor | None, state: ModelState | None
 ) -> tuple[Tensor, ModelState | None]:
     """Logits after the last token; each row's real tokens begin at slot `start`, None: all at the first."""
     mask = positions = None

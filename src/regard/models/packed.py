@@ -141,7 +141,7 @@ def pack(model: LanguageModel) -> None:
             if isinstance(child, nn.Linear):
                 setattr(module, name, PackedLinear(child.weight, child.bias, fine=_fine(name, child)))
     head = model.table.weight if model.output is None else model.output.weight
-    model.output = PackedLinear(head, None)  # type: ignore[assignment]
+    model.output = PackedLinear(head, None if model.output is None else model.output.bias)  # type: ignore[assignment]
     model.requires_grad_(False).eval()
     model.packed = True
 

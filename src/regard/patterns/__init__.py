@@ -1,5 +1,6 @@
 """Patterns, rules for the (query, key) pairs that attend, their text, and their reading on ranges of positions."""
 
+from regard.patterns.listed import edges, random_blocks
 from regard.patterns.pattern import (
     FAR,
     Columns,
@@ -8,6 +9,7 @@ from regard.patterns.pattern import (
     Residues,
     Span,
     block,
+    block_model,
     causal,
     dilated,
     disjoint,
@@ -15,7 +17,6 @@ from regard.patterns.pattern import (
     first,
     parse,
     per_head,
-    random_blocks,
     strided,
     summary,
     window,
@@ -29,9 +30,11 @@ __all__ = [
     "Residues",
     "Span",
     "block",
+    "block_model",
     "causal",
     "dilated",
     "disjoint",
+    "edges",
     "everything",
     "first",
     "parse",

@@ -35,8 +35,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from regard.errors import ConfigError, UnsupportedError
+from regard.patterns.edges import Edges, drawn_blocks
 from regard.patterns.intervals import FAR, Possibility, Span, followed
-from regard.patterns.picks import Picked
 from regard.patterns.text import Reader
 
 Rule = Callable[[Any, Any], Any]
@@ -222,7 +222,8 @@ _unwritten: weakref.WeakValueDictionary[str, Pattern] = weakref.WeakValueDiction
 """Patterns that have no text of their own, for as long as somebody uses them."""
 
 
-def _at_least(low: int, **sizes: int) -> None:
+def require_size(low: int, **sizes: int) -> None:
+    """Refuse, by a ConfigError, what is no integer from `low` to 2^40."""
     for name, size in sizes.items():
         if isinstance(size, bool) or not isinstance(size, int) or size < low:
             raise ConfigError(f"{name} of a pattern must be an integer of at least {low}, got {size!r}")
@@ -246,14 +247,14 @@ causal = Pattern(lambda i, j: j <= i, "causal", distances=(0, FAR), anchored=Fal
 
 def window(size: int) -> Pattern:
     """Keys at most `size` positions away on either side."""
-    _at_least(0, size=size)
+    require_size(0, size=size)
     return Pattern(lambda i, j: abs(i - j) <= size, f"window({size})", distances=(-size, size), anchored=False)
 
 
 def dilated(size: int, dilation: int) -> Pattern:
     """`size` keys on either side, `dilation` positions apart."""
-    _at_least(0, size=size)
-    _at_least(1, dilation=dilation)
+    require_size(0, size=size)
+    require_size(1, dilation=dilation)
     far = min(size * dilation, FAR)
     return Pattern(
         lambda i, j: (abs(i - j) <= far) & ((i - j) % dilation == 0),
@@ -266,14 +267,14 @@ def dilated(size: int, dilation: int) -> Pattern:
 
 def strided(stride: int) -> Pattern:
     """Keys whose distance is a multiple of `stride`."""
-    _at_least(1, stride=stride)
+    require_size(1, stride=stride)
     return Pattern(lambda i, j: (i - j) % stride == 0, f"strided({stride})", anchored=False, order=Residues(stride))
 
 
 def block(size: int, past: int = 0) -> Pattern:
     """Keys in the query's own block of `size` positions, or in one of the `past` blocks before it."""
-    _at_least(1, size=size)
-    _at_least(0, past=past)
+    require_size(1, size=size)
+    require_size(0, past=past)
     text, distances = f"block({size}, {past})", (1 - size, (past + 1) * size - 1)
     if past == 0:
         return Pattern(lambda i, j: i // size == j // size, text, distances=distances)
@@ -282,8 +283,8 @@ def block(size: int, past: int = 0) -> Pattern:
 
 def summary(stride: int, count: int, offset: int = 0) -> Pattern:
     """`count` keys of every `stride` positions: the last ones, or those `offset` positions before them."""
-    _at_least(1, stride=stride, count=count)
-    _at_least(0, offset=offset)
+    require_size(1, stride=stride, count=count)
+    require_size(0, offset=offset)
     if count + offset > stride:
         raise ConfigError(
             f"summary({stride}, {count}, {offset}) has no {count} keys {offset} before the end of {stride}"
@@ -297,7 +298,7 @@ def summary(stride: int, count: int, offset: int = 0) -> Pattern:
 
 def first(count: int) -> Pattern:
     """The first `count` keys."""
-    _at_least(0, count=count)
+    require_size(0, count=count)
     return Pattern(lambda i, j: j < count, f"first({count})")
 
 
@@ -354,15 +355,15 @@ def disjoint(*patterns: Pattern) -> Pattern:
     )
 
 
-def random_blocks(size: int, table: Int[Tensor, "blocks picks"]) -> Pattern:
-    """Key blocks picked for each query block: query block r sees key blocks table[r]; beyond the table, none.
+def block_model(nodes: int, blocks: int, inside: int, outside: int, seed: int = 0) -> Pattern:
+    """A random graph whose nodes see themselves and their neighbours, `inside` of their block and `outside` of others.
 
-    Args:
-        size: positions in a block.
-        table: picked key blocks; -1 picks nothing. It has no text, so `parse` cannot read such a pattern.
+    These are the averages; the nodes are dealt to blocks of equal size (Holland et al. 1983).
     """
-    _at_least(1, size=size)
-    return Pattern(Picked(size, table.detach().clone()))
+    require_size(0, inside=inside, outside=outside, seed=seed)
+    require_size(1, nodes=nodes, blocks=blocks)
+    rule = Edges(drawn_blocks(nodes, blocks, inside, outside, seed), nodes, loops=True)
+    return Pattern(rule, f"block_model({nodes}, {blocks}, {inside}, {outside}, {seed})", distances=rule.distances)
 
 
 _JOINED: dict[str, Callable[..., Any]] = {
@@ -374,7 +375,7 @@ _JOINED: dict[str, Callable[..., Any]] = {
 }
 """what makes a pattern of others, by its sign"""
 _VALUES = {"causal": causal, "everything": everything}
-_MAKERS = {maker.__name__: maker for maker in (window, dilated, strided, block, summary, first)}
+_MAKERS = {maker.__name__: maker for maker in (window, dilated, strided, block, summary, first, block_model)}
 _JOINERS = {joiner.__name__: joiner for joiner in (per_head, disjoint)} | {"apart": disjoint}  # its name in version 0.1
 
 

@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.bias import ScoreBias
+from regard.features import sinusoids
 from regard.info import Heads
 
 Layout = Literal["interleaved", "halves"]
@@ -64,17 +65,6 @@ class Position(nn.Module):
         """Logits for the distances high, high - 1, ..., low, from the untransformed queries."""
         del q, low, high
         return None
-
-
-def sinusoids(positions: Tensor, width: int, base: float = 10000.0) -> tuple[Tensor, Tensor]:
-    """sin and cos of position * base^(-2c/width), c = 0 ... ceil(width/2)-1, each (*positions, ceil(width/2)).
-
-    Angles are made in float64 where the device has it: at position 65,536 float32 has lost the fourth digit.
-    """
-    exact = torch.float32 if positions.device.type == "mps" else torch.float64
-    channel = torch.arange(0, width, 2, device=positions.device, dtype=exact)
-    angle = positions[..., None].to(exact) * base ** (-channel / width)
-    return angle.sin(), angle.cos()
 
 
 def sinusoidal_code(

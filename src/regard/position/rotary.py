@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from regard.errors import ConfigError
+from regard.features import sinusoids
 from regard.info import Heads
-from regard.position._base import Layout, Position, sinusoids
+from regard.position._base import Layout, Position
 
 
 class _Placed(NamedTuple):

@@ -198,6 +198,9 @@ def subject(results: Results, say: Words | None = None) -> str:
         return say(
             "Exact recall of {pairs} pairs in {length} tokens.", pairs=recall["num_pairs"], length=recall["length"]
         )
+    if results["task"] == "graph":
+        graph = results["config"]["graph"]
+        return say("A graph: {nodes} nodes of {classes} classes.", nodes=graph["nodes"], classes=graph["num_classes"])
     if results["task"] == "classify":
         return say("Classes of {data}.", data=config["classification"]["data"])
     if results["task"] == "mlm":

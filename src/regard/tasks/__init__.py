@@ -10,6 +10,7 @@ from regard.errors import ConfigError
 from regard.tasks.config import (
     ClassificationConfig,
     CopyConfig,
+    GraphConfig,
     ImagesConfig,
     MaskedConfig,
     RecallConfig,
@@ -33,6 +34,7 @@ _HOMES = {
     "Split": "base",
     "Task": "base",
     "CopyTask": "copy",
+    "GraphTask": "graph",
     "RecallTask": "recall",
     "minimal_length": "recall",
     "TextTask": "text",
@@ -49,6 +51,8 @@ __all__ = [
     "CopyTask",
     "Example",
     "Examples",
+    "GraphConfig",
+    "GraphTask",
     "ImageClassificationTask",
     "ImagesConfig",
     "ImagesTask",
@@ -81,6 +85,7 @@ if TYPE_CHECKING:
     from regard.tasks.baselines import ngram_bits_per_byte, xz_bits_per_byte
     from regard.tasks.classification import ImageClassificationTask, TextClassificationTask
     from regard.tasks.copy import CopyTask
+    from regard.tasks.graph import GraphTask
     from regard.tasks.masked import MaskedTask
     from regard.tasks.pixels import ImagesTask, SuperResolutionTask
     from regard.tasks.reader import Reader
@@ -136,6 +141,10 @@ def build_task(config: TaskConfig, *, seed: int = 0, tokenizer: "Reader | None" 
         from regard.tasks.pixels import ImagesTask
 
         return ImagesTask(config)
+    if isinstance(config, GraphConfig):
+        from regard.tasks.graph import GraphTask
+
+        return GraphTask(config)
     if isinstance(config, RecallConfig):
         from regard.tasks.recall import RecallTask
 

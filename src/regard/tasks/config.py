@@ -299,6 +299,49 @@ class SuperResolutionConfig(ImagesConfig):
         _require(self.factor >= 2, self, "factor", "at least 2")
 
 
+@dataclass(frozen=True)
+class GraphConfig:
+    """The class of every node of a random graph, from a word at each node and from its neighbours."""
+
+    name: ClassVar[str] = "graph"
+
+    nodes: int = 300
+    """Nodes, all of them one sequence."""
+    num_classes: int = 4
+    """Classes of equal size: the blocks of a stochastic block model."""
+    inside: int = 8
+    """Neighbours of a node in its own class, on the average."""
+    outside: int = 2
+    """Neighbours of a node in other classes, on the average."""
+    words: int = 4
+    """Words that each class has."""
+    signal: float = 0.4
+    """Share of the nodes whose word is one of their class; the others have any word."""
+    labelled: float = 0.2
+    """Share of the nodes whose classes are trained on; half of the others are validation, half are the test."""
+    seed: int = 0
+    """Of the graph, the words and the split; the seed of a run is of its weights alone."""
+
+    @typed
+    def __post_init__(self) -> None:
+        _require(self.num_classes >= 2, self, "num_classes", "at least 2")
+        _require(self.words >= 1, self, "words", "at least 1")
+        _require(0 <= self.signal <= 1, self, "signal", "from 0 to 1")
+        _require(0 <= self.seed < 1 << 40, self, "seed", "from 0 to 2^40 - 1")
+        _require(0 < self.labelled < 1, self, "labelled", "more than 0 and less than 1")
+        least = max(10, 2 * self.num_classes)
+        _require(self.nodes >= least, self, "nodes", f"at least {least}, with {self.num_classes} classes")
+        own = -(-self.nodes // self.num_classes)
+        for name, most in (("inside", (own - 1) // 2), ("outside", (self.nodes - own) // 2)):
+            allowed = f"from 0 to {most}: half of the nodes that there are"
+            _require(0 <= getattr(self, name) <= most, self, name, allowed)
+
+    @property
+    def length(self) -> int:
+        """Tokens in the sequence: one for each node."""
+        return self.nodes
+
+
 TaskConfig = (
     TextConfig
     | RecallConfig
@@ -308,6 +351,7 @@ TaskConfig = (
     | ClassificationConfig
     | ImagesConfig
     | SuperResolutionConfig
+    | GraphConfig
 )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar, NamedTuple
 
 import numpy as np
-from jaxtyping import Int64, UInt8
+from jaxtyping import Int64, Integer, UInt8
 
 from regard.errors import ConfigError, DataError
 from regard.tasks.base import IGNORE, SPLITS, Example, Split, Task, checked_index
@@ -98,6 +98,12 @@ class Windows:
             return np.frombuffer(self.tokenizer.to_bytes(self.tokens.ids), np.uint8)
         assert self.tokens.text is not None
         return self.tokens.text
+
+    def place(self, index: int) -> tuple[Integer[np.ndarray, "tokens"], int]:
+        """The token ids of the document that a window is of, and the place of the window's first target in it."""
+        row = int(np.searchsorted(self._ends, index, side="right"))
+        begin, end = (int(at) for at in self.tokens.starts[row : row + 2])
+        return self.tokens.ids[begin:end], int(self.spans([index]).first[0]) - begin
 
     def spans(self, indices: Sequence[int] | Int64[np.ndarray, "windows"]) -> Spans:
         """Where the targets of these windows are in `tokens.ids`."""

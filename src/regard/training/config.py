@@ -9,6 +9,7 @@ from regard.models.encoder_config import EncoderConfig
 from regard.models.encoder_decoder_config import EncoderDecoderConfig
 from regard.tasks.config import (
     ClassificationConfig,
+    GraphConfig,
     ImagesConfig,
     MaskedConfig,
     SuperResolutionConfig,
@@ -195,6 +196,7 @@ SHAPES: dict[str, type[AnyModelConfig]] = {
     "translation": EncoderDecoderConfig,
     "images": ModelConfig,
     "super_resolution": EncoderDecoderConfig,
+    "graph": EncoderConfig,
 }
 """task -> the kind of model that is trained on it: a causal decoder, an encoder with a head, or an encoder-decoder"""
 
@@ -202,8 +204,8 @@ SHAPES: dict[str, type[AnyModelConfig]] = {
 def default_model(task: TaskConfig) -> AnyModelConfig:
     """The model that a task is trained on where nothing is said.
 
-    Of images with classes, one with a vector in front that is read and with learned positions; of their pixels, one
-    with local attention that knows rows and columns.
+    Of a graph, one that reads neighbours and no positions. Of images with classes, one with a vector in front that is
+    read and with learned positions; of their pixels, one with local attention that knows rows and columns.
 
     Example:
         >>> type(default_model(TextConfig())).__name__
@@ -216,6 +218,8 @@ def default_model(task: TaskConfig) -> AnyModelConfig:
     if isinstance(task, ImagesConfig):
         local = {"position": "coordinates", "tied": False, "attention": ("image_local_1d",)}
         return EncoderDecoderConfig(**local) if isinstance(task, SuperResolutionConfig) else ModelConfig(**local)
+    if isinstance(task, GraphConfig):
+        return EncoderConfig(position="none", attention=("graph",))
     return SHAPES[task.name]()
 
 

@@ -4,13 +4,14 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.errors import DataError, NumericsError
+from regard.errors import ConfigError, DataError, NumericsError
 from regard.tasks.base import IGNORE, Examples
 from regard.training.batches import Batch, collate
 from regard.training.carried import Next, reading
@@ -69,6 +70,15 @@ class Scores:
         }
 
 
+Forward = Callable[[nn.Module, Batch, Examples], Any]
+"""gives a model's output for a batch of examples"""
+
+
+def straight(model: nn.Module, batch: Batch, examples: Examples) -> Any:
+    """The model's output for the batch."""
+    return batch.through(model)
+
+
 def score(
     model: nn.Module,
     examples: Examples,
@@ -81,6 +91,7 @@ def score(
     num_targets: int | None = None,
     stopped: Callable[[], bool] = lambda: False,
     each: Callable[[Batch, Tensor], None] = lambda batch, logits: None,
+    forward: Forward = straight,
     carry: bool = False,
 ) -> Scores | None:
     """Evaluate a model, in evaluation mode and without gradient; its mode is put back afterwards.
@@ -97,6 +108,7 @@ def score(
         num_targets: targets are below; None: they are token ids.
         stopped: asked between batches; once it says so, evaluation gives up.
         each: called with every batch and its logits, for what sums do not say.
+        forward: what gives the output for a batch, where that depends on more than the model reads; not with `carry`.
         carry: read whole documents, window after window, with the memory of a decoder going on.
 
     Returns:
@@ -111,6 +123,8 @@ def score(
     batches = (Next(chosen[first : first + batch_size], [], []) for first in range(0, len(chosen), batch_size))
     carried = None
     if carry:
+        if forward is not straight:
+            raise ConfigError("a memory is carried by the decoder alone: leave the datastore or the memory out")
         carried, batches = reading(model, examples, batch_size, limit)
     scores = Scores()
     with _evaluating(model), torch.no_grad():
@@ -119,7 +133,10 @@ def score(
                 return None
             batch = collate(examples, ids, vocab_size, num_targets=num_targets).to(device)
             with autocast(device, dtype):
-                output = batch.through(model, None if carried is None else carried.entering(fresh, rows))
+                if carried is None:
+                    output = forward(model, batch, examples)
+                else:
+                    output = batch.through(model, carried.entering(fresh, rows))
             logits = output.logits
             if carried is not None:
                 carried.leaving(output.state)

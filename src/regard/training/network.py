@@ -15,6 +15,7 @@ from regard.models.encoder_decoder_config import EncoderDecoderConfig
 from regard.models.heads import Classifier, MaskedLanguageModel
 from regard.reading import content
 from regard.tasks.base import Task
+from regard.tasks.graph import GraphTask
 from regard.tasks.pixels import Grid, ImagesTask, without_shape
 from regard.tasks.tokenizer import Tokenizer
 from regard.training.config import AnyModelConfig
@@ -122,7 +123,7 @@ def fitted(config: AnyModelConfig, task: Task) -> AnyModelConfig:
     `max_length` becomes at least the task's length, except with a memory, where it is the length of a segment.
 
     Raises:
-        ConfigError: a mechanism for images of another shape or order than the task's.
+        ConfigError: a mechanism for images of another shape or order than the task's; a vector in front of a graph.
     """
     segmented = isinstance(config, ModelConfig) and config.remembers
     longest = config.max_length if segmented else max(config.max_length, task.length)
@@ -151,6 +152,10 @@ def fitted(config: AnyModelConfig, task: Task) -> AnyModelConfig:
         )
     if isinstance(config, EncoderConfig):
         longest = max(config.max_length, task.length + config.cls_token)
+        if isinstance(task, GraphTask):
+            if config.cls_token:
+                raise ConfigError("cls_token puts a vector in front of the nodes of a graph, whose edges count from 0")
+            config = replace(config, attention=tuple(task.placed(spec) for spec in config.attention))
         return replace(config, vocab_size=task.vocab_size, input_dim=task.input_dim, max_length=longest)
     return replace(config, vocab_size=task.vocab_size, targets=None, max_length=longest)
 

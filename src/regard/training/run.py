@@ -25,7 +25,7 @@ from regard.tasks.translation import TranslationTask
 from regard.training import begun, checkpoint, environment, metrics, network, toml
 from regard.training.bounded import no_larger, stored
 from regard.training.config import RunConfig
-from regard.training.evaluation import measured, require_finite, score
+from regard.training.evaluation import Forward, measured, require_finite, score, straight
 from regard.training.files import write_text, writing
 from regard.training.fitted import fitted
 from regard.training.identity import Identity
@@ -233,6 +233,7 @@ def evaluate(
     beams: int | None = None,
     length_penalty: float | None = None,
     trust: bool = False,
+    forward: Forward = straight,
 ) -> Report:
     """How good a model is on a split of a task.
 
@@ -240,10 +241,9 @@ def evaluate(
         run_or_model: a run directory, what `load` gives, or a model.
         task: the data; None: the run's own, as it was when it was trained.
         split: train, valid or test.
-        batch_size: examples at a time.
-        limit: as many examples, evenly spaced; 0: all.
+        batch_size: examples at a time. limit: as many examples, evenly spaced; 0: all.
         beams, length_penalty: of translations, as `TrainedModel.translate`; None: its defaults.
-        trust: of a run directory, as `load`.
+        trust: of a run directory, as `load`. forward: as `regard.training.evaluation.score`.
 
     Returns:
         split, task, nats_per_token, bits_per_byte (None without text), accuracy, tokens, bytes, and `documents`: the
@@ -288,13 +288,13 @@ def evaluate(
     if not isinstance(task, TranslationTask) and (beams is not None or length_penalty is not None):
         raise ConfigError(f"task {task.name} is evaluated without beam search; leave its options out")
     measure = Measure(model, task, split, measured(len(task.examples(split)), limit))
-    device = next(model.parameters()).device
     scores = score(
         model,
         task.examples(split),
         task.vocab_size,
+        forward=forward,
         batch_size=batch_size,
-        device=device,
+        device=next(model.parameters()).device,
         limit=limit,
         num_targets=task.num_targets,
         each=measure.add,

@@ -48,9 +48,9 @@ def means_of_runs(x: Matrix, runs: int) -> Matrix:
     return [[sum(column) / len(part) for column in zip(*part, strict=True)] for part in parts]
 
 
-def iterated(a: Matrix, iterations: int) -> Matrix:
-    """The published iteration, with the norms of this matrix: the largest sum of a column, and of a row."""
-    of_columns = max(sum(abs(x) for x in column) for column in zip(*a, strict=True))
+def iterated(a: Matrix, iterations: int, of_columns: float | None = None) -> Matrix:
+    """The published iteration from the largest sum of a column, of this matrix unless given, and of a row."""
+    of_columns = of_columns or max(sum(abs(x) for x in column) for column in zip(*a, strict=True))
     of_rows = max(sum(abs(x) for x in row) for row in a)
     z = [[x / (of_columns * of_rows) for x in row] for row in transposed(a)]
 
@@ -231,6 +231,8 @@ def test_a_layer_serves_another_sequence() -> None:
         ({}, {"pinv": "exact", "iterations": 6}, ConfigError, "iterations belongs to pinv='iterative'"),
         ({}, {"pinv": "exact", "tolerance": 0.1}, ConfigError, "tolerance belongs to pinv='iterative'"),
         ({}, {"tolerance": 0.0}, ConfigError, "tolerance"),
+        ({}, {"pinv": "exact", "norm": "heads"}, ConfigError, "norm belongs to pinv='iterative'"),
+        ({}, {"num_landmarks": None}, ConfigError, "num_landmarks=None nothing is inverted step by step; set pinv="),
     ],
 )
 def test_refusals(changes: dict[str, object], options: dict[str, object], error: type[Exception], message: str) -> None:
@@ -255,3 +257,31 @@ def test_what_it_approaches_is_declared_where_it_does() -> None:
     for other in ("nystrom", "nystrom(pinv=exact, convolution=3)"):
         assert describe(other).approximates is None
         assert not describe(other).rows_sum_to_one
+
+
+def test_the_norm_of_the_heads_is_that_of_the_largest_and_not_of_the_batch() -> None:
+    """Each head begins with the largest sum of a column that any head of its batch row has."""
+    q, k, v = sequence(12, 12)
+    q = q * torch.tensor([1.0, 6.0], dtype=torch.float64)[:, None, None]
+    got = nystrom(num_landmarks=4, iterations=3, norm="heads")(q, k, v).values
+    for row in range(2):
+        sides = [[means_of_runs(scaled(x[row, head]), 4) for x in (q, k)] for head in range(2)]
+        matrices = [softmax_rows(*side) for side in sides]
+        norm = max(sum(column) for a in matrices for column in zip(*a, strict=True))
+        for head, a in enumerate(matrices):
+            inverse = iterated(a, 3, of_columns=norm)
+            x, y = scaled(q[row, head]), scaled(k[row, head])
+            gathered = product(softmax_rows(sides[head][0], y), v[row, head].tolist())
+            expected = product(softmax_rows(x, sides[head][1]), product(inverse, gathered))
+            torch.testing.assert_close(got[row, head].tolist(), expected, rtol=0, atol=1e-11)
+    own = nystrom(num_landmarks=4, iterations=3)(q, k, v).values
+    assert (got - own).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(("n", "m"), [(1, 1), (40, 40), (5, 16), (16, 5)])
+def test_where_every_token_is_a_landmark_it_is_softmax(n: int, m: int) -> None:
+    q, k, v = sequence(n, m, heads=4)
+    every = nystrom(count=4, kv_count=2, num_landmarks=None, pinv="exact")
+    torch.testing.assert_close(every(q, k, v).values, attend(q, k, v), rtol=0, atol=1e-14)
+    assert (every.info.time, every.info.rows_sum_to_one, every.info.mixes_queries) == (2, True, False)
+    assert not describe("nystrom(num_landmarks=None, pinv=exact, convolution=3)").rows_sum_to_one

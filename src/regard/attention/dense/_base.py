@@ -95,6 +95,9 @@ def remember(k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor, Call]:
     """Keys and values of every slot, and the call with their mask, kept inputs and the state behind them."""
     if call.state is None:
         return k, v, call
+    if not call.inputs:
+        kept, call = call.remember(k=k, v=v)
+        return kept["k"], kept["v"], call
     before, keys = call.state.storage(), k.shape[2]
     new = {name: x for name, x in call.inputs.items() if name in before}
     kept, call = call.remember(k=k, v=v, **{name: x[:, :, :keys] for name, x in new.items()})

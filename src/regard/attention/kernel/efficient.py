@@ -13,6 +13,7 @@ from regard.engines.sums.channels import average_by_channel
 from regard.engines.sums.passes import LOWEST, divisor
 from regard.info import Info, Supports
 from regard.state import Entry, Summary, begin, constant
+from regard.transforms import known_within
 
 
 @final
@@ -74,15 +75,24 @@ class Efficient(Attention):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         """The sums of every channel, and how much of each a query takes."""
-        past = (
-            begin(self.state_layout(), q.shape[0], device=q.device, dtype=q.dtype) if call.state is None else call.state
-        )
+        past = call.state
+        whole = past is None and call.key_mask is None and self.normaliser == "softmax" and not self.heads.causal
+        if whole and known_within(k, torch.finfo(k.dtype).min):  # a channel that is -inf throughout has no softmax
+            return Attended(self._whole(q, k, v).to(q.dtype))
+        if past is None:
+            past = begin(self.state_layout(), q.shape[0], device=q.device, dtype=q.dtype)
         assert isinstance(past, Summary)
         run = self._scaled if self.normaliser == "scaling" else self._averaged
         with torch.autocast(q.device.type, enabled=False):
             values, content = run(q, k, v, call.key_mask, past)
         state = None if call.state is None else Summary(content, past.length + k.shape[2])
         return Attended(values.to(q.dtype), state)
+
+    def _whole(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Every query sees every key, and nothing is kept: two softmaxes and two products."""
+        with torch.autocast(q.device.type, enabled=False):
+            q, k, v = (x.to(accumulation_dtype(x.dtype)) for x in (q, k, v))
+            return _taken(q.softmax(-1), k.softmax(2).mT @ v)
 
     def _averaged(
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, past: Summary

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from regard.attention.kernel import RandomKernel
 from regard.core import Attended, Call, accumulation_dtype
 from regard.engines.sums.step import Averaged
-from regard.features import balanced
+from regard.features import balanced, short
 from regard.info import Info, Input, Supports
 from regard.options import weight
 from regard.state import Entry, Summary, constant
+from regard.transforms import known_within
 
 SMALLEST = 1e-6
 """of the magnitude of a row's total, beside the largest gate weight (1 without a gate)"""
@@ -233,6 +234,9 @@ class Rfa(RandomKernel):
 
 def unit(x: Tensor) -> Tensor:
     """x / |x|, and 0 at 0, with a gradient that is finite there too; squares neither overflow nor underflow."""
+    square = x.square().sum(-1, keepdim=True)
+    if short(square) and known_within(square, torch.finfo(square.dtype).tiny ** 0.5):
+        return x * square.rsqrt()
     x, _ = balanced(x, raised=True)
     square = x.square().sum(-1, keepdim=True)
     return x * square.masked_fill(square == 0, 1).rsqrt()

@@ -31,7 +31,21 @@ class Matrices(Projection):
     def forward(self, k: Tensor, v: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
         del real
         e, f = (x.to(k.dtype) for x in self.matrices(k.shape[2]))
-        return e @ k, f @ v
+        return _mixed(e, k), _mixed(f, v)
+
+
+def _mixed(
+    matrix: Float[Tensor, "own rank keys"], x: Float[Tensor, "batch kv_heads keys dim"]
+) -> Float[Tensor, "batch kv_heads rank dim"]:
+    """The matrix of every head, or of all, times its vectors.
+
+    One matrix takes all heads of a row at once: so its gradient is one product, not a sum over heads. Of one row the
+    products are not spread over the batch, whose gradient would be copied to be summed.
+    """
+    if len(matrix) == 1:
+        beside = torch.bmm(matrix.expand(len(x), -1, -1), x.transpose(1, 2).flatten(2))
+        return beside.unflatten(2, x.shape[1::2]).transpose(1, 2)
+    return torch.bmm(matrix, x[0])[None] if len(x) == 1 else matrix @ x
 
 
 class Mixtures(Matrices):
@@ -44,8 +58,13 @@ class Mixtures(Matrices):
 
     def matrices(self, keys: int) -> tuple[Tensor, Tensor]:
         """The first columns of both."""
-        e = self.key[..., :keys]
-        return e, e if self.value is None else self.value[..., :keys]
+        e = _first(self.key, keys)
+        return e, e if self.value is None else _first(self.value, keys)
+
+
+def _first(matrix: Tensor, keys: int) -> Tensor:
+    """The first columns. Of all of them no slice, whose gradient would be copied into zeros; a graph asks no length."""
+    return matrix if not torch.compiler.is_compiling() and keys == matrix.shape[-1] else matrix[..., :keys]
 
 
 class Means(Matrices):

@@ -26,8 +26,8 @@ class Nystrom(Attention):
     q~ and k~ are means over `num_landmarks` runs of queries and of keys, as even as they come; where tokens are fewer
     each of them is a landmark, and with an exact A^+ the answer is that of softmax. A^+ is the pseudo-inverse, exact or
     by Z <- Z (13 I - A Z (15 I - A Z (7 I - A Z))) / 4 from Z = A^T / (|A|_1 |A|_inf). These norms are of one matrix
-    each: the first published code took their maximum over the batch. With a `convolution` the values are added,
-    smoothed along the sequence: sum_t w_t v_(i + t - width // 2), with the `filters` w (heads, width).
+    each (`norm`): the first published code took their maximum over the batch. With a `convolution` the values are
+    added, smoothed along the sequence: sum_t w_t v_(i + t - width // 2), with the `filters` w (heads, width).
 
     Cost: O(length num_landmarks (dim + value) + iterations num_landmarks^3) time, O(length num_landmarks) memory. Lost:
     what differs inside a run; weights may be negative. No causal form: landmarks see every position.
@@ -36,7 +36,8 @@ class Nystrom(Attention):
     their landmarks: queries that stand for padding would otherwise change the others.
 
     Raises:
-        ConfigError: an even `convolution`; `iterations` or `tolerance` of pinv="exact".
+        ConfigError: an even `convolution`; `iterations`, `tolerance` or norm="heads" of pinv="exact"; no
+            `num_landmarks` with pinv="iterative".
 
     Example:
         >>> from regard import Heads, attend
@@ -62,7 +63,8 @@ class Nystrom(Attention):
     samples: ClassVar[tuple[Mapping[str, object], ...]] = (
         {"num_landmarks": 4},
         {"num_landmarks": 5, "pinv": "exact"},
-        {"num_landmarks": 5, "iterations": 4, "tolerance": 0.05, "convolution": 3},
+        {"num_landmarks": 5, "iterations": 4, "tolerance": 0.05, "convolution": 3, "norm": "heads"},
+        {"num_landmarks": None, "pinv": "exact", "convolution": 3},
     )
     reasons: ClassVar[Mapping[str, str]] = {
         "bias": "its weights are a product of three matrices, so no term can be added to a logit",
@@ -72,8 +74,10 @@ class Nystrom(Attention):
         "state": "its landmarks change with every token",
     }
 
-    num_landmarks: Annotated[int, Ge(1)] = 64
-    """runs of queries, and as many of keys; the paper takes 32 to 256"""
+    num_landmarks: Annotated[int, Ge(1)] | None = 64
+    """runs of queries, and as many of keys; the paper takes 32 to 256. None: every token is a landmark, and since
+    A A^+ A = A of the exact A^+ the softmax itself is computed, O(length^2): released networks of short texts have it,
+    with a convolution"""
     pinv: Literal["iterative", "exact"] = "iterative"
     """how A^+ is made: `iterative` as above, `exact` by singular values, of which those below the rounding of the type
     count as 0. Where landmarks are much alike A is close to singular: then `exact` multiplies by large numbers, rounds
@@ -82,6 +86,9 @@ class Nystrom(Attention):
     """of `iterative`, at most; None: 6, as published"""
     tolerance: Annotated[float, Gt(0)] | None = None
     """the largest |A Z A - A| of a number at which a matrix needs no further iteration; None: all are made"""
+    norm: Literal["matrix", "heads"] = "matrix"
+    """|A|_1 where the iteration begins: of each matrix, or the largest of its heads, as in networks that were trained
+    with the first published code and are run one text at a time; never of the batch"""
     convolution: Annotated[int, Ge(1)] | None = None
     """width of the filter over the values, odd; published code has 33, 35 and 65; None: no such term"""
     filters: nn.Parameter | None = weight()
@@ -90,9 +97,12 @@ class Nystrom(Attention):
     def facts(cls, options: Mapping[str, Any]) -> Info:
         """An exact inverse gives rows that sum to one, and of few tokens softmax; a filter runs over one sequence."""
         info, exact = cls.default_info, options["pinv"] == "exact"
+        if options["num_landmarks"] is None:
+            sums = options["convolution"] is None
+            info = replace(info, time=2, rows_sum_to_one=sums, nonnegative=sums, mixes_queries=False)
         if options["convolution"] is not None:
             return replace(info, supports=replace(info.supports, cross=False))
-        if not exact:
+        if not exact or options["num_landmarks"] is None:
             return info
         return replace(info, rows_sum_to_one=True, approximates="softmax", knob="num_landmarks")
 
@@ -105,6 +115,10 @@ class Nystrom(Attention):
             if self.pinv == "exact" and self.options[option] is not None:
                 given = f"{option}={self.options[option]}"
                 raise ConfigError(f"nystrom: {option} belongs to pinv='iterative', got {given} with pinv='exact'")
+        if self.pinv == "exact" and self.norm == "heads":
+            raise ConfigError("nystrom: norm belongs to pinv='iterative', got norm='heads' with pinv='exact'")
+        if self.pinv == "iterative" and self.num_landmarks is None:
+            raise ConfigError("nystrom: with num_landmarks=None nothing is inverted step by step; set pinv='exact'")
 
     def setup(self) -> None:
         self.filters, heads = None, self.heads
@@ -117,35 +131,51 @@ class Nystrom(Attention):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         """Two softmaxes over few and over all keys, and between them the inverse, so that F A^+ B is never made."""
         self._require_own(call)
-        dtype, scale, real = accumulation_dtype(q.dtype), q.shape[-1] ** -0.5, call.key_mask
+        dtype = accumulation_dtype(q.dtype)
         with torch.autocast(q.device.type, enabled=False):
             q, k, v = (x.to(dtype) for x in (q, k, v))
-            landmarks, asked = self._landmarks(q, real if call.paired else None)
-            keys, seen = self._landmarks(k, real)
-            keys = expand_heads(keys, self.heads.count)
-            logits = (scale * landmarks @ keys.mT).masked_fill(~seen[:, None, None], float("-inf"))
-            # Landmarks that no token belongs to are rows and columns of 0, which are 0 in the inverse too.
-            a = softmax(logits) * asked[:, None, :, None]
-            gathered = dot_product(landmarks, k, v, Call(key_mask=real), scale=scale)
-            values = dot_product(q, keys, self._inverse(a) @ gathered, Call(key_mask=seen), scale=scale)
+            if self.num_landmarks is None:
+                values = dot_product(q, k, v, Call(key_mask=call.key_mask), scale=q.shape[-1] ** -0.5)
+            else:
+                values = self._rebuilt(q, k, v, call, self.num_landmarks)
             if self.filters is not None:
                 taps, width = self.filters.to(dtype)[:, None, :, None], self.filters.shape[1]
                 v = expand_heads(v, self.heads.count)
                 values = values + F.conv2d(v, taps, padding=(width // 2, 0), groups=self.heads.count)
         return Attended(values)
 
+    def _rebuilt(self, q: Tensor, k: Tensor, v: Tensor, call: Call, count: int) -> Tensor:
+        """F A^+ (B v) with `count` landmarks."""
+        scale, real = q.shape[-1] ** -0.5, call.key_mask
+        landmarks, asked = self._landmarks(q, real if call.paired else None, count)
+        keys, seen = self._landmarks(k, real, count)
+        keys = expand_heads(keys, self.heads.count)
+        logits = scale * landmarks @ keys.mT
+        # Landmarks that no token belongs to are rows and columns of 0, which are 0 in the inverse too.
+        a = softmax(logits if seen is None else logits.masked_fill(~seen[:, None, None], float("-inf")))
+        a = a if asked is None else a * asked[:, None, :, None]
+        gathered = dot_product(landmarks, k, v, Call(key_mask=real), scale=scale)
+        return dot_product(q, keys, self._inverse(a) @ gathered, Call(key_mask=seen), scale=scale)
+
     def _landmarks(
-        self, x: Float[Tensor, "batch heads length dim"], real: Bool[Tensor, "batch length"] | None
-    ) -> tuple[Float[Tensor, "batch heads landmarks dim"], Bool[Tensor, "batch landmarks"]]:
-        """Means over even runs of the real tokens, and which landmarks there are."""
+        self, x: Float[Tensor, "batch heads length dim"], real: Bool[Tensor, "batch length"] | None, count: int
+    ) -> tuple[Float[Tensor, "batch heads landmarks dim"], Bool[Tensor, "batch landmarks"] | None]:
+        """Means over even runs of the real tokens, and which landmarks there are; None: all."""
+        length = x.shape[2]
+        # A graph serves every length. An exact inverse may multiply by so much that two ways to a mean would differ.
+        plain = self.pinv == "iterative" and not torch.compiler.is_compiling()
+        whole = real is None and plain and length >= count
+        if whole and length % count == 0:
+            return x.unflatten(2, (count, -1)).mean(3), None
         if real is None:
-            real = torch.ones(x.shape[0], x.shape[2], dtype=torch.bool, device=x.device)
-        count, rank, length = self.num_landmarks, real.cumsum(1) - 1, real.sum(1, keepdim=True)
-        run = torch.where(real, rank * length.clamp(max=count) // length.clamp(min=1), -1)
+            real = torch.ones(x.shape[0], length, dtype=torch.bool, device=x.device)
+        rank, tokens = real.cumsum(1) - 1, real.sum(1, keepdim=True)
+        run = torch.where(real, rank * tokens.clamp(max=count) // tokens.clamp(min=1), -1)
         member = run[:, None] == torch.arange(count, device=x.device)[:, None]
         size = member.sum(-1, keepdim=True)
         shares = member.to(x.dtype) / size.clamp(min=1)
-        return shares[:, None] @ x.masked_fill(~real[:, None, :, None], 0), size[..., 0] > 0
+        means = shares[:, None] @ (x if whole else x.masked_fill(~real[:, None, :, None], 0))
+        return means, None if whole else size[..., 0] > 0
 
     def _require_own(self, call: Call) -> None:
         if self.convolution is not None and not call.paired:
@@ -158,10 +188,14 @@ class Nystrom(Attention):
             return torch.linalg.pinv(a.masked_fill(lost, 0)).masked_fill(lost, float("nan"))
         # |A|_inf is 1, the sum of a row; without any real token every number is 0.
         largest = a.sum(-2).amax(-1).clamp(min=torch.finfo(a.dtype).tiny)
-        z, identity = a.mT / largest[..., None, None], torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+        largest = largest.amax(1, keepdim=True) if self.norm == "heads" else largest
+        z, one = a.mT / largest[..., None, None], torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
         for _ in range(self.iterations):
-            az = a @ z
-            further = z @ (13 * identity - az @ (15 * identity - az @ (7 * identity - az))) / 4
+            az = (a @ z).flatten(0, 1)
+            further = one * 1.75 - az * 0.25
+            for summand in (3.75, 3.25):
+                further = torch.baddbmm(one * summand, az, further, alpha=-1)
+            further, az = z @ further.view_as(a), az.view_as(a)
             if self.tolerance is None:
                 z = further
                 continue
@@ -183,27 +217,34 @@ class Nystrom(Attention):
             if len(real) == 0:
                 out.append(0 * x.sum() + q.new_zeros(heads.count, q.shape[2], v.shape[3]))
                 continue
-            of_queries, of_keys = self._means(x[:, real] if call.paired else x), self._means(y)
+            if self.num_landmarks is None:
+                f = torch.softmax(torch.einsum("hid,hjd->hij", x, y), -1)
+                out.append(torch.einsum("hij,hje->hie", f, values) + self._smoothed(v[row]))
+                continue
+            count = self.num_landmarks
+            of_queries, of_keys = self._means(x[:, real] if call.paired else x, count), self._means(y, count)
             f, a, b = (
                 torch.softmax(torch.einsum("hid,hjd->hij", left, right), -1)
                 for left, right in ((x, of_keys), (of_queries, of_keys), (of_queries, y))
             )
-            inverses = torch.stack([self._explicit_inverse(each) for each in a])
+            columns = torch.linalg.matrix_norm(a, 1)
+            columns = columns.max().expand(len(a)) if self.norm == "heads" else columns
+            inverses = torch.stack([self._explicit_inverse(*each) for each in zip(a, columns, strict=True)])
             out.append(torch.einsum("hir,hrs,hsj,hje->hie", f, inverses, b, values) + self._smoothed(v[row]))
         return torch.stack(out)
 
-    def _means(self, x: Tensor) -> Tensor:
+    def _means(self, x: Tensor, count: int) -> Tensor:
         """The mean of each run: token t of n belongs to run floor(t runs / n)."""
         length = x.shape[1]
-        runs = min(self.num_landmarks, length)
+        runs = min(count, length)
         of = [t * runs // length for t in range(length)]
         return torch.stack([x[:, [t for t in range(length) if of[t] == r]].mean(1) for r in range(runs)], 1)
 
-    def _explicit_inverse(self, a: Tensor) -> Tensor:
-        """Of one matrix."""
+    def _explicit_inverse(self, a: Tensor, columns: Tensor) -> Tensor:
+        """Of one matrix, from its norm |A|_1 or that of all heads."""
         if self.pinv == "exact":
             return torch.linalg.pinv(a) if bool(a.isfinite().all()) else a.T * float("nan")
-        z = a.T / (torch.linalg.matrix_norm(a, 1) * torch.linalg.matrix_norm(a, float("inf")))
+        z = a.T / (columns * torch.linalg.matrix_norm(a, float("inf")))
         one = torch.eye(len(a), dtype=a.dtype, device=a.device)
         for _ in range(self.iterations or 0):
             if self.tolerance is not None and (a @ z @ a - a).abs().max() <= self.tolerance:

@@ -1,6 +1,6 @@
 """Attention within clusters of content (Routing Transformer)."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, final
 
@@ -16,7 +16,7 @@ from regard.core import Attended, Call, accumulation_dtype, generator, recomputi
 from regard.engines.routed.clusters import clustered, ranked
 from regard.engines.routed.codes import gather_codes
 from regard.errors import ConfigError
-from regard.features import balanced
+from regard.features import balanced, short
 from regard.info import Info, Supports
 from regard.options import weight
 from regard.randomness import decided
@@ -151,9 +151,14 @@ class Routing(Bucketed):
 
     def decisions(self, q: Tensor, k: Tensor) -> Clusters:
         """The clusters of queries and keys, or the orders in which centroids take them."""
-        choose = self.nearest if self.form == "exact" else self.ranks
-        keys = choose(normalised(k))
-        return Clusters(keys if q is k else choose(normalised(q)), keys)
+        key = normalised(k)
+        return self._both(self.nearest if self.form == "exact" else self.ranks, key if q is k else normalised(q), key)
+
+    @staticmethod
+    def _both(choose: Callable[[Tensor], Tensor], query: Tensor, key: Tensor) -> Clusters:
+        """The choices of normalised queries and keys; made once where one tensor is both."""
+        keys = choose(key)
+        return Clusters(keys if query is key else choose(query), keys)
 
     def nearest(self, x: Tensor) -> Tensor:
         """The cluster of each normalised vector."""
@@ -169,8 +174,9 @@ class Routing(Bucketed):
         learns, scale = self.training and not recomputing(), self.heads.key_dim**-0.5
         if learns:
             self.learn()
-        query, key = normalised(q), normalised(k)
-        queries, keys = decided(lambda: (self.nearest(query), self.nearest(key)))
+        key = normalised(k)
+        query = key if q is k else normalised(q)
+        queries, keys = decided(lambda: self._both(self.nearest, query, key))
         real = call.key_mask if call.causal or call.paired else None  # the queries are tokens of this call
         real = None if real is None else real[:, k.shape[2] - q.shape[2] :]
         sides = (query, queries, real), (key, keys, call.key_mask)
@@ -179,7 +185,7 @@ class Routing(Bucketed):
             self.note(*sides)
         q, k = query.to(q.dtype), key.to(k.dtype)
         if self.form == "paper":
-            ranks = decided(lambda: (self.ranks(query), self.ranks(key)))
+            ranks = decided(lambda: self._both(self.ranks, query, key))
             values = clustered(q, k, v, *ranks, call.key_mask, scale, causal=call.causal, share=self.share)
             return Attended(values, call.state, losses)
         slots, call = call.remember(k=k, v=v, clusters=keys)
@@ -267,9 +273,14 @@ class Routing(Bucketed):
 
 def normalised(x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
     """x less its mean over its standard deviation, in float32 at least."""
-    small, factor = balanced(x.to(accumulation_dtype(x.dtype)))
-    apart = small - small.mean(-1, keepdim=True)
-    return apart * torch.rsqrt(apart.square().mean(-1, keepdim=True) + EPSILON * factor.square())
+    x, least = x.to(accumulation_dtype(x.dtype)), EPSILON
+    apart = x - x.mean(-1, keepdim=True)
+    square = apart.square().mean(-1, keepdim=True)
+    if not short(square):
+        x, factor = balanced(x)
+        apart = x - x.mean(-1, keepdim=True)
+        square, least = apart.square().mean(-1, keepdim=True), EPSILON * factor.square()
+    return apart * torch.rsqrt(square + least)
 
 
 def standard(x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:

@@ -1,22 +1,25 @@
 """Attention to quantised keys in linear time."""
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, final
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Literal, final
 
 import torch
 import torch.nn.functional as F
 from annotated_types import Ge, Le
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.attention.routed import Routed, nearest
 from regard.core import Attended, Call, accumulation_dtype, generator, recomputing
+from regard.engines.routed import exact
 from regard.engines.routed.codes import coded, gather_codes, window
-from regard.features import balanced
+from regard.features import balanced, short
 from regard.info import Info, Supports
 from regard.options import weight
 from regard.randomness import decided
 from regard.state import Entry, Slots, State, Tape, constant, per_slot
+from regard.transforms import known_within
 
 EPSILON = 1e-6
 """added to the mean square of a query or key"""
@@ -33,6 +36,10 @@ class VectorQuantized(Routed):
     mean value m_s, and enters the softmax with logit q . C_s + log n_s and value m_s. Keys of the query's own block of
     L positions and of the block before it enter one by one. Not causal: every key enters through its code.
 
+    With `relative`, Transformer-XL's scores: q_i + u meets codes and keys alike, and the logit of a key that enters one
+    by one is more by (q_i + v) . W r_(i-j) / d^(1/4), r the sinusoid of the distance. An old key has no distance.
+    Like q, u and v are divided by d^(1/4).
+
     Gradients are straight-through, k^ = k + sg(C_z - k). As in the paper's code, a key gets none from queries for which
     it is no longer recent (its value does, exactly): that gradient would take quadratic time, or S d^2 numbers per
     query. Without causality no key is recent; then it passes through the mean key of each code.
@@ -41,7 +48,8 @@ class VectorQuantized(Routed):
     `recomputing` where that happens outside a backward pass. A masked key is neither counted nor learnt from.
 
     Cost: O(n (S + 2 L) d) time, O(n d S / L) memory, never n x n. State: a window of 2 L - 1 slots, and S (value + 1)
-    numbers per head. Lost: what rounding the keys loses.
+    numbers per head. Lost: what rounding the keys loses. Blocks begin at multiples of L, so that with `relative` left
+    padding is refused.
 
     Example:
         >>> from regard import Heads
@@ -52,8 +60,9 @@ class VectorQuantized(Routed):
         >>> list(output.losses)  # in training
         ['commitment']
 
-    Source: Lingle 2023 (Transformer-VQ), section 3; moving averages and gradients as in its published code. Initial
-    codes are random points of the sphere that normalised keys lie on.
+    Source: Lingle 2023 (Transformer-VQ), section 3; moving averages and gradients as in its published code; scores by
+    distance: Dai et al. 2019, section 3.3. Initial codes are random points of the sphere that normalised keys lie on. r
+    is as wide as a key (the papers': as hidden states, which a mechanism does not see).
     """
 
     default_info = Info(
@@ -70,9 +79,11 @@ class VectorQuantized(Routed):
     samples: ClassVar[tuple[Mapping[str, object], ...]] = (
         {"num_codes": 8, "block_size": 5},
         {"num_codes": 5, "block_size": 16, "decay": 0.5},
+        {"num_codes": 6, "block_size": 4, "relative": True},
     )
     reasons: ClassVar[Mapping[str, str]] = {
-        "bias": "old keys have no distance: they enter through their codes",
+        "bias": "old keys have no distance: they enter through their codes; relative=True has a bias for recent ones",
+        "bidirectional": "relative=True scores recent keys by distance, and without causality no key is recent",
         "cross": "a source that a state holds would keep no gradient path to its keys",
     }
 
@@ -82,6 +93,8 @@ class VectorQuantized(Routed):
     """L"""
     decay: Annotated[float, Ge(0), Le(1)] = 0.99
     """g, of the moving averages"""
+    relative: bool = False
+    """score by distance in the query's own block and the one before it, as Transformer-XL does; causal only"""
     impl: Literal["auto", "reference", "torch"] = "auto"
     """`torch` goes block by block; `auto` is `torch`; `reference` is the definition"""
     code_sum: Tensor = weight()
@@ -90,8 +103,22 @@ class VectorQuantized(Routed):
     """(kv_heads, codes, dim + 1): sums and counts of the keys of the last training call"""
     unlearnt: Tensor = weight()
     """1 after a training call, 0 before the first"""
+    content_bias: nn.Parameter = weight()
+    """u, (heads, 1, dim)"""
+    distance_bias: nn.Parameter = weight()
+    """v, (heads, 1, dim)"""
+    distance_weight: nn.Parameter = weight()
+    """W, (heads, dim or one more, dim)"""
     recomputing = False
     """whether this call repeats an earlier one, for its backward pass; then the codebook stays"""
+
+    @classmethod
+    def facts(cls, options: Mapping[str, Any]) -> Info:
+        """What is recent follows from the blocks, and with `relative` it shows."""
+        if not options["relative"]:
+            return cls.default_info
+        supports = replace(cls.default_info.supports, bidirectional=False)
+        return replace(cls.default_info, supports=supports, sees_content_only=False, anchored=True)
 
     def setup(self) -> None:
         shape = (self.heads.kv_heads, self.num_codes, self.heads.key_dim)
@@ -100,6 +127,12 @@ class VectorQuantized(Routed):
         self.register_buffer("code_count", torch.ones(shape[:2]))
         self.register_buffer("seen", torch.zeros(*shape[:2], shape[2] + 1))
         self.register_buffer("unlearnt", torch.zeros(()))
+        if self.relative:
+            count, dim = self.heads.count, self.heads.key_dim
+            draw = generator(self.heads.seed, "vector_quantized", "relative")
+            self.content_bias = nn.Parameter(0.02 * torch.randn(count, 1, dim, generator=draw))
+            self.distance_bias = nn.Parameter(0.02 * torch.randn(count, 1, dim, generator=draw))
+            self.distance_weight = nn.Parameter(dim**-0.5 * torch.randn(count, dim + dim % 2, dim, generator=draw))
 
     @property
     def codebook(self) -> Float[Tensor, "kv_heads codes dim"]:
@@ -131,12 +164,23 @@ class VectorQuantized(Routed):
             codes = codes.masked_fill(~call.key_mask[:, None], self.num_codes)
         assert call.state is None or isinstance(call.state, Slots)
         straight, block = code + (key - key.detach()), self.block_size if call.causal else 0
-        v = v.masked_fill(key.isnan().any(-1, keepdim=True), float("nan"))  # its code holds none
-        values, state = coded(scaled(q), straight, v, codes, codebook, block, call.state)
+        if not known_within(key, high=torch.finfo(key.dtype).max):
+            v = v.masked_fill(key.amax(-1, keepdim=True).isnan(), float("nan"))  # its code holds none
+        query, distance = self.scores(scaled(q))
+        values, state = coded(query, straight, v, codes, codebook, block, call.state, distance)
         losses = {"commitment": commitment(key, code, call.key_mask)} if self.training else {}
         if learns:
             self.note(key.detach(), codes)
         return Attended(values, state, losses)
+
+    def scores(self, q: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Scaled queries with u, and (q + v) W of those with v; without `relative` as they are, and None."""
+        if not self.relative:
+            return q, None
+        unit = self.heads.key_dim**-0.25
+        u, v, w = (x.to(q.dtype) * unit for x in (self.content_bias, self.distance_bias, self.distance_weight))
+        with exact(q):
+            return q + u, (q + v) @ w.mT
 
     @torch.no_grad()
     def learn(self) -> None:
@@ -203,13 +247,30 @@ class VectorQuantized(Routed):
             mean = same @ k.masked_fill(~real[..., None], 0) / same.sum(-1, keepdim=True).clamp(min=1)
             straight, recent = mean + (code - mean).detach(), torch.ones((), dtype=torch.bool, device=q.device)
         straight, code = (x.repeat_interleave(self.heads.group, 1) for x in (straight, code.detach()))
-        return torch.where(recent, *(torch.einsum("bhid,bhjd->bhij", q, x) for x in (straight, code)))
+        content = q + self.content_bias / k.shape[-1] ** 0.25 if self.relative else q
+        near, far = (torch.einsum("bhid,bhjd->bhij", content, x) for x in (straight, code))
+        if self.relative:
+            slots = torch.arange(k.shape[2], device=k.device)
+            waves = self.waves((slots[call.query_start :, None] - slots).to(k.dtype))
+            place = q + self.distance_bias / k.shape[-1] ** 0.25
+            near = near + torch.einsum("bhid,hcd,ijc->bhij", place, self.distance_weight, waves) / k.shape[-1] ** 0.25
+        return torch.where(recent, near, far)
+
+    def waves(self, distance: Tensor) -> Tensor:
+        """r of each distance by definition, (*distance, dim or one more)."""
+        width = self.distance_weight.shape[1]
+        angle = torch.stack([distance / 10000 ** (2 * c / width) for c in range(width // 2)], -1)
+        return torch.cat([angle.sin(), angle.cos()], -1)
 
 
 def scaled(x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
     """x over its root mean square and over dim^(1/4), in float32 at least."""
-    x, factor = balanced(x.to(accumulation_dtype(x.dtype)))
-    return x * (torch.rsqrt(x.square().mean(-1, keepdim=True) + EPSILON * factor.square()) * x.shape[-1] ** -0.25)
+    x, least = x.to(accumulation_dtype(x.dtype)), EPSILON
+    square = x.square().mean(-1, keepdim=True)
+    if not short(square):
+        x, factor = balanced(x)
+        square, least = x.square().mean(-1, keepdim=True), EPSILON * factor.square()
+    return x * (torch.rsqrt(square + least) * x.shape[-1] ** -0.25)
 
 
 def normalised(x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:

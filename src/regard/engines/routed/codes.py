@@ -4,6 +4,8 @@ Queries go block by block. Before a block, the keys that are no longer recent ar
 codes; then one softmax runs over the codes (log-count added to the logit, mean value) and the recent keys. The backward
 pass adds up again, then walks the blocks in reverse with the gradient of the sums, which each key reads when its own
 block has been passed.
+
+Keys may be wider than codes. What is behind counts only while a key is recent: where it stands, for a bias by distance.
 """
 
 from collections.abc import Iterator
@@ -14,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.engines.routed import LOG2E, accumulate, exact, room
+from regard.features import sinusoids
 from regard.state import Slots, accumulation_dtype
 from regard.transforms import transformable, transformed
 
@@ -100,7 +103,7 @@ class Block:
 
     def __init__(self, part: Part, sums: Tensor, segment: Segment, past: int) -> None:
         self.segment, self.past, self.codebook = segment, past, part.codebook
-        self.choices = part.codebook.shape[1]
+        self.choices, self.width = part.codebook.shape[1:]
         count = sums[:, :-1, -1:]
         self.share = 1 / count.clamp(min=1)
         self.mean = sums[:, :-1, :-1] * self.share
@@ -119,7 +122,7 @@ class Block:
             recent = self.segment.recent
             near = max(0, min(rows.stop + self.past, recent.stop) - recent.start)
             logits = query.new_empty(len(query), query.shape[1], self.choices + near)
-            torch.bmm(query, self.codebook.mT, out=logits[..., : self.choices])
+            torch.bmm(query[..., : self.width], self.codebook.mT, out=logits[..., : self.choices])
             if near:
                 torch.bmm(query, self.keys[:, :near].mT, out=logits[..., self.choices :])
                 late = query.new_full((count, near), float("-inf")).triu_(rows.start + self.past - recent.start + 1)
@@ -137,8 +140,8 @@ def coded_op(
     recent, a key gets an equal part of the gradient of its code.
 
     Args:
-        q: (batch, heads, queries, dim), scaled.
-        k: (batch, kv_heads, keys, dim), quantised.
+        q: (batch, heads, queries, dim), scaled; causal, it may be wider than a code, for recent keys alone.
+        k: (batch, kv_heads, keys, dim), quantised; as wide as q.
         v: (batch, kv_heads, keys, value), 0 where masked.
         codes: int (batch, kv_heads, keys); num_codes where masked.
         codebook: (kv_heads, num_codes, dim).
@@ -229,7 +232,7 @@ def coded_backward(
                         to_v[:, reached].baddbmm_(weights[..., choices:].mT, out)
                         torch.bmm(out, seen.values[:, :near].mT, out=slope[..., choices:])
                     slope.sub_(mean).mul_(weights)
-                    change = torch.bmm(slope[..., :choices], seen.codebook)
+                    change = F.pad(torch.bmm(slope[..., :choices], seen.codebook), (0, query.shape[2] - seen.width))
                     if near:
                         change.baddbmm_(slope[..., choices:], seen.keys[:, :near])
                         to_k[:, reached].baddbmm_(slope[..., choices:].mT, query, alpha=1 / LOG2E)
@@ -267,25 +270,36 @@ _average = transformable(coded_op, _backward, setup_context=_setup)
 
 
 def coded(
-    q: Tensor, k: Tensor, v: Tensor, codes: Tensor, codebook: Tensor, block: int, state: Slots | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    codes: Tensor,
+    codebook: Tensor,
+    block: int,
+    state: Slots | None,
+    distance: Tensor | None = None,
 ) -> tuple[Tensor, Slots | None]:
     """The values in the dtype of v, and the state behind these keys.
 
     A state holds, in slots, what `window` says, and `cache`: the sums of values, and counts, of all keys before them.
 
     Args:
-        q, k, v, codes, codebook: see `coded_op`.
+        q, k, v, codes, codebook: see `coded_op`; as wide as codes.
         block: length of a block, causal; 0: every query sees every key.
         state: None: there is no past.
+        distance: causal: (batch, heads, queries, width), an even one. Its product with `sinusoids` of the distance, all
+            sines before all cosines, is added to the logit of a recent key. None: nothing is.
     """
     if state is None:
         cache = k.new_zeros(*codebook.shape[:-1], v.shape[3] + 1).expand(len(k), -1, -1, -1)
+        q, k = _placed(q, k, distance)
         return _average(q, k, v, codes, codebook, cache, 0, block)[0].to(v.dtype), None
     past, cache = state.length, state.steady["cache"]
     grown = state.append(k=k.to(v.dtype), v=v, codes=codes)
     recent = _recent(past, block)
     kept = {name: x[:, :, state.kept - recent :] for name, x in grown.view().items()}
-    values = _average(q, kept["k"], kept["v"], kept["codes"], codebook, cache, past - recent, block)[0]
+    q, k = _placed(q, kept["k"], distance)
+    values = _average(q, k, kept["v"], kept["codes"], codebook, cache, past - recent, block)[0]
     leaving = recent + grown.length - past - _recent(grown.length, block)
     if leaving:
         sums = F.pad(cache.flatten(0, 1), (0, 0, 0, 1))
@@ -297,6 +311,21 @@ def coded(
             gather_codes(sums, left[0], left[1].to(cache.dtype))
         cache = sums[:, :-1].view(cache.shape)
     return values.to(v.dtype), grown.drop(grown.length - past).with_steady(cache=cache)
+
+
+def _placed(q: Tensor, k: Tensor, distance: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Queries and keys so much wider that q_i . k_j is more by distance_i . [sin w(i - j), cos w(i - j)].
+
+    Sine and cosine of a difference are products of those of i and of j, so each is made once per slot, not per pair.
+    """
+    if distance is None:
+        return q, k
+    sin, cos = (x.to(q.dtype) for x in sinusoids(torch.arange(k.shape[2], device=k.device), distance.shape[3]))
+    here = sin[k.shape[2] - q.shape[2] :], cos[k.shape[2] - q.shape[2] :]
+    odd, even = distance.chunk(2, -1)
+    turned = torch.cat([even * here[0] - odd * here[1], odd * here[0] + even * here[1]], -1)
+    place = torch.cat([sin, cos], -1).expand(*k.shape[:3], -1)
+    return torch.cat([q, turned], -1), torch.cat([k.to(q.dtype), place], -1)
 
 
 def window(block: int) -> int:

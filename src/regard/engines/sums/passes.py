@@ -25,7 +25,7 @@ from torch import Tensor
 from regard.core import accumulation_dtype
 from regard.errors import UnsupportedError
 from regard.features import LOG2E, FeatureMap
-from regard.transforms import transformed
+from regard.transforms import known_within, transformed
 
 CHUNK = 64
 SPAN = 8
@@ -265,11 +265,17 @@ def weightless(total: Tensor) -> Tensor:
 
     In float32 below 1e-34. There is no epsilon.
     """
-    return total.abs() < 2**13 * torch.finfo(total.dtype).tiny
+    return total.abs() < _least(total.dtype)
+
+
+def _least(dtype: torch.dtype) -> float:
+    return 2**13 * torch.finfo(dtype).tiny
 
 
 def divisor(total: Tensor) -> Tensor:
     """Rows without weight divide by infinity: value 0, gradient 0. Of a sum that left the type nothing is known."""
+    if known_within(total, _least(total.dtype), torch.finfo(total.dtype).max):
+        return total
     return total.masked_fill(total.isinf(), float("nan")).masked_fill(weightless(total), float("inf"))
 
 
@@ -377,8 +383,8 @@ def write(
     if not x.normalise:
         place.copy_(values)
     elif place.dtype == x.dtype:
-        torch.div(values, divisor(y[..., -1:]), out=place)
+        torch.div(values, divisor(total)[..., None], out=place)
     else:
-        place.copy_(values / divisor(y[..., -1:]))
+        place.copy_(values / divisor(total)[..., None])
     if top is not None:
         span.of(out.highest[part], 2).copy_(top if log is None else top + log.view(total.shape))

@@ -8,7 +8,7 @@ from torch import nn
 
 from regard import specs
 from regard.errors import UnsupportedError
-from regard.integrations.weights import Settings, Weight, listed
+from regard.integrations.weights import Settings, Stored, Weight, listed
 from regard.models.block_config import MlpKind
 from regard.models.config import ModelConfig
 from regard.models.encoder_config import EncoderConfig
@@ -34,8 +34,9 @@ class Form:
     our configuration and theirs. weights: which tensor is which of our weights, for our configuration. bare: written
     without the architecture's prefix. ignored: endings of names of tensors that follow from the configuration or belong
     to a head that is not here. derived: endings of ours that follow from the configuration, so that no file has them.
-    copies: tensors that some files repeat, and of which. settings: theirs for a network where our configuration has
-    none; raises if it is none of this architecture.
+    copies: tensors that some files repeat, and of which. made: the tensors of a file with those that follow from
+    others, for our configuration and theirs. settings: theirs for a network where our configuration has none; raises if
+    it is none of this architecture.
     """
 
     titles: tuple[str, ...]
@@ -46,6 +47,9 @@ class Form:
     ignored: tuple[str, ...] = ()
     derived: tuple[str, ...] = ()
     copies: Mapping[str, str] = field(default_factory=dict)
+    made: Callable[[Mapping[str, Stored], Any, Settings], dict[str, Stored]] = lambda stored, config, settings: dict(
+        stored
+    )
     settings: Callable[[Any], dict[str, object]] = lambda model: {}
 
 
@@ -120,7 +124,7 @@ class Architecture:
         )
 
 
-_SAME = {"block": "residual", "depth": "fixed", "memory": "none", "short_convolution": 0}
+_SAME = {"block": "residual", "depth": "fixed", "memory": "none", "short_convolution": 0, "output_bias": False}
 """fields, of the configurations that have them, and the value that every published architecture has"""
 
 

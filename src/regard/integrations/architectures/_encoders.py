@@ -1,6 +1,7 @@
 """Encoders in the shape of BERT: configuration, weights, and networks: bare, for masked tokens, for classes."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 from regard.errors import UnsupportedError
@@ -23,14 +24,21 @@ Network = Encoder | MaskedLanguageModel | Classifier
 
 
 def encoder_config(
-    settings: Settings, *, offset: int, act: str = "gelu", vocab_size: int = 30522, rows: int = 512
+    settings: Settings,
+    *,
+    offset: int,
+    act: str = "gelu",
+    vocab_size: int = 30522,
+    rows: int = 512,
+    norm_eps: float = 1e-12,
 ) -> EncoderConfig:
     """The encoder of a configuration; `offset` rows of its position table precede the first token's.
 
     Args:
         settings: theirs, with what problems were found before.
         offset: of positions.
-        act, vocab_size, rows: what stands for `hidden_act`, `vocab_size` and `max_position_embeddings` left out.
+        act, vocab_size, rows, norm_eps: what stands for `hidden_act`, `vocab_size`, `max_position_embeddings` and
+            `layer_norm_eps` left out.
 
     Raises:
         CheckpointError: every problem of the configuration.
@@ -50,7 +58,7 @@ def encoder_config(
         "layers": settings.layers("num_hidden_layers", 12),
         "mlp_dim": settings.axis("intermediate_size", 3072),
         "token_types": settings.axis("type_vocab_size", 2),
-        "norm_eps": settings.number("layer_norm_eps", 1e-12),
+        "norm_eps": settings.number("layer_norm_eps", norm_eps),
         "dropout": settings.number("hidden_dropout_prob", 0.1),
         "attention_dropout": settings.number("attention_probs_dropout_prob", 0.1),
     }
@@ -139,8 +147,13 @@ def roberta_settings(
     return {**settings, "pad_token_id": config.position_offset - 1}
 
 
-def encoder_weights(config: EncoderConfig, prefix: str, ours: str = "encoder.") -> list[Weight]:
-    """The weights of an encoder; `prefix` and `ours` precede the names of theirs and of ours."""
+def encoder_weights(
+    config: EncoderConfig, prefix: str, ours: str = "encoder.", mechanism: tuple[Weight, ...] = ()
+) -> list[Weight]:
+    """The weights of an encoder; `prefix` and `ours` precede the names of theirs and of ours.
+
+    `mechanism` are those of an attention module: ours below our mechanism, theirs below their self-attention.
+    """
     layer, block = f"{prefix}encoder.layer.{{layer}}", f"{ours}blocks.{{layer}}"
     linear = [
         (f"{ours}embeddings.norm", f"{prefix}embeddings.LayerNorm"),
@@ -161,7 +174,9 @@ def encoder_weights(config: EncoderConfig, prefix: str, ours: str = "encoder.") 
         rows = f"{block}.attention.projections.global_rows"
         projections += [(f"{rows}.{name}", f"{layer}.attention.self.{name}_global") for name in names]
     biased = config.projection_bias is not False
-    return each([*tables, *pairs(linear, bias=True), *pairs(projections, bias=biased)], config.layers)
+    here, there = f"{block}.attention.attention", f"{layer}.attention.self"
+    own = [replace(one, ours=f"{here}.{one.ours}", theirs=f"{there}.{one.theirs}") for one in mechanism]
+    return each([*tables, *pairs(linear, bias=True), *pairs(projections, bias=biased), *own], config.layers)
 
 
 def mlp_activation(config: EncoderConfig) -> Activation:
@@ -182,6 +197,7 @@ def encoder_forms(
     pooled: Callable[[EncoderConfig], Activation] = lambda config: "tanh",
     encoder: Callable[[EncoderConfig], Encoder] = Encoder,
     derived: tuple[str, ...] = (),
+    mechanism: Callable[[EncoderConfig], tuple[Weight, ...]] = lambda config: (),
     settings: Callable[[Network], dict[str, object]] = lambda network: {},
 ) -> tuple[Form, ...]:
     """An encoder bare, for masked tokens and for classes.
@@ -195,6 +211,7 @@ def encoder_forms(
         transform, pooled: the activation of the head for masked tokens, and of that for classes.
         encoder: builds ours.
         derived: as `Form`.
+        mechanism: weights of an attention module, as `encoder_weights`.
         settings: as `Form`.
     """
     ignored = (".embeddings.position_ids", f"{prefix}{pooler}.weight", f"{prefix}{pooler}.bias")
@@ -202,6 +219,9 @@ def encoder_forms(
 
     def classifier(config: EncoderConfig, published: Settings) -> Classifier:
         return Classifier(encoder(config), classes=class_count(published), activation=pooled(config))
+
+    def weights(config: EncoderConfig, ours: str) -> list[Weight]:
+        return encoder_weights(config, prefix, ours, mechanism(config))
 
     def headed(model: MaskedLanguageModel | Classifier) -> dict[str, object]:
         config, masks = model.encoder.config, isinstance(model, MaskedLanguageModel)
@@ -215,7 +235,7 @@ def encoder_forms(
             titles=(f"{title}Model",),
             model=Encoder,
             build=lambda config, published: encoder(config),
-            weights=lambda config: encoder_weights(config, prefix, ours=""),
+            weights=lambda config: weights(config, ""),
             bare=True,
             ignored=ignored,
             derived=derived,
@@ -226,7 +246,7 @@ def encoder_forms(
             model=MaskedLanguageModel,
             build=lambda config, published: MaskedLanguageModel(encoder(config), activation=transform(config)),
             weights=lambda config: [
-                *encoder_weights(config, prefix),
+                *weights(config, "encoder."),
                 *pairs(masked, bias=True),
                 Weight("bias", bias),
             ],
@@ -239,7 +259,7 @@ def encoder_forms(
             titles=(f"{title}ForSequenceClassification",),
             model=Classifier,
             build=classifier,
-            weights=lambda config: [*encoder_weights(config, prefix), *pairs(classes, bias=True)],
+            weights=lambda config: [*weights(config, "encoder."), *pairs(classes, bias=True)],
             ignored=ignored[:1] if f"{prefix}{pooler}" in pooling else ignored,
             derived=derived,
             settings=headed,

@@ -79,8 +79,7 @@ class Block(nn.Module, ABC):
         """The stream that the first block takes."""
         return x
 
-    @classmethod
-    def leave(cls, stream: Tensor) -> Float[Tensor, "batch length dim"]:
+    def leave(self, stream: Tensor) -> Float[Tensor, "batch length width"]:
         """Hidden states of the stream that the last block gave."""
         return stream
 

@@ -13,6 +13,7 @@ from regard.layer import AttentionLayer, LayerOutput
 from regard.memory import MemoryState
 from regard.models.block_config import BlockConfig
 from regard.models.blocks._base import Block
+from regard.models.config import ModelConfig
 from regard.models.parts import build_norm
 from regard.models.recompute import Left
 from regard.randomness import choosing_again, noting
@@ -24,11 +25,11 @@ from regard.transforms import transformed
 class Reversible(Block):
     """Two streams, y1 = x1 + attention(norm(x2)), y2 = x2 + mlp(norm(y1)), of which x2, then x1 follow by subtraction.
 
-    Both streams begin as the embeddings, and their mean is what the output layer reads. A stack of such blocks keeps
-    its last streams alone: the backward pass computes the streams of each block from those after it, and the block once
-    more. Dropout draws the same elements again; routed mechanisms make the same choices (buckets, clusters, codes,
-    lists), find their codebooks as the first pass left them, and learn once; `quantized` rounds again. With a state,
-    without gradients, compiled or under a transform it is an ordinary stack.
+    Both streams begin as the embeddings, and their mean, or both side by side, is what the output layer reads. A stack
+    of such blocks keeps its last streams alone: the backward pass computes the streams of each block from those after
+    it, and the block once more. Dropout draws the same elements again; routed mechanisms make the same choices
+    (buckets, clusters, codes, lists), find their codebooks as the first pass left them, and learn once; `quantized`
+    rounds again. With a state, without gradients, compiled or under a transform it is an ordinary stack.
 
     Cost: activations of one block, whatever the depth, for the time of one more forward pass; of its MLP only those of
     one of `mlp_chunks` pieces of the sequence. Lost: digits, since every block rounds the recomputed streams again.
@@ -51,6 +52,7 @@ class Reversible(Block):
             if present:
                 raise ConfigError(f"block='reversible' has no use for {reason}")
         super().__init__(config, attention, seed=seed)
+        self.both_streams = isinstance(config, ModelConfig) and config.both_streams
         self.mlp_norm = build_norm(config.norm_kind, config.dim, bias=config.bias, eps=config.norm_eps)
 
     @classmethod
@@ -58,9 +60,10 @@ class Reversible(Block):
         """Both streams, side by side."""
         return torch.cat([x, x], -1)
 
-    @classmethod
-    def leave(cls, stream: Tensor) -> Tensor:
-        """The mean of both."""
+    def leave(self, stream: Tensor) -> Tensor:
+        """The mean of both, or both as they are."""
+        if self.both_streams:
+            return stream
         first, second = stream.chunk(2, -1)
         return (first + second) / 2
 

@@ -1,0 +1,119 @@
+"""Measure what a decoder loses when a policy reduces its cache: on real text, and on a pass key in it.
+
+Every registered policy at every budget, random eviction among them as the control, against the exact bytes that are
+kept. The key is asked for before the text and after it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import tyro
+
+from regard.benchmark.threads import default_threads
+from regard.cli._numbers import one_word, parse_lengths, require_positive
+from regard.cli._output import console, emit, table
+from regard.cli._threads import cpu_threads
+from regard.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Options:
+    """The decoder, the text, and the budgets."""
+
+    model: tyro.conf.Positional[str]
+    """directory of a run; or published weights: a .gguf file, a Hugging Face folder, what `pretrained.save`
+    wrote, or package:NAME"""
+    budgets: str = "64:128"
+    """slots to keep in each head; 64:1024 doubles, 100 200 lists"""
+    corpus: str | None = None
+    """a bundled corpus, a file of text, or a folder of such files; None: that of the run, or state_of_the_union"""
+    context: int = 256
+    """tokens that are read before what is scored"""
+    scored: int = 64
+    """tokens of text that are scored behind them"""
+    texts: int = 2
+    """rows of text"""
+    keys: int = 2
+    """pass keys"""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """auto: cuda, else mps, else cpu"""
+    threads: int = field(default_factory=default_threads)
+    """CPU threads; by default OMP_NUM_THREADS, else all cores"""
+    seed: int = 0
+    """of the keys"""
+    trust: bool = False
+    """a run, or what was saved, may name its mechanism by import path, module:Class, which runs that module"""
+    out: str | None = None
+    """folder for results.json and cache.html"""
+    json: bool = False
+    """machine output on stdout"""
+
+
+def parse(words: Sequence[str]) -> Options:
+    """The options of a command line, on which budgets may be several words."""
+    from regard.cli._options import read
+
+    return read(Options, one_word(words, "--budgets"), verb="cache", description=__doc__)
+
+
+def run(options: Options) -> int:
+    """Measure, show, write."""
+    require_positive({name: getattr(options, name) for name in ("context", "scored", "texts", "keys", "threads")})
+    with cpu_threads(options.threads):
+        return _measure(options)
+
+
+def _measure(options: Options) -> int:
+    from regard.benchmark import cache
+    from regard.integrations import pretrained
+    from regard.models import LanguageModel
+    from regard.report import cache as page
+    from regard.tasks.config import TextConfig
+    from regard.tasks.corpus import open_corpus
+    from regard.training import load
+    from regard.training.files import write_json
+
+    read = TextConfig(corpus=options.corpus or "state_of_the_union")
+    if pretrained.recognised(options.model):
+        loaded = pretrained.load(options.model, device=options.device, trust=options.trust)
+    else:
+        loaded = load(options.model, device=options.device, trust=options.trust)
+        if isinstance(loaded.config.task, TextConfig) and options.corpus is None:
+            read = loaded.config.task
+    model, reader = loaded.model, loaded.tokenizer
+    if not isinstance(model, LanguageModel) or reader is None:
+        raise ConfigError(f"{options.model} is no decoder with a tokenizer: a cache is what a decoder keeps of a text")
+    config = cache.CacheConfig(
+        budgets=parse_lengths(options.budgets),
+        context=options.context,
+        scored=options.scored,
+        texts=options.texts,
+        keys=options.keys,
+        seed=options.seed,
+    )
+    needed, text = 16 * (config.context + config.scored) * config.texts, ""
+    for document in open_corpus(read).parse():
+        text += document.text
+        if len(text) > needed:  # characters, more than tokens of any alphabet need
+            break
+    screen, told = console(machine=options.json), console(machine=True)
+
+    def encode(words: str) -> list[int]:
+        ids = reader.encode(words, added=False) if isinstance(reader, pretrained.PretrainedTokenizer) else None
+        return [int(each) for each in (reader.encode(words) if ids is None else ids)]
+
+    results = cache.measure(model, config, text, encode, tell=lambda line: told.print(line, markup=False))
+    results["model"] = options.model
+    screen.print(table(*page.columns(), rows=page.rows(results)))
+    screen.print(table(*page.ROUNDING_COLUMNS, rows=page.rounding_rows(results)))
+    for line in page.notes(results):
+        screen.print(line, markup=False)
+    if options.out is not None:
+        write_json(Path(options.out) / "results.json", results)
+        page.write(results, Path(options.out) / "cache.html")
+        screen.print(f"A chart and every number: {Path(options.out) / 'cache.html'}", markup=False)
+    if options.json:
+        emit(results)
+    return 0

@@ -1,0 +1,264 @@
+"""Build, search, verify or describe a datastore of what a model saw, which evaluate and generate take."""
+
+import dataclasses
+import sys
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import tyro
+
+from regard.cli._datastore import KnnOptions, searched
+from regard.cli._output import console, emit, table
+from regard.errors import ConfigError, InputError
+from regard.tasks.config import TextConfig
+
+if TYPE_CHECKING:
+    from regard.models import LanguageModel
+    from regard.tasks.reader import Reader
+
+_WEIGHTS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+_NEIGHBOURS = (1, 4, 16, 64, 256, 1024)
+_TEMPERATURES = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
+_CONTEXT = 24
+"""tokens before a neighbour that search shows"""
+
+
+@dataclass(frozen=True)
+class Options:
+    """An action on a datastore."""
+
+    action: tyro.conf.Positional[Literal["build", "search", "verify", "stats", "sweep"]]
+    """build: of a corpus; a build that was interrupted goes on when it is given again. search: what is near the end of
+    a text. verify: every file against its SHA-256, exit 4 if one is damaged. stats: what is in it. sweep: nats per
+    token of a corpus by weight, neighbours and temperature, best first"""
+    what: tyro.conf.Positional[str]
+    """build: a bundled corpus, a file of text, one with a text in every row, or a folder of such files; the others: the
+    folder of the datastore"""
+    text: tyro.conf.Positional[str | None] = None
+    """search: the text, of which the end is looked up; sweep: the corpus. - reads the text from standard input"""
+    model: str | None = None
+    """build, search and sweep: directory of a run; or published weights: a .gguf file, a Hugging Face folder, what
+    `pretrained.save` wrote, or package:NAME"""
+    out: str | None = None
+    """build: the new folder"""
+    add: bool = False
+    """build: --out is a whole datastore, which the corpus is added to"""
+    index: tuple[Literal["flat", "ivf", "hnsw"], ...] = ()
+    """build: also make these indices of FAISS, for --knn.index"""
+    document: tuple[str, ...] = ()
+    """build and sweep: only these documents, years of state_of_the_union"""
+    field: str | None = None
+    """build and sweep: column of a file with a text in every row that holds the text"""
+    separator: str | None = None
+    """build and sweep: text that separates the documents of a file of text"""
+    suffixes: tuple[str, ...] = ()
+    """build and sweep: of a folder, read the files with these endings"""
+    length: int | None = None
+    """build and sweep: tokens in a window; None: as the run was trained on, or for published weights 1024, or as many
+    as the network has positions for"""
+    limit: int = 0
+    """sweep: as many windows, evenly spaced; 0: all"""
+    knn: KnnOptions = dataclasses.field(default_factory=KnnOptions)
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """auto: cuda, else mps, else cpu"""
+    trust: bool = False
+    """a run, or what was saved, may name its mechanism by import path, module:Class, which runs that module"""
+    json: bool = False
+    """machine output on stdout"""
+
+
+_TAKEN = {
+    "build": ("model", "out", "add", "index", "document", "field", "separator", "suffixes", "length"),
+    "search": ("text", "model"),
+    "verify": (),
+    "stats": (),
+    "sweep": ("text", "model", "document", "field", "separator", "suffixes", "length", "limit"),
+}
+_KNN_TAKEN = {"search": ("k", "index", "probes"), "sweep": ("k", "index", "probes", "own")}
+
+
+def run(options: Options) -> int:
+    """Do it."""
+    _only(options)
+    actions = {"build": _build, "search": _search, "verify": _verify, "stats": _stats, "sweep": _sweep}
+    return actions[options.action](options)
+
+
+def _only(options: Options) -> None:
+    """Refuse options of another action: ignored, they would look like they worked."""
+    taken = _TAKEN[options.action]
+    for name in dict.fromkeys(name for names in _TAKEN.values() for name in names):
+        if name not in taken and getattr(options, name) not in (None, (), False, 0):
+            raise ConfigError(f"knn {options.action} has no use for {_flag(name)}; leave it out")
+    for name, default in vars(KnnOptions()).items():
+        if name not in _KNN_TAKEN.get(options.action, ()) and getattr(options.knn, name) != default:
+            raise ConfigError(f"knn {options.action} has no use for --knn.{name}; leave it out")
+    for name in ("model", *(("out",) if options.action == "build" else ())):
+        if name in taken and getattr(options, name) is None:
+            raise ConfigError(f"knn {options.action} needs {_flag(name)}")
+    if "text" in taken and options.text is None:
+        wants = "a text to look up" if options.action == "search" else "a corpus to predict"
+        raise ConfigError(f"knn {options.action} needs {wants} after the datastore")
+
+
+def _flag(name: str) -> str:
+    return {"text": "a second word"}.get(name, f"--{name}")
+
+
+def _model(options: Options) -> "tuple[LanguageModel, Reader, int]":
+    """A decoder, what it reads with, and the length of its windows."""
+    from regard.integrations import pretrained
+    from regard.models import LanguageModel
+    from regard.training import load
+
+    assert options.model is not None
+    if pretrained.recognised(options.model):
+        published = pretrained.load(options.model, device=options.device, trust=options.trust)
+        length = min(1024, published.config.max_length)
+        return published.decoder, published.reader, length if options.length is None else options.length
+    loaded = load(options.model, device=options.device, trust=options.trust)
+    if not isinstance(loaded.model, LanguageModel) or loaded.tokenizer is None:
+        raise ConfigError(f"{options.model} was trained on {loaded.config.task.name}, and a datastore is of text")
+    task = loaded.config.task
+    assert isinstance(task, TextConfig)
+    return loaded.model, loaded.tokenizer, task.length if options.length is None else options.length
+
+
+def _corpus(options: Options, corpus: str) -> list[Any]:
+    """The documents that are asked for."""
+    from regard.tasks.corpus import open_corpus
+
+    read = TextConfig(corpus=corpus, field=options.field, separator=options.separator, suffixes=options.suffixes)
+    found = open_corpus(read)
+    if found.left_out:
+        console(machine=True).print(f"{corpus}: {len(found.paths)} file(s) are read{found.left_out}", markup=False)
+    documents = list(found.parse())
+    if options.document:
+        unknown = set(options.document) - {one.group for one in documents}
+        if unknown:
+            raise ConfigError(f"{corpus} has no document {', '.join(sorted(unknown))}")
+        documents = [one for one in documents if one.group in options.document]
+    return documents
+
+
+def _build(options: Options) -> int:
+    from regard.retrieval import Index, build, origin, texts
+
+    documents = _corpus(options, options.what)
+    model, reader, length = _model(options)
+    assert options.out is not None
+    said = 0
+
+    def tell(entries: int) -> None:
+        nonlocal said
+        if entries >= said + 10_000:
+            said = entries
+            print(f"{entries:,} entries", file=sys.stderr, flush=True)
+
+    store = build(
+        model,
+        texts(documents, reader),
+        options.out,
+        origin=origin(model, reader),
+        length=length,
+        add=options.add,
+        progress=tell,
+    )
+    for kind in options.index:
+        Index(store, kind).save()
+    return _stats(replace(options, what=options.out))
+
+
+def _stats(options: Options) -> int:
+    from regard.retrieval import Datastore
+
+    stats = Datastore.open(options.what, checked=False).stats()
+    if options.json:
+        emit({**stats._asdict(), "origin": dict(stats.origin)})
+        return 0
+    rows = [
+        ("entries", f"{stats.entries:,}"),
+        ("bytes", f"{stats.nbytes:,}"),
+        ("numbers in a key", stats.dim),
+        ("documents", f"{len(stats.documents):,}"),
+        *((name, value[:12] if len(value) == 64 else value) for name, value in stats.origin.items()),
+    ]
+    console().print(table(options.what, "", rows=rows))
+    return 0
+
+
+def _verify(options: Options) -> int:
+    from regard.retrieval import Datastore
+
+    store = Datastore.open(options.what)
+    if options.json:
+        emit({"datastore": options.what, "entries": len(store), "state": "sound"})
+    else:
+        console().print(f"{options.what}: {len(store):,} entries, sound", markup=False)
+    return 0
+
+
+def _search(options: Options) -> int:
+    import torch
+
+    from regard.retrieval.keys import joined, kept_keys
+
+    model, reader, _ = _model(options)
+    found_in = searched(options.what, options.knn, model, reader)
+    text = sys.stdin.read() if options.text == "-" else options.text
+    assert text is not None
+    ids = torch.as_tensor(reader.encode(text))
+    if not len(ids):
+        raise InputError("the text has no token; give some text to look up")
+    ids = ids if model.limit is None else ids[-model.limit :]
+    with torch.inference_mode(), kept_keys(model.eval()) as pieces:
+        model.hidden(ids[None].to(model.table.weight.device))
+    k = min(10, max(1, len(found_in.store))) if options.knn.k is None else options.knn.k
+    neighbours = found_in.search(joined(pieces)[0, -1:].float(), k)
+    store, rows = found_in.store, []
+    starts = torch.tensor(store.starts())
+    for distance, number in zip(neighbours.distances[0].tolist(), neighbours.ids[0].tolist(), strict=True):
+        if number < 0:
+            continue
+        at = int(torch.searchsorted(starts, number, right=True)) - 1
+        first = int(starts[at])
+        before = store.values(max(first, number - _CONTEXT), number)
+        token = store.values(number, number + 1)
+        rows.append(
+            {
+                "distance": distance,
+                "document": store.manifest.documents[at].name,
+                "place": number - first + 1,
+                "before": reader.decode(before.numpy()),
+                "token": reader.decode(token.numpy()),
+            }
+        )
+    if options.json:
+        emit(rows)
+        return 0
+    shown = [(f"{row['distance']:.1f}", row["document"][:12], row["before"], row["token"]) for row in rows]
+    console().print(table("distance", "document", "after", "came", rows=shown))
+    return 0
+
+
+def _sweep(options: Options) -> int:
+    from regard.integrations.pretrained import windows
+    from regard.retrieval import look, sweep
+
+    assert options.text is not None
+    documents = _corpus(options, options.text)
+    model, reader, length = _model(options)
+    found_in = searched(options.what, options.knn, model, reader)
+    most = min(1024, max(1, len(found_in.store))) if options.knn.k is None else options.knn.k
+    examples = windows([one.text for one in documents], reader, length)
+    looked = look(model, found_in, examples, k=most, own=options.knn.own, limit=options.limit)
+    ks = [k for k in _NEIGHBOURS if k < most] + [most]
+    tried = sweep(looked, lams=_WEIGHTS, ks=ks, temperatures=_TEMPERATURES)
+    alone = float(looked.model.mean())
+    if options.json:
+        emit({"targets": len(looked.targets), "model_alone": alone, "settings": [one._asdict() for one in tried]})
+        return 0
+    rows = [(one.lam, one.k, f"{one.temperature:g}", f"{one.nats:.4f}") for one in tried[:10]]
+    title = f"{len(looked.targets):,} targets, {alone:.4f} nats per token without the datastore"
+    console().print(table("lam", "k", "temperature", "nats per token", rows=rows, title=title))
+    return 0

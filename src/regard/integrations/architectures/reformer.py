@@ -1,0 +1,228 @@
+"""Reformer: names, configuration, axial positions, and the attention of its layers.
+
+A layer of hashes is full attention of a shared projection as long as a text fits into one of its chunks, and such texts
+are what is read here. In longer ones transformers lets a query see other buckets of its chunk and of the last chunk of
+another round, and chunks begin where later tokens put them; no mechanism here is that. `convert` gives such a network
+`lsh`, which is strictly causal, and more positions.
+"""
+
+import re
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from regard import specs
+from regard.attention.sparse.pattern import Pattern
+from regard.errors import CheckpointError, UnsupportedError
+from regard.integrations.architectures._base import ACTIVATIONS, Architecture, Form, activation, pairs, require
+from regard.integrations.weights import Settings, Stored, Weight
+from regard.models import LanguageModel
+from regard.models.config import ModelConfig
+
+_PREFIX = "reformer."
+_TABLE = f"{_PREFIX}embeddings.position_embeddings.embedding.weight"
+_AXES = f"{_PREFIX}embeddings.position_embeddings.weights."
+_BLOCK = re.compile(r"block\((\d+), (\d+)\)")
+_HASHED = "lsh(num_buckets=1, rounds=1)"
+
+
+def _local(chunk: int, past: int) -> str:
+    return f"pattern(rule='block({chunk}, {past})')"
+
+
+def _config(settings: Settings) -> ModelConfig:
+    layers, kinds = settings.layers("num_hidden_layers", 6), settings.values.get("attn_layers", ["local", "lsh"] * 3)
+    if not isinstance(kinds, list) or len(kinds) != layers or not set(kinds) <= {"local", "lsh"}:
+        settings.problems.append(f"attn_layers must name local or lsh for each of {layers} layers, got {kinds!r}")
+        kinds = ["local"] * layers
+    settings.choice("is_decoder", [True], False)
+    settings.choice("tie_word_embeddings", [False], False)
+    settings.choice("local_num_chunks_after", [0], 0)
+    act = settings.choice("hidden_act", list(ACTIVATIONS), "relu")
+    chunk, past = settings.size("local_attn_chunk_length", 64), settings.number("local_num_chunks_before", 1)
+    if past != int(past) or past < 0:
+        settings.problems.append(f"local_num_chunks_before must be an integer of at least 0, got {past!r}")
+    longest = settings.size("max_position_embeddings", 4096)
+    if "lsh" in kinds:
+        longest = min(longest, settings.size("lsh_attn_chunk_length", 64))
+    config = {
+        "vocab_size": settings.axis("vocab_size", 320),
+        "dim": settings.axis("hidden_size", 256),
+        "heads": settings.axis("num_attention_heads", 12),
+        "head_dim": settings.axis("attention_head_size", 64),
+        "mlp_dim": settings.axis("feed_forward_size", 512),
+        "norm_eps": settings.number("layer_norm_eps", 1e-12),
+        "dropout": settings.number("hidden_dropout_prob", 0.05),
+        # `lsh` drops no weights.
+        "attention_dropout": 0.0 if "lsh" in kinds else settings.number("local_attention_probs_dropout_prob", 0.05),
+    }
+    settings.check()
+    return ModelConfig(
+        **config,  # type: ignore[arg-type]
+        layers=layers,
+        attention=tuple(_local(chunk, int(past)) if kind == "local" else _HASHED for kind in kinds),
+        max_length=longest,
+        position="learned",
+        block="reversible",
+        both_streams=True,
+        mlp=ACTIVATIONS[str(act)],
+        norm="pre",
+        norm_kind="layer",
+        tied=False,
+        output_bias=True,
+        bias=True,
+        projection_bias=False,
+    )
+
+
+def _settings(config: ModelConfig) -> dict[str, object]:
+    require(
+        config,
+        "reformer",
+        attention=None,
+        position="learned",
+        position_offset=0,
+        block="reversible",
+        both_streams=True,
+        output_bias=True,
+        norm="pre",
+        norm_kind="layer",
+        bias=True,
+        projection_bias=False,
+        embedding_scale=(None, 1.0),
+        embedding_norm=False,
+        kv_heads=(None, config.heads),
+        tied=False,
+        mlp=tuple(dict.fromkeys(ACTIVATIONS.values())),
+    )
+    return {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.dim,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "attention_head_size": config.key_dim,
+        "feed_forward_size": config.mlp_width,
+        "hidden_act": activation(config),
+        "layer_norm_eps": config.norm_eps,
+        "hidden_dropout_prob": config.dropout,
+        "local_attention_probs_dropout_prob": config.attention_dropout,
+        "max_position_embeddings": config.max_length,
+        "axial_pos_embds": False,
+        "is_decoder": True,
+        "tie_word_embeddings": False,
+        "pad_token_id": 0,
+    }
+
+
+def _layers(model: LanguageModel) -> dict[str, object]:
+    """Their settings of the layers; what theirs cannot be is refused."""
+    config, kinds, chunks = model.config, list[str](), set[tuple[str, str]]()
+    for spec, mechanism in zip(config.specs, model.mechanisms, strict=True):
+        found = _BLOCK.fullmatch(mechanism.pairs().text) if isinstance(mechanism, Pattern) else None
+        if str(specs.parse(spec)) != _HASHED and (
+            found is None or not isinstance(mechanism, Pattern) or mechanism.scale
+        ):
+            raise UnsupportedError(
+                f"this model cannot be written as reformer: attention={spec}, not {_HASHED} nor {_local(64, 1)}"
+            )
+        kinds.append("lsh" if found is None else "local")
+        chunks |= set() if found is None else {(found[1], found[2])}
+    if len(chunks) > 1:
+        raise UnsupportedError("this model cannot be written as reformer: its local layers have different chunks")
+    if any(bool(one.projections.output.bias.any()) for one in model.layers):
+        raise UnsupportedError(
+            "this model cannot be written as reformer: its attention has output biases, which learned"
+        )
+    chunk, past = (int(size) for size in (chunks or {(str(config.max_length), "0")}).pop())
+    hashed = {"lsh_attn_chunk_length": config.max_length, "num_buckets": 2, "lsh_attention_probs_dropout_prob": 0.0}
+    return {
+        "attn_layers": kinds,
+        "local_attn_chunk_length": chunk,
+        "local_num_chunks_before": past,
+        "local_num_chunks_after": 0,
+        **hashed,
+    }
+
+
+def _weights(config: ModelConfig) -> list[Weight]:
+    weights = [
+        Weight("embeddings.table.weight", f"{_PREFIX}embeddings.word_embeddings.weight"),
+        Weight("embeddings.position.table", _TABLE),
+        *pairs([("norm", f"{_PREFIX}encoder.layer_norm")], bias=True),
+        Weight("output.weight", "lm_head.decoder.weight"),
+        Weight("output.bias", "lm_head.bias"),
+    ]
+    for at, spec in enumerate(config.specs):
+        block, layer = f"blocks.{at}", f"{_PREFIX}encoder.layers.{at}"
+        ours, theirs = f"{block}.attention.projections", f"{layer}.attention.self_attention"
+        weights += pairs(
+            [
+                (f"{block}.attention_norm", f"{layer}.attention.layer_norm"),
+                (f"{block}.mlp_norm", f"{layer}.feed_forward.layer_norm"),
+                (f"{block}.mlp.up", f"{layer}.feed_forward.dense.dense"),
+                (f"{block}.mlp.down", f"{layer}.feed_forward.output.dense"),
+            ],
+            bias=True,
+        )
+        weights += [
+            Weight(f"{ours}.value.weight", f"{theirs}.value.weight"),
+            Weight(f"{ours}.output.weight", f"{layer}.attention.output.dense.weight"),
+        ]
+        if specs.parse(spec).name == "lsh":
+            # Theirs compares with keys of length 1 and divides by nothing; ours divides by sqrt(d) besides.
+            root = config.key_dim**0.5
+            weights.append(Weight(f"{ours}.query.weight", f"{theirs}.query_key.weight", factor=root))
+        else:
+            weights += [Weight(f"{ours}.{name}.weight", f"{theirs}.{name}.weight") for name in ("query", "key")]
+    return weights
+
+
+def _made(stored: Mapping[str, Stored], config: ModelConfig, settings: Settings) -> dict[str, Stored]:
+    """One row for every position, of two axes or of a table of more positions.
+
+    Position p has row p // columns of the first axis beside row p % columns of the second.
+    """
+    stored = dict(stored)
+    axes = [stored.pop(f"{_AXES}{at}", None) for at in (0, 1)]
+    rows, columns = axes
+    if rows is not None and columns is not None:
+        if len(rows.shape) != 3 or len(columns.shape) != 3 or (rows.shape[1], columns.shape[0]) != (1, 1):
+            raise CheckpointError(
+                f"axial positions have shapes {rows.shape} and {columns.shape}, not (n, 1, a), (1, m, b)"
+            )
+        count, width = rows.shape[0] * columns.shape[1], rows.shape[2] + columns.shape[2]
+
+        def joined() -> Tensor:
+            first, second = rows.read(), columns.read()
+            at = torch.arange(min(config.max_length, count))
+            return torch.cat([first[at // second.shape[1], 0], second[0, at % second.shape[1]]], -1)
+
+        stored[_TABLE] = Stored((min(config.max_length, count), width), joined)
+    elif (table := stored.get(_TABLE)) is not None and len(table.shape) == 2 and table.shape[0] > config.max_length:
+        stored[_TABLE] = Stored((config.max_length, table.shape[1]), lambda: table.read()[: config.max_length])
+    return stored
+
+
+REFORMER = Architecture(
+    name="reformer",
+    config=_config,
+    settings=_settings,
+    forms=(
+        Form(
+            titles=("ReformerModelWithLMHead",),
+            model=LanguageModel,
+            build=lambda config, settings: LanguageModel(config),
+            weights=_weights,
+            derived=(".projections.output.bias", ".rotations"),
+            ignored=("lm_head.decoder.bias",),
+            made=_made,
+            settings=_layers,
+        ),
+    ),
+    prefix=_PREFIX,
+    refused=dict.fromkeys(
+        ("ReformerForMaskedLM", "ReformerForSequenceClassification", "ReformerForQuestionAnswering"),
+        "whose attention looks ahead, and wraps around the end of the text",
+    ),
+)

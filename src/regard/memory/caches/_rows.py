@@ -1,0 +1,167 @@
+"""Rows of a call on kept slots, between which nothing is dropped: their values, and what they gave each slot."""
+
+from dataclasses import replace
+from typing import NamedTuple, cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from regard.bias import ScoreBias
+from regard.core import Attention
+from regard.state import Slots, Tape
+
+
+class Seen(NamedTuple):
+    """values: (batch, heads, queries, value). slots: the mechanism's, with the new ones. weights: (batch, kv_heads,
+    slots), what the real queries of a head's group gave each of these, summed; None: not asked for."""
+
+    values: Tensor
+    slots: Slots
+    weights: Tensor | None
+
+
+def together(
+    attention: Attention,
+    q: Float[Tensor, "batch heads queries query_dim"],
+    k: Float[Tensor, "batch kv_heads keys key_dim"],
+    v: Float[Tensor, "batch kv_heads keys value"],
+    key_mask: Tensor | None,
+    bias: ScoreBias | None,
+    slots: Slots,
+    slot: Int[Tensor, "batch kv_heads slots"],
+    *,
+    weigh: bool,
+) -> Seen:
+    """Attend to kept slots and to the new ones.
+
+    Where nothing was dropped the mechanism goes on from its own state, bit for bit. Where it sees content alone, the
+    kept slots stand side by side, and a bias is read at the distances that they have. Else they are put back where they
+    were, each head of keys in a batch row of its own, and what is missing is masked.
+    """
+    if slots.kept == slots.length:
+        return _on(attention, q, k, v, key_mask, bias, slots, weigh=weigh)
+    if attention.info.sees_content_only:
+        if bias is not None:
+            bias = at_slots(bias, slot, attention.heads.count, q.shape[2], k.shape[2], slots.length)
+        seen = _on(attention, q, k, v, key_mask, bias, replace(slots, length=slots.kept), weigh=weigh)
+        return seen._replace(slots=replace(seen.slots, length=slots.length + k.shape[2]))
+    return _put_back(attention, q, k, v, key_mask, bias, slots, slot, weigh=weigh)
+
+
+def _on(
+    attention: Attention,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_mask: Tensor | None,
+    bias: ScoreBias | None,
+    past: Slots,
+    *,
+    weigh: bool,
+) -> Seen:
+    answer = attention(q, k, v, key_mask=key_mask, bias=bias, state=past)
+    weights = weights_of(attention, q, k, v, key_mask, bias, past) if weigh and q.shape[2] else None
+    return Seen(answer.values, cast(Slots, answer.state), weights)
+
+
+def weights_of(
+    attention: Attention,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_mask: Tensor | None,
+    bias: ScoreBias | None,
+    past: Slots,
+) -> Float[Tensor, "batch kv_heads slots"]:
+    """What the real queries gave each slot, summed over them and over the heads of a group.
+
+    The output is affine in the values, so its gradient by the first channel of a value is the sum of the weights that
+    this value got: no weight of a pair is ever kept.
+    """
+    with torch.inference_mode(False), torch.enable_grad():
+        data = {name: _own(x) for name, x in past.view().items()}
+        old, new = data["v"].requires_grad_(), _own(v).requires_grad_()
+        before = Slots(Tape(data, past.kept, past.kept), 0, past.kept, past.length, {}, past.of)
+        q, mask = _own(q), None if key_mask is None else _own(key_mask)
+        asked = None if mask is None else mask[:, None, mask.shape[1] - q.shape[2] :]
+        if asked is not None:
+            q = q.masked_fill(~asked[..., None], 0)  # a padded query may be NaN, and would make its weights so
+        if bias is not None:
+            parts = {name: getattr(bias, name) for name in ("curve", "query", "relative", "table")}
+            bias = replace(bias, **{name: _own(x) for name, x in parts.items() if x is not None})
+        given = attention(q, _own(k), new, key_mask=mask, bias=bias, state=before).values[..., 0]
+        total = given.sum() if asked is None else torch.where(asked, given, 0.0).sum()
+        grads = torch.autograd.grad(total, [old, new])
+    return torch.cat([x[..., 0] for x in grads], 2).float()
+
+
+def _own(x: Tensor) -> Tensor:
+    """Without a graph, and such that one may keep it."""
+    return x.detach().clone() if x.is_inference() else x.detach()
+
+
+def at_slots(
+    bias: ScoreBias, slot: Int[Tensor, "batch kv_heads slots"], heads: int, queries: int, keys: int, past: int
+) -> ScoreBias:
+    """A bias as a table over the kept slots of every head and `keys` new ones behind `past`, for the last `queries`."""
+    new = torch.arange(past, past + keys, device=slot.device)
+    at = torch.cat([slot.long(), new.expand(*slot.shape[:2], keys)], 2)
+    at = at.clamp_min(0).repeat_interleave(heads // at.shape[1], 1)[:, :, None]
+    at = at.expand(-1, -1, queries, -1)
+    total: Tensor | None = None
+    if bias.by_distance:
+        column = bias.high - (new[keys - queries :, None] - at)
+        inside = (column >= 0) & (column < bias.distances)
+        column = column.clamp(0, max(bias.distances - 1, 0))
+        logits: list[Tensor] = []
+        if bias.curve is not None:
+            logits.append(bias.curve[None, :, None])
+        if bias.query is not None and bias.relative is not None:
+            logits.append(bias.query @ bias.relative.mT)
+        total = sum((x.expand(*at.shape[:3], -1).gather(-1, column) for x in logits), torch.zeros(()))
+        total = total.masked_fill(~inside, 0)
+    if bias.table is not None:
+        table = bias.table.expand(*at.shape[:3], -1).gather(-1, at)
+        if table.dtype == torch.bool:
+            table = torch.zeros(table.shape, device=table.device).masked_fill(~table, float("-inf"))
+        total = table if total is None else total + table
+    return ScoreBias(table=total)
+
+
+def _put_back(
+    attention: Attention,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_mask: Tensor | None,
+    bias: ScoreBias | None,
+    slots: Slots,
+    slot: Tensor,
+    *,
+    weigh: bool,
+) -> Seen:
+    batch, kv, _ = slot.shape
+    length, group, queries = slots.length, attention.heads.group, q.shape[2]
+    at = slot.long().masked_fill(slot < 0, length)  # padding goes behind the end, which is cut off
+    real = torch.zeros(batch, kv, length + 1, dtype=torch.bool, device=slot.device).scatter(2, at, True)[..., :length]
+    data = {"key_mask": real.flatten(0, 1)}
+    for name, x in slots.view().items():
+        if name != "key_mask":
+            room = x.new_zeros(batch, kv, length + 1, x.shape[3])
+            whole = room.scatter(2, at[..., None].expand_as(x), x)[:, :, :length]
+            data[name] = whole.repeat_interleave(kv, 0)
+    past = Slots(Tape(data, length, length), 0, length, length, {}, attention.owner)
+    q, new_k, new_v = (x.repeat_interleave(kv, 0) for x in (q, k, v))
+    mask = None if key_mask is None else key_mask.repeat_interleave(kv, 0)
+    if bias is not None:
+        query, table = (x if x is None or len(x) == 1 else x.repeat_interleave(kv, 0) for x in (bias.query, bias.table))
+        bias = replace(bias, query=query, table=table)
+    seen = _on(attention, q, new_k, new_v, mask, bias, past, weigh=weigh)
+    of_group = seen.values.view(batch, kv, kv, group, queries, -1).diagonal(dim1=1, dim2=2).movedim(-1, 1)
+    new = {name: x[::kv, :, length:] for name, x in seen.slots.view().items() if name != "key_mask"}
+    weights = None
+    if seen.weights is not None:
+        own = seen.weights.view(batch, kv, kv, -1).diagonal(dim1=1, dim2=2).movedim(-1, 1)
+        weights = torch.cat([own[..., :length].gather(2, at.clamp(max=length - 1)), own[..., length:]], 2)
+    return Seen(of_group.flatten(1, 2), slots.append(key_mask, **new), weights)

@@ -1,0 +1,91 @@
+"""What the last queries looked at, chosen once, where the caller says so."""
+
+from typing import Annotated, ClassVar, final
+
+import torch
+import torch.nn.functional as F
+from annotated_types import Ge
+from torch import Tensor
+
+from regard.bias import ScoreBias
+from regard.call import Attended
+from regard.composite import States
+from regard.core import Attention
+from regard.errors import ConfigError
+from regard.memory.caches._base import CacheState, Eviction, newest, weighable
+from regard.memory.caches._slots import rows_of
+from regard.options import weight
+
+
+@final
+class Snapkv(Eviction):
+    """Keeps every slot until a call within `compressing` ends: then what the last `window` of its queries gave most,
+    in sums that are averaged over neighbouring slots, and the slots of those queries themselves.
+
+    Between two compressions the state grows. Tokens behind the named point have no part in the choice; a call of fewer
+    tokens than `window` chooses by what it has.
+
+    Source: Li et al. 2024, SnapKV, sections 4.1 and 4.2.
+    """
+
+    title: ClassVar[str] = "what the last queries saw"
+
+    budget: Annotated[int, Ge(1)] = 2048
+    """slots to keep in each head of keys, those of the window among them"""
+    window: Annotated[int, Ge(1)] = 32
+    """last queries of the call that choose"""
+    pool: Annotated[int, Ge(1)] = 5
+    """neighbouring slots over which weights are averaged, an odd number"""
+
+    due: bool = weight()
+    """whether calls end with a compression; see `compressing`"""
+
+    def setup(self) -> None:
+        self.due = False
+
+    def check_options(self) -> None:
+        if self.budget < self.window:
+            raise ConfigError(f"cache snapkv: budget must be at least window={self.window}, got {self.budget}")
+        if not self.pool % 2:
+            raise ConfigError(f"cache snapkv: pool must be odd, got {self.pool}")
+
+    def check(self, attention: Attention) -> None:
+        super().check(attention)
+        weighable(attention, "snapkv")
+
+    def worth(self, state: CacheState) -> Tensor:
+        """What it was given, averaged over neighbours; the slots of the window are worth most, and lend nothing."""
+        kept = state.kept.view()
+        own = newest(kept["slot"], self.window)
+        given = kept["weight"].masked_fill(own | (kept["slot"] < 0), 0)
+        pooled = F.avg_pool1d(given, self.pool, stride=1, padding=self.pool // 2)
+        return pooled.masked_fill(own, float("inf"))
+
+    def rows(
+        self,
+        attention: Attention,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_mask: Tensor | None,
+        bias: ScoreBias | None,
+        state: States,
+    ) -> Attended:
+        assert isinstance(state, CacheState)
+        past, keys = state.length, k.shape[2]
+        if not self.due or state.kept.kept + keys <= self.budget:
+            seen, state = self.append(attention, q, k, v, key_mask, bias, state, weigh=False)
+            return Attended(seen.values, state)
+        split, parts = keys - min(self.window, q.shape[2]), list[Tensor]()
+        if split:
+            part = rows_of(q, k, v, key_mask, bias, 0, split, past)
+            seen, state = self.append(attention, *part, state, weigh=False)
+            parts.append(seen.values)
+        part = rows_of(q, k, v, key_mask, bias, split, keys, past)
+        seen, state = self.append(attention, *part, state, weigh=True)
+        assert seen.weights is not None
+        weighed = state.kept.with_tensors(state.kept.view())
+        weighed.tape.data["weight"] = seen.weights
+        chosen = self.evict(CacheState({"slots": state.slots, "kept": weighed}))
+        del chosen.kept.tape.data["weight"]
+        return Attended(torch.cat([*parts, seen.values], 2), chosen)

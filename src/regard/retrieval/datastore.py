@@ -1,0 +1,332 @@
+"""Datastores: keys and values on disk, memory-mapped: added to, searched, verified, merged and deleted from."""
+
+import fcntl
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from regard.checksums import Entry
+from regard.errors import CheckpointError, ConfigError, ResourceError
+from regard.retrieval.manifest import Manifest
+from regard.retrieval.search import Neighbours, Piece, nearest, require_query
+from regard.retrieval.writer import Writer, written
+from regard.training.files import writing
+
+
+class Stats(NamedTuple):
+    """entries, and nbytes of them on disk. dim: of a key. origin: what made the keys. documents: name -> entries."""
+
+    entries: int
+    nbytes: int
+    dim: int
+    documents: dict[str, int]
+    origin: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Datastore:
+    """Entries (k_i, w_i): keys in float16 and the token that followed each, document by document, in a folder.
+
+    Files: `manifest.json`, with the SHA-256 of every other file and of itself, and for each block of about 32 MiB
+    NAME.keys (float16) and NAME.values (int32), both little-endian and nothing else. They are mapped, not read: what
+    stays in memory depends on the search, not on the entries. A block is written whole and then named by the manifest,
+    which is replaced in one step: a crash or a full disk loses the entries that were not yet in a block, and no others.
+
+    A datastore is a value: what is added or deleted is in a new one, of the same folder.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp()) / "store"
+        >>> with Datastore.create(folder, 2, vocab_size=10).adding() as writer:
+        ...     writer.begin("a", entries=2)
+        ...     writer.append(torch.tensor([[0.0, 1.0], [3.0, 0.0]]), torch.tensor([7, 8]))
+        0
+        >>> Datastore.open(folder).search(torch.tensor([[0.0, 0.0]]), 2)._asdict()
+        {'distances': tensor([[1., 9.]], dtype=torch.float64), 'ids': tensor([[0, 1]]), 'values': tensor([[7, 8]])}
+
+    Source: Khandelwal et al. 2020, section 2; exact search by blocks in place of its FAISS index.
+    """
+
+    folder: Path
+    manifest: Manifest
+
+    @classmethod
+    def create(
+        cls, folder: str | Path, dim: int, *, vocab_size: int, origin: Mapping[str, str] | None = None
+    ) -> "Datastore":
+        """An empty one in a new folder.
+
+        Args:
+            folder: one that is not there.
+            dim: width of a key.
+            vocab_size: values are below.
+            origin: what makes the keys, by name; only datastores of the same origin are merged.
+
+        Raises:
+            ConfigError: the folder exists, or a size below 1. ResourceError: it cannot be written.
+        """
+        folder = Path(folder)
+        if dim < 1 or vocab_size < 1:
+            raise ConfigError(f"dim and vocab_size must be at least 1, got {dim} and {vocab_size}")
+        if folder.exists():
+            raise ConfigError(f"{folder} exists; choose another name: nothing is ever overwritten")
+        with writing(folder):
+            folder.mkdir(parents=True)
+        manifest = Manifest(dim, vocab_size, dict(origin or {}))
+        manifest.write(folder)
+        return cls(folder, manifest)
+
+    @classmethod
+    def open(cls, folder: str | Path, *, checked: bool = True, unfinished: bool = False) -> "Datastore":
+        """One that is there.
+
+        Args:
+            folder: where.
+            checked: compare every file with its SHA-256, about a second for a gigabyte; sizes are compared in any case.
+            unfinished: also one that is still being added to, to go on with it.
+
+        Raises:
+            ConfigError: the folder is no datastore.
+            CheckpointError: damaged or missing files, all by name; or an addition that was interrupted.
+            ResourceError: it cannot be read.
+        """
+        folder = Path(folder)
+        found = cls(folder, Manifest.read(folder))
+        if found.manifest.adding is not None and not unfinished:
+            raise CheckpointError(
+                f"{folder} is not whole: what added to it was interrupted after {len(found):,} entries; "
+                "give the same regard knn build again, which goes on from there (in Python, abandon() takes it back)"
+            )
+        found.verify(contents=checked)
+        return found
+
+    def __len__(self) -> int:
+        return self.manifest.entries
+
+    @property
+    def store(self) -> "Datastore":
+        """Itself: what is searched, as an `Index` says of its own."""
+        return self
+
+    @property
+    def dim(self) -> int:
+        """Width of a key."""
+        return self.manifest.dim
+
+    def verify(self, *, contents: bool = True) -> None:
+        """Compare every file with the manifest: its size, and with `contents` its SHA-256.
+
+        Raises:
+            CheckpointError: some differ; all are named.
+        """
+        problems = []
+        for block in self.manifest.blocks:
+            for name, expected in block.files.items():
+                path = self.folder / name
+                try:
+                    size = path.stat().st_size
+                    found = Entry.at(path) if contents and size == expected.size else Entry(expected.sha256, size)
+                    expected.require(found, name)
+                except OSError as error:
+                    problems.append(f"cannot read {name}: {error.strerror}")
+                except ValueError as error:
+                    problems.append(str(error))
+        if problems:
+            listed = "".join(f"\n  {problem}" for problem in problems)
+            raise CheckpointError(f"{self.folder} is damaged; put the files back, or build it again:{listed}")
+
+    def pieces(self) -> list[Piece]:
+        """The entries, mapped block by block.
+
+        Raises:
+            CheckpointError: a file is gone.
+        """
+        found, first = [], 0
+        for block in self.manifest.blocks:
+            try:
+                # Copy-on-write: nothing is ever written, and torch takes no memory that says it is read-only.
+                keys = np.memmap(
+                    self.folder / f"{block.name}.keys", np.dtype("<f2"), "c", shape=(block.entries, self.dim)
+                )
+                values = np.memmap(self.folder / f"{block.name}.values", np.dtype("<i4"), "c", shape=(block.entries,))
+            except (OSError, ValueError) as error:
+                raise CheckpointError(f"{self.folder}: cannot map block {block.name}: {error}") from None
+            found.append(Piece(first, keys, values))
+            first += block.entries
+        return found
+
+    def search(
+        self, queries: Float[Tensor, "queries dim"], k: int, *, own: Int[Tensor, "queries copies"] | None = None
+    ) -> Neighbours:
+        """The k entries with the least |q - k_i|^2, exactly: N dim products for a query.
+
+        Args:
+            queries: on any device; the answer is on the CPU.
+            k: how many.
+            own: entries that a query must not find, such as its own; -1: none.
+
+        Raises:
+            CheckpointError: there are no entries. LimitError: k above them. ConfigError: k below 1.
+            ShapeError: queries of another width.
+        """
+        require_query(queries, k, own, dim=self.dim, entries=len(self))
+        return nearest(self.pieces(), queries.detach().cpu(), k, None if own is None else own.cpu())
+
+    def stats(self) -> Stats:
+        """What is in it."""
+        documents: Counter[str] = Counter()
+        for document in self.manifest.documents:
+            documents[document.name] += document.entries
+        nbytes = sum(entry.size for block in self.manifest.blocks for entry in block.files.values())
+        return Stats(len(self), nbytes, self.dim, dict(documents), self.manifest.origin)
+
+    def starts(self) -> list[int]:
+        """Number of the first entry of every document."""
+        return [0, *np.cumsum([document.entries for document in self.manifest.documents]).tolist()][:-1]
+
+    def values(self, first: int, stop: int) -> Int[Tensor, "entries"]:
+        """The values of consecutive entries."""
+        parts = [piece.values[max(0, first - piece.first) : max(0, stop - piece.first)] for piece in self.pieces()]
+        return torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *parts]).astype(np.int64))
+
+    @contextmanager
+    def adding(self) -> Iterator[Writer]:
+        """Add documents, or go on with an addition that was interrupted. Nobody else may write meanwhile.
+
+        An error leaves what is in whole blocks, and the datastore unfinished: the same documents, given again to
+        `adding` of one that was opened with `unfinished`, are gone on with.
+
+        Raises:
+            ResourceError: it cannot be written, or somebody else is writing it.
+        """
+        with self._alone() as current:
+            writer = Writer(self.folder, current.manifest)
+            yield writer
+            writer.finish()
+
+    def abandon(self) -> "Datastore":
+        """Without an addition that was interrupted: as it was before that.
+
+        Raises:
+            ResourceError: as `adding`.
+        """
+        with self._alone() as current:
+            manifest = current.manifest
+            documents = manifest.documents[: manifest.adding]
+            left, kept = sum(document.entries for document in documents), []
+            for block in manifest.blocks:  # an addition begins with a block of its own
+                if left:
+                    kept.append(block)
+                    left -= block.entries
+            after = replace(manifest, documents=documents, blocks=tuple(kept), adding=None)
+            after.write(self.folder)
+            result = Datastore(self.folder, after)
+            result._sweep()
+            return result
+
+    def delete(self, name: str) -> "Datastore":
+        """Without the documents of this name. Blocks that hold others too are written anew before the old ones go.
+
+        Raises:
+            ConfigError: there is none. CheckpointError: an addition is unfinished. ResourceError: as `adding`.
+        """
+        with self._alone() as current:
+            manifest = current.manifest
+            if manifest.adding is not None:
+                raise CheckpointError(f"{self.folder} is still being added to; finish that first")
+            if name not in {document.name for document in manifest.documents}:
+                raise ConfigError(f"{self.folder} has no document {name!r}; regard knn stats lists them")
+            kept = np.repeat(
+                [document.name != name for document in manifest.documents],
+                [document.entries for document in manifest.documents],
+            )
+            blocks, following = [], manifest.following
+            for block, piece in zip(manifest.blocks, current.pieces(), strict=True):
+                keep = kept[piece.first : piece.first + block.entries]
+                if keep.all():
+                    blocks.append(block)
+                elif keep.any():
+                    blocks.append(written(self.folder, following, piece.keys[keep], piece.values[keep]))
+                    following += 1
+            documents = tuple(document for document in manifest.documents if document.name != name)
+            after = replace(manifest, documents=documents, blocks=tuple(blocks), following=following)
+            after.write(self.folder)
+            result = Datastore(self.folder, after)
+            result._sweep()
+            return result
+
+    @classmethod
+    def merge(cls, folder: str | Path, stores: Sequence["Datastore"]) -> "Datastore":
+        """A new one with the documents of all, in their order.
+
+        Raises:
+            ConfigError: the folder exists, or there is none to merge.
+            CheckpointError: they are of other models, tokenizers or widths. ResourceError: it cannot be written.
+        """
+        if not stores:
+            raise ConfigError("there is no datastore to merge")
+        first = stores[0].manifest
+        for store in stores[1:]:
+            other = store.manifest
+            if (other.dim, other.vocab_size, other.origin) != (first.dim, first.vocab_size, first.origin):
+                raise CheckpointError(f"{store.folder} and {stores[0].folder} were not made by the same model")
+        merged = cls.create(folder, first.dim, vocab_size=first.vocab_size, origin=first.origin)
+        with merged.adding() as writer:
+            for store in stores:
+                writer.copy(store.manifest.documents, store.pieces())
+        return cls.open(folder, checked=False)
+
+    def own(self, digest: str) -> list[int]:
+        """Numbers of the first entries of the documents with this digest: none, one, or one for each copy."""
+        return [
+            start
+            for start, document in zip(self.starts(), self.manifest.documents, strict=True)
+            if document.digest == digest
+        ]
+
+    def require_origin(self, origin: Mapping[str, str], dim: int) -> None:
+        """Refuse to be looked things up in by something else than what made the keys.
+
+        Raises:
+            CheckpointError: another width, model or tokenizer.
+        """
+        if dim != self.dim:
+            raise CheckpointError(f"{self.folder} has keys of {self.dim} numbers, and this model makes {dim}")
+        for name, value in origin.items():
+            made = self.manifest.origin.get(name)
+            if made != value:
+                raise CheckpointError(
+                    f"{self.folder} was made with another {name} (SHA-256 {str(made)[:12]}..., not {value[:12]}...); "
+                    "build one with this model"
+                )
+
+    @contextmanager
+    def _alone(self) -> Iterator["Datastore"]:
+        """As it is on disk now, while nobody else writes; files that no manifest names are removed."""
+        folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            current = Datastore(self.folder, Manifest.read(self.folder))
+            current._sweep()
+            yield current
+        except BlockingIOError as error:
+            raise ResourceError(f"cannot write {self.folder}: another process or thread is writing it") from error
+        finally:
+            os.close(folder)
+
+    def _sweep(self) -> None:
+        """Remove the blocks that a killed process left, or that were written anew."""
+        named = {name for block in self.manifest.blocks for name in block.files}
+        for kind in ("keys", "values"):
+            for path in self.folder.glob(f"*.{kind}"):
+                if path.name not in named:
+                    path.unlink()

@@ -1,0 +1,51 @@
+"""A document as a datastore knows it: by its token ids."""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from regard.tasks.corpus import Document
+from regard.tasks.reader import Reader
+
+
+class Text(NamedTuple):
+    """A document to build of: what it is called, and its token ids, with those that stand at its ends."""
+
+    name: str
+    ids: np.ndarray
+
+
+def digest(ids: np.ndarray) -> str:
+    """SHA-256 of token ids.
+
+    Example:
+        >>> digest(np.array([1, 2]))[:8]
+        '34fb5c82'
+    """
+    return hashlib.sha256(np.ascontiguousarray(ids, "<i4").tobytes()).hexdigest()
+
+
+def texts(documents: Iterable[Document], reader: Reader) -> Iterable[Text]:
+    """Documents of a corpus; the name is the group, a year or the SHA-256 of the text."""
+    return (Text(document.group, reader.document(document.text).ids) for document in documents)
+
+
+def fingerprint(model: nn.Module) -> str:
+    """SHA-256 of a model: its configuration, and the name, kind and bytes of every weight, wherever they are."""
+    found = hashlib.sha256(repr(getattr(model, "config", None)).encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        found.update(memoryview(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()))
+    return found.hexdigest()
+
+
+def origin(model: nn.Module, reader: Reader | None) -> Mapping[str, str]:
+    """What made the keys: model and tokenizer."""
+    made = {"model": fingerprint(model)}
+    if reader is not None:
+        made["tokenizer"] = hashlib.sha256(reader.to_json().encode()).hexdigest()
+    return made

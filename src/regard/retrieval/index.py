@@ -1,0 +1,180 @@
+"""FAISS indices of a datastore: candidates from FAISS, distances from the stored keys."""
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from regard.checksums import MANIFEST, Entry, opened, sealed
+from regard.errors import CheckpointError, ConfigError, ResourceError, UnsupportedError, nearest
+from regard.reading import content
+from regard.retrieval.datastore import Datastore
+from regard.retrieval.search import Neighbours, ranked, require_query
+from regard.training.files import save_file
+
+IndexKind = Literal["flat", "ivf", "hnsw"]
+"""flat: every key, in float32; ivf: keys by their nearest of some centres, of which the nearest are searched
+(Sivic & Zisserman 2003; Jégou et al. 2011); hnsw: a navigable small world (Malkov & Yashunin 2018)"""
+_LINKS = 32
+"""of an entry of hnsw, on each layer but the lowest"""
+_PER_CENTRE = 39
+"""training keys for a centre of ivf, the fewest that FAISS takes without a warning"""
+_ADDED = 1 << 16
+
+
+class Index:
+    """Finds nearly nearest entries of a datastore without comparing all of them.
+
+    FAISS names candidates; their distances are computed anew from the stored keys, so that p_kNN is that of the
+    neighbours found, whatever the index rounds. An own entry is left out of the candidates, of which so many more are
+    asked for. FAISS stands where Khandelwal et al. 2020 and Yogatama et al. 2021 have FAISS and ScaNN.
+
+    Args:
+        store: the datastore, as it is now; entries that are added later are not found, and `load` refuses.
+        kind: flat, ivf or hnsw.
+        centres: of ivf; None: the root of the entries, as many as 39 training keys each allow.
+        probes: centres of ivf that a query looks into; of hnsw: the length of its list, at least k. None: 32 or 128.
+        seed: of the training sample.
+
+    Raises:
+        UnsupportedError: FAISS is not installed. CheckpointError: the datastore is empty. ConfigError: a wrong number.
+
+    Example:
+        >>> Index(Datastore.open("store"), "ivf", probes=64)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        store: Datastore,
+        kind: IndexKind,
+        *,
+        centres: int | None = None,
+        probes: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        faiss = _faiss()
+        _require_options(kind, centres, probes)
+        if not len(store):
+            raise CheckpointError(f"{store.folder} is empty, so there is nothing to index; add documents to it")
+        self.store, self.kind = store, kind
+        self._pieces = store.pieces()
+        if kind == "flat":
+            self._index: Any = faiss.IndexFlatL2(store.dim)
+        elif kind == "hnsw":
+            self._index = faiss.IndexHNSWFlat(store.dim, _LINKS)
+        else:
+            most = max(1, len(store) // _PER_CENTRE)
+            count = min(most, round(len(store) ** 0.5)) if centres is None else centres
+            if count > len(store):
+                raise ConfigError(f"{count} centres, and the datastore has {len(store)} entries; choose fewer")
+            half = faiss.ScalarQuantizer.QT_fp16
+            self._coarse = faiss.IndexFlatL2(store.dim)
+            self._index = faiss.IndexIVFScalarQuantizer(self._coarse, store.dim, count, half, faiss.METRIC_L2, False)
+            self._index.cp.seed, self._index.cp.min_points_per_centroid = seed + 1, 1
+            self._index.train(self._sample(count, seed))
+        for piece in self._pieces:
+            for at in range(0, len(piece.keys), _ADDED):
+                self._index.add(np.ascontiguousarray(piece.keys[at : at + _ADDED], np.float32))
+        self._probe(probes)
+
+    def search(
+        self, queries: Float[Tensor, "queries dim"], k: int, *, own: Int[Tensor, "queries copies"] | None = None
+    ) -> Neighbours:
+        """The k nearest entries that FAISS finds; arguments and errors as `Datastore.search`."""
+        require_query(queries, k, own, dim=self.store.dim, entries=len(self.store))
+        queries = queries.detach().cpu().float()
+        wanted = min(len(self.store), k + (0 if own is None else own.shape[1]))
+        if not len(queries):
+            return ranked(self._pieces, queries, torch.empty(0, k, dtype=torch.int64), k)
+        if self.kind == "hnsw":
+            self._index.hnsw.efSearch = max(self._length, wanted)
+        candidates = torch.from_numpy(self._index.search(np.ascontiguousarray(queries.numpy()), wanted)[1])
+        if own is not None:
+            candidates = candidates.masked_fill((candidates[:, :, None] == own.cpu()[:, None]).any(2), -1)
+        return ranked(self._pieces, queries, candidates, k)
+
+    def save(self) -> Path:
+        """Write it into the datastore's folder, for `load`.
+
+        Raises:
+            ResourceError: it cannot be written.
+        """
+        path = self.store.folder / f"{self.kind}.faiss"
+        data = _faiss().serialize_index(self._index).tobytes()
+        save_file(path, data)
+        said = {"sha256 of the index": Entry.of(data).sha256, "of": _manifest(self.store), "kind": self.kind}
+        save_file(path.with_suffix(".json"), (json.dumps(sealed(said)) + "\n").encode())
+        return path
+
+    @classmethod
+    def load(cls, store: Datastore, kind: IndexKind, *, probes: int | None = None) -> "Index":
+        """The one that `save` wrote.
+
+        Raises:
+            ConfigError: there is none. CheckpointError: it is damaged, or of the datastore as it was before.
+            UnsupportedError: FAISS is not installed.
+        """
+        faiss = _faiss()
+        _require_options(kind, None, probes)
+        path = store.folder / f"{kind}.faiss"
+        if not path.exists() or not path.with_suffix(".json").exists():
+            raise ConfigError(f"{store.folder} has no index {kind}; make it with regard knn build --index {kind}")
+        try:
+            said, data = opened(content(path.with_suffix(".json"))), content(path)
+        except OSError as error:
+            raise ResourceError(f"cannot read {path}: {error.strerror}; nothing was changed") from error
+        except ValueError as error:
+            raise CheckpointError(f"{path.with_suffix('.json')} is damaged: {error}; make the index again") from None
+        if said.get("sha256 of the index") != Entry.of(data).sha256:
+            raise CheckpointError(f"{path} is damaged: its SHA-256 differs; make the index again")
+        if said.get("of") != _manifest(store):
+            raise CheckpointError(f"{path} is of the datastore as it was before; make the index again")
+        index = cls.__new__(cls)
+        index.store, index.kind, index._pieces = store, kind, store.pieces()
+        index._index = faiss.deserialize_index(np.frombuffer(data, np.uint8))
+        if (index._index.ntotal, index._index.d) != (len(store), store.dim):
+            raise CheckpointError(f"{path} does not fit the datastore; make the index again")
+        index._probe(probes)
+        return index
+
+    def _probe(self, probes: int | None) -> None:
+        self._length = 128 if probes is None else probes
+        if self.kind == "ivf":
+            self._index.nprobe = min(32 if probes is None else probes, self._index.nlist)
+
+    def _sample(self, centres: int, seed: int) -> np.ndarray:
+        """Training keys, spread over the datastore."""
+        count = min(len(self.store), 64 * centres)
+        chosen = np.sort(np.random.default_rng(seed).choice(len(self.store), count, replace=False))
+        parts = [
+            piece.keys[chosen[(chosen >= piece.first) & (chosen < piece.first + len(piece.keys))] - piece.first]
+            for piece in self._pieces
+        ]
+        return np.concatenate(parts).astype(np.float32)
+
+
+def _require_options(kind: str, centres: int | None, probes: int | None) -> None:
+    if kind not in get_args(IndexKind):
+        raise ConfigError(f"index: no choice {kind!r}: {nearest(kind, get_args(IndexKind))}")
+    if centres is not None and (centres < 1 or kind != "ivf"):
+        raise ConfigError(f"centres are of ivf, and at least 1; got {centres} for {kind}")
+    if probes is not None and (probes < 1 or kind == "flat"):
+        raise ConfigError(f"probes are of ivf and hnsw, and at least 1; got {probes} for {kind}")
+
+
+def _manifest(store: Datastore) -> str:
+    return Entry.at(store.folder / MANIFEST).sha256
+
+
+def _faiss() -> Any:
+    try:
+        return importlib.import_module("faiss")
+    except ImportError:
+        raise UnsupportedError(
+            "an index needs FAISS: pip install 'regard[knn]'; exact search works without it, with no index named"
+        ) from None

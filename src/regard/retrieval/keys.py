@@ -1,0 +1,57 @@
+"""What a decoder makes of a context: the input of its last layer's MLP, by which contexts are compared."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import UnsupportedError
+from regard.models import LanguageModel
+from regard.models.blocks import Block
+
+
+@contextmanager
+def kept_keys(model: LanguageModel) -> Iterator[list[Tensor]]:
+    """Collects f(x_1 ... x_t) of every position that the model reads inside, (batch, length, dim) in pieces.
+
+    f is the input of the last layer's MLP after its norm, which Khandelwal et al. 2020 (section 5, table 5) found best.
+
+    Raises:
+        UnsupportedError: `require_keys`.
+    """
+    require_keys(model)
+    pieces: list[Tensor] = []
+
+    def keep(module: nn.Module, given: tuple[Tensor, ...]) -> None:
+        pieces.append(given[0])
+
+    handle = cast(nn.Module, cast(Block, model.blocks[-1]).mlp).register_forward_pre_hook(keep)
+    try:
+        yield pieces
+    finally:
+        handle.remove()
+
+
+def require_keys(model: LanguageModel) -> None:
+    """Refuse a model without a last MLP that reads every position once.
+
+    Raises:
+        UnsupportedError: blocks without an MLP, or a depth that runs them other than once.
+    """
+    if cast(Block, model.blocks[-1]).mlp is None:
+        raise UnsupportedError(
+            f"a datastore keeps the input of the last layer's MLP, and blocks of block={model.config.block!r}, "
+            f"mlp={model.config.mlp!r} have none; use one with an MLP"
+        )
+    if model.config.depth != "fixed":
+        raise UnsupportedError(
+            f"a datastore keeps the input of the last layer's MLP, which depth={model.config.depth!r} runs more than "
+            "once or not at all; use depth='fixed'"
+        )
+
+
+def joined(pieces: list[Tensor]) -> Tensor:
+    """The keys of all positions, (batch, length, dim)."""
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, 1)

@@ -1,0 +1,239 @@
+"""kNN-LM: a decoder whose next token is also looked up among contexts that a datastore remembers."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from regard.errors import ConfigError, UnsupportedError
+from regard.models import LanguageModel, ModelOutput
+from regard.models.decoder import Hidden, ModelState
+from regard.retrieval.datastore import Datastore
+from regard.retrieval.documents import digest
+from regard.retrieval.index import Index
+from regard.retrieval.keys import joined, kept_keys, require_keys
+from regard.retrieval.search import Neighbours
+from regard.tasks.base import IGNORE, Examples
+from regard.training.batches import Batch
+
+
+def neighbour_log_probabilities(neighbours: Neighbours, temperature: float) -> Float[Tensor, "queries k"]:
+    """log p_kNN of the token of each neighbour: p_kNN(y) = sum_i 1[w_i = y] exp(-d_i / T) / sum_i exp(-d_i / T).
+
+    Args:
+        neighbours: of each query; T: temperature.
+
+    Source: Khandelwal et al. 2020, Eq. 2 (T = 1); the temperature: Khandelwal et al. 2021, Eq. 3.
+    """
+    weights = (-neighbours.distances / temperature).log_softmax(-1)
+    tokens, order = neighbours.values.sort(dim=1, stable=True)
+    weights = weights.gather(1, order)
+    group = torch.cat([torch.zeros_like(tokens[:, :1]), (tokens[:, 1:] != tokens[:, :-1]).long()], 1).cumsum(1)
+    largest = torch.full_like(weights, -torch.inf).scatter_reduce(1, group, weights, "amax").gather(1, group)
+    shifted = (weights - largest.clamp_min(torch.finfo(weights.dtype).min)).exp()
+    total = torch.zeros_like(weights).scatter_add(1, group, shifted).gather(1, group)
+    return torch.empty_like(weights).scatter(1, order, largest + total.log())
+
+
+def mixed(
+    logits: Float[Tensor, "queries vocab"], neighbours: Neighbours, *, lam: float, temperature: float
+) -> Float[Tensor, "queries vocab"]:
+    """log p with p = lam p_kNN + (1 - lam) p_LM; -inf for a token that has no probability.
+
+    Args:
+        logits: of the model; lam = 0 gives them back as they are.
+        neighbours: of each query.
+        lam: from 0 to 1.
+        temperature: of the distances.
+
+    Source: Khandelwal et al. 2020, Eq. 3.
+    """
+    if lam == 0:
+        return logits
+    ids = neighbours.values.to(logits.device)
+    some = torch.isfinite(neighbours.distances[:, :1])  # a query that found nothing has the model alone
+    found = neighbour_log_probabilities(neighbours, temperature).masked_fill(~some, -torch.inf)
+    rest = torch.where(some, math.log1p(-lam) if lam < 1 else -math.inf, 0.0).to(logits.device, torch.float32)
+    mixture = logits.float().log_softmax(-1) + rest
+    both = torch.logaddexp(mixture.gather(1, ids), (found + math.log(lam)).to(mixture))
+    return mixture.scatter_(1, ids, both)  # places of one token get the same number
+
+
+@runtime_checkable
+class Placed(Protocol):
+    """Examples that say where in which document their targets are."""
+
+    def place(self, index: int) -> tuple[np.ndarray, int]:
+        """The token ids of the whole document, and the place of the first target in it."""
+        ...
+
+
+class KnnLm(nn.Module):
+    """p(y | x) = lam p_kNN(y | x) + (1 - lam) p_LM(y | x), without training.
+
+    p_kNN(y | x) is proportional to sum_(i in N) 1[w_i = y] exp(-|f(x) - k_i|^2 / T), with N the k nearest entries of
+    the datastore and f(x) the input of the last layer's MLP after its norm. It is called, continued and evaluated as
+    the decoder that it is around; what it calls logits is log p.
+
+    Cost: a search for every position, N dim products; the decoder's own computation is as it was.
+
+    Args:
+        model: the decoder.
+        found_in: what is searched: a `Datastore`, or an `Index` of one.
+        lam: weight of the neighbours; 0: the decoder alone, bit for bit.
+        k: neighbours; None: 1,024, or as many as there are.
+        temperature: T.
+
+    Raises:
+        ConfigError: a number out of range. LimitError: k above the entries. CheckpointError: no entries, or another
+        width. UnsupportedError: a decoder without keys (`kept_keys`).
+
+    Source: Khandelwal et al. 2020, Eqs. 1-3.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        found_in: Datastore | Index,
+        *,
+        lam: float = 0.25,
+        k: int | None = None,
+        temperature: float = 1.0,
+    ) -> None:
+        super().__init__()
+        if not 0 <= lam <= 1:
+            raise ConfigError(f"lam must be from 0 (the model alone) to 1 (the neighbours alone), got {lam}")
+        if not 0 < temperature < math.inf:
+            raise ConfigError(f"temperature must be more than 0, got {temperature}")
+        require_keys(model)
+        store = found_in.store
+        store.require_origin({}, model.config.dim)
+        self.model, self.found_in, self.store = model, found_in, store
+        self.lam, self.temperature = lam, temperature
+        self.k = min(1024, max(1, len(store))) if k is None else k
+        found_in.search(torch.zeros(0, store.dim), self.k)  # refuses what would be refused at the first token
+
+    @property
+    def config(self) -> Any:
+        """The decoder's."""
+        return self.model.config
+
+    @property
+    def limit(self) -> int | None:
+        """As the decoder's."""
+        return self.model.limit
+
+    @property
+    def pads(self) -> bool:
+        """As the decoder's."""
+        return self.model.pads
+
+    @property
+    def streams(self) -> bool:
+        """As the decoder's."""
+        return self.model.streams
+
+    @property
+    def table(self) -> nn.Embedding:
+        """As the decoder's."""
+        return self.model.table
+
+    @property
+    def embeddings(self) -> Any:
+        """As the decoder's."""
+        return self.model.embeddings
+
+    def initial_state(self, batch: int) -> ModelState:
+        """The state before the first token."""
+        return self.model.initial_state(batch)
+
+    def hidden(
+        self,
+        tokens: Int[Tensor, "batch length"],
+        *,
+        key_mask: Bool[Tensor, "batch length"] | None = None,
+        positions: Int[Tensor, "*batch length"] | None = None,
+        state: ModelState | None = None,
+    ) -> Hidden:
+        """What `logits` reads: the decoder's hidden states, and behind them the keys; arguments as the decoder's."""
+        if self.lam == 0:
+            return self.model.hidden(tokens, key_mask=key_mask, positions=positions, state=state)
+        with kept_keys(self.model) as pieces:
+            output = self.model.hidden(tokens, key_mask=key_mask, positions=positions, state=state)
+        return output._replace(hidden=torch.cat([output.hidden, joined(pieces)], -1))
+
+    def logits(
+        self, hidden: Float[Tensor, "*rows both"], *, own: Int[Tensor, "queries copies"] | None = None
+    ) -> Float[Tensor, "*rows vocab"]:
+        """log p of what `hidden` gave.
+
+        Args:
+            hidden: any number of positions.
+            own: entries that each position must not find; None: it may find all.
+        """
+        if self.lam == 0:
+            return self.model.logits(hidden)
+        state, keys = hidden.split(self.model.config.dim, -1)
+        neighbours = self.found_in.search(keys.reshape(-1, keys.shape[-1]), self.k, own=own)
+        logits = self.model.logits(state)
+        log_p = mixed(logits.flatten(0, -2), neighbours, lam=self.lam, temperature=self.temperature)
+        return log_p.view_as(logits)
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "batch length"],
+        *,
+        key_mask: Bool[Tensor, "batch length"] | None = None,
+        positions: Int[Tensor, "*batch length"] | None = None,
+        state: ModelState | None = None,
+        own: Int[Tensor, "queries copies"] | None = None,
+    ) -> ModelOutput:
+        """log p of the next token at every position; arguments as the decoder's, `own` as `logits`.
+
+        Raises:
+            UnsupportedError: in training: the datastore is not trained, and the keys that it has would become old.
+        """
+        if self.training:
+            raise UnsupportedError("a datastore is looked things up in after training; call eval() first")
+        got = self.hidden(tokens, key_mask=key_mask, positions=positions, state=state)
+        return ModelOutput(self.logits(got.hidden, own=own), got.state, got.losses, got.steps)
+
+    def without_own(self, model: nn.Module, batch: Batch, examples: Examples) -> ModelOutput:
+        """The output for a batch of examples in which no target finds the entry that was made of itself.
+
+        A `forward` of `regard.training.evaluation.score`, whose model is the decoder.
+        """
+        own = own_entries(self.store, examples, batch)
+        return self.eval()(batch.inputs, key_mask=batch.key_mask, own=own)
+
+
+def own_entries(store: Datastore, examples: Examples, batch: Batch) -> Int[Tensor, "queries copies"] | None:
+    """Entries that were made of the very targets of a batch, for each of its positions; -1 where there is none.
+
+    A document is known by its token ids, so it is found under any name, and in every copy.
+
+    Raises:
+        UnsupportedError: examples that do not say where they are from.
+    """
+    if not isinstance(examples, Placed):
+        raise UnsupportedError("these examples do not say which document they are from, so own entries are not known")
+    rows: list[Sequence[int]] = []
+    firsts: list[int] = []
+    for index in batch.ids:
+        ids, first = examples.place(index)
+        rows.append(store.own(digest(ids)))
+        firsts.append(first)
+    copies = max(map(len, rows))
+    if not copies:
+        return None
+    length = batch.inputs.shape[1]
+    own = torch.full((len(rows), length, copies), -1, dtype=torch.int64)
+    for at, (starts, first) in enumerate(zip(rows, firsts, strict=True)):
+        if starts:
+            own[at, :, : len(starts)] = torch.tensor(starts) + first - 1 + torch.arange(length)[:, None]
+    own[batch.targets.cpu() == IGNORE] = -1
+    return own.flatten(0, 1)

@@ -1,0 +1,164 @@
+"""regard knn, and evaluate and generate with a datastore: of published weights and of a run of one's own."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from regard.integrations import pretrained
+from regard.integrations._tokenizer import PretrainedTokenizer
+from regard.models import LanguageModel, presets
+
+WORDS = ["[unk]", *"abcdefghij"]
+TEXTS = ("a b c d e f g h i j a c e g i b d f h j\n" * 5, "j i h g f e d c b a a b b c c d d e e f f\n" * 3)
+
+
+def published(folder: Path, seed: int = 0) -> str:
+    """A small decoder whose words are letters, with weights that tell contexts apart."""
+    shape = {"dim": 16, "heads": 4, "layers": 2, "vocab_size": len(WORDS), "max_length": 24, "dropout": 0.0}
+    tokenizer = Tokenizer(models.WordLevel({word: at for at, word in enumerate(WORDS)}, "[unk]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[assignment]
+    model = LanguageModel(presets.build("gpt", **shape))
+    draw = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn(weight.shape, generator=draw) * 0.3)
+    pretrained.export(model, folder, tokenizer=PretrainedTokenizer(tokenizer))
+    return str(folder)
+
+
+@pytest.fixture
+def network(tmp_path) -> str:
+    (tmp_path / "folder").mkdir()
+    for name, text in zip(("one.txt", "two.md"), TEXTS, strict=True):
+        (tmp_path / "folder" / name).write_text(text)
+    (tmp_path / "other.txt").write_text("a b c d e f g h i j b d c e f h g j i\n" * 4)
+    return published(tmp_path / "letters")
+
+
+def figures(regard, *words: str) -> dict:
+    answer = regard("evaluate", *words, "--json")
+    assert answer.code == 0, answer.err
+    return json.loads(answer.out)
+
+
+def test_a_folder_of_text_becomes_a_datastore_that_is_used(regard, network):
+    answer = regard("knn", "build", "--model", network, "folder", "--out", "store", "--json")
+    assert answer.code == 0, answer.err
+    stats = json.loads(answer.out)
+    assert (stats["entries"], stats["dim"], len(stats["documents"])) == (99 + 62, 16, 2)
+    assert json.loads(regard("knn", "stats", "store", "--json").out) == stats
+    assert "161 entries, sound" in regard("knn", "verify", "store").out
+
+    alone = figures(regard, network, "--corpus", "folder")
+    beside = ["--corpus", "folder", "--datastore", "store", "--knn.k", "8"]
+    nothing = figures(regard, network, *beside, "--knn.lam", "0")
+    left_out, found = figures(regard, network, *beside), figures(regard, network, *beside, "--knn.own")
+    assert nothing == alone
+    assert found["nats_per_token"] < left_out["nats_per_token"] != alone["nats_per_token"]
+    assert figures(regard, network, *beside, "--batch-size", "4")["nats_per_token"] == pytest.approx(
+        left_out["nats_per_token"], rel=1e-5
+    )
+    other = ["--corpus", "other.txt", "--datastore", "store"]
+    assert figures(regard, network, *other) == figures(regard, network, *other, "--knn.own")  # nothing of it is stored
+
+    words = ["generate", network, "a b c d e f g h i j a c e", "--temperature", "0", "--max-new-tokens", "6"]
+    stored = regard(*words, "--datastore", "store", "--knn.lam", "1", "--knn.k", "1")
+    assert stored.out.split() == ["g", "i", "b", "d", "f", "h"]
+    assert regard(*words, "--datastore", "store", "--knn.lam", "0").out == regard(*words).out != stored.out
+
+
+def test_what_is_near_is_shown_with_its_context(regard, network):
+    assert regard("knn", "build", "--model", network, "folder", "--out", "store").code == 0
+    answer = regard("knn", "search", "store", "a b c d e", "--model", network, "--knn.k", "3", "--json")
+    rows = json.loads(answer.out)
+    assert len(rows) == 3
+    assert rows[0]["distance"] == pytest.approx(0, abs=1e-3)
+    assert (rows[0]["before"].split(), rows[0]["token"].strip(), rows[0]["place"]) == (["b", "c", "d", "e"], "f", 5)
+    shown = regard("knn", "search", "store", "-", "--model", network, stdin=b"a b c d e")
+    assert "distance" in shown.out
+
+
+def test_settings_are_swept(regard, network):
+    assert regard("knn", "build", "--model", network, "folder", "--out", "store").code == 0
+    words = ["knn", "sweep", "store", "other.txt", "--model", network]
+    found = json.loads(regard(*words, "--json").out)
+    best = found["settings"][0]
+    assert best["nats"] == min(one["nats"] for one in found["settings"]) <= found["model_alone"]
+    setting = [f"--knn.{name}={best[name]}" for name in ("lam", "k", "temperature")]
+    with_it = figures(regard, network, "--corpus", "other.txt", "--datastore", "store", *setting)
+    assert with_it["nats_per_token"] == pytest.approx(best["nats"], rel=1e-5)
+    assert "nats per token without the datastore" in regard(*words).out
+
+
+def test_an_index_is_made_and_used(regard, network):
+    pytest.importorskip("faiss", reason="the knn extra is not installed")
+    assert regard("knn", "build", "--model", network, "folder", "--out", "store", "--index", "flat", "ivf").code == 0
+    words = ["--corpus", "other.txt", "--datastore", "store", "--knn.k", "8"]
+    exact, flat = figures(regard, network, *words), figures(regard, network, *words, "--knn.index", "flat")
+    assert flat["nats_per_token"] == pytest.approx(exact["nats_per_token"], rel=1e-6)
+    assert figures(regard, network, *words, "--knn.index", "ivf", "--knn.probes", "1")["tokens"] == exact["tokens"]
+    answer = regard("evaluate", network, *words, "--knn.index", "hnsw")
+    assert (answer.code, "has no index hnsw; make it with regard knn build --index hnsw" in answer.err) == (2, True)
+
+
+def test_a_run_of_ones_own_takes_a_datastore(regard, run, text):
+    out = regard("knn", "build", "--model", str(run), str(text), "--out", "store", "--json")
+    assert out.code == 0, out.err
+    alone = figures(regard, str(run), "--corpus", str(text))
+    words = [str(run), "--corpus", str(text), "--datastore", "store", "--knn.k", "4"]
+    found, left_out = figures(regard, *words, "--knn.own"), figures(regard, *words)
+    assert found["nats_per_token"] < left_out["nats_per_token"]
+    assert found["nats_per_token"] < alone["nats_per_token"]
+    assert figures(regard, *words, "--knn.lam", "0") == alone
+    answer = regard("generate", str(run), "1 is", "--datastore", "store", "--max-new-tokens", "5")
+    assert answer.code == 0, answer.err
+
+
+def test_errors_say_what_is_wrong(regard, network, tmp_path):
+    build = ["knn", "build", "--model", network, "folder", "--out"]
+    assert regard(*build, "store").code == 0
+    again = regard(*build, "store")
+    assert (again.code, "is a whole datastore" in again.err) == (2, True)
+    assert regard("knn", "build", "--model", network, "other.txt", "--out", "store", "--add").code == 0
+
+    other = published(tmp_path / "others", seed=1)
+    letters = tmp_path / "others" / "tokenizer.json"
+    uses = ["--corpus", "other.txt", "--datastore", "store"]
+    answer = regard("evaluate", other, *uses)
+    assert (answer.code, "store was made with another model" in answer.err) == (4, True)
+    shutil.copytree(network, tmp_path / "renamed")
+    renamed = tmp_path / "renamed" / letters.name
+    renamed.write_text(renamed.read_text().replace('"j"', '"k"'))
+    answer = regard("generate", str(tmp_path / "renamed"), "a", "--datastore", "store")
+    assert (answer.code, "store was made with another tokenizer" in answer.err) == (4, True)
+
+    for words, code, said in (
+        (["evaluate", network, *uses, "--knn.k", "9999"], 6, "k=9999 neighbours, and the datastore has"),
+        (["evaluate", network, *uses, "--knn.lam", "2"], 2, "lam must be from 0"),
+        (["evaluate", network, "--corpus", "other.txt", "--knn.lam", "0.5"], 2, "--knn.lam goes with --datastore"),
+        (["evaluate", network, "--corpus", "other.txt", "--datastore", "folder"], 2, "folder is no datastore"),
+        (["evaluate", network, *uses, "--knn.probes", "3"], 2, "--knn.probes is of an index"),
+        (["generate", network, "a", "--datastore", "store", "--knn.own"], 2, "--knn.own has no use for it"),
+        (["generate", network, "a", "--knn.k", "3"], 2, "--knn.k goes with --datastore"),
+        (["knn", "build", "folder", "--out", "new"], 2, "knn build needs --model"),
+        (["knn", "build", "folder", "--model", network], 2, "knn build needs --out"),
+        (["knn", "search", "store", "--model", network], 2, "knn search needs a text to look up"),
+        (["knn", "stats", "store", "--model", network], 2, "knn stats has no use for --model"),
+        (["knn", "verify", "store", "--knn.k", "3"], 2, "knn verify has no use for --knn.k"),
+        (["knn", "search", "store", "a", "--model", network, "--knn.lam", "0.5"], 2, "no use for --knn.lam"),
+        ([*build, "new", "--document", "1999"], 2, "folder has no document 1999"),
+        ([*build, "new", "--length", "25"], 6, "at most the model's 24 positions"),
+    ):
+        answer = regard(*words)
+        assert (answer.code, said in answer.err) == (code, True), (words, answer.err)
+    assert not Path("new").exists()
+
+    damaged = next(Path("store").glob("*.keys"))
+    damaged.write_bytes(damaged.read_bytes()[::-1])
+    for words in (["evaluate", network, *uses], ["knn", "verify", "store"]):
+        answer = regard(*words)
+        assert (answer.code, f"{damaged.name} is damaged" in answer.err) == (4, True)

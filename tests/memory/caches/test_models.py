@@ -1,0 +1,122 @@
+"""Cache policies in layers and models: positions, padding, generation."""
+
+import pytest
+import torch
+
+from regard import AttentionLayer
+from regard.errors import UnsupportedError
+from regard.memory.caches import names
+from regard.models import LanguageModel, ModelConfig
+from regard.models.generate import generate
+
+SPECS = ["streaming(budget=9)", "h2o(budget=8)", "key_norm(budget=8)", "random(budget=8)", "snapkv(budget=40)"]
+SPECS += ["quantized(recent=8, group=4)"]
+
+
+def model_of(position="rotary", **options):
+    shape = {
+        "dim": 32,
+        "layers": 2,
+        "heads": 4,
+        "kv_heads": 2,
+        "vocab_size": 20,
+        "max_length": 64,
+        "seed": 3,
+        **options,
+    }
+    return LanguageModel(ModelConfig(position=position, **shape)).double().eval()
+
+
+def tokens_of(length, batch=1, seed=1):
+    return torch.randint(20, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def test_every_policy_is_tried_here():
+    assert {spec.partition("(")[0] for spec in SPECS} == set(names())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("position", ["rotary", "alibi", "t5_bias", "transformer_xl", "learned", "none"])
+@pytest.mark.parametrize("spec", SPECS)
+def test_every_split_of_a_text_is_the_whole(spec, position):
+    model, tokens = model_of(position), tokens_of(26)
+    plain = model(tokens).logits
+    model.reduce_cache(spec)
+    whole = model(tokens).logits
+    for sizes in ([1] * 26, [10, 16]):
+        state, parts, first = model.initial_state(1), [], 0
+        for size in sizes:
+            got = model(tokens[:, first : first + size], state=state)
+            state, first = got.state, first + size
+            parts.append(got.logits)
+        torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-9, atol=1e-11)
+    assert torch.allclose(whole, plain) == spec.startswith("snapkv")
+    model.reduce_cache(None)
+    assert torch.equal(model(tokens).logits, plain)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("position", ["alibi", "t5_bias", "transformer_xl"])
+def test_biases_are_read_at_the_distances_that_slots_have(position):
+    """Sinks and a window in a layer, as the same layer under a mask of its keys."""
+    layer = AttentionLayer(16, "softmax", heads=2, position=position).double().eval()
+    for weight in layer.parameters():
+        torch.nn.init.normal_(weight, generator=torch.Generator().manual_seed(weight.numel()))
+    x = torch.randn(2, 20, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    rows = []
+    for i in range(20):
+        seen = ((torch.arange(i + 1) < 2) | (torch.arange(i + 1) > i - 6)).expand(2, -1)
+        rows.append(layer(x[:, : i + 1], key_mask=seen).hidden[:, -1:])
+    layer.cache = layer.cache_of("streaming(budget=7, sinks=2)").eval()
+    torch.testing.assert_close(layer(x).hidden, torch.cat(rows, 1))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("spec", SPECS)
+def test_prompts_of_unequal_length_go_on_as_each_alone(spec):
+    model = model_of()
+    model.reduce_cache(spec)
+    prompts = [tokens_of(n, seed=n)[0].tolist() for n in (21, 5, 13)]
+    together = generate(model, prompts, max_new_tokens=6, temperature=0)
+    for prompt, row in zip(prompts, together, strict=True):
+        (alone,) = generate(model, [prompt], max_new_tokens=6, temperature=0)
+        assert row.tokens.tolist() == alone.tokens.tolist()
+        fed = torch.tensor([prompt + alone.tokens.tolist()])
+        assert model(fed).logits[0, len(prompt) - 1 : -1].argmax(-1).tolist() == alone.tokens.tolist()
+
+
+@torch.no_grad()
+def test_a_nan_under_padding_reaches_no_weight():
+    layer = AttentionLayer(16, "softmax", heads=2, position="rotary").double().eval()
+    layer.cache = layer.cache_of("h2o(budget=6)").eval()
+    x = torch.randn(1, 20, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    mask = torch.ones(1, 20, dtype=torch.bool)
+    mask[:, [0, 3, 11]] = False
+    outputs = [layer(x.masked_fill(~mask[..., None], fill), key_mask=mask).hidden[mask] for fill in (0.0, float("nan"))]
+    assert torch.equal(*outputs)
+
+
+@torch.no_grad()
+def test_a_skipped_layer_remembers_as_it_would_have_attended():
+    for spec in ("streaming(budget=9)", "key_norm(budget=8)"):
+        layer = AttentionLayer(16, "softmax", heads=2, position="rotary").double().eval()
+        layer.cache = layer.cache_of(spec).eval()
+        x = torch.randn(1, 20, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        attended = layer(x, state=layer.initial_state(1)).state
+        remembered = layer.remember(x, state=layer.initial_state(1))
+        for name, kept in attended.tensors().items():
+            assert torch.equal(kept, remembered.tensors()[name])
+
+
+def test_layers_that_have_no_list_of_slots_of_their_own():
+    for options in ({"memory": "recent(length=4)"}, {"context_dim": 8}):
+        with pytest.raises(UnsupportedError, match="self-attention without a memory"):
+            AttentionLayer(16, "softmax", heads=2, **options).cache_of("h2o")
+    model = model_of(attention=("softmax", "linear"))
+    with pytest.raises(UnsupportedError, match="keeps sums"):
+        model.reduce_cache("h2o")
+    assert all(layer.cache is None for layer in model.layers)
+    model = model_of()
+    model.reduce_cache("h2o")
+    with pytest.raises(UnsupportedError, match="for evaluation"):
+        model.train()(tokens_of(5))

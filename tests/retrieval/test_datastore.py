@@ -1,0 +1,239 @@
+"""Datastores on disk: what is added is there, bit for bit, whatever happens to the process or to the files."""
+
+import errno
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from regard import checksums
+from regard.errors import CheckpointError, ConfigError, InputError, NumericsError, ResourceError, ShapeError
+from regard.retrieval import Datastore, writer
+from regard.training import files
+from tests.retrieval.conftest import DIM, VOCAB, entries, filled
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def held(store: Datastore) -> tuple[torch.Tensor, torch.Tensor]:
+    pieces = store.pieces()
+    keys = [torch.from_numpy(piece.keys).float() for piece in pieces]
+    return torch.cat([torch.zeros(0, store.dim), *keys]), store.values(0, len(store))
+
+
+def all_of(documents, *names):
+    chosen = [documents[name] for name in names or documents]
+    return torch.cat([keys for keys, _ in chosen]), torch.cat([values for _, values in chosen])
+
+
+def same(store, documents, *names):
+    keys, values = all_of(documents, *names)
+    return torch.equal(held(store)[0], keys) and torch.equal(held(store)[1], values)
+
+
+def test_what_was_added_is_there_in_blocks(store, documents):
+    assert same(store, documents)
+    assert [block.entries for block in store.manifest.blocks] == [10, 10, 10, 10, 10]
+    stats = store.stats()
+    assert (stats.entries, stats.dim) == (50, DIM)
+    assert (
+        stats.nbytes
+        == 50 * (2 * DIM + 4)
+        == sum(map(len, contents(store.folder).values())) - len((store.folder / "manifest.json").read_bytes())
+    )
+    assert stats.documents == {"one": 17, "two": 25, "none": 0, "three": 8}
+    assert torch.equal(store.values(15, 21), all_of(documents)[1][15:21])
+
+
+def test_documents_are_added_later_in_blocks_of_their_own(store, documents):
+    more = entries(13, 9)
+    with store.adding() as adding:
+        adding.begin("four", entries=13)
+        adding.append(more[0][:4], more[1][:4])
+        adding.append(more[0][4:], more[1][4:])
+    assert same(Datastore.open(store.folder), {**documents, "four": more})
+    assert len(store) == 50  # a value: the one that was opened before is as it was
+
+
+def test_a_document_is_deleted_and_nothing_else(store, documents):
+    left = store.delete("two")
+    assert same(left, documents, "one", "none", "three")
+    assert same(Datastore.open(store.folder), documents, "one", "none", "three")
+    named = {name for block in left.manifest.blocks for name in block.files} | {"manifest.json"}
+    assert named == set(contents(store.folder))
+    assert same(left.delete("one").delete("none"), documents, "three")
+    with pytest.raises(ConfigError, match="no document 'two'"):
+        left.delete("two")
+
+
+def test_a_killed_deletion_leaves_the_documents_before(store, documents, monkeypatch):
+    def fail(*given):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("regard.retrieval.manifest.save_file", fail)
+    with pytest.raises(KeyboardInterrupt):
+        store.delete("one")
+    monkeypatch.undo()
+    assert same(Datastore.open(store.folder), documents)
+    assert same(Datastore.open(store.folder).delete("one"), documents, "two", "none", "three")
+
+
+def test_datastores_are_merged_in_their_order(store, documents, tmp_path):
+    other = {"four": entries(12, 7), "five": entries(3, 8)}
+    second = filled(tmp_path / "second", other)
+    merged = Datastore.merge(tmp_path / "both", [second, store])
+    assert same(merged, {**other, **documents})
+    merged.verify()
+    assert merged.manifest.documents == (*second.manifest.documents, *store.manifest.documents)
+    foreign = Datastore.create(tmp_path / "foreign", DIM, vocab_size=VOCAB, origin={"model": "another"})
+    with pytest.raises(CheckpointError, match="not made by the same model"):
+        Datastore.merge(tmp_path / "wrong", [store, foreign])
+    assert not (tmp_path / "wrong").exists()
+
+
+@pytest.mark.parametrize("killed_at", [1, 12, 20, 33, 49])
+def test_a_killed_build_goes_on_and_ends_with_the_same_bytes(killed_at, documents, small_blocks, tmp_path):
+    """A process that is killed after so many entries leaves whole blocks; the rest is written by the next one."""
+    whole = filled(tmp_path / "whole", documents)
+    folder, origin = tmp_path / "killed", whole.manifest.origin
+    Datastore.create(folder, DIM, vocab_size=VOCAB, origin=origin)
+
+    def add(die_after: int | None) -> list[int]:
+        given, stored = 0, []
+        with Datastore.open(folder, unfinished=True).adding() as adding:
+            for name, (keys, values) in documents.items():
+                there = adding.begin(name, entries=len(keys), digest=name)
+                stored.append(there)
+                for at in range(there, len(keys)):
+                    if given == die_after:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    adding.append(keys[at : at + 1], values[at : at + 1])
+                    given += 1
+        return stored
+
+    child = os.fork()
+    if not child:
+        add(killed_at)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    if killed_at >= 10:
+        with pytest.raises(CheckpointError, match=f"interrupted after {killed_at // 10 * 10} entries"):
+            Datastore.open(folder)
+    assert sum(add(None)) == killed_at // 10 * 10
+    assert contents(folder) == contents(whole.folder)
+
+
+def test_an_interrupted_addition_refuses_other_documents_or_is_taken_back(store, documents):
+    more = entries(30, 9)
+
+    def add_too_little() -> None:
+        with store.adding() as adding:
+            adding.begin("four", entries=30)
+            adding.append(more[0][:25], more[1][:25])
+
+    with pytest.raises(ShapeError, match="lacks 5"):
+        add_too_little()
+    with pytest.raises(CheckpointError, match=r"give the same .* abandon\(\)"):
+        Datastore.open(store.folder)
+    unfinished = Datastore.open(store.folder, unfinished=True)
+    with pytest.raises(CheckpointError, match="had other documents"), unfinished.adding() as adding:
+        adding.begin("five", entries=30)
+    with pytest.raises(CheckpointError, match="had more documents"), unfinished.adding():
+        pass
+    with pytest.raises(CheckpointError, match="still being added to"):
+        unfinished.delete("one")
+    unfinished.abandon()
+    assert same(Datastore.open(store.folder), documents)
+    assert len(contents(store.folder)) == 11
+
+
+@pytest.mark.parametrize("file", ["manifest.json", "00000002.keys", "00000001.values"])
+@pytest.mark.parametrize("damage", ["a bit", "its end", "all of it"])
+def test_damage_is_found_by_name(store, file, damage):
+    path = store.folder / file
+    data = bytearray(path.read_bytes())
+    if damage == "all of it":
+        path.unlink()
+    else:
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data[: len(data) - 1] if damage == "its end" else data)
+    error = ConfigError if (file, damage) == ("manifest.json", "all of it") else CheckpointError
+    with pytest.raises(error, match=file.replace(".", r"\.")) as caught:
+        Datastore.open(store.folder)
+    others = {f"0000000{number}" for number in range(5)} - {file[:8]}
+    assert not any(name in str(caught.value) for name in others)
+
+
+def test_a_manifest_of_a_stranger_is_not_believed(store):
+    """It has a checksum of its own, and sizes that do not fit."""
+    path = store.folder / "manifest.json"
+    for name, value in (("dim", 10**9), ("format", 7), ("blocks", 3), ("documents", [["a", "b", -1]])):
+        said = checksums.opened((contents(store.folder))["manifest.json"])
+        before = path.read_bytes()
+        path.write_text(json.dumps(checksums.sealed({**said, name: value})))
+        with pytest.raises(CheckpointError, match="describes no datastore"):
+            Datastore.open(store.folder)
+        path.write_bytes(before)
+    said["blocks"][0][0] = "../../outside"
+    path.write_text(json.dumps(checksums.sealed(said)))
+    with pytest.raises(CheckpointError, match="describes no datastore"):
+        Datastore.open(store.folder)
+
+
+def test_a_full_disk_loses_nothing(store, documents, monkeypatch):
+    more, write, written = entries(40, 9), files._write, 0
+
+    def full(path: Path, data: bytes) -> None:
+        nonlocal written
+        written += len(data)
+        if written > 1500:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(path, data)
+
+    def add(store: Datastore) -> int:
+        with store.adding() as adding:
+            stored = adding.begin("four", entries=40)
+            adding.append(more[0][stored:], more[1][stored:])
+        return stored
+
+    monkeypatch.setattr(files, "_write", full)
+    with pytest.raises(ResourceError, match="No space left on device"):
+        add(store)
+    monkeypatch.undo()
+    monkeypatch.setattr(writer, "BLOCK_BYTES", 10 * DIM * 2)
+    assert add(Datastore.open(store.folder, unfinished=True)) == 10
+    assert same(Datastore.open(store.folder), {**documents, "four": more})
+
+
+def test_two_writers_at_once_are_refused(store):
+    with store.adding(), pytest.raises(ResourceError, match="another process or thread is writing it"):
+        store.delete("one")
+
+
+def test_what_makes_no_sense_is_refused(store, tmp_path):
+    keys, values = entries(3)
+    with pytest.raises(ConfigError, match="exists"):
+        Datastore.create(store.folder, DIM, vocab_size=VOCAB)
+    with pytest.raises(ConfigError, match="at least 1"):
+        Datastore.create(tmp_path / "new", 0, vocab_size=VOCAB)
+    with pytest.raises(ConfigError, match="is no datastore"):
+        Datastore.open(tmp_path)
+    with store.adding() as adding:
+        adding.begin("four", entries=3)
+        with pytest.raises(ShapeError, match=f"keys must be \\(entries, {DIM}\\)"):
+            adding.append(keys[:, 1:], values)
+        with pytest.raises(InputError, match="from 0 to 10"):
+            adding.append(keys, values + VOCAB)
+        with pytest.raises(NumericsError, match="float16 does not hold"):
+            adding.append(keys * 1e6, values)
+        with pytest.raises(ShapeError, match="lacks 3"):
+            adding.begin("five", entries=1)
+        with pytest.raises(ShapeError, match="3 entries more"):
+            adding.append(keys.repeat(2, 1), values.repeat(2))
+        adding.append(keys, values)
+    assert len(Datastore.open(store.folder)) == 53

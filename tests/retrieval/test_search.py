@@ -1,0 +1,91 @@
+"""Exact search against a sort of all distances, in any pieces, and what it holds in memory."""
+
+import numpy as np
+import pytest
+import torch
+
+from regard.errors import CheckpointError, ConfigError, LimitError, ShapeError
+from regard.retrieval import Datastore, search
+from regard.testing.counting import count
+from tests.retrieval.conftest import DIM, VOCAB, entries, filled
+
+
+def sorted_by_hand(keys, queries, k, own=None):
+    """Squared distances of everything, sorted; ties by number."""
+    rows = []
+    for at, query in enumerate(queries.tolist()):
+        found = []
+        for number, key in enumerate(keys.tolist()):
+            if own is None or number not in own[at].tolist():
+                found.append((sum((a - b) ** 2 for a, b in zip(query, key, strict=True)), number))
+        rows.append(sorted(found)[:k])
+    return rows
+
+
+@pytest.mark.parametrize("pieces", ["one piece", "small pieces"])
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("k", [1, 7, 50])
+def test_the_nearest_are_those_of_a_sort(store, documents, pieces, own, k, monkeypatch):
+    if pieces == "small pieces":
+        for name, value in (("_QUERIES", 3), ("_NUMBERS", 40), ("_GATHERED", 50), ("_SPARE", 2)):
+            monkeypatch.setattr(search, name, value)
+    keys = torch.cat([keys for keys, _ in documents.values()])
+    values = torch.cat([values for _, values in documents.values()])
+    queries = entries(8, 20)[0]
+    queries[0] = keys[30]
+    excluded = torch.randint(-1, 50, (8, 2), generator=torch.Generator().manual_seed(3)) if own else None
+    found = store.search(queries, k, own=excluded)
+    for at, expected in enumerate(sorted_by_hand(keys, queries, k, excluded)):
+        numbers = [number for _, number in expected]
+        assert found.ids[at, : len(numbers)].tolist() == numbers
+        assert found.values[at, : len(numbers)].tolist() == values[numbers].tolist()
+        torch.testing.assert_close(
+            found.distances[at, : len(numbers)], torch.tensor([d for d, _ in expected]).double(), rtol=1e-6, atol=1e-9
+        )
+        assert found.distances[at, len(numbers) :].isinf().all()
+        assert (found.ids[at, len(numbers) :] == -1).all()
+
+
+def test_keys_far_from_the_origin_keep_their_order(tmp_path):
+    """|q|^2 - 2 q . k + |k|^2 in float32 loses what tells these apart; their distances from the keys do not."""
+    draw = torch.Generator().manual_seed(0)
+    keys = (2000 + torch.randint(0, 8, (100, DIM), generator=draw)).float()
+    store = filled(tmp_path / "far", {"a": (keys, torch.zeros(100, dtype=torch.int64))})
+    queries = keys[:5] + 0.3
+    found = store.search(queries, 6)
+    for at, expected in enumerate(sorted_by_hand(keys, queries, 6)):
+        assert found.ids[at].tolist() == [number for _, number in expected]
+    products = (queries**2).sum(1, keepdim=True) - 2 * queries @ keys.T + (keys**2).sum(1)
+    assert (products.gather(1, found.ids) - found.distances).abs().max() > 0.1  # so the products alone would not do
+
+
+def test_memory_does_not_grow_with_the_entries(tmp_path, monkeypatch):
+    """Numbers that are alive at a time, counted, for four times the entries; and the maps are of files."""
+    monkeypatch.setattr(search, "_NUMBERS", 4000)
+    queries, peaks = entries(4, 1)[0], []
+    for size in (2000, 8000):
+        store = filled(tmp_path / str(size), {"a": entries(size)})
+        assert all(isinstance(piece.keys, np.memmap) for piece in store.pieces())
+        counter = count(lambda store=store: store.search(queries, 5))
+        assert counter.largest < size * DIM
+        peaks.append(counter.peak)
+    assert peaks[1] == peaks[0] < 20_000
+
+
+def test_no_queries_are_answered(store):
+    assert store.search(torch.zeros(0, DIM), 3).ids.shape == (0, 3)
+
+
+def test_searches_without_an_answer_are_refused(store, tmp_path):
+    queries = entries(2)[0]
+    with pytest.raises(LimitError, match="k=51 neighbours, and the datastore has 50"):
+        store.search(queries, 51)
+    with pytest.raises(ConfigError, match="k must be at least 1"):
+        store.search(queries, 0)
+    with pytest.raises(ShapeError, match=rf"float \(queries, {DIM}\)"):
+        store.search(queries[:, 1:], 1)
+    with pytest.raises(ShapeError, match=r"integers \(2, copies\)"):
+        store.search(queries, 1, own=torch.zeros(3, 1, dtype=torch.int64))
+    empty = Datastore.create(tmp_path / "empty", DIM, vocab_size=VOCAB)
+    with pytest.raises(CheckpointError, match="the datastore is empty"):
+        empty.search(queries, 1)
