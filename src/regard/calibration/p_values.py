@@ -71,8 +71,8 @@ def hoeffding_bentkus(total: float, count: int, limit: float) -> float:
 def binomial(total: float, count: int, limit: float) -> float:
     """p = P(B <= n r), B binomial of n trials with chance delta: exact for losses that are 0 or 1.
 
-    Summed downwards from its largest term with 40 digits, so that the float returned is right to its last digits for
-    any n.
+    Summed downwards in 40 digits until nothing changes, so that the float returned is right to its last digits for any
+    n; it takes time in proportion to n where the losses lie far above the limit.
 
     Args:
         total, count, limit: as `hoeffding`; the total is a whole number.

@@ -34,7 +34,7 @@ class EarlyExit(Depth):
     Raises:
         ConfigError: reversible blocks, whose stream is two, or a memory; `softmax` in a model without an output layer.
 
-    Source: Schuster et al. 2022, sections 3.2, 3.3 and 3.5. The published code decays by
+    Source: Schuster et al. 2022, section 3. The published code decays by
     lambda (0.9 + 0.1 exp(...)), which differs below lambda = 1; this is the formula of the paper.
     """
 
