@@ -8,7 +8,7 @@ from torch import Tensor
 
 import regard
 from regard import Heads
-from regard.features import feature_map
+from regard.features.maps import feature_map
 
 
 @erratum(

@@ -21,8 +21,9 @@ from regard.errors import InputError, ShapeError, UnsupportedError, kind_of
 from regard.info import Heads
 from regard.mechanism import Mechanism
 from regard.options import registered_name
+from regard.precision import accumulation_dtype
 from regard.randomness import generator, recomputing
-from regard.state import State, Summary, accumulation_dtype
+from regard.state import State, Summary
 from regard.transforms import plain, served
 
 __all__ = [

@@ -13,6 +13,7 @@ from torch import Tensor
 from regard.dump import SLOT_AXIS, loaded
 from regard.errors import ShapeError, UnsupportedError
 from regard.owner import Owner
+from regard.precision import accumulation_dtype
 from regard.transforms import transformed
 
 
@@ -242,8 +243,7 @@ class Slots(State):
         Raises:
             ShapeError: slots of a wider dtype than the state's, whose digits would be lost.
         """
-        tape = self.tape
-        data = tape.data
+        tape, data = self.tape, self.tape.data
         for name, x in new.items():
             kept = data[name].dtype
             if x.dtype != kept and torch.promote_types(x.dtype, kept) != kept:
@@ -330,11 +330,6 @@ class Slots(State):
         return type(self)(Tape(data, count, count), 0, count, self.length, self.steady)
 
 
-def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What sums of numbers of a dtype are kept in: float32 at least."""
-    return dtype if dtype is torch.float32 else torch.promote_types(torch.float32, dtype)
-
-
 Kept = torch.dtype | Literal["call", "accumulation"]
 """the dtype of an entry: that of the call's keys and values, what these are summed in, or a fixed one"""
 
@@ -366,9 +361,8 @@ class Entry:
 
     def holds(self, x: Tensor, batch: int, dtype: torch.dtype) -> bool:
         """Whether `x` is this entry of a state of `batch` rows; sums are at least as wide as calls of `dtype` ask."""
-        shape = tuple(x.shape)
-        if self.slots and len(shape) in SLOT_AXIS:
-            axis = SLOT_AXIS[len(shape)]
+        shape, axis = tuple(x.shape), SLOT_AXIS.get(x.ndim)
+        if self.slots and axis is not None:
             shape = shape[:axis] + shape[axis + 1 :]
         if shape != ((batch, *self.shape) if self.batched else self.shape):
             return False

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from regard.errors import ConfigError
-from regard.features import FEATURE_MAPS, draw_projection, feature_map
+from regard.features.maps import FEATURE_MAPS, feature_map
+from regard.features.projections import draw_projection
 
 RANDOM = sorted(name for name, map_ in FEATURE_MAPS.items() if map_.random)
 ESTIMATORS = ("positive_random", "hyperbolic_random", "trigonometric")

@@ -85,7 +85,7 @@ PRECISION = (
     ),
     Edit(
         "buckets: a look that finds no lost row",
-        f"{ROUTED}.buckets:_lost",
+        f"{ROUTED}:lost",
         ".isnan()",
         ".isneginf()",
         "tests.attention.routed.test_lsh",

@@ -12,7 +12,8 @@ from torch.nn.functional import normalize
 
 from regard.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot, Revision
 from regard.core import generator
-from regard.features import FEATURE_MAPS, draw_projection
+from regard.features.maps import FEATURE_MAPS
+from regard.features.projections import draw_projection
 
 ANGLES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
 """between two vectors, in units of pi"""

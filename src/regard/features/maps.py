@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.errors import ConfigError, nearest
-from regard.state import accumulation_dtype
+from regard.precision import accumulation_dtype
 from regard.transforms import known_within, transformed
 
 LOG2E = math.log2(math.e)

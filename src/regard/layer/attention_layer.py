@@ -11,7 +11,7 @@ from regard.catalog import build
 from regard.core import Attention
 from regard.errors import ConfigError, ShapeError, UnsupportedError
 from regard.info import Heads
-from regard.layer.memories import check_memory
+from regard.layer.memories import check_memory, led, written
 from regard.layer.outputs import LayerOutput, LayerValues, Prepared
 from regard.layer.positions import SLOTS_ONLY, check_position, placed, token_positions
 from regard.layer.projections import InputProjections, build_projections, check_hidden
@@ -234,23 +234,7 @@ class AttentionLayer(nn.Module):
         if not memory.waiting:
             return memory
         x, mask = memory["waiting"], memory.content.get("waiting_mask")
-        return self._written(memory.without_waiting(), x, mask)[0]
-
-    def _written(
-        self, memory: MemoryState, x: Tensor, key_mask: Tensor | None
-    ) -> tuple[MemoryState, dict[str, Tensor]]:
-        assert self.memory is not None
-        k, v = self.projections(x)
-        after, losses = self.memory.write(
-            memory,
-            x,
-            q=self.projections.queries(x),
-            k=k,
-            v=v,
-            project=self.projections.detached,
-            key_mask=key_mask,
-        )
-        return after, {f"memory.{name}": loss for name, loss in losses.items()}
+        return written(self.memory, memory.without_waiting(), self.projections, x, mask)[0]
 
     def forward(
         self,
@@ -373,9 +357,9 @@ class AttentionLayer(nn.Module):
             values = self.memory.read(q, values, memory.without_waiting())
         if state is not None:
             return values, memory.wait(x, key_mask)
-        after, more = self._written(memory, x, key_mask)
+        memory, more = written(self.memory, memory, self.projections, x, key_mask)
         losses.update(more)
-        return values, after
+        return values, memory
 
     def _source(
         self,
@@ -404,20 +388,13 @@ class AttentionLayer(nn.Module):
             raise ShapeError("a segment is running: go on with its state, or end it with next_segment")
         if state is not None and state.length:
             return x, key_mask
-        leading, remembered = self.memory.leading(memory)
-        if not leading.shape[1]:
-            return x, key_mask
-        parts = (remembered, leading), (key_mask, x)
-        if remembered is not None or key_mask is not None:
-            key_mask = torch.cat([y.new_ones(y.shape[:2], dtype=torch.bool) if m is None else m for m, y in parts], 1)
-        return torch.cat([leading, x], 1), key_mask
+        return led(self.memory, memory, x, key_mask)
 
     def _prepared(self, q: Tensor, state: State | None) -> tuple[Tensor, Tensor, Tensor | None, State | None]:
         if isinstance(state, Prepared):
             return state["k"], state["v"], state.content.get("key_mask"), None
-        heads = self.heads
-        k = q.new_zeros(q.shape[0], heads.kv_heads, 0, heads.key_dim)
-        return k, q.new_zeros(q.shape[0], heads.kv_heads, 0, heads.value_width), None, state
+        size = q.shape[0], self.heads.kv_heads, 0
+        return q.new_zeros(*size, self.heads.key_dim), q.new_zeros(*size, self.heads.value_width), None, state
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, cross={self.cross}"

@@ -1,9 +1,14 @@
 """How a memory joins a layer."""
 
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
 from regard.core import Attention
 from regard.errors import UnsupportedError
 from regard.info import Heads
-from regard.memory import Memory
+from regard.layer.projections import Projections
+from regard.memory import Memory, MemoryState
 
 
 def check_memory(memory: Memory, attention: Attention, heads: Heads) -> None:
@@ -20,3 +25,32 @@ def check_memory(memory: Memory, attention: Attention, heads: Heads) -> None:
             f"memory {name} compares the layer's queries with keys, and {info.title} reads {', '.join(info.reads)} "
             f"with query_dim={heads.query_width}, key_dim={heads.key_dim}; use memory='recent'"
         )
+
+
+def led(
+    memory: Memory,
+    state: MemoryState,
+    x: Float[Tensor, "batch length dim"],
+    key_mask: Bool[Tensor, "batch length"] | None,
+) -> tuple[Float[Tensor, "batch keys dim"], Bool[Tensor, "batch keys"] | None]:
+    """Hidden states behind those that are remembered, and which are real."""
+    leading, remembered = memory.leading(state)
+    if not leading.shape[1]:
+        return x, key_mask
+    parts = (remembered, leading), (key_mask, x)
+    if remembered is not None or key_mask is not None:
+        key_mask = torch.cat([y.new_ones(y.shape[:2], dtype=torch.bool) if m is None else m for m, y in parts], 1)
+    return torch.cat([leading, x], 1), key_mask
+
+
+def written(
+    memory: Memory,
+    state: MemoryState,
+    projections: Projections,
+    x: Float[Tensor, "batch length dim"],
+    key_mask: Bool[Tensor, "batch length"] | None,
+) -> tuple[MemoryState, dict[str, Tensor]]:
+    """What is remembered after a segment, and the losses under their names in a layer."""
+    q, (k, v) = projections.queries(x), projections(x)
+    after, losses = memory.write(state, x, q=q, k=k, v=v, project=projections.detached, key_mask=key_mask)
+    return after, {f"memory.{name}": loss for name, loss in losses.items()}

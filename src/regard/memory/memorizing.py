@@ -8,7 +8,7 @@ from annotated_types import Ge, Gt, Le
 from torch import Tensor, nn
 
 from regard.core import accumulation_dtype
-from regard.features import unit
+from regard.features.norms import unit
 from regard.memory._base import Memory, MemoryState, Project, join
 from regard.memory._content import masked_softmax
 from regard.options import weight

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.bias import ScoreBias
-from regard.features import sinusoids
+from regard.features.waves import sinusoids
 from regard.info import Heads
 
 Layout = Literal["interleaved", "halves"]

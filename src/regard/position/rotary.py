@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ConfigError
-from regard.features import sinusoids
+from regard.features.waves import sinusoids
 from regard.info import Heads
 from regard.position._base import Layout, Position
 

@@ -13,7 +13,8 @@ from regard.core import merge
 from regard.engines.sums import engine, passes
 from regard.engines.sums.engine import kernel_average
 from regard.engines.sums.step import Averaged
-from regard.features import FEATURE_MAPS, draw_projection
+from regard.features.maps import FEATURE_MAPS
+from regard.features.projections import draw_projection
 
 BATCH, KV_HEADS, DIM, VALUE = 2, 2, 4, 3
 MAPS = [

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from regard.attention.dense import Dense, inner_products, reference_softmax
 from regard.core import Attended, Call, accumulation_dtype
-from regard.features import unit
+from regard.features.norms import unit
 from regard.info import Info, Supports
 from regard.options import weight
 

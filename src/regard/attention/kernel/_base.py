@@ -8,7 +8,7 @@ from torch import Tensor
 from regard.core import Attended, Attention, Call
 from regard.engines.sums.engine import kernel_average
 from regard.engines.sums.step import Averaged
-from regard.features import FEATURE_MAPS, FeatureMap
+from regard.features.maps import FEATURE_MAPS, FeatureMap
 from regard.state import Entry, Summary, constant
 
 

@@ -10,7 +10,8 @@ from torch import Tensor
 from regard.attention.kernel._base import Kernel
 from regard.core import generator, recomputing
 from regard.errors import ConfigError
-from regard.features import FEATURE_MAPS, FeatureMap, draw_projection
+from regard.features.maps import FEATURE_MAPS, FeatureMap
+from regard.features.projections import draw_projection
 from regard.options import weight
 
 

@@ -16,7 +16,7 @@ from regard.engines.sums.passes import divisor, weightless
 from regard.engines.sums.sparsity import OF_OUTPUT, OF_ROWS, penalty
 from regard.engines.sums.step import Averaged
 from regard.errors import ConfigError, UnsupportedError
-from regard.features import FEATURE_MAPS, FeatureMap
+from regard.features.maps import FEATURE_MAPS, FeatureMap
 from regard.info import Info, Supports
 from regard.state import Entry, Summary, constant
 

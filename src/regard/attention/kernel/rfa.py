@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from regard.attention.kernel import RandomKernel
 from regard.core import Attended, Call, accumulation_dtype
 from regard.engines.sums.step import Averaged
-from regard.features import balanced, short
+from regard.features.norms import balanced, short
 from regard.info import Info, Input, Supports
 from regard.options import weight
 from regard.state import Entry, Summary, constant

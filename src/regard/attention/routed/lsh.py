@@ -11,9 +11,9 @@ from torch import Tensor
 
 from regard.attention.routed import Bucketed, nearest
 from regard.core import Attended, Call, accumulation_dtype, generator
-from regard.engines.routed.hashes import vertices
+from regard.engines.routed import vertices
 from regard.errors import ConfigError
-from regard.features import unit
+from regard.features.norms import unit
 from regard.info import Info, Supports
 from regard.options import weight
 from regard.randomness import decided

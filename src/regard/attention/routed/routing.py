@@ -16,7 +16,7 @@ from regard.core import Attended, Call, accumulation_dtype, generator, recomputi
 from regard.engines.routed.clusters import clustered, ranked
 from regard.engines.routed.codes import gather_codes
 from regard.errors import ConfigError
-from regard.features import balanced, short
+from regard.features.norms import balanced, short
 from regard.info import Info, Supports
 from regard.options import weight
 from regard.randomness import decided

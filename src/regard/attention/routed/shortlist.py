@@ -14,7 +14,7 @@ from regard.attention.routed import Routed
 from regard.core import Attended, Call, accumulation_dtype, generator
 from regard.engines.routed.lists import best_keys, doubled, listed
 from regard.errors import ConfigError
-from regard.features import FEATURE_MAPS, FeatureMap
+from regard.features.maps import FEATURE_MAPS, FeatureMap
 from regard.info import Info, Supports
 from regard.options import weight
 from regard.randomness import decided

@@ -14,7 +14,7 @@ from regard.attention.routed import Routed, nearest
 from regard.core import Attended, Call, accumulation_dtype, generator, recomputing
 from regard.engines.routed import exact
 from regard.engines.routed.codes import coded, gather_codes, window
-from regard.features import balanced, short
+from regard.features.norms import balanced, short
 from regard.info import Info, Supports
 from regard.options import weight
 from regard.randomness import decided

@@ -14,7 +14,8 @@ from regard.core import Attended, Call, registered_name
 from regard.engines.tiles import Dropout, gathered_attention, masked_attention, tiled_attention
 from regard.engines.tiles.gathered import columns, gather_tokens, merged, pair_logits, replace_tokens, within
 from regard.errors import ShapeError
-from regard.state import Entry, State, accumulation_dtype, per_slot, slot_positions
+from regard.precision import accumulation_dtype
+from regard.state import Entry, State, per_slot, slot_positions
 
 
 class Tokens(NamedTuple):

@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.core import accumulation_dtype
 from regard.engines.sums.passes import empty_sum, turned
 from regard.engines.sums.step import Averaged, step
-from regard.features import FeatureMap
+from regard.features.maps import FeatureMap
 
 IMPLS = ("triton", "fla")
 

@@ -74,6 +74,17 @@ def _(x: Tensor, points: Tensor, offsets: Tensor) -> Tensor:
 nearest_points = transformable(nearest_points_op, chooses=True)
 
 
+def vertices(rotations: Float[Tensor, "*hashes dim half"]) -> Float[Tensor, "*hashes buckets dim"]:
+    """The columns of R, then their opposites: the vector that stands for each bucket; that of a single bucket is 0."""
+    axes = rotations.mT
+    return torch.cat([axes, -axes], -2) if axes.shape[-2] else axes.new_zeros(*axes.shape[:-2], 1, axes.shape[-1])
+
+
+def lost(x: Tensor) -> Tensor:
+    """Rows that hold NaN, (..., 1): the largest number of such a row is NaN, which is found at a tenth of the cost."""
+    return x.amax(-1, keepdim=True).isnan()
+
+
 def accumulate(
     into: Float[Tensor, "places width"], index: Int[Tensor, " rows"], x: Float[Tensor, "rows width"]
 ) -> None:

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.engines.routed import LOG2E, accumulate, exact, room
-from regard.state import accumulation_dtype
+from regard.engines.routed import LOG2E, accumulate, exact, lost, room
+from regard.precision import accumulation_dtype
 from regard.transforms import transformable
 
 ABSENT = float(1 << 25)
@@ -273,11 +273,6 @@ def _averages(
     return values, lse
 
 
-def _lost(x: Tensor) -> Tensor:
-    """Rows that hold NaN, (..., 1): the largest number of such a row is NaN, which is found at a tenth of the cost."""
-    return x.amax(-1, keepdim=True).isnan()
-
-
 @torch.library.custom_op("regard::bucketed", mutates_args=())
 def bucketed_op(
     q: Tensor,
@@ -312,12 +307,12 @@ def bucketed_op(
     rest, rule = (query_codes, key_codes, query_mask, key_mask), Rule(causal, itself, back, duplicates, choices, crowd)
     with exact(q):
         values, lse = _averages(q, k, v, *rest, scale, rule)
-        asks = _lost(q)
+        asks = lost(q)
         if query_mask is not None:
             asks = asks & query_mask[:, None, :, None]
-        if bool(asks.any() | _lost(values).any()):
+        if bool(asks.any() | lost(values).any()):
             # In a tile NaN times a weight of 0 reaches every row. So without it, and then: which rows read any?
-            spoilt = _lost(k) | v.isnan()
+            spoilt = lost(k) | v.isnan()
             q, k, v = (x.masked_fill(x.isnan(), 0) for x in (q, k, v))
             values, lse = _averages(q, k, v, *rest, scale, rule)
             read, _ = _averages(torch.zeros_like(q), torch.zeros_like(k), spoilt.to(v.dtype), *rest, scale, rule)

@@ -5,7 +5,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.engines.routed import exact
-from regard.state import accumulation_dtype
+from regard.precision import accumulation_dtype
 
 
 @torch.no_grad()

@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.engines.routed import LOG2E, accumulate, exact, room
-from regard.features import sinusoids
-from regard.state import Slots, accumulation_dtype
+from regard.features.waves import sinusoids
+from regard.precision import accumulation_dtype
+from regard.state import Slots
 from regard.transforms import transformable, transformed
 
 

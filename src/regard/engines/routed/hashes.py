@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.engines.routed import nearest_points
+from regard.engines.routed import nearest_points, vertices
 from regard.errors import ConfigError, InputError, ShapeError
 
 __all__ = [
@@ -36,12 +36,6 @@ NODES = 96
 """of each integral: the error stays below 1e-8 from an angle of 0.01 on, and below 2e-4 before"""
 FAR = 8.5
 """standard deviations beyond which a normal variable is not looked for"""
-
-
-def vertices(rotations: Float[Tensor, "*hashes dim half"]) -> Float[Tensor, "*hashes buckets dim"]:
-    """The columns of R, then their opposites: the vector that stands for each bucket; that of a single bucket is 0."""
-    axes = rotations.mT
-    return torch.cat([axes, -axes], -2) if axes.shape[-2] else axes.new_zeros(*axes.shape[:-2], 1, axes.shape[-1])
 
 
 def cross_polytope_hash(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.engines.routed import accumulate, exact, room
-from regard.state import accumulation_dtype
+from regard.precision import accumulation_dtype
 from regard.transforms import transformable
 
 PIECEWISE_QUERIES = 16

@@ -11,9 +11,9 @@ from torch import Tensor
 from regard.engines.routed import room
 from regard.engines.routed.hashes import And, Or, collision_probability, cross_polytope_hash, sensitivity
 from regard.errors import ConfigError, InputError, ShapeError
-from regard.features import unit
+from regard.features.norms import unit
+from regard.precision import accumulation_dtype
 from regard.randomness import generator
-from regard.state import accumulation_dtype
 
 __all__ = ["NearestNeighbours", "Neighbours"]
 

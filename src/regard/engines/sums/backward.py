@@ -19,7 +19,7 @@ from regard.engines.sums.passes import (
     pieces,
     scales,
 )
-from regard.features import FeatureMap
+from regard.features.maps import FeatureMap
 
 
 class Gradients(NamedTuple):

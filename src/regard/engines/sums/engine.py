@@ -22,7 +22,7 @@ from regard.engines.sums.passes import (
     require_kept,
 )
 from regard.engines.sums.step import Averaged, step
-from regard.features import FEATURE_MAPS
+from regard.features.maps import FEATURE_MAPS
 from regard.transforms import transformable
 
 __all__ = ["kernel_average"]

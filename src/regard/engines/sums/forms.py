@@ -6,7 +6,7 @@ from torch import Tensor
 from regard.core import accumulation_dtype
 from regard.engines.sums.passes import divisor, empty_sum, turned
 from regard.engines.sums.step import Averaged
-from regard.features import FeatureMap
+from regard.features.maps import FeatureMap
 
 
 def average_by(

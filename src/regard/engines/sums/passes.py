@@ -24,7 +24,7 @@ from torch import Tensor
 
 from regard.core import accumulation_dtype
 from regard.errors import UnsupportedError
-from regard.features import LOG2E, FeatureMap
+from regard.features.maps import LOG2E, FeatureMap
 from regard.transforms import known_within, transformed
 
 CHUNK = 64

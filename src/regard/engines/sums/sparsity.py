@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.core import Call
 from regard.engines.dense.chunks import Rule, chunked, publish
-from regard.features import FeatureMap
+from regard.features.maps import FeatureMap
 
 OF_OUTPUT = ("output_l1", "output_l1_sum")
 OF_ROWS = ("entropy", "hoyer", "l_half")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.core import accumulation_dtype
 from regard.engines.sums.passes import LOWEST, divisor, turned
-from regard.features import FeatureMap
+from regard.features.maps import FeatureMap
 
 
 class Averaged(NamedTuple):

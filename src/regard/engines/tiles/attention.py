@@ -21,7 +21,7 @@ from regard.engines.tiles.plan import Plan, Positions, find_plan
 from regard.errors import ConfigError
 from regard.patterns import Pattern
 from regard.patterns.pattern import unwritten
-from regard.state import accumulation_dtype
+from regard.precision import accumulation_dtype
 from regard.transforms import transformable, transformed
 
 ONE_TILE_POSITIONS = 256

@@ -8,10 +8,10 @@ from annotated_types import Ge, Le
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.core import accumulation_dtype
 from regard.errors import ConfigError
 from regard.models.blocks import Block
 from regard.models.depth._base import Depth, Looped, Readout, Threads, over, slots_of
+from regard.precision import accumulation_dtype
 
 
 @final
