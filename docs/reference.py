@@ -12,11 +12,12 @@ import api
 import pages
 
 import regard
+from regard import calibration
 from regard.engines.routed import hashes, neighbours
 from regard.integrations import pretrained
 from regard.integrations import torch as torch_integration
 
-PAGES = ("functions", "parts", "errors", "integrations", "hashing")
+PAGES = ("functions", "parts", "errors", "integrations", "hashing", "calibration")
 """in this order in the table of contents"""
 
 
@@ -81,6 +82,12 @@ def hashing_page() -> str:
     return page(
         [*lines, *(line for one in api.methods(api.definition(index)) for line in api.method_entry(index, one))]
     )
+
+
+def calibration_page() -> str:
+    """How a threshold gets its guarantee."""
+    lines = ["# Calibration", "", "[How early to stop](../../concepts.md#how-early-to-stop) shows it in use.", ""]
+    return page([*lines, *contents(calibration)])
 
 
 def contents(module: ModuleType) -> list[str]:

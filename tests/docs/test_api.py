@@ -95,6 +95,12 @@ def test_the_hashing_is_complete():
             assert f"\n### {name}\n" in page
 
 
+def test_the_calibration_is_complete():
+    page = reference.calibration_page()
+    for name in reference.calibration.__all__:
+        assert f"\nfrom regard.calibration import {name}\n" in page
+
+
 def test_the_table_of_contents_has_every_page():
     index = (DOCS / "index.md").read_text(encoding="utf-8")
     functions, *others = reference.PAGES

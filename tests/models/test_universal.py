@@ -92,7 +92,7 @@ def test_steps_that_no_token_needs_are_left_out_and_change_nothing(options, monk
 
         short, kept = streamed()
         assert len(calls) < 27 if model.config.layers == 1 else len(calls) == 27
-        monkeypatch.setattr(Universal, "_over", lambda *_: False)
+        monkeypatch.setattr(universal, "over", lambda *_: False)
         whole, wanted = streamed()
     assert_close(short, whole, tolerance=1e-12, what="logits")
     for name, x in wanted.items():

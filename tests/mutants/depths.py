@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from regard.models.blocks import Block
-from regard.models.depth._base import Looped, Threads
+from regard.models.depth._base import Looped, Readout, Threads
+from regard.models.depth.early_exit import EarlyExit
 from regard.models.depth.fixed import Fixed
 from regard.models.depth.universal import Halting, Universal
 from tests.mutants import mutant
@@ -80,3 +81,76 @@ class ForgetsTheMask(Fixed):
 
     def forward(self, blocks: Sequence[Block], x: Tensor, threads: Threads, **given: Any) -> Looped:
         return super().forward(blocks, x, threads, **{**given, "key_mask": None})
+
+
+@mutant("no_exit_is_the_full_model")
+class AddsWhatIsNew(EarlyExit):
+    """Adds to active tokens what a block changed, which rounds."""
+
+    def kept(self, active: Tensor, after: Tensor, before: Tensor) -> Tensor:
+        return before + active[..., None] * (after - before)
+
+
+@mutant("exits_by_definition")
+class TrustsTheLikeliest(EarlyExit):
+    """Confidence is the largest probability, not what it has before the next."""
+
+    def sureness(self, hidden: Tensor, before: Tensor, readout: Readout | None, *, first: bool) -> Tensor:
+        if readout is None or not self.reads_out:
+            return super().sureness(hidden, before, readout, first=first)
+        return readout(hidden).softmax(-1).amax(-1)
+
+
+@mutant("exits_by_definition")
+class SaturatesAtOnce(EarlyExit):
+    """Compares the first block with the embedding."""
+
+    def sureness(self, hidden: Tensor, before: Tensor, readout: Readout | None, *, first: bool) -> Tensor:
+        return super().sureness(hidden, before, readout, first=False)
+
+
+@mutant("exits_by_definition")
+class GoesOnAbove(EarlyExit):
+    """A token that has left is changed by the blocks that others still take."""
+
+    def kept(self, active: Tensor, after: Tensor, before: Tensor) -> Tensor:
+        return after
+
+
+@mutant("exits_by_definition")
+class HoldsTheThreshold(EarlyExit):
+    """The threshold does not fall."""
+
+    def limit(self, slots: Tensor) -> Tensor | float:
+        return super().limit(torch.zeros_like(slots))
+
+
+@mutant("depth_keeps_the_future_out")
+class LeavesTogether(EarlyExit):
+    """A token leaves by the mean confidence over the text, later tokens included."""
+
+    def sureness(self, hidden: Tensor, before: Tensor, readout: Readout | None, *, first: bool) -> Tensor:
+        sure = super().sureness(hidden, before, readout, first=first)
+        return sure.mean(1, keepdim=True).expand_as(sure)
+
+
+@mutant("depth_streams")
+class CountsFromTheCall(EarlyExit):
+    """The threshold falls along each call, not along the text."""
+
+    def limit(self, slots: Tensor) -> Tensor | float:
+        return super().limit(slots - slots.amin())
+
+
+@mutant("depth_streams")
+class RemembersNothing(EarlyExit):
+    """Blocks that a call leaves out get keys of zeros."""
+
+    def forward(self, blocks: Sequence[Block], x: Tensor, threads: Threads, **given: Any) -> Looped:
+        looped = super().forward(blocks, x, threads, **given)
+        used, states = int(looped.steps.amax()), list(looped.states)  # type: ignore[union-attr]
+        for at, block in enumerate(blocks):
+            before = threads.states[at]
+            if at >= used and before is not None:
+                states[at] = block.remember(torch.zeros_like(x), state=before)
+        return looped._replace(states=states)

@@ -367,7 +367,8 @@ class LanguageModel(nn.Module):
         positions = self.embeddings.for_blocks(x, positions, past)
         blocks, nothing = [cast(Block, block) for block in self.blocks], [None] * len(self.blocks)
         threads = Threads(nothing, nothing) if state is None else state.threads(len(blocks))
-        looped = self.depth(blocks, x, threads, key_mask=key_mask, positions=positions)
+        given = {"readout": self._readout} if self.depth.reads_out else {}
+        looped = self.depth(blocks, x, threads, key_mask=key_mask, positions=positions, **given)
         x = looped.hidden
         losses: dict[str, Tensor] = {}
         for of_layer, names in zip(looped.losses, self.loss_names, strict=True):
@@ -375,3 +376,7 @@ class LanguageModel(nn.Module):
         losses |= of_depth(looped.own)
         after = None if state is None else ModelState.of(looped.states, looped.memories, tail)
         return Hidden(x if self.norm is None else self.norm(x), after, losses, looped.steps)
+
+    def _readout(self, hidden: Tensor) -> Tensor:
+        """The logits of hidden states that have not passed the last norm."""
+        return self.logits(hidden if self.norm is None else self.norm(hidden))

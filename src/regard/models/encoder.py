@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
 from regard.core import Attention, generator
-from regard.errors import ShapeError, UnsupportedError
+from regard.errors import ConfigError, ShapeError, UnsupportedError
 from regard.layer import AttentionLayer
 from regard.models.blocks import Block, block_class
 from regard.models.depth import Threads, build_depth
@@ -43,7 +43,7 @@ class Encoder(nn.Module):
         table: token embeddings that another part of a model owns; None: its own.
 
     Raises:
-        ConfigError: an unknown mechanism, position or option.
+        ConfigError: an unknown mechanism, position or option; a depth that reads an output layer.
         UnsupportedError: a mechanism that is causal only, or cannot take the position scheme or the dropout.
 
     Example:
@@ -65,6 +65,8 @@ class Encoder(nn.Module):
         self.blocks = nn.ModuleList(self._block(at, spec) for at, spec in enumerate(config.specs))
         share_between_layers(self.mechanisms)
         self.depth = build_depth(config.depth, config)
+        if self.depth.reads_out:
+            raise ConfigError(f"depth={config.depth!r} reads an output layer, which an encoder does not have")
         self.embeddings.coordinates = self.depth.places
         self.norm: nn.Module | None = None
         if config.norm == "pre":

@@ -111,6 +111,12 @@ class Block(nn.Module, ABC):
         x, again = self.placed(x, positions), self.checkpoint == "block"
         return recomputed(again, self.run, x, key_mask, positions, marks, memory, module=self, state=state)
 
+    @property
+    def placed_at(self) -> bool:
+        """Whether it takes `positions`: a table of its own, or a scheme that turns queries and keys."""
+        scheme = self.attention.position
+        return self.position is not None or (scheme is not None and scheme.transforms)
+
     def placed(self, x: Tensor, positions: Tensor | None) -> Tensor:
         """What enters, with the rows of this block's own table that `positions` name, where it has one."""
         if self.position is None:

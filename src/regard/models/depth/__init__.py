@@ -4,11 +4,11 @@ from typing import Any, cast
 
 from regard import specs
 from regard.models.block_config import BlockConfig
-from regard.models.depth._base import Depth, Looped, Threads
+from regard.models.depth._base import Depth, Looped, Readout, Threads
 
 PACKAGE = "regard.models.depth"
 
-__all__ = ["PACKAGE", "Depth", "Looped", "Threads", "build_depth", "depth_class", "names"]
+__all__ = ["PACKAGE", "Depth", "Looped", "Readout", "Threads", "build_depth", "depth_class", "names"]
 
 
 def names() -> list[str]:

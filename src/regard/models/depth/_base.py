@@ -1,8 +1,8 @@
 """Who runs the blocks: how often, in what order, and how far."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -14,6 +14,10 @@ from regard.models.block_config import BlockConfig
 from regard.models.blocks import Block
 from regard.options import Configured, option
 from regard.state import State
+from regard.transforms import transformed
+
+Readout = Callable[[Float[Tensor, "batch length dim"]], Float[Tensor, "batch length vocab"]]
+"""the logits that the model would give if its blocks ended here: its last norm and its output layer"""
 
 
 class Threads(NamedTuple):
@@ -53,6 +57,9 @@ class Depth(Configured, ABC):
         ConfigError: an unknown option, one of another type or out of bounds.
     """
 
+    samples: ClassVar[tuple[Mapping[str, object], ...]] = ({},)
+    """option sets that checks build"""
+
     config: BlockConfig = option(kw_only=False)
 
     if not TYPE_CHECKING:  # type checkers make the signature from the annotated attributes
@@ -73,6 +80,11 @@ class Depth(Configured, ABC):
     @property
     def places(self) -> bool:
         """Whether it reads where each token is."""
+        return False
+
+    @property
+    def reads_out(self) -> bool:
+        """Whether `forward` takes `readout`, a `Readout`, as well, which only models with an output layer have."""
         return False
 
     @property
@@ -106,3 +118,13 @@ class Depth(Configured, ABC):
             key_mask, positions: as `Block.forward`.
             marks: of each block; None: none.
         """
+
+
+def over(active: Tensor) -> bool:
+    """Whether no token goes on; a compiled or transformed call has no answer to branch on."""
+    return not (torch.compiler.is_compiling() or transformed()) and not active.any()
+
+
+def slots_of(x: Tensor, positions: Tensor | None, past: int) -> Tensor:
+    """Where each token is: `positions`, or the slots behind the past."""
+    return torch.arange(past, past + x.shape[1], device=x.device) if positions is None else positions

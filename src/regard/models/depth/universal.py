@@ -10,11 +10,10 @@ from torch import Tensor, nn
 from regard.composite import States
 from regard.errors import ConfigError
 from regard.models.blocks import Block
-from regard.models.depth._base import Depth, Looped, Threads
+from regard.models.depth._base import Depth, Looped, Threads, over, slots_of
 from regard.options import weight
 from regard.position._base import sinusoidal_code
 from regard.state import State
-from regard.transforms import transformed
 
 
 @final
@@ -97,7 +96,7 @@ class Universal(Depth):
     ) -> Looped:
         """Steps until every token has halted."""
         run = _Run(blocks, threads, key_mask, positions, marks)
-        slots = self._slots(x, positions, run.past)
+        slots = slots_of(x, positions, run.past)
         if not self.halting:
             for step in range(self.steps):
                 x = run.step(step, x + self._code(x, slots, step))
@@ -105,7 +104,7 @@ class Universal(Depth):
         halting = Halting.before(x, key_mask)
         for step in range(self.steps):
             entering = halting.hidden + self._code(x, slots, step)
-            if self._over(halting):
+            if over(halting.active):
                 run.remember(step, entering)
             else:
                 halting = self.after(halting, run.step(step, entering), last=step == self.steps - 1)
@@ -137,20 +136,12 @@ class Universal(Depth):
             rest=torch.where(stops, rest, halting.rest),
         )
 
-    def _slots(self, x: Tensor, positions: Tensor | None, past: int) -> Tensor:
-        return torch.arange(past, past + x.shape[1], device=x.device) if positions is None else positions
-
     def _code(self, x: Tensor, slots: Tensor, step: int) -> Tensor:
         """P^t of every token."""
         if self.coordinates == "none":
             return x.new_zeros(())
         code = sinusoidal_code(slots.new_tensor([step + 1]), x.shape[-1])
         return (code + sinusoidal_code(slots + 1, x.shape[-1]) if self.places else code).to(x.dtype)
-
-    @staticmethod
-    def _over(halting: "Halting") -> bool:
-        """Whether no token goes on; a compiled or transformed call has no answer to branch on."""
-        return not (torch.compiler.is_compiling() or transformed()) and not halting.active.any()
 
 
 class Halting(NamedTuple):
@@ -221,11 +212,9 @@ class _Run:
 
     def _given(self, at: int, step: int) -> dict[str, Any]:
         old, block = self.old[at], self.blocks[at]
-        scheme = block.attention.position
-        placed = block.position is not None or (scheme is not None and scheme.transforms)
         return {
             "key_mask": self.key_mask,
-            "positions": self.positions if placed else None,
+            "positions": self.positions if block.placed_at else None,
             "marks": None if self.marks is None else self.marks[at],
             "state": None if old is None else old[str(step)],
         }

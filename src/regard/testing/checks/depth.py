@@ -1,23 +1,27 @@
 """Laws of what runs the blocks of a model, and of halting."""
 
+import math
+
 import torch
 from torch import Tensor
 
 from regard.models.config import ModelConfig
 from regard.models.decoder import LanguageModel
 from regard.models.depth import Depth
+from regard.models.depth.early_exit import EarlyExit
+from regard.models.depth.fixed import Fixed
 from regard.models.depth.universal import Universal
 from regard.testing.compare import assert_close, assert_identical
 from regard.testing.inputs import randn
 from regard.testing.registry import check, require
 
-STEPS = 5
+STEPS, LAYERS, CUT = 5, 4, 6
 TOKENS = torch.arange(3 * 11).reshape(3, 11) * 7 % 20
 
 
-def _model(part: type[Depth], **options: object) -> LanguageModel:
+def _model(part: type[Depth], layers: int = 2, **options: object) -> LanguageModel:
     """A decoder whose blocks this scheme runs; weights are random, so that tokens halt at different steps."""
-    config = ModelConfig(dim=16, heads=2, layers=2, vocab_size=20)
+    config = ModelConfig(dim=16, heads=2, layers=layers, vocab_size=20)
     model = LanguageModel(config)
     model.depth = part(config, **options)
     with torch.no_grad():
@@ -30,41 +34,47 @@ def _model(part: type[Depth], **options: object) -> LanguageModel:
 @check(kind=Depth)
 def depth_keeps_the_future_out(part: type[Depth]) -> None:
     """What a token gives, and how many steps it takes, does not depend on later tokens."""
-    model, cut = _model(part), 6
-    later = torch.cat([TOKENS[:, :cut], (TOKENS[:, cut:] + 5) % 20], 1)
-    with torch.no_grad():
-        one, other = model(TOKENS), model(later)
-    assert_close(other.logits[:, :cut], one.logits[:, :cut], tolerance=1e-12, what="logits before what changed")
-    if one.steps is not None and other.steps is not None:
-        assert_identical(other.steps[:, :cut], one.steps[:, :cut], what="steps before what changed")
+    later = torch.cat([TOKENS[:, :CUT], (TOKENS[:, CUT:] + 5) % 20], 1)
+    for options in part.samples:
+        model = _model(part, LAYERS, **options)
+        with torch.no_grad():
+            one, other = model(TOKENS), model(later)
+        assert_close(other.logits[:, :CUT], one.logits[:, :CUT], tolerance=1e-12, what="logits before what changed")
+        if one.steps is not None and other.steps is not None:
+            assert_identical(other.steps[:, :CUT], one.steps[:, :CUT], what="steps before what changed")
 
 
 @check(kind=Depth)
 def depth_streams(part: type[Depth]) -> None:
     """Any split of a text with a state gives what one call gives; so does each row alone."""
-    model = _model(part)
-    with torch.no_grad():
-        whole = model(TOKENS).logits
-        for split in ((4, 1, 6), (1,) * 11):
-            state, pieces = model.initial_state(3), []
-            for piece in TOKENS.split(list(split), 1):
-                got = model(piece, state=state)
-                state, _ = got.state, pieces.append(got.logits)
-            assert_close(torch.cat(pieces, 1), whole, tolerance=1e-12, what=f"pieces of {split}")
-        rows = torch.cat([model(row[None]).logits for row in TOKENS])
-    assert_close(rows, whole, tolerance=1e-12, what="each row alone")
+    for options in part.samples:
+        model = _model(part, LAYERS, **options)
+        with torch.no_grad():
+            whole = model(TOKENS)
+            for split in ((4, 1, 6), (1,) * 11):
+                state, logits, steps = model.initial_state(3), [], []
+                for piece in TOKENS.split(list(split), 1):
+                    got = model(piece, state=state)
+                    state, _, _ = got.state, logits.append(got.logits), steps.append(got.steps)
+                assert_close(torch.cat(logits, 1), whole.logits, tolerance=1e-12, what=f"pieces of {split}")
+                if whole.steps is not None:
+                    assert_identical(torch.cat(steps, 1), whole.steps, what=f"steps in pieces of {split}")
+            rows = torch.cat([model(row[None]).logits for row in TOKENS])
+        assert_close(rows, whole.logits, tolerance=1e-12, what="each row alone")
 
 
 @check(kind=Depth)
 def depth_reads_no_padding(part: type[Depth]) -> None:
     """Masked tokens change nothing of the others, whatever they hold."""
-    model, keep = _model(part), torch.ones(3, 11, dtype=torch.bool)
+    keep = torch.ones(3, 11, dtype=torch.bool)
     keep[0, 2] = keep[1, 8:] = keep[2, 0] = False
-    with torch.no_grad():
-        one, other = (
-            model(torch.where(keep, TOKENS, fill), key_mask=keep).logits for fill in (torch.zeros_like(TOKENS), 19)
-        )
-    assert_close(other[keep], one[keep], tolerance=1e-12, what="logits of real tokens")
+    for options in part.samples:
+        model = _model(part, LAYERS, **options)
+        with torch.no_grad():
+            one, other = (
+                model(torch.where(keep, TOKENS, fill), key_mask=keep).logits for fill in (torch.zeros_like(TOKENS), 19)
+            )
+        assert_close(other[keep], one[keep], tolerance=1e-12, what="logits of real tokens")
 
 
 @check(kind=Universal)
@@ -122,3 +132,60 @@ def ponder_slope(part: type[Universal]) -> None:
             values.append(loss())
     require(slope.abs().item() > 1e-3, "no slope, so that nothing is tested")
     assert_close((values[0] - values[1]) / 2e-5, slope[0], tolerance=1e-6, what="slope of the halting bias")
+
+
+@check(kind=EarlyExit)
+def no_exit_is_the_full_model(part: type[EarlyExit]) -> None:
+    """A threshold above every confidence gives what the fixed depth gives, bit for bit, in its state too."""
+    full = _model(Fixed, LAYERS)
+    for options in ({"threshold": 1.0}, {"threshold": 1.0, "decaying": True}, {"threshold": 1 - 1e-6}):
+        model = _model(part, LAYERS, **options)
+        with torch.no_grad():
+            wanted, got = (each(TOKENS, state=each.initial_state(3)) for each in (full, model))
+        assert_identical(got.logits, wanted.logits, what=f"logits with {options}")
+        for name, tensor in wanted.state.tensors().items():
+            assert_identical(got.state.tensors()[name], tensor, what=f"{name} with {options}")
+        assert_identical(got.steps, torch.full_like(TOKENS, LAYERS), what=f"blocks of each token with {options}")
+
+
+@check(kind=EarlyExit)
+def exits_by_definition(part: type[EarlyExit]) -> None:
+    """A token leaves after the first block whose confidence reaches the threshold, and stands still from then on."""
+    for options in part.samples:
+        model = _model(part, LAYERS, **options)
+        depth, length = model.depth, 7
+        assert isinstance(depth, EarlyExit)
+        with torch.no_grad():
+            got = model.hidden(TOKENS[:, :length])
+            for row, start in enumerate(model.embeddings(TOKENS[:, :length])):
+                entering: list[list[Tensor]] = [[] for _ in model.blocks]  # of each block, its input of each token
+                for t, x in enumerate(start):
+                    stands, steps = False, 0
+                    for at, block in enumerate(model.blocks):
+                        entering[at].append(x)
+                        if stands:
+                            continue
+                        before, x = x, block(torch.stack(entering[at])[None]).hidden[0, -1]
+                        steps += 1
+                        stands = _leaves(model, depth, t, x, before, first=at == 0)
+                    what = f"token {t} of row {row} with {options}"
+                    assert got.steps is not None
+                    require(int(got.steps[row, t]) == steps, f"blocks of {what}: {got.steps[row, t]}, not {steps}")
+                    wanted = x if model.norm is None else model.norm(x)
+                    assert_close(got.hidden[row, t], wanted, tolerance=1e-10, what=f"hidden state of {what}")
+        taken = [] if got.steps is None else got.steps.unique().tolist()
+        require(depth.threshold == 1 or len(taken) > 1, f"tokens take {taken} blocks with {options}: too little to see")
+
+
+def _leaves(model: LanguageModel, depth: EarlyExit, t: int, x: Tensor, before: Tensor, *, first: bool) -> bool:
+    """Whether a token leaves, by the paper's formulas."""
+    limit = depth.threshold
+    if limit == 1:
+        return False
+    if depth.decaying:
+        limit = min(1.0, max(0.0, 0.9 * limit + 0.1 * math.exp(-4 * t / depth.horizon)))
+    if depth.confidence == "saturation":
+        return not first and (x @ before / (x @ x).sqrt() / (before @ before).sqrt()).item() >= limit
+    weights = model.logits(x if model.norm is None else model.norm(x)).exp()
+    top, second = sorted((weights / weights.sum()).tolist())[:-3:-1]
+    return top - second >= limit
