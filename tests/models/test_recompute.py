@@ -13,6 +13,7 @@ from regard.attention.routed import lsh, routing, shortlist, vector_quantized
 from regard.benchmark.cost import kept_bytes
 from regard.core import Attention, recomputing
 from regard.errors import ConfigError, UnsupportedError
+from regard.memory import MemoryState
 from regard.models import (
     Encoder,
     EncoderConfig,
@@ -23,6 +24,7 @@ from regard.models import (
     ModelConfig,
 )
 from regard.models.block_config import BlockConfig
+from regard.models.recompute import Left
 from regard.randomness import decided
 
 TINY = {"dim": 32, "heads": 4, "layers": 3, "vocab_size": 19, "max_length": 24, "seed": 5}
@@ -211,6 +213,76 @@ def test_a_weight_that_changed_between_the_passes_is_refused(name: str) -> None:
         model.blocks[1].attention.projections.query.weight.mul_(2)
     with pytest.raises(UnsupportedError, match=r"query\.weight was changed in place before the backward pass"):
         loss.backward()
+
+
+@pytest.mark.parametrize("name", RECOMPUTING)
+@pytest.mark.parametrize("changed", ["key_mask", "positions"])
+def test_an_argument_that_changed_between_the_passes_is_refused(changed: str, name: str) -> None:
+    """torch itself refuses what is an input of its checkpoint."""
+    given = {"key_mask": torch.ones(2, 20, dtype=torch.bool), "positions": torch.arange(20).repeat(2, 1)}
+    given["key_mask"][0, 15:] = False
+    loss = computed_again(name)(tokens(1), **given).logits.square().mean()
+    given[changed].fill_(1)
+    with pytest.raises(RuntimeError, match=r"modified by an inplace|in place before the backward pass") as refused:
+        loss.backward()
+    if name != "block":
+        assert isinstance(refused.value, UnsupportedError)
+        assert str(refused.value).startswith(f"{changed} was changed in place")
+
+
+def test_a_memory_that_changed_between_the_passes_is_refused() -> None:
+    content = torch.zeros(3)
+    left = Left(nn.Identity(), {"memory": MemoryState({"keys": content}), "key_mask": None})
+    with left.again():
+        content.add_(1)
+    with pytest.raises(UnsupportedError, match=r"memory\.keys was changed in place"), left.again():
+        pass
+
+
+def test_tensors_of_inference_mode_have_no_version() -> None:
+    with torch.inference_mode():
+        mask = torch.ones(2, 20, dtype=torch.bool)
+    loss = computed_again("reversible")(tokens(1), key_mask=mask).logits.square().mean()
+    loss.backward()
+
+
+@pytest.mark.parametrize("name", RECOMPUTING)
+def test_a_part_that_is_exchanged_between_the_passes_changes_nothing(name: str) -> None:
+    model, gradients = computed_again(name), []
+    weights = list(model.parameters())
+    for exchanged in (False, True):
+        torch.manual_seed(3)
+        loss = model(tokens(1)).logits.square().mean()
+        others = [nn.Sequential(nn.Linear(32, 32)) for _ in model.blocks]
+        if exchanged:
+            for block, other in zip(model.blocks, others, strict=True):
+                block.mlp = other
+        gradients.append(torch.autograd.grad(loss, weights))
+    assert [block.mlp for block in model.blocks] == others
+    for wanted, got in zip(*gradients, strict=True):
+        assert torch.equal(wanted, got)
+
+
+@pytest.mark.parametrize("name", RECOMPUTING)
+@pytest.mark.parametrize("part", ["blocks", "blocks.1.mlp"])
+@pytest.mark.parametrize("learns", [False, True])
+def test_weights_may_be_frozen_or_set_free_between_the_passes(learns: bool, part: str, name: str) -> None:
+    """As of an ordinary stack, whose own frozen weights get no gradient, and whose others get the same one."""
+    model, gradients = computed_again(name), []
+    for between in (False, True):
+        model.get_submodule(part).requires_grad_(not learns)
+        torch.manual_seed(3)
+        loss = model(tokens(1)).logits.square().mean()
+        if between:
+            model.get_submodule(part).requires_grad_(learns)
+        model.zero_grad()
+        loss.backward()
+        gradients.append({label: x.grad for label, x in model.named_parameters() if x.grad is not None})
+        model.requires_grad_(True)
+    wanted, got = gradients
+    assert got.keys() == {label for label in wanted if learns or not label.startswith(f"{part}.")}
+    for label, gradient in got.items():
+        assert torch.equal(gradient, wanted[label]), label
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call, grad
+from torch.nn.modules.module import register_module_forward_hook
 
 from regard import randomness
 from regard.attention.routed import lsh, routing, shortlist, vector_quantized
@@ -149,6 +151,110 @@ def test_dropout_is_replayed(chunks):
         assert (values[0] - values[1]) / (2 * step) == pytest.approx((slope * way).sum().item(), rel=1e-5)
     torch.manual_seed(6)
     assert model(TOKENS).logits.square().mean() != loss()
+
+
+def dropping_in_parts(model: LanguageModel, where: str) -> None:
+    for block in model.blocks:
+        owner = block.attention.projections if where == "value" else block
+        setattr(owner, where, nn.Sequential(getattr(owner, where), nn.Dropout(0.3)))
+
+
+@pytest.mark.parametrize("where", ["value", "mlp", "mlp_norm", "attention_norm", "mechanisms"])
+def test_whatever_draws_is_replayed(where, monkeypatch):
+    """Dropout of an adapter in a model without any, and of single modules that train in one that does not."""
+    model = model_of(attention_dropout=0.3 if where == "mechanisms" else 0.0, mlp_chunks=2).train()
+    if where == "mechanisms":
+        model.eval()
+        for mechanism in model.mechanisms:
+            mechanism.train()
+    else:
+        dropping_in_parts(model, where)
+    results = []
+    for plain in (False, True):
+        if plain:
+            ordinary(monkeypatch)
+        torch.manual_seed(5)
+        loss = model(TOKENS).logits.square().mean()
+        torch.manual_seed(6)
+        state = torch.get_rng_state()
+        results.append(torch.autograd.grad(loss, list(model.parameters())))
+        assert torch.equal(torch.get_rng_state(), state)
+    for one, other in zip(*results, strict=True):
+        assert_close(one, other, tolerance=1e-9, what="a weight")
+
+
+HOOKS = {
+    "forward": lambda block, seen: block.register_forward_hook(lambda *_: seen.append(1)),
+    "before": lambda block, seen: block.register_forward_pre_hook(lambda *_: seen.append(1)),
+    "backward": lambda block, seen: block.register_full_backward_hook(lambda *_: seen.append(1)),
+    "before backward": lambda block, seen: block.register_full_backward_pre_hook(lambda *_: seen.append(1)),
+    "global": lambda block, seen: register_module_forward_hook(lambda part, *_: seen.extend([1] * (part is block))),
+}
+
+
+@pytest.mark.parametrize("kind", HOOKS)
+def test_hooks_of_a_block_run(kind):
+    model, seen = model_of().train(), []
+    handle = HOOKS[kind](model.blocks[1], seen)
+    try:
+        model(TOKENS).logits.sum().backward()
+    finally:
+        handle.remove()
+    assert seen == [1]
+
+
+def test_a_hook_may_change_what_a_block_gives():
+    model = model_of().train()
+    before = model(TOKENS).logits
+    model.blocks[1].register_forward_hook(lambda part, given, got: got._replace(hidden=2 * got.hidden))
+    with torch.no_grad():
+        wanted = model(TOKENS).logits
+    assert_identical(model(TOKENS).logits, wanted, what="logits")
+    assert not torch.equal(before, wanted)
+
+
+class Wrapped(Block):
+    """A block within another, as one that is compiled by itself."""
+
+    def __init__(self, block: Block) -> None:
+        nn.Module.__init__(self)
+        self.block, self.attention = block, block.attention
+
+    def forward(self, x: Tensor, **given: Any) -> Any:
+        return self.block(x, **given)
+
+    def run(self, *given: Any) -> Any:
+        return self.block.run(*given)
+
+    def attended(self, x: Tensor) -> Tensor:
+        return self.block.attended(x)
+
+
+def test_no_block_of_another_kind_is_left_out():
+    model = model_of().train()
+    wanted = gradients(model, lambda out: out.logits.square().sum())
+    model.zero_grad()
+    weights = dict(model.named_parameters())
+    model.blocks[1] = Wrapped(model.blocks[1])
+    model(TOKENS).logits.square().sum().backward()
+    for name, weight in weights.items():
+        assert_close(weight.grad, wanted[name], tolerance=1e-9, what=name)
+
+
+@pytest.mark.parametrize("power", [1, 2])
+def test_a_second_derivative_is_refused(power):
+    """Also where the slope that comes in is a constant; under a transform the stack is an ordinary one."""
+    model = model_of(attention=("linear(impl='reference')",), position="none").train()
+    weight = model.blocks[0].mlp.up.weight
+
+    def loss(values: Tensor) -> Tensor:
+        return functional_call(model, {"blocks.0.mlp.up.weight": values}, (TOKENS,)).logits.pow(power).sum()
+
+    (slope,) = torch.autograd.grad(loss(weight), weight, create_graph=True)
+    with pytest.raises(UnsupportedError, match=r"block='reversible' has a first derivative only.*block='residual'"):
+        slope.square().sum().backward()
+    second = grad(lambda values: grad(loss)(values).square().sum())(weight.detach())
+    assert second.abs().max() > 0
 
 
 def kept(layers: int, **options: Any) -> int:

@@ -1,8 +1,9 @@
 """Activations that are computed again in the backward pass instead of being kept."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TypeVar, final
+from functools import partial
+from typing import NamedTuple, TypeVar, final
 
 import torch
 from torch import Tensor, nn
@@ -11,10 +12,19 @@ from torch.utils.checkpoint import checkpoint
 from regard.core import Attention
 from regard.errors import UnsupportedError
 from regard.randomness import choosing_again, noting
+from regard.state import Summary
 
 Result = TypeVar("Result")
-Part = tuple[nn.Module, bool, dict[str, nn.Parameter | None], dict[str, Tensor | None]]
-"""a module, whether it trains, and its own weights and buffers by name"""
+
+
+class Part(NamedTuple):
+    """A module, whether it trains, and its own weights, buffers and modules by name."""
+
+    module: nn.Module
+    training: bool
+    weights: dict[str, nn.Parameter | None]
+    buffers: dict[str, Tensor | None]
+    modules: dict[str, nn.Module | None]
 
 
 def recomputed(
@@ -25,22 +35,24 @@ def recomputed(
     Same values and gradients: dropout draws the same elements again; mechanisms make the same choices (buckets,
     clusters, codes, lists), which are kept; those whose buffers change in training (codebooks, projections and noise
     that are drawn again) find them as the first pass left them, whatever passes came between, and leave them alone, see
-    `regard.core.recomputing`. So do modules whose weights or mode were others in the first pass
-    (`torch.func.functional_call`, `eval()`). With a state, or without gradients, it is an ordinary call: a state that
-    has been appended to is not there a second time. Compiled, choices are made again.
+    `regard.core.recomputing`. So do modules whose weights, parts or mode were others in the first pass
+    (`torch.func.functional_call`, a part that is exchanged, `requires_grad_(False)`, `eval()`). With a state, or
+    without gradients, it is an ordinary call: a state that has been appended to is not there a second time. Compiled,
+    choices are made again.
 
     Cost: the time of one more forward pass of `call` without its choices. Its inputs and choices are kept, and in
     training a copy of the buffers of its mechanisms.
 
     Args:
         wanted: False: an ordinary call.
-        call: the function that is computed.
+        call: the function that is computed; a `functools.partial` where it has more arguments than `inputs`.
         inputs: of it.
         module: holds the mechanisms that it calls.
         state: the argument that it takes by this name.
 
     Raises:
-        UnsupportedError: in the backward pass, a weight that was changed in place since.
+        UnsupportedError: in the backward pass, a weight, or a tensor in `call` or a memory, that was changed in place
+            since.
 
     Example:
         >>> x = torch.randn(3, requires_grad=True)
@@ -57,6 +69,9 @@ def recomputed(
         return checkpoint(call, *inputs, state=None, use_reentrant=False)  # type: ignore[return-value]
     left: list[Left] = []
     choices: list[object] = []
+    given = dict(call.keywords) if isinstance(call, partial) else {}
+    # torch compares the versions of inputs that are tensors themselves.
+    given |= {"memory": [x for x in inputs if isinstance(x, Summary)]}
 
     def run(*inputs: object, state: object) -> Result:
         if left:
@@ -64,7 +79,7 @@ def recomputed(
                 return call(*inputs, state=state)
         with noting(choices):
             result = call(*inputs, state=state)
-        left.append(Left(module))
+        left.append(Left(module, given))
         return result
 
     return checkpoint(run, *inputs, state=None, use_reentrant=False)  # type: ignore[return-value]
@@ -76,40 +91,67 @@ class Left:
 
     Args:
         module: holds the mechanisms that the pass called.
+        given: arguments of the pass, which the second one reads again, by name.
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        self.parts = [(part, part.training, dict(part._parameters), _buffers(part)) for part in module.modules()]
-        self.versions = [(name, weight, weight._version) for name, weight in module.named_parameters()]
+    def __init__(self, module: nn.Module, given: Mapping[str, object]) -> None:
+        self.parts = [_part(part, _buffers(part)) for part in module.modules()]
+        self.weights = [(weight, weight.requires_grad) for weight in module.parameters()]
+        read = [*module.named_parameters(), *_tensors("", given)]
+        # A tensor that was made in inference mode has no version: torch refuses to change it outside.
+        self.versions = [(name, x, x._version) for name, x in read if not x.is_inference()]
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """Within it, the module has the weights, buffers and mode of the first pass, whatever came between.
+        """Within it, the module has the weights, buffers, parts and mode of the first pass, whatever came between.
 
         Raises:
-            UnsupportedError: a weight has been changed in place since.
+            UnsupportedError: a weight or an argument has been changed in place since.
         """
-        for name, weight, version in self.versions:
-            if weight._version != version:
+        for name, x, version in self.versions:
+            if x._version != version:
                 raise UnsupportedError(
                     f"{name} was changed in place before the backward pass, which computes activations again from it"
                 )
-        now = [(part, part.training, dict(part._parameters), dict(part._buffers)) for part, *_ in self.parts]
+        now = [_part(part.module, dict(part.module._buffers)) for part in self.parts]
+        learns = [(weight, weight.requires_grad) for weight, _ in self.weights]
         try:
-            _put(self.parts)
+            _put(self.parts, self.weights)
             yield
         finally:
-            _put(now)
+            _put(now, learns)
 
 
-def _put(parts: list[Part]) -> None:
-    for part, training, weights, buffers in parts:
-        part.training = training
-        part._parameters.update(weights)
-        part._buffers.update(buffers)
+def _put(parts: list[Part], weights: list[tuple[Tensor, bool]]) -> None:
+    for module, training, *names in parts:
+        module.training = training
+        for there, those in zip((module._parameters, module._buffers, module._modules), names, strict=True):
+            there.clear()
+            there.update(those)
+    for weight, learns in weights:
+        if weight.requires_grad != learns:
+            weight.requires_grad_(learns)
+
+
+def _part(module: nn.Module, buffers: dict[str, Tensor | None]) -> Part:
+    return Part(module, module.training, dict(module._parameters), buffers, dict(module._modules))
 
 
 def _buffers(part: nn.Module) -> dict[str, Tensor | None]:
     """Copies, where training changes them."""
     changes = part.training and isinstance(part, Attention)
     return {name: x.clone() if changes and x is not None else x for name, x in part._buffers.items()}
+
+
+def _tensors(name: str, given: object) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of an argument, of several, or of a memory, with its name."""
+    if isinstance(given, Tensor):
+        yield name, given
+    elif isinstance(given, Summary):
+        yield from _tensors(name, given.content)
+    elif isinstance(given, Mapping):
+        for key, x in given.items():
+            yield from _tensors(f"{name}.{key}" if name else key, x)
+    elif isinstance(given, list):
+        for x in given:
+            yield from _tensors(name, x)

@@ -5,8 +5,9 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, final
 
 import torch
-from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook  # pyright: ignore[reportPrivateUsage]
+from torch.utils.checkpoint import get_device_states, set_device_states
 
 from regard.errors import ConfigError, UnsupportedError
 from regard.layer import AttentionLayer, LayerOutput
@@ -29,14 +30,18 @@ class Reversible(Block):
     of such blocks keeps its last streams alone: the backward pass computes the streams of each block from those after
     it, and the block once more. Dropout draws the same elements again; routed mechanisms make the same choices
     (buckets, clusters, codes, lists), find their codebooks as the first pass left them, and learn once; `quantized`
-    rounds again. With a state, without gradients, compiled or under a transform it is an ordinary stack.
+    rounds again. With a state, without gradients, compiled or under a transform it is an ordinary stack, which keeps
+    its activations; so it is where a block has hooks (of its parts they run in both passes), where modules have global
+    ones, and where any block is of another kind, such as one that is compiled by itself.
 
     Cost: activations of one block, whatever the depth, for the time of one more forward pass; of its MLP only those of
-    one of `mlp_chunks` pieces of the sequence. Lost: digits, since every block rounds the recomputed streams again.
+    one of `mlp_chunks` pieces of the sequence; for every block two states of torch's random numbers, 5 KB each on a
+    CPU. Lost: digits, since every block rounds the recomputed streams again.
 
     Raises:
         ConfigError: post-norm, which nothing undoes; no MLP; a part that is to be computed again besides.
-        UnsupportedError: positions for every layer.
+        UnsupportedError: positions for every layer; in the backward pass, a weight or an argument that was changed in
+            place since, and a second derivative (`create_graph=True`).
 
     Source: Gomez et al. 2017, section 3; Kitaev, Kaiser, Levskaya 2020 (Reformer), section 3.
     """
@@ -71,9 +76,10 @@ class Reversible(Block):
     def stack(cls, calls: Sequence[tuple[Block, Mapping[str, Any]]], x: Tensor) -> tuple[Tensor, list[LayerOutput]]:
         """All blocks in order; without states nothing is kept but what the last one gives."""
         plain = torch.compiler.is_compiling() or transformed() or not torch.is_grad_enabled()
-        if plain or any(given.get("state") is not None for _, given in calls):
+        ours = [(block, given) for block, given in calls if isinstance(block, Reversible) and not _watched(block)]
+        if plain or len(ours) < len(calls) or any(given.get("state") is not None for _, given in calls):
             return super().stack(calls, x)
-        passes = [_Pass(block, given) for block, given in calls if isinstance(block, Reversible)]
+        passes = [_Pass(block, given) for block, given in ours]
         stream, *losses = _Stack.apply(passes, x, *(weight for one in passes for weight in one.weights))
         rest = iter(losses)
         outputs = [LayerOutput(stream, None, one.memory, {name: next(rest) for name in one.losses}) for one in passes]
@@ -125,6 +131,20 @@ class Reversible(Block):
         return output._replace(hidden=torch.cat([first, self.second(second, first)], -1))
 
 
+def _watched(block: nn.Module) -> bool:
+    """Whether a call of the block, which a stack that is undone never makes, would run hooks besides."""
+    own = (block._forward_hooks, block._forward_pre_hooks, block._backward_hooks, block._backward_pre_hooks)
+    return any(own) or bool(_has_any_global_hook())
+
+
+class _Draws(NamedTuple):
+    """torch's random numbers before a branch: the state on the CPU, and those of the branch's device."""
+
+    cpu: Tensor
+    devices: list[int]
+    states: list[Tensor]
+
+
 class _Pass:
     """One block in one call, which can be undone.
 
@@ -132,7 +152,7 @@ class _Pass:
         block, given: the block, and the arguments of its attention layer besides hidden states.
         weights: of the block, those that learn.
         losses, memory: the names of auxiliary losses, and what the attention layer remembers.
-        seeds: of the dropout of attention and MLP; None: nothing is drawn.
+        draws: before attention and MLP.
         left: the block after the first pass.
         choices: discrete ones of the mechanism.
     """
@@ -145,24 +165,26 @@ class _Pass:
         block.placed(torch.empty(0))
         self.block, self.given = block, {name: x for name, x in given.items() if name != "state"}
         self.weights = [weight for weight in block.parameters() if weight.requires_grad]
-        draws = block.training and (block.dropout.p > 0 or block.attention.heads.dropout > 0)
-        self.seeds = tuple(torch.randint(1 << 62, (2,)).tolist()) if draws else None
+        self.draws: list[_Draws] = []
         self.choices: list[object] = []
 
     @contextmanager
-    def drawing(self, which: int, device: torch.device) -> Iterator[None]:
-        """Within it, dropout draws what it draws in this branch."""
-        if self.seeds is None:
+    def drawing(self, which: int, x: Tensor) -> Iterator[None]:
+        """Within it, this branch draws what it drew in the first pass, whichever module does."""
+        if which == len(self.draws):
+            self.draws.append(_Draws(torch.get_rng_state(), *get_device_states(x)))
             yield
             return
-        devices = [] if device.type == "cpu" else [device]
-        with torch.random.fork_rng(devices=devices, device_type="cuda" if device.type == "cpu" else device.type):
-            torch.manual_seed(self.seeds[which])
+        cpu, devices, states = self.draws[which]
+        kind = "cuda" if x.device.type == "cpu" else x.device.type
+        with torch.random.fork_rng(devices=devices, device_type=kind):
+            torch.set_rng_state(cpu)
+            set_device_states(devices, states, device_type=kind)
             yield
 
     def attend(self, x: Tensor) -> tuple[Tensor, LayerOutput]:
         """The first branch, of the second stream."""
-        with self.drawing(0, x.device):
+        with self.drawing(0, x):
             output = self.block.attention(self.block.attention_norm(x), **self.given)
             return self.block.dropped(output.hidden), output
 
@@ -172,16 +194,16 @@ class _Pass:
             branch, output = self.attend(second)
         self.losses, self.memory = tuple(output.losses), output.memory
         first = first + branch
-        with self.drawing(1, first.device):
+        with self.drawing(1, first):
             second = self.block.second(second, first)
-        self.left = Left(self.block)
+        self.left = Left(self.block, self.given)
         return first, second, list(output.losses.values())
 
     def backward(self, streams: "Streams", slopes: "Streams", of_losses: Sequence[Tensor]) -> "Undone":
         """The streams before the block, and the slopes of streams and weights."""
         first, before, more = streams.first, [], []
         weights = {id(weight): torch.zeros_like(weight) for weight in self.weights}
-        with self.drawing(1, first.device):
+        with self.drawing(1, first):
             parts = (self.block.pieces(x) for x in (first, streams.second, slopes.second))
             for y, piece, slope in zip(*parts, strict=True):
                 with torch.enable_grad():
@@ -242,8 +264,16 @@ class _Stack(torch.autograd.Function):
         return stream, *losses
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, slope: Tensor, *of_losses: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Any, ...]:
+        with torch.no_grad():
+            found = _Stack.undo(ctx, *slopes)
+        # The slopes depend on the streams even where nothing that came in here does: all refuse to be differentiated.
+        again = _Once.apply(*(x.requires_grad_() for x in found)) if torch.is_grad_enabled() else found
+        return None, *again
+
+    @staticmethod
+    def undo(ctx: Any, slope: Tensor, *of_losses: Tensor) -> tuple[Tensor, ...]:
+        """The slopes of what entered, and of the weights."""
         (stream,) = ctx.saved_tensors
         streams, slopes = Streams(*stream.chunk(2, -1)), Streams(*slope.chunk(2, -1))
         end, of_weights = len(of_losses), []
@@ -253,4 +283,21 @@ class _Stack(torch.autograd.Function):
                 with one.left.again():
                     streams, slopes, weights = one.backward(streams, slopes, of_losses[start:end])
                 end, of_weights = start, [*weights, *of_weights]
-        return None, torch.cat(slopes, -1), *of_weights
+        return torch.cat(slopes, -1), *of_weights
+
+
+class _Once(torch.autograd.Function):
+    """Slopes that have no derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, ...]:
+        del ctx
+        return tuple(x.view_as(x) for x in slopes)
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> Any:
+        del ctx, slopes
+        raise UnsupportedError(
+            "block='reversible' has a first derivative only (create_graph=True), since it keeps no activations; for "
+            "further ones take torch.func.grad and hessian, under which it is an ordinary stack, or block='residual'"
+        )
