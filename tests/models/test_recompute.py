@@ -1,6 +1,7 @@
 """What is computed again gives the same gradients, learns once, and is not kept."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ from regard.models import (
     ModelConfig,
 )
 from regard.models.block_config import BlockConfig
-from regard.models.recompute import Left
+from regard.models.recompute import Left, recomputed
 from regard.randomness import decided
 
 TINY = {"dim": 32, "heads": 4, "layers": 3, "vocab_size": 19, "max_length": 24, "seed": 5}
@@ -162,9 +163,9 @@ def test_two_passes_before_one_backward(spec: str, config: BlockConfig, again: s
         total.backward()
         model(tokens(3))
         gradients.append([x.grad for x in model.parameters()] + list(model.buffers()))
-    for kept, recomputed in zip(*gradients, strict=True):
+    for kept, other in zip(*gradients, strict=True):
         if kept is not None:
-            torch.testing.assert_close(recomputed, kept)
+            torch.testing.assert_close(other, kept)
 
 
 RECOMPUTING = {"block": {"checkpoint": "block"}, "attention": {"checkpoint": "attention"}, "reversible": {}}
@@ -237,6 +238,22 @@ def test_a_memory_that_changed_between_the_passes_is_refused() -> None:
         content.add_(1)
     with pytest.raises(UnsupportedError, match=r"memory\.keys was changed in place"), left.again():
         pass
+
+
+@pytest.mark.parametrize("name", ["attention", "block"])
+def test_a_memory_is_watched_wherever_it_is_given(name: str) -> None:
+    memory = MemoryState({"keys": torch.zeros(3)})
+
+    def call(x: Tensor, memory: MemoryState, *, state: None) -> Tensor:
+        del state
+        return (x * memory.content["keys"]).exp().sum()
+
+    x = torch.ones(3, requires_grad=True)
+    given = (partial(call, memory=memory), x) if name == "attention" else (call, x, memory)
+    loss = recomputed(True, *given, module=nn.Identity())
+    memory.content["keys"].add_(1)
+    with pytest.raises(UnsupportedError, match=r"memory\.keys was changed in place"):
+        loss.backward()
 
 
 def test_tensors_of_inference_mode_have_no_version() -> None:

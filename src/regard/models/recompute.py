@@ -15,6 +15,7 @@ from regard.randomness import choosing_again, noting
 from regard.state import Summary
 
 Result = TypeVar("Result")
+Named = TypeVar("Named")
 
 
 class Part(NamedTuple):
@@ -69,9 +70,9 @@ def recomputed(
         return checkpoint(call, *inputs, state=None, use_reentrant=False)  # type: ignore[return-value]
     left: list[Left] = []
     choices: list[object] = []
-    given = dict(call.keywords) if isinstance(call, partial) else {}
     # torch compares the versions of inputs that are tensors themselves.
-    given |= {"memory": [x for x in inputs if isinstance(x, Summary)]}
+    given = {"memory": [x for x in inputs if isinstance(x, Summary)]}
+    given |= call.keywords if isinstance(call, partial) else {}
 
     def run(*inputs: object, state: object) -> Result:
         if left:
@@ -98,7 +99,7 @@ class Left:
         self.parts = [_part(part, _buffers(part)) for part in module.modules()]
         self.weights = [(weight, weight.requires_grad) for weight in module.parameters()]
         read = [*module.named_parameters(), *_tensors("", given)]
-        # A tensor that was made in inference mode has no version: torch refuses to change it outside.
+        # A tensor that was made in inference mode has no version, and may not be changed outside of it.
         self.versions = [(name, x, x._version) for name, x in read if not x.is_inference()]
 
     @contextmanager
@@ -122,15 +123,22 @@ class Left:
             _put(now, learns)
 
 
-def _put(parts: list[Part], weights: list[tuple[Tensor, bool]]) -> None:
-    for module, training, *names in parts:
-        module.training = training
-        for there, those in zip((module._parameters, module._buffers, module._modules), names, strict=True):
-            there.clear()
-            there.update(those)
+def _put(parts: list[Part], weights: list[tuple[nn.Parameter, bool]]) -> None:
+    for part in parts:
+        module = part.module
+        module.training = part.training
+        _replace(module._parameters, part.weights)
+        _replace(module._buffers, part.buffers)
+        _replace(module._modules, part.modules)
     for weight, learns in weights:
         if weight.requires_grad != learns:
             weight.requires_grad_(learns)
+
+
+def _replace(names: dict[str, Named], others: dict[str, Named]) -> None:
+    """In place, since others may hold the same dictionary."""
+    names.clear()
+    names.update(others)
 
 
 def _part(module: nn.Module, buffers: dict[str, Tensor | None]) -> Part:

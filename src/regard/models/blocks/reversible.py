@@ -76,8 +76,10 @@ class Reversible(Block):
     def stack(cls, calls: Sequence[tuple[Block, Mapping[str, Any]]], x: Tensor) -> tuple[Tensor, list[LayerOutput]]:
         """All blocks in order; without states nothing is kept but what the last one gives."""
         plain = torch.compiler.is_compiling() or transformed() or not torch.is_grad_enabled()
+        if plain or any(given.get("state") is not None for _, given in calls):
+            return super().stack(calls, x)
         ours = [(block, given) for block, given in calls if isinstance(block, Reversible) and not _watched(block)]
-        if plain or len(ours) < len(calls) or any(given.get("state") is not None for _, given in calls):
+        if len(ours) < len(calls):
             return super().stack(calls, x)
         passes = [_Pass(block, given) for block, given in ours]
         stream, *losses = _Stack.apply(passes, x, *(weight for one in passes for weight in one.weights))
