@@ -118,7 +118,7 @@ CACHES = (
     Edit(
         "snapkv: every row of the call chooses",
         "regard.memory.caches.snapkv:Snapkv.rows",
-        "keys - min(self.window, q.shape[2])",
+        "keys - min(self.choosing, q.shape[2])",
         "0",
         SNAPKV,
         "test_equal_to_the_loops",
