@@ -91,16 +91,8 @@ class Quantized(Cache):
                 f"cache quantized rounds keys and values, and {attention.info.title} keeps {', '.join(sorted(layout))}"
             )
 
-    def initial_state(
-        self,
-        attention: Attention,
-        batch: int,
-        *,
-        device: torch.device | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> CodedState:
-        exact = attention.initial_state(batch, device=device, dtype=dtype).tensors()
-        k, v = exact["k"], exact["v"]
+    def empty(self, slots: Slots) -> CodedState:
+        k, v = (slots.tensors()[name] for name in "kv")
         groups = v.shape[3] // min(self.group, v.shape[3])
         bytes_of = [packed(x.to(torch.uint8), self.bits) for x in (k, v)]
         ranges = v.new_empty(*v.shape[:3], groups)
