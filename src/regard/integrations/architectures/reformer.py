@@ -134,7 +134,7 @@ def _layers(model: LanguageModel) -> dict[str, object]:
         raise UnsupportedError(
             "this model cannot be written as reformer: its attention has output biases, which learned"
         )
-    if bool(model.output.bias.any()):
+    if model.output is not None and bool(model.output.bias.any()):
         raise UnsupportedError(
             "this model cannot be written as reformer: output.bias, which learned; transformers stores it and does not "
             "add it"
