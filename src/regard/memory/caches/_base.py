@@ -13,7 +13,7 @@ from regard.bias import ScoreBias
 from regard.call import Attended
 from regard.composite import States
 from regard.core import Attention, State, registered_name
-from regard.errors import ShapeError, UnsupportedError, kind_of
+from regard.errors import ConfigError, ShapeError, UnsupportedError, kind_of
 from regard.info import Heads
 from regard.memory.caches._rows import Seen, together
 from regard.memory.caches._slots import only_slots, pick, rows_of
@@ -286,6 +286,26 @@ class Eviction(Cache):
             view = kept.view()
             kept = kept.with_tensors({**view, "weight": view["weight"] + seen.weights})
         return seen, CacheState({"slots": seen.slots, "kept": kept})
+
+
+class Recent(Eviction):
+    """Template: evictions that keep the newest slots, whatever these are worth."""
+
+    recent: Annotated[int, Ge(1)] | None = None
+    """newest slots that always stay; None: half of the budget, rounded up"""
+
+    def check_options(self) -> None:
+        if self.recent is not None and self.budget <= self.recent:
+            name = registered_name(type(self))
+            raise ConfigError(
+                f"cache {name}: budget must be above recent={self.recent}, got {self.budget}; a window of "
+                f"the newest is streaming(budget={self.budget}, sinks=0)"
+            )
+
+    def staying(self, state: CacheState) -> Bool[Tensor, "batch kv_heads slots"]:
+        """Which of the kept slots are the newest."""
+        recent = (self.budget + 1) // 2 if self.recent is None else self.recent
+        return newest(state.kept.view()["slot"], recent)
 
 
 def weighable(attention: Attention, name: str) -> None:
