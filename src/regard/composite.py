@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
+import torch
 from torch import Tensor
 
 from regard.errors import ShapeError
@@ -33,7 +34,7 @@ class States(State):
         return frozenset(f"{name}.{key}" for name, part in self.parts.items() for key in part.shared())
 
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> Self:
-        return type(self)({name: part.with_tensors(_below(tensors, name)) for name, part in self.parts.items()})
+        return self._of({name: part.with_tensors(_below(tensors, name)) for name, part in self.parts.items()})
 
     def dump(self) -> dict[str, Tensor]:
         return {f"{name}.{key}": x for name, part in self.parts.items() for key, x in part.dump().items()}
@@ -46,7 +47,7 @@ class States(State):
         lengths = {name: part.length for name, part in parts.items()}
         if self.aligned and len(set(lengths.values())) > 1:
             raise ShapeError(f"the parts of a state count the same slots, got {lengths}")
-        return type(self)(parts)
+        return self._of(parts)
 
     def where(self, rows: Tensor, other: Self) -> Self:
         """Every part in its rows; as `State.where`.
@@ -56,7 +57,7 @@ class States(State):
         """
         if self.parts.keys() != other.parts.keys():
             raise ShapeError(f"states of {sorted(self.parts)} and {sorted(other.parts)} have no rows in common")
-        return type(self)({name: part.where(rows, other.parts[name]) for name, part in self.parts.items()})
+        return self._of({name: part.where(rows, other.parts[name]) for name, part in self.parts.items()})
 
     def rewind(self, count: int) -> Self:
         """Every part before the newest `count` slots; no part is changed if one cannot.
@@ -64,7 +65,14 @@ class States(State):
         Raises:
             UnsupportedError: a part cannot.
         """
-        return type(self)({name: part.rewind(count) for name, part in self.parts.items()})
+        return self._of({name: part.rewind(count) for name, part in self.parts.items()})
+
+    def _of(self, parts: Mapping[str, State]) -> Self:
+        """Other parts, of whom these are."""
+        state = type(self)(parts)
+        if self.of is not None and not torch.compiler.is_compiling():
+            state.belong(self.of)
+        return state
 
 
 def _below(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:

@@ -215,7 +215,7 @@ class Mechanism(Configured):
         """
         if owner.kind is not self.owner.kind:
             raise ShapeError(
-                f"{self._name}: this is the state of another mechanism, {registered_name(owner.kind)}; begin with "
+                f"{self._name}: this is the state of {owner.noun}, {registered_name(owner.kind)}; begin with "
                 "initial_state"
             )
         if unlike := owner.unlike(self.owner):

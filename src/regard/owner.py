@@ -11,21 +11,23 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Owner:
-    """A mechanism under its options, all of which may decide what the numbers of its states mean."""
+    """A mechanism, or a cache policy, under its options, which may all decide what the numbers of its states mean."""
 
     kind: type
     options: Mapping[str, object]
     """What is not equal to its own copy (modules, tensors, callable objects) counts by its type, so that a copied
     mechanism goes on from the state of the first. `impl` says only whether it is the definition, whose states are its
     own; whatever else computes the mechanism goes on from any of its states."""
+    noun: str = "another mechanism"
+    """what its states belong to, for the refusal of a mechanism whose they are not"""
 
     @classmethod
-    def of(cls, kind: type, options: Mapping[str, object]) -> Self:
-        """The owner of the states of a mechanism that is built with these options, defaults filled in."""
+    def of(cls, kind: type, options: Mapping[str, object], noun: str = "another mechanism") -> Self:
+        """The owner of the states of what is built with these options, defaults filled in."""
         told = {name: x if _lasts(x) else type(x) for name, x in options.items()}
         if "impl" in told and told["impl"] != "reference":
             told["impl"] = "auto"
-        return cls(kind, told)
+        return cls(kind, told, noun)
 
     def unlike(self, other: "Owner") -> list[str]:
         """Names of the options in which another owner of this kind differs."""

@@ -98,6 +98,19 @@ def test_a_folder_of_transformers_is_the_same_network_here_and_back(name: str, t
 
 
 @torch.no_grad()
+def test_the_longest_length_is_written_and_another_may_be_put_in_its_place(tmp_path: Path) -> None:
+    theirs, tokens = network("NystromformerModel", **{**LANDMARKS, "segment_means_seq_len": LENGTH // 2}), ids(1, 12)
+    ours = read(theirs, tmp_path / "it")
+    pretrained.export(ours, tmp_path / "ours")
+    again = type(theirs).from_pretrained(tmp_path / "ours").eval()
+    assert again.config.segment_means_seq_len == LENGTH
+    with pytest.raises(RuntimeError, match="invalid for input of size"):
+        again(tokens)
+    shorter = type(theirs).from_pretrained(tmp_path / "ours", segment_means_seq_len=LENGTH // 2).eval()
+    assert largest(given(shorter(tokens)), given(theirs(tokens))) <= 1e-5
+
+
+@torch.no_grad()
 def test_a_text_beside_another_is_what_it_is_alone_here_and_not_there(tmp_path: Path) -> None:
     """Theirs begins the inverse of every matrix with the largest norm of the batch."""
     theirs = network("NystromformerModel", **LANDMARKS)

@@ -94,10 +94,13 @@ def test_a_folder_of_transformers_is_the_same_network_here_and_back(name: str, a
     loaded = pretrained.load(tmp_path / "theirs")
     assert (loaded.architecture, loaded.config.max_length) == ("reformer", LENGTH)
     agree(loaded.model, theirs)
+    with torch.no_grad():
+        loaded.model.output.bias.zero_()  # theirs adds none
     pretrained.export(loaded, tmp_path / "ours")
     again, report = type(theirs).from_pretrained(tmp_path / "ours", output_loading_info=True)
     assert not report["unexpected_keys"]
     assert not [key for key in report["missing_keys"] if "mask_value" not in key]
+    assert not again.lm_head.bias.any()
     agree(loaded.model, again.eval())
     own, reread = loaded.model.state_dict(), pretrained.load(tmp_path / "ours").model.state_dict()
     assert all(torch.allclose(reread[key], x, rtol=1e-6, atol=0) for key, x in own.items())
@@ -155,6 +158,18 @@ def test_a_trained_output_bias_is_not_written(tmp_path: Path) -> None:
     loaded.model.layers[1].projections.output.bias.data[3] = 0.5
     with pytest.raises(UnsupportedError, match="its attention has output biases"):
         pretrained.export(loaded, tmp_path / "no")
+
+
+def test_a_trained_bias_of_the_output_layer_is_not_written_and_is_saved(tmp_path: Path) -> None:
+    """In the folder transformers would compute other logits than the model that was written."""
+    network(LAYERS["local"]).save_pretrained(tmp_path / "it")
+    loaded = pretrained.load(tmp_path / "it")
+    assert loaded.model.output.bias.any()
+    with pytest.raises(UnsupportedError, match=r"written as reformer: output\.bias, which learned; transformers"):
+        pretrained.export(loaded, tmp_path / "no")
+    pretrained.save(loaded, tmp_path / "kept")
+    again, given = pretrained.load(tmp_path / "kept").model, tokens()
+    assert torch.equal(again(given).logits, loaded.model(given).logits)
 
 
 @torch.no_grad()

@@ -107,7 +107,10 @@ def test_texts_end_where_they_would():
 
 def test_what_lookup_does_not_serve():
     model = model_of("softmax")
-    with pytest.raises(ConfigError, match="needs temperature=0"):
+    for temperature in (0, 1.0):
+        with pytest.raises(ConfigError, match="lookup=-1: the number of tokens to guess must be at least 0"):
+            generate(model, [[1, 2]], max_new_tokens=4, lookup=-1, temperature=temperature)
+    with pytest.raises(ConfigError, match="needs temperature=0, got"):
         generate(model, [[1]], max_new_tokens=2, lookup=3)
     with pytest.raises(ConfigError, match="lookup=-1"):
         generate(model, [[1]], max_new_tokens=2, temperature=0, lookup=-1)

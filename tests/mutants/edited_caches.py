@@ -1,5 +1,7 @@
 """Faults of cache policies: the wrong slot goes, padding counts, what comes later has a part in it."""
 
+import torch
+
 from tests.mutants.edits import Edit
 
 BASE, ROWS, CODES = "regard.memory.caches._base", "regard.memory.caches._rows", "regard.memory.caches._codes"
@@ -118,7 +120,7 @@ CACHES = (
     Edit(
         "snapkv: every row of the call chooses",
         "regard.memory.caches.snapkv:Snapkv.rows",
-        "keys - min(self.window, q.shape[2])",
+        "keys - min(self.choosing, q.shape[2])",
         "0",
         SNAPKV,
         "test_equal_to_the_loops",
@@ -172,11 +174,20 @@ CACHES = (
     Edit(
         "codes: a step too many",
         f"{CODES}:coded",
-        "((high - low) / (2**bits - 1))",
-        "((high - low) / 2**bits)",
+        "(high - low) / (2**bits - 1)",
+        "(high - low) / 2**bits",
         QUANTIZED,
         "test_no_error_is_above_half_a_step",
         (2,),
+    ),
+    Edit(
+        "codes: a step of half precision",
+        f"{CODES}:coded",
+        "(high - low) / (2**bits - 1)",
+        "((high - low) / (2**bits - 1)).to(x.dtype).to(wide.dtype)",
+        QUANTIZED,
+        "test_half_precision_adds_the_rounding_of_the_number_alone",
+        (8, torch.float16),
     ),
     Edit(
         "codes: rounded down",

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard import specs
 from regard.core import generator
-from regard.errors import ConfigError, DataError
+from regard.errors import ConfigError, DataError, UnsupportedError
 from regard.memory import caches
 from regard.models import LanguageModel
 from regard.models.decoder import ModelState
@@ -64,6 +64,26 @@ def policies(config: CacheConfig) -> list[str]:
     return found
 
 
+def buildable(model: LanguageModel, config: CacheConfig) -> tuple[list[str], dict[str, str]]:
+    """Which of the policies the model can be given, and of each other one why not: it is left out.
+
+    Raises:
+        ConfigError, UnsupportedError: every one is refused; as the last.
+    """
+    found, refused, last = [""], dict[str, str](), ConfigError("no cache policy is registered")
+    for spec in policies(config)[1:]:
+        try:
+            for layer in model.layers:
+                layer.cache_of(spec)
+        except (ConfigError, UnsupportedError) as error:
+            refused[spec], last = str(error), error
+        else:
+            found.append(spec)
+    if len(found) == 1:
+        raise last
+    return found, refused
+
+
 def rows(config: CacheConfig, text: str, encode: Encode) -> list[Row]:
     """Texts to go on with, and texts with a pass key in them at several depths.
 
@@ -105,11 +125,12 @@ def measure(
 
     The context is read, reduced as the policy does it (where it waits to be told, at the end of the context), and then
     the tail is scored, on what is left. Bytes are those of one row of the state behind the context. With them, losses
-    of states that are rounded every `PIECE` tokens, over the length of the text.
+    of states that are rounded every `PIECE` tokens, over the length of the text. A policy that refuses the model or a
+    budget is left out, which is known before the first is measured.
 
     Raises:
         ConfigError: numbers below 1, or a context beyond the positions of the model.
-        DataError: too little text. UnsupportedError: a model whose states are no lists of slots.
+        DataError: too little text. UnsupportedError: a model that every policy refuses.
     """
     sizes = (*config.budgets, config.context, config.scored, config.texts, config.keys)
     if min(sizes) < 1:
@@ -119,10 +140,13 @@ def measure(
             f"{config.context} + {config.scored} tokens are more than the model's {model.limit} positions"
         )
     asked, found = rows(config, text, encode), list[dict[str, Any]]()
+    served, refused = buildable(model, config)
+    for spec, why in refused.items():
+        tell(f"{spec} is left out: {why}")
     before = [layer.cache for layer in model.layers]
     try:
         with evaluation(model):
-            for spec in policies(config):
+            for spec in served:
                 model.reduce_cache(spec or None)
                 found.append({"policy": spec.partition("(")[0] or "none", "spec": spec, **_losses(model, asked)})
                 tell(f"{spec or 'no policy'}: {found[-1]['state_bytes']:,} bytes, {found[-1]['seconds']:.0f} s")
@@ -131,7 +155,7 @@ def measure(
     finally:
         for layer, cache in zip(model.layers, before, strict=True):
             layer.cache = cache
-    return {"config": vars(config), "rows": found, "rounded": rounded}
+    return {"config": vars(config), "rows": found, "left_out": refused, "rounded": rounded}
 
 
 def _losses(model: LanguageModel, asked: Sequence[Row]) -> dict[str, Any]:

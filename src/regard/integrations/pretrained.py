@@ -193,8 +193,9 @@ def export(
 ) -> None:
     """Write a model as a Hugging Face folder, which transformers loads and which gives the same logits there.
 
-    Two things of a folder are not kept when it is loaded and written again: the pooler of an encoder without a head for
-    classes, which no hidden state depends on, and probabilities of dropping that our models do not have.
+    Three things of a folder are not kept when it is loaded and written again: the pooler of an encoder without a head
+    for classes, which no hidden state depends on; probabilities of dropping that our models do not have; and the one
+    length of text that a Nystromformer reads in transformers (`segment_means_seq_len`): the longest is written.
 
     Args:
         model: one that transformers has: a decoder as llama, mistral, qwen2, gpt2 or reformer, an encoder as bert,

@@ -189,10 +189,11 @@ def stream(
 
 
 def _looking_up(model: LanguageModel | Continuing, sampling: Sampling, use_state: bool, lookup: int) -> LanguageModel:
-    if lookup < 0 or sampling.temperature:
+    if lookup < 0:
+        raise ConfigError(f"lookup={lookup}: the number of tokens to guess must be at least 0")
+    if sampling.temperature:
         raise ConfigError(
-            f"lookup={lookup} guesses the most likely tokens, at least 0 of them: it needs temperature=0, got "
-            f"{sampling.temperature}"
+            f"lookup={lookup} guesses the most likely tokens: it needs temperature=0, got {sampling.temperature}"
         )
     if not (use_state and model.streams):
         raise UnsupportedError("lookup goes on from states: every layer needs one, and use_state=True")

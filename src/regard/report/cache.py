@@ -58,6 +58,7 @@ def notes(results: Results) -> list[str]:
     left = [budget for budget in config["budgets"] if budget >= config["context"]]
     if left:
         lines.append(f"Budgets of {', '.join(map(str, left))} slots hold all that was read: they are no policy.")
+    lines += [f"{spec} is left out: {why}" for spec, why in results["left_out"].items()]
     if min(full["known_right"], full["unknown_right"]) < 1:
         lines.append(
             "Without a policy not every key is found: what is lost there is not the policy's, and a larger model or "

@@ -181,6 +181,12 @@ def test_others_are_refused_by_name():
         build_cache("h2o", build("quantized", heads))
     with pytest.raises(ConfigError, match="above sinks=4, got 4"):
         build_cache("streaming(budget=4)", build("softmax", heads))
+    for name in ("h2o", "key_norm", "random"):
+        for budget, recent in ((6, 9), (5, 5), (1, 1)):
+            with pytest.raises(ConfigError, match=f"cache {name}: budget must be above recent={recent}, got {budget}"):
+                build_cache(f"{name}(budget={budget}, recent={recent})", build("softmax", heads))
+        build_cache(f"{name}(budget=6, recent=5)", build("softmax", heads))
+        build_cache(f"{name}(budget=1)", build("softmax", heads))
     with pytest.raises(ConfigError, match="unknown cache 'h3o': did you mean 'h2o'"):
         build_cache("h3o", build("softmax", heads))
 

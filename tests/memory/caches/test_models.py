@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from regard import AttentionLayer
-from regard.errors import UnsupportedError
+from regard.errors import ShapeError, UnsupportedError
 from regard.memory.caches import names
 from regard.models import LanguageModel, ModelConfig
 from regard.models.generate import generate
@@ -53,6 +53,35 @@ def test_every_split_of_a_text_is_the_whole(spec, position):
     assert torch.allclose(whole, plain) == spec.startswith("snapkv")
     model.reduce_cache(None)
     assert torch.equal(model(tokens).logits, plain)
+
+
+@torch.no_grad()
+def test_a_state_belongs_to_its_policy_and_its_options():
+    """Also of policies that keep the same tensors, and after it was picked, rewound or read from a file."""
+    specs = [*SPECS, "h2o(budget=9)", "streaming(budget=9, sinks=2)", "quantized(recent=8, group=4, bits=8)"]
+    model, tokens, states = model_of(), tokens_of(6, batch=2), {}
+    for spec in specs:
+        model.reduce_cache(spec)
+        empty = model.initial_state(2)
+        state = model(tokens, state=empty).state
+        states[spec] = state.select(torch.tensor([1, 0])).rewind(0).detach().where(torch.tensor([True, False]), state)
+        model(tokens, state=empty.load(states[spec].dump()))
+    for spec in specs:
+        model.reduce_cache(spec)
+        for of, state in states.items():
+            if of == spec:
+                model(tokens, state=state)
+                continue
+            with pytest.raises(ShapeError, match=f"cache {spec.partition('(')[0]} goes on from a state of its own"):
+                model(tokens, state=state)
+    with pytest.raises(ShapeError, match="got one with bits=4 where this has bits=8"):
+        model(tokens, state=states[SPECS[-1]])
+    model.reduce_cache(SPECS[2])
+    with pytest.raises(ShapeError, match="got one of cache h2o; begin anew"):
+        model(tokens, state=states[SPECS[1]])
+    model.reduce_cache(None)
+    with pytest.raises(ShapeError, match="softmax: this is the state of a cache policy, h2o; begin with"):
+        model(tokens, state=states[SPECS[1]])
 
 
 @torch.no_grad()

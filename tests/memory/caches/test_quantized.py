@@ -95,14 +95,27 @@ def test_every_split_is_the_whole_and_what_is_not_rounded_is_exact(name):
 @pytest.mark.parametrize("bits", [8, 4, 2])
 def test_no_error_is_above_half_a_step(bits):
     x = torch.randn(50, 32, generator=torch.Generator().manual_seed(bits)) * torch.logspace(-3, 3, 50)[:, None]
-    found = decoded(*coded(x, bits, -1))
+    found = decoded(*coded(x, bits, -1), x.dtype)
     reach = x.amax(-1) - x.amin(-1)
     error = (found - x).abs().amax(-1)
     bound = reach / (2 * (2**bits - 1))
     assert (error <= bound * (1 + 1e-4)).all()
     assert (error > bound * 0.8).any()  # the bound is met
     same = torch.full((3, 8), 1 / 3)
-    assert torch.equal(decoded(*coded(same, bits, -1)), same)
+    assert torch.equal(decoded(*coded(same, bits, -1), same.dtype), same)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("bits", [8, 4, 2])
+def test_half_precision_adds_the_rounding_of_the_number_alone(bits, dtype):
+    """Far from 0, where low has few digits, and near it, where a step is below the least number of float16."""
+    of, limits = torch.Generator().manual_seed(bits), torch.finfo(dtype)
+    for scale, centre in ((1.0, 5.0), (1.0, 0.0), (1e-4, 0.0), (1e-6, 0.0)):
+        x = ((torch.randn(500, 32, generator=of) + centre) * scale).to(dtype)
+        found, exact = decoded(*coded(x, bits, -1), dtype).double(), x.double()
+        bound = (exact.amax(-1, keepdim=True) - exact.amin(-1, keepdim=True)) / (2 * (2**bits - 1))
+        last = (found.abs() * limits.eps).clamp_min(limits.smallest_normal * limits.eps) / 2
+        assert ((found - exact).abs() <= bound * (1 + 1e-4) + last).all()
 
 
 @pytest.mark.parametrize("bits", [8, 4, 2])
@@ -116,13 +129,24 @@ def test_packed_codes_are_those_that_come_back(bits, width):
 
 @torch.no_grad()
 def test_bytes_in_half_precision():
-    """bits / 8 + 4 / G for each coded number."""
+    """bits / 8 + 8 / G for each coded number: low and step are float32."""
     heads = Heads(count=2, key_dim=64, causal=True)
     mechanism = build("softmax", heads).eval()
     for bits in (8, 4, 2):
         cache = build_cache(f"quantized(bits={bits})", mechanism)
         more = [cache.state_nbytes(mechanism, 1, n, torch.float16) for n in (640, 1280)]
-        assert more[1] - more[0] == 640 * 2 * 128 * (bits / 8 + 4 / 32)
+        assert more[1] - more[0] == 640 * 2 * 128 * (bits / 8 + 8 / 32)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_state_of_half_precision_has_the_bytes_of_the_formula(dtype):
+    mechanism, (q, k, v) = build("softmax", HEADS).eval(), (x.to(dtype) for x in draw())
+    cache = build_cache(SPEC.format(4), mechanism).eval()
+    got = cache(mechanism, q, k, v, state=cache.initial_state(mechanism, 2, dtype=dtype))
+    assert got.values.dtype == dtype
+    assert got.state.slots("key_ranges").view()["step"].dtype == torch.float32
+    assert got.state.nbytes == cache.state_nbytes(mechanism, 2, LENGTH, dtype)
 
 
 @torch.no_grad()

@@ -97,6 +97,13 @@ def test_the_caller_names_the_point(name):
             torch.testing.assert_close(ends[0][row, 2 * head : 2 * head + 2, i - 30], wanted)
 
 
+def test_without_a_window_half_of_a_small_budget_chooses():
+    """So that others may stay, whatever the budget."""
+    for budget, window in ((1, 1), (4, 2), (33, 17), (63, 32), (64, 32), (2048, 32)):
+        assert started(f"snapkv(budget={budget})")[1].choosing == window
+    assert started("snapkv(budget=33, window=33)")[1].choosing == 33
+
+
 @torch.no_grad()
 def test_of_a_model():
     model = LanguageModel(ModelConfig(dim=32, heads=4, kv_heads=2, layers=2, position="rotary")).eval()

@@ -134,6 +134,11 @@ def _layers(model: LanguageModel) -> dict[str, object]:
         raise UnsupportedError(
             "this model cannot be written as reformer: its attention has output biases, which learned"
         )
+    if model.output is not None and bool(model.output.bias.any()):
+        raise UnsupportedError(
+            "this model cannot be written as reformer: output.bias, which learned; transformers stores it and does not "
+            "add it"
+        )
     chunk, past = (int(size) for size in (chunks or {(str(config.max_length), "0")}).pop())
     hashed = {"lsh_attn_chunk_length": config.max_length, "num_buckets": 2, "lsh_attention_probs_dropout_prob": 0.0}
     return {

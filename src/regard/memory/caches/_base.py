@@ -13,11 +13,12 @@ from regard.bias import ScoreBias
 from regard.call import Attended
 from regard.composite import States
 from regard.core import Attention, State, registered_name
-from regard.errors import ShapeError, UnsupportedError, kind_of
+from regard.errors import ConfigError, ShapeError, UnsupportedError, kind_of
 from regard.info import Heads
 from regard.memory.caches._rows import Seen, together
 from regard.memory.caches._slots import only_slots, pick, rows_of
-from regard.options import Configured, option
+from regard.options import Configured, option, weight
+from regard.owner import Owner
 from regard.state import Slots
 
 
@@ -67,6 +68,8 @@ class Cache(Configured, ABC):
     """whether rows of unequal length may share a batch"""
 
     heads: Heads = option(kw_only=False)
+    owner: Owner = weight()
+    """what marks its states"""
 
     if not TYPE_CHECKING:  # type checkers make the signature from the annotated attributes
 
@@ -74,6 +77,7 @@ class Cache(Configured, ABC):
             super().__init__()
             self.heads = heads
             self.configure(options, f"cache {registered_name(type(self))}")
+            self.owner = Owner.of(type(self), self.options, "a cache policy")
             self.check_options()
             self.setup()
 
@@ -100,6 +104,9 @@ class Cache(Configured, ABC):
         """
 
     @abstractmethod
+    def empty(self, slots: Slots) -> States:
+        """The state before the first slot, made of that of the mechanism."""
+
     def initial_state(
         self,
         attention: Attention,
@@ -109,6 +116,9 @@ class Cache(Configured, ABC):
         dtype: torch.dtype | None = None,
     ) -> States:
         """The state before the first slot."""
+        state = self.empty(cast(Slots, attention.initial_state(batch, device=device, dtype=dtype)))
+        state.belong(self.owner)
+        return state
 
     @abstractmethod
     def state_nbytes(self, attention: Attention, batch: int, length: int, dtype: torch.dtype) -> int:
@@ -130,7 +140,7 @@ class Cache(Configured, ABC):
 
         Raises:
             UnsupportedError: training, marks, or padding where the policy has no rows of unequal length.
-            ShapeError: a state without a policy, or of another one.
+            ShapeError: a state without a policy, of another one, or of this one under other options.
         """
         name = registered_name(type(self))
         if self.training:
@@ -143,10 +153,31 @@ class Cache(Configured, ABC):
             raise UnsupportedError(f"cache {name} has no rows of unequal length; run them one by one")
         own = self.initial_state(attention, q.shape[0], device=k.device, dtype=k.dtype)
         past = own if state is None else state
-        if type(past) is not type(own) or past.tensors().keys() - own.tensors().keys() - {"slots.key_mask"}:
-            raise ShapeError(f"cache {name} goes on from a state of its own, got {kind_of(past)}; begin anew")
+        self._check_state(past, own)
+        assert isinstance(past, States)
         answer = self.rows(attention, q, k, v, key_mask, bias, past)
+        if answer.state is not None:
+            answer.state.belong(self.owner)
         return answer._replace(state=None if state is None else answer.state)
+
+    def _check_state(self, past: State, own: States) -> None:
+        """Refuse a state that no policy of these options made; `own` is an empty one.
+
+        Raises:
+            ShapeError: it is.
+        """
+        name, of, got = registered_name(type(self)), past.of, ""
+        if type(past) is not type(own):
+            got = kind_of(past)
+        elif of is not None and of.kind is not type(self):
+            got = f"one of cache {registered_name(of.kind)}"
+        elif of is not None and (unlike := of.unlike(self.owner)):
+            theirs, ours = (", ".join(f"{each}={x.options[each]!r}" for each in unlike) for x in (of, self.owner))
+            got = f"one with {theirs} where this has {ours}"
+        elif (past.tensors().keys() ^ own.tensors().keys()) - {"slots.key_mask"}:
+            got = f"one of {sorted(past.tensors())}"
+        if got:
+            raise ShapeError(f"cache {name} goes on from a state of its own, got {got}; begin anew")
 
     @abstractmethod
     def rows(
@@ -184,17 +215,10 @@ class Eviction(Cache):
         if self.weighs:
             weighable(attention, registered_name(type(self)))
 
-    def initial_state(
-        self,
-        attention: Attention,
-        batch: int,
-        *,
-        device: torch.device | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> CacheState:
-        empty = torch.empty(batch, self.heads.kv_heads, 0, device=device)
+    def empty(self, slots: Slots) -> CacheState:
+        first = next(iter(slots.tensors().values()))
+        empty = torch.empty(len(first), self.heads.kv_heads, 0, device=first.device)
         kept = {"slot": empty.int(), **({"weight": empty.float()} if self.weighs else {})}
-        slots = attention.initial_state(batch, device=device, dtype=dtype)
         return CacheState({"slots": slots, "kept": Slots.empty(**kept)})
 
     def state_nbytes(self, attention: Attention, batch: int, length: int, dtype: torch.dtype) -> int:
@@ -262,6 +286,26 @@ class Eviction(Cache):
             view = kept.view()
             kept = kept.with_tensors({**view, "weight": view["weight"] + seen.weights})
         return seen, CacheState({"slots": seen.slots, "kept": kept})
+
+
+class Recent(Eviction):
+    """Template: evictions that keep the newest slots, whatever these are worth."""
+
+    recent: Annotated[int, Ge(1)] | None = None
+    """newest slots that always stay; None: half of the budget, rounded up"""
+
+    def check_options(self) -> None:
+        if self.recent is not None and self.budget <= self.recent:
+            name = registered_name(type(self))
+            raise ConfigError(
+                f"cache {name}: budget must be above recent={self.recent}, got {self.budget}; a window of "
+                f"the newest is streaming(budget={self.budget}, sinks=0)"
+            )
+
+    def staying(self, state: CacheState) -> Bool[Tensor, "batch kv_heads slots"]:
+        """Which of the kept slots are the newest."""
+        recent = (self.budget + 1) // 2 if self.recent is None else self.recent
+        return newest(state.kept.view()["slot"], recent)
 
 
 def weighable(attention: Attention, name: str) -> None:

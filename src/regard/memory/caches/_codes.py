@@ -8,21 +8,20 @@ from torch import Tensor
 def coded(x: Float[Tensor, "*shape width"], bits: int, axis: int) -> tuple[Tensor, Tensor, Tensor]:
     """Unpacked codes (of the shape of x), and the low and step of every group, which lies along an axis.
 
-    |x - (low + code step)| <= (greatest - least) / (2 (2^bits - 1)), up to the rounding of low and step; a group of one
-    value is exact.
+    |x - (low + code step)| <= (greatest - least) / (2 (2^bits - 1)); a group of one value is exact. Low and step are in
+    float32 at least: a step of half precision is off by up to its own half for each code, and a small one is 0.
     """
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     low, high = wide.amin(axis, keepdim=True), wide.amax(axis, keepdim=True)
-    low, step = low.to(x.dtype), ((high - low) / (2**bits - 1)).to(x.dtype)
-    safe = torch.where(step == 0, 1.0, step.to(wide.dtype))
-    codes = ((wide - low.to(wide.dtype)) / safe).round().clamp(0, 2**bits - 1).to(torch.uint8)
+    step = (high - low) / (2**bits - 1)
+    safe = torch.where(step == 0, 1.0, step)
+    codes = ((wide - low) / safe).round().clamp(0, 2**bits - 1).to(torch.uint8)
     return codes, low, step
 
 
-def decoded(codes: Tensor, low: Tensor, step: Tensor) -> Tensor:
-    """The numbers that unpacked codes stand for."""
-    wide = torch.promote_types(low.dtype, torch.float32)
-    return (low.to(wide) + codes.to(wide) * step.to(wide)).to(low.dtype)
+def decoded(codes: Tensor, low: Tensor, step: Tensor, dtype: torch.dtype) -> Tensor:
+    """The numbers that unpacked codes stand for, rounded to a dtype."""
+    return (low + codes.to(low.dtype) * step).to(dtype)
 
 
 def packed(codes: UInt8[Tensor, "*shape width"], bits: int) -> UInt8[Tensor, "*shape bytes"]:

@@ -1,18 +1,17 @@
 """The slots of small keys, and the last ones."""
 
-from typing import Annotated, ClassVar, final
+from typing import ClassVar, final
 
 import torch
-from annotated_types import Ge
 from torch import Tensor
 
 from regard.core import Attention, generator
 from regard.errors import UnsupportedError
-from regard.memory.caches._base import CacheState, Eviction, newest
+from regard.memory.caches._base import CacheState, Recent
 
 
 @final
-class KeyNorm(Eviction):
+class KeyNorm(Recent):
     """Drops the largest ||k|| outside of the newest slots: in trained decoders, much is given to small keys.
 
     It reads no query. The norm is that of the key as it is kept, which rotary positions leave alone: so that one token
@@ -23,9 +22,6 @@ class KeyNorm(Eviction):
 
     title: ClassVar[str] = "small keys"
 
-    recent: Annotated[int, Ge(1)] | None = None
-    """newest slots that stay whatever their norm; None: half of the budget, rounded up"""
-
     def check(self, attention: Attention) -> None:
         super().check(attention)
         if not _keeps_keys(attention):
@@ -35,11 +31,10 @@ class KeyNorm(Eviction):
 
     def worth(self, state: CacheState) -> Tensor:
         """Less the larger the key."""
-        recent = (self.budget + 1) // 2 if self.recent is None else self.recent
         norms = torch.linalg.vector_norm(state.slots.view()["k"].double(), dim=-1)
         digits, power = torch.frexp(norms)
         norms = torch.ldexp((digits * 4096).round(), power)
-        return (-norms).masked_fill(newest(state.kept.view()["slot"], recent), float("inf"))
+        return (-norms).masked_fill(self.staying(state), float("inf"))
 
 
 @torch.no_grad()

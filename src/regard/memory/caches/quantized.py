@@ -55,12 +55,12 @@ class Quantized(Cache):
     """Keeps every slot: older keys in codes per channel over groups of slots, older values in codes per slot.
 
     A group's codes lie evenly between its least and its greatest number, so that an error is at most (greatest -
-    least) / (2 (2^bits - 1)). Row i reads codes of the keys j < recent floor(i / recent), which came in complete
-    blocks, and of the values j < i - recent; in between everything is exact, in a prompt as in decoding. Published code
-    reads a whole prompt exactly.
+    least) / (2 (2^bits - 1)), and half of the last digit that the call's dtype has for the number. Row i reads codes of
+    the keys j < recent floor(i / recent), which came in complete blocks, and of the values j < i - recent; in between
+    everything is exact, in a prompt as in decoding. Published code reads a whole prompt exactly.
 
-    State, per number: bits / 8 bytes, and two numbers of the call's dtype for each group. Reading makes all keys and
-    values of one layer again.
+    State, per number: bits / 8 bytes, and two numbers of float32 (of a wider dtype in such calls) for each group.
+    Reading makes all keys and values of one layer again.
 
     Source: Liu et al. 2024, KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache, section 4.
     """
@@ -91,23 +91,16 @@ class Quantized(Cache):
                 f"cache quantized rounds keys and values, and {attention.info.title} keeps {', '.join(sorted(layout))}"
             )
 
-    def initial_state(
-        self,
-        attention: Attention,
-        batch: int,
-        *,
-        device: torch.device | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> CodedState:
-        exact = attention.initial_state(batch, device=device, dtype=dtype).tensors()
-        k, v = exact["k"], exact["v"]
+    def empty(self, slots: Slots) -> CodedState:
+        k, v = (slots.tensors()[name] for name in "kv")
         groups = v.shape[3] // min(self.group, v.shape[3])
         bytes_of = [packed(x.to(torch.uint8), self.bits) for x in (k, v)]
-        ranges = v.new_empty(*v.shape[:3], groups)
+        wide = torch.promote_types(v.dtype, torch.float32)
+        ranges, channels = v.new_empty(*v.shape[:3], groups, dtype=wide), k.to(wide)
         return CodedState(
             {
                 "key_codes": Slots.empty(codes=bytes_of[0]),
-                "key_ranges": Slots.empty(low=k, step=k),
+                "key_ranges": Slots.empty(low=channels, step=channels),
                 "value_codes": Slots.empty(codes=bytes_of[1], low=ranges, step=ranges),
                 "keys": Slots.empty(k=k),
                 "values": Slots.empty(v=v),
@@ -118,9 +111,10 @@ class Quantized(Cache):
         rows, width, dv = batch * self.heads.kv_heads, attention.layout()["k"].shape[1], self.heads.value_width
         keys, values = length - length % self.recent, max(length - self.recent, 0)
         code = [-(-x * self.bits // 8) for x in (width, dv)]
-        numbers = 2 * keys // self.group * width + 2 * values * (dv // min(self.group, dv))
-        numbers += (length - keys) * width + (length - values) * dv
-        return rows * (keys * code[0] + values * code[1] + numbers * dtype.itemsize)
+        ranges = 2 * keys // self.group * width + 2 * values * (dv // min(self.group, dv))
+        exact = (length - keys) * width + (length - values) * dv
+        wide = torch.promote_types(dtype, torch.float32)
+        return rows * (keys * code[0] + values * code[1] + ranges * wide.itemsize + exact * dtype.itemsize)
 
     def read(self, state: CodedState) -> tuple[Tensor, Tensor]:
         """(keys, values) of every slot, as the next row reads them: (batch, kv_heads, slots, width)."""
@@ -131,8 +125,9 @@ class Quantized(Cache):
         old = state.slots("value_codes").view()
         share = min(self.group, exact_v.shape[3])
         grouped = unpacked(old["codes"], self.bits, exact_v.shape[3]).unflatten(-1, (-1, share))
-        k = torch.cat([decoded(codes, low, step), exact_k], 2)
-        return k, torch.cat([decoded(grouped, old["low"][..., None], old["step"][..., None]).flatten(3), exact_v], 2)
+        k = torch.cat([decoded(codes, low, step, exact_k.dtype), exact_k], 2)
+        v = decoded(grouped, old["low"][..., None], old["step"][..., None], exact_v.dtype)
+        return k, torch.cat([v.flatten(3), exact_v], 2)
 
     def rows(
         self,
@@ -172,7 +167,7 @@ class Quantized(Cache):
         if keys.kept >= self.recent:
             at, block = parts["key_codes"].kept, keys.view()["k"][:, :, : self.recent]
             codes, low, step = coded(block.unflatten(2, (-1, self.group)), self.bits, 3)
-            work["k"][:, :, at : at + self.recent] = decoded(codes, low, step).flatten(2, 3)
+            work["k"][:, :, at : at + self.recent] = decoded(codes, low, step, block.dtype).flatten(2, 3)
             parts["key_codes"] = parts["key_codes"].append(codes=packed(codes.flatten(2, 3), self.bits))
             parts["key_ranges"] = parts["key_ranges"].append(low=low.squeeze(3), step=step.squeeze(3))
             keys = keys.drop(self.recent)
@@ -181,7 +176,7 @@ class Quantized(Cache):
             at, old = parts["value_codes"].kept, values.view()["v"][:, :, :excess]
             grouped = old.unflatten(-1, (-1, min(self.group, old.shape[3])))
             codes, low, step = coded(grouped, self.bits, -1)
-            work["v"][:, :, at : at + excess] = decoded(codes, low, step).flatten(3)
+            work["v"][:, :, at : at + excess] = decoded(codes, low, step, old.dtype).flatten(3)
             ranges = {"low": low.squeeze(-1), "step": step.squeeze(-1)}
             parts["value_codes"] = parts["value_codes"].append(codes=packed(codes.flatten(3), self.bits), **ranges)
             values = values.drop(excess)

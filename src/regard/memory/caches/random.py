@@ -1,21 +1,20 @@
 """Slots by lot, and the last ones: what a policy that knows nothing keeps."""
 
 from functools import cache
-from typing import Annotated, ClassVar, final
+from typing import ClassVar, final
 
 import torch
-from annotated_types import Ge
 from torch import Tensor
 
 from regard.core import generator
-from regard.memory.caches._base import CacheState, Eviction, newest
+from regard.memory.caches._base import CacheState, Recent
 
 _BLOCK = 1024
 """slots whose lots are drawn together"""
 
 
 @final
-class Random(Eviction):
+class Random(Recent):
     """Keeps the newest slots, and others by lot: the control of every policy that chooses.
 
     A lot belongs to (seed, head, slot), so that a slot outside of the newest ones is kept with the same probability
@@ -25,19 +24,16 @@ class Random(Eviction):
     title: ClassVar[str] = "by lot"
     pads: ClassVar[bool] = False
 
-    recent: Annotated[int, Ge(1)] | None = None
-    """newest slots that stay whatever their lot; None: half of the budget, rounded up"""
     seed: int = 0
     """of the lots, with that of the mechanism's heads"""
 
     def worth(self, state: CacheState) -> Tensor:
         """Its lot."""
         slot = state.kept.view()["slot"]
-        recent = (self.budget + 1) // 2 if self.recent is None else self.recent
         blocks = range(-(-max(state.length, 1) // _BLOCK))
         drawn = [lots(self.seed, self.heads.seed, self.heads.kv_heads, block) for block in blocks]
         table = torch.cat(drawn, 1).to(slot.device)[None].expand(len(slot), -1, -1)
-        return table.gather(2, slot.long().clamp_min(0)).masked_fill(newest(slot, recent), float("inf"))
+        return table.gather(2, slot.long().clamp_min(0)).masked_fill(self.staying(state), float("inf"))
 
 
 @cache

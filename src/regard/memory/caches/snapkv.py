@@ -32,8 +32,8 @@ class Snapkv(Eviction):
 
     budget: Annotated[int, Ge(1)] = 2048
     """slots to keep in each head of keys, those of the window among them"""
-    window: Annotated[int, Ge(1)] = 32
-    """last queries of the call that choose"""
+    window: Annotated[int, Ge(1)] | None = None
+    """last queries of the call that choose; None: 32, or half of a budget below 64, rounded up"""
     pool: Annotated[int, Ge(1)] = 5
     """neighbouring slots over which weights are averaged, an odd number"""
 
@@ -43,8 +43,13 @@ class Snapkv(Eviction):
     def setup(self) -> None:
         self.due = False
 
+    @property
+    def choosing(self) -> int:
+        """How many of the last queries choose."""
+        return min(32, (self.budget + 1) // 2) if self.window is None else self.window
+
     def check_options(self) -> None:
-        if self.budget < self.window:
+        if self.window is not None and self.budget < self.window:
             raise ConfigError(f"cache snapkv: budget must be at least window={self.window}, got {self.budget}")
         if not self.pool % 2:
             raise ConfigError(f"cache snapkv: pool must be odd, got {self.pool}")
@@ -56,7 +61,7 @@ class Snapkv(Eviction):
     def worth(self, state: CacheState) -> Tensor:
         """What it was given, averaged over neighbours; the slots of the window are worth most, and lend nothing."""
         kept = state.kept.view()
-        own = newest(kept["slot"], self.window)
+        own = newest(kept["slot"], self.choosing)
         given = kept["weight"].masked_fill(own | (kept["slot"] < 0), 0)
         pooled = F.avg_pool1d(given, self.pool, stride=1, padding=self.pool // 2)
         return pooled.masked_fill(own, float("inf"))
@@ -76,7 +81,7 @@ class Snapkv(Eviction):
         if not self.due or state.kept.kept + keys <= self.budget:
             seen, state = self.append(attention, q, k, v, key_mask, bias, state, weigh=False)
             return Attended(seen.values, state)
-        split, parts = keys - min(self.window, q.shape[2]), list[Tensor]()
+        split, parts = keys - min(self.choosing, q.shape[2]), list[Tensor]()
         if split:
             part = rows_of(q, k, v, key_mask, bias, 0, split, past)
             seen, state = self.append(attention, *part, state, weigh=False)
