@@ -152,8 +152,9 @@ def test_weights_are_the_matrix_of_the_mechanism(name, causal):
     q = randn(2, 2, 9, 4)
     k = q if mechanism.info.shares_query_key else randn(2, 2, 9, 4, seed=1)
     v = randn(2, 2, 9, 4, seed=2)
-    declared = mechanism.info.inputs.items()
-    inputs = {name: -randn(2, each.shape(mechanism.heads)[0], 9, 1).abs() for name, each in declared}
+    raw = mechanism.raw_inputs.items() if mechanism.info.inputs else ()
+    shapes = {name: each.shape(mechanism.heads) for name, each in raw}
+    inputs = dict(mechanism.activate({name: randn(2, heads, 9, width) for name, (heads, width) in shapes.items()}))
     matrix = weights(mechanism, q, k, inputs=inputs)
     assert mechanism.training
     assert matrix.shape == (2, 2, 9, 9)

@@ -15,6 +15,7 @@ from regard.cli import main as command
 VERBS = {
     "accuracy",
     "bench",
+    "cache",
     "capacity",
     "check",
     "checkpoint",
@@ -146,7 +147,7 @@ def test_a_full_disk_behind_stdout(environment):
 
 def test_machine_output_is_alone_on_stdout(environment):
     done = subprocess.run([*PROGRAM, "list", "--json"], capture_output=True, env=environment, check=True)
-    kinds = {"mechanisms", "positions", "memories", "blocks", "depths", "presets"}
+    kinds = {"mechanisms", "positions", "memories", "caches", "blocks", "depths", "presets"}
     assert set(json.loads(done.stdout)) == kinds
     done = subprocess.run([*PROGRAM, "list", "--json", "--supports", "flight"], capture_output=True, env=environment)
     assert (done.returncode, done.stdout) == (2, b"")

@@ -240,7 +240,8 @@ def test_choices_are_those_of_the_first_pass(
 
     def inexact(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         del module
-        return tuple(x + 1e-2 * torch.randn_like(x) for x in inputs) if recomputing() else None
+        moved = {id(x): x + 1e-2 * torch.randn_like(x) for x in inputs}  # a tensor that is given twice stays one
+        return tuple(moved[id(x)] for x in inputs) if recomputing() else None
 
     for part in mechanisms:
         part.register_forward_pre_hook(inexact)

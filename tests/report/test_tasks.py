@@ -193,7 +193,7 @@ def test_a_task_that_a_specification_cannot_do(of_task, tmp_path):
             compare(replace(config, task=task), tmp_path / "out")
         assert str(caught.value) == (
             f"linformer(rank=4) / uniform cannot do {task}: linformer(rank=4) does not support causal=True\n"
-            "all of them can do --task mlm or classify"
+            "all of them can do --task mlm, classify or graph"
         )
     assert not (tmp_path / "out").exists()
 

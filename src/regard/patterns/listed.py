@@ -35,6 +35,7 @@ def edges(pairs: Int[Tensor, "2 edges"], nodes: int | None = None, *, loops: boo
         ShapeError, InputError, ConfigError: as `regard.patterns.edges.Edges`.
 
     Example:
+        >>> import torch
         >>> edges(torch.tensor([[0, 2], [1, 0]]), loops=True).mask(torch.arange(3), torch.arange(3)).int()
         tensor([[1, 1, 0],
                 [0, 1, 0],

@@ -1,5 +1,6 @@
 """Dropout of every sparse mechanism: the weights without it, times the factors that seed, row, head and slots give."""
 
+import typing
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from regard.attention.sparse import Sparse
 from regard.bias import ScoreBias
 from regard.catalog import names, resolve
 from regard.engines.tiles import Dropout
+from regard.options import hints
 
 N, P = 90, 0.4
 SPARSE = ["local(window=9)", "local(window=3, dilation=4, impl=torch)", "atrous(dilation=3)"]
@@ -21,6 +23,7 @@ SPARSE += ["fixed(stride=6, columns=2, impl=torch)", "fixed_union(stride=24, col
 SPARSE += ["image_local_1d(block_size=9, memory=4)", "image_local_2d(width=6, query_block=(2, 3), flange=(3, 1))"]
 SPARSE += ["blockwise(blocks=4, impl=torch)", "blockwise(blocks=4, shift=0)", "pattern(rule='block(7) | first(3)')"]
 SPARSE += ["pattern(rule='per_head(window(9), strided(2), block(5), first(4))', impl=torch)"]
+SPARSE += ["adaptive_span(max_span=9, ramp=4, initial=0.5)", "adaptive_span(max_span=80, ramp=5, impl=torch)"]
 GLOBAL = ["longformer(window=3, dilation=(1, 2))", "longformer(window=2, num_global=7, impl=torch)"]
 GLOBAL += ["bigbird(block_size=4)", "bigbird(form=etc, block_size=3, num_global=2, impl=torch)"]
 GLOBAL += ["etc(window=4, num_global=3, g2g=self)", "etc(window=2, num_global=0, impl=torch)"]
@@ -56,8 +59,13 @@ def factors(q: Tensor, first: int = 0) -> Tensor:
     return Dropout.drawn(P).factors(i[None], j[None], like=q)
 
 
+def impls(name: str) -> tuple[str, ...]:
+    """Values of `impl`: `torch` walks tiles."""
+    return typing.get_args(hints(resolve(name)[0])["impl"])
+
+
 def test_these_are_all_sparse_names() -> None:
-    sparse = {name for name in names() if regard.catalog.family(name) == "sparse"}
+    sparse = {name for name in names() if regard.catalog.family(name) == "sparse" and "torch" in impls(name)}
     assert {spec.partition("(")[0] for spec in SPARSE + GLOBAL} == sparse
 
 
@@ -138,7 +146,9 @@ def test_global_rows_with_projections_of_their_own_drop_weights(marked: int) -> 
     assert ((found.mean(0) - plain).abs() <= 5 * found.std(0) / draws**0.5).all()
 
 
-@pytest.mark.parametrize("name", [name for name in names() if issubclass(resolve(name)[0], Sparse)])
+@pytest.mark.parametrize(
+    "name", [name for name in names() if issubclass(resolve(name)[0], Sparse) and "flex" in impls(name)]
+)
 def test_flex_drops_nothing_and_says_so(name: str) -> None:
     cls, _ = resolve(name)
     options = {**{key: value for key, value in cls.samples[0].items() if key != "impl"}, "impl": "flex"}

@@ -14,7 +14,7 @@ from regard.bias import ScoreBias
 from regard.core import Attended, Call, accumulation_dtype
 from regard.info import Info, Supports
 from regard.options import weight
-from regard.patterns import Pattern
+from regard.patterns import Pattern, causal
 from regard.patterns import window as neighbours
 from regard.state import State
 from regard.transforms import transformed
@@ -70,6 +70,8 @@ class AdaptiveSpan(Sparse):
     span: nn.Parameter = weight()
     reach: int = weight()
     """largest distance of the pattern"""
+    whole: Pattern = weight()
+    """the pattern of `max_span`"""
 
     def draw_weights(self) -> None:
         self.span = nn.Parameter(torch.full((self.heads.count,), self.initial))
@@ -83,6 +85,11 @@ class AdaptiveSpan(Sparse):
         seen = math.ceil(self.max_span * longest + self.ramp) - 1
         return min(-(-seen // STEP) * STEP, self.max_span)
 
+    def make_pattern(self) -> None:
+        """The window of the reach, and that of `max_span`."""
+        super().make_pattern()
+        self.whole = causal & neighbours(self.max_span)
+
     def pairs(self) -> Pattern:
         """Keys up to the reach."""
         return neighbours(self.reach)
@@ -94,8 +101,12 @@ class AdaptiveSpan(Sparse):
     def trim(self) -> None:
         """Follow the spans, which an optimizer may have moved."""
         reach = self.needed()
-        if reach != self.reach:
-            self.reach = reach
+        if reach == self.reach:
+            return
+        self.reach = reach
+        if reach == self.max_span:  # a compiler makes no patterns
+            self.pattern = self.whole
+        else:
             self.make_pattern()
 
     @property

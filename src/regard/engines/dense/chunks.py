@@ -151,11 +151,12 @@ def _chunks(tensors: dict[str, Tensor], fixed: Fixed) -> Iterator[tuple[slice, s
     keys, rule = tensors["k"].shape[2], RULES[fixed.rule]
     reach = keys if rule.reach is None else rule.reach
     step = max(1, CHUNK_ELEMENTS // max(1, batch * heads * min(keys, 2 * reach) * rule.depth))
-    step = min(step, max(reach, LEAST_ROWS))
+    step = step if rule.reach is None else min(step, max(reach, LEAST_ROWS))
     for first in range(0, queries, step):
         last = min(first + step, queries)
         stop = min(fixed.first + last, keys) if fixed.causal else keys
-        yield slice(first, last), slice(min(max(fixed.first + first - reach, 0), stop), stop)
+        start = 0 if rule.reach is None else max(fixed.first + first - reach, 0)
+        yield slice(first, last), slice(min(start, stop), stop)
 
 
 def _attend(part: dict[str, Tensor], fixed: Fixed, rows: slice, seen: slice) -> Tensor:

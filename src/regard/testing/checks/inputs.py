@@ -104,8 +104,14 @@ def input_slots(subject: Subject) -> None:
         for at in range(1, LENGTH - 1):
             other = changed(x, slice(at, at + 1), mechanism.heads, subject.info, f"input {at}")
             for name in x.more:
+                what = f"{name} of slot {at}, {causal=}"
                 out = run(mechanism, x.replaced(**{name: other.more[name]})).values
-                moved, what = (out != whole).any(1).any(-1).any(0), f"{name} of slot {at}, {causal=}"
+                moved = (out != whole).any(1).any(-1).any(0)
+                low = mechanism.info.inputs[name].low
+                if math.isfinite(low):  # what lies between two bounds may all mean the same
+                    lowest = x.more[name].clone()
+                    lowest[:, :, at] = low
+                    moved |= (run(mechanism, x.replaced(**{name: lowest})).values != whole).any(1).any(-1).any(0)
                 if name in x.asking:
                     reached = moved.nonzero().flatten().tolist()
                     require(reached == [at], f"{what} reaches the queries {reached}")
