@@ -139,6 +139,7 @@ def test_refusals() -> None:
         ({"hashes": 0}, "hashes must be at least 1"),
         ({"num_buckets": 3}, "even and at least 2"),
         ({"num_buckets": 1}, "even and at least 2"),
+        ({"num_buckets": 0}, "even and at least 2"),
         ({"hashes": 63}, r"more than 2\^62"),
         ({"hashes": 1.5}, r"hashes=1\.5 is not valid"),
         ({"tables": 1.5}, r"tables=1\.5 is not valid"),

@@ -84,7 +84,8 @@ class NearestNeighbours:
         num_buckets: int = 2,
         seed: int = 0,
     ) -> None:
-        for name, value in (("tables", tables), ("hashes", hashes), ("num_buckets", num_buckets)):
+        validate("NearestNeighbours", "num_buckets", num_buckets, int)
+        for name, value in (("tables", tables), ("hashes", hashes)):
             validate("NearestNeighbours", name, value, int)
             if value < 1:
                 raise ConfigError(f"NearestNeighbours: {name} must be at least 1, got {value}")
