@@ -1,4 +1,4 @@
-"""A call without queries and keys gives no values and leaves the state as it was."""
+"""A call without queries and keys, or of an empty batch, gives no values and leaves the state as it was."""
 
 import pytest
 import torch
@@ -19,15 +19,17 @@ def neutral(mechanism, x):
     return {name: torch.full((len(x), each.shape(heads)[0], x.shape[2], 1), each.neutral) for name, each in declared}
 
 
+@pytest.mark.parametrize(("batch", "length"), [(2, 0), (0, 6)])
 @pytest.mark.parametrize("name", NAMES)
-def test_without_a_state(name):
+def test_without_a_state(name, batch, length):
     mechanism = build(name, heads(causal=not describe(name).supports.bidirectional)).train()
-    nothing = torch.zeros(2, 2, 0, 8)
+    nothing = torch.zeros(batch, 2, length, 8)
     answer = mechanism(nothing, nothing, nothing, inputs=neutral(mechanism, nothing))
-    assert answer.values.shape == (2, 2, 0, 8)
+    assert answer.values.shape == (batch, 2, length, 8)
     assert answer.state is None
     assert answer.lse is None
     assert set(answer.losses) == set(mechanism.info.losses)
+    assert all(loss.item() == 0 for loss in answer.losses.values())
 
 
 @pytest.mark.parametrize("name", STREAMING)

@@ -234,3 +234,14 @@ def test_a_mechanism_with_a_size_takes_no_memory(spec):
             model_of("recent(length=8)", **shape)
     else:
         assert reads_beyond(model_of("recent(length=8)", **shape))
+
+
+@pytest.mark.parametrize(
+    "kind", ["recent(length=8)", "compressive(length=4, compressed=4, rate=2)", "memorizing(top=4)"]
+)
+def test_a_batch_of_nothing(kind):
+    options = {"dim": 16, "layers": 1, "heads": 2, "vocab_size": 50, "max_length": 8}
+    model = LanguageModel(ModelConfig(**options, memory=kind)).train()
+    answer = model(torch.zeros(0, 24, dtype=torch.long))
+    assert answer.logits.shape == (0, 24, 50)
+    assert all(loss.item() == 0 for loss in answer.losses.values())

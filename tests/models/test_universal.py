@@ -162,6 +162,22 @@ def test_compiled_it_takes_every_step_and_gives_the_same() -> None:
         assert_close(compiled(TOKENS).logits, model(TOKENS).logits, tolerance=1e-12, what="logits")
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("p", [0.01, 0.001])
+def test_small_odds_add_up_in_every_type(p: float, dtype: torch.dtype) -> None:
+    depth = Universal(ModelConfig(dim=4, heads=1, layers=1), steps=1024).to(dtype)
+    with torch.no_grad():
+        depth.halt.bias.fill_(math.log(p / (1 - p)))
+    x = torch.ones(1, 1, 4, dtype=dtype)
+    after, true = Halting.before(x, None), depth.halt.bias.double().sigmoid().item()
+    with torch.no_grad():
+        for step in range(1024):
+            after = depth.after(after, x, last=step == 1023)
+    assert after.count.item() == math.ceil(0.99 / true)
+    torch.testing.assert_close(after.mean, torch.ones(1, 1, 4), rtol=0, atol=1e-4)
+    assert model_of("universal(steps=3)").to(dtype)(torch.tensor([[1]])).logits.dtype == dtype
+
+
 def test_what_it_refuses() -> None:
     for options, message in (
         ({"block": "reversible"}, "runs blocks of one stream"),

@@ -72,8 +72,8 @@ COMPRESSED = (
     Edit(
         "losses of rows are added",
         f"{COMPRESSIVE}._loss",
-        "dim=1).mean()",
-        "dim=1).sum()",
+        "norms.mean() if",
+        "norms.sum() if",
         OF_COMPRESSIVE,
         "test_the_losses_by_their_definitions",
     ),

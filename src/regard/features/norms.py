@@ -36,7 +36,12 @@ def short(square: Float[Tensor, "*rows 1"]) -> bool:
 
 
 def unit(x: Float[Tensor, "*rows dim"], least: float) -> Float[Tensor, "*rows dim"]:
-    """x / |x|; a norm below `least` counts as it, so that a row of zeros stays one."""
+    """x / |x|; a norm below `least` counts as it, so that a row of zeros stays one.
+
+    Args:
+        least: far above the root of the type's smallest number, or the squares of rows that count would vanish; 0 for
+            rows of another length than 0 that `balanced` has raised.
+    """
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     if short(norm.square()):
         return x / norm.clamp_min(least)

@@ -210,4 +210,5 @@ class Compressive(Memory):
             difference = exact - squeezed
             if key_mask is not None:
                 difference = difference * key_mask[:, None, :, None]
-        return torch.linalg.vector_norm(difference.flatten(1), dim=1).mean()
+        norms = torch.linalg.vector_norm(difference.flatten(1), dim=1)
+        return norms.mean() if len(norms) else norms.sum()

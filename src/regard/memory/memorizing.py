@@ -120,7 +120,7 @@ class Memorizing(Memory):
         hidden = None if real is None else ~real.repeat_interleave(heads, 0)[:, None]
         places: list[Tensor] = []
         with torch.no_grad():
-            for first in range(0, len(asked), rows):
+            for first in range(0, max(len(asked), 1), rows):
                 own, parts = slice(first, first + rows), list[Tensor]()
                 for queries in asked[own].split(step, 1):
                     scores = queries @ kept[own].to(queries.dtype).mT

@@ -46,7 +46,7 @@ class BlockConfig:
     """How attention and MLP stand around the hidden states: residual (one after the other), parallel (side by side),
     gated_unit (one gated branch in place of both, with mlp=none), reversible (two streams, and no activations kept)."""
     depth: str = "fixed"
-    """Who runs the blocks: fixed (each once, in order)."""
+    """Who runs the blocks: fixed (each once, in order), universal (again and again), early_exit (as few as suffice)."""
     mlp: MlpKind = "gelu"
     """The MLP of a block: its activation (gelu_tanh: GPT-2's approximation), swiglu or geglu for a gated unit, none to
     leave it out."""

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard import ConfigError, Heads, ScoreBias, build
+from regard import AttentionLayer, ConfigError, Heads, ScoreBias, build
 from regard.testing.counting import count
 
 SPANS = [0.0, 0.2, 0.55, 1.0]
@@ -182,3 +182,39 @@ def test_limits() -> None:
     mechanism = build("dynamic_span", Heads(count=1, key_dim=2, causal=True))
     with pytest.raises(ValueError, match="span"):
         mechanism(x, x, x, inputs={"span": torch.full((1, 1, 3, 1), 1.5)})
+
+
+@pytest.mark.parametrize("impl", ["auto", "torch", "reference"])
+def test_a_head_whose_span_is_no_number_gives_none(impl: str) -> None:
+    q, k, v = draw(1, 4, 90, 4), draw(1, 2, 90, 4, seed=1), draw(1, 2, 90, 3, seed=2)
+    mechanism = adaptive(300, 5, impl=impl)
+    wanted = mechanism(q, k, v).values
+    with torch.no_grad():
+        mechanism.span[1] = math.nan
+    got = mechanism(q, k, v).values
+    assert got[:, 1].isnan().all()
+    torch.testing.assert_close(got[:, [0, 2, 3]], wanted[:, [0, 2, 3]], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("impl", ["auto", "reference"])
+def test_a_token_whose_span_is_no_number_gets_none(impl: str) -> None:
+    heads = Heads(count=4, key_dim=4, value_dim=3, kv_count=2, causal=True)
+    mechanism = build("dynamic_span", heads, max_span=20, ramp=4, impl=impl)
+    q, k, v = draw(1, 4, 90, 4), draw(1, 2, 90, 4, seed=1), draw(1, 2, 90, 3, seed=2)
+    span = torch.rand(1, 4, 90, 1, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    wanted = mechanism(q, k, v, inputs={"span": span}).values
+    span[0, 1, 50] = math.nan
+    got = mechanism(q, k, v, inputs={"span": span}).values
+    assert got.isnan().all(-1).nonzero().tolist() == [[0, 1, 50]]
+    wanted[0, 1, 50] = math.nan
+    torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12, equal_nan=True)
+
+
+def test_no_token_asks_for_no_span() -> None:
+    x = draw(2, 5, 8).float()
+    layer = AttentionLayer(8, "dynamic_span(max_span=20, ramp=4)", heads=2).train()
+    mask = torch.ones(2, 5, dtype=torch.bool)
+    assert layer.remember(x, key_mask=mask, state=layer.initial_state(2)).length == 5
+    nothing, span = draw(2, 4, 0, 4), torch.zeros(2, 4, 0, 1, dtype=torch.float64)
+    got = dynamic(20, 4).train()(nothing, draw(2, 2, 5, 4), draw(2, 2, 5, 3), key_mask=mask, inputs={"span": span})
+    assert got.losses["span"].item() == 0

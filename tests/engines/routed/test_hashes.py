@@ -52,6 +52,24 @@ def test_a_hash_is_the_nearest_of_columns_and_their_opposites() -> None:
     assert torch.equal(sign_hash(1e-3 * x, directions), sign_hash(x, directions))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "sizes"),
+    [
+        (torch.float16, (2.0**12,)),
+        (torch.bfloat16, (2.0**-100, 2.0**120)),
+        (torch.float32, (2.0**-100, 2.0**125)),
+        (torch.float64, (2.0**-1000, 2.0**-200, 2.0**200, 2.0**1000)),
+    ],
+)
+def test_a_hash_knows_no_length_in_any_type(dtype: torch.dtype, sizes: tuple[float, ...]) -> None:
+    x, rotations = randn(200, 8).clamp(-3, 3).to(dtype), randn(4, 8, 4, seed=1)
+    mechanism = build("lsh(num_buckets=8, rounds=4)", Heads(count=1, key_dim=8))
+    for size in sizes:
+        assert torch.equal(cross_polytope_hash(size * x, rotations), cross_polytope_hash(x, rotations))
+        assert torch.equal(sign_hash(size * x, rotations[..., 0]), sign_hash(x, rotations[..., 0]))
+        assert torch.equal(mechanism.hash((size * x)[None, None]), mechanism.hash(x[None, None]))
+
+
 def test_it_is_the_hash_of_lsh() -> None:
     mechanism = build("lsh(num_buckets=8, rounds=3)", Heads(count=2, key_dim=6, seed=1))
     x = randn(1, 2, 40, 6)
@@ -144,6 +162,8 @@ def test_refusals() -> None:
     for rule in (And, Or):
         with pytest.raises(ConfigError, match="at least one hash"):
             rule(0)
+        with pytest.raises(ConfigError, match=r"count=2\.5 is not valid"):
+            rule(2.5)
     with pytest.raises(ConfigError, match="two hashes"):
         Xor(3)
     with pytest.raises(ShapeError, match="groups of 2, which 3"):

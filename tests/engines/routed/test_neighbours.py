@@ -95,6 +95,26 @@ def test_equal_cosines_come_in_the_order_of_their_indices_and_lengths_do_not_mat
     assert found.candidates.tolist() == [3]
 
 
+@pytest.mark.parametrize(
+    ("dtype", "sizes"),
+    [
+        (torch.float32, (2.0**-70, 2.0**-76, 2.0**-110, 2.0**120)),
+        (torch.float64, (2.0**-570, 2.0**-900, 2.0**1000)),
+    ],
+)
+def test_no_length_is_too_small_or_too_large(dtype: torch.dtype, sizes: tuple[float, ...]) -> None:
+    points, queries = randn(200, 8, dtype=dtype), randn(50, 8, seed=1, dtype=dtype)
+    options = {"tables": 4, "hashes": 3, "num_buckets": 4}
+    exact, found = (getattr(NearestNeighbours(points, **options), name)(queries, 3) for name in ("exact", "search"))
+    lengths = torch.linalg.vector_norm(points.double(), dim=1), torch.linalg.vector_norm(queries.double(), dim=1)
+    cosines = queries.double() @ points.double().mT / lengths[1][:, None] / lengths[0]
+    assert torch.equal(exact.indices, cosines.topk(3).indices)
+    for size in sizes:
+        index = NearestNeighbours(size * points, **options)
+        for wanted, got in ((exact, index.exact(size * queries, 3)), (found, index.search(size * queries, 3))):
+            assert all(torch.equal(x, y) for x, y in zip(wanted, got, strict=True))
+
+
 def test_no_queries_and_one_point() -> None:
     index = NearestNeighbours(randn(1, 3, dtype=torch.float32))
     nothing = index.search(torch.zeros(0, 3), 1)
@@ -119,7 +139,11 @@ def test_refusals() -> None:
         ({"hashes": 0}, "hashes must be at least 1"),
         ({"num_buckets": 3}, "even and at least 2"),
         ({"num_buckets": 1}, "even and at least 2"),
+        ({"num_buckets": 0}, "even and at least 2"),
         ({"hashes": 63}, r"more than 2\^62"),
+        ({"hashes": 1.5}, r"hashes=1\.5 is not valid"),
+        ({"tables": 1.5}, r"tables=1\.5 is not valid"),
+        ({"num_buckets": 2.0}, r"num_buckets=2\.0 is not valid"),
     ):
         with pytest.raises(ConfigError, match=message):
             NearestNeighbours(points, **options)
@@ -137,6 +161,8 @@ def test_refusals() -> None:
             NearestNeighbours(points).search(spoilt, 1)
     index = NearestNeighbours(points)
     for each in (index.search, index.exact, index.recall):
+        with pytest.raises(ConfigError, match=r"count=1\.5 is not valid"):
+            each(points, 1.5)
         for count in (0, 11):
             with pytest.raises(InputError, match=f"the 10 points, got {count}"):
                 each(points, count)

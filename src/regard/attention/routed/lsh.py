@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.attention.routed import Bucketed, nearest
 from regard.core import Attended, Call, accumulation_dtype, generator
-from regard.engines.routed import vertices
+from regard.engines.routed import near_one, vertices
 from regard.errors import ConfigError
 from regard.features.norms import unit
 from regard.info import Info, Supports
@@ -149,7 +149,7 @@ class Lsh(Bucketed):
     def hash(self, x: Float[Tensor, "batch heads length dim"]) -> Int[Tensor, "batch heads length rounds"]:
         """The bucket of each vector in each round. Heads that share keys share their hash."""
         points = vertices(self.rotations)
-        return nearest(x, points, points.new_zeros(points.shape[:3]))
+        return nearest(near_one(x), points, points.new_zeros(points.shape[:3]))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         """Hash, remember, walk the tiles of each bucket."""

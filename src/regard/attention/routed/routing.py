@@ -197,7 +197,7 @@ class Routing(Bucketed):
         head = torch.arange(x.shape[1], device=x.device)[:, None] // (x.shape[1] // len(self.centroids))
         error = (x - self.centroids[head, clusters.long()] * x.shape[3] ** 0.5).square().sum((1, 3))
         if mask is None:
-            return error.mean()
+            return error.mean() if error.numel() else error.sum()
         return torch.where(mask, error, 0.0).sum() / mask.sum().clamp(min=1)
 
     @torch.no_grad()

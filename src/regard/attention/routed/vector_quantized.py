@@ -283,4 +283,6 @@ def normalised(x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
 def commitment(k: Tensor, code: Tensor, key_mask: Tensor | None) -> Tensor:
     """The mean over real keys of sum_heads |k - sg(C_z)|^2."""
     error = (k - code.detach()).square().sum((1, 3))
-    return error.mean() if key_mask is None else (error * key_mask).sum() / key_mask.sum().clamp(min=1)
+    if key_mask is None:
+        return error.mean() if error.numel() else error.sum()
+    return (error * key_mask).sum() / key_mask.sum().clamp(min=1)

@@ -81,7 +81,8 @@ class AdaptiveSpan(Sparse):
         """The largest distance at which a head has any weight, in steps; all of `max_span` where nobody may look."""
         if torch.compiler.is_compiling() or transformed():
             return self.max_span
-        seen = math.ceil(self.max_span * self.span.detach().clamp(0, 1).max().item() + self.ramp) - 1
+        longest = self.span.detach().nan_to_num(1).clamp(0, 1).max().item()  # NaN may reach all
+        seen = math.ceil(self.max_span * longest + self.ramp) - 1
         return min(-(-seen // STEP) * STEP, self.max_span)
 
     def make_pattern(self) -> None:
@@ -118,7 +119,7 @@ class AdaptiveSpan(Sparse):
     def log_mask(self, distances: Tensor) -> Tensor:
         """log m_z of every head at these distances, (heads, distances); -inf beyond."""
         m = ((self.ramp + self.z[:, None] - distances) / self.ramp).clamp(0, 1)
-        return torch.where(m > 0, m, 1).log().masked_fill(m == 0, float("-inf"))
+        return torch.where(m == 0, 1, m).log().masked_fill(m == 0, float("-inf"))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         """The window of the pattern, with log m_z as a bias."""

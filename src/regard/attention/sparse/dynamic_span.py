@@ -92,7 +92,7 @@ class DynamicSpan(Sparse):
         def score(q: Tensor, k: Tensor, distances: Tensor) -> Tensor:
             """scale q_i . k_j + log m_i(i - j); the last number of a query is z_i."""
             m = ((ramp + q[..., -1:] - distances) / ramp).clamp(0, 1)
-            seen = (m > 0) & (distances <= longest)
+            seen = ~(m <= 0) & (distances <= longest)  # a span of NaN sees all of them, as NaN
             log_m = torch.where(seen, m, 1).log().masked_fill(~seen, float("-inf"))
             return (factor * q[..., :-1]) @ k.mT + log_m
 
@@ -138,7 +138,7 @@ class DynamicSpan(Sparse):
             logits = logits + call.bias.logits(i, j).to(q.dtype)
         distances = i[:, None] - j
         m = torch.clamp(1 + (self.max_span * call.inputs["span"].to(q.dtype) - distances) / self.ramp, 0, 1)
-        seen = call.visible(q, k) & (m > 0) & (distances <= self.max_span)
+        seen = call.visible(q, k) & ~(m <= 0) & (distances <= self.max_span)
         return masked_average(logits + torch.where(seen, m, 1).log(), seen, v)
 
 
@@ -146,5 +146,5 @@ def mean_of_real(z: Tensor, key_mask: Tensor | None) -> Tensor:
     """The mean over heads and the tokens that are no padding, 0 without any."""
     if key_mask is None:
         return z.mean() if z.numel() else z.sum()
-    real = key_mask[:, -z.shape[2] :, None][:, None].expand_as(z)
+    real = key_mask[:, key_mask.shape[1] - z.shape[2] :, None][:, None].expand_as(z)
     return z.masked_fill(~real, 0).sum() / real.sum().clamp(min=1)

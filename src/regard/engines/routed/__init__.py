@@ -4,6 +4,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from regard.features.norms import balanced
+from regard.precision import accumulation_dtype
 from regard.transforms import transformable
 
 LOG2E = 1.4426950408889634
@@ -72,6 +74,11 @@ def _(x: Tensor, points: Tensor, offsets: Tensor) -> Tensor:
 
 
 nearest_points = transformable(nearest_points_op, chooses=True)
+
+
+def near_one(x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
+    """Rows for choices by direction alone: times powers of 2, since float32 may hold neither a row nor its products."""
+    return balanced(x.detach().to(accumulation_dtype(x.dtype)), raised=True)[0]
 
 
 def vertices(rotations: Float[Tensor, "*hashes dim half"]) -> Float[Tensor, "*hashes buckets dim"]:

@@ -17,8 +17,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.engines.routed import nearest_points, vertices
+from regard.engines.routed import near_one, nearest_points, vertices
 from regard.errors import ConfigError, InputError, ShapeError
+from regard.types_of import validate
 
 __all__ = [
     "Amplification",
@@ -68,7 +69,7 @@ def cross_polytope_hash(
             f"{tuple(x.shape)} and {tuple(rotations.shape)}"
         )
     points = vertices(rotations)[None]
-    return nearest_points(x.detach()[None], points, points.new_zeros(points.shape[:3]))[0]
+    return nearest_points(near_one(x)[None], points, points.new_zeros(points.shape[:3]))[0]
 
 
 def sign_hash(x: Float[Tensor, "rows dim"], directions: Float[Tensor, "hashes dim"]) -> Int[Tensor, "rows hashes"]:
@@ -179,6 +180,7 @@ class _Counted(Amplification):
     count: int
 
     def __post_init__(self) -> None:
+        validate(type(self).__name__, "count", self.count, int)
         if self.count < 1:
             raise ConfigError(f"{type(self).__name__} takes at least one hash, got {self.count}")
 

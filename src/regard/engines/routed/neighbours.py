@@ -8,12 +8,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.engines.routed import room
+from regard.engines.routed import near_one, room
 from regard.engines.routed.hashes import And, Or, collision_probability, cross_polytope_hash, sensitivity
 from regard.errors import ConfigError, InputError, ShapeError
 from regard.features.norms import unit
 from regard.precision import accumulation_dtype
 from regard.randomness import generator
+from regard.types_of import validate
 
 __all__ = ["NearestNeighbours", "Neighbours"]
 
@@ -59,7 +60,8 @@ class NearestNeighbours:
         seed: of the rotations.
 
     Raises:
-        ConfigError: `tables` or `hashes` below 1, `num_buckets` odd or below 2, more buckets of a table than 2^62.
+        ConfigError: `tables` or `hashes` below 1, `num_buckets` odd or below 2, one of them no integer, more buckets of
+            a table than 2^62.
         ShapeError: what is no matrix of real numbers, or an empty one.
         InputError: a point without a direction: zeros, NaN, infinite.
 
@@ -82,7 +84,9 @@ class NearestNeighbours:
         num_buckets: int = 2,
         seed: int = 0,
     ) -> None:
+        validate("NearestNeighbours", "num_buckets", num_buckets, int)
         for name, value in (("tables", tables), ("hashes", hashes)):
+            validate("NearestNeighbours", name, value, int)
             if value < 1:
                 raise ConfigError(f"NearestNeighbours: {name} must be at least 1, got {value}")
         if num_buckets < 2 or num_buckets % 2:
@@ -122,6 +126,7 @@ class NearestNeighbours:
             count: neighbours of each.
 
         Raises:
+            ConfigError: a count that is no integer.
             InputError: a count below 1 or above the number of points; a query without a direction.
             ShapeError: what is no matrix of real numbers, or another width.
         """
@@ -133,6 +138,7 @@ class NearestNeighbours:
         """The nearest points of each query, by comparing it with every one: O(queries points dim).
 
         Raises:
+            ConfigError: as `search`.
             InputError: as `search`.
             ShapeError: as `search`.
         """
@@ -149,6 +155,7 @@ class NearestNeighbours:
         """The share of the `count` nearest points of the queries that `search` finds; it costs what `exact` does.
 
         Raises:
+            ConfigError: as `search`.
             InputError: as `search`; no queries.
             ShapeError: as `search`.
         """
@@ -159,6 +166,7 @@ class NearestNeighbours:
 
     def _asked(self, queries: Tensor, count: int) -> Tensor:
         """Directions of queries."""
+        validate("NearestNeighbours", "count", count, int)
         if not 1 <= count <= len(self):
             raise InputError(f"NearestNeighbours: count lies between 1 and the {len(self)} points, got {count}")
         queries = _directions("queries", queries)
@@ -219,7 +227,7 @@ def _directions(name: str, x: Tensor) -> Float[Tensor, "rows dim"]:
     wrong = (~x.isfinite().all(-1) | ~x.any(-1)).nonzero()
     if len(wrong):
         raise InputError(f"NearestNeighbours: {name}[{int(wrong[0])}] has no direction: it is zero, or not finite")
-    return unit(x, 0.0)
+    return unit(near_one(x), 0.0)
 
 
 def _joined(parts: list[Neighbours], queries: Tensor, count: int) -> Neighbours:

@@ -13,6 +13,7 @@ from regard.models.blocks import Block
 from regard.models.depth._base import Depth, Looped, Threads, over, slots_of
 from regard.options import weight
 from regard.position._base import sinusoidal_code
+from regard.precision import accumulation_dtype
 from regard.state import State
 
 
@@ -114,11 +115,12 @@ class Universal(Depth):
             real = torch.ones_like(halting.active) if key_mask is None else key_mask
             pondered = (halting.count + halting.rest).masked_fill(~real, 0)
             own["ponder"] = pondered.sum() / real.sum().clamp(min=1)
-        return Looped(halting.mean, states, memories, run.losses, own=own, steps=halting.count)
+        return Looped(halting.mean.to(x.dtype), states, memories, run.losses, own=own, steps=halting.count)
 
     def odds(self, hidden: Tensor) -> Tensor:
-        """p of every token."""
-        return self.halt(hidden)[..., 0].sigmoid()
+        """p of every token, in float32 at least: 8 bits would lose small ones in their sum."""
+        logits = self.halt(hidden)[..., 0]
+        return logits.to(accumulation_dtype(logits.dtype)).sigmoid()
 
     def after(self, halting: "Halting", hidden: Tensor, *, last: bool) -> "Halting":
         """What became of the tokens after a step that gave `hidden`; at the last one all halt."""
@@ -148,7 +150,7 @@ class Halting(NamedTuple):
     """What became of the tokens: hidden and mean (batch, length, dim), the others (batch, length).
 
     hidden: h^t, or h^N of a token that has halted. active: it goes on. total: p_1 + ... of a token that goes on. mean:
-    the weighted sum so far. count: its steps. rest: R.
+    the weighted sum so far. count: its steps. rest: R. Sums (total, mean, rest) are in float32 at least.
     """
 
     hidden: Tensor
@@ -161,9 +163,10 @@ class Halting(NamedTuple):
     @classmethod
     def before(cls, x: Tensor, key_mask: Tensor | None) -> "Halting":
         """Before the first step: every real token goes on."""
-        zero = x.new_zeros(x.shape[:2])
+        wide = x.new_zeros(x.shape, dtype=accumulation_dtype(x.dtype))
+        zero = wide.new_zeros(x.shape[:2])
         active = torch.ones_like(zero, dtype=torch.bool) if key_mask is None else key_mask
-        return cls(x, active, zero, torch.zeros_like(x), torch.zeros_like(zero, dtype=torch.long), zero)
+        return cls(x, active, zero, wide, torch.zeros_like(zero, dtype=torch.long), zero)
 
 
 class _Run:
