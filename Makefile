@@ -32,7 +32,7 @@ demo: .venv/.base  ## compare attention mechanisms on real text; the report land
 test: .venv/.test  ## the test suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m 'not external and not study'
 
-test-claims: .venv/.test  ## claims of something wrong do not hold, and of something made for them they do
+test-claims: .venv/.test  ## claims reach their controls, do not hold of something wrong, and do of something made for them
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal tests/claims -m study
 
 test-avx2: .venv/.test  ## the conformance suite and its mutants, with the rounding of a processor without AVX-512

@@ -37,6 +37,7 @@ def test_a_claim_says_all_of_itself_before_it_is_measured(name):
         setattr(claim, dataclasses.fields(claim)[0].name, None)
 
 
+@pytest.mark.study
 @pytest.mark.parametrize("name", claims.names())
 def test_the_small_form_reaches_its_controls(name, measured, monkeypatch):
     monkeypatch.setattr(plotly.offline, "get_plotlyjs", lambda: "")
