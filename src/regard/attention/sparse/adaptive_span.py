@@ -1,6 +1,5 @@
 """Attention to a window that every head learns."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, cast, final
@@ -10,6 +9,7 @@ from annotated_types import Ge, Le
 from torch import Tensor, nn
 
 from regard.attention.sparse._base import Sparse
+from regard.attention.sparse._spans import reach_of
 from regard.bias import ScoreBias
 from regard.core import Attended, Call, accumulation_dtype
 from regard.info import Info, Supports
@@ -18,9 +18,6 @@ from regard.patterns import Pattern, causal
 from regard.patterns import window as neighbours
 from regard.state import State
 from regard.transforms import transformed
-
-STEP = 64
-"""a learned span is computed up to the next multiple: the side of a tile"""
 
 
 @final
@@ -82,8 +79,7 @@ class AdaptiveSpan(Sparse):
         if torch.compiler.is_compiling() or transformed():
             return self.max_span
         longest = self.span.detach().nan_to_num(1).clamp(0, 1).max().item()  # NaN may reach all
-        seen = math.ceil(self.max_span * longest + self.ramp) - 1
-        return min(-(-seen // STEP) * STEP, self.max_span)
+        return reach_of(self.max_span * longest, self.ramp, self.max_span)
 
     def make_pattern(self) -> None:
         """The window of the reach, and that of `max_span`."""

@@ -1,6 +1,5 @@
 """Attention to a window that every token chooses."""
 
-import math
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, final
 
@@ -9,15 +8,13 @@ from annotated_types import Ge
 from torch import Tensor
 
 from regard.attention.sparse._base import Sparse, masked_average
+from regard.attention.sparse._spans import reach_of
 from regard.core import Attended, Call, accumulation_dtype
 from regard.engines.dense import Rule, chunked, expand_heads, publish, softmax
 from regard.info import Info, Input, Supports
 from regard.patterns import Pattern
 from regard.patterns import window as neighbours
 from regard.transforms import transformed
-
-STEP = 64
-"""spans are computed up to the next multiple"""
 
 
 @final
@@ -108,8 +105,7 @@ class DynamicSpan(Sparse):
         """The rule for the longest of these spans; for `max_span` where nobody may look."""
         if torch.compiler.is_compiling() or transformed() or not z.numel():
             return self.whole
-        seen = math.ceil(z.detach().max().nan_to_num(self.max_span).item() + self.ramp) - 1
-        reach = min(-(-seen // STEP) * STEP, self.max_span)
+        reach = reach_of(z.detach().max().nan_to_num(self.max_span).item(), self.ramp, self.max_span)
         return self.whole if reach == self.max_span else self.rule(reach)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
