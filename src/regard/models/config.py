@@ -47,8 +47,8 @@ class ModelConfig(InputConfig):
     """Width of a causal depthwise convolution over the embeddings; 0: none. It lets one layer compare a token with the
     token before it, which associative recall needs."""
     neighbours: int = 0
-    """Nearest contexts in a datastore whose tokens are mixed in before the output layer, by a gate (SPALM); 0: none. They
-    are found by the model that made the datastore, see --datastore."""
+    """Nearest contexts in a datastore whose tokens are mixed in before the output layer, by a gate (SPALM); 0: none.
+    They are found by the model that made the datastore, see --datastore."""
     neighbour_temperature: float | None = None
     """Of neighbours: a token also counts for less by its squared distance over this; None: as published, without
     distances."""

@@ -60,9 +60,9 @@ class LanguageModel(nn.Module):
 
     where m = 2, or 3 for a gated unit; with `head_dim`, heads head_dim stands for one D of D^2. A norm has D weights.
     With `bias`: D more per LayerNorm, and one per output of every linear layer but the last; with `neighbours`: D more.
-    The layers' auxiliary losses of one name are added up: each acts on its own layer as it would alone. Absolute positions are added to the
-    embeddings, those of `learned(per_layer=True)` to what enters each layer; a relative scheme is one module that all
-    layers share.
+    The layers' auxiliary losses of one name are added up: each acts on its own layer as it would alone. Absolute
+    positions are added to the embeddings, those of `learned(per_layer=True)` to what enters each layer; a relative
+    scheme is one module that all layers share.
 
     Args:
         config: the shape.

@@ -23,11 +23,11 @@ class NeighbourTokens(NamedTuple):
 
 
 class NeighbourGate(nn.Module):
-    """z = (1 - g) m + g h with g = sigmoid(w . h) and m = sum_i p_i y_i, y_i the embedding of the i-th neighbour's token.
+    """z = (1 - g) m + g h with g = sigmoid(w . h) and m = sum_i p_i y_i.
 
-    p = softmax_i(y_i . h); with `neighbour_temperature` T, the ablation, p = softmax_i(y_i . h - d_i / T). A position
-    without neighbours has z = h. Published without distances: they say what contexts have in common, and the hidden
-    state which of the tokens fits here.
+    y_i is the embedding of the i-th neighbour's token, p = softmax_i(y_i . h); with `neighbour_temperature` T, the
+    ablation, p = softmax_i(y_i . h - d_i / T): published without distances, which did not help. A position without
+    neighbours has z = h.
 
     Args:
         config: of the decoder.
@@ -59,7 +59,7 @@ class NeighbourGate(nn.Module):
         logits = (embedded @ hidden[..., None])[..., 0]
         if self.temperature is not None:
             far = neighbours.distances.masked_fill(~there, 0)
-            logits = logits - (far / self.temperature).to(logits.dtype)
+            logits = logits - far.to(logits.dtype) / self.temperature
         some = there.any(-1, keepdim=True)
         logits = logits.masked_fill(~there & some, float("-inf"))  # with none, any finite row: it is not used
         mean = (logits.softmax(-1)[..., None, :] @ embedded)[..., 0, :]

@@ -94,8 +94,8 @@ class LookedUp(Task):
             raise CheckpointError(f"{store.folder} has {store.manifest.vocab_size} tokens, the text {task.vocab_size}")
         self.task, self.lookup, self.own = task, lookup, own
         self.vocab_size, self.length, self.tokenizer = task.vocab_size, task.length, task.tokenizer
-        described = f"{task.fingerprint} {Entry.at(store.folder / MANIFEST).sha256} {lookup.k} {own}"
-        self.fingerprint = hashlib.sha256(described.encode()).hexdigest()[: len(task.fingerprint)]
+        described = f"{Entry.at(store.folder / MANIFEST).sha256} {lookup.k} {own}"
+        self.fingerprint = f"{task.fingerprint}+{hashlib.sha256(described.encode()).hexdigest()[:32]}"
         self._splits: dict[Split, _Windows] = {}
 
     def examples(self, split: Split) -> "_Windows":
@@ -146,8 +146,8 @@ class _Windows:
 class Spalm(nn.Module):
     """p(y | x) = softmax(W z) with z = (1 - g) m + g h: m of the tokens of the neighbours, g a gate.
 
-    It is called, continued and evaluated as the decoder that it is around, a model with `neighbours`; the mixture itself
-    is `regard.models.neighbours.NeighbourGate`. The decoder that made the datastore reads everything beside it, frozen.
+    It is called, continued and evaluated as the decoder that it is around, a model with `neighbours`; the mixture
+    itself is `regard.models.neighbours.NeighbourGate`. The one that made the datastore reads everything too, frozen.
 
     Cost: that decoder's computation, and a search for every position.
 

@@ -284,7 +284,8 @@ def evaluate(
             f"the task has the classes {', '.join(task.classes):.300}, and the model was trained on "
             f"{', '.join(labels.classes):.300}: the data is other than it was"
         )
-    if own and isinstance(run_or_model, TrainedModel) and task.fingerprint != run_or_model.data:
+    text = task.fingerprint.partition("+")[0]  # any datastore may be evaluated beside it
+    if own and isinstance(run_or_model, TrainedModel) and text != run_or_model.data.partition("+")[0]:
         raise CheckpointError(
             f"{run_or_model.path} was trained on other data than its task gives now, and what it was trained on "
             "may be in this split; put the data back, or say that it is other data: regard evaluate --corpus (in "

@@ -18,9 +18,9 @@ def knn_lm(
     """The WikiText-103 decoder that kNN-LM looks things up for: train it, then put a datastore beside it.
 
     Neighbours are no part of its weights or its training. `regard knn build` makes the datastore with the trained run,
-    `regard knn sweep` finds their weight, and `regard evaluate` and `regard generate` mix them in with `--datastore`; in
-    Python `regard.retrieval.KnnLm` stands around it. Any decoder with an MLP in its last block can be looked up for, as
-    published weights can. Published with adaptive embeddings; here it is one table.
+    `regard knn sweep` finds their weight, and `regard evaluate` and `regard generate` mix them in with `--datastore`;
+    in Python `regard.retrieval.KnnLm` stands around it. Any other decoder whose last block has an MLP serves as well,
+    published weights among them. Published with adaptive embeddings; here it is one table.
 
     Args:
         vocab_size, dim, layers, heads, mlp_dim, max_length, dropout, attention_dropout, seed: as `ModelConfig`.

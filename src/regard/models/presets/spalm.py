@@ -21,8 +21,8 @@ def spalm(
 
     The output layer reads z = (1 - g) m + g h: h the hidden state, m the embeddings of the neighbours' tokens, weighted
     by a softmax of their products with h, g = sigmoid(w . h). Neighbours are found by another decoder, which made the
-    datastore and is not trained; so a run takes `--datastore` and `--datastore-model`, in evaluation and generation as in
-    training. The shape around it is that of `transformer_xl`, and 4 neighbours are a choice of ours.
+    datastore and is not trained: a run takes `--datastore` and `--datastore-model`, and evaluation and generation read
+    them too. The shape around it is that of `transformer_xl`, and 4 neighbours are a choice of ours.
 
     Args:
         vocab_size, dim, layers, heads, mlp_dim, dropout, seed: as `ModelConfig`.
