@@ -155,6 +155,23 @@ def test_logits_are_the_tied_embedding_of_what_is_mixed():
     torch.testing.assert_close(torch.cat(parts, 1), expected, rtol=0, atol=1e-10)
 
 
+def test_what_only_neighbours_know_is_learned():
+    """Random text, whose next token one of two neighbours says: the gate lets them in, and the loss falls; the other
+    neighbour is always token 0, which the hidden state learns to leave out."""
+    model = model_of(seed=4).float().train()
+    optimizer, losses, source = torch.optim.Adam(model.parameters(), lr=1e-2), [], draw(0)
+    for _ in range(80):
+        tokens = torch.randint(1, VOCAB, (8, 17), generator=source)
+        targets = tokens[:, 1:]
+        near = NeighbourTokens(torch.stack([targets * 0, targets], -1), torch.zeros(8, 16, 2))
+        logits = model(tokens[:, :-1], neighbours=near).logits
+        losses.append(torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten()))
+        optimizer.zero_grad()
+        losses[-1].backward()
+        optimizer.step()
+    assert losses[-1].item() < 0.2 * math.log(VOCAB - 1)
+
+
 def test_what_is_no_neighbour_is_refused():
     model, plain = model_of(), model_of(neighbours=0)
     tokens, near = torch.zeros(2, 3, dtype=torch.int64), found()
