@@ -116,8 +116,8 @@ def task(tmp_path) -> TextTask:
 
 def looked_up(task: TextTask, folder: Path, *, k: int = 3, own: bool = False) -> LookedUp:
     """The task beside a datastore of its training documents, each as the task has it."""
-    shape = {"dim": 16, "heads": 2, "layers": 1, "vocab_size": task.vocab_size, "seed": 3}
-    keys = LanguageModel(ModelConfig(**shape)).eval()
+    shape = ModelConfig(dim=16, heads=2, layers=1, vocab_size=task.vocab_size, seed=3)
+    keys = LanguageModel(shape).eval()
     if folder.exists():
         return LookedUp(task, Lookup(keys, Datastore.open(folder), k=k), own=own)
     windows = task.examples("train")
