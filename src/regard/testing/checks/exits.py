@@ -207,9 +207,9 @@ def _odds(depth: EarlyExit, after: list[Tensor], read: Tensor) -> list[float]:
         return [part / sum(parts) for part in parts]
     odds, left = [], 1.0
     for x in after[:-1]:
-        chi = 1 / (1 + math.exp(-_logits(depth, x)[0]))
-        odds.append(chi * left)
-        left *= 1 - chi
+        logit = _logits(depth, x)[0]
+        odds.append(left / (1 + math.exp(-logit)))
+        left /= 1 + math.exp(logit)  # times 1 - chi, which itself would lose digits
     return [*odds, left]
 
 
