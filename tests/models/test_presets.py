@@ -96,9 +96,8 @@ def test_trains_evaluates_saves_and_loads(name: str) -> None:
 
     before = loss()
     before.backward()
-    if isinstance(model, LanguageModel) and model.config.remembers:
-        for own in model(tokens_of(4, 17)).losses.values():  # which alone trains what compresses
-            own.backward()
+    if isinstance(model, LanguageModel) and (model.config.remembers or model.depth.learns):
+        sum(model(tokens_of(4, 17)).losses.values()).backward()  # which alone trains what compresses, or decides
     assert all(weight.grad is not None for weight in model.parameters())
     optimizer.step()
     assert loss().item() < before.item()
