@@ -23,7 +23,8 @@ TOKENS = torch.arange(3 * 11).reshape(3, 11) * 7 % 20
 
 def model_of(part: type[Depth], layers: int = 2, **options: object) -> LanguageModel:
     """A decoder whose blocks this scheme runs; weights are random, so that tokens halt at different steps."""
-    config = ModelConfig(dim=16, heads=2, layers=layers, vocab_size=20)
+    mlp = "none" if options.get("transition") == "convolution" else "gelu"
+    config = ModelConfig(dim=16, heads=2, layers=layers, vocab_size=20, mlp=mlp)
     model = LanguageModel(config)
     model.depth = part(config, **options)
     with torch.no_grad():
