@@ -12,10 +12,10 @@ from regard.position import Position
 from regard.tasks.text import Windows
 from regard.testing import check_part
 from regard.testing.checks import PART_CHECKS
-from tests.mutants import MUTANTS, depths, memories, parts
+from tests.mutants import MUTANTS, depths, exits, memories, parts
 from tests.mutants.verdict import objection
 
-OF_PARTS = {module.__name__ for module in (depths, memories, parts)}
+OF_PARTS = {module.__name__ for module in (depths, exits, memories, parts)}
 PART_MUTANTS = [mutant for mutant in MUTANTS if mutant.cls.__module__ in OF_PARTS]
 
 SOUND = [*(position.position_class(name) for name in position.names())]

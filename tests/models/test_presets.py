@@ -109,9 +109,9 @@ def test_trains_evaluates_saves_and_loads(name: str) -> None:
 
     before = loss()
     before.backward()
-    if isinstance(model, LanguageModel | Spalm) and model.config.remembers:
-        for own in model(tokens_of(4, 17)).losses.values():  # which alone trains what compresses
-            own.backward()
+    if isinstance(model, LanguageModel | Spalm) and (model.config.remembers or model.depth.learns):
+        for own in model(tokens_of(4, 17)).losses.values():  # which alone trains what compresses, or decides
+            own.backward(retain_graph=True)
     assert all(weight.grad is not None for weight in model.parameters())
     optimizer.step()
     assert loss().item() < before.item()

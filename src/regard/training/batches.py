@@ -53,13 +53,16 @@ class Batch:
         """The output of a model for the batch: an encoder-decoder reads the source too, one with global tokens marks.
 
         What a model reads is a fact of its mechanisms (`reads_marks`); one that has no global tokens has no use for
-        marks, and sees the tokens that they are of like all others. `state` is the past of a decoder; None: none.
+        marks, and sees the tokens that they are of like all others. Targets are for a decoder whose exits learn from
+        them (`reads_targets`). `state` is the past of a decoder; None: none.
         """
         if state is not None or self.neighbours is not None:
             found = {} if self.neighbours is None else {"neighbours": self.neighbours}
             return model(self.inputs, key_mask=self.key_mask, state=state, **found)
         if self.source is not None:
             return model(self.source, self.inputs, source_mask=self.source_mask, key_mask=self.key_mask)
+        if getattr(model, "reads_targets", False):
+            return model(self.inputs, key_mask=self.key_mask, targets=self.targets)
         reads = "none" if self.marks is None else getattr(model, "reads_marks", "none")
         if self.marks is None or reads == "none":
             return model(self.inputs, key_mask=self.key_mask)

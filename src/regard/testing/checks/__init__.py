@@ -18,6 +18,7 @@ from regard.testing.checks import (  # noqa: F401 - each module enters its check
     configuration,
     cost,
     depth,
+    exits,
     gradient,
     inputs,
     marks,
