@@ -56,7 +56,7 @@ def policies(config: CacheConfig) -> list[str]:
     """Every registered policy at every budget below the context, or in every number of bits; in front, none."""
     found = [""]
     for name in caches.names():
-        known = specs.options_of(specs.load("cache", name, specs.files(caches.PACKAGE)))
+        known = specs.options_of(caches.cache_class(name))
         if "budget" in known:
             found += [f"{name}(budget={budget})" for budget in config.budgets if budget < config.context]
         else:
