@@ -59,6 +59,7 @@ def test_guesses_that_are_checked_change_no_token(memory):
 def test_a_position_is_projected_once(memory, read):
     """By each of the three projections, though it is attended to and written; a segment that ends later, if at all."""
     layer = AttentionLayer(16, "softmax", heads=2, memory=memory, position="rotary").eval()
+    assert layer.memory is not None
     x, state, counts = torch.randn(1, SEGMENT, 16), layer.memory.initial_state(1), dict.fromkeys("qkv", 0)
 
     def count(name):
@@ -71,6 +72,7 @@ def test_a_position_is_projected_once(memory, read):
         state = layer(x, memory=state).memory
     own = layer.projections
     for name, module in zip("qkv", (own.query, own.key, own.value), strict=True):
+        assert module is not None
         module.register_forward_hook(count(name))
     written = layer(x, memory=state).memory
     past = layer.memory.leading(state)[0].shape[1]

@@ -42,6 +42,36 @@ class CacheConfig:
     seed: int = 0
 
 
+LONG = 512
+"""tokens of a context beyond which one text and one pass key are measured unless more are asked for: evictions are one
+step for every token and layer"""
+
+
+def sized(
+    budgets: tuple[int, ...],
+    *,
+    scored: int = 64,
+    context: int | None = None,
+    texts: int | None = None,
+    keys: int | None = None,
+    limit: int | None = None,
+    seed: int = 0,
+) -> CacheConfig:
+    """What to measure at these budgets where not all is said: a context that none of them holds, as far as the model's
+    `limit` of positions allows, and as many texts and keys as take minutes.
+
+    Example:
+        >>> sized((64, 1024)).context, sized((64, 1024)).texts, sized((64,)).context
+        (1088, 1, 256)
+    """
+    if context is None:
+        context = max(256, max(budgets, default=0) + 64)
+        context = context if limit is None else max(min(context, limit - scored), 1)
+    rows = 1 if context > LONG else 2
+    texts, keys = (rows if asked is None else asked for asked in (texts, keys))
+    return CacheConfig(budgets=budgets, context=context, scored=scored, texts=texts, keys=keys, seed=seed)
+
+
 class Row(NamedTuple):
     """kind: text, known or unknown. tail: what is scored, its last `answer` tokens; all rows have a context of one
     length."""

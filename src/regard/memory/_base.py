@@ -182,7 +182,8 @@ class Memory(Configured, ABC):
         Args:
             state: the content before it; never modified.
             x: the layer's inputs.
-            q, k, v: their queries, keys and values, before rotation; of no position, maybe, where it `compares` nothing.
+            q, k, v: their queries, keys and values, before rotation; those of no position will do where it `compares`
+                nothing.
             project: keys and values of other hidden states, by detached weights.
             key_mask: True = real.
         """

@@ -65,14 +65,13 @@ def _read(
     model: LanguageModel, tokens: Tensor, state: ModelState | None = None, piece: int = 4
 ) -> tuple[Tensor, ModelState]:
     """Logits of tokens that are read in pieces, and the state behind them."""
-    state, logits = model.initial_state(len(tokens)) if state is None else state, list[Tensor]()
+    after, logits = model.initial_state(len(tokens)) if state is None else state, list[Tensor]()
     for tokens_of_piece in tokens.split(piece, 1):
-        got = model(tokens_of_piece, state=state)
+        got = model(tokens_of_piece, state=after)
         require(got.state is not None, "no state came back")
-        assert got.state is not None
-        state = got.state
+        after = got.state
         logits.append(got.logits)
-    return torch.cat(logits, 1), state
+    return torch.cat(logits, 1), after
 
 
 def _from_nothing(model: LanguageModel, *texts: Tensor) -> Tensor:
