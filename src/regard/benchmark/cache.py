@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from regard import specs
+from regard.benchmark.rounding import ROUNDINGS, rounded
 from regard.core import generator
 from regard.errors import ConfigError, DataError, UnsupportedError
 from regard.memory import caches
@@ -22,7 +23,6 @@ NEEDLE = " The pass key is {key}. Remember it. "
 QUESTION = " The pass key is"
 PIECE = 16
 """tokens between two roundings of a state"""
-ROUNDINGS = ("bfloat16", "float16", "int8")
 Encode = Callable[[str], Sequence[int]]
 
 
@@ -233,18 +233,3 @@ def _rounded(model: LanguageModel, asked: Sequence[Row], how: str) -> dict[str, 
         logits.append(got.logits.float())
     scores = -torch.cat(logits, 1)[:, :-1].log_softmax(-1).gather(-1, tokens[:, 1:, None])[..., 0]
     return {"rounding": how or "none", "nats": [float(part.mean()) for part in scores.chunk(4, 1)]}
-
-
-def rounded(x: Tensor, how: str) -> Tensor:
-    """Numbers as they come back from a narrower format; int8 with a scale for each last axis. Others as they are.
-
-    Example:
-        >>> rounded(torch.tensor([1.0, 0.001]), "int8")
-        tensor([1., 0.])
-    """
-    if not how or not x.is_floating_point():
-        return x
-    if how != "int8":
-        return x.to(getattr(torch, how)).to(x.dtype)
-    unit = x.abs().amax(-1, keepdim=True) / 127
-    return (x / torch.where(unit == 0, 1.0, unit)).round() * unit
