@@ -125,7 +125,12 @@ def measure(config: RoundingConfig, *, tell: Tell = lambda line: None) -> dict[s
             tell(f"{spec}, {row['rounding']}: {' '.join(shown(error) for error in row['errors'])}")
     if not rows:
         raise ConfigError("nothing to measure: " + "; ".join(f"{spec}: {why}" for spec, why in skipped.items()))
-    facts = {"format": FORMAT, "version": __version__, "config": asdict(config), "environment": environment(torch.device("cpu"), 0)}
+    facts = {
+        "format": FORMAT,
+        "version": __version__,
+        "config": asdict(config),
+        "environment": environment(torch.device("cpu"), 0),
+    }
     return plain({**facts, "rows": rows, "skipped": skipped})
 
 
@@ -136,9 +141,7 @@ def shown(error: float | None) -> str:
 
 def _rows(spec: str, config: RoundingConfig) -> list[dict[str, Any]]:
     longest = max(config.lengths)
-    heads = Heads(
-        count=config.heads, key_dim=config.key_dim, causal=True, max_length=longest, seed=config.seed
-    )
+    heads = Heads(count=config.heads, key_dim=config.key_dim, causal=True, max_length=longest, seed=config.seed)
     mechanism = build(spec, heads).double().eval()
     x = random_vectors(
         config.norm, length=longest, causal=True, heads=config.heads, key_dim=config.key_dim, seed=config.seed
