@@ -30,6 +30,7 @@ VERBS = {
     "list",
     "report",
     "retrieval",
+    "rounding",
     "train",
 }
 PROGRAM = [sys.executable, "-m", "regard.cli.main"]
