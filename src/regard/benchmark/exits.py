@@ -21,13 +21,17 @@ from regard.models.generate import evaluation
 from regard.tasks.reader import Encoded
 from regard.types_of import typed
 
-LossName = Literal["disagreement", "accuracy"]
+LossName = Literal["disagreement", "last", "accuracy"]
 LOSSES = {
-    "disagreement": "the share of tokens for which the likeliest token is another than that of the full model",
-    "accuracy": "by how much the share of next tokens that are guessed right falls below that of the full model",
+    "disagreement": "the expected share of a passage's tokens behind which the model with exits says another likeliest "
+    "token than the full model, reading the same text,",
+    "last": "the chance that behind a whole passage the model with exits says another likeliest token than the full "
+    "model",
+    "accuracy": "the expected fall, of passages where it falls, of the share of next tokens that the model with exits "
+    "guesses right, below that of the full model,",
 }
-"""name -> what it is, of a passage"""
-THRESHOLDS = (0.995, 0.99, 0.98, 0.965, 0.95, 0.925, 0.9, 0.85, 0.8, 0.7, 0.6, 0.4)
+"""loss of a passage -> what its risk is; `last` is 0 or 1"""
+THRESHOLDS = (0.998, 0.995, 0.99, 0.98, 0.965, 0.95, 0.93, 0.91, 0.88, 0.84, 0.78, 0.7)
 """for confidences that are probabilities or differences of them"""
 COSINES = (0.9999, 0.9995, 0.999, 0.998, 0.995, 0.99, 0.98, 0.96, 0.93, 0.9)
 """for the confidence that is a cosine"""
@@ -80,7 +84,7 @@ def drawn(
     return tuple(found[order[end - count : end]] for count, end in zip(counts, ends, strict=True))
 
 
-def require_items(items: int, *, risk: float, confidence: float, test: TestName, hypotheses: int) -> None:
+def require_items(items: int, *, risk: float, confidence: float, test: TestName, hypotheses: int = 1) -> None:
     """Refuse too few calibration items before anything is computed.
 
     Raises:
@@ -147,7 +151,7 @@ def measure(
         model: with exits; its threshold is put back.
         items: passages, as `passages` gives them.
         thresholds: from the safest on.
-        loss: of a passage: `disagreement` or `accuracy`, see `LOSSES`.
+        loss: of a passage, see `LOSSES`.
         batch_size: passages at a time.
         tell: called with lines about the progress.
 
@@ -177,10 +181,9 @@ def measure(
                 got = [_read(model, batch) for batch in batches]
             likeliest, right_here, nats_here = (torch.cat([getattr(one, name) for one in got]) for name in _Read.names)
             steps = torch.cat([one.steps for one in got])
-            if loss == "disagreement":
-                losses[:, at] = (likeliest != answers).double().mean(1).cpu()
-            else:
-                losses[:, at] = (full_right - right_here).mean(1).clamp(min=0).cpu()
+            differs = (likeliest != answers).double()
+            found = {"disagreement": differs.mean(1), "last": differs[:, -1]}
+            losses[:, at] = found.get(loss, (full_right - right_here).mean(1).clamp(min=0)).cpu()
             layers[:, at] = steps.double().mean(1).cpu()
             right[:, at], nats[:, at] = right_here.mean(1).cpu(), nats_here.mean(1).cpu()
             exits[at] = torch.bincount(steps.flatten(), minlength=model.config.layers + 1)[1:].cpu()

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.errors import DataError, UnsupportedError
+from regard.errors import ConfigError, DataError, UnsupportedError
 from regard.models import LanguageModel
 from regard.models.blocks import Block
 from regard.models.depth.fixed import Fixed
@@ -20,7 +20,7 @@ RIDGE = 0.02
 """penalty of a guess, in shares of the variance of each feature"""
 SHRINK = 0.01
 """penalty of a judge's weights for features of variance 1, for each passage's token"""
-NEWTON = 12
+NEWTON = 8
 """steps of a judge's fit, which has converged long before"""
 
 
@@ -57,8 +57,11 @@ def fit_light_heads(
             f"light heads are for a decoder of two blocks or more that runs them once, in order, and for passages of a "
             f"token or more; got depth={model.config.depth!r} with layers={layers} and passages of {length} tokens"
         )
-    depth = LightExit(model.config).to(model.table.weight)
-    needed = 2 * -(-2 * (dim + 1) // length)
+    try:
+        depth = LightExit(model.config).to(model.table.weight)
+    except ConfigError as error:
+        raise UnsupportedError(str(error)) from None
+    needed = passages_needed(model, length)
     if len(passages) < needed:
         raise DataError(
             f"{len(passages)} passages of {length} tokens are too few to fit light heads of width {dim}; they need "
@@ -71,6 +74,12 @@ def fit_light_heads(
         _fit_judges(model, depth, second.split(batch_size))
         tell(f"fitted {layers - 1} judges to {second.numel()} other tokens")
     return depth.eval()
+
+
+def passages_needed(model: LanguageModel, length: int) -> int:
+    """The fewest passages of so many tokens that light heads can be fitted to: two tokens for each of their features,
+    and as many again for the judges."""
+    return 2 * -(-2 * (model.config.dim + 1) // length)
 
 
 def _fit_guesses(model: LanguageModel, depth: LightExit, batches: tuple[Tensor, ...]) -> None:
