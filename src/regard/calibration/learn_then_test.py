@@ -90,12 +90,12 @@ class Calibrated:
         how = f"{_WORDS[self.test]}, {_WORDS[self.search]}"
         if self.threshold is None:
             return (
-                f"None of {len(self.thresholds)} thresholds is certified to keep {loss} at {self.risk:g} or less with a "
-                f"confidence of {self.confidence:g} by {self.items} {items} ({how}), so the full model is to be used."
+                f"None of {len(self.thresholds)} thresholds is certified to keep {loss} at {self.risk:g} or less with "
+                f"a confidence of {self.confidence:g} by {self.items} {items} ({how}), so the full model is to be used."
             )
         return (
-            f"With a probability of at least {self.confidence:g} over the draw of the {self.items} calibration {items}, "
-            f"{loss} at threshold {self.threshold:g} is at most {self.risk:g} for {alike} ({how})."
+            f"With a probability of at least {self.confidence:g} over the draw of the {self.items} calibration "
+            f"{items}, {loss} at threshold {self.threshold:g} is at most {self.risk:g} for {alike} ({how})."
         )
 
 

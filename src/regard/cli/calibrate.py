@@ -4,6 +4,7 @@ A run keeps it in its folder, where regard generate and regard evaluate find it 
 """
 
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -48,7 +49,8 @@ class Options:
     test: Literal["hoeffding_bentkus", "binomial", "hoeffding"] = "hoeffding_bentkus"
     """p-values; binomial is exact, for a loss of 0 or 1 (last)"""
     search: Literal["fixed_sequence", "bonferroni"] = "fixed_sequence"
-    """fixed_sequence tests from the safest threshold on until one fails; bonferroni tests each at a share of the error"""
+    """fixed_sequence tests from the safest threshold on until one fails; bonferroni tests each at a share of the
+    error"""
     thresholds: tuple[float, ...] = ()
     """those that are tested, chosen before the losses are seen; none: a grid for the confidence of the exits"""
     passages: int = 400
@@ -84,6 +86,9 @@ def run(options: Options) -> int:
         if options.heads != "light":
             raise ConfigError("--head-passages are for --heads light; leave them out")
         require_positive({"head_passages": options.head_passages})
+    grid = options.thresholds
+    if any(not 0 <= one <= 1 for one in grid) or any(not one > other for one, other in pairwise(grid)):
+        raise ConfigError(f"thresholds must fall from the safest on, from 1 to 0 at most, got {list(grid)}")
     if options.test == "binomial" and options.loss != "last":
         raise ConfigError(f"--test binomial is for a loss of 0 or 1: --loss last, not --loss {options.loss}")
     with cpu_threads(options.threads):
@@ -195,7 +200,7 @@ def _loaded(options: Options) -> "tuple[LanguageModel, Reader, TextConfig, Any, 
         loaded = load(options.model, device=options.device, trust=options.trust)
         if loaded.config.task.name != "text" or not isinstance(loaded.config.task, TextConfig):
             raise ConfigError(
-                f"{options.model} was trained on {loaded.config.task.name}: exits are calibrated for what continues text"
+                f"{options.model} was trained on {loaded.config.task.name}: exits are calibrated for text"
             )
         if options.corpus is None:
             read, split = loaded.config.task, options.split or "valid"

@@ -11,6 +11,7 @@ import tyro
 
 from regard.cli._batch import AT_A_TIME, Prompt, answer, continued, prompts, told
 from regard.cli._datastore import KnnOptions, looked_up, require_datastore
+from regard.cli._depth import coloured, leave_early, machine, require_depths
 from regard.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
@@ -68,6 +69,12 @@ class Options:
     datastore: str | None = None
     """continuing: also look every token up in this folder of regard knn build"""
     knn: KnnOptions = field(default_factory=KnnOptions)
+    exits: str | None = None
+    """continuing: leave early by the threshold of regard calibrate: calibrated is what the run keeps, else a folder"""
+    show_depth: bool = False
+    """continuing: colour every token by the blocks that it took; without a terminal, their numbers below the text"""
+    json: bool = False
+    """continuing one prompt: machine output on stdout, with the blocks of every token where a depth decides them"""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """auto: cuda, else mps, else cpu"""
     trust: bool = False
@@ -75,7 +82,7 @@ class Options:
 
 
 _SAMPLING_OPTIONS = ("max_new_tokens", "temperature", "top_k", "top_p", "seed", "stop")
-_CONTINUING_OPTIONS = (*_SAMPLING_OPTIONS, "weights", "datastore")
+_CONTINUING_OPTIONS = (*_SAMPLING_OPTIONS, "weights", "datastore", "exits", "show_depth", "json")
 _DRAWING_OPTIONS = ("temperature", "top_k", "top_p", "seed", "out", "count", "complete")
 _BEAM_OPTIONS = ("max_new_tokens", "beam", "length_penalty")
 
@@ -90,6 +97,8 @@ def run(options: Options) -> int:
     if options.batch is not None and (options.prompt is not None or options.chat):
         beside = "--chat" if options.chat else repr(options.prompt)
         raise ConfigError(f"--batch {options.batch} has the prompts; leave {beside} out")
+    if options.chat and (options.show_depth or options.json):
+        raise ConfigError("--show-depth and --json are for one prompt; leave them out of --chat")
     if options.datastore is None:
         require_datastore(options.knn)
     elif options.chat or options.knn.own:
@@ -106,6 +115,8 @@ def run(options: Options) -> int:
             weights=options.weights or "float32",
             trust=options.trust,
         )
+        if options.exits is not None:
+            leave_early(published.decoder, options.exits, options.run, published=True)
         if options.chat:
             return _converse(options, published)
         return _continue(options, published.decoder, published.reader, published.stop_tokens)
@@ -130,6 +141,8 @@ def run(options: Options) -> int:
         return _draw(options, loaded)
     if loaded.tokenizer is None or not isinstance(loaded.model, LanguageModel):
         raise ConfigError(f"{options.run} was trained on {task}, which has no text to continue")
+    if options.exits is not None:
+        leave_early(loaded.model, options.exits, options.run, published=False)
     if options.weights is not None:
         from regard.models.packed import pack
 
@@ -142,11 +155,21 @@ def _continue(options: Options, model: "LanguageModel", tokenizer: "Reader", sto
     from regard.models.generate import stream
 
     sampling = _sampling(options, does="continues text")
+    most = require_depths(model) if options.show_depth else None
+    if options.batch is not None and (options.show_depth or options.json):
+        raise ConfigError("--batch writes lines of JSON; --show-depth and --json are for one prompt: leave them out")
     decoder = model
     if options.datastore is not None:
         decoder = looked_up(options.datastore, options.knn, model, tokenizer)
     if options.batch is None:
-        pieces = stream(decoder, [_prompt(options)], stop_tokens=stop_tokens, tokenizer=tokenizer, **sampling)
+        prompt = _prompt(options)
+        pieces = stream(decoder, [prompt], stop_tokens=stop_tokens, tokenizer=tokenizer, **sampling)
+        if options.json:
+            machine(prompt, pieces, int(model.config.layers))
+            return 0
+        if most is not None:
+            coloured(pieces, most)
+            return 0
         for piece in pieces:
             sys.stdout.write(piece.text)
             sys.stdout.flush()

@@ -39,10 +39,11 @@ def own_exits(model: LanguageModel) -> EarlyExit:
     """
     if not isinstance(model.depth, Fixed):
         raise UnsupportedError(
-            f"exits are added to a decoder that runs its blocks once, in order; this one has depth={model.config.depth!r}"
+            "exits are added to a decoder that runs its blocks once, in order; this one has "
+            f"depth={model.config.depth!r}"
         )
     try:
-        return EarlyExit(model.config).to(model.table.weight).eval()
+        return EarlyExit(model.config, whole=1).to(model.table.weight).eval()
     except ConfigError as error:
         raise UnsupportedError(str(error)) from None
 

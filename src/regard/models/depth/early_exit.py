@@ -96,6 +96,9 @@ class EarlyExit(Depth):
     """how fast it falls"""
     horizon: Annotated[int, Ge(1)] = 512
     """N of the fall: tokens of a long text"""
+    whole: Annotated[int, Ge(0)] = 0
+    """first tokens of a text that take every block, whatever their confidence: in trained decoders others attend to
+    them, and copied states there spoil the rest"""
     exits: Literal["last", "aligned", "mixed"] = "last"
     """which are trained: the last alone, all of them on every token, or one that is drawn for every token"""
     weights: Weights = "uniform"
@@ -144,7 +147,7 @@ class EarlyExit(Depth):
     @property
     def places(self) -> bool:
         """Whether the threshold depends on the slot."""
-        return self.decaying
+        return self.decaying or self.whole > 0
 
     @property
     def learns(self) -> bool:
@@ -309,10 +312,11 @@ class EarlyExit(Depth):
 
     def limit(self, slots: Tensor) -> Tensor | float:
         """lambda' of tokens in these slots."""
-        if not self.decaying:
-            return self.threshold
-        fall = torch.exp(-self.temperature * slots.double() / self.horizon)
-        return (0.9 * self.threshold + 0.1 * fall).clamp(0, 1)
+        limit: Tensor | float = self.threshold
+        if self.decaying:
+            fall = torch.exp(-self.temperature * slots.double() / self.horizon)
+            limit = (0.9 * self.threshold + 0.1 * fall).clamp(0, 1)
+        return torch.where(slots < self.whole, float("inf"), limit) if self.whole else limit
 
     def taught(
         self,

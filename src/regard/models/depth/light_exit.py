@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from regard.errors import ConfigError
 from regard.models.blocks import Block
-from regard.models.depth._base import Depth, Looped, Threads, over
+from regard.models.depth._base import Depth, Looped, Threads, over, slots_of
 from regard.models.depth._leaving import few, of_some, until_left
 from regard.options import weight
 from regard.precision import accumulation_dtype
@@ -35,10 +35,17 @@ class LightExit(Depth):
     2023 (tuned lens), section 3, there trained by gradient descent.
     """
 
-    samples: ClassVar[tuple[Mapping[str, object], ...]] = ({}, {"threshold": 0.5}, {"threshold": 0.65})
+    samples: ClassVar[tuple[Mapping[str, object], ...]] = (
+        {},
+        {"threshold": 0.5, "whole": 0},
+        {"threshold": 0.65},
+    )
 
     threshold: Annotated[float, Ge(0), Le(1)] = 1.0
     """lambda: a token leaves once its confidence is as high; 1: none does"""
+    whole: Annotated[int, Ge(0)] = 1
+    """first tokens of a text that take every block: others attend to them whatever they say, and copied states there
+    spoil the rest"""
     guess: nn.Parameter = weight()
     """W (layers - 1, dim, dim)"""
     guess_bias: nn.Parameter = weight()
@@ -59,6 +66,11 @@ class LightExit(Depth):
         self.judge = nn.Parameter(torch.zeros(exits, dim))
         self.judge_bias = nn.Parameter(torch.zeros(exits))
 
+    @property
+    def places(self) -> bool:
+        """Whether it matters which tokens are the first."""
+        return self.whole > 0
+
     def forward(
         self,
         blocks: Sequence[Block],
@@ -70,9 +82,12 @@ class LightExit(Depth):
         marks: Sequence[Tensor | None] | None = None,
     ) -> Looped:
         """Blocks until every token has left; in training every token takes every block."""
+        first = threads.states[0]
+        begins = slots_of(x, positions, 0 if first is None else first.length) < self.whole
 
         def leaves(at: int, active: Tensor, x: Tensor, before: Tensor) -> Tensor:
-            return active & ~(of_some(active, partial(self.sureness, at=at), x, before) >= self.threshold)
+            sure = of_some(active, partial(self.sureness, at=at), x, before)
+            return active & (begins | ~(sure >= self.threshold))
 
         left = until_left(
             blocks,
