@@ -11,6 +11,7 @@ import tyro
 
 from regard.cli._cache import reduce
 from regard.cli._datastore import KnnOptions, looked_up, mixing, require_datastore
+from regard.cli._depth import leave_early
 from regard.cli._output import console, emit, table
 from regard.errors import ConfigError, DataError, ResourceError
 from regard.tasks.config import TABLES, TEXTS, ClassificationConfig, TextConfig, TranslationConfig
@@ -73,6 +74,9 @@ class Options:
     """a model that continues text: also look every token up in this folder of regard knn build; None, of a run that
     mixes neighbours in: that of its training"""
     knn: KnnOptions = dataclasses.field(default_factory=KnnOptions)
+    exits: str | None = None
+    """a model that continues text: leave early by the threshold of regard calibrate: calibrated is what the run keeps,
+    else its folder"""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """auto: cuda, else mps, else cpu"""
     trust: bool = False
@@ -131,6 +135,10 @@ def _run(options: Options) -> dict[str, object]:
     if given and options.corpus is None:
         raise ConfigError(f"{options.run} is a run, whose task says what is read: {_flags(given)} goes with --corpus")
     loaded = load(options.run, device=options.device, trust=options.trust)
+    if options.exits is not None:
+        if not isinstance(loaded.model, LanguageModel) or loaded.config.task.name != "text":
+            raise ConfigError(f"{options.run} was trained on {loaded.config.task.name}: --exits are for text")
+        leave_early(loaded.model, options.exits, options.run, published=False)
     task, split = None, options.split
     if options.corpus is not None:
         trained_task = loaded.config.task
@@ -234,6 +242,8 @@ def _published(options: Options) -> dict[str, object]:
         weights=options.weights or "float32",
         trust=options.trust,
     )
+    if options.exits is not None:
+        leave_early(loaded.decoder, options.exits, options.run, published=True)
     length = min(1024, loaded.config.max_length) if options.length is None else options.length
     given = _given(options)
     if others := [name for name in ("label_field", "token_files") if name in given]:

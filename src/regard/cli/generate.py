@@ -12,6 +12,7 @@ import tyro
 from regard.cli._batch import AT_A_TIME, Prompt, answer, continued, prompts, told
 from regard.cli._cache import reduce
 from regard.cli._datastore import KnnOptions, looked_up, mixing, require_datastore
+from regard.cli._depth import coloured, leave_early, machine, require_depths
 from regard.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
@@ -76,6 +77,12 @@ class Options:
     """continuing: also look every token up in this folder of regard knn build; None, of a run that mixes neighbours in:
     that of its training"""
     knn: KnnOptions = field(default_factory=KnnOptions)
+    exits: str | None = None
+    """continuing: leave early by the threshold of regard calibrate: calibrated is what the run keeps, else a folder"""
+    show_depth: bool = False
+    """continuing: colour every token by the blocks that it took; without a terminal, their numbers below the text"""
+    json: bool = False
+    """continuing one prompt: machine output on stdout, with the blocks of every token where a depth decides them"""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """auto: cuda, else mps, else cpu"""
     trust: bool = False
@@ -83,7 +90,7 @@ class Options:
 
 
 _SAMPLING_OPTIONS = ("max_new_tokens", "temperature", "top_k", "top_p", "seed", "stop")
-_CONTINUING_OPTIONS = (*_SAMPLING_OPTIONS, "weights", "datastore", "cache", "lookup")
+_CONTINUING_OPTIONS = (*_SAMPLING_OPTIONS, "weights", "datastore", "cache", "lookup", "exits", "show_depth", "json")
 _DRAWING_OPTIONS = ("temperature", "top_k", "top_p", "seed", "out", "count", "complete")
 _BEAM_OPTIONS = ("max_new_tokens", "beam", "length_penalty")
 
@@ -98,6 +105,8 @@ def run(options: Options) -> int:
     if options.batch is not None and (options.prompt is not None or options.chat):
         beside = "--chat" if options.chat else repr(options.prompt)
         raise ConfigError(f"--batch {options.batch} has the prompts; leave {beside} out")
+    if options.chat and (options.show_depth or options.json):
+        raise ConfigError("--show-depth and --json are for one prompt; leave them out of --chat")
     if options.knn.own or (options.chat and options.datastore is not None):
         given = "--knn.own" if options.knn.own else "--chat"
         raise ConfigError(f"--datastore looks up what continues a text: {given} has no use for it; leave one out")
@@ -114,6 +123,8 @@ def run(options: Options) -> int:
             weights=options.weights or "float32",
             trust=options.trust,
         )
+        if options.exits is not None:
+            leave_early(published.decoder, options.exits, options.run, published=True)
         if options.chat:
             return _converse(options, published)
         model = _beside(options, published.decoder, published.reader)
@@ -142,6 +153,8 @@ def run(options: Options) -> int:
         return _draw(options, loaded)
     if loaded.tokenizer is None or not isinstance(loaded.model, LanguageModel):
         raise ConfigError(f"{options.run} was trained on {task}, which has no text to continue")
+    if options.exits is not None:
+        leave_early(loaded.model, options.exits, options.run, published=False)
     if options.weights is not None:
         from regard.models.packed import pack
 
@@ -172,12 +185,23 @@ def _continue(
     from regard.models.generate import stream
 
     sampling = _sampling(options, does="continues text")
+    decoder = getattr(model, "model", model)  # what a datastore stands beside
+    most = require_depths(decoder) if options.show_depth else None
+    if options.batch is not None and (options.show_depth or options.json):
+        raise ConfigError("--batch writes lines of JSON; --show-depth and --json are for one prompt: leave them out")
     if options.lookup is not None:
         if options.temperature != 0:
             raise ConfigError(f"--lookup {options.lookup} guesses the likeliest tokens; add --temperature 0")
         sampling["lookup"] = options.lookup
     if options.batch is None:
-        pieces = stream(model, [_prompt(options)], stop_tokens=stop_tokens, tokenizer=tokenizer, **sampling)
+        prompt = _prompt(options)
+        pieces = stream(model, [prompt], stop_tokens=stop_tokens, tokenizer=tokenizer, **sampling)
+        if options.json:
+            machine(prompt, pieces, int(decoder.config.layers))
+            return 0
+        if most is not None:
+            coloured(pieces, most)
+            return 0
         for piece in pieces:
             sys.stdout.write(piece.text)
             sys.stdout.flush()

@@ -13,6 +13,7 @@ from regard.composite import States
 from regard.errors import ConfigError, UnsupportedError
 from regard.models.blocks import Block
 from regard.models.depth._base import Depth, Looped, Readout, Threads, over, slots_of
+from regard.models.depth._leaving import of_some, until_left
 from regard.models.depth._lessons import Answers, Weights, balanced, best, exit_weights, log_geometric, smoothed
 from regard.options import weight
 from regard.precision import accumulation_dtype
@@ -58,9 +59,9 @@ class EarlyExit(Depth):
     that no token of a call needs is left out but for its keys. Other than in mixed training every token takes every
     block in training, as does one at lambda = 1.
 
-    Cost: that of the blocks up to the last token of a call to leave, the keys of the others, and for `softmax` an
-    output layer for every block that is run but the last; in training an output layer for each that learns. State:
-    that of the blocks, and for `sequence` a sum.
+    Cost: of every token the MLPs of its blocks, and for `softmax` an output layer after each but the last; averages of
+    all tokens up to the last of a call to leave; the keys of every block; in training an output layer for each that
+    learns. State: that of the blocks, and for `sequence` a sum.
 
     Raises:
         ConfigError: reversible blocks, whose stream is two, or a memory; `softmax` or what learns from targets in a
@@ -95,6 +96,9 @@ class EarlyExit(Depth):
     """how fast it falls"""
     horizon: Annotated[int, Ge(1)] = 512
     """N of the fall: tokens of a long text"""
+    whole: Annotated[int, Ge(0)] = 0
+    """first tokens of a text that take every block, whatever their confidence: in trained decoders others attend to
+    them, and copied states there spoil the rest"""
     exits: Literal["last", "aligned", "mixed"] = "last"
     """which are trained: the last alone, all of them on every token, or one that is drawn for every token"""
     weights: Weights = "uniform"
@@ -143,7 +147,7 @@ class EarlyExit(Depth):
     @property
     def places(self) -> bool:
         """Whether the threshold depends on the slot."""
-        return self.decaying
+        return self.decaying or self.whole > 0
 
     @property
     def learns(self) -> bool:
@@ -207,44 +211,42 @@ class EarlyExit(Depth):
         if self.training and self.exits == "mixed" and depths is None:
             depths = torch.randint(1, len(blocks) + 1, x.shape[:2], device=x.device)
         stays = depths is None and (self.training or self.threshold == 1)
-        active = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if key_mask is None else key_mask
-        steps, states = torch.zeros_like(active, dtype=torch.long), list(threads.states)
-        losses: list[Mapping[str, Tensor]] = [{} for _ in blocks]
-        exits: list[Tensor] = []
+        states = list(threads.states)
         mean = read = None
         if self.confidence == "sequence":
             together = cast("States | None", first)
             mean, read = self.means(x, key_mask, None if together is None else cast(Summary, together["read"]))
             states[0] = None if together is None else together["block"]
             depths = self.plan(mean) if depths is None and not stays else depths
-        for at, block in enumerate(blocks):
-            given = {
-                "key_mask": key_mask,
-                "positions": positions if block.placed_at else None,
-                "marks": None if marks is None else marks[at],
-            }
-            state = states[at]
-            if not self.training and over(active):
-                states[at] = None if state is None else block.remember(x, **given, state=state)
-                continue
-            got = block(x, **given, state=state)
-            states[at], losses[at] = got.state, got.losses
-            before, x = x, self.kept(active, got.hidden, x)
-            steps = steps + active
-            exits += [x] if self.training and self.learns else []
-            if stays or at == len(blocks) - 1:
-                continue
+
+        def leaves(at: int, active: Tensor, x: Tensor, before: Tensor) -> Tensor:
+            nonlocal depths
             if at == 0 and self.confidence == "multinomial" and depths is None:
                 depths = self.plan(x)
-            if depths is None:
-                of_exit = None if readout is None else partial(self.answered, at, readout)
-                active = active & ~(self.sureness(x, before, of_exit, first=at == 0) >= limit)
-            else:
-                active = active & (depths > at + 1)
+            if depths is not None:
+                return active & (depths > at + 1)
+            of_exit = None if readout is None else partial(self.answered, at, readout)
+            sureness = partial(self.sureness, readout=of_exit, first=at == 0)
+            return active & ~(of_some(active, sureness, x, before) >= limit)
+
+        left = until_left(
+            blocks,
+            x,
+            states,
+            leaves=None if stays else leaves,
+            kept=self.kept,
+            key_mask=key_mask,
+            positions=positions,
+            marks=marks,
+            training=self.training,
+        )
+        states = left.states
         if read is not None and first is not None:
             states[0] = States({"block": cast(State, states[0]), "read": read})
+        exits = left.exits if self.learns else []
         own = {} if targets is None else self.taught(exits, mean, cast(Readout, readout), targets, key_mask)
-        return Looped(self.headed(x, steps), states, list(threads.memories), losses, tuple(exits), own, steps)
+        hidden = self.headed(left.hidden, left.steps)
+        return Looped(hidden, states, list(threads.memories), left.losses, tuple(exits), own, left.steps)
 
     def _require(self, readout: Readout | None, targets: Tensor | None, depths: Tensor | None) -> None:
         teaches = self.training and self.learns
@@ -310,10 +312,11 @@ class EarlyExit(Depth):
 
     def limit(self, slots: Tensor) -> Tensor | float:
         """lambda' of tokens in these slots."""
-        if not self.decaying:
-            return self.threshold
-        fall = torch.exp(-self.temperature * slots.double() / self.horizon)
-        return (0.9 * self.threshold + 0.1 * fall).clamp(0, 1)
+        limit: Tensor | float = self.threshold
+        if self.decaying:
+            fall = torch.exp(-self.temperature * slots.double() / self.horizon)
+            limit = (0.9 * self.threshold + 0.1 * fall).clamp(0, 1)
+        return torch.where(slots < self.whole, float("inf"), limit) if self.whole else limit
 
     def taught(
         self,
