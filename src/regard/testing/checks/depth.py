@@ -163,7 +163,7 @@ def exits_by_definition(part: type[EarlyExit]) -> None:
             for row, start in enumerate(model.embeddings(TOKENS[:, :length])):
                 entering: list[list[Tensor]] = [[] for _ in model.blocks]  # of each block, its input of each token
                 for t, x in enumerate(start):
-                    stands, steps, read = False, 0, sum(start[: t + 1]) / (t + 1)
+                    stands, steps, read = False, 0, start[: t + 1].sum(0) / (t + 1)
                     for at, block in enumerate(model.blocks):
                         entering[at].append(x)
                         if stands:
@@ -191,7 +191,7 @@ def headed(model: LanguageModel, depth: EarlyExit, x: Tensor, steps: int) -> Ten
 
 
 def _leaves(
-    model: LanguageModel, depth: EarlyExit, t: int, x: Tensor, before: Tensor, read: Tensor | int, steps: int
+    model: LanguageModel, depth: EarlyExit, t: int, x: Tensor, before: Tensor, read: Tensor, steps: int
 ) -> bool:
     """Whether a token leaves, by the papers' formulas."""
     limit = depth.threshold
