@@ -76,7 +76,7 @@ HOLDS: Mapping[str, Way] = {
     "entropy_over_length": Way(method={"entropy": entropy, "lookup": lookup}),
     "entropy_scaled_gau_transfer": Way(method=elsewhere(relu_squared=0.3, entropy_scaled=0.1)),
     "etc_lookup": Way(method={"accuracy": masked}),
-    "eviction_question_last": Way({"h2o": "random(budget={budget})"}),
+    "eviction_question_last": Way(dict.fromkeys(("h2o", "key_norm"), "random(budget={budget})")),
     "extrapolation": Way(method=ALIBI),
     "flash_against_gau": Way(module={"learned": letters()}),
     "fusion_beats_concatenation": Way(),
@@ -171,7 +171,9 @@ FAILS: Mapping[str, Way] = {
     "reversible_memory": Way({"reversible": "residual"}),
     "rotary_decay": Way({"position": "rotary(fraction=0.5)"}),
     "routing_needle": Way({"routing": "local(window=3)"}),
-    "segments_equal_full_context": Way({"memory": "compressive(length=4, compressed=8, rate=2, loss=none)"}),
+    "segments_equal_full_context": Way(
+        {"memory": "compressive(length=4, compressed=1, rate=4, function=mean, loss=none)"}
+    ),
     "shared_proposals": Way(),
     "shared_query_key": Way(method={"trained": duplicated(0.9)}),
     "shaw_unseen_lengths": Way({"clipped": "shaw(max_distance=64)"}),
