@@ -19,6 +19,7 @@ from regard.models.depth import Threads, build_depth
 from regard.models.embeddings import Embeddings, build_attention, check_mask
 from regard.models.losses import add_losses, loss_names, loss_weights, of_depth
 from regard.models.model_state import ModelState
+from regard.models.neighbours import NeighbourGate, NeighbourTokens, given
 from regard.models.parts import ShortConvolution, build_norm
 from regard.models.sharing import save_once, share_between_layers
 from regard.moved import follow
@@ -58,10 +59,10 @@ class LanguageModel(nn.Module):
         per layer: layers max_length D)
 
     where m = 2, or 3 for a gated unit; with `head_dim`, heads head_dim stands for one D of D^2. A norm has D weights.
-    With `bias`: D more per LayerNorm, and one per output of every linear layer but the last. The layers' auxiliary
-    losses of one name are added up: each acts on its own layer as it would alone. Absolute positions are added to the
-    embeddings, those of `learned(per_layer=True)` to what enters each layer; a relative scheme is one module that all
-    layers share.
+    With `bias`: D more per LayerNorm, and one per output of every linear layer but the last; with `neighbours`: D more.
+    The layers' auxiliary losses of one name are added up: each acts on its own layer as it would alone. Absolute
+    positions are added to the embeddings, those of `learned(per_layer=True)` to what enters each layer; a relative
+    scheme is one module that all layers share.
 
     Args:
         config: the shape.
@@ -109,6 +110,7 @@ class LanguageModel(nn.Module):
         if not config.tied:
             draw, outputs = generator(config.seed, "output"), config.targets or config.vocab_size
             self.output = linear(width, outputs, bias=config.output_bias, draw=draw)
+        self.mixture = NeighbourGate(config) if config.neighbours else None
         self.loss_names = loss_names(self.layers)
         self.loss_weights = {**loss_weights(self.layers), **of_depth(self.depth.losses)}
         if config.remembers and self._sized is not None:
@@ -290,6 +292,7 @@ class LanguageModel(nn.Module):
         key_mask: Bool[Tensor, "batch length"] | None = None,
         positions: Int[Tensor, "*batch length"] | None = None,
         state: ModelState | None = None,
+        neighbours: NeighbourTokens | None = None,
     ) -> ModelOutput:
         """Logits of the next token at every position.
 
@@ -302,6 +305,7 @@ class LanguageModel(nn.Module):
             positions: for absolute and rotary schemes, where each token is (left-padded rows start late); None: slots,
                 counting from the state's end.
             state: the past, from `initial_state` or an earlier call.
+            neighbours: of every position, for a model that mixes them in (`config.neighbours`).
 
         Raises:
             InputError: a token id out of range (not checked inside `torch.compile`).
@@ -309,7 +313,7 @@ class LanguageModel(nn.Module):
             LimitError: longer than `max_length` where weights depend on it.
             UnsupportedError: positions for a scheme of distances, or what a mechanism does not support.
         """
-        got = self.hidden(tokens, key_mask=key_mask, positions=positions, state=state)
+        got = self.hidden(tokens, key_mask=key_mask, positions=positions, state=state, neighbours=neighbours)
         return ModelOutput(self.logits(got.hidden), got.state, got.losses, got.steps)
 
     def logits(self, hidden: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows vocab"]:
@@ -323,15 +327,19 @@ class LanguageModel(nn.Module):
         key_mask: Bool[Tensor, "batch length"] | None = None,
         positions: Int[Tensor, "*batch length"] | None = None,
         state: ModelState | None = None,
+        neighbours: NeighbourTokens | None = None,
     ) -> Hidden:
         """All but the output layer; arguments and errors as `forward`."""
         self.embeddings.check(tokens, positions=positions)
         check_mask(key_mask, tokens)
         if state is not None and not isinstance(state, ModelState):
             raise ShapeError(f"state must be one that initial_state or a call gave, got {kind_of(state)}")
-        if not self.config.remembers:
-            return self._segment(tokens, key_mask, positions, state)
-        return self._segments(tokens, key_mask, positions, state)
+        neighbours = given(self.mixture, neighbours, tokens)
+        read = self._segments if self.config.remembers else self._segment
+        got = read(tokens, key_mask, positions, state)
+        if self.mixture is None or neighbours is None:
+            return got
+        return got._replace(hidden=self.mixture(got.hidden, self.table.weight, neighbours))
 
     def _segments(
         self, tokens: Tensor, key_mask: Tensor | None, positions: Tensor | None, state: ModelState | None
@@ -367,8 +375,8 @@ class LanguageModel(nn.Module):
         positions = self.embeddings.for_blocks(x, positions, past)
         blocks, nothing = [cast(Block, block) for block in self.blocks], [None] * len(self.blocks)
         threads = Threads(nothing, nothing) if state is None else state.threads(len(blocks))
-        given = {"readout": self._readout} if self.depth.reads_out else {}
-        looped = self.depth(blocks, x, threads, key_mask=key_mask, positions=positions, **given)
+        more = {"readout": self._readout} if self.depth.reads_out else {}
+        looped = self.depth(blocks, x, threads, key_mask=key_mask, positions=positions, **more)
         x = looped.hidden
         losses: dict[str, Tensor] = {}
         for of_layer, names in zip(looped.losses, self.loss_names, strict=True):

@@ -66,6 +66,8 @@ class Cache(Configured, ABC):
 
     pads: ClassVar[bool] = True
     """whether rows of unequal length may share a batch"""
+    waits: ClassVar[bool] = False
+    """whether it keeps everything until the caller says when it chooses, see `compressing`"""
 
     heads: Heads = option(kw_only=False)
     owner: Owner = weight()
