@@ -185,7 +185,7 @@ def _continue(
     from regard.models.generate import stream
 
     sampling = _sampling(options, does="continues text")
-    decoder = getattr(model, "model", model)  # what a datastore stands beside
+    decoder: Any = getattr(model, "model", model)  # what a datastore stands beside
     most = require_depths(decoder) if options.show_depth else None
     if options.batch is not None and (options.show_depth or options.json):
         raise ConfigError("--batch writes lines of JSON; --show-depth and --json are for one prompt: leave them out")

@@ -44,8 +44,8 @@ class LightExit(Depth):
     threshold: Annotated[float, Ge(0), Le(1)] = 1.0
     """lambda: a token leaves once its confidence is as high; 1: none does"""
     whole: Annotated[int, Ge(0)] = 1
-    """first tokens of a text that take every block: others attend to them whatever they say, and copied states there
-    spoil the rest"""
+    """first tokens of a text that take every block: trained decoders attend much to the first one whatever it says, so
+    that a state copied there may cost the rest more than it saves"""
     guess: nn.Parameter = weight()
     """W (layers - 1, dim, dim)"""
     guess_bias: nn.Parameter = weight()
