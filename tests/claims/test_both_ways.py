@@ -86,7 +86,7 @@ HOLDS: Mapping[str, Way] = {
     "kernel_regression": Way({"datasets": 60}),
     "linear_attention_forms": Way(module={"processor_seconds": fastest("cumsum")}),
     "lsh_collisions": Way({"hashes": 96_000}),
-    "lsh_recall": Way({"hashed": "lsh(num_buckets=4, rounds={rounds})"}),
+    "lsh_recall": Way({"hashed": "lsh(num_buckets=2, rounds={rounds})"}),
     "negative_features": Way({"trials": 8}),
     "normalisation_and_recall": Way(
         {"plain": "linear(feature_map=relu, normalise=False)", "normalised": SOFT, "sharpness": 16.0, "pairs": 32}
