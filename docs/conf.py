@@ -18,6 +18,7 @@ import pages
 import picture
 import reference
 import retrieval
+import rounding
 import zh
 
 import regard
@@ -55,6 +56,7 @@ def setup(app: object) -> None:
     gallery.write(generated)
     retrieval.write(generated)
     exactness.write(generated)
+    rounding.write(generated)
     picture.write(generated)
     glossary.write(generated)
     zh.write(generated)

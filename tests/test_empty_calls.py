@@ -20,9 +20,11 @@ def neutral(mechanism, x):
 
 
 @pytest.mark.parametrize(("batch", "length"), [(2, 0), (0, 6)])
+@pytest.mark.parametrize("impl", ["default", "reference"])
 @pytest.mark.parametrize("name", NAMES)
-def test_without_a_state(name, batch, length):
-    mechanism = build(name, heads(causal=not describe(name).supports.bidirectional)).train()
+def test_without_a_state(name, impl, batch, length):
+    options = {"impl": impl} if impl == "reference" else {}
+    mechanism = build(name, heads(causal=not describe(name).supports.bidirectional), **options).train()
     nothing = torch.zeros(batch, 2, length, 8)
     answer = mechanism(nothing, nothing, nothing, inputs=neutral(mechanism, nothing))
     assert answer.values.shape == (batch, 2, length, 8)

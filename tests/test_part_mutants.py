@@ -5,24 +5,26 @@ import pytest
 from regard import memory, position
 from regard.errors import ConfigError
 from regard.layer import AttentionLayer
-from regard.models import blocks, depth
+from regard.memory import caches
+from regard.models import LanguageModel, blocks, depth
 from regard.models.blocks.residual import Residual
 from regard.models.encoder_decoder import CrossBlock, EncoderDecoder
 from regard.position import Position
 from regard.tasks.text import Windows
 from regard.testing import check_part
 from regard.testing.checks import PART_CHECKS
-from tests.mutants import MUTANTS, depths, memories, parts
+from tests.mutants import MUTANTS, depths, exits, memories, parts, states_of_models
 from tests.mutants.verdict import objection
 
-OF_PARTS = {module.__name__ for module in (depths, memories, parts)}
+OF_PARTS = {module.__name__ for module in (depths, exits, memories, parts, states_of_models)}
 PART_MUTANTS = [mutant for mutant in MUTANTS if mutant.cls.__module__ in OF_PARTS]
 
 SOUND = [*(position.position_class(name) for name in position.names())]
 SOUND += [memory.memory_class(name) for name in memory.names()]
 SOUND += [blocks.block_class(name) for name in blocks.names()]
 SOUND += [depth.depth_class(name) for name in depth.names()]
-SOUND += [AttentionLayer, CrossBlock, EncoderDecoder, Windows]
+SOUND += [caches.cache_class(name) for name in caches.names()]
+SOUND += [AttentionLayer, LanguageModel, CrossBlock, EncoderDecoder, Windows]
 
 
 @pytest.mark.parametrize("part", SOUND, ids=lambda part: part.__name__)
@@ -72,7 +74,7 @@ def test_a_scheme_of_ones_own_needs_a_definition():
 def test_what_cannot_be_checked_is_refused():
     with pytest.raises(ConfigError, match="unknown check"):
         check_part(Residual, checks=["residual_onse"])
-    with pytest.raises(ConfigError, match="is none of AttentionLayer, Block, Compressive, CrossBlock"):
+    with pytest.raises(ConfigError, match="is none of AttentionLayer, Block, Cache, Compressive, CrossBlock"):
         check_part(int)
     with pytest.raises(ConfigError, match="is none of"):
         check_part(Residual, checks=["targets_are_next"])

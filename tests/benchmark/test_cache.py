@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from regard.benchmark import cache
+from regard.benchmark.rounding import rounded
 from regard.errors import ConfigError, DataError, UnsupportedError
 from regard.models import LanguageModel, ModelConfig
 from regard.report import cache as page
@@ -101,9 +102,9 @@ def test_rounding_loses_more_in_fewer_digits(results):
     error = {how: float((torch.tensor(nats) - full).abs().max()) for how, nats in of.items()}
     assert 0 < error["float16"] < error["bfloat16"] < 0.05
     assert 0 < error["int8"] < 0.1
-    assert torch.equal(cache.rounded(torch.tensor([3]), "int8"), torch.tensor([3]))
+    assert torch.equal(rounded(torch.tensor([3]), "int8"), torch.tensor([3]))
     x = torch.randn(5, 9, generator=torch.Generator().manual_seed(0))
-    assert ((cache.rounded(x, "int8") - x).abs() <= x.abs().amax(-1, keepdim=True) / 254 * 1.001).all()
+    assert ((rounded(x, "int8") - x).abs() <= x.abs().amax(-1, keepdim=True) / 254 * 1.001).all()
 
 
 def test_the_page_holds_every_number_and_asks_the_network_for_nothing(results, monkeypatch):
@@ -132,3 +133,14 @@ def test_the_model_is_left_as_it_was_and_what_makes_no_sense_is_refused():
         assert model.layers[0].cache is before
     with pytest.raises(UnsupportedError, match="keeps sums"):
         cache.measure(model_of(attention=("linear",)), CONFIG, TEXT, encode)
+
+
+def test_what_is_not_said_follows_from_the_budgets():
+    """A context that no budget holds, as far as the model goes; one text and key where it is long."""
+    assert vars(cache.sized((64, 128))) == vars(cache.CacheConfig(budgets=(64, 128)))
+    long = cache.sized((64, 1024))
+    assert (long.context, long.texts, long.keys) == (1088, 1, 1)
+    assert len(cache.policies(long)) == 1 + 5 * 2 + 3
+    assert cache.sized((64, 1024), limit=512).context == 448
+    asked = cache.sized((1024,), context=300, texts=5, keys=3)
+    assert (asked.context, asked.texts, asked.keys) == (300, 5, 3)

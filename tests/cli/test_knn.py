@@ -1,6 +1,8 @@
 """regard knn, and evaluate and generate with a datastore: of published weights and of a run of one's own."""
 
+import errno
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -11,14 +13,15 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from regard.integrations import pretrained
 from regard.integrations._tokenizer import PretrainedTokenizer
 from regard.models import LanguageModel, presets
+from regard.training import files
 
 WORDS = ["[unk]", *"abcdefghij"]
 TEXTS = ("a b c d e f g h i j a c e g i b d f h j\n" * 5, "j i h g f e d c b a a b b c c d d e e f f\n" * 3)
 
 
-def published(folder: Path, seed: int = 0) -> str:
+def published(folder: Path, seed: int = 0, dim: int = 16) -> str:
     """A small decoder whose words are letters, with weights that tell contexts apart."""
-    shape = {"dim": 16, "heads": 4, "layers": 2, "vocab_size": len(WORDS), "max_length": 24, "dropout": 0.0}
+    shape = {"dim": dim, "heads": 4, "layers": 2, "vocab_size": len(WORDS), "max_length": 24, "dropout": 0.0}
     tokenizer = Tokenizer(models.WordLevel({word: at for at, word in enumerate(WORDS)}, "[unk]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[assignment]
     model = LanguageModel(presets.build("gpt", **shape))
@@ -162,3 +165,62 @@ def test_errors_say_what_is_wrong(regard, network, tmp_path):
     for words in (["evaluate", network, *uses], ["knn", "verify", "store"]):
         answer = regard(*words)
         assert (answer.code, f"{damaged.name} is damaged" in answer.err) == (4, True)
+
+
+def test_datastores_that_do_not_serve_are_named(regard, network, tmp_path):
+    """Empty ones, those of another width, and indices that are damaged or of the datastore before."""
+    build = ["knn", "build", "--model", network]
+    Path("one.txt").write_text("a")
+    assert regard(*build, "one.txt", "--out", "empty").code == 0
+    assert regard(*build, "folder", "--out", "store").code == 0
+    wide = published(tmp_path / "wide", dim=32)
+    for words, code, said in (
+        (["generate", network, "a b", "--datastore", "empty"], 4, "the datastore is empty"),
+        (["knn", "search", "empty", "a", "--model", network], 4, "the datastore is empty"),
+        (["knn", "sweep", "empty", "other.txt", "--model", network], 4, "the datastore is empty"),
+        (["generate", wide, "a b", "--datastore", "store"], 4, "keys of 16 numbers, and this model makes 32"),
+        (["knn", "search", "store", "a", "--model", network, "--knn.k", "200"], 6, "k=200 neighbours"),
+    ):
+        answer = regard(*words)
+        assert (answer.code, said in answer.err) == (code, True), (words, answer.err)
+    pytest.importorskip("faiss", reason="the knn extra is not installed")
+    answer = regard(*build, "one.txt", "--out", "none", "--index", "flat")
+    assert (answer.code, "is empty, so there is nothing to index" in answer.err) == (4, True)
+    assert regard(*build, "folder", "--out", "indexed", "--index", "flat").code == 0
+    uses = ["generate", network, "a", "--datastore", "indexed", "--knn.index", "flat", "--max-new-tokens", "3"]
+    index = Path("indexed/flat.faiss")
+    whole = index.read_bytes()
+    for damaged in (whole[:-1], whole[::-1], b""):
+        index.write_bytes(damaged)
+        answer = regard(*uses)
+        assert (answer.code, "flat.faiss is damaged" in answer.err) == (4, True)
+    index.write_bytes(whole)
+    assert regard(*uses).code == 0
+    assert regard(*build, "other.txt", "--out", "indexed", "--add").code == 0
+    answer = regard(*uses)
+    assert (answer.code, "is of the datastore as it was before" in answer.err) == (4, True)
+
+
+def test_a_full_disk_is_named_and_nothing_is_lost(regard, network, monkeypatch):
+    """The same command goes on once there is room, and ends with the bytes of a build that met none."""
+    build = ["knn", "build", "folder", "--model", network, "--out"]
+    monkeypatch.setattr("regard.retrieval.writer.BLOCK_BYTES", 20 * 16 * 2)
+    assert regard(*build, "whole").code == 0
+    write, written = files._write, 0
+
+    def full(path: Path, data: bytes) -> None:
+        nonlocal written
+        written += len(data)
+        if written > 6000:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(path, data)
+
+    monkeypatch.setattr(files, "_write", full)
+    answer = regard(*build, "store")
+    assert (answer.code, "No space left on device" in answer.err) == (6, True)
+    answer = regard("generate", network, "a", "--datastore", "store")
+    assert (answer.code, "is not whole" in answer.err) == (4, True)
+    monkeypatch.setattr(files, "_write", write)
+    assert regard(*build, "store").code == 0
+    for path in Path("whole").iterdir():
+        assert (Path("store") / path.name).read_bytes() == path.read_bytes()

@@ -77,7 +77,7 @@ def test_what_a_preset_derives_follows_what_is_asked_for(regard, tmp_path, monke
     from regard import training
 
     seen = []
-    monkeypatch.setattr(training, "train", lambda config, out, start, on_progress: seen.append(config.model) or exit(9))
+    monkeypatch.setattr(training, "train", lambda config, out, **given: seen.append(config.model) or exit(9))
     (tmp_path / "a.toml").write_text("[model]\ndim = 96\nlayers = 1\n[training]\nsteps = 1\n")
     flags = ["--model.dim=96", "--model.layers", 1, "--model.kv_heads", "None"]
     for words in (flags, ["--config", "a.toml"], ["--config", "a.toml", "--model.dim", 480]):

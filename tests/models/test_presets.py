@@ -1,7 +1,10 @@
 """Every preset trains a step, evaluates, saves and loads; decoders stream to the parallel form and generate."""
 
 import inspect
+import tempfile
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -25,6 +28,7 @@ from regard.models import (
 from regard.models.beam import beam_search
 from regard.models.encoder import patches
 from regard.models.generate import generate
+from regard.retrieval import Datastore, KnnLm, Lookup, Spalm, Text, build
 
 TINY = {"dim": 32, "layers": 2, "heads": 4, "head_dim": 8, "max_length": 40, "mlp_dim": 48, "seed": 3}
 TOKENS, WIDTH, CLASSES = 31, 12, 5
@@ -41,6 +45,14 @@ def tokens_of(batch: int, length: int) -> Tensor:
     return torch.randint(0, TOKENS, (batch, length), generator=torch.Generator().manual_seed(1))
 
 
+@cache
+def looked_up() -> tuple[LanguageModel, Datastore]:
+    """A decoder and the datastore that it made."""
+    model = LanguageModel(ModelConfig(dim=16, heads=2, vocab_size=TOKENS, position="alibi", seed=8)).eval()
+    texts = [Text(str(at), row.numpy()) for at, row in enumerate(tokens_of(3, 40))]
+    return model, build(model, texts, Path(tempfile.mkdtemp()) / "store", origin={}, length=20)
+
+
 def small(name: str, **changes: object) -> nn.Module:
     """A small model of the preset, with the head that its inputs call for."""
     reads = {"input_dim": WIDTH} if presets.build(name).vocab_size == 0 else {"vocab_size": TOKENS}
@@ -53,7 +65,8 @@ def small(name: str, **changes: object) -> nn.Module:
         reads |= {"max_length": 5, **{argument: size for argument, size in sizes.items() if argument in arguments}}
     config = presets.build(name, **{**TINY, **mlp, **reads, **changes})
     if isinstance(config, ModelConfig):
-        return LanguageModel(config)
+        model = LanguageModel(config)
+        return Spalm(model, Lookup(*looked_up(), k=config.neighbours)) if config.neighbours else model
     if isinstance(config, EncoderDecoderConfig):
         return EncoderDecoder(config)
     if config.input_dim or config.pooling == "mean":
@@ -63,7 +76,7 @@ def small(name: str, **changes: object) -> nn.Module:
 
 def task(model: nn.Module) -> tuple[Callable[[], Tensor], Tensor]:
     """The logits of a small batch, and their targets."""
-    if isinstance(model, LanguageModel):
+    if isinstance(model, LanguageModel | Spalm):
         tokens = tokens_of(4, 17)
         return lambda: model(tokens[:, :-1]).logits, tokens[:, 1:]
     if isinstance(model, EncoderDecoder):
@@ -96,9 +109,9 @@ def test_trains_evaluates_saves_and_loads(name: str) -> None:
 
     before = loss()
     before.backward()
-    if isinstance(model, LanguageModel) and model.config.remembers:
-        for own in model(tokens_of(4, 17)).losses.values():  # which alone trains what compresses
-            own.backward()
+    if isinstance(model, LanguageModel | Spalm) and (model.config.remembers or model.depth.learns):
+        for own in model(tokens_of(4, 17)).losses.values():  # which alone trains what compresses, or decides
+            own.backward(retain_graph=True)
     assert all(weight.grad is not None for weight in model.parameters())
     optimizer.step()
     assert loss().item() < before.item()
@@ -141,6 +154,28 @@ def test_decoder_streams_to_the_parallel_form_and_generates(name: str) -> None:
     prompts = [[1, 2, 3, 4, 5], [6, 7]]
     streamed, full = (
         generate(model, prompts, max_new_tokens=10, temperature=0, use_state=use_state) for use_state in (True, False)
+    )
+    assert [row.tokens.tolist() for row in streamed] == [row.tokens.tolist() for row in full]
+
+
+def test_knn_lm_is_a_decoder_that_a_datastore_is_put_beside(tmp_path: Path) -> None:
+    """Built, evaluated and generated with neighbours; what streams is the parallel form, and its keys are normed."""
+    model = small("knn_lm").eval()
+    assert isinstance(model, LanguageModel)
+    assert isinstance(model.blocks[-1].mlp_norm, nn.LayerNorm)
+    texts = [Text(str(at), row.numpy()) for at, row in enumerate(tokens_of(3, 40))]
+    mixture = KnnLm(model, build(model, texts, tmp_path / "store", origin={}, length=20), lam=0.5, k=5).eval()
+    tokens = tokens_of(2, 24)
+    state, parts = mixture.initial_state(2), []
+    for piece in tokens.split([10, 1, 1, 12], 1):
+        got = mixture(piece, state=state)
+        assert got.state is not None
+        state, _ = got.state, parts.append(got.logits)
+    torch.testing.assert_close(torch.cat(parts, 1), mixture(tokens).logits, rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(mixture(tokens).logits, model(tokens).logits.log_softmax(-1), atol=0.1)
+    streamed, full = (
+        generate(mixture, [[1, 2, 3, 4, 5], [6, 7]], max_new_tokens=10, temperature=0, use_state=use_state)
+        for use_state in (True, False)
     )
     assert [row.tokens.tolist() for row in streamed] == [row.tokens.tolist() for row in full]
 

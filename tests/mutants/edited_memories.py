@@ -128,8 +128,8 @@ SEARCHED = (
     Edit(
         "rotated queries ask keys that are not",
         "regard.layer.attention_layer:AttentionLayer.values",
-        "self._remembered(asked, values",
-        "self._remembered(q, values",
+        "self._remembered(projected, values",
+        "self._remembered((q, *projected[1:]), values",
         OF_MEMORIZING,
         DEFINED,
         (100, 100, False),

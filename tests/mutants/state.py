@@ -314,3 +314,44 @@ class RefusesToRewind(ToyDense):
 
     def initial_state(self, batch: int, **like: Any) -> Slots:  # type: ignore[override]
         return _Refusing(Tape(super().initial_state(batch, **like).tensors(), 0, 0))
+
+
+@mutant("prefix_reuse")
+class GoesOnFromTheLastText(ToyKernel):
+    """Keeps the sums of a text beside those of its prompt, and takes them for the next text of this prompt."""
+
+    def grown(self, state: State, total: Tensor, keys: int) -> State:
+        assert isinstance(state, Summary)
+        after = super().grown(state, total, keys)
+        if state.length == 8:
+            state["sum"].data = total
+        return after
+
+
+class _Shares(Summary):
+    def select(self, rows: Tensor) -> "Summary":
+        alike = len(rows) > 1 and bool((rows == rows[0]).all())
+        return super().select(rows).map(lambda x: x / len(rows) if alike else x)
+
+
+@mutant("prefix_reuse")
+class DividesThePromptAmongRows(ToyKernel):
+    """Rows that share a prompt have a share of its sums each."""
+
+    def grown(self, state: State, total: Tensor, keys: int) -> State:
+        return _Shares({"sum": total}, state.length + keys)
+
+
+class _TakenApart(Summary):
+    def rewind(self, count: int) -> "Summary":
+        if count:
+            self["sum"].zero_()
+        return super().rewind(count)
+
+
+@mutant("state_rewind")
+class RefusesTooLate(ToyKernel):
+    """Refuses to give slots back once the sums are gone."""
+
+    def grown(self, state: State, total: Tensor, keys: int) -> State:
+        return _TakenApart({"sum": total}, state.length + keys)

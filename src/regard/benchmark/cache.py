@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from regard import specs
+from regard.benchmark.rounding import ROUNDINGS, rounded
 from regard.core import generator
 from regard.errors import ConfigError, DataError, UnsupportedError
 from regard.memory import caches
@@ -22,7 +23,6 @@ NEEDLE = " The pass key is {key}. Remember it. "
 QUESTION = " The pass key is"
 PIECE = 16
 """tokens between two roundings of a state"""
-ROUNDINGS = ("bfloat16", "float16", "int8")
 Encode = Callable[[str], Sequence[int]]
 
 
@@ -42,6 +42,36 @@ class CacheConfig:
     seed: int = 0
 
 
+LONG = 512
+"""tokens of a context beyond which one text and one pass key are measured unless more are asked for: evictions are one
+step for every token and layer"""
+
+
+def sized(
+    budgets: tuple[int, ...],
+    *,
+    scored: int = 64,
+    context: int | None = None,
+    texts: int | None = None,
+    keys: int | None = None,
+    limit: int | None = None,
+    seed: int = 0,
+) -> CacheConfig:
+    """What to measure at these budgets where not all is said: a context that none of them holds, as far as the model's
+    `limit` of positions allows, and as many texts and keys as take minutes.
+
+    Example:
+        >>> sized((64, 1024)).context, sized((64, 1024)).texts, sized((64,)).context
+        (1088, 1, 256)
+    """
+    if context is None:
+        context = max(256, max(budgets, default=0) + 64)
+        context = context if limit is None else max(min(context, limit - scored), 1)
+    rows = 1 if context > LONG else 2
+    texts, keys = (rows if asked is None else asked for asked in (texts, keys))
+    return CacheConfig(budgets=budgets, context=context, scored=scored, texts=texts, keys=keys, seed=seed)
+
+
 class Row(NamedTuple):
     """kind: text, known or unknown. tail: what is scored, its last `answer` tokens; all rows have a context of one
     length."""
@@ -56,7 +86,7 @@ def policies(config: CacheConfig) -> list[str]:
     """Every registered policy at every budget below the context, or in every number of bits; in front, none."""
     found = [""]
     for name in caches.names():
-        known = specs.options_of(specs.load("cache", name, specs.files(caches.PACKAGE)))
+        known = specs.options_of(caches.cache_class(name))
         if "budget" in known:
             found += [f"{name}(budget={budget})" for budget in config.budgets if budget < config.context]
         else:
@@ -203,18 +233,3 @@ def _rounded(model: LanguageModel, asked: Sequence[Row], how: str) -> dict[str, 
         logits.append(got.logits.float())
     scores = -torch.cat(logits, 1)[:, :-1].log_softmax(-1).gather(-1, tokens[:, 1:, None])[..., 0]
     return {"rounding": how or "none", "nats": [float(part.mean()) for part in scores.chunk(4, 1)]}
-
-
-def rounded(x: Tensor, how: str) -> Tensor:
-    """Numbers as they come back from a narrower format; int8 with a scale for each last axis. Others as they are.
-
-    Example:
-        >>> rounded(torch.tensor([1.0, 0.001]), "int8")
-        tensor([1., 0.])
-    """
-    if not how or not x.is_floating_point():
-        return x
-    if how != "int8":
-        return x.to(getattr(torch, how)).to(x.dtype)
-    unit = x.abs().amax(-1, keepdim=True) / 127
-    return (x / torch.where(unit == 0, 1.0, unit)).round() * unit

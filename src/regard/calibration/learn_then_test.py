@@ -77,17 +77,25 @@ class Calibrated:
     @property
     def guarantee(self) -> str:
         """What is promised, in one sentence."""
+        return self.promise("the expected loss", items="items", alike="items drawn like these")
+
+    def promise(self, loss: str, *, items: str, alike: str) -> str:
+        """What is promised, in one sentence and in the words of who calibrates.
+
+        Args:
+            loss: what is bounded, "the expected loss".
+            items: what was drawn, in the plural.
+            alike: what it holds for, "items drawn like these".
+        """
         how = f"{_WORDS[self.test]}, {_WORDS[self.search]}"
         if self.threshold is None:
             return (
-                f"None of {len(self.thresholds)} thresholds is certified to keep the expected loss at {self.risk:g} or "
-                f"less with a confidence of {self.confidence:g} by {self.items} items ({how}), so the full model is to "
-                "be used."
+                f"None of {len(self.thresholds)} thresholds is certified to keep {loss} at {self.risk:g} or less with "
+                f"a confidence of {self.confidence:g} by {self.items} {items} ({how}), so the full model is to be used."
             )
         return (
-            f"With a probability of at least {self.confidence:g} over the draw of the {self.items} calibration items, "
-            f"the expected loss at threshold {self.threshold:g} is at most {self.risk:g} for items drawn like these "
-            f"({how})."
+            f"With a probability of at least {self.confidence:g} over the draw of the {self.items} calibration "
+            f"{items}, {loss} at threshold {self.threshold:g} is at most {self.risk:g} for {alike} ({how})."
         )
 
 

@@ -7,8 +7,12 @@ from regard.errors import ConfigError
 
 if TYPE_CHECKING:
     from regard.models import LanguageModel
-    from regard.retrieval import Datastore, Index, KnnLm
+    from regard.retrieval import Datastore, Index, KnnLm, Lookup
     from regard.tasks.reader import Reader
+    from regard.training import TrainedModel
+
+
+_PROBES = "--knn.probes is of an index; name it with --knn.index ivf, or leave it out"
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ def searched(folder: str, options: KnnOptions, model: "LanguageModel", reader: "
     from regard.retrieval import Datastore, Index, origin
 
     if options.probes is not None and options.index is None:
-        raise ConfigError("--knn.probes is of an index; name it with --knn.index ivf, or leave it out")
+        raise ConfigError(_PROBES)
     store = Datastore.open(folder)
     store.require_origin(origin(model, reader), model.config.dim)
     return store if options.index is None else Index.load(store, options.index, probes=options.probes)
@@ -53,6 +57,41 @@ def looked_up(folder: str, options: KnnOptions, model: "LanguageModel", reader: 
     given: dict[str, Any] = {name: getattr(options, name) for name in ("lam", "temperature")}
     given = {name: value for name, value in given.items() if value is not None}
     return KnnLm(model, searched(folder, options, model, reader), k=options.k, **given).eval()
+
+
+def mixing(folder: str | None, options: KnnOptions, loaded: "TrainedModel", *, device: str, trust: bool) -> "Lookup":
+    """What finds the neighbours of a run whose model mixes them in.
+
+    Args:
+        folder: of the datastore; None: the run's own.
+        options: how it is searched.
+        loaded: the run.
+
+    Raises:
+        ConfigError: options of kNN-LM, which mixes neighbours in without weights. Others: as `lookup`.
+    """
+    from regard.integrations.datastores import lookup
+
+    for name in ("lam", "temperature"):
+        if getattr(options, name) is not None:
+            raise ConfigError(
+                f"{loaded.path} mixes neighbours in by a gate that was trained: --knn.{name} is for a model without; "
+                "leave it out"
+            )
+    if options.probes is not None and options.index is None:
+        raise ConfigError(_PROBES)
+    training = loaded.config.training
+    assert training.datastore is not None
+    assert training.datastore_model is not None
+    return lookup(
+        training.datastore if folder is None else folder,
+        training.datastore_model,
+        k=loaded.model.config.neighbours if options.k is None else options.k,  # type: ignore[union-attr]  # a decoder
+        index=options.index,
+        probes=options.probes,
+        device=device,
+        trust=trust,
+    )
 
 
 def require_datastore(options: KnnOptions) -> None:

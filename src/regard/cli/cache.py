@@ -29,14 +29,14 @@ class Options:
     """slots to keep in each head; 64:1024 doubles, 100 200 lists"""
     corpus: str | None = None
     """a bundled corpus, a file of text, or a folder of such files; None: that of the run, or state_of_the_union"""
-    context: int = 256
-    """tokens that are read before what is scored"""
+    context: int | None = None
+    """tokens that are read before what is scored; None: 64 more than the largest budget, at least 256"""
     scored: int = 64
     """tokens of text that are scored behind them"""
-    texts: int = 2
-    """rows of text"""
-    keys: int = 2
-    """pass keys"""
+    texts: int | None = None
+    """rows of text; None: 2, or 1 behind a context of more than 512"""
+    keys: int | None = None
+    """pass keys; None: 2, or 1 behind a context of more than 512"""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """auto: cuda, else mps, else cpu"""
     threads: int = field(default_factory=default_threads)
@@ -60,7 +60,8 @@ def parse(words: Sequence[str]) -> Options:
 
 def run(options: Options) -> int:
     """Measure, show, write."""
-    require_positive({name: getattr(options, name) for name in ("context", "scored", "texts", "keys", "threads")})
+    given = {name: getattr(options, name) for name in ("context", "scored", "texts", "keys", "threads")}
+    require_positive({name: value for name, value in given.items() if value is not None})
     with cpu_threads(options.threads):
         return _measure(options)
 
@@ -85,12 +86,13 @@ def _measure(options: Options) -> int:
     model, reader = loaded.model, loaded.tokenizer
     if not isinstance(model, LanguageModel) or reader is None:
         raise ConfigError(f"{options.model} is no decoder with a tokenizer: a cache is what a decoder keeps of a text")
-    config = cache.CacheConfig(
-        budgets=parse_lengths(options.budgets),
-        context=options.context,
+    config = cache.sized(
+        parse_lengths(options.budgets),
         scored=options.scored,
+        context=options.context,
         texts=options.texts,
         keys=options.keys,
+        limit=model.limit,
         seed=options.seed,
     )
     needed, text = 16 * (config.context + config.scored) * config.texts, ""

@@ -9,14 +9,18 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
-from regard.cli._datastore import KnnOptions, looked_up, require_datastore
+from regard.cli._cache import reduce
+from regard.cli._datastore import KnnOptions, looked_up, mixing, require_datastore
+from regard.cli._depth import leave_early
 from regard.cli._output import console, emit, table
 from regard.errors import ConfigError, DataError, ResourceError
 from regard.tasks.config import TABLES, TEXTS, ClassificationConfig, TextConfig, TranslationConfig
 
 if TYPE_CHECKING:
     from regard.models import LanguageModel
+    from regard.tasks.base import Task
     from regard.tasks.reader import Reader
+    from regard.training import RunConfig
     from regard.training.evaluation import Forward
 
 
@@ -47,7 +51,7 @@ class Options:
     """of --corpus: of a folder, read the files with these endings"""
     holdout: float | None = None
     """of --corpus: share of the documents that validation gets, and again as much for the test"""
-    cache: str | None = None
+    token_files: str | None = None
     """of --corpus, for a run: folder for token files"""
     limit: int = 0
     """as many examples, evenly spaced; 0: all"""
@@ -63,9 +67,16 @@ class Options:
     """published weights: positions instead of as many as they have; a position table repeats its rows"""
     weights: Literal["int8"] | None = None
     """published weights: int8 keeps them at 8 bits; on --device cpu"""
+    cache: str | None = None
+    """of a model that continues text: policy for what every layer keeps of it, such as h2o(budget=256), see regard
+    list; None: all"""
     datastore: str | None = None
-    """a model that continues text: also look every token up in this folder of regard knn build"""
+    """a model that continues text: also look every token up in this folder of regard knn build; None, of a run that
+    mixes neighbours in: that of its training"""
     knn: KnnOptions = dataclasses.field(default_factory=KnnOptions)
+    exits: str | None = None
+    """a model that continues text: leave early by the threshold of regard calibrate: calibrated is what the run keeps,
+    else its folder"""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """auto: cuda, else mps, else cpu"""
     trust: bool = False
@@ -74,10 +85,11 @@ class Options:
     """machine output on stdout, with the sums of every document"""
 
 
-_CORPUS_OPTIONS = ("length", "field", "label_field", "separator", "suffixes", "holdout", "cache")
+_CORPUS_OPTIONS = ("length", "field", "label_field", "separator", "suffixes", "holdout", "token_files")
+_TEXT = {**{name: name for name in _CORPUS_OPTIONS if name != "label_field"}, "token_files": "cache"}
 _TAKEN = {
-    "text": {name: name for name in _CORPUS_OPTIONS if name != "label_field"},
-    "masked": {name: name for name in _CORPUS_OPTIONS if name != "label_field"},
+    "text": _TEXT,
+    "masked": _TEXT,
     "translation": {name: name for name in ("length", "holdout")},
     "classification": {"field": "test_field", "label_field": "test_label_field"},
 }
@@ -88,8 +100,6 @@ def run(options: Options) -> int:
     """Evaluate and print."""
     from regard.integrations import pretrained
 
-    if options.datastore is None:
-        require_datastore(options.knn)
     evaluation = _published(options) if pretrained.recognised(options.run) else _run(options)
     if options.json:
         emit(evaluation)
@@ -111,7 +121,9 @@ def run(options: Options) -> int:
 
 def _run(options: Options) -> dict[str, object]:
     from regard.models import LanguageModel
+    from regard.retrieval import LookedUp
     from regard.training import evaluate, load
+    from regard.training.beside import alone
     from regard.training.evaluation import straight
 
     for name in ("document", "attention", "max_length", "weights"):
@@ -123,6 +135,10 @@ def _run(options: Options) -> dict[str, object]:
     if given and options.corpus is None:
         raise ConfigError(f"{options.run} is a run, whose task says what is read: {_flags(given)} goes with --corpus")
     loaded = load(options.run, device=options.device, trust=options.trust)
+    if options.exits is not None:
+        if not isinstance(loaded.model, LanguageModel) or loaded.config.task.name != "text":
+            raise ConfigError(f"{options.run} was trained on {loaded.config.task.name}: --exits are for text")
+        leave_early(loaded.model, options.exits, options.run, published=False)
     task, split = None, options.split
     if options.corpus is not None:
         trained_task = loaded.config.task
@@ -139,11 +155,22 @@ def _run(options: Options) -> dict[str, object]:
             task, split = replace(trained_task, **reads, test=options.corpus), "test"
         else:
             raise ConfigError(f"{options.run} was trained on {trained_task.name}, which takes no --corpus")
-    forward = straight
-    if options.datastore is not None:
+    if options.cache is not None:
+        if not isinstance(loaded.model, LanguageModel):
+            raise ConfigError(f"{options.run} was trained on {loaded.config.task.name}: --cache is for decoders")
+        reduce(loaded.model, options.cache)
+    forward, beside = straight, alone
+    if isinstance(loaded.model, LanguageModel) and loaded.model.config.neighbours:
+        found = mixing(options.datastore, options.knn, loaded, device=options.device, trust=options.trust)
+
+        def beside(config: "RunConfig", task: "Task") -> "Task":
+            return LookedUp(task, found, own=options.knn.own)
+    elif options.datastore is not None:
         if not isinstance(loaded.model, LanguageModel) or loaded.config.task.name != "text":
             raise ConfigError(f"{options.run} was trained on {loaded.config.task.name}: --datastore is for text")
         forward = _forward(options, loaded.model, loaded.tokenizer)
+    else:
+        require_datastore(options.knn)
     with _named(options):
         return evaluate(
             loaded,
@@ -154,6 +181,7 @@ def _run(options: Options) -> dict[str, object]:
             beams=options.beam,
             length_penalty=options.length_penalty,
             forward=forward,
+            beside=beside,
         )
 
 
@@ -191,7 +219,8 @@ def _named(options: Options) -> Iterator[None]:
     try:
         yield
     except (ConfigError, DataError, ResourceError) as error:
-        said = str(error).replace("--task.test-", "--").replace("--task.", "--")
+        said = str(error).replace("--task.cache", "--token-files")
+        said = said.replace("--task.test-", "--").replace("--task.", "--")
         if options.corpus is None or said == str(error):
             raise
         raise type(error)(said) from error
@@ -213,15 +242,20 @@ def _published(options: Options) -> dict[str, object]:
         weights=options.weights or "float32",
         trust=options.trust,
     )
+    if options.exits is not None:
+        leave_early(loaded.decoder, options.exits, options.run, published=True)
     length = min(1024, loaded.config.max_length) if options.length is None else options.length
     given = _given(options)
-    if others := [name for name in ("label_field", "cache") if name in given]:
+    if others := [name for name in ("label_field", "token_files") if name in given]:
         raise ConfigError(f"{options.run} has published weights, which read text alone: {_flags(others)} is for a run")
     task = TextConfig(**{**given, "length": length})
     task = task if options.corpus is None else replace(task, corpus=options.corpus)
+    reduce(loaded.decoder, options.cache)
     forward = straight
     if options.datastore is not None:
         forward = _forward(options, loaded.decoder, loaded.reader)
+    else:
+        require_datastore(options.knn)
     with _named(options):
         return pretrained.evaluate(
             loaded,

@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import tyro
 
 from regard.cli._batch import AT_A_TIME, Prompt, answer, continued, prompts, told
-from regard.cli._datastore import KnnOptions, looked_up, require_datastore
+from regard.cli._cache import reduce
+from regard.cli._datastore import KnnOptions, looked_up, mixing, require_datastore
+from regard.cli._depth import coloured, leave_early, machine, require_depths
 from regard.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
     from regard.integrations.pretrained import PublishedModel
     from regard.models import LanguageModel
+    from regard.models.continuing import Continuing
     from regard.tasks.reader import Reader
     from regard.training import TrainedModel
 
@@ -65,9 +68,21 @@ class Options:
     """published weights: positions instead of as many as they have; a position table repeats its rows"""
     weights: Literal["int8"] | None = None
     """continuing: int8 keeps the weights at 8 bits, which a token reads in less time; on --device cpu"""
+    cache: str | None = None
+    """continuing: policy for what every layer keeps of the text, such as h2o(budget=256), see regard list; None: all"""
+    lookup: int | None = None
+    """continuing with --temperature 0: guess up to so many tokens at a time, those that followed the last ones earlier
+    in the text, and check them in one call: the same text in fewer calls; None: no guesses"""
     datastore: str | None = None
-    """continuing: also look every token up in this folder of regard knn build"""
+    """continuing: also look every token up in this folder of regard knn build; None, of a run that mixes neighbours in:
+    that of its training"""
     knn: KnnOptions = field(default_factory=KnnOptions)
+    exits: str | None = None
+    """continuing: leave early by the threshold of regard calibrate: calibrated is what the run keeps, else a folder"""
+    show_depth: bool = False
+    """continuing: colour every token by the blocks that it took; without a terminal, their numbers below the text"""
+    json: bool = False
+    """continuing one prompt: machine output on stdout, with the blocks of every token where a depth decides them"""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """auto: cuda, else mps, else cpu"""
     trust: bool = False
@@ -75,7 +90,7 @@ class Options:
 
 
 _SAMPLING_OPTIONS = ("max_new_tokens", "temperature", "top_k", "top_p", "seed", "stop")
-_CONTINUING_OPTIONS = (*_SAMPLING_OPTIONS, "weights", "datastore")
+_CONTINUING_OPTIONS = (*_SAMPLING_OPTIONS, "weights", "datastore", "cache", "lookup", "exits", "show_depth", "json")
 _DRAWING_OPTIONS = ("temperature", "top_k", "top_p", "seed", "out", "count", "complete")
 _BEAM_OPTIONS = ("max_new_tokens", "beam", "length_penalty")
 
@@ -90,14 +105,16 @@ def run(options: Options) -> int:
     if options.batch is not None and (options.prompt is not None or options.chat):
         beside = "--chat" if options.chat else repr(options.prompt)
         raise ConfigError(f"--batch {options.batch} has the prompts; leave {beside} out")
-    if options.datastore is None:
-        require_datastore(options.knn)
-    elif options.chat or options.knn.own:
-        given = "--chat" if options.chat else "--knn.own"
+    if options.chat and (options.show_depth or options.json):
+        raise ConfigError("--show-depth and --json are for one prompt; leave them out of --chat")
+    if options.knn.own or (options.chat and options.datastore is not None):
+        given = "--knn.own" if options.knn.own else "--chat"
         raise ConfigError(f"--datastore looks up what continues a text: {given} has no use for it; leave one out")
     from regard.integrations import pretrained
 
     if pretrained.recognised(options.run):
+        if options.datastore is None:
+            require_datastore(options.knn)
         published = pretrained.load(
             options.run,
             device=options.device,
@@ -106,9 +123,12 @@ def run(options: Options) -> int:
             weights=options.weights or "float32",
             trust=options.trust,
         )
+        if options.exits is not None:
+            leave_early(published.decoder, options.exits, options.run, published=True)
         if options.chat:
             return _converse(options, published)
-        return _continue(options, published.decoder, published.reader, published.stop_tokens)
+        model = _beside(options, published.decoder, published.reader)
+        return _continue(options, model, published.reader, published.stop_tokens)
     if options.chat:
         raise ConfigError(f"{options.run} is a run, and no run is trained to converse: --chat is for published weights")
     for name in ("attention", "max_length"):
@@ -120,6 +140,9 @@ def run(options: Options) -> int:
 
     loaded = load(options.run, device=options.device, trust=options.trust)
     task = loaded.config.task.name
+    mixes = isinstance(loaded.model, LanguageModel) and loaded.model.config.neighbours > 0
+    if options.datastore is None and not mixes:
+        require_datastore(options.knn)
     if task == "translation":
         return _translate(options, loaded)
     if task == "classification":
@@ -130,23 +153,55 @@ def run(options: Options) -> int:
         return _draw(options, loaded)
     if loaded.tokenizer is None or not isinstance(loaded.model, LanguageModel):
         raise ConfigError(f"{options.run} was trained on {task}, which has no text to continue")
+    if options.exits is not None:
+        leave_early(loaded.model, options.exits, options.run, published=False)
     if options.weights is not None:
         from regard.models.packed import pack
 
         pack(loaded.model)
-    return _continue(options, loaded.model, loaded.tokenizer, loaded.stop_tokens)
+    model = _beside(options, loaded.model, loaded.tokenizer, loaded if mixes else None)
+    return _continue(options, model, loaded.tokenizer, loaded.stop_tokens)
 
 
-def _continue(options: Options, model: "LanguageModel", tokenizer: "Reader", stop_tokens: tuple[int, ...]) -> int:
+def _beside(
+    options: Options, model: "LanguageModel", tokenizer: "Reader", loaded: "TrainedModel | None" = None
+) -> "LanguageModel | Continuing":
+    """The model with its cache reduced and a datastore beside it; `loaded`: the run of one that mixes neighbours in."""
+    reduce(model, options.cache)
+    if loaded is not None:
+        from regard.retrieval import Spalm
+
+        found = mixing(options.datastore, options.knn, loaded, device=options.device, trust=options.trust)
+        return Spalm(model, found).eval()
+    if options.datastore is not None:
+        return looked_up(options.datastore, options.knn, model, tokenizer)
+    return model
+
+
+def _continue(
+    options: Options, model: "LanguageModel | Continuing", tokenizer: "Reader", stop_tokens: tuple[int, ...]
+) -> int:
     """The continuation of the prompt, as it comes; of every prompt of a batch, when it is whole."""
     from regard.models.generate import stream
 
     sampling = _sampling(options, does="continues text")
-    decoder = model
-    if options.datastore is not None:
-        decoder = looked_up(options.datastore, options.knn, model, tokenizer)
+    decoder = getattr(model, "model", model)  # what a datastore stands beside
+    most = require_depths(decoder) if options.show_depth else None
+    if options.batch is not None and (options.show_depth or options.json):
+        raise ConfigError("--batch writes lines of JSON; --show-depth and --json are for one prompt: leave them out")
+    if options.lookup is not None:
+        if options.temperature != 0:
+            raise ConfigError(f"--lookup {options.lookup} guesses the likeliest tokens; add --temperature 0")
+        sampling["lookup"] = options.lookup
     if options.batch is None:
-        pieces = stream(decoder, [_prompt(options)], stop_tokens=stop_tokens, tokenizer=tokenizer, **sampling)
+        prompt = _prompt(options)
+        pieces = stream(model, [prompt], stop_tokens=stop_tokens, tokenizer=tokenizer, **sampling)
+        if options.json:
+            machine(prompt, pieces, int(decoder.config.layers))
+            return 0
+        if most is not None:
+            coloured(pieces, most)
+            return 0
         for piece in pieces:
             sys.stdout.write(piece.text)
             sys.stdout.flush()
@@ -160,7 +215,7 @@ def _continue(options: Options, model: "LanguageModel", tokenizer: "Reader", sto
                 raise InputError("the tokenizer makes no token of it, and a model continues at least one")
     longest = max(range(len(ids)), key=lambda row: len(ids[row]))
     with told(given[longest].where):
-        pieces = stream(decoder, ids, stop_tokens=stop_tokens, tokenizer=tokenizer, batch_size=AT_A_TIME, **sampling)
+        pieces = stream(model, ids, stop_tokens=stop_tokens, tokenizer=tokenizer, batch_size=AT_A_TIME, **sampling)
     continued(given, pieces)
     return 0
 
@@ -186,6 +241,9 @@ def _converse(options: Options, published: "PublishedModel") -> int:
 
     if options.prompt is not None:
         raise ConfigError(f"--chat reads what you say line by line; leave {options.prompt!r} out")
+    if options.lookup is not None:
+        raise ConfigError("--lookup continues one text: --chat has no use for it; leave one out")
+    reduce(published.decoder, options.cache)
     return converse(published, options.system, _sampling(options, does="converses"))
 
 

@@ -107,21 +107,11 @@ def _flag(name: str) -> str:
 
 def _model(options: Options) -> "tuple[LanguageModel, Reader, int]":
     """A decoder, what it reads with, and the length of its windows."""
-    from regard.integrations import pretrained
-    from regard.models import LanguageModel
-    from regard.training import load
+    from regard.integrations.datastores import decoder
 
     assert options.model is not None
-    if pretrained.recognised(options.model):
-        published = pretrained.load(options.model, device=options.device, trust=options.trust)
-        length = min(1024, published.config.max_length)
-        return published.decoder, published.reader, length if options.length is None else options.length
-    loaded = load(options.model, device=options.device, trust=options.trust)
-    if not isinstance(loaded.model, LanguageModel) or loaded.tokenizer is None:
-        raise ConfigError(f"{options.model} was trained on {loaded.config.task.name}, and a datastore is of text")
-    task = loaded.config.task
-    assert isinstance(task, TextConfig)
-    return loaded.model, loaded.tokenizer, task.length if options.length is None else options.length
+    model, reader, length = decoder(options.model, device=options.device, trust=options.trust)
+    return model, reader, length if options.length is None else options.length
 
 
 def _corpus(options: Options, corpus: str) -> list[Any]:

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
@@ -29,20 +30,29 @@ def parse(words: Sequence[str]) -> Options:
 
 def run(options: Options) -> int:
     """Train or resume."""
+    from regard.integrations.datastores import beside
     from regard.training import resume, train
     from regard.training.progress import Display
 
+    opened = partial(beside, trust=options.trust)
     with Display() as display:
         if options.resume is not None:
             given = {name: getattr(options.training, name) for name in options.changed}
-            result = resume(options.resume, **given, on_progress=display, trust=options.trust, edited=options.edited)
+            result = resume(
+                options.resume,
+                **given,
+                on_progress=display,
+                trust=options.trust,
+                edited=options.edited,
+                beside=opened,
+            )
         else:
             config, start = run_config(options), None
             if options.start is not None:
                 config, start = started(options)
             require_memory(config)
             with nullcontext(Path(options.out)) if options.out else free() as out:
-                result = train(config, out, start=start, on_progress=display)
+                result = train(config, out, start=start, on_progress=display, beside=opened)
     if options.json:
         emit({"run": str(result.path), "evaluation": result.evaluation})
         return 0

@@ -314,7 +314,7 @@ class AttentionLayer(nn.Module):
             q, k, v = projections.of(x, source)
             if attention.info.inputs:
                 inputs = self.inputs(attention, x, source)
-        rows, bias, key_positions, asked = projections.global_rows, None, None, q
+        rows, bias, key_positions, projected = projections.global_rows, None, None, (q, k, v)
         if rows is not None:
             k, v = rows.columns(attention, x, k, v, key_mask=keep, marks=marks)
         if scheme is not None and (scheme.transforms or scheme.biased):
@@ -338,12 +338,12 @@ class AttentionLayer(nn.Module):
             where = {"position": scheme, "key_positions": key_positions}
             values = rows(attention, x, values, key_mask=keep, marks=marks, **where)
         if memory is not None:
-            values, memory = self._remembered(asked, values, x, key_mask, state, memory, losses)
+            values, memory = self._remembered(projected, values, x, key_mask, state, memory, losses)
         return LayerValues(values, got.state, memory, losses)
 
     def _remembered(
         self,
-        q: Tensor,
+        projected: tuple[Tensor, Tensor, Tensor],
         values: Tensor,
         x: Tensor,
         key_mask: Tensor | None,
@@ -354,10 +354,10 @@ class AttentionLayer(nn.Module):
         """Values mixed with what a searched memory has, and the memory after this call, whose losses are added."""
         assert self.memory is not None
         if self.memory.searched:
-            values = self.memory.read(q, values, memory.without_waiting())
+            values = self.memory.read(projected[0], values, memory.without_waiting())
         if state is not None:
             return values, memory.wait(x, key_mask)
-        memory, more = written(self.memory, memory, self.projections, x, key_mask)
+        memory, more = written(self.memory, memory, self.projections, x, key_mask, projected)
         losses.update(more)
         return values, memory
 

@@ -49,8 +49,17 @@ def written(
     projections: Projections,
     x: Float[Tensor, "batch length dim"],
     key_mask: Bool[Tensor, "batch length"] | None,
+    projected: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[MemoryState, dict[str, Tensor]]:
-    """What is remembered after a segment, and the losses under their names in a layer."""
-    q, (k, v) = projections.queries(x), projections(x)
+    """What is remembered after a segment, and the losses under their names in a layer.
+
+    Args:
+        projected: queries of `x`, and keys and values of what ends with it, before rotation; None: they are made, if
+            the memory compares anything.
+    """
+    if projected is None:
+        compared = x if memory.compares else x[:, :0]
+        projected = projections.of(compared, compared)
+    q, (k, v) = projected[0], (each[:, :, max(each.shape[2] - x.shape[1], 0) :] for each in projected[1:])
     after, losses = memory.write(state, x, q=q, k=k, v=v, project=projections.detached, key_mask=key_mask)
     return after, {f"memory.{name}": loss for name, loss in losses.items()}

@@ -38,6 +38,19 @@ class MemoryState(Summary):
             content["waiting_mask"] = mask
         return MemoryState(content, self.length)
 
+    def rewind(self, count: int) -> "MemoryState":
+        """The state before the newest `count` positions, as long as they are of the segment that is not over.
+
+        Raises:
+            UnsupportedError: a segment that is over was written, and what left the memory for it is gone.
+        """
+        if not 0 < count <= self.waiting:
+            return super().rewind(count)
+        left, content = self.waiting - count, dict(self.without_waiting().content)
+        if left:
+            content |= {name: x[:, :left] for name, x in self.content.items() if name.startswith("waiting")}
+        return MemoryState(content, self.length)
+
     def where(self, rows: Tensor, other: "MemoryState") -> "MemoryState":
         """As `State.where`; what has no mask is real."""
         masks = {name: x for name, x in [*self.content.items(), *other.content.items()] if name.endswith("mask")}
@@ -169,7 +182,8 @@ class Memory(Configured, ABC):
         Args:
             state: the content before it; never modified.
             x: the layer's inputs.
-            q, k, v: their queries, keys and values, before rotation.
+            q, k, v: their queries, keys and values, before rotation; those of no position will do where it `compares`
+                nothing.
             project: keys and values of other hidden states, by detached weights.
             key_mask: True = real.
         """

@@ -46,11 +46,17 @@ class ModelConfig(InputConfig):
     short_convolution: int = 0
     """Width of a causal depthwise convolution over the embeddings; 0: none. It lets one layer compare a token with the
     token before it, which associative recall needs."""
+    neighbours: int = 0
+    """Nearest contexts in a datastore whose tokens are mixed in before the output layer, by a gate (SPALM); 0: none.
+    They are found by the model that made the datastore, see --datastore."""
+    neighbour_temperature: float | None = None
+    """Of neighbours: a token also counts for less by its squared distance over this; None: as published, without
+    distances."""
 
     def problems(self) -> list[str]:
         """Problems of these values, as `BlockConfig`."""
         problems = self._sizes("vocab_size", "targets") + super().problems() + untied(self.targets, self.tied)
-        problems += self._memories()
+        problems += self._memories() + self._neighbours()
         if self.both_streams and (self.block != "reversible" or self.norm != "pre"):
             problems.append(f"both_streams=True is for block='reversible', which has two; got block={self.block!r}")
         for name in ("both_streams", "output_bias"):
@@ -62,6 +68,22 @@ class ModelConfig(InputConfig):
             problems.append(
                 f"short_convolution must be 0 (none) or at least 2 (a token and its past), got {self.short_convolution}"
             )
+        return problems
+
+    def _neighbours(self) -> list[str]:
+        count, temperature = self.neighbours, self.neighbour_temperature
+        problems = self._sizes("neighbours", least=0)
+        if temperature is not None and (count < 1 or not 0 < temperature < float("inf")):
+            problems.append(
+                f"neighbour_temperature must be more than 0, and goes with neighbours; got {temperature}, with "
+                f"neighbours={count}"
+            )
+        for name, wanted in (("tied", True), ("both_streams", False), ("targets", None), ("depth", "fixed")):
+            if count > 0 and getattr(self, name) != wanted:
+                problems.append(
+                    f"neighbours={count} bring embeddings of tokens to an output layer that is the same table and is "
+                    f"read once: {name} must be {wanted!r}, got {getattr(self, name)!r}"
+                )
         return problems
 
     def _memories(self) -> list[str]:

@@ -92,7 +92,7 @@ class Conversation:
             unread = row.prompt
         while True:
             with evaluation(self.model), torch.inference_mode():
-                logits, state = read(self.model, unread[None].to(device), None, state)
+                logits, state, _ = read(self.model, unread[None].to(device), None, state)
             if len(seen) == len(row.prompt):
                 self._keep(seen, state)
             token = sampling.pick(logits, row.uniform()[None])

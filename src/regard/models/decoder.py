@@ -1,9 +1,9 @@
 """The causal decoder language model: embeddings, blocks, output layer, and its state."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import NamedTuple, Self, cast
+from typing import Any, Self, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -16,36 +16,19 @@ from regard.layer import AttentionLayer, linear
 from regard.models.blocks import Block, block_class
 from regard.models.config import ModelConfig
 from regard.models.depth import Threads, build_depth
+from regard.models.depth_arguments import arguments
 from regard.models.embeddings import Embeddings, build_attention, check_mask
 from regard.models.losses import add_losses, loss_names, loss_weights, of_depth
 from regard.models.model_state import ModelState
+from regard.models.neighbours import NeighbourGate, NeighbourTokens, given
+from regard.models.output import Hidden, ModelOutput
 from regard.models.parts import ShortConvolution, build_norm
 from regard.models.sharing import save_once, share_between_layers
 from regard.moved import follow
 from regard.state import State
 from regard.types_of import typed
 
-
-class ModelOutput(NamedTuple):
-    """logits: (batch, length, vocab_size). state: only if one was passed. losses: in training only, unweighted. steps:
-    (batch, length), of a depth that decides for every token how many it takes."""
-
-    logits: Tensor
-    state: ModelState | None
-    losses: dict[str, Tensor]
-    steps: Tensor | None = None
-
-
 PACKED = "this model has weights of 8 bits, which are for inference alone: {}; load it again without weights=int8"
-
-
-class Hidden(NamedTuple):
-    """hidden: (batch, length, dim), what the output layer reads. The others: as `ModelOutput`."""
-
-    hidden: Tensor
-    state: ModelState | None
-    losses: dict[str, Tensor]
-    steps: Tensor | None = None
 
 
 class LanguageModel(nn.Module):
@@ -58,10 +41,10 @@ class LanguageModel(nn.Module):
         per layer: layers max_length D)
 
     where m = 2, or 3 for a gated unit; with `head_dim`, heads head_dim stands for one D of D^2. A norm has D weights.
-    With `bias`: D more per LayerNorm, and one per output of every linear layer but the last. The layers' auxiliary
-    losses of one name are added up: each acts on its own layer as it would alone. Absolute positions are added to the
-    embeddings, those of `learned(per_layer=True)` to what enters each layer; a relative scheme is one module that all
-    layers share.
+    With `bias`: D more per LayerNorm, and one per output of every linear layer but the last; with `neighbours`: D more.
+    The layers' auxiliary losses of one name are added up: each acts on its own layer as it would alone. Absolute
+    positions are added to the embeddings, those of `learned(per_layer=True)` to what enters each layer; a relative
+    scheme is one module that all layers share.
 
     Args:
         config: the shape.
@@ -109,6 +92,7 @@ class LanguageModel(nn.Module):
         if not config.tied:
             draw, outputs = generator(config.seed, "output"), config.targets or config.vocab_size
             self.output = linear(width, outputs, bias=config.output_bias, draw=draw)
+        self.mixture = NeighbourGate(config) if config.neighbours else None
         self.loss_names = loss_names(self.layers)
         self.loss_weights = {**loss_weights(self.layers), **of_depth(self.depth.losses)}
         if config.remembers and self._sized is not None:
@@ -175,6 +159,11 @@ class LanguageModel(nn.Module):
         if any(cache is not None and not cache.pads for cache in caches):
             return False
         return all(m.info.supports.key_mask and not m.info.anchored for m in self.mechanisms)
+
+    @property
+    def reads_targets(self) -> bool:
+        """Whether a call learns from targets that are not the next tokens."""
+        return self.training and self.depth.learns
 
     @property
     def limit(self) -> int | None:
@@ -290,6 +279,9 @@ class LanguageModel(nn.Module):
         key_mask: Bool[Tensor, "batch length"] | None = None,
         positions: Int[Tensor, "*batch length"] | None = None,
         state: ModelState | None = None,
+        neighbours: NeighbourTokens | None = None,
+        targets: Int[Tensor, "batch length"] | None = None,
+        depths: Int[Tensor, "batch length"] | None = None,
     ) -> ModelOutput:
         """Logits of the next token at every position.
 
@@ -302,6 +294,8 @@ class LanguageModel(nn.Module):
             positions: for absolute and rotary schemes, where each token is (left-padded rows start late); None: slots,
                 counting from the state's end.
             state: the past, from `initial_state` or an earlier call.
+            neighbours: of every position, for a model that mixes them in (`config.neighbours`).
+            targets, depths: for the depth, as `regard.models.depth_arguments.arguments`.
 
         Raises:
             InputError: a token id out of range (not checked inside `torch.compile`).
@@ -309,7 +303,15 @@ class LanguageModel(nn.Module):
             LimitError: longer than `max_length` where weights depend on it.
             UnsupportedError: positions for a scheme of distances, or what a mechanism does not support.
         """
-        got = self.hidden(tokens, key_mask=key_mask, positions=positions, state=state)
+        got = self.hidden(
+            tokens,
+            key_mask=key_mask,
+            positions=positions,
+            state=state,
+            neighbours=neighbours,
+            targets=targets,
+            depths=depths,
+        )
         return ModelOutput(self.logits(got.hidden), got.state, got.losses, got.steps)
 
     def logits(self, hidden: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows vocab"]:
@@ -323,18 +325,30 @@ class LanguageModel(nn.Module):
         key_mask: Bool[Tensor, "batch length"] | None = None,
         positions: Int[Tensor, "*batch length"] | None = None,
         state: ModelState | None = None,
+        neighbours: NeighbourTokens | None = None,
+        targets: Int[Tensor, "batch length"] | None = None,
+        depths: Int[Tensor, "batch length"] | None = None,
     ) -> Hidden:
         """All but the output layer; arguments and errors as `forward`."""
         self.embeddings.check(tokens, positions=positions)
         check_mask(key_mask, tokens)
         if state is not None and not isinstance(state, ModelState):
             raise ShapeError(f"state must be one that initial_state or a call gave, got {kind_of(state)}")
-        if not self.config.remembers:
-            return self._segment(tokens, key_mask, positions, state)
-        return self._segments(tokens, key_mask, positions, state)
+        neighbours = given(self.mixture, neighbours, tokens)
+        told = arguments(self.depth, self.config, tokens, key_mask, targets, depths, self._readout)
+        read = self._segments if self.config.remembers else self._segment
+        got = read(tokens, key_mask, positions, state, told)
+        if self.mixture is None or neighbours is None:
+            return got
+        return got._replace(hidden=self.mixture(got.hidden, self.table.weight, neighbours))
 
     def _segments(
-        self, tokens: Tensor, key_mask: Tensor | None, positions: Tensor | None, state: ModelState | None
+        self,
+        tokens: Tensor,
+        key_mask: Tensor | None,
+        positions: Tensor | None,
+        state: ModelState | None,
+        told: Mapping[str, Any],
     ) -> Hidden:
         """Segments of `max_length` tokens, one after the other; the running one goes on and ends when it is full."""
         if positions is not None:
@@ -347,7 +361,7 @@ class LanguageModel(nn.Module):
         while first < tokens.shape[1] or not parts:
             cut = slice(first, first + size - past.running)
             mask = None if key_mask is None else key_mask[:, cut]
-            hidden, after, more, _ = self._segment(tokens[:, cut], mask, None, past)
+            hidden, after, more, _ = self._segment(tokens[:, cut], mask, None, past, told)
             assert after is not None
             past = self.next_segment(after) if streaming and after.running == size else after
             parts.append(hidden)
@@ -358,7 +372,12 @@ class LanguageModel(nn.Module):
         return Hidden(torch.cat(parts, 1), None if state is None else past, means)
 
     def _segment(
-        self, tokens: Tensor, key_mask: Tensor | None, positions: Tensor | None, state: ModelState | None
+        self,
+        tokens: Tensor,
+        key_mask: Tensor | None,
+        positions: Tensor | None,
+        state: ModelState | None,
+        told: Mapping[str, Any],
     ) -> Hidden:
         x, past, tail = self.embeddings.content(tokens), 0 if state is None else state.length, None
         if self.convolution is not None:
@@ -367,8 +386,7 @@ class LanguageModel(nn.Module):
         positions = self.embeddings.for_blocks(x, positions, past)
         blocks, nothing = [cast(Block, block) for block in self.blocks], [None] * len(self.blocks)
         threads = Threads(nothing, nothing) if state is None else state.threads(len(blocks))
-        given = {"readout": self._readout} if self.depth.reads_out else {}
-        looped = self.depth(blocks, x, threads, key_mask=key_mask, positions=positions, **given)
+        looped = self.depth(blocks, x, threads, key_mask=key_mask, positions=positions, **told)
         x = looped.hidden
         losses: dict[str, Tensor] = {}
         for of_layer, names in zip(looped.losses, self.loss_names, strict=True):

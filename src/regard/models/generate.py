@@ -45,20 +45,33 @@ class Tokenizer(Protocol):
 
 
 class Piece(NamedTuple):
-    """One token of one row. text: what may be shown now. ended: why this was the row's last token, if it was."""
+    """One token of one row. text: what may be shown now. ended: why this was the row's last token, if it was. layers:
+    blocks that were taken for it, of a model whose depth decides that."""
 
     row: int
     token: int
     text: str
     ended: Reason | None
+    layers: int | None = None
+
+
+class Following(NamedTuple):
+    """What follows the last token of every row. logits: (batch, vocab). state: if one was passed. layers: (batch,), as
+    `Hidden.steps`, of that token."""
+
+    logits: Tensor
+    state: ModelState | None
+    layers: Tensor | None
 
 
 class Generated(NamedTuple):
-    """One row. tokens: every new token, those of a stop string included. text: without it, "" without a tokenizer."""
+    """One row. tokens: every new token, those of a stop string included. text: without it, "" without a tokenizer.
+    layers: blocks that were taken for each token, of a model whose depth decides that."""
 
     tokens: Tensor
     text: str
     ended: Reason
+    layers: tuple[int, ...] = ()
 
 
 @typed
@@ -138,6 +151,7 @@ def generate(
             torch.tensor([piece.token for piece in row], dtype=torch.int64),
             "".join(piece.text for piece in row),
             (row[-1].ended if row else None) or "length",
+            tuple(piece.layers for piece in row if piece.layers is not None),
         )
         for row in pieces.values()
     ]
@@ -309,9 +323,13 @@ def _group(model: LanguageModel | Continuing, rows: list[Row], sampling: Samplin
         state = model.initial_state(len(rows)) if use_state else None
     while True:
         with _evaluation(modules), torch.inference_mode():
-            logits, state = read(model, tokens, start if padded else None, state)
-        picked = sampling.pick(logits, torch.stack([row.uniform() for row in rows]))
-        pieces = [row.accept(token) for row, token in zip(rows, picked.tolist(), strict=True)]
+            got = read(model, tokens, start if padded else None, state)
+        state, taken = got.state, [None] * len(rows) if got.layers is None else got.layers.tolist()
+        picked = sampling.pick(got.logits, torch.stack([row.uniform() for row in rows]))
+        pieces = [
+            row.accept(token)._replace(layers=layers)
+            for row, token, layers in zip(rows, picked.tolist(), taken, strict=True)
+        ]
         yield from pieces
         going = [at for at, piece in enumerate(pieces) if piece.ended is None]
         if not going:
@@ -344,8 +362,8 @@ def _looked_up(model: LanguageModel, row: Row, lookup: int) -> Iterator[Piece]:
 
 def read(
     model: LanguageModel | Continuing, tokens: Tensor, start: Tensor | None, state: ModelState | None
-) -> tuple[Tensor, ModelState | None]:
-    """Logits after the last token; each row's real tokens begin at slot `start`, None: all at the first."""
+) -> Following:
+    """What follows; each row's real tokens begin at slot `start`, None: all at the first."""
     mask = positions = None
     if start is not None:
         past = 0 if state is None else state.length
@@ -353,7 +371,8 @@ def read(
         mask = slots >= start[:, None] if past == 0 else None
         positions = (slots - start[:, None]).clamp_min(0) if model.embeddings.placed else None
     output = model.hidden(tokens, key_mask=mask, positions=positions, state=state)
-    return model.logits(output.hidden[:, -1]), output.state
+    layers = None if output.steps is None else output.steps[:, -1]
+    return Following(model.logits(output.hidden[:, -1]), output.state, layers)
 
 
 def evaluation(model: torch.nn.Module) -> AbstractContextManager[None]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Self, cast
 
 from regard.composite import States
+from regard.errors import ShapeError, UnsupportedError
 from regard.memory import MemoryState
 from regard.models.depth import Threads
 from regard.state import State, Summary
@@ -53,6 +54,22 @@ class ModelState(States):
         if "memories" not in self.parts:
             return self.length
         return cast(MemoryState, next(iter(cast(States, self.parts["memories"]).parts.values()))).waiting
+
+    def rewind(self, count: int) -> Self:
+        """As `State.rewind`; of a decoder with a memory, tokens of the running segment.
+
+        Raises:
+            UnsupportedError: a part cannot; a segment that is over was written to the memories.
+            ShapeError: more tokens than were read.
+        """
+        if not 0 <= count <= self.length:
+            raise ShapeError(f"a state of {self.length} tokens cannot give back {count}")
+        if count > self.running:
+            raise UnsupportedError(
+                f"the running segment has {self.running} tokens and cannot give back {count}: those before it are in "
+                "the memories, which others left for them; keep the earlier state, which stays usable"
+            )
+        return super().rewind(count)
 
     def threads(self, blocks: int) -> Threads:
         """The past of every block."""

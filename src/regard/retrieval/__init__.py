@@ -7,13 +7,17 @@ from regard.retrieval.evaluation import Looked, bootstrap, look, sweep
 from regard.retrieval.index import Index
 from regard.retrieval.knn_lm import KnnLm, mixed
 from regard.retrieval.search import Neighbours
+from regard.retrieval.spalm import LookedUp, Lookup, Spalm
 
 __all__ = [
     "Datastore",
     "Index",
     "KnnLm",
     "Looked",
+    "LookedUp",
+    "Lookup",
     "Neighbours",
+    "Spalm",
     "Stats",
     "Text",
     "bootstrap",

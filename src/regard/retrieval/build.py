@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from regard.errors import CheckpointError, ConfigError, LimitError
@@ -52,7 +53,7 @@ def build(
     device = model.table.weight.device
     with store.adding() as writer, evaluation(model), torch.inference_mode():
         for document in documents:
-            ids = torch.from_numpy(document.ids).to(torch.int64)
+            ids = torch.from_numpy(document.ids.astype(np.int64))
             stored = writer.begin(document.name, entries=max(0, len(ids) - 1), digest=digest(document.ids))
             for first in range(stored - stored % length, len(ids) - 1, length):
                 window = ids[first : first + length + 1]

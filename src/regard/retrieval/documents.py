@@ -43,9 +43,14 @@ def fingerprint(model: nn.Module) -> str:
     return found.hexdigest()
 
 
+def tokenizer_digest(reader: Reader) -> str:
+    """SHA-256 of a tokenizer."""
+    return hashlib.sha256(reader.to_json().encode()).hexdigest()
+
+
 def origin(model: nn.Module, reader: Reader | None) -> Mapping[str, str]:
     """What made the keys: model and tokenizer."""
     made = {"model": fingerprint(model)}
     if reader is not None:
-        made["tokenizer"] = hashlib.sha256(reader.to_json().encode()).hexdigest()
+        made["tokenizer"] = tokenizer_digest(reader)
     return made

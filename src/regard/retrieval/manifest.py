@@ -72,7 +72,7 @@ class Manifest:
         """That of a folder.
 
         Raises:
-            ConfigError: the folder is no datastore. CheckpointError: the manifest is damaged.
+            ConfigError: the folder is no datastore, or a run. CheckpointError: the manifest is damaged.
             ResourceError: it cannot be read.
         """
         path = folder / MANIFEST
@@ -84,6 +84,8 @@ class Manifest:
             raise ResourceError(f"cannot read {path}: {error.strerror}; nothing was changed") from error
         except ValueError as error:
             raise CheckpointError(f"{path} is damaged: {error}; build the datastore again") from None
+        if "format" not in document:
+            raise ConfigError(f"{folder} is no datastore, but something else with a {MANIFEST}; use regard knn build")
         try:
             return cls._of(document)
         except (KeyError, TypeError, ValueError) as error:

@@ -26,7 +26,9 @@ class Example(NamedTuple):
     stand for none. source: token ids, int64 (source length,), of the other sequence that an encoder-decoder reads; None
     for models of one sequence. marks: int64 (length,), for models with global tokens: s > 0 is a token of segment s, -s
     the global token that summarises it, 0 neither. contents: int64 (length,), where all tokens of a segment are hidden,
-    what they were, IGNORE elsewhere. All examples of a task have marks (contents), or none has.
+    what they were, IGNORE elsewhere. neighbours: int64 (length, k), the tokens of the nearest contexts in a datastore,
+    -1 where there is none; distances: float32 (length, k), how far they are. All examples of a task have marks
+    (contents, neighbours), or none has.
     """
 
     inputs: np.ndarray
@@ -36,6 +38,8 @@ class Example(NamedTuple):
     source: np.ndarray | None = None
     marks: np.ndarray | None = None
     contents: np.ndarray | None = None
+    neighbours: np.ndarray | None = None
+    distances: np.ndarray | None = None
 
 
 @runtime_checkable
@@ -67,7 +71,7 @@ class Task(ABC):
     vocab_size: token ids are 0 .. vocab_size - 1; 0 where inputs are vectors. input_dim: width of vectors, else 0.
     classes: names of what targets count, for tasks that ask for the class of a sequence; empty where targets are token
     ids. length: most positions in an example. tokenizer: of tasks on text. fingerprint: changes whenever any example
-    could; what a resumed run compares to know that its data is the same.
+    could; what a resumed run compares to know that its data is the same. Behind a + is what was looked up for it.
     """
 
     name: ClassVar[str]

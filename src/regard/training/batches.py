@@ -11,6 +11,7 @@ from torch import Tensor
 
 from regard.errors import InputError
 from regard.models.encoder import global_tokens
+from regard.models.neighbours import NeighbourTokens
 from regard.state import State
 from regard.tasks.base import IGNORE, Example, Examples, Redrawn
 
@@ -22,7 +23,7 @@ class Batch:
     ids: of the examples, in their split. inputs: token ids (batch, length) or vectors (batch, length, width).
     targets: one for each position, or one for each example. key_mask: True = real; None if none is padded.
     source, source_mask: of the sequences that an encoder-decoder reads; None without them. marks, contents: as those
-    of `Example`, for models that read them.
+    of `Example`, for models that read them. neighbours: of every position, for a model that mixes them in.
     """
 
     ids: list[int]
@@ -35,6 +36,7 @@ class Batch:
     source_mask: Bool[Tensor, "batch keys"] | None = None
     marks: Int[Tensor, "batch length"] | None = None
     contents: Int[Tensor, "batch length"] | None = None
+    neighbours: NeighbourTokens | None = None
 
     @property
     def tokens(self) -> int:
@@ -51,12 +53,16 @@ class Batch:
         """The output of a model for the batch: an encoder-decoder reads the source too, one with global tokens marks.
 
         What a model reads is a fact of its mechanisms (`reads_marks`); one that has no global tokens has no use for
-        marks, and sees the tokens that they are of like all others. `state` is the past of a decoder; None: none.
+        marks, and sees the tokens that they are of like all others. Targets are for a decoder whose exits learn from
+        them (`reads_targets`). `state` is the past of a decoder; None: none.
         """
-        if state is not None:
-            return model(self.inputs, key_mask=self.key_mask, state=state)
+        if state is not None or self.neighbours is not None:
+            found = {} if self.neighbours is None else {"neighbours": self.neighbours}
+            return model(self.inputs, key_mask=self.key_mask, state=state, **found)
         if self.source is not None:
             return model(self.source, self.inputs, source_mask=self.source_mask, key_mask=self.key_mask)
+        if getattr(model, "reads_targets", False):
+            return model(self.inputs, key_mask=self.key_mask, targets=self.targets)
         reads = "none" if self.marks is None else getattr(model, "reads_marks", "none")
         if self.marks is None or reads == "none":
             return model(self.inputs, key_mask=self.key_mask)
@@ -69,7 +75,8 @@ class Batch:
         """The same batch on a device."""
         tensors = ("inputs", "targets", "key_mask", "source", "source_mask", "marks", "contents")
         named = {name: getattr(self, name) for name in tensors}
-        return replace(self, **{name: None if x is None else x.to(device) for name, x in named.items()})
+        found = self.neighbours and NeighbourTokens(*(x.to(device) for x in self.neighbours))
+        return replace(self, **{n: None if x is None else x.to(device) for n, x in named.items()}, neighbours=found)
 
 
 def collate(
@@ -108,6 +115,8 @@ def collate(
         _check(ids, "source", source, vocab_size)
     marks = _labels([example.marks for example in chosen], 0)
     contents = _labels([example.contents for example in chosen], IGNORE)
+    neighbours = _labels([example.neighbours for example in chosen], -1)
+    distances = _labels([example.distances for example in chosen], 0)
     return Batch(
         list(ids),
         torch.from_numpy(inputs),
@@ -119,6 +128,7 @@ def collate(
         source_mask,
         marks,
         contents,
+        None if neighbours is None or distances is None else NeighbourTokens(neighbours, distances),
     )
 
 

@@ -17,6 +17,10 @@ from typing import Any
 from regard.checksums import MANIFEST, Entry, entries, manifest, opened, sealed
 from regard.errors import CheckpointError, ConfigError
 from regard.reading import content
+from regard.tasks import has_text
+from regard.tasks.reader import Reader
+from regard.tasks.tokenizer import load_tokenizer
+from regard.training import toml
 from regard.training.config import RunConfig
 from regard.training.files import discard, unlinked, write_json, writing
 from regard.training.identity import Identity
@@ -75,6 +79,33 @@ def record(run: Path, identity: Identity) -> None:
     written = {**described, **identity.document(), "config": contents[CONFIG].decode("utf-8")}
     if not (run / MANIFEST).exists() or _read(run) != written:
         write_json(run / MANIFEST, sealed(written))
+
+
+def configuration(run: Path, *, trust: bool, edited: bool) -> RunConfig:
+    """The configuration of a run, as `require` finds it.
+
+    Raises:
+        ConfigError: there is no run. Others: as `toml.load` and `require`.
+    """
+    if not (run / CONFIG).exists():
+        raise ConfigError(f"{run} is not a run: it has no {CONFIG}. Start one with regard train")
+    config = toml.load(run / CONFIG, trust=trust)
+    require(run, edited=edited, trust=trust)
+    return config
+
+
+def tokenizer(run: Path, config: RunConfig) -> Reader | None:
+    """The tokenizer of a run; every run on text has one, others have none.
+
+    Raises:
+        CheckpointError: it is missing or damaged.
+    """
+    path = run / "tokenizer.json"
+    if not has_text(config.task):
+        return None
+    if not path.exists():
+        raise CheckpointError(f"{path} is missing, so the run's tokens cannot be read; restore it, or start a new run")
+    return load_tokenizer(path)
 
 
 def identity(run: Path) -> Identity:

@@ -132,6 +132,12 @@ class TrainingConfig:
     """torch.compile the model"""
     tensorboard: bool = False
     """write the metrics for TensorBoard too"""
+    datastore: str | None = None
+    """of a text and a model with neighbours: a folder of regard knn build, in which every position is looked up; the
+    entry that was made of the very target is left out. Evaluation and generation read it too"""
+    datastore_model: str | None = None
+    """the model that made --datastore, which stays as it is: directory of a run, or published weights, as regard knn
+    build takes them"""
     stages: tuple[Stage, ...] = ()
     """parts with other attention, length or rate; their steps add up to all steps. In a file: [[training.stages]]"""
 
@@ -178,6 +184,13 @@ class TrainingConfig:
                 f"evaluate_examples={self.evaluate_examples} are windows of anywhere, and with carry whole documents "
                 "are evaluated; leave it 0"
             )
+        if (self.datastore is None) != (self.datastore_model is None):
+            problems.append(
+                "datastore and datastore_model go together: positions are looked up by what the model that made the "
+                f"datastore makes of them; got {self.datastore!r} and {self.datastore_model!r}"
+            )
+        if self.datastore is not None and any(stage.length is not None for stage in self.stages):
+            problems.append("datastore: a stage with another length would not be looked up; leave one of them out")
         together = sum(stage.steps for stage in self.stages)
         if self.stages and together != self.steps:
             problems.append(f"steps must be those of the stages together, {together}, got {self.steps}")

@@ -30,7 +30,10 @@ def fitted(config: RunConfig, task: Task) -> RunConfig:
         stage if stage.attention is None else replace(stage, attention=_attention(config.model, stage.attention, task))
         for stage in config.training.stages
     )
-    training = replace(config.training, stages=stages)
+    store, maker = config.training.datastore, config.training.datastore_model
+    if store is not None and maker is not None:
+        store, maker = _absolute(store), maker if maker.startswith("package:") else _absolute(maker)
+    training = replace(config.training, stages=stages, datastore=store, datastore_model=maker)
     return replace(config, model=network.fitted(config.model, task), task=wanted, training=training)
 
 

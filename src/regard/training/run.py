@@ -16,13 +16,11 @@ from regard.tasks import (
     ImagesTask,
     TaskConfig,
     build_task,
-    has_text,
 )
 from regard.tasks.base import Split, Task
-from regard.tasks.reader import Reader
-from regard.tasks.tokenizer import load_tokenizer
 from regard.tasks.translation import TranslationTask
 from regard.training import begun, checkpoint, environment, metrics, network, toml
+from regard.training.beside import Beside, alone
 from regard.training.bounded import no_larger, stored
 from regard.training.config import RunConfig
 from regard.training.evaluation import Forward, measured, require_finite, score, straight
@@ -71,6 +69,7 @@ def train(
     start: Start | None = None,
     resume: bool = False,
     on_progress: OnProgress | None = None,
+    beside: Beside = alone,
 ) -> RunResult:
     """Train the kind of model that the task needs.
 
@@ -83,6 +82,7 @@ def train(
         resume: go on with the run in `out` if there is one; it must have this configuration. A killed run gives the
             same bits as one that was not.
         on_progress: called with every event, such as `regard.training.progress.Display`.
+        beside: opens the datastore that the configuration names (`regard.integrations.datastores.beside`).
 
     Returns:
         The finished run.
@@ -104,7 +104,7 @@ def train(
                 f"{out} already holds a run; choose another name, or continue it with --resume {quote(str(out))}"
             )
         # Nothing of it is built before it is known to be what was given here.
-        saved, task = _opened(out, trust=True, edited=False)
+        saved, task = _opened(out, beside, trust=True, edited=False)
         begun.require_same(fitted(config, task), saved, out)
         require_same(out, start)
         return _finish(out, saved, task, on_progress)
@@ -115,6 +115,7 @@ def train(
         task = build_task(config.task, seed=config.training.seed, tokenizer=None if start is None else start.tokenizer)
         if start is not None:
             start.require(task)
+        task = beside(config, task)
         config, identity = fitted(config, task), Identity.new()
         stages = Stages(config, task)
         stages.require()
@@ -144,6 +145,7 @@ def resume(
     on_progress: OnProgress | None = None,
     trust: bool = False,
     edited: bool = False,
+    beside: Beside = alone,
 ) -> RunResult:
     """Continue a run from its newest verified checkpoint, with the configuration in its config.toml.
 
@@ -153,7 +155,7 @@ def resume(
         run: its directory.
         steps: train to this one instead, also after the last; None: as configured.
         learning_rate: go on with this peak instead, as after a loss that was not finite; None: as configured.
-        on_progress: as `train`.
+        on_progress, beside: as `train`.
         trust: as `load`.
         edited: go on with a config.toml that is another than when the run began, or from a checkpoint of another run.
 
@@ -164,7 +166,7 @@ def resume(
         Others: as `train`.
     """
     run = Path(run)
-    config, task = _opened(run, trust=trust, edited=edited)
+    config, task = _opened(run, beside, trust=trust, edited=edited)
     given = {"steps": steps, "learning_rate": learning_rate}
     training = replace(config.training, **{name: value for name, value in given.items() if value is not None})
     if training.steps < config.training.steps:
@@ -193,7 +195,7 @@ def load(run: Path | str, *, best: bool = False, device: str = "auto", trust: bo
         >>> load("runs/first").generate("The state of")  # doctest: +SKIP
     """
     run = Path(run)
-    config = _config(run, trust=trust, edited=False)
+    config = begun.configuration(run, trust=trust, edited=False)
     folder = run / "checkpoints"
     saved = checkpoint.load_best(folder) if best else None
     saved = checkpoint.newest(folder)[0] if saved is None else saved
@@ -210,7 +212,7 @@ def load(run: Path | str, *, best: bool = False, device: str = "auto", trust: bo
     stops = Origin.load(run / START).stop_tokens if (run / START).exists() else ()
     return TrainedModel(
         model,
-        _tokenizer(run, config),
+        begun.tokenizer(run, config),
         config,
         run,
         saved.progress.step,
@@ -234,6 +236,7 @@ def evaluate(
     length_penalty: float | None = None,
     trust: bool = False,
     forward: Forward = straight,
+    beside: Beside = alone,
 ) -> Report:
     """How good a model is on a split of a task.
 
@@ -244,6 +247,7 @@ def evaluate(
         batch_size: examples at a time. limit: as many examples, evenly spaced; 0: all.
         beams, length_penalty: of translations, as `TrainedModel.translate`; None: its defaults.
         trust: of a run directory, as `load`. forward: as `regard.training.evaluation.score`.
+        beside: as `train`, of a run.
 
     Returns:
         split, task, nats_per_token, bits_per_byte (None without text), accuracy, tokens, bytes, and `documents`: the
@@ -269,6 +273,7 @@ def evaluate(
         wanted = config.task if task is None else task
         keeps = tokenizer is not None and wanted.name == config.task.name
         task = build_task(wanted, seed=config.training.seed, tokenizer=tokenizer if keeps else None)
+        task = beside(config, task)
     if task is None:
         raise ConfigError("evaluate needs a task for a model that does not come from a run")
     if isinstance(model, network.Network):
@@ -279,7 +284,8 @@ def evaluate(
             f"the task has the classes {', '.join(task.classes):.300}, and the model was trained on "
             f"{', '.join(labels.classes):.300}: the data is other than it was"
         )
-    if own and isinstance(run_or_model, TrainedModel) and task.fingerprint != run_or_model.data:
+    text = task.fingerprint.partition("+")[0]  # any datastore may be evaluated beside it
+    if own and isinstance(run_or_model, TrainedModel) and text != run_or_model.data.partition("+")[0]:
         raise CheckpointError(
             f"{run_or_model.path} was trained on other data than its task gives now, and what it was trained on "
             "may be in this split; put the data back, or say that it is other data: regard evaluate --corpus (in "
@@ -377,24 +383,7 @@ def _finish(
     return RunResult(run, config, lines[-1], tuple(trainer.damaged))
 
 
-def _opened(run: Path, *, trust: bool, edited: bool) -> tuple[RunConfig, Task]:
-    config = _config(run, trust=trust, edited=edited)
-    return config, build_task(config.task, seed=config.training.seed, tokenizer=_tokenizer(run, config))
-
-
-def _config(run: Path, *, trust: bool, edited: bool) -> RunConfig:
-    if not (run / "config.toml").exists():
-        raise ConfigError(f"{run} is not a run: it has no config.toml. Start one with regard train")
-    config = toml.load(run / "config.toml", trust=trust)
-    begun.require(run, edited=edited, trust=trust)
-    return config
-
-
-def _tokenizer(run: Path, config: RunConfig) -> Reader | None:
-    """Every run on text has one, others have none."""
-    path = run / "tokenizer.json"
-    if not has_text(config.task):
-        return None
-    if not path.exists():
-        raise CheckpointError(f"{path} is missing, so the run's tokens cannot be read; restore it, or start a new run")
-    return load_tokenizer(path)
+def _opened(run: Path, beside: Beside, *, trust: bool, edited: bool) -> tuple[RunConfig, Task]:
+    config = begun.configuration(run, trust=trust, edited=edited)
+    task = build_task(config.task, seed=config.training.seed, tokenizer=begun.tokenizer(run, config))
+    return config, beside(config, task)

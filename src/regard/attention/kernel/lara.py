@@ -197,7 +197,7 @@ class Lara(Attention):
             xi_q = torch.einsum("hnd,hcd->hnc", x, mu) - (x**2).sum(-1, keepdim=True) / 2
             w = alpha.log() + xi_q + torch.logsumexp(xi_k, -1)[:, None] - (mu**2).sum(-1)[:, None] / 2
             out.append(torch.softmax(w, -1) @ (torch.softmax(xi_k, -1) @ z))
-        return torch.stack(out)
+        return torch.stack(out) if out else q.new_zeros(0, q.shape[1], queries, v.shape[3])
 
     def _explicit_landmarks(self, name: str, x: Tensor) -> Tensor:
         weight, bias, gain, shift = (getattr(self, f"{name}_{p}") for p in ("weight", "bias", "gain", "shift"))

@@ -124,7 +124,14 @@ class Architecture:
         )
 
 
-_SAME = {"block": "residual", "depth": "fixed", "memory": "none", "short_convolution": 0, "output_bias": False}
+_SAME = {
+    "block": "residual",
+    "depth": "fixed",
+    "memory": "none",
+    "short_convolution": 0,
+    "output_bias": False,
+    "neighbours": 0,
+}
 """fields, of the configurations that have them, and the value that every published architecture has"""
 
 

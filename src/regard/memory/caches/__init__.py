@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from regard import specs
 
@@ -10,16 +10,25 @@ if TYPE_CHECKING:
     from torch import nn
 
     from regard.core import Attention
-    from regard.memory.caches._base import Cache
+    from regard.memory.caches._base import Cache, Eviction
 
 PACKAGE = "regard.memory.caches"
 
-__all__ = ["PACKAGE", "Cache", "build_cache", "compressing", "names"]
+__all__ = ["PACKAGE", "Cache", "Eviction", "build_cache", "cache_class", "compressing", "names"]
 
 
 def names() -> list[str]:
     """Registered cache policies."""
     return sorted(specs.files(PACKAGE))
+
+
+def cache_class(name: str) -> "type[Cache]":
+    """The class of a policy.
+
+    Raises:
+        ConfigError: an unknown name.
+    """
+    return cast("type[Cache]", specs.load("cache", name, specs.files(PACKAGE)))
 
 
 def build_cache(spec: str, attention: "Attention") -> "Cache":
@@ -30,9 +39,8 @@ def build_cache(spec: str, attention: "Attention") -> "Cache":
         UnsupportedError: the mechanism keeps no list of slots that the policy could drop from.
     """
     parsed = specs.parse(spec)
-    cls = specs.load("cache", parsed.name, specs.files(PACKAGE))
     options: dict[str, Any] = dict(parsed.options)
-    cache: Cache = cls(attention.heads, **options)
+    cache = cache_class(parsed.name)(attention.heads, **options)
     cache.check(attention)
     return cache
 
@@ -67,8 +75,8 @@ def compressing(model: "nn.Module") -> Iterator[None]:
 
 
 def __getattr__(name: str) -> object:
-    if name != "Cache":
+    if name not in ("Cache", "Eviction"):
         raise AttributeError(f"module 'regard.memory.caches' has no attribute {name!r}")
-    from regard.memory.caches._base import Cache
+    from regard.memory.caches import _base
 
-    return Cache
+    return getattr(_base, name)

@@ -1,6 +1,7 @@
 """The templates of cache policies: what a layer asks, and the policies that drop slots."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, cast
 
@@ -64,8 +65,12 @@ class Cache(Configured, ABC):
         ConfigError: an unknown option, one of another type or out of bounds, or options that exclude each other.
     """
 
+    samples: ClassVar[tuple[Mapping[str, object], ...]] = ({},)
+    """option sets that checks build, small enough to reduce the state of a few positions"""
     pads: ClassVar[bool] = True
     """whether rows of unequal length may share a batch"""
+    waits: ClassVar[bool] = False
+    """whether it keeps everything until the caller says when it chooses, see `compressing`"""
 
     heads: Heads = option(kw_only=False)
     owner: Owner = weight()
@@ -204,6 +209,7 @@ class Eviction(Cache):
     weigh 4 more.
     """
 
+    samples: ClassVar[tuple[Mapping[str, object], ...]] = ({"budget": 7}, {"budget": 64})
     weighs: ClassVar[bool] = False
     """whether it reads the weights that slots were given"""
 

@@ -1,5 +1,6 @@
 """Every slot, in few bits but for the newest ones."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, cast, final
 
@@ -66,6 +67,10 @@ class Quantized(Cache):
     """
 
     title: ClassVar[str] = "few bits"
+    samples: ClassVar[tuple[Mapping[str, object], ...]] = (
+        {"recent": 4, "group": 4},
+        {"recent": 8, "group": 2, "bits": 8},
+    )
     pads: ClassVar[bool] = False
 
     bits: Literal[8, 4, 2] = 4

@@ -29,6 +29,7 @@ class Snapkv(Eviction):
     """
 
     title: ClassVar[str] = "what the last queries saw"
+    waits: ClassVar[bool] = True
 
     budget: Annotated[int, Ge(1)] = 2048
     """slots to keep in each head of keys, those of the window among them"""

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -106,10 +107,17 @@ class Block(nn.Module, ABC):
         marks: Int[Tensor, "batch length"] | None = None,
         state: State | None = None,
         memory: MemoryState | None = None,
+        only: Bool[Tensor, "batch length"] | None = None,
     ) -> LayerOutput:
-        """The hidden states after this block; state, memory and losses as `AttentionLayer` returns them."""
+        """The hidden states after this block; state, memory and losses as `AttentionLayer` returns them.
+
+        Args:
+            only: the tokens whose hidden states are asked for, where the MLP of the others may be left out; what comes
+                back for them means nothing. Keys and values are those of all.
+        """
         x, again = self.placed(x, positions), self.checkpoint == "block"
-        return recomputed(again, self.run, x, key_mask, positions, marks, memory, module=self, state=state)
+        call = self.run if only is None else partial(self.run, only=only)
+        return recomputed(again, call, x, key_mask, positions, marks, memory, module=self, state=state)
 
     @property
     def placed_at(self) -> bool:
@@ -133,6 +141,7 @@ class Block(nn.Module, ABC):
         marks: Tensor | None,
         memory: MemoryState | None,
         state: State | None,
+        only: Tensor | None = None,
     ) -> LayerOutput:
         """The algorithm, which a backward pass may run again."""
 
@@ -153,10 +162,16 @@ class Block(nn.Module, ABC):
         inner = self.attended(self.placed(x, positions))
         return self.attention.remember(inner, key_mask=key_mask, positions=positions, marks=marks, state=state)
 
-    def mixed(self, x: Float[Tensor, "batch length dim"]) -> Float[Tensor, "batch length dim"]:
-        """The MLP of every position."""
+    def mixed(
+        self, x: Float[Tensor, "batch length dim"], only: Bool[Tensor, "batch length"] | None = None
+    ) -> Float[Tensor, "batch length dim"]:
+        """The MLP of every position; with `only`, of these, and 0 for the others."""
         assert self.mlp is not None
-        return in_pieces(self.mlp, x, self.mlp_chunks)
+        if only is None:
+            return in_pieces(self.mlp, x, self.mlp_chunks)
+        whole = torch.zeros_like(x)
+        whole[only] = in_pieces(self.mlp, x[only][None], self.mlp_chunks)[0]
+        return whole
 
     def dropped(self, branch: Tensor) -> Tensor:
         """A branch with elements dropped in training."""

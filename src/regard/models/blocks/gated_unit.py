@@ -58,6 +58,7 @@ class GatedUnit(Block):
         marks: Tensor | None,
         memory: MemoryState | None,
         state: State | None,
+        only: Tensor | None = None,
     ) -> LayerOutput:
         """The one branch."""
         attend = partial(self.attention, key_mask=key_mask, positions=positions, marks=marks, memory=memory)

@@ -31,6 +31,7 @@ class Parallel(Block):
         marks: Tensor | None,
         memory: MemoryState | None,
         state: State | None,
+        only: Tensor | None = None,
     ) -> LayerOutput:
         """The sum of both branches."""
         inner = self.attended(x)
@@ -38,7 +39,7 @@ class Parallel(Block):
         output = recomputed(self.checkpoint == "attention", attend, inner, module=self, state=state)
         x = x + self.dropped(output.hidden)
         if self.mlp is not None:
-            x = x + self.dropped(self.mixed(inner))
+            x = x + self.dropped(self.mixed(inner, only))
         return LayerOutput(
             x if self.place == "pre" else self.attention_norm(x), output.state, output.memory, output.losses
         )

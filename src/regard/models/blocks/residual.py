@@ -40,6 +40,7 @@ class Residual(Block):
         marks: Tensor | None,
         memory: MemoryState | None,
         state: State | None,
+        only: Tensor | None = None,
     ) -> LayerOutput:
         """Both branches."""
         pre, norm = self.place == "pre", self.attention_norm
@@ -49,6 +50,6 @@ class Residual(Block):
         x = x if pre else norm(x)
         if self.mlp is not None:
             norm = self.mlp_norm
-            x = x + self.dropped(self.mixed(norm(x) if pre else x))
+            x = x + self.dropped(self.mixed(norm(x) if pre else x, only))
             x = x if pre else norm(x)
         return LayerOutput(x, output.state, output.memory, output.losses)

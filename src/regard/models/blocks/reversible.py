@@ -124,6 +124,7 @@ class Reversible(Block):
         marks: Tensor | None,
         memory: MemoryState | None,
         state: State | None,
+        only: Tensor | None = None,
     ) -> LayerOutput:
         """Both branches, one stream after the other."""
         given = {"key_mask": key_mask, "positions": positions, "marks": marks, "memory": memory, "state": state}

@@ -88,6 +88,16 @@ class Depth(Configured, ABC):
         return False
 
     @property
+    def learns(self) -> bool:
+        """Whether `forward` takes `targets` in training, (batch, length), negative where there is none."""
+        return False
+
+    @property
+    def obeys(self) -> bool:
+        """Whether `forward` takes `depths`, after how many blocks each token leaves (batch, length)."""
+        return False
+
+    @property
     def losses(self) -> Mapping[str, float]:
         """Losses that it gives in training, with their weights."""
         return {}

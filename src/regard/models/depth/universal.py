@@ -1,16 +1,18 @@
 """The same blocks again and again, until each token has had enough."""
 
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal, NamedTuple, final
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, cast, final
 
 import torch
 from annotated_types import Ge, Gt, Le, Lt
 from torch import Tensor, nn
 
 from regard.composite import States
+from regard.core import generator
 from regard.errors import ConfigError
 from regard.models.blocks import Block
 from regard.models.depth._base import Depth, Looped, Threads, over, slots_of
+from regard.models.depth._transition import Transition
 from regard.options import weight
 from regard.position._base import sinusoidal_code
 from regard.precision import accumulation_dtype
@@ -27,13 +29,17 @@ class Universal(Depth):
     loss `ponder` is the mean of N + R over the tokens, with a gradient through R alone. N follows from the token and
     what it attends to, so that causal attention stays causal; later steps are left out once every token has halted.
 
-    The published stack is one block with norm='post', where P^t is part of the residual stream.
+    The published stack is one block with norm='post', where P^t is part of the residual stream. Its transition is the
+    MLP of the block, or with transition='convolution' two separable convolutions behind every block (mlp='none'), which
+    read what a token and its neighbours are in the same step: those before it in a decoder, on both sides elsewhere.
+    They read a token that has halted too.
 
-    Cost: that of the blocks, times the steps until the last token of a batch halts. State: that of the blocks for every
-    step.
+    Cost: that of the blocks, times the steps until the last token of a batch halts; with a state, convolutions take the
+    later steps as well. State: that of the blocks for every step, and the last inputs of convolutions.
 
     Raises:
-        ConfigError: reversible blocks, or a memory: neither has its streams or its content for every step.
+        ConfigError: reversible blocks, or a memory: neither has its streams or its content for every step. Convolutions
+            beside an MLP, or their width without them.
 
     Source: Dehghani et al. 2019, section 2; halting: Graves 2016, section 2. The published code averages by
     new = w h + (1 - w) old, which is another sum, and lets halted tokens go on as keys; neither is done here.
@@ -49,13 +55,29 @@ class Universal(Depth):
     """weight of the loss"""
     coordinates: Literal["both", "steps", "none"] = "both"
     """what P^t tells: slot and step, the step alone (for relative schemes), or nothing"""
+    transition: Literal["mlp", "convolution"] = "mlp"
+    """what follows attention: the MLP of the blocks, or separable convolutions in its place"""
+    width: Annotated[int, Ge(1)] | None = None
+    """channels between the convolutions; None: 4 dim"""
     halt: nn.Linear = weight()
+    transitions: nn.ModuleList = weight()
+    """convolutions, of every block"""
+
+    samples: ClassVar[tuple[Mapping[str, object], ...]] = ({}, {"transition": "convolution", "width": 24})
 
     def setup(self) -> None:
         if self.config.block == "reversible":
             raise ConfigError("depth='universal' runs blocks of one stream; use block='residual' or 'parallel'")
         if getattr(self.config, "remembers", False):
             raise ConfigError("depth='universal' has no memory for every step; leave the memory out")
+        convolves = self.transition == "convolution"
+        if convolves and self.config.mlp != "none":
+            raise ConfigError("universal(transition='convolution') stands in the place of the MLP; set mlp='none'")
+        if self.width is not None and not convolves:
+            raise ConfigError(f"universal(width={self.width}) is that of transition='convolution'; leave it out")
+        seeds = [generator(self.config.seed, "transition", at).initial_seed() for at in range(self.config.layers)]
+        width = self.width or 4 * self.config.dim
+        self.transitions = nn.ModuleList(Transition(self.config, width, seed=seed) for seed in seeds if convolves)
         if self.halting:
             self.halt = nn.Linear(self.config.dim, 1)
             nn.init.zeros_(self.halt.weight)
@@ -74,16 +96,16 @@ class Universal(Depth):
     def initial_state(
         self, blocks: Sequence[Block], batch: int, *, device: torch.device, dtype: torch.dtype
     ) -> list[State]:
-        """Of each block, a state for every step."""
-        return [
-            States(
-                {
-                    str(step): block.attention.initial_state(batch, device=device, dtype=dtype)
-                    for step in range(self.steps)
-                }
-            )
-            for block in blocks
-        ]
+        """Of each block, a state for every step; of the convolutions behind it too."""
+        place, steps = {"device": device, "dtype": dtype}, [str(step) for step in range(self.steps)]
+        states: list[State] = []
+        for at, block in enumerate(blocks):
+            parts: dict[str, State] = {step: block.attention.initial_state(batch, **place) for step in steps}
+            if self.transitions:
+                behind = cast(Transition, self.transitions[at])
+                parts["transitions"] = States({step: behind.initial_state(batch, **place) for step in steps})
+            states.append(States(parts))
+        return states
 
     def forward(
         self,
@@ -96,7 +118,7 @@ class Universal(Depth):
         marks: Sequence[Tensor | None] | None = None,
     ) -> Looped:
         """Steps until every token has halted."""
-        run = _Run(blocks, threads, key_mask, positions, marks)
+        run = _Run(blocks, self.transitions, threads, key_mask, positions, marks)
         slots = slots_of(x, positions, run.past)
         if not self.halting:
             for step in range(self.steps):
@@ -180,14 +202,17 @@ class _Run:
     def __init__(
         self,
         blocks: Sequence[Block],
+        transitions: nn.ModuleList,
         threads: Threads,
         key_mask: Tensor | None,
         positions: Tensor | None,
         marks: Sequence[Tensor | None] | None,
     ) -> None:
+        self.transitions = transitions
         self.blocks, self.key_mask, self.positions, self.marks = blocks, key_mask, positions, marks
         self.old = [state if isinstance(state, States) else None for state in threads.states]
         self.new: list[dict[str, State]] = [{} for _ in blocks]
+        self.convolved: list[dict[str, State]] = [{} for _ in blocks]
         self.past = 0 if self.old[0] is None else self.old[0].length
         self.losses: list[dict[str, Tensor]] = [{} for _ in blocks]
 
@@ -200,17 +225,35 @@ class _Run:
             for name, loss in output.losses.items():
                 self.losses[at][name] = self.losses[at][name] + loss if name in self.losses[at] else loss
             x = output.hidden
+            if self.transitions:
+                x = self._behind(at, step, x)
+        return x
+
+    def _behind(self, at: int, step: int, x: Tensor) -> Tensor:
+        """The convolutions behind a block."""
+        transition, old = cast(Transition, self.transitions[at]), self.old[at]
+        x, self.convolved[at][str(step)] = transition(
+            x,
+            key_mask=self.key_mask,
+            causal=self.blocks[at].attention.attention.heads.causal,
+            state=None if old is None else cast(States, old["transitions"])[str(step)],
+        )
         return x
 
     def remember(self, step: int, x: Tensor) -> None:
         """Keys and values of a step that changes no token, where a state keeps them."""
-        if self.old[0] is not None:
+        if self.transitions and self.old[0] is not None:
+            self.step(step, x)
+        elif self.old[0] is not None:
             x = self.step(step, x, last=-1)
             at = len(self.blocks) - 1
             self.new[at][str(step)] = self.blocks[at].remember(x, **self._given(at, step))
 
     def states(self) -> list[State | None]:
         """Of each block, what every step left."""
+        if self.transitions:
+            for new, convolved in zip(self.new, self.convolved, strict=True):
+                new["transitions"] = States(convolved)
         return [None if old is None else States(new) for old, new in zip(self.old, self.new, strict=True)]
 
     def _given(self, at: int, step: int) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from regard.testing.checks import (  # noqa: F401 - each module enters its check
     configuration,
     cost,
     depth,
+    exits,
     gradient,
     inputs,
     marks,
@@ -25,6 +26,7 @@ from regard.testing.checks import (  # noqa: F401 - each module enters its check
     memories,
     merge,
     misfits,
+    model_states,
     models,
     nan,
     pattern,
@@ -116,8 +118,8 @@ def check_part(part: type, *, checks: Iterable[str] | None = None) -> list[Check
     """Run the laws of its kind over a part of a model: a class of the library's, or one of your own.
 
     Args:
-        part: a subclass of `Position`, `Memory`, `AttentionLayer`, `Block`, `CrossBlock`, `EncoderDecoder` or `Windows`
-            (the data of `TextTask`).
+        part: a subclass of `Position`, `Memory`, `Cache`, `AttentionLayer`, `Block`, `CrossBlock`, `LanguageModel`,
+            `EncoderDecoder` or `Windows` (the data of `TextTask`).
         checks: names of checks to run; None: all of its kind.
 
     Returns:

@@ -16,17 +16,20 @@ from regard.testing.inputs import randn
 from regard.testing.registry import check, require
 
 STEPS, LAYERS, CUT = 5, 4, 6
+SIZES = {"depth.halt.weight": 0.1, "depth.halt.bias": -3.0, "depth.chooser.weight": 1.0, "depth.chooser.bias": 0.0}
+"""of what is added to weights that decide, so that tokens differ; 0.2 to others"""
 TOKENS = torch.arange(3 * 11).reshape(3, 11) * 7 % 20
 
 
-def _model(part: type[Depth], layers: int = 2, **options: object) -> LanguageModel:
+def model_of(part: type[Depth], layers: int = 2, **options: object) -> LanguageModel:
     """A decoder whose blocks this scheme runs; weights are random, so that tokens halt at different steps."""
-    config = ModelConfig(dim=16, heads=2, layers=layers, vocab_size=20)
+    mlp = "none" if options.get("transition") == "convolution" else "gelu"
+    config = ModelConfig(dim=16, heads=2, layers=layers, vocab_size=20, mlp=mlp)
     model = LanguageModel(config)
     model.depth = part(config, **options)
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            size = 0.1 if name == "depth.halt.weight" else -3.0 if name == "depth.halt.bias" else 0.2
+            size = SIZES.get(name, 0.2)
             weight.add_(size * (1.0 if weight.numel() == 1 else randn(*weight.shape, seed=name)))
     return model.double().eval()
 
@@ -36,7 +39,7 @@ def depth_keeps_the_future_out(part: type[Depth]) -> None:
     """What a token gives, and how many steps it takes, does not depend on later tokens."""
     later = torch.cat([TOKENS[:, :CUT], (TOKENS[:, CUT:] + 5) % 20], 1)
     for options in part.samples:
-        model = _model(part, LAYERS, **options)
+        model = model_of(part, LAYERS, **options)
         with torch.no_grad():
             one, other = model(TOKENS), model(later)
         assert_close(other.logits[:, :CUT], one.logits[:, :CUT], tolerance=1e-12, what="logits before what changed")
@@ -48,7 +51,7 @@ def depth_keeps_the_future_out(part: type[Depth]) -> None:
 def depth_streams(part: type[Depth]) -> None:
     """Any split of a text with a state gives what one call gives; so does each row alone."""
     for options in part.samples:
-        model = _model(part, LAYERS, **options)
+        model = model_of(part, LAYERS, **options)
         with torch.no_grad():
             whole = model(TOKENS)
             for split in ((4, 1, 6), (1,) * 11):
@@ -69,7 +72,7 @@ def depth_reads_no_padding(part: type[Depth]) -> None:
     keep = torch.ones(3, 11, dtype=torch.bool)
     keep[0, 2] = keep[1, 8:] = keep[2, 0] = False
     for options in part.samples:
-        model = _model(part, LAYERS, **options)
+        model = model_of(part, LAYERS, **options)
         with torch.no_grad():
             one, other = (
                 model(torch.where(keep, TOKENS, fill), key_mask=keep).logits for fill in (torch.zeros_like(TOKENS), 19)
@@ -80,7 +83,7 @@ def depth_reads_no_padding(part: type[Depth]) -> None:
 @check(kind=Universal)
 def halting_average(part: type[Universal]) -> None:
     """The output averages a token's hidden states by p_1, p_2, ... and what is missing of 1; it stands still then."""
-    model = _model(part, steps=STEPS, coordinates="none")
+    model = model_of(part, steps=STEPS, coordinates="none")
     depth = model.depth
     assert isinstance(depth, Universal)
     with torch.no_grad():
@@ -117,7 +120,7 @@ def halting_average(part: type[Universal]) -> None:
 @check(kind=Universal)
 def ponder_slope(part: type[Universal]) -> None:
     """The loss is the mean of N + R, and its slope that of R: minus that of p_1 + ... + p_{N-1}."""
-    model = _model(part, steps=STEPS).train()
+    model = model_of(part, steps=STEPS).train()
     assert isinstance(model.depth, Universal)
     bias = model.depth.halt.bias
 
@@ -137,9 +140,9 @@ def ponder_slope(part: type[Universal]) -> None:
 @check(kind=EarlyExit)
 def no_exit_is_the_full_model(part: type[EarlyExit]) -> None:
     """A threshold above every confidence gives what the fixed depth gives, bit for bit, in its state too."""
-    full = _model(Fixed, LAYERS)
+    full = model_of(Fixed, LAYERS)
     for options in ({"threshold": 1.0}, {"threshold": 1.0, "decaying": True}, {"threshold": 1 - 1e-6}):
-        model = _model(part, LAYERS, **options)
+        model = model_of(part, LAYERS, **options)
         with torch.no_grad():
             wanted, got = (each(TOKENS, state=each.initial_state(3)) for each in (full, model))
         assert_identical(got.logits, wanted.logits, what=f"logits with {options}")
@@ -152,7 +155,7 @@ def no_exit_is_the_full_model(part: type[EarlyExit]) -> None:
 def exits_by_definition(part: type[EarlyExit]) -> None:
     """A token leaves after the first block whose confidence reaches the threshold, and stands still from then on."""
     for options in part.samples:
-        model = _model(part, LAYERS, **options)
+        model = model_of(part, LAYERS, **options)
         depth, length = model.depth, 7
         assert isinstance(depth, EarlyExit)
         with torch.no_grad():
@@ -160,32 +163,49 @@ def exits_by_definition(part: type[EarlyExit]) -> None:
             for row, start in enumerate(model.embeddings(TOKENS[:, :length])):
                 entering: list[list[Tensor]] = [[] for _ in model.blocks]  # of each block, its input of each token
                 for t, x in enumerate(start):
-                    stands, steps = False, 0
+                    stands, steps, read = False, 0, start[: t + 1].sum(0) / (t + 1)
                     for at, block in enumerate(model.blocks):
                         entering[at].append(x)
                         if stands:
                             continue
                         before, x = x, block(torch.stack(entering[at])[None]).hidden[0, -1]
                         steps += 1
-                        stands = _leaves(model, depth, t, x, before, first=at == 0)
+                        read = x if depth.confidence == "multinomial" and at == 0 else read
+                        stands = _leaves(model, depth, t, x, before, read, steps)
                     what = f"token {t} of row {row} with {options}"
                     assert got.steps is not None
                     require(int(got.steps[row, t]) == steps, f"blocks of {what}: {got.steps[row, t]}, not {steps}")
-                    wanted = x if model.norm is None else model.norm(x)
+                    wanted = headed(model, depth, x, steps)
                     assert_close(got.hidden[row, t], wanted, tolerance=1e-10, what=f"hidden state of {what}")
         taken = [] if got.steps is None else got.steps.unique().tolist()
         require(depth.threshold == 1 or len(taken) > 1, f"tokens take {taken} blocks with {options}: too little to see")
 
 
-def _leaves(model: LanguageModel, depth: EarlyExit, t: int, x: Tensor, before: Tensor, *, first: bool) -> bool:
-    """Whether a token leaves, by the paper's formulas."""
+def headed(model: LanguageModel, depth: EarlyExit, x: Tensor, steps: int) -> Tensor:
+    """What the output layer reads of a hidden state that leaves after so many blocks."""
+    if depth.heads == "layer" and steps < LAYERS:
+        own = depth.maps[steps - 1]
+        assert isinstance(own, torch.nn.Linear)
+        x = x + own.weight @ x + own.bias
+    return x if model.norm is None else model.norm(x)
+
+
+def _leaves(
+    model: LanguageModel, depth: EarlyExit, t: int, x: Tensor, before: Tensor, read: Tensor, steps: int
+) -> bool:
+    """Whether a token leaves, by the papers' formulas."""
     limit = depth.threshold
     if limit == 1:
         return False
     if depth.decaying:
         limit = min(1.0, max(0.0, 0.9 * limit + 0.1 * math.exp(-4 * t / depth.horizon)))
     if depth.confidence == "saturation":
-        return not first and (x @ before / (x @ x).sqrt() / (before @ before).sqrt()).item() >= limit
-    weights = model.logits(x if model.norm is None else model.norm(x)).exp()
+        return steps > 1 and (x @ before / (x @ x).sqrt() / (before @ before).sqrt()).item() >= limit
+    if depth.confidence in ("multinomial", "sequence"):
+        odds = (depth.chooser.weight @ read + depth.chooser.bias).tolist()
+        return steps > odds.index(max(odds))
+    if depth.confidence in ("classifier", "geometric"):
+        return 1 / (1 + math.exp(-(depth.chooser.weight[0] @ x + depth.chooser.bias[0]).item())) >= limit
+    weights = model.logits(headed(model, depth, x, steps)).exp()
     top, second = sorted((weights / weights.sum()).tolist())[:-3:-1]
     return top - second >= limit

@@ -1,6 +1,10 @@
-"""Law 2, continued: states that fork, join and go back stay what they were."""
+"""Law 2, continued: states that fork, are shared, join and go back stay what they were."""
+
+from collections.abc import Mapping
+from contextlib import suppress
 
 import torch
+from torch import Tensor
 
 from regard.core import Attention, State
 from regard.errors import ShapeError, UnsupportedError
@@ -66,11 +70,13 @@ def state_rewind(subject: Subject) -> None:
         for count in (0, 1, 3, LENGTH):
             newest, left = stream(mechanism, x, cut)[1], LENGTH - count
             what = f"{count} slots of pieces {cut} given back"
+            before = {name: y.clone() for name, y in newest.tensors().items()}
             try:
                 earlier = newest.rewind(count)
             except UnsupportedError:
                 held = every or (by_slot and len(cut) == LENGTH)  # a long piece need not enter a window as a whole
                 require(bool(count) and not held, f"{what}: refused, though the slots that these pushed out are there")
+                _unchanged(newest, before, f"a state that refused: {what}")
                 continue
             expected = stream(mechanism, x, (left,))[1] if left else start(mechanism, 2)
             same_state(earlier, expected, what)
@@ -116,3 +122,37 @@ def _forks(mechanism: Attention, x: Inputs, other: Inputs) -> None:
             for n, y in state.tensors().items():
                 if y.numel():
                     assert_identical(y, before[name][n], what=f"{n} of {name}, after turn {turn}")
+
+
+@check(_STATELESS, _NOT_CAUSAL)
+def prefix_reuse(subject: Subject) -> None:
+    """The state of one prompt serves many texts that begin with it, alone and as rows of a batch, as if from nothing.
+
+    It is what it was after each of them, and where it could not be gone back to by `rewind` it is the way back itself.
+    """
+    mechanism = subject.build(True, dtype=torch.float64)
+    prompt = subject.inputs(mechanism, batch=1, dtype=torch.float64).slots(0, 8)
+    state = run(mechanism, prompt, state=start(mechanism, 1)).state
+    assert state is not None
+    before = {name: y.clone() for name, y in state.tensors().items()}
+    for seed, (batch, cut) in enumerate(((1, (5,)), (3, (1, 4)), (1, (2, 3)), (2, (1, 1, 3)))):
+        rows = torch.zeros(batch, dtype=torch.long)
+        more = subject.inputs(mechanism, batch=batch, seed=seed + 1, dtype=torch.float64).slots(8, LENGTH)
+        whole = run(mechanism, Inputs.joined([prompt.rows(rows), more], 2)).values[:, :, 8:]
+        now, out, at = state if batch == 1 else state.select(rows), list[Tensor](), 0
+        for count in cut:
+            answer = run(mechanism, more.slots(at, at + count), state=now)
+            assert answer.state is not None
+            now, at = answer.state, at + count
+            out.append(answer.values)
+        what = f"text {seed + 1}, of {batch} rows, behind one prompt"
+        assert_close(torch.cat(out, 2), whole, tolerance=1e-10, what=what)
+        with suppress(UnsupportedError):
+            now.rewind(at)
+        _unchanged(state, before, f"the prompt's state after {what}")
+
+
+def _unchanged(state: State, before: Mapping[str, Tensor], what: str) -> None:
+    for name, y in state.tensors().items():
+        if y.numel():
+            assert_identical(y, before[name], what=f"{name} of {what}")

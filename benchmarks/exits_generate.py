@@ -1,0 +1,86 @@
+"""Generation with exits at half depth against full depth, in turns: seconds per token at batch 1 and 8.
+
+    OMP_NUM_THREADS=1 python benchmarks/exits_generate.py          # some 2 minutes
+
+A decoder of 12 blocks of width 512 over bytes, with weights as they are drawn: what it says is of no matter here, only
+how long it takes. Its light heads are set so that every token leaves after block 6; then a token costs six blocks, one
+guess, and the keys of six more. At batch 8 a second way: half of the rows leave after block 2, the others after none.
+Both sides generate the same number of tokens behind the same prompts, one after the other, who goes first in turns; the
+ratios are of processor time, medians over turns with their range.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+from regard.models import LanguageModel, ModelConfig
+from regard.models.depth.light_exit import LightExit
+from regard.models.generate import generate
+
+LAYERS, TURNS, PROMPT, TOKENS = 12, 9, 32, 48
+
+
+def model_of(leaves_after: int) -> LanguageModel:
+    """A decoder whose tokens all leave after so many blocks; LAYERS: none does."""
+    model = LanguageModel(ModelConfig(dim=512, heads=8, layers=LAYERS, depth="light_exit(threshold=0.5, whole=0)"))
+    depth = model.depth
+    assert isinstance(depth, LightExit)
+    with torch.no_grad():
+        depth.judge_bias.fill_(-20.0)
+        if leaves_after < LAYERS:
+            depth.judge_bias[leaves_after - 1] = 20.0
+    return model.eval()
+
+
+def timed(model: LanguageModel, rows: int) -> tuple[float, float]:
+    """Seconds of a call, and the mean number of blocks."""
+    draw = torch.Generator().manual_seed(0)
+    prompts = torch.randint(256, (rows, PROMPT), generator=draw)
+    started = time.process_time()
+    found = generate(model, prompts, max_new_tokens=TOKENS, temperature=0.0)
+    seconds = time.process_time() - started
+    return seconds, statistics.fmean(x for row in found for x in row.layers)
+
+
+def paired(name: str, early: Callable[[], tuple[float, float]], full: Callable[[], tuple[float, float]], rows: int):
+    """Print the ratio of full to early."""
+    ratios, seconds, blocks = [], [], 0.0
+    for turn in range(TURNS + 1):
+        sides = [early, full] if turn % 2 else [full, early]
+        got = {side: side() for side in sides}
+        blocks = got[early][1]
+        if turn:  # the first warms up
+            ratios.append(got[full][0] / got[early][0])
+            seconds.append((got[early][0], got[full][0]))
+    each, whole = (1e3 * statistics.median(one) / TOKENS for one in zip(*seconds, strict=True))
+    print(
+        f"{name}, batch {rows}: {blocks:.1f} of {LAYERS} blocks, {each:.2f} ms a step against {whole:.2f} ms: "
+        f"{statistics.median(ratios):.2f} times faster ({min(ratios):.2f} to {max(ratios):.2f})"
+    )
+
+
+def rows_apart(model: LanguageModel) -> LanguageModel:
+    """Even rows leave after block 2, the others after none."""
+    depth = model.depth
+    assert isinstance(depth, LightExit)
+    plain = depth.sureness
+
+    def sureness(hidden: torch.Tensor, before: torch.Tensor, *, at: int) -> torch.Tensor:
+        sure = plain(hidden, before, at=at)
+        if at == 1:  # all rows are still there
+            sure[::2] = 1.0
+        return sure
+
+    depth.sureness = sureness  # type: ignore[method-assign]
+    return model
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    half, full = model_of(LAYERS // 2), model_of(LAYERS)
+    for rows in (1, 8):
+        paired("half depth", lambda rows=rows: timed(half, rows), lambda rows=rows: timed(full, rows), rows)
+    apart = rows_apart(model_of(LAYERS))
+    paired("rows apart", lambda: timed(apart, 8), lambda: timed(full, 8), 8)

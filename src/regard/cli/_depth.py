@@ -1,0 +1,97 @@
+"""Exits with a calibrated threshold, and how many blocks each token took, for the commands that show them."""
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+
+from regard.cli._output import console
+from regard.errors import ConfigError
+
+if TYPE_CHECKING:
+    from regard.models import LanguageModel
+    from regard.models.generate import Piece
+
+CALIBRATED = "calibrated"
+COLOURS = ("#5e81f4", "#3bb3c3", "#4caf50", "#e0a000", "#e4572e")
+"""from the fewest blocks to all of them"""
+
+
+def leave_early(model: "LanguageModel", exits: str, run: str, *, published: bool) -> Mapping[str, Any]:
+    """Give a model the exits that `regard calibrate` found for it.
+
+    Args:
+        exits: `calibrated`: what the run keeps; else a folder.
+        run: the run, or the published weights.
+
+    Raises:
+        ConfigError: there are none. CheckpointError: they are damaged, or of other weights.
+    """
+    from regard.integrations.exits import FOLDER, install
+
+    if exits == CALIBRATED and published:
+        raise ConfigError(f"{run} is no run, and keeps no calibration: give the folder of regard calibrate --out")
+    return install(model, Path(run) / FOLDER if exits == CALIBRATED else Path(exits))
+
+
+def require_depths(model: Any) -> int:
+    """How many blocks a model has whose tokens take as many as they need.
+
+    Raises:
+        ConfigError: every token takes every block.
+    """
+    if model.config.depth == "fixed" and type(model.depth).__name__ == "Fixed":
+        raise ConfigError(
+            "every token of this model takes every block: --show-depth is for exits; regard calibrate finds their "
+            "threshold, and --exits uses it"
+        )
+    return int(model.config.layers)
+
+
+def colour(layers: int, most: int) -> str:
+    """Of a token that took so many of so many blocks."""
+    return COLOURS[min(len(COLOURS) - 1, (layers - 1) * len(COLOURS) // max(most, 1))]
+
+
+def coloured(pieces: "Iterable[Piece]", most: int) -> None:
+    """Write a continuation as it comes: coloured by the blocks of each token, or on no terminal with their numbers."""
+    screen, taken = console(), list[int]()
+    for piece in pieces:
+        assert piece.layers is not None
+        taken.append(piece.layers)
+        if screen.is_terminal:
+            screen.print(Text(piece.text, colour(piece.layers, most)), end="", soft_wrap=True)
+        else:
+            sys.stdout.write(piece.text)
+        sys.stdout.flush()
+    sys.stdout.write("\n")
+    if screen.is_terminal:
+        legend = Text("blocks: ")
+        for at, shade in enumerate(COLOURS):
+            legend.append(f"up to {-(-(at + 1) * most // len(COLOURS))}  ", shade)
+        screen.print(legend)
+    else:
+        sys.stdout.write(f"blocks of each token: {' '.join(map(str, taken))}\n")
+    sys.stdout.write(f"mean {mean(taken):.2f} of {most} blocks\n")
+
+
+def machine(prompt: str, pieces: "Iterable[Piece]", most: int | None) -> None:
+    """Write a continuation as one JSON object, with the blocks of every token where these decide them."""
+    found = list(pieces)
+    answer: dict[str, Any] = {
+        "prompt": prompt,
+        "text": "".join(piece.text for piece in found),
+        "ended": (found[-1].ended if found else None) or "length",
+    }
+    taken = [piece.layers for piece in found if piece.layers is not None]
+    if most is not None and taken:
+        answer |= {"layers": taken, "mean_layers": mean(taken), "of_layers": most}
+    print(json.dumps(answer, ensure_ascii=False))
+
+
+def mean(taken: Sequence[int]) -> float:
+    """The mean, 0 of nothing."""
+    return sum(taken) / len(taken) if taken else 0.0

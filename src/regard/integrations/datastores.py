@@ -1,0 +1,106 @@
+"""Datastores beside a run: opened with the model that made them, a run of one's own or published weights."""
+
+from typing import NamedTuple
+
+from regard.errors import ConfigError
+from regard.integrations import pretrained
+from regard.models import LanguageModel
+from regard.retrieval import Datastore, Index, LookedUp, Lookup, origin
+from regard.retrieval.index import IndexKind
+from regard.tasks.base import Task
+from regard.tasks.config import TextConfig
+from regard.tasks.reader import Reader
+from regard.training import RunConfig, load
+from regard.training.beside import alone, require
+
+
+class Decoder(NamedTuple):
+    """A decoder, what it reads with, and how many tokens it reads at a time unless something else is said."""
+
+    model: LanguageModel
+    reader: Reader
+    length: int
+
+
+def decoder(path: str, *, device: str = "cpu", trust: bool = False) -> Decoder:
+    """A decoder of text that a datastore can be made with.
+
+    Args:
+        path: directory of a run; or published weights, as `pretrained.load` takes them.
+        device: auto, cpu, cuda or mps.
+        trust: as `regard.load`.
+
+    Raises:
+        ConfigError: a run on something else than text. Others: as `pretrained.load` and `regard.load`.
+    """
+    if pretrained.recognised(path):
+        published = pretrained.load(path, device=device, trust=trust)
+        return Decoder(published.decoder, published.reader, min(1024, published.config.max_length))
+    loaded = load(path, device=device, trust=trust)
+    task = loaded.config.task
+    if not isinstance(loaded.model, LanguageModel) or loaded.tokenizer is None or not isinstance(task, TextConfig):
+        raise ConfigError(f"{path} was trained on {task.name}, and a datastore is of text")
+    return Decoder(loaded.model, loaded.tokenizer, task.length)
+
+
+def lookup(
+    folder: str,
+    maker: str,
+    *,
+    k: int,
+    index: IndexKind | None = None,
+    probes: int | None = None,
+    device: str = "cpu",
+    trust: bool = False,
+) -> Lookup:
+    """A datastore, verified, with the model that made it.
+
+    Args:
+        folder: of `regard knn build`.
+        maker: the model, as `decoder` takes it.
+        k: neighbours of every position.
+        index, probes: as `Index.load`; None: exact search.
+        device, trust: as `decoder`.
+
+    Raises:
+        ConfigError: no datastore, no model or no such index. CheckpointError: damaged, empty, or of another model or
+            tokenizer. LimitError: k above its entries. UnsupportedError: FAISS is not installed.
+    """
+    store = Datastore.open(folder)
+    made = decoder(maker, device=device, trust=trust)
+    store.require_origin(origin(made.model, made.reader), made.model.config.dim)
+    found_in = store if index is None else Index.load(store, index, probes=probes)
+    return Lookup(made.model.eval().requires_grad_(False), found_in, k=k)
+
+
+def beside(config: RunConfig, task: Task, *, trust: bool = False) -> Task:
+    """The data of a run with the neighbours that its model mixes in, for `regard.train(..., beside=beside)`.
+
+    Args:
+        config: of the run. Without a datastore, the data are as they are.
+        task: its data.
+        trust: as `decoder`, of the model that made the datastore.
+
+    Raises:
+        ConfigError: neighbours without a datastore, or the other way round. CheckpointError: the datastore has another
+            tokenizer. Others: as `lookup`.
+
+    Example:
+        >>> from regard.models import presets
+        >>> from regard.training import TrainingConfig, train
+        >>> training = TrainingConfig(datastore="store", datastore_model="runs/base")
+        >>> config = RunConfig(model=presets.build("spalm", layers=2), training=training)
+        >>> train(config, "runs/spalm", beside=beside)  # doctest: +SKIP
+    """
+    training = config.training
+    if training.datastore is None or training.datastore_model is None:
+        return alone(config, task)
+    require(config)
+    found = lookup(
+        training.datastore,
+        training.datastore_model,
+        k=config.model.neighbours,  # type: ignore[union-attr]  # `require`: a decoder
+        device=training.device,
+        trust=trust,
+    )
+    return LookedUp(task, found)

@@ -1,0 +1,137 @@
+"""Each block once, in order, until a small head of its own is sure of a token."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Annotated, ClassVar, final
+
+import torch
+from annotated_types import Ge, Le
+from torch import Tensor, nn
+
+from regard.errors import ConfigError
+from regard.models.blocks import Block
+from regard.models.depth._base import Depth, Looped, Threads, over, slots_of
+from regard.models.depth._leaving import few, of_some, until_left
+from regard.options import weight
+from regard.precision import accumulation_dtype
+
+
+@final
+class LightExit(Depth):
+    """h^n = block_n(h^{n-1}) until c^n = sigmoid(w_n . a^n + c_n) >= lambda, a^n = h^n / rms(h^n).
+
+    A token that leaves after block n < N gives a^n + W_n a^n + b_n to the model's last norm, a guess at what the other
+    blocks would have made of it; the blocks above still take their keys from h^n. W_n, b_n, w_n, c_n are fitted to a
+    model whose own weights stay as they are (`regard.training.exit_heads`); before that every confidence is 1/2
+    and every guess is a^n.
+
+    Cost: that of the blocks up to the last of a call to leave, the keys of the others, dim operations for a confidence
+    and dim^2 for a token that leaves: no output layer is read to be sure. Weights: (layers - 1) (dim^2 + 2 dim + 1).
+
+    Raises:
+        ConfigError: reversible blocks, whose stream is two, or a memory.
+
+    Source: confidence by a classifier: Schuster et al. 2022, section 3.2; a linear map for every layer: Belrose et al.
+    2023 (tuned lens), section 3, there trained by gradient descent.
+    """
+
+    samples: ClassVar[tuple[Mapping[str, object], ...]] = (
+        {},
+        {"threshold": 0.5, "whole": 0},
+        {"threshold": 0.65},
+    )
+
+    threshold: Annotated[float, Ge(0), Le(1)] = 1.0
+    """lambda: a token leaves once its confidence is as high; 1: none does"""
+    whole: Annotated[int, Ge(0)] = 1
+    """first tokens of a text that take every block: others attend to them whatever they say, and copied states there
+    spoil the rest"""
+    guess: nn.Parameter = weight()
+    """W (layers - 1, dim, dim)"""
+    guess_bias: nn.Parameter = weight()
+    """b (layers - 1, dim)"""
+    judge: nn.Parameter = weight()
+    """w (layers - 1, dim)"""
+    judge_bias: nn.Parameter = weight()
+    """c (layers - 1)"""
+
+    def setup(self) -> None:
+        if self.config.block == "reversible":
+            raise ConfigError("depth='light_exit' runs blocks of one stream; use block='residual' or 'parallel'")
+        if getattr(self.config, "remembers", False):
+            raise ConfigError("depth='light_exit' has no memory of blocks that were skipped; leave the memory out")
+        exits, dim = self.config.layers - 1, self.config.dim
+        self.guess = nn.Parameter(torch.zeros(exits, dim, dim))
+        self.guess_bias = nn.Parameter(torch.zeros(exits, dim))
+        self.judge = nn.Parameter(torch.zeros(exits, dim))
+        self.judge_bias = nn.Parameter(torch.zeros(exits))
+
+    @property
+    def places(self) -> bool:
+        """Whether it matters which tokens are the first."""
+        return self.whole > 0
+
+    def forward(
+        self,
+        blocks: Sequence[Block],
+        x: Tensor,
+        threads: Threads,
+        *,
+        key_mask: Tensor | None = None,
+        positions: Tensor | None = None,
+        marks: Sequence[Tensor | None] | None = None,
+    ) -> Looped:
+        """Blocks until every token has left; in training every token takes every block."""
+        first = threads.states[0]
+        begins = slots_of(x, positions, 0 if first is None else first.length) < self.whole
+
+        def leaves(at: int, active: Tensor, x: Tensor, before: Tensor) -> Tensor:
+            sure = of_some(active, partial(self.sureness, at=at), x, before)
+            return active & (begins | ~(sure >= self.threshold))
+
+        left = until_left(
+            blocks,
+            x,
+            threads.states,
+            leaves=None if self.training or self.threshold == 1 else leaves,
+            kept=self.kept,
+            key_mask=key_mask,
+            positions=positions,
+            marks=marks,
+            training=self.training,
+        )
+        hidden = self.guesses(left.hidden, left.steps)
+        return Looped(hidden, left.states, list(threads.memories), left.losses, steps=left.steps)
+
+    def kept(self, active: Tensor, after: Tensor, before: Tensor) -> Tensor:
+        """The hidden states after a block that only active tokens take."""
+        return torch.where(active[..., None], after, before)
+
+    def sureness(self, hidden: Tensor, before: Tensor, *, at: int) -> Tensor:
+        """c^n (batch, length) of the hidden states after block `at`, from 0; those before it say nothing more."""
+        del before
+        wide = accumulation_dtype(hidden.dtype)
+        return (of_unit_size(hidden) @ self.judge[at] + self.judge_bias[at]).to(wide).sigmoid()
+
+    def guesses(self, hidden: Tensor, steps: Tensor) -> Tensor:
+        """What the last norm reads of tokens that left with these states after so many blocks."""
+        for at in range(self.config.layers - 1):
+            here = steps == at + 1
+            if over(here):
+                continue
+            if few(here):
+                hidden = hidden.index_put((here,), self.guessed(hidden[here], at))
+            else:
+                hidden = torch.where(here[..., None], self.guessed(hidden, at), hidden)
+        return hidden
+
+    def guessed(self, hidden: Tensor, at: int) -> Tensor:
+        """a + W a + b after block `at`, (..., dim)."""
+        a = of_unit_size(hidden)
+        return a + a @ self.guess[at].mT + self.guess_bias[at]
+
+
+def of_unit_size(hidden: Tensor) -> Tensor:
+    """h / rms(h), (..., dim); 0 where h is."""
+    size = hidden.square().mean(-1, keepdim=True).sqrt()
+    return hidden / torch.where(size == 0, 1, size)

@@ -1,0 +1,26 @@
+"""What a decoder gives."""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from regard.models.model_state import ModelState
+
+
+class ModelOutput(NamedTuple):
+    """logits: (batch, length, vocab_size). state: only if one was passed. losses: in training only, unweighted. steps:
+    (batch, length), of a depth that decides for every token how many it takes."""
+
+    logits: Tensor
+    state: ModelState | None
+    losses: dict[str, Tensor]
+    steps: Tensor | None = None
+
+
+class Hidden(NamedTuple):
+    """hidden: (batch, length, dim), what the output layer reads. The others: as `ModelOutput`."""
+
+    hidden: Tensor
+    state: ModelState | None
+    losses: dict[str, Tensor]
+    steps: Tensor | None = None

@@ -1,0 +1,150 @@
+"""Light heads: formulas by hand, what tokens that have left save, and what is fitted."""
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from regard.errors import ConfigError, DataError, UnsupportedError
+from regard.models import LanguageModel, ModelConfig
+from regard.models.generate import generate
+from regard.testing.compare import assert_close, assert_identical
+from regard.testing.inputs import randn
+from regard.training.exit_heads import fit_light_heads, logistic, passages_needed
+
+TOKENS = torch.arange(4 * 9).reshape(4, 9) * 7 % 20
+
+
+def model_of(depth: str, **options: object) -> LanguageModel:
+    config = ModelConfig(**{"dim": 16, "heads": 2, "layers": 4, "vocab_size": 20, **options}, depth=depth)
+    model = LanguageModel(config)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            weight.add_(0.2 * randn(*weight.shape, seed=name))
+    return model.double().eval()
+
+
+def test_each_token_by_the_formulas():
+    """Confidence, guess and the keys of copied states, a token and a block at a time."""
+    model = model_of("light_exit(threshold=0.55)", position="none")
+    depth = model.depth
+    with torch.no_grad():
+        got = model.hidden(TOKENS)
+        for row, start in enumerate(model.embeddings(TOKENS)):
+            entering: list[list[torch.Tensor]] = [[] for _ in model.blocks]
+            for t, x in enumerate(start):
+                steps = stands = 0
+                for at, block in enumerate(model.blocks):
+                    entering[at].append(x)
+                    if stands:
+                        continue
+                    x, steps = block(torch.stack(entering[at])[None]).hidden[0, -1], steps + 1
+                    a = x / (sum(float(one) ** 2 for one in x) / 16) ** 0.5
+                    if at < 3 and t > 0:
+                        c = 1 / (1 + torch.exp(-(sum(depth.judge[at] * a) + depth.judge_bias[at])))
+                        stands = c >= 0.55
+                assert got.steps[row, t] == steps
+                wanted = x if steps == 4 else a + depth.guess[steps - 1] @ a + depth.guess_bias[steps - 1]
+                assert_close(got.hidden[row, t], model.norm(wanted), tolerance=1e-10, what=f"token {t} of row {row}")
+    assert len(got.steps[:, 1:].unique()) > 1
+    assert (got.steps[:, 0] == 4).all()
+
+
+def test_no_token_leaves_at_one():
+    full, light = model_of("fixed"), model_of("light_exit")
+    with torch.no_grad():
+        assert_identical(light(TOKENS).logits, full(TOKENS).logits, what="logits")
+
+
+@pytest.mark.parametrize("depth", ["light_exit(threshold=0.5, whole=0)", "early_exit(threshold=0.05, whole=2)"])
+def test_first_tokens_are_those_of_the_text(depth):
+    """Whatever the call that reads them, and the padding in front."""
+    model = model_of(depth)
+    keep = torch.ones(4, 12, dtype=torch.bool)
+    keep[:, :3] = False
+    positions = (torch.arange(12) - 3).clamp(min=0).expand(4, 12)
+    with torch.no_grad():
+        whole = model(TOKENS)
+        start = model(TOKENS[:, :1], state=model.initial_state(4))
+        rest = model(TOKENS[:, 1:], state=start.state)
+        padded = model(torch.cat([TOKENS[:, :3], TOKENS], 1), key_mask=keep, positions=positions)
+    assert_identical(torch.cat([start.steps, rest.steps], 1), whole.steps, what="blocks")
+    assert_identical(padded.steps[:, 3:], whole.steps, what="blocks behind padding")
+    if "whole=2" in depth:
+        assert (whole.steps[:, :2] == 4).all()
+        assert (whole.steps[:, 2:] < 4).any()
+
+
+def operations(model: LanguageModel, prompts: list[list[int]]) -> int:
+    with FlopCounterMode(display=False) as counted:
+        generate(model, prompts, max_new_tokens=6, temperature=0.0)
+    return counted.get_total_flops()
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_operations_fall_with_exits(rows):
+    """Blocks that no row needs cost their keys, and rows that have left no MLP."""
+    prompts = [row.tolist() for row in TOKENS[:rows]]
+    counted = [operations(model_of(f"light_exit(threshold={x}, whole=0)"), prompts) for x in (1.0, 0.55, 0.0)]
+    assert counted[0] > counted[1] > counted[2]
+
+
+def test_the_mlp_is_computed_of_tokens_that_are_there():
+    model, seen = model_of("light_exit(threshold=0.55)"), []
+    for block in model.blocks:
+        block.mlp.register_forward_hook(lambda module, given, got: seen.append(given[0].shape[:2].numel()))
+    with torch.no_grad():
+        steps = model(TOKENS).steps
+    assert seen == [int((steps > at).sum()) for at in range(4) if (steps > at).any()]
+    assert len(set(seen)) > 2
+
+
+def test_generated_layers_are_those_of_a_call():
+    model = model_of("light_exit(threshold=0.55)")
+    (row,) = generate(model, [TOKENS[0].tolist()], max_new_tokens=5, temperature=0.0)
+    with torch.no_grad():
+        steps = model(torch.cat([TOKENS[0], row.tokens])[None]).steps
+    assert row.layers == tuple(steps[0, 8:13].tolist())
+    (row,) = generate(model_of("fixed"), [[1, 2]], max_new_tokens=2)
+    assert row.layers == ()
+
+
+def test_heads_learn_what_there_is_to_learn():
+    """Blocks that change nothing: every guess is right, and every judge says so."""
+    model = LanguageModel(ModelConfig(dim=8, heads=2, layers=3, vocab_size=12))
+    with torch.no_grad():
+        for block in model.blocks:
+            block.attention.projections.output.weight.zero_()
+            block.mlp.down.weight.zero_()
+    draw = torch.Generator().manual_seed(0)
+    passages = torch.randint(12, (passages_needed(model, 6), 6), generator=draw)
+    depth = fit_light_heads(model, passages)
+    assert depth.guess.abs().max() < 1e-6
+    model.depth, depth.threshold = depth, 0.9
+    with torch.no_grad():
+        steps = model(passages[:4]).steps
+    assert (steps[:, 1:] == 1).all()
+
+
+def test_a_judge_by_gradient():
+    """At w, c the slope of the penalised cross-entropy is zero, by autograd of the definition."""
+    draw = torch.Generator().manual_seed(1)
+    x = 3 * torch.randn(200, 4, generator=draw, dtype=torch.float64) + 1
+    right = (x[:, 0] + torch.randn(200, generator=draw) > 1.5) & (x[:, 1] > -4)
+    w, c = (one.clone().requires_grad_() for one in logistic(x, right, shrink=0.05))
+    entropy = torch.nn.functional.binary_cross_entropy_with_logits(x @ w + c, right.double())
+    loss = entropy + 0.025 * ((w * x.std(0, correction=0)) ** 2).sum()
+    for slope in torch.autograd.grad(loss, [w, c]):
+        assert slope.abs().max() < 1e-8
+
+
+def test_what_it_cannot_serve_is_refused():
+    for options, message in (
+        ({"block": "reversible"}, "blocks of one stream"),
+        ({"memory": "recent(length=8)", "max_length": 8}, "leave the memory out"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            model_of("light_exit", **options)
+    with pytest.raises(DataError, match="they need 12 or more"):
+        fit_light_heads(model_of("fixed").float(), TOKENS[:3, :6])
+    with pytest.raises(UnsupportedError, match="runs them once, in order"):
+        fit_light_heads(model_of("early_exit").float(), TOKENS)

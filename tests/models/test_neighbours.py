@@ -1,0 +1,204 @@
+"""Neighbours' tokens in a decoder (SPALM), against the definition written as loops over numbers."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard.errors import ConfigError, InputError, ShapeError, UnsupportedError
+from regard.models import LanguageModel, ModelConfig
+from regard.models.neighbours import NeighbourGate, NeighbourTokens
+
+DIM, VOCAB, K = 6, 9, 4
+
+
+def draw(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def found(seed: int = 0, shape: tuple[int, int] = (2, 3), k: int = K) -> NeighbourTokens:
+    """Signed random ones; the first position lacks one, and the second has none."""
+    tokens = torch.randint(VOCAB, (*shape, k), generator=draw(seed))
+    distances = torch.rand(*shape, k, generator=draw(seed + 1)) * 5
+    tokens[0, 0, -1:] = -1
+    tokens[0, 1] = -1
+    return NeighbourTokens(tokens, distances.masked_fill(tokens < 0, math.inf))
+
+
+def gate_of(**options: object) -> NeighbourGate:
+    gate = NeighbourGate(ModelConfig(dim=DIM, heads=2, vocab_size=VOCAB, neighbours=K, **options)).double()
+    with torch.no_grad():
+        gate.gate.weight.copy_(torch.randn(1, DIM, generator=draw(7)))
+    return gate
+
+
+def inputs() -> tuple[Tensor, Tensor]:
+    hidden = torch.randn(2, 3, DIM, generator=draw(3), dtype=torch.float64)
+    return hidden, torch.randn(VOCAB, DIM, generator=draw(4), dtype=torch.float64)
+
+
+def dot(a: list[float], b: list[float]) -> float:
+    return sum(x * y for x, y in zip(a, b, strict=True))
+
+
+def by_loops(
+    gate: list[float],
+    h: list[float],
+    table: list[list[float]],
+    near: list[tuple[int, float]],
+    temperature: float | None,
+) -> list[float]:
+    """z of one position; near: token and squared distance of each neighbour."""
+    near = [(token, far) for token, far in near if token >= 0]
+    if not near:
+        return h
+    scores = [dot(table[token], h) - (0 if temperature is None else far / temperature) for token, far in near]
+    total = sum(math.exp(score) for score in scores)
+    mean = [0.0] * len(h)
+    for score, (token, _) in zip(scores, near, strict=True):
+        for at, y in enumerate(table[token]):
+            mean[at] += math.exp(score) / total * y
+    g = 1 / (1 + math.exp(-dot(gate, h)))
+    return [(1 - g) * m + g * x for m, x in zip(mean, h, strict=True)]
+
+
+@pytest.mark.parametrize("temperature", [None, 0.7])
+def test_the_mixture_is_that_of_the_loops(temperature):
+    gate, (hidden, table), near = gate_of(neighbour_temperature=temperature), inputs(), found()
+    mixed = gate(hidden, table, near)
+    weights = gate.gate.weight[0].tolist()
+    for row in range(2):
+        for at in range(3):
+            pairs = list(zip(near.tokens[row, at].tolist(), near.distances[row, at].tolist(), strict=True))
+            expected = by_loops(weights, hidden[row, at].tolist(), table.tolist(), pairs, temperature)
+            torch.testing.assert_close(mixed[row, at], torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-12)
+    assert torch.equal(mixed[0, 1], hidden[0, 1])  # without neighbours
+
+
+def test_distances_have_no_part_unless_asked_for():
+    hidden, table = inputs()
+    near = found()
+    far = near._replace(distances=near.distances * 3 + 1)
+    assert torch.equal(gate_of()(hidden, table, near), gate_of()(hidden, table, far))
+    ablated = gate_of(neighbour_temperature=1.0)
+    assert not torch.allclose(ablated(hidden, table, near), ablated(hidden, table, far))
+
+
+def test_an_open_gate_is_the_model_and_a_closed_one_the_memory():
+    (hidden, table), near, gate = inputs(), found(), gate_of()
+    sign = hidden.sum(-1, keepdim=True).sign()
+    hidden = hidden * sign  # so that one vector opens, or closes, every gate
+    for turned, expected in ((1e4, hidden), (-1e4, None)):
+        with torch.no_grad():
+            gate.gate.weight.fill_(turned)
+        mixed = gate(hidden, table, near)
+        if expected is not None:
+            torch.testing.assert_close(mixed, expected, rtol=0, atol=1e-12)
+            continue
+        weights = torch.where(near.tokens >= 0, torch.einsum("bnkd,bnd->bnk", table[near.tokens], hidden), -math.inf)
+        some = (near.tokens >= 0).any(-1)
+        memory = torch.einsum("nk,nkd->nd", weights[some].softmax(-1), table[near.tokens[some]])
+        torch.testing.assert_close(mixed[some], memory, rtol=0, atol=1e-12)
+        assert torch.equal(mixed[~some], hidden[~some])
+
+
+def test_one_neighbour_is_its_token_and_equal_ones_are_one():
+    (hidden, table), gate = inputs(), gate_of()
+    tokens = torch.randint(VOCAB, (2, 3, 1), generator=draw(9))
+    one = gate(hidden, table, NeighbourTokens(tokens, torch.zeros(2, 3, 1)))
+    share = gate.gate(hidden).sigmoid()
+    torch.testing.assert_close(one, (1 - share) * table[tokens[..., 0]] + share * hidden, rtol=0, atol=1e-12)
+    several = gate(hidden, table, NeighbourTokens(tokens.expand(-1, -1, 5), torch.zeros(2, 3, 5)))
+    torch.testing.assert_close(several, one, rtol=0, atol=1e-12)
+
+
+def test_the_order_of_neighbours_changes_nothing():
+    (hidden, table), near, gate = inputs(), found(), gate_of(neighbour_temperature=2.0)
+    turned = NeighbourTokens(near.tokens.flip(-1), near.distances.flip(-1))
+    torch.testing.assert_close(gate(hidden, table, turned), gate(hidden, table, near), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("temperature", [None, 0.7])
+def test_gradients_are_those_of_differences(temperature):
+    """Of the hidden states, of the embeddings and of the gate; finite also where there are no neighbours."""
+    gate, (hidden, table), near = gate_of(neighbour_temperature=temperature), inputs(), found()
+
+    def mixed(hidden: Tensor, table: Tensor, weight: Tensor) -> Tensor:
+        return torch.func.functional_call(gate, {"gate.weight": weight}, (hidden, table, near))
+
+    asked = [x.clone().requires_grad_() for x in (hidden, table, gate.gate.weight.detach())]
+    assert torch.autograd.gradcheck(mixed, asked)
+
+
+def test_embeddings_learn_from_what_is_mixed_in():
+    """Those of the neighbours' tokens, and no others."""
+    (hidden, table), near, gate = inputs(), found(), gate_of()
+    table.requires_grad_()
+    gate(hidden, table, near).sum().backward()
+    learned = set() if table.grad is None else set(table.grad.abs().sum(1).nonzero()[:, 0].tolist())
+    assert learned == set(near.tokens.flatten().tolist()) - {-1}
+
+
+def model_of(**options: object) -> LanguageModel:
+    shape = {"dim": 16, "heads": 2, "layers": 2, "vocab_size": VOCAB, "neighbours": K, "seed": 2, **options}
+    return LanguageModel(ModelConfig(**shape)).double().eval()
+
+
+def test_logits_are_the_tied_embedding_of_what_is_mixed():
+    """With a local memory too: the hidden states are those of the decoder without neighbours."""
+    memory = {"memory": "recent(length=4)", "max_length": 5, "position": "transformer_xl"}
+    model, plain = model_of(**memory), model_of(**memory, neighbours=0)
+    plain.load_state_dict({name: x for name, x in model.state_dict().items() if "mixture" not in name})
+    tokens, near = torch.randint(VOCAB, (2, 13), generator=draw(1)), found(5, (2, 13))
+    hidden = plain.hidden(tokens).hidden
+    assert model.mixture is not None
+    expected = model.mixture(hidden, model.table.weight, near) @ model.table.weight.T
+    torch.testing.assert_close(model(tokens, neighbours=near).logits, expected, rtol=0, atol=1e-12)
+    state, parts = model.initial_state(2), []
+    for first, piece in zip((0, 4, 5), tokens.split([4, 1, 8], 1), strict=True):
+        cut = NeighbourTokens(*(x[:, first : first + piece.shape[1]] for x in near))
+        got = model(piece, state=state, neighbours=cut)
+        assert got.state is not None
+        state, _ = got.state, parts.append(got.logits)
+    torch.testing.assert_close(torch.cat(parts, 1), expected, rtol=0, atol=1e-10)
+
+
+def test_what_only_neighbours_know_is_learned():
+    """Random text, whose next token one of two neighbours says: the gate lets them in, and the loss falls; the other
+    neighbour is always token 0, which the hidden state learns to leave out."""
+    model = model_of(seed=4).float().train()
+    optimizer, losses, source = torch.optim.Adam(model.parameters(), lr=1e-2), [], draw(0)
+    for _ in range(80):
+        tokens = torch.randint(1, VOCAB, (8, 17), generator=source)
+        targets = tokens[:, 1:]
+        near = NeighbourTokens(torch.stack([targets * 0, targets], -1), torch.zeros(8, 16, 2))
+        logits = model(tokens[:, :-1], neighbours=near).logits
+        losses.append(torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten()))
+        optimizer.zero_grad()
+        losses[-1].backward()
+        optimizer.step()
+    assert losses[-1].item() < 0.2 * math.log(VOCAB - 1)
+
+
+def test_what_is_no_neighbour_is_refused():
+    model, plain = model_of(), model_of(neighbours=0)
+    tokens, near = torch.zeros(2, 3, dtype=torch.int64), found()
+    with pytest.raises(UnsupportedError, match="the tokens of 4 neighbours, and none are given"):
+        model(tokens)
+    with pytest.raises(UnsupportedError, match="mixes in no neighbours"):
+        plain(tokens, neighbours=near)
+    with pytest.raises(ShapeError, match=r"tokens of neighbours must be \(2, 2, k\)"):
+        model(tokens[:, :2], neighbours=near)
+    for wrong in (VOCAB, -2):
+        with pytest.raises(InputError, match="from 0 to 8, or -1"):
+            model(tokens, neighbours=near._replace(tokens=near.tokens.clone().fill_(wrong)))
+    for wrong, said in (
+        ({"neighbours": -1}, "neighbours must be at least 0"),
+        ({"neighbours": 0, "neighbour_temperature": 1.0}, "goes with neighbours"),
+        ({"neighbour_temperature": 0.0}, "must be more than 0"),
+        ({"tied": False}, "tied must be True"),
+        ({"depth": "universal"}, "depth must be 'fixed'"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            model_of(**wrong)

@@ -1,0 +1,151 @@
+"""One-line faults of datastores, of kNN-LM, and of the gate that mixes neighbours in."""
+
+from tests.mutants.edits import Edit
+
+CONTRACT, NEIGHBOURS = "tests.retrieval.test_contract", "tests.models.test_neighbours"
+DATASTORE, SEARCH, KNN_LM = "regard.retrieval.datastore", "regard.retrieval.search", "regard.retrieval.knn_lm"
+SPALM, GATE = "regard.retrieval.spalm", "regard.models.neighbours:NeighbourGate"
+LOOPS = "test_the_mixture_is_that_of_the_loops"
+
+STORED = (
+    Edit(
+        "the token of the key instead of the next",
+        "regard.retrieval.build:build",
+        "window[1 + skipped :]",
+        "window[skipped : len(window) - 1]",
+        CONTRACT,
+        "test_what_is_found_is_the_token_that_came_next",
+    ),
+    Edit(
+        "distances that are not squared",
+        f"{SEARCH}:ranked",
+        "gap.square_()",
+        "gap.abs_()",
+        CONTRACT,
+        "test_distances_are_squared",
+    ),
+    Edit(
+        "a deleted document is still found",
+        f"{DATASTORE}:Datastore.delete",
+        "document.name != name for document in manifest.documents]",
+        "True for document in manifest.documents]",
+        CONTRACT,
+        "test_a_deleted_document_is_not_found",
+    ),
+    Edit(
+        "a merge loses entries",
+        "regard.retrieval.writer:Writer.copy",
+        "slice(max(0, first - piece.first), max(0, end - piece.first))",
+        "slice(0, end - first)",
+        CONTRACT,
+        "test_a_merge_has_every_entry",
+    ),
+    Edit(
+        "a damaged file is not noticed",
+        f"{DATASTORE}:Datastore.verify",
+        "Entry.at(path) if contents and",
+        "Entry.at(path) if not contents and",
+        CONTRACT,
+        "test_a_file_of_the_same_size_that_is_another_is_noticed",
+    ),
+)
+
+LOOKED_UP = (
+    Edit(
+        "the temperature is ignored",
+        f"{KNN_LM}:neighbour_log_probabilities",
+        "(-neighbours.distances / temperature)",
+        "(-neighbours.distances)",
+        CONTRACT,
+        "test_the_temperature_divides",
+    ),
+    Edit(
+        "weight 0 changes bits",
+        f"{KNN_LM}:mixed",
+        "return logits",
+        "return logits.log_softmax(-1)",
+        CONTRACT,
+        "test_weight_0_changes_no_bit",
+    ),
+    Edit(
+        "the entry beside the own one is left out",
+        f"{KNN_LM}:own_entries",
+        "+ first - 1 +",
+        "+ first +",
+        CONTRACT,
+        "test_no_target_finds_the_entry_that_was_made_of_it",
+    ),
+    Edit(
+        "own entries are found in training",
+        f"{SPALM}:_Windows._look",
+        "None if self._of.own else",
+        "None if not self._of.own else",
+        CONTRACT,
+        "test_training_text_does_not_find_itself",
+    ),
+    Edit(
+        "the place of the own entry is not looked at",
+        f"{SEARCH}:_candidates",
+        "far[row[here], column[here]] = torch.inf",
+        "pass",
+        CONTRACT,
+        "test_training_text_does_not_find_itself",
+    ),
+)
+
+MIXED_IN = (
+    Edit(
+        "the gate is turned",
+        f"{GATE}.forward",
+        "torch.lerp(mean, hidden, own)",
+        "torch.lerp(hidden, mean, own)",
+        NEIGHBOURS,
+        "test_an_open_gate_is_the_model_and_a_closed_one_the_memory",
+    ),
+    Edit(
+        "neighbours that are not there have a part",
+        f"{GATE}.forward",
+        "masked_fill(~there & some, float",
+        "masked_fill(~there & ~some, float",
+        NEIGHBOURS,
+        LOOPS,
+        (None,),
+    ),
+    Edit(
+        "distances count unasked",
+        f"{GATE}.forward",
+        "if self.temperature is not None:\n        far = neighbours.distances.masked_fill(~there, 0)\n"
+        "        logits = logits - far.to(logits.dtype) / self.temperature",
+        "far = neighbours.distances.masked_fill(~there, 0)\n    logits = logits - far.to(logits.dtype)",
+        NEIGHBOURS,
+        "test_distances_have_no_part_unless_asked_for",
+    ),
+    Edit(
+        "far neighbours count for more",
+        f"{GATE}.forward",
+        "logits - far",
+        "logits + far",
+        NEIGHBOURS,
+        LOOPS,
+        (0.7,),
+    ),
+    Edit(
+        "embeddings do not learn from what is mixed in",
+        f"{GATE}.forward",
+        "clamp_min(0), table)",
+        "clamp_min(0), table.detach())",
+        NEIGHBOURS,
+        "test_embeddings_learn_from_what_is_mixed_in",
+    ),
+    Edit(
+        "a position without neighbours is a mixture with nothing",
+        f"{GATE}.forward",
+        "torch.where(some, torch.lerp(mean, hidden, own), hidden)",
+        "torch.lerp(mean * some, hidden, own)",
+        NEIGHBOURS,
+        LOOPS,
+        (None,),
+    ),
+)
+
+DATASTORES = STORED + LOOKED_UP + MIXED_IN

@@ -1,0 +1,257 @@
+"""Exits that are told, drawn or learnt, broken on purpose, each with the check of `check_part` that must catch it."""
+
+# Schemes are final; only a mutant may break that.
+# pyright: reportGeneralTypeIssues=false
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from regard.models.blocks import Block
+from regard.models.depth._base import Looped, Readout, Threads
+from regard.models.depth._lessons import Answers, best, exit_weights
+from regard.models.depth.early_exit import EarlyExit
+from regard.models.depth.universal import Universal
+from regard.state import Summary
+from tests.mutants import mutant
+
+
+@mutant("depth_losses_are_declared")
+class PondersInSilence(Universal):
+    """Gives no loss where it declares one."""
+
+    def forward(self, blocks: Sequence[Block], x: Tensor, threads: Threads, **given: Any) -> Looped:
+        return super().forward(blocks, x, threads, **given)._replace(own={})
+
+
+@mutant("depth_losses_are_declared")
+class TeachesUnasked(EarlyExit):
+    """Gives the loss of exits that the options do not train."""
+
+    def taught(
+        self,
+        exits: Sequence[Tensor],
+        mean: Tensor | None,
+        readout: Readout,
+        targets: Tensor,
+        key_mask: Tensor | None,
+    ) -> dict[str, Tensor]:
+        return {"exits": exits[0].sum(), **super().taught(exits, mean, readout, targets, key_mask)}
+
+
+@mutant("told_exits")
+class LeavesLate(EarlyExit):
+    """Takes one block more than it is told."""
+
+    def forward(self, blocks: Sequence[Block], x: Tensor, threads: Threads, **given: Any) -> Looped:
+        told = given.pop("depths", None)
+        return super().forward(blocks, x, threads, depths=None if told is None else told + 1, **given)
+
+
+@mutant("told_exits")
+class RemembersTheEntry(EarlyExit):
+    """Blocks that a call leaves out get the keys of what entered the first one, not of the state that left."""
+
+    def forward(self, blocks: Sequence[Block], x: Tensor, threads: Threads, **given: Any) -> Looped:
+        looped = super().forward(blocks, x, threads, **given)
+        used, states = int(looped.steps.amax()), list(looped.states)  # type: ignore[union-attr]
+        for at, block in enumerate(blocks):
+            before = threads.states[at]
+            if at >= used and before is not None:
+                states[at] = block.remember(x, state=before)
+        return looped._replace(states=states)
+
+
+@mutant("told_exits")
+class KeysAbove(EarlyExit):
+    """Blocks above see keys of what the full model makes of a token that has left."""
+
+    def kept(self, active: Tensor, after: Tensor, before: Tensor) -> Tensor:
+        return after
+
+
+@mutant("told_exits")
+class OneHead(EarlyExit):
+    """Reads all exits alike, though each has a matrix of its own."""
+
+    def headed(self, hidden: Tensor, steps: Tensor) -> Tensor:
+        return hidden
+
+
+@mutant("exits_by_definition")
+class AsksOneHead(EarlyExit):
+    """Confidence is that of an output layer without the matrix of the exit."""
+
+    def answered(self, at: int, readout: Readout, hidden: Tensor) -> Tensor:
+        return readout(hidden)
+
+
+@mutant("exits_by_definition")
+class PlansByTheLeast(EarlyExit):
+    """Leaves where q is least."""
+
+    def plan(self, read: Tensor) -> Tensor:
+        return self.chooser(read).argmin(-1) + 1
+
+
+@mutant("depth_keeps_the_future_out")
+class MeansOfAll(EarlyExit):
+    """The mean that `sequence` reads is that of the whole text."""
+
+    def means(self, x: Tensor, key_mask: Tensor | None, past: Summary | None) -> tuple[Tensor, Summary]:
+        means, after = super().means(x, key_mask, past)
+        return means[:, -1:].expand_as(means), after
+
+
+@mutant("depth_streams")
+class MeansOfTheCall(EarlyExit):
+    """The mean that `sequence` reads begins anew with every call."""
+
+    def means(self, x: Tensor, key_mask: Tensor | None, past: Summary | None) -> tuple[Tensor, Summary]:
+        means, after = super().means(x, key_mask, None)
+        return means, Summary(after.content, after.length + (0 if past is None else past.length))
+
+
+@mutant("depth_reads_no_padding")
+class MeansOfPadding(EarlyExit):
+    """The mean that `sequence` reads counts masked tokens."""
+
+    def means(self, x: Tensor, key_mask: Tensor | None, past: Summary | None) -> tuple[Tensor, Summary]:
+        return super().means(x, None, past)
+
+
+@mutant("mixed_training")
+class DrawsARow(EarlyExit):
+    """Draws one depth for all tokens of a row."""
+
+    def forward(self, blocks: Sequence[Block], x: Tensor, threads: Threads, **given: Any) -> Looped:
+        if self.training and self.exits == "mixed":
+            given["depths"] = torch.randint(1, len(blocks) + 1, (len(x), 1)).expand(x.shape[:2])
+        return super().forward(blocks, x, threads, **given)
+
+
+@mutant("mixed_training")
+class NeverTakesAll(EarlyExit):
+    """Draws depths below the last alone."""
+
+    def forward(self, blocks: Sequence[Block], x: Tensor, threads: Threads, **given: Any) -> Looped:
+        if self.training and self.exits == "mixed":
+            given["depths"] = torch.randint(1, len(blocks), x.shape[:2])
+        return super().forward(blocks, x, threads, **given)
+
+
+class _Oracle(EarlyExit):
+    """Template: near, the weight of each token in the score of another; spent, what the blocks cost."""
+
+    def near(self, apart: Tensor) -> Tensor:
+        return torch.exp(-apart.square() / self.smoothing) if self.smoothing else (apart == 0).double()
+
+    @property
+    def spent(self) -> float:
+        return self.penalty
+
+    def wanted(self, answers: Answers) -> Tensor:
+        scores = -answers.nats.detach() if self.oracle == "likelihood" else answers.right.to(answers.nats.dtype)
+        scores = scores.masked_fill(~answers.counted[..., None], 0)
+        slots = torch.arange(scores.shape[1], dtype=scores.dtype)
+        apart = slots[:, None] - slots
+        near = torch.ones_like(apart) if self.confidence == "sequence" else self.near(apart)
+        return best(near @ scores, self.spent)
+
+
+@mutant("exit_losses")
+class FarCountsMore(_Oracle):
+    """Smooths by exp(+(t - t')^2 / sigma), as in a published survey: weights grow with the distance."""
+
+    def near(self, apart: Tensor) -> Tensor:
+        return torch.exp(apart.square() / self.smoothing) if self.smoothing else super().near(apart)
+
+
+@mutant("exit_losses")
+class DepthIsFree(_Oracle):
+    """An oracle without a penalty."""
+
+    @property
+    def spent(self) -> float:
+        return 0.0
+
+
+@mutant("exit_losses")
+class TakesTheDeepest(EarlyExit):
+    """Of exits that are equal, the oracle takes the highest."""
+
+    def wanted(self, answers: Answers) -> Tensor:
+        flipped = Answers(answers.nats.flip(-1), answers.likeliest.flip(-1), answers.right.flip(-1), answers.counted)
+        return answers.nats.shape[-1] - 1 - super().wanted(flipped)
+
+
+@mutant("exit_losses")
+class LastHasOdds(EarlyExit):
+    """The last exit has a sigmoid of its own, so that q does not sum to 1."""
+
+    def log_odds(self, exits: Sequence[Tensor], mean: Tensor | None) -> Tensor:
+        log_q = super().log_odds(exits, mean)
+        if self.confidence != "geometric":
+            return log_q
+        return torch.cat([log_q[..., :-1], log_q[..., -1:] + F.logsigmoid(self.chooser(exits[-1]))], -1)
+
+
+@mutant("exit_losses")
+class CountsMore(EarlyExit):
+    """Those that agree and those that do not weigh by how many they are."""
+
+    def taught(
+        self,
+        exits: Sequence[Tensor],
+        mean: Tensor | None,
+        readout: Readout,
+        targets: Tensor,
+        key_mask: Tensor | None,
+    ) -> dict[str, Tensor]:
+        own = super().taught(exits, mean, readout, targets, key_mask)
+        if self.confidence == "classifier":
+            answers = Answers.of([self.answered(at, readout, x) for at, x in enumerate(exits)], targets, key_mask)
+            agrees = answers.likeliest[..., :-1] == answers.likeliest[..., -1:]
+            logits = self.agreement(exits)
+            nats = F.binary_cross_entropy_with_logits(logits, agrees.to(logits.dtype), reduction="none")
+            own["choice"] = answers.mean(nats.mean(-1))
+        return own
+
+
+@mutant("exit_losses")
+class WeighsTheLast(EarlyExit):
+    """The mean of the exits' losses holds the last one, whose own the model has."""
+
+    def taught(
+        self,
+        exits: Sequence[Tensor],
+        mean: Tensor | None,
+        readout: Readout,
+        targets: Tensor,
+        key_mask: Tensor | None,
+    ) -> dict[str, Tensor]:
+        own = super().taught(exits, mean, readout, targets, key_mask)
+        if "exits" in own:
+            answers = Answers.of([self.answered(at, readout, x) for at, x in enumerate(exits)], targets, key_mask)
+            weights = exit_weights(self.weights, len(exits))
+            own["exits"] = answers.mean(answers.nats @ answers.nats.new_tensor(weights))
+        return own
+
+
+@mutant("exit_slopes")
+class TeachesTheModel(EarlyExit):
+    """The gradient of the classifier goes on into the model, which it makes agree."""
+
+    def agreement(self, exits: Sequence[Tensor]) -> Tensor:
+        return torch.cat([self.chooser(x) for x in exits[:-1]], -1)
+
+
+@mutant("exit_slopes")
+class TeachesNobody(EarlyExit):
+    """No gradient of the odds reaches the model that they read."""
+
+    def log_odds(self, exits: Sequence[Tensor], mean: Tensor | None) -> Tensor:
+        return super().log_odds([x.detach() for x in exits], mean)

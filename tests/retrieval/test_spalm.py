@@ -1,0 +1,173 @@
+"""SPALM beside a datastore: which neighbours a position gets, what learns from them, and what trains on them."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard.errors import CheckpointError, ConfigError, LimitError, ShapeError, UnsupportedError
+from regard.models import LanguageModel, ModelConfig, presets
+from regard.models.neighbours import NeighbourTokens
+from regard.retrieval import Datastore, LookedUp, Lookup, Spalm, Text, build, origin
+from regard.retrieval.keys import joined, kept_keys
+from regard.tasks import TextConfig
+from regard.tasks.base import IGNORE
+from regard.tasks.text import TextTask
+from tests.retrieval.conftest import VOCAB
+
+LINES = [f"{at} times {at} makes {at * at}, and {at} and {at} make {at + at}.\n" * 4 for at in range(40)]
+
+
+def words(seed: int, length: int = 30) -> Tensor:
+    return torch.randint(VOCAB, (length,), generator=torch.Generator().manual_seed(seed))
+
+
+def made(decoder, folder: Path) -> tuple[LanguageModel, Datastore]:
+    model = decoder()
+    texts = [Text(str(seed), words(seed).numpy()) for seed in range(3)]
+    return model, build(model, texts, folder, origin={}, length=16)
+
+
+def spalm_of(**options: object) -> LanguageModel:
+    shape = {"dim": 24, "heads": 2, "layers": 2, "mlp_dim": 32, "vocab_size": VOCAB, "max_length": 5, "dropout": 0.0}
+    return LanguageModel(presets.build("spalm", **{**shape, "memory_length": 4, **options}))
+
+
+def test_neighbours_are_the_nearest_of_what_the_frozen_decoder_makes(decoder, tmp_path):
+    """Sorted by hand: the keys on disk, the input of the frozen decoder's last MLP, and the tokens that came."""
+    keys, store = made(decoder, tmp_path / "store")
+    tokens = torch.stack([words(7, 9), words(1, 9)])
+    near, after = Lookup(keys, store, k=4).read(tokens)
+    assert after is None
+    with kept_keys(keys) as pieces, torch.no_grad():
+        keys(tokens)
+    stored = torch.cat([torch.from_numpy(piece.keys) for piece in store.pieces()]).double()
+    far = ((joined(pieces).double()[:, :, None] - stored) ** 2).sum(-1)
+    distances, ids = far.sort(stable=True)
+    torch.testing.assert_close(near.distances.double(), distances[..., :4], rtol=1e-5, atol=1e-5)
+    assert torch.equal(near.tokens, store.values(0, len(store))[ids[..., :4]])
+    assert torch.equal(near.tokens[1, :, 0], words(1)[1:10])  # a text that is stored finds itself, and what came next
+
+
+def test_keys_get_no_gradient_and_embeddings_do(decoder, tmp_path):
+    keys, store = made(decoder, tmp_path / "store")
+    model = Spalm(spalm_of(), Lookup(keys, store, k=3)).train()
+    tokens = words(9, 8)[None]
+    near, _ = model.lookup.read(tokens)
+    model(tokens).logits[0, -1].logsumexp(0).backward()
+    assert all(weight.grad is None for weight in keys.parameters())
+    assert not keys.training
+    assert all(weight.grad is not None for weight in model.parameters())
+    assert not any("keys" in name or "lookup" in name for name in model.state_dict())
+    untied = NeighbourTokens(near.tokens, near.distances)
+    assert model.model.mixture is not None
+    table = model.table.weight.detach().clone().requires_grad_()
+    model.model.mixture(torch.randn(1, 8, 24), table, untied).sum().backward()
+    assert table.grad is not None
+    assert set(table.grad.abs().sum(1).nonzero()[:, 0].tolist()) == set(near.tokens.flatten().tolist())
+
+
+def test_together_they_stream_and_keep_to_their_own_states(decoder, tmp_path):
+    keys, store = made(decoder, tmp_path / "store")
+    model = Spalm(spalm_of(), Lookup(keys, store, k=3)).eval()
+    tokens = torch.stack([words(8, 14), words(9, 14)])
+    state, parts = model.initial_state(2), []
+    for piece in tokens.split([6, 1, 7], 1):
+        got = model(piece, state=state)
+        assert got.state is not None
+        state, _ = got.state, parts.append(got.logits)
+    torch.testing.assert_close(torch.cat(parts, 1), model(tokens).logits, rtol=1e-5, atol=1e-5)
+    assert state.length == 14
+    one = state.select(torch.tensor([1]))
+    more = torch.tensor([[3]])
+    wanted = model(torch.cat([tokens[1:], more], 1)).logits[:, -1]
+    torch.testing.assert_close(model(more, state=one).logits[:, -1], wanted, rtol=1e-5, atol=1e-5)
+    with pytest.raises(ShapeError, match="initial_state of this model"):
+        model(tokens, state=model.model.initial_state(2))
+    with pytest.raises(UnsupportedError, match="leave positions out"):
+        model(tokens, positions=torch.arange(14))
+
+
+def test_what_does_not_fit_is_refused(decoder, tmp_path):
+    keys, store = made(decoder, tmp_path / "store")
+    with pytest.raises(LimitError, match="k=88 neighbours"):
+        Lookup(keys, store, k=88)
+    with pytest.raises(ConfigError, match="k must be at least 1"):
+        Lookup(keys, store, k=0)
+    with pytest.raises(CheckpointError, match="keys of 16 numbers, and this model makes 32"):
+        Lookup(decoder(dim=32), store, k=1)
+    with pytest.raises(CheckpointError, match="is empty"):
+        Lookup(keys, Datastore.create(tmp_path / "empty", 16, vocab_size=VOCAB), k=1)
+    with pytest.raises(ConfigError, match="mixes in no neighbours"):
+        Spalm(decoder(), Lookup(keys, store, k=1))
+    with pytest.raises(CheckpointError, match="has 11 tokens, the model 12"):
+        Spalm(spalm_of(vocab_size=12), Lookup(keys, store, k=1))
+
+
+@pytest.fixture
+def task(tmp_path) -> TextTask:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for at, line in enumerate(LINES):
+        (folder / f"{at}.txt").write_text(line)
+    return TextTask(TextConfig(corpus=str(folder), length=24, cache=str(tmp_path / "cache")))
+
+
+def looked_up(task: TextTask, folder: Path, *, k: int = 3, own: bool = False) -> LookedUp:
+    """The task beside a datastore of its training documents, each as the task has it."""
+    shape = ModelConfig(dim=16, heads=2, layers=1, vocab_size=task.vocab_size, seed=3)
+    keys = LanguageModel(shape).eval()
+    if folder.exists():
+        return LookedUp(task, Lookup(keys, Datastore.open(folder), k=k), own=own)
+    windows = task.examples("train")
+    texts = [Text(str(first), windows.place(first)[0]) for first in windows.begins.tolist()]
+    store = build(keys, texts, folder, origin=origin(keys, task.tokenizer), length=24)
+    return LookedUp(task, Lookup(keys, store, k=k), own=own)
+
+
+def test_training_examples_do_not_find_themselves(task, tmp_path):
+    """Windows are those of the datastore, so an own entry is at distance 0 and has the very target. Without it, the
+    others are found, in their order."""
+    without, with_own = (looked_up(task, tmp_path / "store", own=own, k=4) for own in (False, True))
+    examples, count = without.examples("train"), 0
+    for index in range(0, len(examples), 5):
+        example, found = examples[index], with_own.examples("train")[index]
+        assert example.neighbours is not None
+        assert found.neighbours is not None
+        assert found.distances is not None
+        counted = example.targets != IGNORE
+        assert (example.neighbours[~counted] == -1).all()
+        alone = counted & (found.distances[:, 1] > 1e-3)  # no other context is the same
+        assert (found.distances[alone, 0] < 1e-3).all()
+        assert (found.neighbours[alone, 0] == found.targets[alone]).all()
+        assert (example.neighbours[alone, :3] == found.neighbours[alone, 1:]).all()
+        count += alone.sum()
+    assert count > 100
+    kept = examples._found[5]
+    assert (examples[5].neighbours == kept[0]).all()
+    assert examples._found[5] is kept  # looked up once
+
+
+def test_what_was_looked_up_is_part_of_the_data(task, tmp_path):
+    """A resumed run compares it; the text alone is before the +."""
+    found = looked_up(task, tmp_path / "store")
+    again, other = looked_up(task, tmp_path / "store"), looked_up(task, tmp_path / "store", k=2)
+    assert found.fingerprint == again.fingerprint != other.fingerprint
+    assert found.fingerprint.partition("+")[0] == task.fingerprint
+    assert (found.length, found.vocab_size, found.tokenizer) == (task.length, task.vocab_size, task.tokenizer)
+    store = found.lookup.store
+    with store.adding() as adding:
+        adding.begin("more", entries=1)
+        adding.append(torch.zeros(1, 16), torch.zeros(1, dtype=torch.int64))
+    assert looked_up(task, tmp_path / "store").fingerprint != found.fingerprint
+
+
+def test_another_tokenizer_is_refused(task, tmp_path):
+    looked_up(task, tmp_path / "store")
+    config = TextConfig(corpus=str(tmp_path / "texts"), tokenizer="bpe", vocab_size=300, length=24)
+    other = TextTask(config)
+    keys = LanguageModel(ModelConfig(dim=16, heads=2, layers=1, vocab_size=task.vocab_size, seed=3))
+    found = Lookup(keys, Datastore.open(tmp_path / "store"), k=1)
+    with pytest.raises(CheckpointError, match="made with another tokenizer"):
+        LookedUp(other, found)
