@@ -91,7 +91,7 @@ HOLDS: Mapping[str, Way] = {
     "linear_attention_forms": Way(module={"processor_seconds": fastest("cumsum")}),
     "longer_memory": Way(method=by_length(-0.01)),
     "lsh_collisions": Way({"hashes": 96_000}),
-    "lsh_recall": Way({"hashed": "lsh(num_buckets=4, rounds={rounds})"}),
+    "lsh_recall": Way({"hashed": "lsh(num_buckets=2, rounds={rounds})"}),
     "memory_evaluation_cost": Way(),
     "negative_features": Way({"trials": 8}),
     "normalisation_and_recall": Way(

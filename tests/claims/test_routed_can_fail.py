@@ -57,7 +57,7 @@ def test_the_vectors_are_at_their_angles():
 
 @pytest.mark.parametrize(
     ("buckets", "failing"),
-    [(256, "trained, eight rounds: mass"), (1, "trained: mass, sixteen rounds - one")],
+    [(4096, "eight rounds: mass"), (1, "mass, sixteen rounds - one")],
 )
 def test_hashes_that_find_too_little_or_all_at_once(buckets, failing):
     found = judged("lsh_recall", hashed=f"lsh(num_buckets={buckets}, rounds={{rounds}})")
@@ -65,30 +65,44 @@ def test_hashes_that_find_too_little_or_all_at_once(buckets, failing):
 
 
 def test_weights_that_need_the_other_keys(monkeypatch):
-    monkeypatch.setattr(LshRecall, "bits", lambda self, model, new: float(model.mechanisms[0].buckets > 1))
-    assert judged("lsh_recall")["trained, eight rounds: bits per letter lost"] == "does not hold"
+    def accuracy(self, model, tokens, answers, *, cut=False):
+        return float(model.mechanisms[0].buckets == 1 and not cut)
+
+    monkeypatch.setattr(LshRecall, "accuracy", accuracy)
+    assert judged("lsh_recall")["eight rounds: accuracy lost"] == "does not hold"
+
+
+def test_attention_that_is_cut_answers_by_chance():
+    """A model that lives by its attention alone, and says so when this gives 0."""
+    claim = claims.build("lsh_recall", tiny=True)
+    assert claim.observe(3).values["cut"] < 0.1
 
 
 def test_mass_and_nearest_keys_by_hand():
-    """Twelve tokens, of which the later six ask; one key at a time."""
-    claim = claims.build("lsh_recall", tiny=True, settings={"rounds": (1, 3), "neighbours": 2})
+    """Twelve tokens, of which the later six ask, or two of one row and one of the other; one key at a time."""
+    claim = claims.build("lsh_recall", tiny=True, settings={"rounds": (1, 3)})
     x = 3 * torch.randn(2, 1, 12, 4, generator=torch.Generator().manual_seed(0))
     mechanism = build("lsh(num_buckets=4, rounds=3)", Heads(count=1, key_dim=4, causal=True))
     buckets = mechanism.decisions(x, x).keys
-    masses, nearest = [0.0, 0.0], [0.0, 0.0]
-    for row in range(2):
-        for i in range(6, 12):
-            logits = [float(x[row, 0, i] @ x[row, 0, j] / x[row, 0, j].norm()) / 2 for j in range(i)]
-            odds = [math.exp(logit) for logit in logits]
-            best = sorted(range(i), key=lambda j: -logits[j])[:2]
-            for place, rounds in enumerate((1, 3)):
-                met = [bool((buckets[row, 0, i, :rounds] == buckets[row, 0, j, :rounds]).any()) for j in range(i)]
-                masses[place] += sum(odd for odd, one in zip(odds, met, strict=True) if one) / sum(odds) / 12
-                nearest[place] += sum(met[j] for j in best) / 24
     assert isinstance(claim, LshRecall)
-    got = claim.shares(x, mechanism)
-    assert got[0] == pytest.approx(masses, abs=1e-5)
-    assert got[1] == pytest.approx(nearest, abs=1e-9)
+    for asking in ([[6, 7, 8, 9, 10, 11]] * 2, [[3, 9], [5]]):
+        masses, nearest = [0.0, 0.0], [0.0, 0.0]
+        for row in range(2):
+            part = 1 / (2 * len(asking[row]))
+            for i in asking[row]:
+                logits = [float(x[row, 0, i] @ x[row, 0, j] / x[row, 0, j].norm()) / 2 for j in range(i)]
+                odds = [math.exp(logit) for logit in logits]
+                best = max(range(i), key=lambda j: logits[j])
+                for place, rounds in enumerate((1, 3)):
+                    met = [bool((buckets[row, 0, i, :rounds] == buckets[row, 0, j, :rounds]).any()) for j in range(i)]
+                    masses[place] += part * sum(odd for odd, one in zip(odds, met, strict=True) if one) / sum(odds)
+                    nearest[place] += part * met[best]
+        asked = torch.zeros(2, 12, dtype=torch.bool)
+        for row, places in enumerate(asking):
+            asked[row, places] = True
+        got = claim.shares(x, mechanism, None if len(asking[1]) == 6 else asked)
+        assert got[0] == pytest.approx(masses, abs=1e-5)
+        assert got[1] == pytest.approx(nearest, abs=1e-9)
 
 
 @pytest.mark.parametrize("layers", ["two layers", "one layer"])

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from regard.benchmark.fitting import averages, train
+from regard.benchmark.fitting import averages, fit
 from regard.claims._base import Claim, Curve
 from regard.core import generator
 from regard.layer import AttentionLayer
@@ -47,15 +47,14 @@ class NeedleClaim(Claim):
         model, draw = Finder(spec, self, seed, weight).train(), generator(seed, "sequences")
         nats: list[float] = []
 
-        def loss(step: int) -> Tensor:
-            del step
+        def loss() -> Tensor:
             tokens, answers = self.sequences(self.batch, draw)
             logits, extra, _ = model(tokens)
             value = cross_entropy(logits.mT, answers)
             nats.append(float(value.detach()))
             return value + extra
 
-        train(model.parameters(), loss, steps=self.steps, learning_rate=self.learning_rate)
+        fit(model.parameters(), loss, steps=self.steps, rate=self.learning_rate)  # to 0, so that it ends
         tokens, answers = self.sequences(self.samples, generator(seed, "new"))
         with torch.no_grad():
             own = float(model(tokens)[2])
