@@ -97,8 +97,8 @@ class EarlyExit(Depth):
     horizon: Annotated[int, Ge(1)] = 512
     """N of the fall: tokens of a long text"""
     whole: Annotated[int, Ge(0)] = 0
-    """first tokens of a text that take every block, whatever their confidence: trained decoders attend much to the first
-    one, so that a state copied there may cost the rest more than it saves"""
+    """first tokens of a text that take every block, whatever their confidence: trained decoders attend much to the
+    first one, so that a state copied there may cost the rest more than it saves"""
     exits: Literal["last", "aligned", "mixed"] = "last"
     """which are trained: the last alone, all of them on every token, or one that is drawn for every token"""
     weights: Weights = "uniform"
