@@ -365,7 +365,7 @@ def bucketed_backward(
             out, mean, norm = brings.index_select(0, at).view(-1, walk.size, value + 2).split([value, 1, 1], -1)
             change = torch.zeros_like(query[..., :dim])
             for rows, key, weights in meets:
-                weights.sub_(norm).exp2_()
+                weights.sub_(norm).exp2_().clamp_(max=1)  # large logits may round otherwise than in the forward pass
                 accumulate(dv, rows, torch.bmm(weights.mT, out).flatten(0, 1))
                 slope = torch.empty_like(weights) if slope.shape != weights.shape else slope
                 torch.bmm(out, key[..., dim : dim + value].mT, out=slope)

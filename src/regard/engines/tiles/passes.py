@@ -171,6 +171,7 @@ def backward(
         for group in share.layout.groups:
             for step in share.steps(group):
                 weights = scores.weights(scores.of(group, step), pick(tops, step))
+                weights.clamp_(max=1)  # scores of 1e10 round by more than 128 where a product is laid out otherwise
                 outer = pick(outers, step)
                 slope = scratch.buffer("slope", *weights.shape)
                 kept = None if dropped is None else dropped.kept(group, step)
