@@ -366,30 +366,6 @@ def synthesized(lookup: float, beyond: float, loss: Sequence[float] = (0.0,) * 2
     return {"trained": trained, "copying": copying}
 
 
-def elsewhere(**lost: float) -> Mapping[str, Callable[..., Any]]:
-    """Models that need no training, and what they lose at other lengths than that of it."""
-
-    def bits(self: Any, model: str, seed: int) -> list[float]:
-        loss = lost.get(model.partition("(")[0], 0.0) * (1 + seed / 1e4)
-        return [1 + loss * (length != self.lengths[1]) for length in self.lengths]
-
-    def trained(self: Any, spec: str, seed: int) -> tuple[str, list[float]]:
-        return spec, [1.0] * 20
-
-    return {"trained": trained, "bits": bits, "difference": lambda self, model, seed: 0.0}
-
-
-def letters(**worse: float) -> Callable[..., tuple[float, list[float]]]:
-    """Losses of models of letters, by mechanism and number of layers; those that see one letter know the table."""
-
-    def learned(config: Any, new: Tensor, **_: object) -> tuple[float, list[float]]:
-        name = config.attention[0].partition("(")[0]
-        known = pair_bits()[new[:, :-1], new[:, 1:]].mean() if name == "local" else 2 + config.seed / 1e4
-        return float(known + worse.get(f"{name}_{config.layers}", 0.0)), [1.0] * 20
-
-    return learned
-
-
 def duplicated(shared: float, change: float = 0.0) -> Callable[..., Any]:
     """Accuracies of models that learned everything, but for those of one projection on long sequences."""
 

@@ -50,6 +50,7 @@ def train(
     steps: int,
     learning_rate: float = 3e-3,
     warmup: float = 0.1,
+    last: float = 0.1,
 ) -> None:
     """For Transformers: AdamW with a linear warm-up, a cosine to a tenth, and gradients of norm 1 at most.
 
@@ -59,6 +60,7 @@ def train(
         steps: how many.
         learning_rate: at the end of the warm-up.
         warmup: share of the steps.
+        last: share of the learning rate that is left at the end; at 0 nothing changes any more.
     """
     weights = [weight for weight in weights if weight.requires_grad]
     optimizer = torch.optim.AdamW(weights, lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
@@ -67,7 +69,8 @@ def train(
     def rate(step: int) -> float:
         if step < rising:
             return (step + 1) / rising
-        return 0.55 + 0.45 * math.cos(math.pi * (step - rising) / max(1, steps - rising))
+        turn = math.cos(math.pi * (step - rising) / max(1, steps - rising))
+        return (1 + last) / 2 + (1 - last) / 2 * turn
 
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
     for step in range(steps):
