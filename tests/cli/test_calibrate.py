@@ -45,6 +45,9 @@ def test_a_run_keeps_its_threshold_and_uses_it(regard, with_exits):
     taken = [int(one) for one in numbers.removeprefix("blocks of each token: ").split()]
     assert len(taken) == 9
     assert means == f"mean {np.mean(taken):.2f} of 3 blocks"
+    greedy = ("generate", with_exits, "12 is", "--exits", "calibrated", "--json", "--temperature", "0")
+    one, many = (json.loads(regard(*greedy, *more).out) for more in ((), ("--lookup", "4")))
+    assert many == one, "guessed tokens take the blocks that they take one by one"
     full, early = (
         json.loads(regard("evaluate", with_exits, "--limit", "4", "--json", *more).out)
         for more in ((), ("--exits", "calibrated"))

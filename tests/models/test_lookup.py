@@ -63,7 +63,7 @@ def test_wrong_guesses_leave_the_state(mechanism):
     new, *true = follow
     wrong = [(token + 1) % 6 for token in true]
     for draft, right in ((true, 3), ([true[0], wrong[1], 0], 1), (wrong, 0), ([], 0)):
-        picked, after = checked(model, [new], draft, state)
+        picked, after, _ = checked(model, [new], draft, state)
         assert picked[:3] == true[: right + 1]
         read = [*tokens, new, *draft[:right]]
         assert after.length == len(read)

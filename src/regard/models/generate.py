@@ -351,9 +351,9 @@ def _looked_up(model: LanguageModel, row: Row, lookup: int) -> Iterator[Piece]:
         room = row.left - 1 if model.limit is None else min(row.left - 1, model.limit - len(tokens))
         draft = guess(tokens, min(lookup, room))
         with _evaluation(modules), torch.inference_mode():
-            picked, state = checked(model, new, draft, state)
-        for token in picked:
-            piece = row.accept(token)
+            picked, state, layers = checked(model, new, draft, state)
+        for token, taken in zip(picked, [None] * len(picked) if layers is None else layers, strict=True):
+            piece = row.accept(token)._replace(layers=taken)
             yield piece
             if piece.ended is not None:
                 return

@@ -1,11 +1,12 @@
 """Prompt lookup: what followed the last tokens earlier in the text is guessed, and checked in one call."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
 from regard.errors import UnsupportedError
-from regard.models.decoder import LanguageModel, ModelState
+from regard.models.decoder import Hidden, LanguageModel, ModelState
 from regard.models.sampling import Sampling
 
 LONGEST = 3
@@ -27,9 +28,16 @@ def guess(tokens: Sequence[int], count: int) -> list[int]:
     return []
 
 
-def checked(
-    model: LanguageModel, new: Sequence[int], draft: Sequence[int], state: ModelState
-) -> tuple[list[int], ModelState]:
+class Checked(NamedTuple):
+    """tokens: that follow. state: before the last of them. layers: blocks that were taken for each of them, of a model
+    whose depth decides that."""
+
+    tokens: list[int]
+    state: ModelState
+    layers: list[int] | None
+
+
+def checked(model: LanguageModel, new: Sequence[int], draft: Sequence[int], state: ModelState) -> Checked:
     """The most likely tokens behind `new`, one for every guess that was right and one more, and the state before it.
 
     One call reads the new tokens and all guesses. Guesses that were wrong leave the state: slots are given back; sums,
@@ -42,13 +50,13 @@ def checked(
     """
     device = model.table.weight.device
 
-    def read(tokens: Sequence[int]) -> tuple[torch.Tensor, ModelState]:
+    def read(tokens: Sequence[int]) -> tuple[Hidden, ModelState]:
         output = model.hidden(torch.tensor([tokens], device=device), state=state)
         assert output.state is not None
-        return output.hidden[0], output.state
+        return output, output.state
 
-    hidden, after = read([*new, *draft])
-    logits = model.logits(hidden[len(new) - 1 :])
+    (hidden, _, _, steps), after = read([*new, *draft])
+    logits = model.logits(hidden[0, len(new) - 1 :])
     picked = Sampling(temperature=0.0).pick(logits, torch.zeros(len(logits), dtype=torch.float64)).tolist()
     right = next((at for at, token in enumerate(draft) if picked[at] != token), len(draft))
     wrong = len(draft) - right
@@ -57,4 +65,5 @@ def checked(
             after = after.rewind(wrong)
         except UnsupportedError:
             after = read([*new, *draft[:right]])[1]
-    return picked[: right + 1], after
+    layers = None if steps is None else steps[0, len(new) - 1 :].tolist()[: right + 1]
+    return Checked(picked[: right + 1], after, layers)
