@@ -110,8 +110,8 @@ class Efficient(Attention):
             columns = F.pad(v, (0, 1), value=1.0)
             sum = sum * (top - safe).exp()[..., None] + (k - safe[:, :, None]).exp().mT @ columns
             top = new
-        context = sum[..., :-1] / divisor(sum[..., -1:])
-        return _taken(r, context), {"sum": sum, "top": top}
+        total = sum[..., -1:]  # 0 without a key, else at least the 1 of the largest one
+        return _taken(r, sum[..., :-1] / total.masked_fill(total == 0, float("inf"))), {"sum": sum, "top": top}
 
     def _scaled(
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, past: Summary
