@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.benchmark.decisions import body, most_steps
 from regard.benchmark.cost import counted
+from regard.benchmark.decisions import body, most_steps
 from regard.models import LanguageModel
 from regard.models.depth.early_exit import PLANNED
 from regard.models.depth.universal import Universal

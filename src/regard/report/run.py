@@ -5,6 +5,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from regard import __version__
 from regard.benchmark.decisions import Observed, body, most_steps, observe
 from regard.benchmark.depth_costs import leaving_after, token_operations
@@ -102,20 +104,12 @@ def _run(
         if not 0 <= threshold <= 1:
             raise ConfigError(f"--threshold must lie between 0 and 1, got {threshold:g}")
         depth.threshold = threshold
-    whole = len(body(model).blocks)
-    stack = whole if isinstance(depth, Universal) else 1
     example = collate(task.examples("valid"), [0], task.vocab_size, num_targets=task.num_targets)
     deciding, fixed = token_operations(model, example.to(next(model.parameters()).device))
 
     def point(costs: Sequence[int], **what: object) -> tuple[dict[str, Any], Observed]:
         seen = observe(model, task, limit=limit)
-        counts = seen.taken
-        if counts:
-            steps = sum(number * count for number, count in enumerate(counts, 1)) / sum(counts)
-            operations = sum(cost * count for cost, count in zip(costs, counts, strict=True)) / sum(counts)
-        else:
-            steps, operations = float(whole * getattr(depth, "steps", 1) / stack), float(costs[-1])
-        place = {"taken": counts, "depth": stack * steps, "operations": operations}
+        place = {"taken": seen.taken, **_place(model, seen.taken, costs)}
         return {"threshold": None, "blocks": None, **what, **place, **seen.total.summary()}, seen
 
     tell(f"{run.path}: as it is used")
@@ -153,6 +147,17 @@ def _run(
     }
 
 
+def _place(model: nn.Module, taken: Sequence[int], costs: Sequence[int]) -> dict[str, float]:
+    """Mean blocks and operations of a token."""
+    blocks, depth = len(body(model).blocks), body(model).depth
+    of_step = blocks if isinstance(depth, Universal) else 1
+    if not taken:
+        return {"depth": float(of_step * getattr(depth, "steps", blocks)), "operations": float(costs[-1])}
+    steps = sum(number * count for number, count in enumerate(taken, 1)) / sum(taken)
+    operations = sum(cost * count for cost, count in zip(costs, taken, strict=True)) / sum(taken)
+    return {"depth": of_step * steps, "operations": operations}
+
+
 def _texts(
     run: TrainedModel, task: Task, found: Mapping[str, Any], prompt: str | None, most_new: int
 ) -> list[dict[str, Any]]:
@@ -172,9 +177,8 @@ def _texts(
     pieces = stream(model, [prompt], max_new_tokens=most_new, stop_tokens=run.stop_tokens, tokenizer=tokenizer)
     written = [[piece.text, piece.layers] for piece in pieces]
     texts = [{"title": "Written by the model", "prompt": prompt, "pieces": written}]
-    for at, sample in enumerate(found["calibration"]["sample"] if found["calibration"] else (), 1):
-        texts.append({"title": f"Passage {at} of the calibration, read", "prompt": "", "pieces": sample})
-    return texts
+    read = found["calibration"]["sample"] if found["calibration"] else []
+    return texts + [{"title": "Passages of the calibration, read", "prompt": "", "pieces": one} for one in read]
 
 
 def rows(results: Results) -> list[tuple[str, ...]]:

@@ -88,7 +88,9 @@ def _drawn(figure: go.Figure, run: Run, at: int, field: str, metric: str, scale:
         if run[kind]:
             name = f"{run['name']}: {words}"
             _trace(figure, run, run[kind], name, field, metric, scale).update(
-                mode="lines+markers", line={"color": hue, "dash": dash, "width": 1.5}, marker={"symbol": mark, "size": 7}
+                mode="lines+markers",
+                line={"color": hue, "dash": dash, "width": 1.5},
+                marker={"symbol": mark, "size": 7},
             )
             keys.append(Key(name, hue, "●" if kind == "exits" else "□"))
     name = f"{run['name']}: as used"
@@ -121,7 +123,7 @@ def _said(runs: Sequence[Run], field: str, metric: str) -> str:
             one, other = ([(point[field], point[metric]) for point in some] for some in (fixed, tried))
             count = len(beaten(one, by=other))
             what = "no more blocks" if field == "depth" else "no more operations"
-            lines.append(f"{run['name']}: its own decisions lose less at {what} than {count} of {len(fixed)} fixed depths.")
+            lines.append(f"Of {len(fixed)} fixed depths, decisions of {run['name']} beat {count}: less loss at {what}.")
     if field == "operations":
         lines.append(
             "Multiply-adds of matrix products, counted twice, of one more token behind half of an example, with what "
@@ -219,12 +221,14 @@ def spans(run: Run, at: int) -> Chart:
     found = run["spans"]
     layers = sorted({one["layer"] for one in found})
     heads = list(range(max(one["head"] for one in found) + 1))
+    longest = max(one["span"] for one in found)
     cells: list[list[float | None]] = [[None] * len(heads) for _ in layers]
     for one in found:
         cells[layers.index(one["layer"])][one["head"]] = one["span"]
+    plain = {"showgrid": False, "zeroline": False}
     figure = empty(
-        {"title": {"text": "head"}, "tickmode": "linear", "dtick": max(1, len(heads) // 12), "showgrid": False},
-        {"title": {"text": "layer"}, "autorange": "reversed", "tickvals": list(range(len(layers))), "showgrid": False},
+        {"title": {"text": "head"}, "tickmode": "linear", "dtick": max(1, len(heads) // 12), **plain},
+        {"title": {"text": "layer"}, "autorange": "reversed", "tickvals": list(range(len(layers))), **plain},
         height=FRAME + CELL * max(len(layers), 4),
     )
     figure.update_yaxes(ticktext=[str(layer) for layer in layers])
@@ -233,8 +237,9 @@ def spans(run: Run, at: int) -> Chart:
         y=list(range(len(layers))),
         z=cells,
         zmin=0,
+        zmax=max(longest, 1.0),  # spans below one token see nothing more than those of 0
         colorscale=[[0, faint(colour(0))], [1, colour(0)]],
-        texttemplate="%{z:.3~g}" if len(heads) <= 12 else "",
+        texttemplate="%{z:.1f}" if len(heads) <= 12 else "",
         hovertemplate="layer %{y}, head %{x}: %{z:.1f} tokens<extra></extra>",
         xgap=2,
         ygap=2,
