@@ -47,7 +47,7 @@ class Entry:
 
 def run(options: Options) -> int:
     """Print what the catalog has of that name, or what a run is."""
-    if _run_info.is_run(options.name) and not _catalogued(options.name):
+    if _run_info.is_run(options.name) and ("/" in options.name or not _catalogued(options.name)):
         return _run_info.show(options.name, trust=options.trust, json=options.json)
     if options.trust:
         raise ConfigError(f"--trust is for runs, and {options.name!r} is none; leave it out")

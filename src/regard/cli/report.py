@@ -62,11 +62,12 @@ def run(options: Options) -> int:
     if (Path(options.folder) / CONFIG).exists():
         if options.language != "en":
             raise ConfigError(f"{options.folder} is a run, whose report is in English; leave --language out")
-        require_positive({"threads": options.threads, "max_new_tokens": options.max_new_tokens or 1})
+        longest = 200 if options.max_new_tokens is None else options.max_new_tokens
+        require_positive({"threads": options.threads, "max_new_tokens": longest})
         if options.limit is not None and options.limit < 0:
             raise ConfigError(f"--limit must be at least 0 (all), got {options.limit}")
         with cpu_threads(options.threads):
-            return _run(options)
+            return _run(options, longest)
     for name in _OF_RUNS:
         if getattr(options, name) not in (None, (), False):
             raise ConfigError(
@@ -103,7 +104,7 @@ def _comparison(options: Options) -> int:
     return 0
 
 
-def _run(options: Options) -> int:
+def _run(options: Options, longest: int) -> int:
     from regard.report import run as report
 
     screen, told = console(machine=options.json), console(machine=True)
@@ -112,7 +113,7 @@ def _run(options: Options) -> int:
         limit=32 if options.limit is None else options.limit,
         threshold=options.threshold,
         prompt=options.prompt,
-        max_new_tokens=200 if options.max_new_tokens is None else options.max_new_tokens,
+        max_new_tokens=longest,
         device=options.device,
         trust=options.trust,
         tell=lambda line: told.print(line, markup=False),
