@@ -59,11 +59,19 @@ REPORTS = (
     ),
     Edit(
         "costs: an equal one beats",
-        f"{COSTS}:beaten",
-        "x < loss",
-        "x <= loss",
+        f"{COSTS}:_less",
+        "fmean(saved) >",
+        "fmean(saved) >=",
         OF_COSTS,
-        "test_what_nothing_beats",
+        "test_what_is_beaten_is_so_beyond_chance",
+    ),
+    Edit(
+        "costs: deviations in the place of standard errors",
+        f"{COSTS}:_less",
+        " / len(saved) ** 0.5",
+        "",
+        OF_COSTS,
+        "test_what_is_beaten_is_so_beyond_chance",
     ),
     Edit(
         "Pareto: what costs more for the same loss is kept",

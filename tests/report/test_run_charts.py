@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from regard.report import depth_text
+from regard.report.run import render
 from regard.report.run_charts import charts, points, quality, spans, taken
 
 LOSSES = ("bits_per_byte", "nats_per_token")
@@ -21,6 +22,7 @@ def point(number: int, taken: list[int], **what: object) -> dict[str, Any]:
         "bits_per_byte": 5 - 0.3 * number,
         "nats_per_token": 50 - 0.7 * number,
         "accuracy": 0.01 * number,
+        "nats": [5.0 - number, 6.0 - number],
         **what,
     }
 
@@ -45,6 +47,21 @@ def plain(name: str, number: int) -> dict[str, Any]:
 def span(layer: int, head: int, z: float) -> dict[str, Any]:
     of_layer = {"max_span": 90, "ramp": 32, "kept": 64 + layer, "mechanism": "adaptive_span"}
     return {"layer": layer, "head": head, "span": z, "low": z - 1, "high": z + 1, **of_layer}
+
+
+def results() -> dict[str, Any]:
+    """A whole report, made up, of names that would end a script."""
+    curve = [
+        {"threshold": one, "loss": loss, "p_value": loss, "layers": layers, "right": 0.5, "nats": 1.0, "exits": exits}
+        for one, loss, layers, exits in ((0.9, 0.01, 2.5, [1, 0, 3]), (0.5, 0.2, 1.5, [3, 0, 1]))
+    ]
+    found = {"threshold": 0.9, "risk": 0.1, "certified": [0.9], "confidence": 0.95}
+    calibration = {"curve": curve, "calibrated": found, "loss": "disagreement", "layers": 3, "guarantee": "A < b."}
+    about = {"step": 7, "parameters": 1234, "depth": "early_exit", "heads": "trained", "most": 3, "tokens": 99}
+    spans = [span(layer, head, 3.0 * layer + head) for layer in range(2) for head in range(3)]
+    early = run("</script>", calibration=calibration, spans=spans)
+    texts = [{"title": "Written", "prompt": "<b>", "pieces": [["</script>", 1], [" & ", 3]]}]
+    return {"limit": 4, "tokens": 99, "runs": [early | about, plain("small", 9) | about], "texts": texts}
 
 
 def trace(chart: Any, name: str) -> Any:
@@ -97,15 +114,13 @@ def test_the_pareto_line_has_what_nothing_beats():
 
 
 def test_the_caption_counts_the_fixed_depths_that_are_beaten():
-    early = run(exits=[], fixed=[point(0, [0] * 3, blocks=one, depth=2.0, bits_per_byte=3.0) for one in (1, 2)])
-    for loss, depth, count in ((2.9, 2.0, 2), (3.0, 2.0, 0), (2.9, 2.1, 0)):
-        early["used"] |= {"bits_per_byte": loss, "depth": depth}
-        assert (
-            f"Of 2 fixed depths, decisions of early beat {count}: less loss at no more blocks."
-            in quality([early], "depth").caption
-        )
+    early = run(exits=[], fixed=[point(0, [0] * 3, blocks=one, depth=2.0, nats=[3.0, 3.0]) for one in (1, 2)])
+    for nats, depth, count in (([2.9, 2.8], 2.0, 2), ([3.0, 3.0], 2.0, 0), ([2.9, 2.8], 2.1, 0)):
+        early["used"] |= {"nats": nats, "depth": depth}
+        said = f"Of 2 fixed depths, decisions of early beat {count}: less loss at no more blocks."
+        assert said in quality([early], "depth").caption
     shallow = plain("shallow", 0)
-    shallow["used"] |= {"depth": 2.2, "bits_per_byte": 3.0}
+    shallow["used"] |= {"depth": 2.2, "nats": [3.0, 3.0]}
     assert "Of 3 fixed depths, decisions of early beat 1" in quality([early, shallow], "depth").caption
 
 
@@ -143,6 +158,17 @@ def test_what_there_is_nothing_of_is_left_out():
     both = [run(spans=[span(0, 0, 1.0)]), plain("small", 9)]
     assert [chart.name for chart in charts(both)] == ["quality-depth", "quality-operations", "taken-0", "spans-0"]
     assert [chart.name for chart in charts(both) if chart.beside] == ["quality-operations"]
+
+
+def test_the_page_is_sound_whatever_a_run_is_called(monkeypatch):
+    monkeypatch.setattr("regard.report._page.plotly.offline.get_plotlyjs", lambda: "")
+    page = render(results())
+    assert page.count("</script>") == 2
+    assert "://" not in page
+    assert 'class="depth-0" title="1 of 3">&lt;/script&gt;</span>' in page
+    assert 'class="depth-3" title="3 of 3"> &amp; </span>' in page
+    assert "A &lt; b." in page
+    assert page.count('class="chart"') == 5
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 4, 5, 6, 8, 12, 30])

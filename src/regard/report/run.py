@@ -110,7 +110,8 @@ def _run(
     def point(costs: Sequence[int], **what: object) -> tuple[dict[str, Any], Observed]:
         seen = observe(model, task, limit=limit)
         place = {"taken": seen.taken, **_place(model, seen.taken, costs)}
-        return {"threshold": None, "blocks": None, **what, **place, **seen.total.summary()}, seen
+        nats = [round(one, 4) for one in seen.nats]
+        return {"threshold": None, "blocks": None, **what, **place, **seen.total.summary(), "nats": nats}, seen
 
     tell(f"{run.path}: as it is used")
     level = depth.threshold if asks else None
