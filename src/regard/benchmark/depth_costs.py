@@ -32,9 +32,10 @@ def leaving_after(model: nn.Module, blocks: int, *, asks: bool = False) -> Itera
     most = most_steps(model)
     assert most is not None
     planned = getattr(depth, "confidence", None) in PLANNED
-    name = "odds" if isinstance(depth, Universal) else "plan" if planned else "sureness"
+    universal = isinstance(body(model).depth, Universal)
+    name = "odds" if universal else "plan" if planned else "sureness"
     own: Decides = getattr(depth, name)
-    yes, no = (1.0, 0.0) if isinstance(depth, Universal) else (2.0, -1.0)
+    yes, no = (1.0, 0.0) if universal else (2.0, -1.0)
     asked = count(1)
 
     def begin(module: nn.Module, arguments: object) -> None:

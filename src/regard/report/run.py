@@ -10,7 +10,7 @@ from torch import nn
 from regard import __version__
 from regard.benchmark.decisions import Observed, body, most_steps, observe
 from regard.benchmark.depth_costs import leaving_after, token_operations
-from regard.benchmark.exits import COSINES, leaving_at
+from regard.benchmark.exits import COSINES
 from regard.errors import ConfigError
 from regard.integrations import exits
 from regard.models import LanguageModel
@@ -122,9 +122,10 @@ def _run(
         if calibration is None and getattr(depth, "confidence", None) == "saturation":
             grid = COSINES
         for one in grid:
-            with leaving_at(model, one):
-                tried.append(point(deciding, threshold=one)[0])
+            depth.threshold = one
+            tried.append(point(deciding, threshold=one)[0])
             tell(f"{run.path}: threshold {one:g}, {tried[-1]['depth']:.2f} of {most} blocks")
+        depth.threshold = level
     for blocks in range(1, (most or 0) + 1):
         with leaving_after(model, blocks):
             told.append(point(fixed, blocks=blocks)[0])
@@ -215,9 +216,11 @@ def notes(results: Results) -> list[str]:
     for run in results["runs"]:
         if run["used"]["threshold"] == 1:
             why = "nothing was certified" if run["calibration"] else "it was trained to be used so"
+            text = run["used"]["bits_per_byte"] is not None
             lines.append(
-                f"{run['name']} is used at threshold 1, where no token leaves: {why}. regard calibrate finds a "
-                "threshold with a guarantee, regard report --threshold shows another one without."
+                f"{run['name']} is used at threshold 1, where no token leaves: {why}. "
+                + ("regard calibrate finds a threshold with a guarantee, " if text else "")
+                + "regard report --threshold shows another one, without any guarantee."
             )
     return lines
 

@@ -99,9 +99,8 @@ def _drawn(figure: go.Figure, run: Run, at: int, field: str, metric: str, scale:
     return [*keys, Key(name, hue, "★" if run["used"]["taken"] else SYMBOLS[symbol(1 + at)])]
 
 
-def _trace(
-    figure: go.Figure, run: Run, some: Sequence[Point], name: str, field: str, metric: str, scale: float
-) -> go.Scatter:
+def _trace(figure: go.Figure, run: Run, some: Sequence[Point], name: str, field: str, metric: str, scale: float) -> Any:
+    """Draw points; the trace that they are, to be given its looks."""
     figure.add_scatter(
         x=[point[field] * scale for point in some],
         y=[point[metric] for point in some],
