@@ -11,6 +11,7 @@ from regard.benchmark.threads import default_threads
 from regard.checksums import opened
 from regard.cli._numbers import require_positive
 from regard.cli._output import console, emit, table
+from regard.cli._run_info import is_run
 from regard.cli._threads import cpu_threads
 from regard.errors import ConfigError, DataError
 from regard.reading import content
@@ -57,9 +58,7 @@ _OF_RUNS = ("beside", "limit", "threshold", "prompt", "max_new_tokens", "json")
 
 def run(options: Options) -> int:
     """Render and say where it is."""
-    from regard.training.begun import CONFIG
-
-    if (Path(options.folder) / CONFIG).exists():
+    if is_run(options.folder):
         if options.language != "en":
             raise ConfigError(f"{options.folder} is a run, whose report is in English; leave --language out")
         longest = 200 if options.max_new_tokens is None else options.max_new_tokens
