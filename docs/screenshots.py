@@ -99,13 +99,42 @@ def reports(folder: Path) -> dict[str, Path]:
     """A report of each kind that a newcomer opens, from as little work as possible."""
     small = "--threads 1 --rounds 1 --lengths 64 128 --evaluate-examples 20 --text-steps 20 --recall-steps 20"
     run, model = str(folder / "run"), "--model.dim 32 --model.layers 2 --model.heads 2 --task.length 64 --steps 20"
+    deciding, spans = str(folder / "deciding"), "adaptive_span(max_span=64, initial=0.5)"
     for words in (
         ["compare", "softmax", "local(window=16)", "linear", *small.split(), "--out", str(folder / "comparison")],
         ["train", *model.split(), "--threads", "1", "--out", run],
+        [
+            "train",
+            *model.split(),
+            "--model.attention",
+            spans,
+            "--model.depth",
+            "early_exit",
+            "--threads",
+            "1",
+            "--out",
+            deciding,
+        ],
+        [
+            "calibrate",
+            deciding,
+            "--risk",
+            "0.5",
+            "--passages",
+            "60",
+            "--thresholds",
+            "0.9",
+            "0.1",
+            "0.02",
+            "--threads",
+            "1",
+        ],
+        ["report", deciding, "--beside", run, "--limit", "8", "--threads", "1"],
         ["explore", run, "The state of the Union is strong.", "--out", str(folder / "attention.html")],
     ):
         assert command(words) == 0, words
-    return {"report": folder / "comparison" / "report.html", "attention": folder / "attention.html"}
+    found = {"report": folder / "comparison" / "report.html", "attention": folder / "attention.html"}
+    return {**found, "run": folder / "deciding" / "report.html"}
 
 
 def main() -> int:

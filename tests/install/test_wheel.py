@@ -32,10 +32,12 @@ def test_what_is_in_the_wheel(wheel):
     assert {
         "regard/py.typed",
         "regard/report/templates/accuracy.html",
+        "regard/report/templates/charts.html",
         "regard/report/templates/claims.html",
         "regard/report/templates/page.html",
         "regard/report/templates/report.html",
         "regard/report/templates/retrieval.html",
+        "regard/report/templates/run.html",
         "regard/tasks/corpora/state_of_the_union.tsv.xz",
         "regard/tasks/corpora/song_ci.tsv.xz",
         "regard/tasks/corpora/NOTICE",
@@ -89,6 +91,6 @@ def test_the_reports_find_their_templates(installed):
         "from regard.report import html; import jinja2; print(jinja2.PackageLoader('regard.report').list_templates())"
     )
     found = installed.run("python", "-c", code).stdout
-    pages = ["accuracy", "cache", "claims", "explore", "page", "report", "retrieval"]
+    pages = ["accuracy", "cache", "charts", "claims", "explore", "page", "report", "retrieval", "run"]
     names = sorted([*(f"{name}.html" for name in pages), "explore.js"])
     assert found == f"{names}\n"

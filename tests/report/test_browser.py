@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from regard.report import accuracy
+from regard.report import accuracy, run
 from regard.report.charts import charts
+from tests.report import test_run_charts as runs
 
 REQUIRED = os.environ.get("REGARD_REQUIRE_CHROMIUM") == "1"
 FLAGS = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
@@ -227,3 +228,19 @@ def test_approximations_are_drawn(microscope, tmp_path):
     assert len(shown.drawn) == len(accuracy.figures(microscope))
     assert all(shown.drawn.values())
     assert all(shown.traces.values())
+
+
+def test_what_runs_decide_is_drawn(tmp_path):
+    page = tmp_path / "run.html"
+    run.write(runs.results(), page)
+    page.write_text(page.read_text(encoding="utf-8").replace("</body>", PROBE), encoding="utf-8")
+    found = visit(page, tmp_path)
+    assert (found.console, found.requests) == ([], [])
+    shown = Charts(found.dom)
+    names = ("quality-depth", "quality-operations", "taken-0", "calibrated-0", "spans-0")
+    assert list(shown.drawn) == [f"chart-{name}" for name in names]
+    assert all(shown.drawn.values())
+    drawn = [count for name, count in shown.traces.items() if "spans" not in name]
+    assert all(drawn), "a heat map is an image"
+    (probe,) = re.findall(r'data-probe="([^"]*)"', found.dom)
+    assert json.loads(probe.replace("&quot;", '"').replace("&amp;", "&"))["overflow"] <= 0

@@ -10,14 +10,13 @@ from rich.text import Text
 
 from regard.cli._output import console
 from regard.errors import ConfigError
+from regard.report.depth_text import COLOURS, legend, shade
 
 if TYPE_CHECKING:
     from regard.models import LanguageModel
     from regard.models.generate import Piece
 
 CALIBRATED = "calibrated"
-COLOURS = ("#5e81f4", "#3bb3c3", "#4caf50", "#e0a000", "#e4572e")
-"""from the fewest blocks to all of them"""
 
 
 def leave_early(model: "LanguageModel", exits: str, run: str, *, published: bool) -> Mapping[str, Any]:
@@ -38,22 +37,20 @@ def leave_early(model: "LanguageModel", exits: str, run: str, *, published: bool
 
 
 def require_depths(model: Any) -> int:
-    """How many blocks a model has whose tokens take as many as they need.
+    """The most blocks, or steps of `universal`, that a token takes in a model whose tokens take as many as they need.
 
     Raises:
         ConfigError: every token takes every block.
     """
-    if model.config.depth == "fixed" and type(model.depth).__name__ == "Fixed":
+    from regard.benchmark.decisions import most_steps
+
+    most = most_steps(model)
+    if most is None:
         raise ConfigError(
             "every token of this model takes every block: --show-depth is for exits; regard calibrate finds their "
             "threshold, and --exits uses it"
         )
-    return int(model.config.layers)
-
-
-def colour(layers: int, most: int) -> str:
-    """Of a token that took so many of so many blocks."""
-    return COLOURS[min(len(COLOURS) - 1, (layers - 1) * len(COLOURS) // max(most, 1))]
+    return most
 
 
 def coloured(pieces: "Iterable[Piece]", most: int) -> None:
@@ -63,16 +60,16 @@ def coloured(pieces: "Iterable[Piece]", most: int) -> None:
         assert piece.layers is not None
         taken.append(piece.layers)
         if screen.is_terminal:
-            screen.print(Text(piece.text, colour(piece.layers, most)), end="", soft_wrap=True)
+            screen.print(Text(piece.text, COLOURS[shade(piece.layers, most)]), end="", soft_wrap=True)
         else:
             sys.stdout.write(piece.text)
         sys.stdout.flush()
     sys.stdout.write("\n")
     if screen.is_terminal:
-        legend = Text("blocks: ")
-        for at, shade in enumerate(COLOURS):
-            legend.append(f"up to {-(-(at + 1) * most // len(COLOURS))}  ", shade)
-        screen.print(legend)
+        said = Text("blocks: ")
+        for at, numbers in legend(most):
+            said.append(f"{numbers}  ", COLOURS[at])
+        screen.print(said)
     else:
         sys.stdout.write(f"blocks of each token: {' '.join(map(str, taken))}\n")
     sys.stdout.write(f"mean {mean(taken):.2f} of {most} blocks\n")

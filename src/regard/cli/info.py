@@ -1,4 +1,4 @@
-"""Show facts, options and equation of one mechanism, position scheme, memory, cache policy, block, depth or preset."""
+"""Show facts, options and equation of a mechanism, position, memory, cache policy, block, depth or preset; or a run."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -8,6 +8,7 @@ from typing import Any
 import tyro
 
 from regard import catalog, specs
+from regard.cli import _run_info
 from regard.cli._kinds import KINDS, MECHANISM, PACKAGES, names
 from regard.cli._output import console, emit, table
 from regard.errors import ConfigError, nearest
@@ -20,7 +21,10 @@ class Options:
 
     name: tyro.conf.Positional[str]
     """a name from `regard list`, a specification such as 'linear(feature_map=relu)', `module:Class`, or `kind:name` for
-    one of several that share a name, such as depth:fixed"""
+    one of several that share a name, such as depth:fixed; or the folder of a run: what it was trained to, the spans of
+    its heads and the guarantee of its exits"""
+    trust: bool = False
+    """a run may name its mechanism by import path, module:Class, which runs that module"""
     json: bool = False
     """machine output on stdout"""
 
@@ -42,7 +46,11 @@ class Entry:
 
 
 def run(options: Options) -> int:
-    """Print what the catalog has of that name."""
+    """Print what the catalog has of that name, or what a run is."""
+    if _run_info.is_run(options.name) and ("/" in options.name or not _catalogued(options.name)):
+        return _run_info.show(options.name, trust=options.trust, json=options.json)
+    if options.trust:
+        raise ConfigError(f"--trust is for runs, and {options.name!r} is none; leave it out")
     entries = [_mechanism(name) if kind == MECHANISM else _part(kind, name) for kind, name in find(options.name)]
     if options.json:
         first, *others = (entry.document() for entry in entries)
@@ -87,6 +95,14 @@ def find(text: str) -> list[tuple[str, str]]:
     where = searched[0] if len(searched) == 1 else "catalog entry"
     hint = "a class by its path is module:Class, with a capital" if ":" in wanted else nearest(name, known)
     raise ConfigError(f"there is no {where} {wanted!r}: {hint}")
+
+
+def _catalogued(text: str) -> bool:
+    """Whether a folder of that name would stand in the way of an entry; ./NAME is the folder."""
+    try:
+        return bool(find(text))
+    except ConfigError:
+        return False
 
 
 def _mechanism(spec: str) -> Entry:

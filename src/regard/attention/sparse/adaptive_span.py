@@ -112,6 +112,11 @@ class AdaptiveSpan(Sparse):
         bounded = span.clamp(0, 1) if transformed() else Bounded.apply(span)
         return self.max_span * cast(Tensor, bounded)
 
+    def spans(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """z, (heads,), whatever is read."""
+        del inputs
+        return self.z
+
     def log_mask(self, distances: Tensor) -> Tensor:
         """log m_z of every head at these distances, (heads, distances); -inf beyond."""
         m = ((self.ramp + self.z[:, None] - distances) / self.ramp).clamp(0, 1)

@@ -74,6 +74,10 @@ class DynamicSpan(Sparse):
         span = raw["span"]
         return {"span": span.to(accumulation_dtype(span.dtype)).sigmoid()}
 
+    def spans(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """z of every token, (batch, heads, queries)."""
+        return self.max_span * inputs["span"][..., 0]
+
     def pairs(self) -> Pattern:
         """Keys up to the longest span."""
         return neighbours(self.max_span)

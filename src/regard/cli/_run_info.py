@@ -1,0 +1,102 @@
+"""A run as `regard info` shows it: what it was trained on and to, and what its heads and its exits have learned."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regard.cli._output import console, emit, table
+
+if TYPE_CHECKING:
+    from regard.benchmark.decisions import HeadSpan
+
+EXAMPLES = 16
+"""validation examples whose tokens say how far they look"""
+
+
+def is_run(name: str) -> bool:
+    """Whether it is the folder of a run."""
+    return (Path(name) / "config.toml").is_file()
+
+
+def show(path: str, *, trust: bool, json: bool) -> int:
+    """Print what a run is.
+
+    Raises:
+        As `regard.load`.
+    """
+    found = described(path, trust=trust)
+    if json:
+        emit(found)
+        return 0
+    screen = console()
+    spans, calibration = found.pop("spans"), found.pop("exits")
+    screen.print(table("what", "value", rows=[(key, _plain(value)) for key, value in found.items()]))
+    if spans:
+        heads = max(one["head"] for one in spans) + 1
+        columns = ("layer", "attention", *(f"head {head}" for head in range(heads)), "state keeps")
+        screen.print(table(*columns, rows=span_rows(spans), title="\nSpans: tokens back at full weight"))
+        if any(one["low"] != one["high"] for one in spans):
+            screen.print(f"Spans of tokens: the mean, and 10 to 90 % of them, over {EXAMPLES} validation examples.")
+    if calibration:
+        screen.print(f"\nExits ({calibration['heads']}): {calibration['guarantee']}", markup=False)
+    return 0
+
+
+def described(path: str, *, trust: bool) -> dict[str, Any]:
+    """A run as plain data: `spans` of every head that has one, `exits` as regard calibrate left them."""
+    from regard.benchmark.decisions import body, learned_spans, lookers
+    from regard.integrations import exits
+    from regard.training import load
+
+    run = load(path, trust=trust)
+    model: Any = body(run.model)
+    spans = learned_spans(run.model)
+    if any(looker.by_token for looker in lookers(run.model)):
+        spans = _of_tokens(run)
+    folder = run.path / exits.FOLDER
+    calibration = exits.stored(folder)[0] if folder.is_dir() else None
+    shape: Any = run.config.model
+    return {
+        "kind": "run",
+        "path": str(run.path),
+        "task": run.config.task.name,
+        "step": run.step,
+        "parameters": sum(x.numel() for x in run.model.parameters()),
+        "attention": list(getattr(model.config, "specs", shape.attention)),
+        "depth": getattr(shape, "depth", "fixed"),
+        "spans": [asdict(one) for one in spans],
+        "exits": calibration
+        and {"heads": calibration["heads"], "guarantee": calibration["guarantee"], **calibration["calibrated"]},
+    }
+
+
+def _of_tokens(run: Any) -> "list[HeadSpan]":
+    """Spans that depend on what is read."""
+    from regard.benchmark.decisions import observe
+    from regard.tasks import build_task
+    from regard.training.beside import alone
+
+    task = build_task(run.config.task, seed=run.config.training.seed, tokenizer=run.tokenizer)
+    return observe(run.model, alone(run.config, task), limit=EXAMPLES).spans
+
+
+def span_rows(spans: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """A row for each layer, a column for each head."""
+    heads = max(one["head"] for one in spans) + 1
+    rows = []
+    for layer in sorted({one["layer"] for one in spans}):
+        own = {one["head"]: one for one in spans if one["layer"] == layer}
+        cells = [_span(own[head]) if head in own else "" for head in range(heads)]
+        names = ", ".join(dict.fromkeys(one["mechanism"] for one in own.values()))
+        rows.append((str(layer), names, *cells, f"{max(one['kept'] for one in own.values()):,}"))
+    return rows
+
+
+def _span(one: dict[str, Any]) -> str:
+    between = "" if one["low"] == one["high"] else f" ({one['low']:.0f} to {one['high']:.0f})"
+    return f"{one['span']:.1f}{between}"
+
+
+def _plain(value: object) -> object:
+    return ", ".join(dict.fromkeys(map(str, value))) if isinstance(value, list) else value

@@ -1,0 +1,269 @@
+"""The report of a run, and what info says of one: numbers are those of the run, its calibration, other commands."""
+
+import html
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+
+import pytest
+import torch
+
+import regard as package
+from regard.cli.main import main
+from regard.training.files import load_folder
+
+SMALL = ["--model.dim", "16", "--model.heads", "2", "--task.length", "32", "--batch-size", "4", "--warmup", "1"]
+SMALL += ["--threads", "1", "--steps", "30"]
+DYNAMIC = "dynamic_span(max_span=24, ramp=4)"
+RUNS = {
+    "early": ["--model.layers", "3", "--model.depth", "early_exit"],
+    "plain": ["--model.layers", "1"],
+    "ponder": ["--model.layers", "1", "--model.depth", "universal(steps=3, epsilon=0.3)"],
+    "looking": ["--model.layers", "2", "--model.attention", "adaptive_span(max_span=24, ramp=4, initial=0.5)", DYNAMIC],
+}
+LIMIT = ["--limit", "6", "--threads", "1"]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Four runs on a text that is easy, the first one calibrated, and one on another text; never to be changed."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, first in (("numbers", 0), ("others", 5000)):
+        lines = (f"{number} is followed by {number + 1}.\n" for number in range(first, first + 3000))
+        (folder / f"{name}.txt").write_text("".join(lines), encoding="utf-8")
+    for name, words in {**RUNS, "elsewhere": RUNS["plain"]}.items():
+        corpus = folder / ("others.txt" if name == "elsewhere" else "numbers.txt")
+        data = ["--task.corpus", str(corpus), "--task.cache", str(folder / "cache")]
+        assert main(["train", *SMALL, *words, *data, "--out", str(folder / name)]) == 0
+    grid = ["--thresholds", "0.9", "0.1", "0.05", "0.01", "--passages", "60", "--length", "8", "--threads", "1"]
+    assert main(["calibrate", str(folder / "early"), "--risk", "0.9", *grid]) == 0
+    return folder
+
+
+class Page(HTMLParser):
+    """Tables as rows of cells, by their number; and texts as (title, text) of their coloured tokens."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tables: list[list[tuple[str, ...]]] = []
+        self.texts: list[list[tuple[str | None, str, str]]] = []
+        self._cells: list[str] | None = None
+        self._token: tuple[str | None, str] | None = None
+        self.feed(page.split("<script>")[0])
+
+    def handle_starttag(self, tag, attrs):
+        named = dict(attrs)
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self._cells = []
+        elif tag in ("td", "th") and self._cells is not None:
+            self._cells.append("")
+        elif named.get("class") == "coloured":
+            self.texts.append([])
+        elif tag == "span" and (named.get("class") or "").startswith("depth-") and named.get("title"):
+            self._token = (named["title"], named["class"] or "")
+            self.texts[-1].append((*self._token, ""))
+
+    def handle_data(self, data):
+        if self._cells is not None and self._cells:
+            self._cells[-1] += data
+        if self._token is not None:
+            title, shade, text = self.texts[-1][-1]
+            self.texts[-1][-1] = (title, shade, text + data)
+
+    def handle_endtag(self, tag):
+        if tag == "tr" and self._cells is not None:
+            self.tables[-1].append(tuple(self._cells))
+            self._cells = None
+        if tag == "span":
+            self._token = None
+
+
+def figures(page: str) -> dict:
+    """The figures that the page draws, by name."""
+    body = page.split("const figures = {")[1].split("\n};")[0]
+    return {name: json.loads(figure) for name, figure in re.findall(r'"chart-([\w-]+)": (\{.*\}),\n', body)}
+
+
+def reported(regard, run, *words):
+    answer = regard("report", run, *LIMIT, "--out", "page.html", "--json", *words)
+    assert answer.code == 0, answer.err
+    with open("page.html", encoding="utf-8") as file:
+        return json.loads(answer.out), file.read()
+
+
+def test_the_numbers_are_those_of_evaluate_and_of_the_calibration(regard, runs):
+    found, page = reported(regard, runs / "early", "--beside", runs / "plain", "--max-new-tokens", "40")
+    early, plain = found["runs"]
+    assert (early["name"], plain["name"]) == ("early", "plain")
+    kept = json.loads(load_folder(runs / "early" / "exits")["calibration.json"])
+    threshold = kept["calibrated"]["threshold"]
+    assert early["used"]["threshold"] == threshold == 0.01
+    for run, words in ((early, ("--exits", "calibrated")), (plain, ())):
+        told = json.loads(regard("evaluate", runs / run["name"], "--limit", "6", "--json", *words).out)
+        for name in ("bits_per_byte", "nats_per_token", "accuracy"):
+            assert run["used"][name] == pytest.approx(told[name], rel=1e-6)
+        assert run["tokens"] == told["tokens"] == found["tokens"]
+    full = json.loads(regard("evaluate", runs / "early", "--limit", "6", "--json").out)
+    assert early["fixed"][-1]["bits_per_byte"] == pytest.approx(full["bits_per_byte"], rel=1e-6)
+    for at, one in zip(early["exits"], kept["curve"], strict=True):
+        assert at["threshold"] == one["threshold"]
+    assert early["exits"][-1] == {**early["used"], "threshold": threshold}
+    for at in (early["used"], *early["exits"]):
+        mean = sum(number * count for number, count in enumerate(at["taken"], 1)) / found["tokens"]
+        cost = sum(one * count for one, count in zip(early["operations"], at["taken"], strict=True)) / found["tokens"]
+        assert (sum(at["taken"]), at["depth"], at["operations"]) == (found["tokens"], pytest.approx(mean), cost)
+    assert [at["depth"] for at in early["exits"]] == sorted((at["depth"] for at in early["exits"]), reverse=True)
+    assert early["exits"][-1]["depth"] < 3
+    assert [at["taken"] for at in early["fixed"]] == [
+        [found["tokens"] * (n == at) for n in range(3)] for at in range(3)
+    ]
+    assert [at["operations"] for at in early["fixed"]] == early["fixed_operations"]
+    shown, drawn = Page(page), figures(page)
+    assert list(drawn) == ["quality-depth", "quality-operations", "taken-0", "calibrated-0"]
+    assert len(shown.tables) == 1 + len(drawn)
+    summary = shown.tables[0]
+    assert summary[1][4:] == (
+        f"{early['used']['depth']:.2f}", f"{early['used']['operations']:,.0f}",
+        f"{early['used']['bits_per_byte']:.4f}", f"{early['used']['accuracy']:.1%}",
+    )  # fmt: skip
+    assert (summary[2][0], summary[2][4]) == ("plain", "1.00")
+    assert [row[:5] for row in shown.tables[4][1:]] == [
+        (f"{one['threshold']:g}", f"{one['loss']:.4f}", f"{one['p_value']:.3g}", f"{one['layers']:.2f}",
+         f"{one['right']:.1%}")
+        for one in kept["curve"]
+    ]  # fmt: skip
+    assert [row[6:] for row in shown.tables[4][1:]] == [tuple(map(str, one["exits"])) for one in kept["curve"]]
+    assert kept["guarantee"] in html.unescape(page)
+    (certified,) = (one for one in drawn["calibrated-0"]["data"] if one["name"] == "certified")
+    wanted = [
+        (one["layers"], one["loss"]) for one in kept["curve"] if one["threshold"] in kept["calibrated"]["certified"]
+    ]
+    assert list(zip(certified["x"], certified["y"], strict=True)) == wanted
+    assert drawn["calibrated-0"]["layout"]["shapes"][0]["y0"] == kept["calibrated"]["risk"]
+    recorded = html.unescape(page.split('<pre id="recorded">')[1].split("</pre>")[0])
+    assert json.loads(recorded) == {name: value for name, value in found.items() if name != "page"}
+
+
+def test_texts_have_the_blocks_of_their_tokens(regard, runs):
+    found, page = reported(regard, runs / "early", "--prompt", "12 <is>", "--max-new-tokens", "40")
+    got = regard(
+        "generate", runs / "early", "12 <is>", "--exits", "calibrated", "--max-new-tokens", "40", "--json"
+    )  # fmt: skip
+    told = json.loads(got.out)
+    written, *read = found["texts"]
+    assert [taken for _, taken in written["pieces"]] == told["layers"]
+    assert "".join(text for text, _ in written["pieces"]) == told["text"]
+    kept = json.loads(load_folder(runs / "early" / "exits")["calibration.json"])
+    assert [one["pieces"] for one in read] == kept["sample"]
+    shown = Page(page)
+    assert len(shown.texts) == 1 + len(kept["sample"])
+    for tokens, one in zip(shown.texts, found["texts"], strict=True):
+        assert [(title, text) for title, _, text in tokens] == [
+            (f"{taken} of 3", text) for text, taken in one["pieces"]
+        ]
+        assert [shade for _, shade, _ in tokens] == [f"depth-{(taken - 1) * 5 // 3}" for _, taken in one["pieces"]]
+        assert " ".join(str(taken) for _, taken in one["pieces"]) in page, "numbers for those who see no colours"
+    assert len({taken for _, taken in written["pieces"]}) > 1
+    assert '<span class="prompt">12 &lt;is&gt;</span>' in page
+
+
+def test_another_threshold_and_a_run_that_nobody_calibrated(regard, runs, tmp_path):
+    shutil.copytree(runs / "early", tmp_path / "early")
+    shutil.rmtree(tmp_path / "early" / "exits")
+    found, page = reported(regard, "early", "--max-new-tokens", "9")
+    (run,) = found["runs"]
+    assert (run["used"]["threshold"], run["used"]["depth"], run["calibration"]) == (1.0, 3.0, None)
+    assert run["used"]["operations"] == run["fixed_operations"][-1], "where no token may leave, nothing decides"
+    assert "early is used at threshold 1, where no token leaves" in page
+    assert set(figures(page)) == {"quality-depth", "quality-operations", "taken-0"}
+    other, _ = reported(regard, "early", "--threshold", "0.05", "--max-new-tokens", "9")
+    (at,) = (one for one in run["exits"] if one["threshold"] == 0.05)
+    assert other["runs"][0]["used"] == at
+    assert regard("report", "early", *LIMIT, "--max-new-tokens", "9").code == 0
+    assert (tmp_path / "early" / "report.html").exists()
+    assert regard("generate", "early", "12 is", "--max-new-tokens", "2").code == 0, "a run with a report is a run"
+
+
+def test_ponder_steps(regard, runs):
+    found, page = reported(regard, runs / "ponder", "--max-new-tokens", "20")
+    (run,) = found["runs"]
+    assert (run["unit"], run["most"], run["exits"], len(run["fixed"])) == ("steps", 3, [], 3)
+    assert sum(run["used"]["taken"]) == found["tokens"]
+    told = json.loads(regard("evaluate", runs / "ponder", "--limit", "6", "--json").out)
+    assert run["used"]["bits_per_byte"] == pytest.approx(told["bits_per_byte"], rel=1e-6)
+    (bars,) = figures(page)["taken-0"]["data"]
+    assert bars["y"] == [count / found["tokens"] for count in run["used"]["taken"]]
+    assert "Ponder steps of ponder" in page
+    got = json.loads(regard("generate", runs / "ponder", "1", "--max-new-tokens", "9", "--json").out)
+    assert got["of_layers"] == 3, "of one block that is taken up to three times"
+    assert max(got["layers"]) <= 3
+
+
+def test_spans_by_layer_and_head(regard, runs):
+    found, page = reported(regard, runs / "looking")
+    spans = {(one["layer"], one["head"]): one for one in found["runs"][0]["spans"]}
+    assert set(spans) == {(0, 0), (0, 1), (1, 0), (1, 1)}
+    model = package.load(runs / "looking").model
+    with torch.no_grad():
+        learned = (24 * model.mechanisms[0].span.clamp(0, 1)).tolist()
+    assert learned[0] != learned[1]
+    assert [spans[0, head]["span"] for head in range(2)] == pytest.approx(learned, rel=1e-5)
+    assert spans[1, 0]["mechanism"] == "dynamic_span"
+    assert spans[1, 0]["low"] < spans[1, 0]["span"] < spans[1, 0]["high"]
+    (cells,) = figures(page)["spans-0"]["data"]
+    assert cells["z"] == [[spans[layer, head]["span"] for head in range(2)] for layer in range(2)]
+    assert found["texts"] == []
+    told = regard("info", runs / "looking")
+    assert told.code == 0
+    shown = json.loads(regard("info", runs / "looking", "--json").out)["spans"]
+    wanted = {(one["layer"], one["head"]): one["span"] for one in shown}
+    assert wanted[0, 0] == pytest.approx(spans[0, 0]["span"])
+    assert wanted[0, 1] == pytest.approx(spans[0, 1]["span"])
+    assert wanted[1, 0] == pytest.approx(spans[1, 0]["span"], rel=0.1), "of more examples than the report was told"
+    for layer, name in enumerate(("adaptive_span", "dynamic_span")):
+        (line,) = re.findall(rf"^ +{layer} +{name} .*$", told.out, re.MULTILINE)
+        assert line.index(f" {wanted[layer, 0]:.1f}") < line.rindex(f" {wanted[layer, 1]:.1f}")
+
+
+def test_info_of_a_run(regard, runs, monkeypatch):
+    found = json.loads(regard("info", runs / "early", "--json").out)
+    kept = json.loads(load_folder(runs / "early" / "exits")["calibration.json"])
+    assert (found["kind"], found["step"], found["depth"]) == ("run", 30, "early_exit")
+    assert found["exits"] == {"heads": "trained", "guarantee": kept["guarantee"], **kept["calibrated"]}
+    model = package.load(runs / "early").model
+    assert found["parameters"] == sum(x.numel() for x in model.parameters())
+    assert kept["guarantee"] in regard("info", runs / "early").out
+    monkeypatch.chdir(runs)
+    shutil.copytree("plain", "linear", dirs_exist_ok=True)
+    assert json.loads(regard("info", "linear", "--json").out)["kind"] == "mechanism", (
+        "a name of the catalog comes first"
+    )
+    assert json.loads(regard("info", "./linear", "--json").out)["kind"] == "run"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("plain",), "takes every block, and no head has a span"),
+        (("early", "--beside", "elsewhere"), "was trained on other data"),
+        (("early", "--threshold", "1.5"), "--threshold must lie between 0 and 1"),
+        (("ponder", "--threshold", "0.5"), "has no exits with a threshold"),
+        (("looking", "--prompt", "12"), "leave --prompt out"),
+        (("early", "--language", "zh"), "whose report is in English"),
+        (("early", "--limit", "-1"), "--limit must be at least 0"),
+        (("early", "--max-new-tokens", "0"), "must be at least 1"),
+        (("elsewhere.html", "--limit", "3"), "is no run: --limit is for the report of one"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(regard, runs, monkeypatch, words, said):
+    monkeypatch.chdir(runs)
+    answer = regard("report", *words, "--threads", "1", "--out", "nowhere.html")
+    assert answer.code == 2, answer.err
+    assert said in answer.err
+    assert not (runs / "nowhere.html").exists()
+    refused = regard("info", "softmax", "--trust")
+    assert refused.code == 2
+    assert "--trust is for runs" in refused.err
