@@ -46,7 +46,7 @@ class Shared:
             unused: some parameters have no gradient.
         """
         kept = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
-        buffers = {"forward_sync_buffers" if kept else "broadcast_buffers": False}
+        buffers: dict[str, Any] = {"forward_sync_buffers" if kept else "broadcast_buffers": False}
         self.replica = DistributedDataParallel(self.model, find_unused_parameters=unused, **buffers)
         self.replica.register_comm_hook(None, _summed)
 

@@ -112,7 +112,8 @@ class Trainer:
             weight_decay=config.weight_decay,
             decay_embeddings=config.decay_embeddings,
         )
-        self.forward = self.ranks.replicated(torch.compile(self.model) if config.compile else self.model)
+        called: nn.Module = torch.compile(self.model) if config.compile else self.model  # type: ignore[assignment]
+        self.forward = self.ranks.replicated(called)
 
     def _enter(self, number: int) -> None:
         """Go on with the network and the data of a stage, from where the last one stands."""
