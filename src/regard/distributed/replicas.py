@@ -1,5 +1,6 @@
 """Data parallel training: every process has the whole model, and a share of every part of a batch."""
 
+import functools
 import hashlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -72,6 +73,7 @@ class Replicas(Ranks):
         self.group, self.rank, self.count = group, group.rank, group.count
         self._shared: Shared | None = None
         self._unused: bool | None = None
+        self._equal = False
         self._calls: dict[Attention, int] = {}
 
     def require(self, config: TrainingConfig) -> None:
@@ -134,7 +136,7 @@ class Replicas(Ranks):
         return items[self.rank * total // self.count : (self.rank + 1) * total // self.count]
 
     def replicated(self, model: nn.Module) -> Callable[..., Any]:
-        self._shared, self._unused = Shared(model), None
+        self._shared, self._unused, self._equal = Shared(model), None, False
         self._calls = {each: 0 for each in model.modules() if isinstance(each, Attention) and each.row_sums}
         for mechanism in self._calls:
             mechanism.register_forward_pre_hook(self._count)
@@ -143,6 +145,8 @@ class Replicas(Ranks):
     @contextmanager
     def adding(self, last: bool) -> Iterator[None]:
         assert self._shared is not None
+        if not self._equal:
+            self._copy(self._shared.model)
         if self._unused is not None and self._shared.replica is None:  # not before all had the same buffers again
             self._shared.replicate(unused=self._unused)
         replica = self._shared.replica
@@ -150,6 +154,13 @@ class Replicas(Ranks):
             yield
             if last and replica is None:
                 self._unused = self._added(self._shared.model)
+
+    def _copy(self, model: nn.Module) -> None:
+        """Give all the weights and buffers of the first process, before the first step."""
+        with torch.no_grad():
+            for tensor in (*model.parameters(), *model.buffers()):
+                self.group.exchange(functools.partial(dist.broadcast, tensor, 0))
+        self._equal = True
 
     def _added(self, model: nn.Module) -> bool:
         """Add up the gradients of all, after the first step; whether a process has none for some parameter.
