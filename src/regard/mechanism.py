@@ -30,6 +30,8 @@ class Mechanism(Configured):
     name"""
     _name: ClassVar[str]
     """for messages; a call asks for it often, so each class has its own"""
+    row_sums: ClassVar[tuple[str, ...]] = ()
+    """buffers that hold sums over the rows of the training call before: several processes add theirs up"""
     compares_widths: ClassVar[bool] = False
     """whether the score takes queries and keys of different widths"""
 

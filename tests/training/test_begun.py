@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from regard.errors import CheckpointError, ConfigError, RegardError, ResourceError, UnsafeFileError
-from regard.training import TrainingConfig, files, load, resume, run, train
+from regard.training import TrainingConfig, files, load, new_run, resume, train
 from regard.training.interruption import locked
 
 
@@ -18,7 +18,7 @@ def everything(folder: Path) -> dict[Path, bytes]:
 
 def test_who_begins_the_same_run_meanwhile_is_refused(small, tmp_path, monkeypatch):
     """The other one comes at each moment while the first prepares its folder."""
-    build, seen = run.build_task, []
+    build, seen = new_run.build_task, []
 
     def meanwhile(*args, **kwargs):
         if not seen:
@@ -29,7 +29,7 @@ def test_who_begins_the_same_run_meanwhile_is_refused(small, tmp_path, monkeypat
             assert everything(tmp_path) == seen[0]
         return build(*args, **kwargs)
 
-    monkeypatch.setattr(run, "build_task", meanwhile)
+    monkeypatch.setattr(new_run, "build_task", meanwhile)
     assert train(small, tmp_path / "run").evaluation["step"] == 12
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
     assert seen
@@ -37,7 +37,7 @@ def test_who_begins_the_same_run_meanwhile_is_refused(small, tmp_path, monkeypat
 
 def test_who_comes_when_the_folder_has_become_the_run_is_refused(small, tmp_path, monkeypatch):
     """The first one finishes between what the second one looks at and what it writes."""
-    build, seen = run.build_task, []
+    build, seen = new_run.build_task, []
 
     def finishing(*args, **kwargs):
         if not seen:
@@ -48,7 +48,7 @@ def test_who_comes_when_the_folder_has_become_the_run_is_refused(small, tmp_path
             seen.append(everything(tmp_path / "run"))
         return build(*args, **kwargs)
 
-    monkeypatch.setattr(run, "build_task", finishing)
+    monkeypatch.setattr(new_run, "build_task", finishing)
     with pytest.raises(ConfigError, match="was written by another process meanwhile; choose another name"):
         train(small, tmp_path / "run")
     assert everything(tmp_path / "run") == seen[1]

@@ -18,7 +18,7 @@ from regard.tasks.base import IGNORE
 from regard.training import Trainer, TrainingConfig
 from regard.training.checkpoint import load, newest, paths
 from regard.training.data_order import DataOrder
-from regard.training.trainer import chosen_device
+from regard.training.device import chosen_device
 
 # AdamW divides by the size of the gradient: with a tiny epsilon, elements whose gradient nearly cancels lose digits.
 EPSILON = 1e-2

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from regard.cli import _run_options
 from regard.cli._output import console, emit
 from regard.cli._run_options import CONVERTED, Options, run_config
-from regard.errors import ResourceError
+from regard.errors import ConfigError, ResourceError
 from regard.models.block_config import GATED
 from regard.models.encoder_decoder_config import EncoderDecoderConfig
 from regard.tasks import ImagesConfig, TaskConfig, has_text
@@ -20,6 +20,7 @@ from regard.training.config import RunConfig
 from regard.training.files import writing
 
 if TYPE_CHECKING:
+    from regard.training.ranks import Ranks
     from regard.training.start import Start
 
 
@@ -35,7 +36,7 @@ def run(options: Options) -> int:
     from regard.training.progress import Display
 
     opened = partial(beside, trust=options.trust)
-    with Display() as display:
+    with together() as ranks, Display() if ranks.main else nullcontext() as display:
         if options.resume is not None:
             given = {name: getattr(options.training, name) for name in options.changed}
             result = resume(
@@ -45,14 +46,20 @@ def run(options: Options) -> int:
                 trust=options.trust,
                 edited=options.edited,
                 beside=opened,
+                ranks=ranks,
             )
         else:
             config, start = run_config(options), None
             if options.start is not None:
                 config, start = started(options)
             require_memory(config)
+            if not options.out and ranks.count > 1:
+                raise ConfigError("several processes write one run: name it with --out")
             with nullcontext(Path(options.out)) if options.out else free() as out:
-                result = train(config, out, start=start, on_progress=display, beside=opened)
+                result = train(config, out, start=start, on_progress=display, beside=opened, ranks=ranks)
+        main = ranks.main
+    if not main:
+        return 0
     if options.json:
         emit({"run": str(result.path), "evaluation": result.evaluation})
         return 0
@@ -64,10 +71,27 @@ def run(options: Options) -> int:
     return 0
 
 
+@contextmanager
+def together() -> Iterator["Ranks"]:
+    """The processes that train: those that `torchrun` started, or this one."""
+    from regard.training.ranks import ALONE
+
+    if "WORLD_SIZE" not in os.environ:
+        yield ALONE
+        return
+    from regard.distributed import Replicas, joined, launched
+
+    if not launched():
+        yield ALONE
+        return
+    with joined() as group:
+        yield Replicas(group)
+
+
 def started(options: Options) -> tuple[RunConfig, "Start"]:
     """The configuration of a run that starts from weights, and these."""
     from regard.integrations import starting
-    from regard.training.trainer import chosen_device
+    from regard.training.device import chosen_device
 
     assert options.start is not None
     chosen_device(options.training.device)  # before the weights are read
@@ -95,7 +119,7 @@ def require_memory(config: RunConfig) -> None:
         ResourceError: weights of the blocks, gradients and the two moments of AdamW, 4 bytes each, are more than there
             is.
     """
-    from regard.training.trainer import chosen_device
+    from regard.training.device import chosen_device
 
     model = config.model
     mlp = (3 if model.mlp in GATED else 2) * model.dim * model.mlp_width

@@ -32,9 +32,9 @@ from regard.tasks.base import Split
 from regard.tasks.config import TextConfig
 from regard.tasks.reader import Reader
 from regard.tasks.tokenizer import BpeTokenizer
+from regard.training.device import chosen_device
 from regard.training.evaluation import Forward, straight
 from regard.training.files import save_folder
-from regard.training.trainer import chosen_device
 
 __all__ = [
     "PretrainedTokenizer",

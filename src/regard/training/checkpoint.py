@@ -98,11 +98,13 @@ def save(
     optimizer: torch.optim.Optimizer,
     device: torch.device,
     memory: Mapping[str, Tensor] | None = None,
+    random: dict[str, Tensor] | None = None,
 ) -> Path:
     """Write a checkpoint.
 
     Args:
         memory: what the rows of a batch remember, where it is carried from step to step.
+        random: states of generators; None: those of this process.
 
     Returns:
         Its path.
@@ -120,7 +122,7 @@ def save(
         {
             "model.safetensors": _packed(own_tensors(model)),
             "optimizer.safetensors": _packed(_optimizer_tensors(model, optimizer)),
-            "rng.safetensors": _packed(rng_states(device)),
+            "rng.safetensors": _packed(rng_states(device) if random is None else random),
             "progress.json": (json.dumps(document, indent=1) + "\n").encode(),
             **({"memory.safetensors": _packed(dict(memory))} if memory else {}),
         },

@@ -57,17 +57,21 @@ def record(path: Path, device: torch.device, threads: int) -> None:
 
 def environment(device: torch.device, threads: int) -> dict[str, object]:
     """Versions, platform, device, threads (0: torch's choice), and regard's git revision if it runs from a checkout."""
-    packages = ("torch", "numpy", "safetensors", "tokenizers")
-    versions = {"regard": regard.__version__, **{name: importlib.metadata.version(name) for name in packages}}
     return {
         "python": platform.python_version(),
-        "versions": versions,
+        "versions": versions(),
         "platform": platform.platform(),
         "machine": platform.machine(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "threads": threads or torch.get_num_threads(),
         "revision": _revision(),
     }
+
+
+def versions() -> dict[str, str]:
+    """Of regard and of what its numbers come from."""
+    packages = ("torch", "numpy", "safetensors", "tokenizers")
+    return {"regard": regard.__version__, **{name: importlib.metadata.version(name) for name in packages}}
 
 
 def _revision() -> str | None:

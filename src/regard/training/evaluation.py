@@ -1,7 +1,7 @@
 """How good a model is on a split: nats per token, bits per byte, accuracy, and their sums for every document."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.errors import ConfigError, DataError, NumericsError
+from regard.precision import accumulation_dtype
 from regard.tasks.base import IGNORE, Examples
 from regard.training.batches import Batch, collate
 from regard.training.carried import Next, reading
@@ -50,6 +51,14 @@ class Scores:
 
     total: Sums = field(default_factory=Sums)
     documents: dict[int, Sums] = field(default_factory=dict)
+
+    def include(self, other: "Scores") -> None:
+        """Add the scores of other examples."""
+        for into, sums in (
+            (self.total, other.total),
+            *((self.documents.setdefault(n, Sums()), x) for n, x in other.documents.items()),
+        ):
+            into.add(sums.nats, sums.tokens, sums.correct, sums.nbytes)
 
     def summary(self, metric: str = "accuracy") -> dict[str, float | int | None]:
         """The scores for metrics.jsonl; of a task measured by it, bits_per_dimension = nats per target / ln 2."""
@@ -93,6 +102,8 @@ def score(
     each: Callable[[Batch, Tensor], None] = lambda batch, logits: None,
     forward: Forward = straight,
     carry: bool = False,
+    share: Callable[[list[int]], Sequence[int]] = lambda chosen: chosen,
+    merged: Callable[[Scores | None], Scores | None] = lambda scores: scores,
 ) -> Scores | None:
     """Evaluate a model, in evaluation mode and without gradient; its mode is put back afterwards.
 
@@ -110,6 +121,7 @@ def score(
         each: called with every batch and its logits, for what sums do not say.
         forward: what gives the output for a batch, where that depends on more than the model reads; not with `carry`.
         carry: read whole documents, window after window, with the memory of a decoder going on.
+        share, merged: the examples that this process measures, and the scores of all; by default it is alone.
 
     Returns:
         The scores, or None if stopped.
@@ -119,18 +131,19 @@ def score(
         ConfigError: a memory to carry, and a limit, a model without one, or examples that are no windows of documents.
     """
     device = device or torch.device("cpu")
-    chosen = measured(len(examples), limit)
+    chosen = list(share(measured(len(examples), limit)))
     batches = (Next(chosen[first : first + batch_size], [], []) for first in range(0, len(chosen), batch_size))
     carried = None
     if carry:
         if forward is not straight:
             raise ConfigError("a memory is carried by the decoder alone: leave the datastore or the memory out")
         carried, batches = reading(model, examples, batch_size, limit)
-    scores = Scores()
+    scores: Scores | None = Scores()
     with _evaluating(model), torch.no_grad():
         for ids, fresh, rows in batches:
             if stopped():
-                return None
+                scores = None
+                break
             batch = collate(examples, ids, vocab_size, num_targets=num_targets).to(device)
             with autocast(device, dtype):
                 if carried is None:
@@ -147,7 +160,8 @@ def score(
             for document, row in zip(batch.documents, rows, strict=True):
                 scores.total.add(*row)
                 scores.documents.setdefault(document, Sums()).add(*row)
-    if not scores.total.tokens:
+    scores = merged(scores)
+    if scores is not None and not scores.total.tokens:
         raise DataError("the split holds no target to predict: it is empty, or shorter than one sequence")
     return scores
 
@@ -174,9 +188,14 @@ def measure(
     logits: Float[Tensor, "batch *length vocab"], targets: Int[Tensor, "batch length"]
 ) -> tuple[Float[Tensor, " batch"], Int[Tensor, " batch"]]:
     """Nats (summed in float64) and right answers (the largest logit) of each row."""
-    nats = F.cross_entropy(logits.float().flatten(0, -2), targets.flatten(), ignore_index=IGNORE, reduction="none")
+    nats = F.cross_entropy(accumulated(logits).flatten(0, -2), targets.flatten(), ignore_index=IGNORE, reduction="none")
     correct = (logits.argmax(-1).view_as(targets) == targets) & (targets != IGNORE)
     return nats.view_as(targets).cpu().double().sum(1), correct.sum(1)
+
+
+def accumulated(x: Tensor) -> Tensor:
+    """Logits or a loss in the dtype that losses are added up in: float32 at least."""
+    return x.to(accumulation_dtype(x.dtype))
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> torch.autocast | nullcontext:

@@ -13,7 +13,6 @@ from regard.reading import content
 from regard.tasks import (
     ClassificationConfig,
     ImagesConfig,
-    ImagesTask,
     TaskConfig,
     build_task,
 )
@@ -23,21 +22,20 @@ from regard.training import begun, checkpoint, environment, metrics, network, to
 from regard.training.beside import Beside, alone
 from regard.training.bounded import no_larger, stored
 from regard.training.config import RunConfig
+from regard.training.device import chosen_device
 from regard.training.evaluation import Forward, measured, require_finite, score, straight
-from regard.training.files import write_text, writing
+from regard.training.files import write_text
 from regard.training.fitted import fitted
-from regard.training.identity import Identity
 from regard.training.measure import Measure
+from regard.training.new_run import IMAGES, LABELS, made
+from regard.training.ranks import ALONE, Ranks
 from regard.training.stages import Stages, model_after
 from regard.training.start import START, Origin, Start, require_same
 from regard.training.trained_model import BEAMS, LENGTH_PENALTY, TrainedModel
-from regard.training.trainer import OnProgress, Trainer, chosen_device
+from regard.training.trainer import OnProgress, Trainer
 from regard.types_of import typed
 
 Report = dict[str, object]
-
-LABELS = "labels.json"
-IMAGES = "images.json"
 
 _LARGER = "{}: config.toml describes a larger model than its checkpoint holds; put the file back"
 
@@ -70,6 +68,7 @@ def train(
     resume: bool = False,
     on_progress: OnProgress | None = None,
     beside: Beside = alone,
+    ranks: Ranks = ALONE,
 ) -> RunResult:
     """Train the kind of model that the task needs.
 
@@ -83,6 +82,7 @@ def train(
             same bits as one that was not.
         on_progress: called with every event, such as `regard.training.progress.Display`.
         beside: opens the datastore that the configuration names (`regard.integrations.datastores.beside`).
+        ranks: the processes that train it together (`regard.distributed.Replicas`), of which each calls this alike.
 
     Returns:
         The finished run.
@@ -97,43 +97,25 @@ def train(
         >>> load("runs/first").generate("The state of")  # doctest: +SKIP
     """
     out = Path(out)
-    config = config if start is None else start.configured(config)
-    if (out / "config.toml").exists():
-        if not resume:
+    with ranks.together():
+        config = config if start is None else start.configured(config)
+        there = (out / "config.toml").exists()
+        if there and not resume:
             raise ConfigError(
                 f"{out} already holds a run; choose another name, or continue it with --resume {quote(str(out))}"
             )
-        # Nothing of it is built before it is known to be what was given here.
-        saved, task = _opened(out, beside, trust=True, edited=False)
-        begun.require_same(fitted(config, task), saved, out)
-        require_same(out, start)
-        return _finish(out, saved, task, on_progress)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out} exists and is not a run; choose another name: nothing is ever overwritten")
-    chosen_device(config.training.device)
-    with begun.fresh(out) as partial:
-        task = build_task(config.task, seed=config.training.seed, tokenizer=None if start is None else start.tokenizer)
-        if start is not None:
-            start.require(task)
-        task = beside(config, task)
-        config, identity = fitted(config, task), Identity.new()
-        stages = Stages(config, task)
-        stages.require()
-        with writing(out):
-            toml.save(config, partial / "config.toml")
-            if task.tokenizer is not None:
-                task.tokenizer.save(partial / "tokenizer.json")
-            labels = network.labels(task)
-            if labels is not None:
-                labels.save(partial / LABELS)
-            if isinstance(task, ImagesTask):
-                network.save_grid(task.grid, partial / IMAGES)
-            if start is not None:
-                start.origin.save(partial / START)
-        if start is not None:
-            start.begin(partial, stages.network(0), task, config.training, identity.id)
-        begun.record(partial, identity)
-    return _finish(out, config, task, on_progress)
+    with ranks.together():
+        begins = not there and ranks.main
+        task = made(config, out, start, beside) if begins else None
+    with ranks.together():
+        if task is not None:
+            saved = fitted(config, task)
+        else:
+            # Nothing of it is built before it is known to be what was given here.
+            saved, task = _opened(out, beside, trust=True, edited=False)
+            begun.require_same(fitted(config, task), saved, out)
+            require_same(out, start)
+    return _finish(out, saved, task, on_progress, ranks=ranks)
 
 
 @typed
@@ -146,6 +128,7 @@ def resume(
     trust: bool = False,
     edited: bool = False,
     beside: Beside = alone,
+    ranks: Ranks = ALONE,
 ) -> RunResult:
     """Continue a run from its newest verified checkpoint, with the configuration in its config.toml.
 
@@ -155,7 +138,7 @@ def resume(
         run: its directory.
         steps: train to this one instead, also after the last; None: as configured.
         learning_rate: go on with this peak instead, as after a loss that was not finite; None: as configured.
-        on_progress, beside: as `train`.
+        on_progress, beside, ranks: as `train`.
         trust: as `load`.
         edited: go on with a config.toml that is another than when the run began, or from a checkpoint of another run.
 
@@ -166,13 +149,16 @@ def resume(
         Others: as `train`.
     """
     run = Path(run)
-    config, task = _opened(run, beside, trust=trust, edited=edited)
+    with ranks.together():
+        config, task = _opened(run, beside, trust=trust, edited=edited)
     given = {"steps": steps, "learning_rate": learning_rate}
     training = replace(config.training, **{name: value for name, value in given.items() if value is not None})
     if training.steps < config.training.steps:
         raise ConfigError(f"{run} has {config.training.steps} steps; it can be given more of them, not {steps}")
     changed = training != config.training
-    return _finish(run, replace(config, training=training), task, on_progress, changed=changed, edited=edited)
+    return _finish(
+        run, replace(config, training=training), task, on_progress, changed=changed, edited=edited, ranks=ranks
+    )
 
 
 @typed
@@ -337,7 +323,9 @@ def _finish(
     *,
     changed: bool = False,
     edited: bool = False,
+    ranks: Ranks,
 ) -> RunResult:
+    ranks.same({"configuration": toml.dumps(config), "data": task.fingerprint, "versions": str(environment.versions())})
     stages = Stages(config, task)
     most = stored(run / "checkpoints")
     with nullcontext() if most is None else no_larger(most, _LARGER.format(run)):
@@ -348,10 +336,11 @@ def _finish(
         task,
         config.training,
         run,
-        on_progress=on_progress,
+        on_progress=on_progress if ranks.main else None,
         stages=stages,
         identity=identity,
         started=(run / START).exists(),
+        ranks=ranks,
     )
 
     @contextmanager

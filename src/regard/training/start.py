@@ -21,11 +21,11 @@ from regard.tasks.tokenizer import PUBLISHED
 from regard.training import checkpoint, network
 from regard.training.checkpoint import Progress, own_tensors
 from regard.training.config import AnyModelConfig, RunConfig, TrainingConfig, default_model
+from regard.training.device import chosen_device
 from regard.training.environment import own_settings
 from regard.training.files import write_json
 from regard.training.network import Network
 from regard.training.optimizer import adamw
-from regard.training.trainer import chosen_device
 
 START = "start.json"
 FREE = ("dropout", "attention_dropout", "checkpoint")

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.errors import CheckpointError, ConfigError, NumericsError, ResourceError, UnsupportedError, nearest
+from regard.errors import CheckpointError, ConfigError, NumericsError, ResourceError
 from regard.models import ModelState
 from regard.tasks.base import IGNORE, Task
 from regard.training import checkpoint
@@ -20,13 +20,15 @@ from regard.training.batches import Batch, collate
 from regard.training.carried import Carrying
 from regard.training.config import TrainingConfig
 from regard.training.data_order import DataOrder
+from regard.training.device import chosen_device
 from regard.training.environment import own_settings
-from regard.training.evaluation import autocast, score
+from regard.training.evaluation import accumulated, autocast, score
 from regard.training.files import discard, unlinked
 from regard.training.identity import Identity
-from regard.training.interruption import Interrupted, Signals, locked
+from regard.training.interruption import Interrupted, Signals
 from regard.training.metrics import Interval, MetricsLog, Record, Stopwatch
 from regard.training.optimizer import adamw, set_rate
+from regard.training.ranks import ALONE, Ranks
 from regard.training.schedule import learning_rate
 from regard.training.stages import Stages, number_at, trained_by
 
@@ -53,6 +55,7 @@ class Trainer:
         identity: of the run, which checkpoints carry and the one to continue from must have; None: they carry none.
         started: the run started from weights, which are in its first checkpoint: these are evaluated before any step,
             and without a checkpoint it does not go on.
+        ranks: the processes that train it together, each with a share of every part of a batch; the first one writes.
 
     Raises:
         ConfigError: stages in the configuration alone.
@@ -69,10 +72,12 @@ class Trainer:
         stages: Stages | None = None,
         identity: Identity | None = None,
         started: bool = False,
+        ranks: Ranks = ALONE,
     ) -> None:
         if config.stages and stages is None:
             raise ConfigError("training.stages change the network, which only a whole run can: use regard.train")
-        self.config, self.run = config, run
+        ranks.require(config)
+        self.config, self.run, self.ranks = config, run, ranks
         self.stage, self.stages = 0, stages
         self.device = chosen_device(config.device)
         self.dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
@@ -107,7 +112,8 @@ class Trainer:
             weight_decay=config.weight_decay,
             decay_embeddings=config.decay_embeddings,
         )
-        self.forward = torch.compile(self.model) if config.compile else self.model
+        called: nn.Module = torch.compile(self.model) if config.compile else self.model  # type: ignore[assignment]
+        self.forward = self.ranks.replicated(called)
 
     def _enter(self, number: int) -> None:
         """Go on with the network and the data of a stage, from where the last one stands."""
@@ -132,24 +138,27 @@ class Trainer:
             Interrupted: SIGTERM or SIGINT came; a checkpoint is saved.
         """
         with ExitStack() as stack:
-            stack.enter_context(locked(self.run))
+            stack.enter_context(self.ranks.held(self.run))
             unlinked(self.checkpoints)
             stack.enter_context(own_settings(self.device, self.config))
             self.signals = stack.enter_context(Signals())
             self._restore()
             board = unlinked(self.run / "tensorboard") if self.config.tensorboard else None
-            self.log = MetricsLog(
-                self.run / "metrics.jsonl",
-                offset=self.progress.metrics_bytes,
-                step=self.progress.step,
-                tensorboard=board,
-            )
-            stack.callback(self.log.close)
-            stack.enter_context(prepared())
+            with self.ranks.together():
+                if self.ranks.main:
+                    self.log = MetricsLog(
+                        self.run / "metrics.jsonl",
+                        offset=self.progress.metrics_bytes,
+                        step=self.progress.step,
+                        tensorboard=board,
+                    )
+                    stack.callback(self.log.close)
+                    stack.enter_context(prepared())
             self.interval = Interval(self.progress.interval)
             self.stopwatch = Stopwatch(self.device)
             if self.progress.step <= self.config.steps:  # of a longer training nothing is evaluated, saved or removed
                 self._loop()
+            self.ranks.meet()
 
     def _loop(self) -> None:
         config, progress = self.config, self.progress
@@ -158,8 +167,8 @@ class Trainer:
                 self._evaluate()
             if self._due(config.checkpoint_every) and self._saved_step != progress.step:
                 self._save()
-            if self.signals.received:
-                self._interrupt(self.signals.received)
+            if received := self.ranks.highest(self.signals.received or 0):
+                self._interrupt(signal.Signals(received))
             if progress.step >= config.steps:
                 return
             self._enter(number_at(config.stages, progress.step))
@@ -189,21 +198,21 @@ class Trainer:
         if config.stages:
             rate *= config.stages[self.stage].rate_factor
         ids, epochs = self.order.batch(progress.step), self.order.epochs(progress.step)
-        size = config.batch_size // config.accumulation
+        size, share = config.batch_size // config.accumulation, self.ranks.share
         parts = [
             collate(
                 self.train_examples,
-                ids[first : first + size],
+                share(ids[first : first + size]),
                 self.vocab_size,
                 num_targets=self.num_targets,
-                epochs=epochs[first : first + size],
+                epochs=share(epochs[first : first + size]),
             )
             for first in range(0, config.batch_size, size)
         ]
         self.model.train()
         self.optimizer.zero_grad()
         try:
-            sums, states = self._gradients(parts)
+            sums, positions, states = self._gradients(parts)
             norm = self._clip(ids)
         except (torch.OutOfMemoryError, RuntimeError) as error:
             if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
@@ -220,42 +229,45 @@ class Trainer:
         progress.tokens += int(sums["tokens"])
         progress.score = None
         self.interval.add({"steps": 1.0, "gradient_norm": norm, **sums})
-        self.stopwatch.stop(sum(part.positions for part in parts))
+        self.stopwatch.stop(positions)
         self._tell({"kind": "step", "step": progress.step, "steps": config.steps})
         if progress.step % config.log_every == 0 or self._last(progress.step):
             line = {"kind": "train", **self._where(), "tokens": progress.tokens, **self.interval.line()}
             self._write({**line, "learning_rate": rate, "timing": self.stopwatch.read()})
             self.interval = Interval()
 
-    def _gradients(self, parts: list[Batch]) -> tuple[dict[str, float], list[ModelState | None]]:
-        """Accumulate the gradient of the objective over the parts; the sums that the metrics need, and what each part's
-        rows remember."""
-        tokens, positions = sum(part.tokens for part in parts), sum(part.positions for part in parts)
+    def _gradients(self, parts: list[Batch]) -> tuple[dict[str, float], int, list[ModelState | None]]:
+        """Accumulate the gradient of the objective over the parts; the sums that the metrics need, the input positions,
+        and what each part's rows remember."""
+        counts = {"tokens": sum(part.tokens for part in parts), "positions": sum(part.positions for part in parts)}
+        everywhere = self.ranks.total(counts)
+        tokens, positions = everywhere["tokens"], everywhere["positions"]
         sums = {"nats": 0.0, "tokens": float(tokens), "objective": 0.0}
         states: list[ModelState | None] = []
         for number, part in enumerate(parts):
             share = part.positions / positions
             batch = part.to(self.device)
-            with autocast(self.device, self.dtype):
-                output = batch.through(
-                    self.forward, self.carrying and self.carrying.entering(number, self.progress.step)
-                )
-            states.append(self.carrying and output.state)
-            logits, targets = output.logits.float().flatten(0, -2), batch.targets.flatten()
-            nats = F.cross_entropy(logits, targets, ignore_index=IGNORE, reduction="sum")
-            objective = self._smoothed(logits, targets, nats) / max(tokens, 1)
-            for name, loss in output.losses.items():
-                objective = objective + self.weights[name] * share * loss.float()
-            value = objective.item()
-            if not math.isfinite(value):
-                named = {"task": nats.item(), **{name: loss.item() for name, loss in output.losses.items()}}
-                self._not_finite("loss", part.ids, f" ({', '.join(f'{n} {x:.4g}' for n, x in named.items())})")
-            objective.backward()
-            sums["nats"] += nats.item()
-            sums["objective"] += value
-            for name, loss in output.losses.items():
-                sums[f"losses.{name}"] = sums.get(f"losses.{name}", 0.0) + share * loss.item()
-        return sums, states
+            with self.ranks.adding(number == len(parts) - 1):
+                with autocast(self.device, self.dtype):
+                    output = batch.through(
+                        self.forward, self.carrying and self.carrying.entering(number, self.progress.step)
+                    )
+                states.append(self.carrying and output.state)
+                logits, targets = accumulated(output.logits).flatten(0, -2), batch.targets.flatten()
+                nats = F.cross_entropy(logits, targets, ignore_index=IGNORE, reduction="sum")
+                objective = self._smoothed(logits, targets, nats) / max(tokens, 1)
+                for name, loss in output.losses.items():
+                    objective = objective + self.weights[name] * share * accumulated(loss)
+                losses = {f"losses.{name}": share * loss.item() for name, loss in output.losses.items()}
+                found = self.ranks.total({"nats": nats.item(), "objective": objective.item(), **losses})
+                if not math.isfinite(found["objective"]):
+                    named = {"task": nats.item(), **{name: loss.item() for name, loss in output.losses.items()}}
+                    self._not_finite("loss", part.ids, f" ({', '.join(f'{n} {x:.4g}' for n, x in named.items())})")
+                objective.backward()
+            self.ranks.learned()
+            for name, value in found.items():
+                sums[name] = sums.get(name, 0.0) + value
+        return sums, int(positions), states
 
     def _smoothed(self, logits: Tensor, targets: Tensor, nats: Tensor) -> Tensor:
         """The loss that is trained on: -sum_v q_v log p_v with q = (1 - e) one-hot + e / vocabulary.
@@ -312,6 +324,8 @@ class Trainer:
             num_targets=self.num_targets,
             stopped=lambda: self.signals.received is not None,
             carry=config.carry,
+            share=self.ranks.share,
+            merged=self.ranks.merged,
         )
         if scores is None:
             return
@@ -330,11 +344,14 @@ class Trainer:
         return {"step": self.progress.step, **({"stage": self.stage + 1} if self.config.stages else {})}
 
     def _save(self) -> None:
+        self._saved_step = self.progress.step
+        random = self.ranks.random_states(checkpoint.rng_states(self.device))
+        if not self.ranks.main:
+            return
         progress = replace(self.progress, metrics_bytes=self.log.sync(), interval=self.interval.sums)
         memory = None if self.carrying is None else self.carrying.tensors()
-        path = checkpoint.save(self.checkpoints, progress, self.model, self.optimizer, self.device, memory)
+        path = checkpoint.save(self.checkpoints, progress, self.model, self.optimizer, self.device, memory, random)
         checkpoint.retain(self.checkpoints, self.config.keep, damaged=self.damaged)
-        self._saved_step = progress.step
         self._tell({"kind": "checkpoint", "step": progress.step, "path": str(path)})
 
     def _interrupt(self, received: signal.Signals) -> None:
@@ -345,12 +362,14 @@ class Trainer:
         raise Interrupted(received, step)
 
     def _write(self, record: dict[str, object]) -> None:
-        self.log.write(record)
-        self._tell(record)
+        if self.ranks.main:
+            self.log.write(record)
+            self._tell(record)
 
     def _restore(self) -> None:
-        for leftover in self.checkpoints.glob(".step-*"):
-            discard(leftover)
+        with self.ranks.together():
+            for leftover in self.checkpoints.glob(".step-*") if self.ranks.main else ():
+                discard(leftover)
         saved, self.damaged = checkpoint.newest(self.checkpoints)
         if self.identity is not None:
             if saved is not None:
@@ -363,7 +382,7 @@ class Trainer:
                     f"{self.run} started from weights that its first checkpoint held, and it has none; restore one, or "
                     "start a new run"
                 )
-            torch.manual_seed(self.config.seed)
+            self.ranks.begin_random(self.config.seed, 0)
             return
         if saved.progress.data != self.progress.data:
             raise CheckpointError(
@@ -371,25 +390,11 @@ class Trainer:
             )
         self._enter(trained_by(self.config.stages, saved.progress.step))
         checkpoint.restore(self.model, self.optimizer, saved)
-        checkpoint.use_rng_states(saved.rng, self.device)
+        random = self.ranks.own_random_states(saved.rng)
+        if random is None:
+            self.ranks.begin_random(self.config.seed, saved.progress.step)
+        else:
+            checkpoint.use_rng_states(random, self.device)
         if self.carrying is not None and saved.progress.step:
             self.carrying.restore(saved)
         self.progress, self._saved_step = replace(saved.progress, run=self.progress.run), saved.progress.step
-
-
-def chosen_device(name: str) -> torch.device:
-    """The device of this name; `auto` takes cuda, else mps, else cpu.
-
-    Raises:
-        ConfigError: there is no such name.
-        UnsupportedError: this machine, or this build of torch, has none of that name.
-    """
-    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    if name == "auto":
-        name = next(device for device, available in there.items() if available)
-    if name not in there:
-        raise ConfigError(f"unknown device {name!r}: {nearest(str(name), ['auto', *there])}")
-    if not there[name]:
-        available = ", ".join(device for device, ok in there.items() if ok)
-        raise UnsupportedError(f"device {name} is not available here; available: {available}. Use --device auto")
-    return torch.device(name, torch.cuda.current_device()) if name == "cuda" else torch.device(name)

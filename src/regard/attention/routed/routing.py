@@ -88,6 +88,7 @@ class Routing(Bucketed):
         {"num_clusters": 3, "form": "paper"},
         {"num_clusters": 2, "form": "paper", "share": False},
     )
+    row_sums = ("seen",)
     reasons: ClassVar[Mapping[str, str]] = {
         "bias": "a query and a key may be any distance apart",
         "cross": "one projection serves as query and key; share=False permits it where form='exact'",

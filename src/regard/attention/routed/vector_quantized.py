@@ -81,6 +81,7 @@ class VectorQuantized(Routed):
         {"num_codes": 5, "block_size": 16, "decay": 0.5},
         {"num_codes": 6, "block_size": 4, "relative": True},
     )
+    row_sums = ("seen",)
     reasons: ClassVar[Mapping[str, str]] = {
         "bias": "old keys have no distance: they enter through their codes; relative=True has a bias for recent ones",
         "bidirectional": "relative=True scores recent keys by distance, and without causality no key is recent",

@@ -1,0 +1,237 @@
+"""Data parallel training: every process has the whole model, and a share of every part of a batch."""
+
+import functools
+import hashlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from regard.core import Attention, recomputing
+from regard.distributed.group import Group, _made
+from regard.errors import ConfigError, UnsupportedError
+from regard.options import registered_name
+from regard.training.config import TrainingConfig
+from regard.training.evaluation import Scores
+from regard.training.interruption import locked
+from regard.training.ranks import Ranks
+
+Item = TypeVar("Item")
+
+
+class Shared:
+    """Calls the model, by itself or as one of several replicas, and has its attributes."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.replica = model, None
+
+    model: nn.Module
+    replica: DistributedDataParallel | None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return (self.model if self.replica is None else self.replica)(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    def replicate(self, *, unused: bool) -> None:
+        """Exchange gradients during the backward pass from now on.
+
+        Args:
+            unused: some parameters have no gradient.
+        """
+        kept = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+        buffers: dict[str, Any] = {"forward_sync_buffers" if kept else "broadcast_buffers": False}
+        self.replica = DistributedDataParallel(self.model, find_unused_parameters=unused, **buffers)
+        self.replica.register_comm_hook(None, _summed)
+
+
+def _summed(state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """Gradients added up: the objective is already divided by what all processes have."""
+    del state
+    work = dist.all_reduce(bucket.buffer(), async_op=True)
+    assert work is not None
+    return work.get_future().then(lambda done: done.value()[0])
+
+
+class Replicas(Ranks):
+    """Processes with the same weights; see `Ranks` for what each method promises.
+
+    A step is that of one process up to rounding: the same examples, the same objective, and gradients that are added
+    up. Dropout draws other elements in each process.
+
+    Source: Li et al. 2020, PyTorch Distributed (torch.nn.parallel.DistributedDataParallel).
+    """
+
+    def __init__(self, group: Group) -> None:
+        self.group, self.rank, self.count = group, group.rank, group.count
+        self._shared: Shared | None = None
+        self._unused: bool | None = None
+        self._equal = False
+        self._calls: dict[Attention, int] = {}
+
+    def require(self, config: TrainingConfig) -> None:
+        size = config.batch_size // config.accumulation
+        if size % self.count:
+            fits = sorted({max(size // self.count, 1) * self.count, (size // self.count + 1) * self.count})
+            raise ConfigError(
+                f"training.batch_size={config.batch_size} in {config.accumulation} part(s) gives {size} examples to "
+                f"{self.count} processes, which does not divide; use training.batch_size="
+                f"{' or '.join(str(each * config.accumulation) for each in fits)}, or other processes"
+            )
+        if config.carry:
+            raise UnsupportedError(
+                "training.carry keeps what each row remembers in one process; leave it out, or train with one process"
+            )
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        error: Exception | None = None
+        try:
+            yield
+        except Exception as raised:  # of any kind: the others would wait for this process
+            error = raised
+        said = None if error is None else (type(error).__name__, str(error))
+        everyone = self.group.gathered(said)
+        if error is not None:
+            raise error
+        for rank, words in enumerate(everyone):
+            if words is not None:
+                raise _made(words[0], f"process {rank} of {self.count}: {words[1]}")
+
+    def same(self, facts: Mapping[str, str]) -> None:
+        everyone = self.group.gathered(dict(facts))
+        for name in facts:
+            others = [rank for rank, found in enumerate(everyone) if found.get(name) != everyone[0].get(name)]
+            if others:
+                raise ConfigError(
+                    f"processes {', '.join(map(str, others))} of {self.count} have another {name} than process 0 "
+                    f"({everyone[others[0]].get(name)!r:.200}, not {everyone[0].get(name)!r:.200}); start all of them "
+                    "with the same command, data and versions"
+                )
+
+    @contextmanager
+    def held(self, run: Path) -> Iterator[None]:
+        if not self.main:
+            with self.together():
+                pass
+            yield
+            return
+        lock = locked(run)
+        with self.together():
+            lock.__enter__()
+        try:
+            yield
+        finally:
+            lock.__exit__(None, None, None)
+
+    def share(self, items: Sequence[Item]) -> Sequence[Item]:
+        total = len(items)
+        return items[self.rank * total // self.count : (self.rank + 1) * total // self.count]
+
+    def replicated(self, model: nn.Module) -> Callable[..., Any]:
+        self._shared, self._unused, self._equal = Shared(model), None, False
+        self._calls = {each: 0 for each in model.modules() if isinstance(each, Attention) and each.row_sums}
+        for mechanism in self._calls:
+            mechanism.register_forward_pre_hook(self._count)
+        return self._shared
+
+    @contextmanager
+    def adding(self, last: bool) -> Iterator[None]:
+        assert self._shared is not None
+        if not self._equal:
+            self._copy(self._shared.model)
+        if self._unused is not None and self._shared.replica is None:  # not before all had the same buffers again
+            self._shared.replicate(unused=self._unused)
+        replica = self._shared.replica
+        with nullcontext() if last or replica is None else replica.no_sync(), self.group.watching():
+            yield
+            if last and replica is None:
+                self._unused = self._added(self._shared.model)
+
+    def _copy(self, model: nn.Module) -> None:
+        """Give all the weights and buffers of the first process, before the first step."""
+        with torch.no_grad():
+            for tensor in (*model.parameters(), *model.buffers()):
+                self.group.exchange(functools.partial(dist.broadcast, tensor, 0))
+        self._equal = True
+
+    def _added(self, model: nn.Module) -> bool:
+        """Add up the gradients of all, after the first step; whether a process has none for some parameter.
+
+        Only this step shows which parameters have gradients, which the later ones must know beforehand.
+        """
+        parameters = [x for x in model.parameters() if x.requires_grad]
+        there = torch.tensor([float(x.grad is not None) for x in parameters], device=self.group.device)
+        anywhere = there.clone()
+        dist.all_reduce(anywhere, op=dist.ReduceOp.MAX)
+        dist.all_reduce(there, op=dist.ReduceOp.MIN)
+        for parameter, needed in zip(parameters, anywhere.tolist(), strict=True):
+            if needed:
+                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                dist.all_reduce(parameter.grad)
+        return not bool(there.all())
+
+    def _count(self, mechanism: nn.Module, given: object) -> None:
+        """Note a call from which a mechanism learns; a repetition for the backward pass is none."""
+        del given
+        if mechanism.training and not recomputing():
+            self._calls[mechanism] += 1  # type: ignore[index]
+
+    def learned(self) -> None:
+        for mechanism, calls in self._calls.items():
+            if calls > 1:
+                raise UnsupportedError(
+                    f"{registered_name(type(mechanism))} learns from every call, and a pass of this model calls it "
+                    f"{calls} times, between which the processes do not meet: train it with one process, or choose a "
+                    "depth that runs each block once"
+                )
+            for name in mechanism.row_sums if calls else ():
+                self.group.summed(getattr(mechanism, name))
+            self._calls[mechanism] = 0
+
+    def total(self, numbers: Mapping[str, float]) -> dict[str, float]:
+        return dict(zip(numbers, self.group.reduced(list(numbers.values()), dist.ReduceOp.SUM), strict=True))
+
+    def highest(self, number: int) -> int:
+        return int(self.group.reduced([number], dist.ReduceOp.MAX)[0])
+
+    def merged(self, scores: Scores | None) -> Scores | None:
+        whole = Scores()
+        for each in self.group.gathered(scores):
+            if each is None:
+                return None
+            whole.include(each)
+        return whole
+
+    def begin_random(self, seed: int, step: int) -> None:
+        torch.manual_seed(seed)
+        if self.rank or step:
+            digest = hashlib.sha256(repr((seed, step, self.rank, self.count)).encode()).digest()
+            torch.manual_seed(int.from_bytes(digest[:7], "little"))
+
+    def random_states(self, states: dict[str, Tensor]) -> dict[str, Tensor]:
+        everyone = self.group.gathered(states)
+        return {_of(name, rank): state for rank, own in enumerate(everyone) for name, state in own.items()}
+
+    def own_random_states(self, saved: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+        ranks = {name.partition("@")[2] or "0" for name in saved}
+        if len(ranks) != self.count:
+            return None
+        return {
+            name.partition("@")[0]: x for name, x in saved.items() if (name.partition("@")[2] or "0") == str(self.rank)
+        }
+
+    def meet(self) -> None:
+        self.group.gathered(None)
+
+
+def _of(name: str, rank: int) -> str:
+    """The name of a random state in a checkpoint; those of the first process have their own."""
+    return f"{name}@{rank}" if rank else name

@@ -1,0 +1,56 @@
+"""The directory of a run that begins."""
+
+from pathlib import Path
+
+from regard.errors import ConfigError
+from regard.tasks import ImagesTask, build_task
+from regard.tasks.base import Task
+from regard.training import begun, network, toml
+from regard.training.beside import Beside
+from regard.training.config import RunConfig
+from regard.training.device import chosen_device
+from regard.training.files import writing
+from regard.training.fitted import fitted
+from regard.training.identity import Identity
+from regard.training.stages import Stages
+from regard.training.start import START, Start
+
+LABELS = "labels.json"
+IMAGES = "images.json"
+
+
+def made(config: RunConfig, out: Path, start: Start | None, beside: Beside) -> Task:
+    """Make the directory of a new run, whole or not at all.
+
+    Returns:
+        The data.
+
+    Raises:
+        ConfigError, DataError, ResourceError: as `regard.training.train`.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out} exists and is not a run; choose another name: nothing is ever overwritten")
+    chosen_device(config.training.device)
+    with begun.fresh(out) as partial:
+        task = build_task(config.task, seed=config.training.seed, tokenizer=None if start is None else start.tokenizer)
+        if start is not None:
+            start.require(task)
+        task = beside(config, task)
+        config, identity = fitted(config, task), Identity.new()
+        stages = Stages(config, task)
+        stages.require()
+        with writing(out):
+            toml.save(config, partial / "config.toml")
+            if task.tokenizer is not None:
+                task.tokenizer.save(partial / "tokenizer.json")
+            labels = network.labels(task)
+            if labels is not None:
+                labels.save(partial / LABELS)
+            if isinstance(task, ImagesTask):
+                network.save_grid(task.grid, partial / IMAGES)
+            if start is not None:
+                start.origin.save(partial / START)
+        if start is not None:
+            start.begin(partial, stages.network(0), task, config.training, identity.id)
+        begun.record(partial, identity)
+    return task

@@ -1,0 +1,158 @@
+"""Several processes train one run: the same steps as one process, and errors that all of them name."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from regard.models.config import ModelConfig
+from regard.tasks import RecallConfig
+from regard.training import RunConfig, TrainingConfig, checkpoint, load, metrics, toml
+
+PROGRAM = Path(__file__).with_name("processes.py")
+
+
+def started(scenario: str, count: int, folder: Path, *rest: str) -> tuple[list[int], list[str]]:
+    """Exit codes, and the last line that each process wrote."""
+    folder.mkdir(exist_ok=True)
+    words = [sys.executable, str(PROGRAM), scenario, str(count), str(folder), *rest]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    written = [(folder / f"{rank}.txt").read_text(errors="replace").splitlines() for rank in range(count)]
+    return json.loads(done.stdout), [lines[-1] if lines else "" for lines in written]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> dict:
+    folder = tmp_path_factory.mktemp("alone")
+    subprocess.run([sys.executable, str(PROGRAM), "alone", str(folder)], check=True, timeout=300)
+    return json.loads((folder / "0.json").read_text())
+
+
+@pytest.fixture
+def config(tmp_path) -> str:
+    """A run with dropout, so that random states matter."""
+    values = RunConfig(
+        model=ModelConfig(dim=16, heads=2, layers=1, dropout=0.1, vocab_size=16, max_length=16),
+        task=RecallConfig(vocab_size=16, length=16, num_pairs=2, num_examples=21, num_held_out=5),
+        training=TrainingConfig(
+            steps=8,
+            batch_size=8,
+            accumulation=2,
+            warmup=2,
+            log_every=3,
+            evaluate_every=4,
+            checkpoint_every=3,
+            threads=1,
+        ),
+    )
+    toml.save(values, tmp_path / "config.toml")
+    return str(tmp_path / "config.toml")
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_every_step_is_that_of_one_process(alone, tmp_path, count):
+    """In float64, with accumulation and uneven shares of the validation; codebooks and clusters too."""
+    codes, said = started("curves", count, tmp_path / "several")
+    assert codes == [0] * count, said
+    several = [json.loads((tmp_path / "several" / f"{rank}.json").read_text()) for rank in range(count)]
+    for name, expected in alone.items():
+        found = several[0][name]
+        for curve in ("losses", "norms", "valid"):
+            assert found[curve] == pytest.approx(expected[curve], rel=1e-9), (name, curve)
+        for key, values in expected["tensors"].items():
+            assert found["tensors"][key] == pytest.approx(values, rel=1e-7, abs=1e-9), (name, key)
+        assert all(each[name]["tensors"] == found["tensors"] for each in several), name
+        assert expected["losses"][-1] != pytest.approx(expected["losses"][0], rel=1e-3), "nothing was learned"
+
+
+def test_a_killed_process_is_named_and_the_run_goes_on_to_the_same_bits(config, tmp_path):
+    codes, said = started("killed", 2, tmp_path / "killed", config)
+    assert codes == [6, -9]
+    assert "process 0 of 2: lost process 1, which left without a word" in said[0]
+    assert checkpoint.step_of(checkpoint.paths(tmp_path / "killed" / "run" / "checkpoints")[-1]) == 6
+    assert started("trained", 2, tmp_path / "killed", config)[0] == [0, 0]
+    assert started("trained", 2, tmp_path / "whole", config)[0] == [0, 0]
+    ends = [checkpoint.newest(tmp_path / name / "run" / "checkpoints")[0] for name in ("killed", "whole")]
+    for part in ("model", "optimizer", "rng"):
+        first, second = (getattr(end, part) for end in ends)
+        assert first.keys() == second.keys()
+        assert all(first[name].equal(second[name]) for name in first), part
+    lines = [metrics.read(tmp_path / name / "run" / "metrics.jsonl") for name in ("killed", "whole")]
+    timeless = [[{k: v for k, v in line.items() if k not in ("timing", "sha256")} for line in each] for each in lines]
+    assert timeless[0] == timeless[1]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_run_goes_on_with_other_processes(config, tmp_path, count):
+    values = toml.load(Path(config))
+    toml.save(replace(values, training=replace(values.training, batch_size=12)), Path(config))
+    assert started("trained", 2, tmp_path / "run", config)[0] == [0, 0]
+    codes, said = started("continued", count, tmp_path / "run", config)
+    assert codes == [0] * count, said
+    assert load(tmp_path / "run" / "run").step == 16
+
+
+def test_processes_draw_other_dropout(config, tmp_path):
+    assert started("trained", 2, tmp_path / "run", config)[0] == [0, 0]
+    saved, _ = checkpoint.newest(tmp_path / "run" / "run" / "checkpoints")
+    assert saved is not None
+    assert saved.rng.keys() == {"cpu", "cpu@1"}
+    assert not saved.rng["cpu"].equal(saved.rng["cpu@1"])
+
+
+@pytest.mark.parametrize(
+    ("scenario", "code", "wanted"),
+    [
+        ("failing", 3, "a page of the book is missing"),
+        ("diverging", 5, "the loss is not finite"),
+        ("unlike", 2, "learning_rate"),
+    ],
+)
+def test_an_error_of_one_is_named_by_all(config, tmp_path, scenario, code, wanted):
+    codes, said = started(scenario, 2, tmp_path / "run", config)
+    assert codes == [code, code], said
+    assert all(wanted in line for line in said), said
+
+
+def test_a_signal_to_one_stops_all_with_a_checkpoint(config, tmp_path):
+    codes, said = started("stopped", 2, tmp_path / "run", config)
+    assert codes == [143, 143], said
+    saved = checkpoint.paths(tmp_path / "run" / "run" / "checkpoints")
+    assert checkpoint.step_of(saved[-1]) == 7
+
+
+def test_parts_that_do_not_divide_are_refused_with_those_that_do(config, tmp_path):
+    codes, said = started("trained", 3, tmp_path / "run", config)
+    assert codes == [2, 2, 2]
+    assert all("gives 4 examples to 3 processes" in line and "batch_size=6 or 12" in line for line in said), said
+
+
+def test_torchrun_starts_the_command(tmp_path):
+    """As a user types it: the run is written once, and its lines are those of a run by one process."""
+    options = "--model.dim 16 --model.layers 1 --model.heads 2 --task.length 32 --steps 4 --batch-size 4 --log-every 1"
+    words = ["train", *options.split(), "--evaluate-examples", "5", "--seed", "3"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "regard"]
+    done = [
+        subprocess.run(
+            [*start, *words, "--out", str(tmp_path / name)],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            env=environment,
+            check=True,
+        )
+        for name, start in (("one", [sys.executable, "-m", "regard"]), ("two", launcher))
+    ]
+    assert [each.stdout.count("Run: ") for each in done] == [1, 1]
+    lines = [metrics.read(tmp_path / name / "metrics.jsonl") for name in ("one", "two")]
+    assert len(lines[0]) == len(lines[1]) == 5
+    for one, two in zip(*lines, strict=True):
+        key = "loss" if one["kind"] == "train" else "nats_per_token"
+        assert one["step"] == two["step"]
+        assert two[key] == pytest.approx(one[key], rel=1e-5)
