@@ -1,8 +1,10 @@
 """The template of depths that tokens leave: who skips what, and what is kept of whom."""
 
-from abc import ABC
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,12 +32,63 @@ class Left(NamedTuple):
     steps: Tensor
 
 
+class Begin(NamedTuple):
+    """Tokens where an earlier call found them.
+
+    blocks: behind so many. hidden: as tokens left (batch, length, dim). active: those that have not (batch, length).
+    steps: blocks that each took so far.
+    """
+
+    blocks: int
+    hidden: Tensor
+    active: Tensor
+    steps: Tensor
+
+
+@dataclass
+class Notes:
+    """What a call finds behind every block but the last, and where it begins if an earlier call found the rest."""
+
+    begin: Begin | None = None
+    """None: before the first block"""
+    holds: bool = False
+    """whether all tokens take all blocks, whatever is found"""
+    sure: list[Tensor] = field(default_factory=list)
+    """confidences behind each block that was run (batch, length), -inf of tokens that had left"""
+    behind: list[Tensor] = field(default_factory=list)
+    """hidden states there, as tokens left (batch, length, dim)"""
+
+
 class Leaving(Depth, ABC):
     """Template: each block once, in order, for the tokens that have not left.
 
     Raises:
         ConfigError: reversible blocks, whose stream is two, or a memory.
     """
+
+    notes: ClassVar[Notes | None] = None
+
+    @abstractmethod
+    def limit(self, slots: Tensor) -> Tensor | float:
+        """The confidence at which tokens in these slots leave; it falls with the threshold."""
+
+    @contextmanager
+    def noting(self, notes: Notes) -> Iterator[None]:
+        """Calls within, of whole texts without padding, go by these notes and add to them."""
+        vars(self)["notes"] = notes
+        try:
+            yield
+        finally:
+            del vars(self)["notes"]
+
+    def goes_on(self, active: Tensor, sure: Tensor, limit: Tensor | float, hidden: Tensor) -> Tensor:
+        """Which active tokens are not as sure behind a block as asks their limit."""
+        if (notes := self.notes) is not None:
+            notes.sure.append(sure.masked_fill(~active, float("-inf")))
+            notes.behind.append(hidden)
+            if notes.holds:
+                return active
+        return active & ~(sure >= limit)
 
     def setup(self) -> None:
         """Refuse blocks that cannot be left."""
@@ -69,10 +122,13 @@ class Leaving(Depth, ABC):
         active = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if key_mask is None else key_mask
         after, whole = list(states), 0  # blocks that every token has taken
         steps = torch.zeros_like(active, dtype=torch.long)
+        begin = 0
+        if self.notes is not None and self.notes.begin is not None:
+            begin, x, active, steps = self.notes.begin
         there = known(active)
         losses: list[Mapping[str, Tensor]] = [{} for _ in blocks]
         exits: list[Tensor] = []
-        for at, block in enumerate(blocks):
+        for at, block in enumerate(blocks[begin:], begin):
             given = {
                 "key_mask": key_mask,
                 "positions": positions if block.placed_at else None,

@@ -207,7 +207,7 @@ class EarlyExit(Leaving):
         limit = self.limit(slots_of(x, positions, 0 if first is None else first.length))
         if self.training and self.exits == "mixed" and depths is None:
             depths = torch.randint(1, len(blocks) + 1, x.shape[:2], device=x.device)
-        stays = depths is None and (self.training or self.threshold == 1)
+        stays = depths is None and (self.training or (self.threshold == 1 and self.notes is None))
         states = list(threads.states)
         mean = read = None
         if self.confidence == "sequence":
@@ -224,7 +224,7 @@ class EarlyExit(Leaving):
                 return active & (depths > at + 1)
             of_exit = None if readout is None else partial(self.answered, at, readout)
             sureness = partial(self.sureness, readout=of_exit, first=at == 0)
-            return active & ~(of_some(active, sureness, x, before) >= limit)
+            return self.goes_on(active, of_some(active, sureness, x, before), limit, x)
 
         left = self.until_left(
             blocks,

@@ -78,25 +78,26 @@ class LightExit(Leaving):
     ) -> Looped:
         """Blocks until every token has left; in training every token takes every block."""
         first = threads.states[0]
-        begins = None
-        if self.whole:
-            begins = slots_of(x, positions, 0 if first is None else first.length) < self.whole
+        limit = self.limit(slots_of(x, positions, 0 if first is None else first.length))
 
         def leaves(at: int, active: Tensor, x: Tensor, before: Tensor) -> Tensor:
-            stays = active & ~(self.sureness(x, before, at=at) >= self.threshold)
-            return stays if begins is None else stays | (active & begins)
+            return self.goes_on(active, self.sureness(x, before, at=at), limit, x)
 
         left = self.until_left(
             blocks,
             x,
             threads.states,
-            leaves=None if self.training or self.threshold == 1 else leaves,
+            leaves=None if self.training or (self.threshold == 1 and self.notes is None) else leaves,
             key_mask=key_mask,
             positions=positions,
             marks=marks,
         )
         hidden = self.guesses(left.hidden, left.steps)
         return Looped(hidden, left.states, list(threads.memories), left.losses, steps=left.steps)
+
+    def limit(self, slots: Tensor) -> Tensor | float:
+        """lambda of tokens in these slots; without end for the first ones of a text."""
+        return torch.where(slots < self.whole, float("inf"), self.threshold) if self.whole else self.threshold
 
     def sureness(self, hidden: Tensor, before: Tensor, *, at: int) -> Tensor:
         """c^n (batch, length) of the hidden states after block `at`, from 0; those before it say nothing more."""
