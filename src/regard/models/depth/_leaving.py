@@ -51,6 +51,8 @@ class Notes:
 
     begin: Begin | None = None
     """None: before the first block"""
+    known: Tensor | None = None
+    """confidences that an earlier call found (batch, length, blocks - 1), NaN where it did not; None: none"""
     holds: bool = False
     """whether all tokens take all blocks, whatever is found"""
     sure: list[Tensor] = field(default_factory=list)
@@ -81,14 +83,25 @@ class Leaving(Depth, ABC):
         finally:
             del vars(self)["notes"]
 
-    def goes_on(self, active: Tensor, sure: Tensor, limit: Tensor | float, hidden: Tensor) -> Tensor:
-        """Which active tokens are not as sure behind a block as asks their limit."""
-        if (notes := self.notes) is not None:
-            notes.sure.append(sure.masked_fill(~active, float("-inf")))
-            notes.behind.append(hidden)
-            if notes.holds:
-                return active
-        return active & ~(sure >= limit)
+    def goes_on(
+        self, at: int, active: Tensor, hidden: Tensor, sureness: Callable[[Tensor], Tensor], limit: Tensor | float
+    ) -> Tensor:
+        """Which active tokens are not as sure behind block `at`, from 0, as their limit asks.
+
+        Args:
+            hidden: states behind the block.
+            sureness: confidences (batch, length) of those tokens that it is asked for; of others anything.
+        """
+        notes = self.notes
+        if notes is None:
+            return active & ~(sureness(active) >= limit)
+        known = None if notes.known is None else notes.known[..., at]
+        unknown = active if known is None else active & known.isnan()
+        sure = sureness(unknown)
+        sure = sure if known is None else torch.where(unknown, sure, known)
+        notes.sure.append(sure.masked_fill(~active, float("-inf")))
+        notes.behind.append(hidden)
+        return active if notes.holds else active & ~(sure >= limit)
 
     def setup(self) -> None:
         """Refuse blocks that cannot be left."""

@@ -224,7 +224,7 @@ class EarlyExit(Leaving):
                 return active & (depths > at + 1)
             of_exit = None if readout is None else partial(self.answered, at, readout)
             sureness = partial(self.sureness, readout=of_exit, first=at == 0)
-            return self.goes_on(active, of_some(active, sureness, x, before), limit, x)
+            return self.goes_on(at, active, x, lambda asked: of_some(asked, sureness, x, before), limit)
 
         left = self.until_left(
             blocks,
