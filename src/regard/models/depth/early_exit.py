@@ -1,5 +1,6 @@
 """Each block once, in order, until the model is sure of a token."""
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Annotated, ClassVar, Literal, cast, final
@@ -83,10 +84,13 @@ class EarlyExit(Leaving):
         {"threshold": 0.5, "confidence": "multinomial", "oracle": "correctness", "heads": "layer", "exits": "aligned"},
         {"threshold": 0.5, "confidence": "sequence", "penalty": 0.1},
         {"threshold": 0.05, "exits": "mixed", "heads": "layer"},
+        {"thresholds": (0.03, 1.5, 0.06)},
     )
 
     threshold: Annotated[float, Ge(0), Le(1)] = 1.0
     """lambda: a token leaves once its confidence is as high; 1: none does"""
+    thresholds: tuple[float, ...] = ()
+    """tau_n of each block but the last in place of lambda, as `regard.calibration.grid_search` finds; none: lambda"""
     confidence: Literal["softmax", "saturation", "classifier", "geometric", "multinomial", "sequence"] = "softmax"
     """c: the gap between the two likeliest outputs, how little the last block turned the hidden state, or one that is
     learnt"""
@@ -140,6 +144,16 @@ class EarlyExit(Leaving):
             )
         if self.learns and self.config.layers < 2:
             raise ConfigError("early_exit has no exit to train below the last in a model of one layer; use layers=2")
+        if self.thresholds:
+            count = self.config.layers - 1
+            if len(self.thresholds) != count or any(math.isnan(one) for one in self.thresholds):
+                raise ConfigError(
+                    f"thresholds are {count} numbers, one for every block but the last: {self.thresholds}"
+                )
+            if self.decaying or self.confidence in PLANNED:
+                raise ConfigError(
+                    "thresholds of each block do not decay, and planned exits ask for none; leave one out"
+                )
 
     @property
     def places(self) -> bool:
@@ -204,10 +218,12 @@ class EarlyExit(Leaving):
         """
         self._require(readout, targets, depths)
         first = threads.states[0]
-        limit = self.limit(slots_of(x, positions, 0 if first is None else first.length))
+        slots = slots_of(x, positions, 0 if first is None else first.length)
+        limit = self.limit(slots)
         if self.training and self.exits == "mixed" and depths is None:
             depths = torch.randint(1, len(blocks) + 1, x.shape[:2], device=x.device)
-        stays = depths is None and (self.training or (self.threshold == 1 and self.notes is None))
+        never = self.threshold == 1 and not self.thresholds and self.notes is None
+        stays = depths is None and (self.training or never)
         states = list(threads.states)
         mean = read = None
         if self.confidence == "sequence":
@@ -224,7 +240,9 @@ class EarlyExit(Leaving):
                 return active & (depths > at + 1)
             of_exit = None if readout is None else partial(self.answered, at, readout)
             sureness = partial(self.sureness, readout=of_exit, first=at == 0)
-            return self.goes_on(at, active, x, lambda asked: of_some(asked, sureness, x, before), limit)
+            return self.goes_on(
+                at, active, x, lambda asked: of_some(asked, sureness, x, before), self.asked(at, slots, limit)
+            )
 
         left = self.until_left(
             blocks,
@@ -306,6 +324,13 @@ class EarlyExit(Leaving):
             fall = torch.exp(-self.temperature * slots.double() / self.horizon)
             limit = (0.9 * self.threshold + 0.1 * fall).clamp(0, 1)
         return torch.where(slots < self.whole, float("inf"), limit) if self.whole else limit
+
+    def asked(self, at: int, slots: Tensor, limit: Tensor | float) -> Tensor | float:
+        """What tokens in these slots leave at behind block `at`, from 0; `limit` where no block has its own."""
+        if not self.thresholds:
+            return limit
+        own = self.thresholds[at]
+        return torch.where(slots < self.whole, float("inf"), own) if self.whole else own
 
     def taught(
         self,
