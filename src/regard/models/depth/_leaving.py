@@ -133,8 +133,7 @@ class Leaving(Depth, ABC):
             key_mask, positions, marks: as `Depth.forward`.
         """
         active = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if key_mask is None else key_mask
-        after, whole = list(states), 0  # blocks that every token has taken
-        steps = torch.zeros_like(active, dtype=torch.long)
+        steps, after = torch.zeros_like(active, dtype=torch.long), list(states)
         begin = 0
         if self.notes is not None and self.notes.begin is not None:
             begin, x, active, steps = self.notes.begin
@@ -155,15 +154,12 @@ class Leaving(Depth, ABC):
             only = active if at and leaves is not None and not self.training and some else None
             got = block(x, **given, state=state, only=only)
             after[at], losses[at] = got.state, got.losses
-            if there == active.numel():
-                before, x, whole = x, got.hidden, whole + 1
-            else:
-                before, x, steps = x, self.kept(active, got.hidden, x), steps + active
+            before, x, steps = x, self.kept(active, got.hidden, x), steps + active
             exits += [x] if self.training else []
             if leaves is not None and at < len(blocks) - 1:
                 active = leaves(at, active, x, before)
                 there = known(active)
-        return Left(x, after, losses, exits, steps + whole)
+        return Left(x, after, losses, exits, steps)
 
     def kept(self, active: Tensor, after: Tensor, before: Tensor) -> Tensor:
         """The hidden states after a block that only active tokens take."""
