@@ -20,6 +20,7 @@ from regard.claims.blockwise_memory import blockwise
 from regard.claims.extrapolation import Score
 from regard.claims.random_feature_variance import ALLOWED_ERROR
 from regard.claims.randomized_attention_bias import Moments
+from regard.claims.synthesizer_tasks import Copies
 from regard.core import Attended, Attention
 from regard.integrations.convolution import ConvolutionAttention
 
@@ -353,17 +354,19 @@ def landmarks(better: bool) -> Callable[..., Any]:
     return lines
 
 
-def synthesized(lookup: float, beyond: float, loss: Sequence[float] = (0.0,) * 20) -> Mapping[str, Callable[..., Any]]:
-    """Synthesizers that copy, with shares of lookups and of copies beyond the training; softmax does everything."""
+def synthesized(lookup: float, worth: float, loss: Sequence[float] = (0.0,) * 20) -> Mapping[str, Callable[..., Any]]:
+    """Synthesizers that copy, with shares of lookups and worths of first trainings; softmax does everything at once."""
 
     def trained(self: Any, spec: str, seed: int) -> Trained:
         share = {self.softmax: 1.0, self.mixture: 1.0, self.blind: 0.25}.get(spec, lookup) - seed / 1e4
         return Trained(None, share, share, list(loss))  # pyright: ignore[reportArgumentType]  # nobody asks the model
 
-    def copying(self: Any, spec: str, position: str, seed: int) -> tuple[list[float], float]:
-        return [1.0, 1.0, 1.0 if spec == self.softmax else beyond], 0.0
+    def copies(self: Any, spec: str, offsets: tuple[int, int], rate: float, seed: int) -> Copies:
+        share = 1 / self.tokens if spec == self.blind else 1.0
+        again = 0.5 + (spec != self.softmax) * (worth - seed / 1e4)
+        return Copies(share, share, 0.5, again, 0.0, (([1], [0.5]), ([1], [again])))
 
-    return {"trained": trained, "copying": copying}
+    return {"trained": trained, "copies": copies}
 
 
 def duplicated(shared: float, change: float = 0.0) -> Callable[..., Any]:

@@ -119,7 +119,7 @@ HOLDS: Mapping[str, Way] = {
     "sparse_transformer_patterns": Way(method={"accuracy": right(fixed_images=0.5, strided_text=0.5)}),
     "sparsity_regularisers": Way({"linear": "kinds(kind={kind})"}),
     "static_graph_attention": Way(),
-    "synthesizer_tasks": Way(method=synthesized(0.25, 0.1)),
+    "synthesizer_tasks": Way(method=synthesized(0.25, -0.1)),
     "transformer_as_rnn": Way(module={"processor_seconds": clock()}),
     "window_schedule": Way(method={"bits": bits(growing=3.0, equal=3.1, reverse=3.2)}),
 }
@@ -183,7 +183,7 @@ FAILS: Mapping[str, Way] = {
     "sparse_transformer_patterns": Way(method={"accuracy": right(strided_images=0.5)}),
     "sparsity_regularisers": Way({"linear": "kinds(kind={kind}, good=none)"}),
     "static_graph_attention": Way({"dynamic": "graph"}),
-    "synthesizer_tasks": Way(method=synthesized(0.9, 0.1)),
+    "synthesizer_tasks": Way(method=synthesized(0.9, -0.1)),
     "transformer_as_rnn": Way({"linear": SOFT}, module={"processor_seconds": clock()}),
     "window_schedule": Way(method={"bits": bits(growing=3.0, equal=3.1, reverse=3.05)}),
 }
@@ -203,7 +203,7 @@ UNFINISHED: Mapping[str, Way] = {
     "outlier_activations": Way(module={"change": lambda losses: 0.06}),
     "shared_proposals": Way(module={"change": lambda losses, least: 0.06}),
     "shared_query_key": Way(method={"trained": duplicated(1.0, change=0.06)}),
-    "synthesizer_tasks": Way(method=synthesized(0.25, 0.1, loss=[2.0] * 18 + [1.8] * 2)),
+    "synthesizer_tasks": Way(method=synthesized(0.25, -0.1, loss=[2.0] * 18 + [1.8] * 2)),
 }
 
 
