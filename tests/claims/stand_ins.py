@@ -308,11 +308,15 @@ def quiet(self: Any, spec: str, watched: Any) -> dict[str, float]:
 
 
 def needles(share: Callable[[str, float | None], float], change: float = 0.0) -> Callable[..., Found]:
-    """Accuracies of needles by mechanism and weight of its losses; softmax answers all, weights halve distances."""
+    """Accuracies of needles by mechanism and weight of its losses; softmax answers all, weights halve distances.
 
-    def trained(self: Any, spec: str, seed: int, *, weight: float | None = None) -> Found:
+    Where some are far these are theirs, near ones are all answered, and softmax costs four times as much.
+    """
+
+    def trained(self: Any, spec: str, seed: int, *, weight: float | None = None, far: int | None = None) -> Found:
         found = 1.0 if spec == SOFT else share(spec, weight) - seed / 1e4
-        return Found(found, 0.4 if weight else 1.0, [1.0] * 18 + [1.0 + change] * 2)
+        near, cost = 1.0 if far else found, 4 if spec == SOFT else 1
+        return Found(near, 0.4 if weight else 1.0, [1.0] * 18 + [1.0 + change] * 2, found, cost)
 
     return trained
 

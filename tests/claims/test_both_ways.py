@@ -108,7 +108,9 @@ HOLDS: Mapping[str, Way] = {
     "receptive_field": Way(),
     "reversible_memory": Way(),
     "rotary_decay": Way(),
-    "routing_needle": Way(method={"trained": needles(lambda spec, weight: 0.5 if spec == "local(window=3)" else 1.0)}),
+    "routing_needle": Way(
+        method={"trained": needles(lambda spec, weight: 0.5 if spec == "local(window=200)" else 1.0)}
+    ),
     "segments_equal_full_context": Way(),
     "shared_proposals": Way({"lara": "known(num_landmarks={count}, alpha={alpha})"}),
     "shared_query_key": Way(method={"trained": duplicated(1.0)}),
