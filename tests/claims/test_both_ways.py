@@ -19,7 +19,6 @@ from tests.claims.stand_ins import (
     clock,
     dense_too,
     distances,
-    duplicated,
     entropy,
     estimates,
     falling,
@@ -34,6 +33,7 @@ from tests.claims.stand_ins import (
     needed,
     needles,
     quiet,
+    read,
     recalls,
     right,
     skewed,
@@ -113,7 +113,7 @@ HOLDS: Mapping[str, Way] = {
     ),
     "segments_equal_full_context": Way(),
     "shared_proposals": Way({"lara": "known(num_landmarks={count}, alpha={alpha})"}),
-    "shared_query_key": Way(method={"trained": duplicated(1.0)}),
+    "shared_query_key": Way(method={"bits": read(0.0)}),
     "shaw_unseen_lengths": Way(module=lost(0.1)),
     "silent_head": Way(),
     "sinusoid_offsets": Way(),
@@ -177,7 +177,7 @@ FAILS: Mapping[str, Way] = {
         {"memory": "compressive(length=4, compressed=1, rate=4, function=mean, loss=none)"}
     ),
     "shared_proposals": Way(),
-    "shared_query_key": Way(method={"trained": duplicated(0.9)}),
+    "shared_query_key": Way(method={"bits": read(0.1)}),
     "shaw_unseen_lengths": Way({"clipped": "shaw(max_distance=64)"}),
     "silent_head": Way({"silent": SOFT}),
     "sinusoid_offsets": Way({"position": "learned"}),
@@ -204,7 +204,6 @@ UNFINISHED: Mapping[str, Way] = {
     "longer_memory": Way(method=by_length(-0.01, RUNNING)),
     "outlier_activations": Way(module={"change": lambda losses: 0.06}),
     "shared_proposals": Way(module={"change": lambda losses, least: 0.06}),
-    "shared_query_key": Way(method={"trained": duplicated(1.0, change=0.06)}),
     "synthesizer_tasks": Way(method=synthesized(0.25, -0.1, loss=[2.0] * 18 + [1.8] * 2)),
 }
 
