@@ -20,6 +20,7 @@ from regard.claims.blockwise_memory import blockwise
 from regard.claims.extrapolation import Score
 from regard.claims.random_feature_variance import ALLOWED_ERROR
 from regard.claims.randomized_attention_bias import Moments
+from regard.claims.synthesizer_tasks import Copies
 from regard.core import Attended, Attention
 from regard.integrations.convolution import ConvolutionAttention
 
@@ -307,11 +308,15 @@ def quiet(self: Any, spec: str, watched: Any) -> dict[str, float]:
 
 
 def needles(share: Callable[[str, float | None], float], change: float = 0.0) -> Callable[..., Found]:
-    """Accuracies of needles by mechanism and weight of its losses; softmax answers all, weights halve distances."""
+    """Accuracies of needles by mechanism and weight of its losses; softmax answers all, weights halve distances.
 
-    def trained(self: Any, spec: str, seed: int, *, weight: float | None = None) -> Found:
+    Where some are far these are theirs, near ones are all answered, and softmax costs four times as much.
+    """
+
+    def trained(self: Any, spec: str, seed: int, *, weight: float | None = None, far: int | None = None) -> Found:
         found = 1.0 if spec == SOFT else share(spec, weight) - seed / 1e4
-        return Found(found, 0.4 if weight else 1.0, [1.0] * 18 + [1.0 + change] * 2)
+        near, cost = 1.0 if far else found, 4 if spec == SOFT else 1
+        return Found(near, 0.4 if weight else 1.0, [1.0] * 18 + [1.0 + change] * 2, found, cost)
 
     return trained
 
@@ -353,24 +358,26 @@ def landmarks(better: bool) -> Callable[..., Any]:
     return lines
 
 
-def synthesized(lookup: float, beyond: float, loss: Sequence[float] = (0.0,) * 20) -> Mapping[str, Callable[..., Any]]:
-    """Synthesizers that copy, with shares of lookups and of copies beyond the training; softmax does everything."""
+def synthesized(lookup: float, worth: float, loss: Sequence[float] = (0.0,) * 20) -> Mapping[str, Callable[..., Any]]:
+    """Synthesizers that copy, with shares of lookups and worths of first trainings; softmax does everything at once."""
 
     def trained(self: Any, spec: str, seed: int) -> Trained:
         share = {self.softmax: 1.0, self.mixture: 1.0, self.blind: 0.25}.get(spec, lookup) - seed / 1e4
         return Trained(None, share, share, list(loss))  # pyright: ignore[reportArgumentType]  # nobody asks the model
 
-    def copying(self: Any, spec: str, position: str, seed: int) -> tuple[list[float], float]:
-        return [1.0, 1.0, 1.0 if spec == self.softmax else beyond], 0.0
+    def copies(self: Any, spec: str, offsets: tuple[int, int], rate: float, seed: int) -> Copies:
+        share = 1 / self.tokens if spec == self.blind else 1.0
+        again = 0.5 + (spec != self.softmax) * (worth - seed / 1e4)
+        return Copies(share, share, 0.5, again, 0.0, (([1], [0.5]), ([1], [again])))
 
-    return {"trained": trained, "copying": copying}
+    return {"trained": trained, "copies": copies}
 
 
-def duplicated(shared: float, change: float = 0.0) -> Callable[..., Any]:
-    """Accuracies of models that learned everything, but for those of one projection on long sequences."""
+def read(lost: float) -> Callable[..., list[float]]:
+    """Bits of models of letters at the steps that are watched; those of one projection lose so many."""
 
-    def trained(self: Any, spec: str, layers: int, half: int, seed: int) -> tuple[float, list[float]]:
-        accuracy = 1 / self.symbols if spec == self.window else shared if spec == self.shared and half > 2 else 1.0
-        return accuracy - seed / 1e4, [2.0] * 18 + [2.0 - 2 * change] * 2
+    def bits(self: Any, spec: str, seed: int) -> list[float]:
+        more = 1.0 if spec == self.blind else lost + seed / 1e4 if spec == self.shared else 0.0
+        return [3.0 - step / 6 + more for step in range(6)]
 
-    return trained
+    return bits

@@ -39,18 +39,26 @@ def test_means_of_clusters_are_found():
 def test_a_window_that_routes_nothing_finds_no_needle(verdicts):
     verdict, found, missed = verdicts("routing_needle", routing="local(window=3)")
     assert (verdict, missed) == ("does not hold", [])
-    assert found["routing: accuracy"] == "does not hold"
-    assert found["accuracy, routing - narrow window"] == "does not hold"
+    assert found["routing: accuracy, far"] == "does not hold"
+    assert found["accuracy, far, routing - window"] == "does not hold"
 
 
-def test_a_window_that_sees_the_needle_is_not_narrow(verdicts):
-    verdict, found, missed = verdicts("routing_needle", narrow="local(window=16)")
+def test_a_window_that_sees_the_needle_answers(verdicts):
+    verdict, found, missed = verdicts("routing_needle", window="local(window=300)")
     assert (verdict, missed) == ("does not hold", [])
-    assert found["narrow window: accuracy - 1/values"] == "does not hold"
+    assert found["window: accuracy, far - 1/values"] == "does not hold"
+
+
+def test_one_cluster_costs_what_full_attention_costs(verdicts):
+    verdict, found, missed = verdicts("routing_needle", routing="routing(num_clusters=1)", window="softmax")
+    assert (verdict, missed) == ("does not hold", [])
+    assert found["operations, routing / softmax"] == "does not hold"
 
 
 def test_needles_answer_their_questions():
-    claim = claims.build("routing_needle", settings={"keys": 5, "values": 3, "pairs": 3, "front": 7, "gap": 4})
+    claim = claims.build(
+        "routing_needle", settings={"keys": 5, "values": 3, "pairs": 3, "front": 7, "gap": 4, "fillers": 8}
+    )
     tokens, answers = claim.sequences(6, generator(0))
     assert tokens.shape == (6, 7 + 4 + 4, 2)
     for row, wanted in zip(tokens.tolist(), answers.tolist(), strict=True):

@@ -1,6 +1,7 @@
 """The parts of a block against their formulas, written out."""
 
 from copy import deepcopy
+from dataclasses import asdict
 from itertools import product
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch.nn.functional import gelu, relu, silu
 from regard.core import generator
 from regard.errors import ConfigError
 from regard.layer import AttentionLayer, linear
-from regard.models import Encoder, EncoderConfig, LanguageModel
+from regard.models import Encoder, EncoderConfig, LanguageModel, presets
 from regard.models.blocks import block_class, names
 from regard.models.config import ModelConfig
 from regard.models.parts import Mlp, ShortConvolution
@@ -261,6 +262,32 @@ def test_queries_and_keys_of_zero_leave_the_residual_alone() -> None:
         torch.nn.init.zeros_(scale.gain)
     x = signed(2, 5, 8)
     assert torch.equal(block(x).hidden, x)
+
+
+def gains(config: ModelConfig) -> list[torch.Tensor]:
+    """Of queries and keys in every block."""
+    blocks = [block.attention.projections for block in LanguageModel(config).blocks]
+    return [scale.gain for one in blocks for scale in (one.query_scale, one.key_scale)]
+
+
+def test_gains_start_where_they_are_told_and_near_0_where_nothing_is_said() -> None:
+    """A configuration that was saved before they could be told says nothing, and draws what it drew."""
+    small = {"vocab_size": 9, "dim": 8, "layers": 2, "head_dim": 64, "max_length": 16}
+    for name in ("gau", "flash"):
+        assert all(bool((gain == 1).all()) for gain in gains(presets.build(name, **small)))
+        drawn = gains(presets.build(name, unit_gain=None, **small))
+        assert all(0.01 < float(gain.detach().std()) < 0.04 for gain in drawn)
+        saved = asdict(presets.build(name, unit_gain=None, **small))
+        del saved["unit_gain"]
+        again = gains(ModelConfig(**saved))
+        assert all(torch.equal(one, other) for one, other in zip(drawn, again, strict=True))
+    assert presets.build("transformer_vq", **small).unit_gain is None
+
+
+@pytest.mark.parametrize(("gain", "block"), [(0.0, "gated_unit"), (-1.0, "gated_unit"), (1.0, "residual")])
+def test_a_gain_that_nothing_can_start_at(gain: float, block: str) -> None:
+    with pytest.raises(ConfigError, match="unit_gain must be more than 0"):
+        ModelConfig(dim=8, heads=1, block=block, mlp="none", unit_gain=gain)
 
 
 def test_what_gated_projections_refuse() -> None:

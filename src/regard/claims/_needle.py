@@ -1,6 +1,6 @@
 """The common part of claims on needles: keys with values among fillers, and keys at the end that ask for values."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
@@ -9,6 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from regard.benchmark.fitting import averages, fit
 from regard.claims._base import Claim, Curve
+from regard.claims._growth import operations
 from regard.core import generator
 from regard.layer import AttentionLayer
 
@@ -36,13 +37,14 @@ class NeedleClaim(Claim):
     batch: int = 32
     samples: int = 400
 
-    def trained(self, spec: str, seed: int, *, weight: float | None = None) -> "Found":
+    def trained(self, spec: str, seed: int, *, weight: float | None = None, far: int | None = None) -> "Found":
         """A layer after its training, asked new sequences.
 
         Args:
             spec: the mechanism.
             seed: of weights and sequences, which mechanisms share.
             weight: of the mechanism's own losses; None: its defaults.
+            far: the gap of other new sequences, which it is asked too; None: as in the training.
         """
         model, draw = Finder(spec, self, seed, weight).train(), generator(seed, "sequences")
         nats: list[float] = []
@@ -59,7 +61,10 @@ class NeedleClaim(Claim):
         with torch.no_grad():
             own = float(model(tokens)[2])
             right = model.eval()(tokens)[0].argmax(-1) == answers
-        return Found(float(right.double().mean()), own, nats)
+            tokens, answers = replace(self, gap=far or self.gap).sequences(self.samples, generator(seed, "far"))
+            found = model(tokens)[0].argmax(-1) == answers
+            cost = attention_operations(model, tokens[: self.batch])
+        return Found(float(right.double().mean()), own, nats, float(found.double().mean()), cost)
 
     def sequences(
         self, count: int, draw: torch.Generator
@@ -77,11 +82,21 @@ class NeedleClaim(Claim):
 
 @dataclass(frozen=True)
 class Found:
-    """accuracy: of answers. own: the mechanism's own losses on new sequences, unweighted. nats: of each step."""
+    """A layer that was trained.
+
+    Attributes:
+        accuracy: of answers.
+        own: the mechanism's own losses on new sequences, unweighted.
+        nats: of each step.
+        far: accuracy with the other gap.
+        operations: of matrix products of the mechanism alone, on a batch of sequences with that gap.
+    """
 
     accuracy: float
     own: float
     nats: list[float]
+    far: float = 0.0
+    operations: int = 0
 
     @property
     def curve(self) -> Curve:
@@ -112,3 +127,19 @@ class Finder(nn.Module):
         weights = {name: default[name] if self.weight is None else self.weight for name in found.losses}
         weighted = sum((weights[name] * loss for name, loss in found.losses.items()), none)
         return found.hidden[:, -self.asked :] @ self.answer, weighted, sum(found.losses.values(), none)
+
+
+def attention_operations(model: Finder, tokens: Int[Tensor, "batch length 2"]) -> int:
+    """Of matrix products of a layer's mechanism, its projections apart, given what it is given here."""
+    given: list[tuple[tuple[Tensor, ...], dict[str, object]]] = []
+
+    def note(module: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, object]) -> None:
+        del module
+        given.append((inputs, named))
+
+    attention = model.layer.attention
+    handle = attention.register_forward_pre_hook(note, with_kwargs=True)
+    model(tokens)
+    handle.remove()
+    ((inputs, named),) = given
+    return operations(lambda: attention(*inputs, **named))

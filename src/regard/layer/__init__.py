@@ -4,11 +4,12 @@ from regard.head_mix import HeadMix
 from regard.layer.attention_layer import AttentionLayer
 from regard.layer.joined import Part, side_by_side
 from regard.layer.outputs import LayerOutput, LayerValues, Prepared
-from regard.layer.projections import OffsetScale, Projections, linear
+from regard.layer.projections import GatedProjections, OffsetScale, Projections, linear
 from regard.layer.some_rows import of_rows
 
 __all__ = [
     "AttentionLayer",
+    "GatedProjections",
     "HeadMix",
     "LayerOutput",
     "LayerValues",

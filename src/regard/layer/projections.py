@@ -137,8 +137,8 @@ class GatedProjections(Projections):
     """Those of a gated attention unit: q_h = z g_h + b_h, k_h = z g'_h + b'_h of one z = silu(x W^z) as wide as a head,
     v = silu(c W^v), output (silu(x W^u) * concat(heads)) W^o.
 
-    The gains g are drawn from a normal distribution of deviation 0.02, the offsets b are 0 at first; without biases
-    there are none.
+    The gains g are drawn from a normal distribution of deviation 0.02, or set by `set_gains`; the offsets b are 0 at
+    first, and without biases there are none.
 
     Source: Hua et al. 2022, section 2 and code 1; without offsets: Su et al. 2022 (GAU-alpha).
     """
@@ -161,6 +161,13 @@ class GatedProjections(Projections):
 
     def _scale(self, name: str, count: int, bias: bool) -> "OffsetScale":
         return OffsetScale(count, self.heads.key_dim, bias=bias, draw=generator(self.heads.seed, name, "gain"))
+
+    @torch.no_grad()
+    def set_gains(self, value: float) -> None:
+        """The same number for all gains, before training."""
+        for scale in (self.query_scale, self.key_scale):
+            if scale is not None:
+                scale.gain.fill_(value)
 
     def queries(self, x: Float[Tensor, "batch length dim"]) -> Float[Tensor, "batch heads length query_dim"]:
         """By head, of the shared projection."""

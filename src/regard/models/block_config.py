@@ -45,6 +45,9 @@ class BlockConfig:
     block: str = "residual"
     """How attention and MLP stand around the hidden states: residual (one after the other), parallel (side by side),
     gated_unit (one gated branch in place of both, with mlp=none), reversible (two streams, and no activations kept)."""
+    unit_gain: float | None = None
+    """Of gated units: what the gains of queries and keys start at; None: drawn near 0, with deviation 0.02, as
+    published (weights of a squared ReLU then begin near 1e-8, and hardly learn at first)."""
     depth: str = "fixed"
     """Who runs the blocks: fixed (each once, in order), universal (again and again), early_exit (as few as suffice)."""
     mlp: MlpKind = "gelu"
@@ -104,6 +107,7 @@ class BlockConfig:
             projections=get_args(Projections),
         )
         problems += self._named("block", "regard.models.blocks") + self._named("depth", "regard.models.depth")
+        problems += self._unit_gain()
         if not 0 < self.norm_eps < 1:
             problems.append(f"norm_eps must be in (0, 1), got {self.norm_eps}")
         for name in ("dropout", "attention_dropout"):
@@ -117,6 +121,12 @@ class BlockConfig:
                 if getattr(self, name) != left_out
             ]
         return problems
+
+    def _unit_gain(self) -> list[str]:
+        gain = self.unit_gain
+        if gain is None or (0 < gain < float("inf") and self.block.partition("(")[0].strip() == "gated_unit"):
+            return []
+        return [f"unit_gain must be more than 0, and goes with block='gated_unit'; got {gain}, block={self.block!r}"]
 
     def _sizes(self, *names: str, least: int = 1) -> list[str]:
         values = {name: getattr(self, name) for name in names}

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from regard.core import generator
 from regard.errors import ConfigError, InputError, LimitError, ShapeError, UnsupportedError, kind_of
 from regard.info import Heads
-from regard.layer import AttentionLayer, linear
+from regard.layer import AttentionLayer, GatedProjections, linear
 from regard.models.blocks import Block
 from regard.models.encoder_config import EncoderConfig, InputConfig
 from regard.models.parts import build_norm
@@ -235,7 +235,7 @@ def build_attention(
     seed: int,
 ) -> AttentionLayer:
     """The attention layer of a block of this class."""
-    return AttentionLayer(
+    layer = AttentionLayer(
         config.dim,
         spec,
         heads=config.heads,
@@ -253,6 +253,9 @@ def build_attention(
         output_bias=config.bias,
         seed=seed,
     )
+    if config.unit_gain is not None and isinstance(layer.projections, GatedProjections):
+        layer.projections.set_gains(config.unit_gain)
+    return layer
 
 
 def with_usual_logits(layer: AttentionLayer, config: InputConfig) -> AttentionLayer:

@@ -17,6 +17,7 @@ def flash(
     value_dim: int | None = None,
     chunk_size: int = 256,
     normaliser: Literal["const", "visible"] = "const",
+    unit_gain: float | None = 1.0,
     max_length: int = 8192,
     dropout: float = 0.0,
     seed: int = 0,
@@ -27,7 +28,7 @@ def flash(
     them, so nothing more can be said with both. The bias by distance within a chunk is the mechanism's.
 
     Args:
-        vocab_size, dim, layers, heads, head_dim, value_dim, max_length, dropout, seed: as `ModelConfig`.
+        vocab_size, dim, layers, heads, head_dim, value_dim, unit_gain, max_length, dropout, seed: as `ModelConfig`.
         chunk_size, normaliser: as the mechanism `mixed_chunk`.
 
     Example:
@@ -43,6 +44,7 @@ def flash(
         heads=heads,
         head_dim=head_dim,
         value_dim=value_dim,
+        unit_gain=unit_gain,
         max_length=max_length,
         dropout=dropout,
         seed=seed,

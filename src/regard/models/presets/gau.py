@@ -15,6 +15,7 @@ def gau(
     value_dim: int | None = None,
     activation: Literal["relu_squared", "laplace"] = "relu_squared",
     normaliser: Literal["const", "visible"] = "const",
+    unit_gain: float | None = 1.0,
     max_length: int = 512,
     dropout: float = 0.0,
     seed: int = 0,
@@ -25,8 +26,11 @@ def gau(
     Positions are rotary; the paper adds a learned bias by distance, which is left out. Public codes disagree on what
     the weights are divided by (see `relu_squared`); the length of the call, one of these, leaks.
 
+    Gains of queries and keys start at 1, as in bert4keras; the paper and FLASH-pytorch draw them near 0, which
+    `unit_gain=None` does: a short training then learns less (see docs/claims.md).
+
     Args:
-        vocab_size, dim, layers, heads, head_dim, value_dim, max_length, dropout, seed: as `ModelConfig`.
+        vocab_size, dim, layers, heads, head_dim, value_dim, unit_gain, max_length, dropout, seed: as `ModelConfig`.
         activation, normaliser: as the mechanism `relu_squared`.
 
     Example:
@@ -45,6 +49,7 @@ def gau(
         attention=(f"relu_squared(activation={activation!r}, normaliser={normaliser!r})",),
         position="rotary",
         block="gated_unit",
+        unit_gain=unit_gain,
         mlp="none",
         norm="pre",
         norm_kind="layer",

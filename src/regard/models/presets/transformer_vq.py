@@ -44,6 +44,7 @@ def transformer_vq(
         heads=heads,
         head_dim=head_dim,
         value_dim=value_dim,
+        unit_gain=None,
         max_length=max_length,
         dropout=dropout,
         seed=seed,
