@@ -13,9 +13,11 @@ from regard.models import LanguageModel
 from regard.tasks.base import IGNORE
 
 
-def on_letters(model: LanguageModel, length: int, *, steps: int, batch: int, learning_rate: float) -> list[float]:
-    """Trains a decoder on letters of the addresses, whose samples its seed draws; the nats of every step."""
-    draw = generator(model.config.seed, "train")
+def on_letters(
+    model: LanguageModel, length: int, *, steps: int, batch: int, learning_rate: float, stage: str = "train"
+) -> list[float]:
+    """Trains a decoder on letters of the addresses, which its seed and the stage draw; the nats of every step."""
+    draw = generator(model.config.seed, stage)
 
     def rows() -> Rows:
         text = samples("train", batch, length, draw)
