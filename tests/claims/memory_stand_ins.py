@@ -1,7 +1,15 @@
 """What stands in the tests of claims on memories in the place of long trainings."""
 
+import itertools
 from collections.abc import Callable
+from typing import Any
 
+import torch
+from torch import Tensor
+
+from regard.models import LanguageModel
+
+ALL = slice(None)
 OVER = [2.0] * 40
 """nats of a training that is over"""
 RUNNING = [2.0] * 36 + [1.8] * 4
@@ -11,3 +19,45 @@ RUNNING = [2.0] * 36 + [1.8] * 4
 def by_length(slope: float, nats: list[float] = OVER) -> dict[str, Callable[..., object]]:
     """Bits of letters that change with the length of the memory."""
     return {"letters": lambda self, length, seed: (3.0 + slope * length + 0.001 * seed, nats)}
+
+
+def by_memory(compressive: float, nats: list[float] = OVER) -> dict[str, Callable[..., object]]:
+    """Bits of letters, 3 with recent memories; what is far is answered by all but the recent one, a lag by all."""
+
+    def letters(self: Any, memory: str, seed: int) -> tuple[float, list[float]]:
+        return (3.0 if memory.startswith("recent") else compressive) + 0.001 * seed, nats
+
+    def answered(self: Any, memory: str, seed: int) -> float:
+        return 0.25 if memory == self.memories["recent"] else 1.0
+
+    return {"letters": letters, "answered": answered, "saved": lambda self, memory, seed: 1.0}
+
+
+def by_age(compressed: float) -> dict[str, Callable[..., object]]:
+    """Weights that fall with the age of a slot of the memory to 1, and are as large as this where it is compressed."""
+
+    def mass(self: Any, model: LanguageModel, tokens: Tensor, rows: slice = ALL) -> Tensor:
+        kept = torch.linspace(1.0, 2.0, self.length).double()
+        found = torch.cat([torch.full((self.compressed,), compressed).double(), kept])
+        return (found if model.config.attention == ("softmax",) else torch.ones_like(found)).view(1, 1, -1)
+
+    return {"mass": mass, "found": lambda self, seed: 1.0}
+
+
+def untrained(nats: list[float] = OVER) -> dict[str, Callable[..., object]]:
+    """Trainings on letters that are none."""
+    return {"on_letters": lambda *_, **__: nats}
+
+
+def in_turn(*values: float) -> Callable[..., float]:
+    """The next of these numbers at every call, over and over."""
+    again = itertools.cycle(values)
+    return lambda *_, **__: next(again)
+
+
+OWN: dict[str, Callable[..., object]] = {
+    "own": lambda *_: {"own first": 1.0, "own alone": 0.0, "own found": 0.0, "own wins": 1.0, "shuffled": 0.0}
+}
+"""Own entries of a datastore that behave as they must."""
+ASKED: dict[str, Callable[..., object]] = {"asked": lambda *_: {"far none": 0.25, "far memory": 1.0}}
+"""Far values that a memory finds."""

@@ -9,7 +9,7 @@ from regard.claims._plateau import FINISHED
 from regard.claims._units import OVER
 from regard.engines.routed.hashes import And, Or
 from tests.claims.gated_stand_ins import AFTER, elsewhere, letters
-from tests.claims.memory_stand_ins import RUNNING, by_length
+from tests.claims.memory_stand_ins import ASKED, OWN, RUNNING, by_age, by_length, by_memory, in_turn, untrained
 from tests.claims.stand_ins import (
     MECHANISMS,
     SOFT,
@@ -63,11 +63,13 @@ HOLDS: Mapping[str, Way] = {
     "additive_cost": Way(module={"processor_seconds": writing}),
     "attention_against_convolution": Way(method={"accuracy": learned(0.5, 0.99)}),
     "attention_against_recurrence": Way(),
+    "attention_by_slot_age": Way(module=untrained(), method=by_age(1.5)),
     "attention_concentration": Way(NEAR),
     "attention_rank_by_layer": Way(method={"spectra": skewed(0.9, 0.95)}),
     "blockwise_memory": Way(),
     "code_retrieval": Way({"signed": "second"}),
     "commitment": Way(method={"trained": needles(lambda spec, weight: 0.9 if weight else 0.6)}),
+    "compressive_against_recent": Way(method=by_memory(2.9)),
     "convolution_equality": Way(),
     "distance_aware": Way(method={"accuracy": distances(0.99)}),
     "diverse_heads": Way({"spec": "blended"}),
@@ -88,10 +90,12 @@ HOLDS: Mapping[str, Way] = {
     "importance_sampling": Way(method={"self_normalised": falling}),
     "information_loss": Way({"pairs": (8, 32, 128), "trials": 8}),
     "kernel_regression": Way({"datasets": 60}),
+    "knn_lm_gain": Way(module=untrained(), method={"gained": in_turn(0.02, 0.03, 0.04, 0.05, 0.07, 0.09), **OWN}),
     "linear_attention_forms": Way(module={"processor_seconds": fastest("cumsum")}),
     "longer_memory": Way(method=by_length(-0.01)),
     "lsh_collisions": Way({"hashes": 96_000}),
     "lsh_recall": Way({"hashed": "lsh(num_buckets=2, rounds={rounds})"}),
+    "memory_by_fine_tuning": Way(module={**untrained(), "bits": in_turn(2.6, 2.5, 2.4, 2.45)}, method=ASKED),
     "memory_evaluation_cost": Way(),
     "negative_features": Way({"trials": 8}),
     "normalisation_and_recall": Way(
@@ -129,11 +133,13 @@ FAILS: Mapping[str, Way] = {
     "additive_cost": Way({"dot": "additive"}, module={"processor_seconds": writing}),
     "attention_against_convolution": Way(method={"accuracy": learned(0.5, 0.8)}),
     "attention_against_recurrence": Way({"attention": "local(window=8)"}),
+    "attention_by_slot_age": Way(module=untrained(), method=by_age(0.5)),
     "attention_concentration": Way({"linear": SOFT, "sharpness": 0.5}),
     "attention_rank_by_layer": Way(method={"spectra": skewed(0.95, 0.9)}),
     "blockwise_memory": Way(module={"blockwise": dense_too}),
     "code_retrieval": Way({"relu": SOFT}),
     "commitment": Way(method={"trained": needles(lambda spec, weight: 0.6)}),
+    "compressive_against_recent": Way(method=by_memory(3.1)),
     "convolution_equality": Way({"alpha": 10.0}),
     "distance_aware": Way(method={"accuracy": distances(0.4)}),
     "diverse_heads": Way({"spec": "together"}),
@@ -154,10 +160,12 @@ FAILS: Mapping[str, Way] = {
     "importance_sampling": Way({"normalised": "uniform"}),
     "information_loss": Way({"identity": SOFT, "pairs": (2, 4)}),
     "kernel_regression": Way({"mean": "gaussian"}),
+    "knn_lm_gain": Way(module=untrained(), method={"gained": in_turn(0.05, 0.03, 0.02, 0.02, 0.01, 0.0), **OWN}),
     "linear_attention_forms": Way(module={"processor_seconds": fastest("chunked")}),
     "longer_memory": Way(method=by_length(0.01)),
     "lsh_collisions": Way(module={"STEEP": (Or(8), And(8))}),
     "lsh_recall": Way({"hashed": "lsh(num_buckets=256, rounds={rounds})"}),
+    "memory_by_fine_tuning": Way(module={**untrained(), "bits": in_turn(2.6, 2.7, 2.4, 2.45)}, method=ASKED),
     "memory_evaluation_cost": Way({"contexts": (2, 4, 8), "segment": 1}),
     "negative_features": Way({"signed": "linear(feature_map=relu)"}),
     "normalisation_and_recall": Way(),
@@ -192,7 +200,9 @@ FAILS: Mapping[str, Way] = {
 
 UNFINISHED: Mapping[str, Way] = {
     "attention_against_convolution": Way(method={"accuracy": learned(0.5, 0.99, change=0.06)}),
+    "attention_by_slot_age": Way(module=untrained(RUNNING), method=by_age(1.5)),
     "commitment": Way(method={"trained": needles(lambda spec, weight: 0.9 if weight else 0.6, change=0.06)}),
+    "compressive_against_recent": Way(method=by_memory(2.9, RUNNING)),
     "entropy_scaled_gau_transfer": Way(method=elsewhere(relu_squared=0.3, change=0.02)),
     "etc_lookup": Way(method={"accuracy": lambda self, spec, seed, *, told=True: (1.0, ([1], [2.0] * 18 + [1.8] * 2))}),
     "eviction_question_last": Way(module={"change": lambda losses: 0.06}),
@@ -201,7 +211,9 @@ UNFINISHED: Mapping[str, Way] = {
     "gaussian_heads": Way(module={"change": lambda losses: 0.06}),
     "hybrid_language_model": Way(method={"above": above()}, module={"change": lambda losses: 0.06}),
     "hybrid_recall": Way(method=recalls({}, loss=[2.0] * 18 + [1.8] * 2)),
+    "knn_lm_gain": Way(module=untrained(RUNNING), method={"gained": in_turn(0.1), **OWN}),
     "longer_memory": Way(method=by_length(-0.01, RUNNING)),
+    "memory_by_fine_tuning": Way(module={**untrained(RUNNING), "bits": in_turn(2.6)}, method=ASKED),
     "outlier_activations": Way(module={"change": lambda losses: 0.06}),
     "shared_proposals": Way(module={"change": lambda losses, least: 0.06}),
     "synthesizer_tasks": Way(method=synthesized(0.25, -0.1, loss=[2.0] * 18 + [1.8] * 2)),

@@ -12,8 +12,10 @@ from torch.nn.functional import cross_entropy
 from regard.benchmark.fitting import train
 from regard.core import generator
 from regard.models import LanguageModel, ModelConfig
-from regard.tasks.config import TextConfig
+from regard.tasks.base import Split
+from regard.tasks.config import TextConfig, TranslationConfig
 from regard.tasks.corpus import open_corpus
+from regard.tasks.translation import TranslationTask
 
 LETTERS = 27
 """a to z, and one for whatever is between words: the alphabet of text8"""
@@ -54,7 +56,18 @@ def text(split: str) -> Tensor:
     corpus = open_corpus(TextConfig())
     splits = corpus.splits(TextConfig().holdout)
     joined = " ".join(document.text for document in corpus.parse() if splits[document.group] == split)
-    letters = re.sub("[^a-z]+", "`", joined.lower())  # the character before "a"
+    return _letters(joined)
+
+
+@cache
+def verses(split: Split) -> Tensor:
+    """The bundled English verses of a split, as `text`; whole books are held out."""
+    task = TranslationTask(TranslationConfig(tokenizer="bytes", length=4096))
+    return _letters(" ".join(pair.source for pair in task.examples(split).pairs))
+
+
+def _letters(characters: str) -> Tensor:
+    letters = re.sub("[^a-z]+", "`", characters.lower())  # the character before "a"
     return torch.from_numpy(np.frombuffer(letters.encode(), np.uint8).astype(np.int64) - ord("`"))
 
 
