@@ -75,3 +75,24 @@ def test_options_that_have_no_use_together_are_refused(regard):
     answer = regard("train", *SHORT, "--model.depth", "early_exit(exits=mixed, confidence=geometric)", "--out", "run")
     assert answer.code == 2
     assert "use exits='aligned'" in answer.err
+
+
+def test_halting_tokens_are_shown_by_blocks(regard, text, tmp_path):
+    """Two blocks for each of up to five steps; without halting there is nothing to show."""
+    words = [*SHORT, "--model.layers", "2", "--task.length", "32", "--task.corpus", text]
+    words += ["--task.cache", text.parent / "cache", "--model.depth"]
+    assert regard("train", *words, "universal(steps=5)", "--out", "halting").code == 0
+    shown = regard("generate", "halting", "12 is", "--show-depth", "--max-new-tokens", "4")
+    assert shown.code == 0
+    *_, taken, mean = shown.out.splitlines()
+    found = [int(word) for word in taken.removeprefix("blocks of each token: ").split()]
+    assert len(found) == 4
+    assert all(count % 2 == 0 and 2 <= count <= 10 for count in found)
+    assert mean == f"mean {sum(found) / 4:.2f} of 10 blocks"
+    machine = json.loads(regard("generate", "halting", "12 is", "--json", "--max-new-tokens", "4").out)
+    assert (machine["layers"], machine["of_layers"]) == (found, 10)
+    assert regard("train", *words, "universal(steps=2, halting=False)", "--out", "tied").code == 0
+    refused = regard("generate", "tied", "12 is", "--show-depth", "--json")
+    assert refused.code == 2
+    assert "every token of this model takes every block" in refused.err
+    assert "layers" not in json.loads(regard("generate", "tied", "12 is", "--json", "--max-new-tokens", "4").out)

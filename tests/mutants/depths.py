@@ -56,6 +56,15 @@ class CountsAlone(Universal):
         return got._replace(rest=got.rest.detach() + 0 * got.total)
 
 
+@mutant("depth_counts_blocks")
+class CountsSteps(Universal):
+    """A step counts as one block, however many it runs."""
+
+    @property
+    def each(self) -> int:
+        return 1
+
+
 @mutant("depth_keeps_the_future_out")
 class HaltsTogether(Universal):
     """A token halts by the mean over the text, later tokens included."""

@@ -38,17 +38,17 @@ def leave_early(model: "LanguageModel", exits: str, run: str, *, published: bool
 
 
 def require_depths(model: Any) -> int:
-    """How many blocks a model has whose tokens take as many as they need.
+    """How many blocks a token takes at most, of a model whose tokens take as many as they need.
 
     Raises:
         ConfigError: every token takes every block.
     """
-    if model.config.depth == "fixed" and type(model.depth).__name__ == "Fixed":
+    if model.depth.most is None:
         raise ConfigError(
             "every token of this model takes every block: --show-depth is for exits; regard calibrate finds their "
             "threshold, and --exits uses it"
         )
-    return int(model.config.layers)
+    return int(model.depth.most)
 
 
 def colour(layers: int, most: int) -> str:

@@ -197,7 +197,7 @@ def _continue(
         prompt = _prompt(options)
         pieces = stream(model, [prompt], stop_tokens=stop_tokens, tokenizer=tokenizer, **sampling)
         if options.json:
-            machine(prompt, pieces, int(decoder.config.layers))
+            machine(prompt, pieces, decoder.depth.most)
             return 0
         if most is not None:
             coloured(pieces, most)

@@ -393,7 +393,7 @@ class LanguageModel(nn.Module):
             add_losses(losses, of_layer, names)
         losses |= of_depth(looped.own)
         after = None if state is None else ModelState.of(looped.states, looped.memories, tail)
-        return Hidden(x if self.norm is None else self.norm(x), after, losses, looped.steps)
+        return Hidden(x if self.norm is None else self.norm(x), after, losses, looped.steps, self.depth.each)
 
     def _readout(self, hidden: Tensor) -> Tensor:
         """The logits of hidden states that have not passed the last norm."""

@@ -184,6 +184,11 @@ class EarlyExit(Depth):
             states[0] = States({"block": states[0], "read": Summary({"sum": total, "count": total[:, 0].clone()})})
         return states
 
+    @property
+    def most(self) -> int:
+        """Every block once."""
+        return self.config.layers
+
     def forward(
         self,
         blocks: Sequence[Block],

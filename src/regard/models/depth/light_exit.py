@@ -71,6 +71,11 @@ class LightExit(Depth):
         """Whether it matters which tokens are the first."""
         return self.whole > 0
 
+    @property
+    def most(self) -> int:
+        """Every block once."""
+        return self.config.layers
+
     def forward(
         self,
         blocks: Sequence[Block],

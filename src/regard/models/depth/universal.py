@@ -89,6 +89,16 @@ class Universal(Depth):
         return self.coordinates == "both"
 
     @property
+    def each(self) -> int:
+        """A step is all blocks."""
+        return self.config.layers
+
+    @property
+    def most(self) -> int | None:
+        """All blocks in every step, where tokens halt."""
+        return self.steps * self.config.layers if self.halting else None
+
+    @property
     def losses(self) -> dict[str, float]:
         """The weight of `ponder`."""
         return {"ponder": self.ponder} if self.halting else {}

@@ -80,6 +80,25 @@ def depth_reads_no_padding(part: type[Depth]) -> None:
         assert_close(other[keep], one[keep], tolerance=1e-12, what="logits of real tokens")
 
 
+@check(kind=Depth)
+def depth_counts_blocks(part: type[Depth]) -> None:
+    """The blocks that a token is said to take are those that are run for it alone, and `most` at most."""
+    for options in part.samples:
+        model, run, found = model_of(part, LAYERS, **options), list[object](), set[int]()
+        for block in model.blocks:
+            block.register_forward_hook(lambda block, *_: run.append(block))
+        for token in TOKENS.flatten()[:20]:
+            run.clear()
+            with torch.no_grad():
+                taken = model.hidden(token.view(1, 1)).blocks
+            require((taken is None) == (model.depth.most is None), f"blocks {taken}, most {model.depth.most}")
+            if taken is not None and model.depth.most is not None:
+                found.add(int(taken))
+                require(int(taken) == len(run), f"{int(taken)} blocks with {options}, {len(run)} were run")
+        most = model.depth.most
+        require(most is None or max(found) <= most, f"tokens take {found} blocks with {options}, {most} at most")
+
+
 @check(kind=Universal)
 def halting_average(part: type[Universal]) -> None:
     """The output averages a token's hidden states by p_1, p_2, ... and what is missing of 1; it stands still then."""
