@@ -9,11 +9,13 @@ from annotated_types import Ge, Le
 from torch import Tensor, nn
 
 from regard.errors import ConfigError
+from regard.features.norms import balanced
 from regard.models.blocks import Block
 from regard.models.depth._base import Depth, Looped, Threads, over, slots_of
 from regard.models.depth._leaving import few, of_some, until_left
 from regard.options import weight
 from regard.precision import accumulation_dtype
+from regard.transforms import known_within
 
 
 @final
@@ -137,6 +139,11 @@ class LightExit(Depth):
 
 
 def of_unit_size(hidden: Tensor) -> Tensor:
-    """h / rms(h), (..., dim); 0 where h is."""
-    size = hidden.square().mean(-1, keepdim=True).sqrt()
-    return hidden / torch.where(size == 0, 1, size)
+    """h / rms(h), (..., dim), of float32 at least before it is rounded; 0 where h is, and so is its gradient there."""
+    wide = hidden.to(accumulation_dtype(hidden.dtype))
+    square, tiny = wide.square().mean(-1, keepdim=True), torch.finfo(wide.dtype).tiny
+    if not known_within(square, tiny**0.5, tiny**-0.5):
+        wide, _ = balanced(wide, raised=True)
+        square = wide.square().mean(-1, keepdim=True)
+    factor = square.masked_fill(square == 0, 1).rsqrt().masked_fill(square == 0, 0)
+    return (wide * factor).to(hidden.dtype)
