@@ -361,7 +361,7 @@ class LanguageModel(nn.Module):
         while first < tokens.shape[1] or not parts:
             cut = slice(first, first + size - past.running)
             mask = None if key_mask is None else key_mask[:, cut]
-            hidden, after, more, _ = self._segment(tokens[:, cut], mask, None, past, told)
+            hidden, after, more, *_ = self._segment(tokens[:, cut], mask, None, past, told)
             assert after is not None
             past = self.next_segment(after) if streaming and after.running == size else after
             parts.append(hidden)
