@@ -157,3 +157,15 @@ class DropsWhatItGivesBack(Streaming):
         assert isinstance(answer.state, CacheState)
         parts = {name: _Forgetful(**vars(part)) for name, part in answer.state.parts.items()}
         return answer._replace(state=CacheState(parts))
+
+
+@mutant("decoders_with_a_cache_read_nothing")
+class CountsEveryCall(Streaming):
+    """Drops the oldest slot at every call, whether a token came or not."""
+
+    def rows(self, *given: Any) -> Any:
+        answer = super().rows(*given)
+        assert isinstance(answer.state, CacheState)
+        if given[2].shape[2]:
+            return answer
+        return answer._replace(state=CacheState({name: x.drop(1) for name, x in answer.state.parts.items()}))

@@ -286,7 +286,7 @@ class Eviction(Cache):
         at = torch.arange(first, first + keys, dtype=torch.int32, device=k.device).expand(*k.shape[:2], keys)
         new = {"slot": at if key_mask is None else at.masked_fill(~key_mask[:, None], -1)}
         if self.weighs:
-            new["weight"] = torch.zeros(at.shape, device=k.device)
+            new["weight"] = torch.zeros(at.shape, dtype=torch.float32, device=k.device)
         kept = state.kept.append(**new)
         if self.weighs and seen.weights is not None:
             view = kept.view()

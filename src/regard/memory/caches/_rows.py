@@ -158,10 +158,11 @@ def _put_back(
         query, table = (x if x is None or len(x) == 1 else x.repeat_interleave(kv, 0) for x in (bias.query, bias.table))
         bias = replace(bias, query=query, table=table)
     seen = _on(attention, q, new_k, new_v, mask, bias, past, weigh=weigh)
-    of_group = seen.values.view(batch, kv, kv, group, queries, -1).diagonal(dim1=1, dim2=2).movedim(-1, 1)
+    width = seen.values.shape[3]  # -1 would be undecided without queries, or without rows
+    of_group = seen.values.view(batch, kv, kv, group, queries, width).diagonal(dim1=1, dim2=2).movedim(-1, 1)
     new = {name: x[::kv, :, length:] for name, x in seen.slots.view().items() if name != "key_mask"}
     weights = None
     if seen.weights is not None:
-        own = seen.weights.view(batch, kv, kv, -1).diagonal(dim1=1, dim2=2).movedim(-1, 1)
+        own = seen.weights.view(batch, kv, kv, seen.weights.shape[2]).diagonal(dim1=1, dim2=2).movedim(-1, 1)
         weights = torch.cat([own[..., :length].gather(2, at.clamp(max=length - 1)), own[..., length:]], 2)
     return Seen(of_group.flatten(1, 2), slots.append(key_mask, **new), weights)

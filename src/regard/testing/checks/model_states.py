@@ -42,10 +42,10 @@ def _remembering(part: type[Memory]) -> Iterator[tuple[LanguageModel, str]]:
         yield model, _named(part, options)
 
 
-def _reduced(part: type[Cache]) -> Iterator[tuple[LanguageModel, str]]:
+def _reduced(part: type[Cache], **shape: object) -> Iterator[tuple[LanguageModel, str]]:
     """A decoder with the policy in every layer, for every option set."""
     for options in part.samples:
-        model = _decoder(LanguageModel, position="rotary", kv_heads=1)
+        model = _decoder(LanguageModel, **{"position": "rotary", "kv_heads": 1, **shape})
         for layer in model.layers:
             layer.cache = part(layer.heads, **options).eval()
             layer.cache.check(layer.attention)
@@ -172,3 +172,23 @@ def decoders_with_a_cache_go_back(part: type[Cache]) -> None:
         cache = model.layers[0].cache
         drops_none = isinstance(cache, Eviction) and not cache.weighs and cache.budget > 2 * LENGTH
         _goes_back(model, what, able=LENGTH if drops_none else 0)
+
+
+@check(kind=Cache)
+def decoders_with_a_cache_read_nothing(part: type[Cache]) -> None:
+    """A call of no tokens changes nothing, also where slots were dropped, and no rows may be in a batch.
+
+    So for a mechanism that reads kept slots side by side, and for one whose slots are put back where they were.
+    """
+    for attention, position in (("softmax", "rotary"), ("shaw", "none")):
+        for model, what in _reduced(part, attention=(attention,), position=position):
+            text, none = _text("prompt"), torch.zeros(1, 0, dtype=torch.long)
+            with torch.no_grad():
+                before = _read(model, text)[1]
+                got = model(none, state=before)
+                require(got.logits.shape == (1, 0, WORDS), f"{what}: logits {tuple(got.logits.shape)} of no token")
+                require(got.state.length == LENGTH, f"{what}: {got.state.length} slots after no token")
+                for name, x in before.tensors().items():
+                    assert_identical(got.state.tensors()[name], x, what=f"{what}: {name} after no token")
+                rows = _read(model, text[:0])[0]
+                require(rows.shape == (0, LENGTH, WORDS), f"{what}: logits {tuple(rows.shape)} of no row")
