@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from regard.composite import States
 from regard.errors import ConfigError, UnsupportedError
 from regard.models.blocks import Block
-from regard.models.depth._base import Depth, Looped, Readout, Threads, over, slots_of
-from regard.models.depth._leaving import of_some, until_left
+from regard.models.depth._base import Looped, Readout, Threads, slots_of
+from regard.models.depth._leaving import Leaving, of_some, taken
 from regard.models.depth._lessons import Answers, Weights, balanced, best, exit_weights, log_geometric, smoothed
 from regard.options import weight
 from regard.precision import accumulation_dtype
@@ -26,7 +26,7 @@ PLANNED = ("multinomial", "sequence")
 
 
 @final
-class EarlyExit(Depth):
+class EarlyExit(Leaving):
     """h^n = block_n(h^{n-1}) until c^n >= lambda'(t); from then on a token keeps its hidden state.
 
     Confidence c^n after block n, of each token t by itself:
@@ -119,10 +119,7 @@ class EarlyExit(Depth):
     """A_n and a_n, of each exit but the last"""
 
     def setup(self) -> None:
-        if self.config.block == "reversible":
-            raise ConfigError("depth='early_exit' runs blocks of one stream; use block='residual' or 'parallel'")
-        if getattr(self.config, "remembers", False):
-            raise ConfigError("depth='early_exit' has no memory of blocks that were skipped; leave the memory out")
+        super().setup()
         self._together()
         dim, layers = self.config.dim, self.config.layers
         self.maps = nn.ModuleList(nn.Linear(dim, dim) for _ in range(layers - 1) if self.heads == "layer")
@@ -215,7 +212,7 @@ class EarlyExit(Depth):
         limit = self.limit(slots_of(x, positions, 0 if first is None else first.length))
         if self.training and self.exits == "mixed" and depths is None:
             depths = torch.randint(1, len(blocks) + 1, x.shape[:2], device=x.device)
-        stays = depths is None and (self.training or self.threshold == 1)
+        stays = depths is None and (self.training or (self.threshold == 1 and self.notes is None))
         states = list(threads.states)
         mean = read = None
         if self.confidence == "sequence":
@@ -232,18 +229,16 @@ class EarlyExit(Depth):
                 return active & (depths > at + 1)
             of_exit = None if readout is None else partial(self.answered, at, readout)
             sureness = partial(self.sureness, readout=of_exit, first=at == 0)
-            return active & ~(of_some(active, sureness, x, before) >= limit)
+            return self.goes_on(active, of_some(active, sureness, x, before), limit, x)
 
-        left = until_left(
+        left = self.until_left(
             blocks,
             x,
             states,
             leaves=None if stays else leaves,
-            kept=self.kept,
             key_mask=key_mask,
             positions=positions,
             marks=marks,
-            training=self.training,
         )
         states = left.states
         if read is not None and first is not None:
@@ -262,10 +257,6 @@ class EarlyExit(Depth):
         if teaches and depths is not None:
             raise UnsupportedError("early_exit learns from every exit of a token; give depths in eval(), or to 'mixed'")
 
-    def kept(self, active: Tensor, after: Tensor, before: Tensor) -> Tensor:
-        """The hidden states after a block that only active tokens take."""
-        return torch.where(active[..., None], after, before)
-
     def mapped(self, at: int, hidden: Tensor) -> Tensor:
         """What the output layer reads of hidden states that leave after block `at`, from 0."""
         return hidden + self.maps[at](hidden) if at < len(self.maps) else hidden
@@ -273,10 +264,8 @@ class EarlyExit(Depth):
     def headed(self, hidden: Tensor, steps: Tensor) -> Tensor:
         """What the output layer reads of hidden states that left after so many blocks."""
         read = hidden
-        for at in range(len(self.maps)):
-            left = steps == at + 1
-            if not over(left):
-                read = torch.where(left[..., None], self.mapped(at, hidden), read)
+        for count in taken(steps, len(self.maps)):
+            read = torch.where((steps == count)[..., None], self.mapped(count - 1, hidden), read)
         return read
 
     def answered(self, at: int, readout: Readout, hidden: Tensor) -> Tensor:
