@@ -12,6 +12,7 @@ from regard.errors import UnsupportedError
 from regard.memory import MemoryState
 from regard.memory.caches._base import CacheState
 from regard.memory.caches.h2o import H2o
+from regard.memory.caches.snapkv import Snapkv
 from regard.memory.caches.streaming import Streaming
 from regard.memory.memorizing import Memorizing
 from regard.memory.recent import Recent
@@ -169,3 +170,19 @@ class CountsEveryCall(Streaming):
         if given[2].shape[2]:
             return answer
         return answer._replace(state=CacheState({name: x.drop(1) for name, x in answer.state.parts.items()}))
+
+
+@mutant("caches_of_tokens_that_leave")
+class WeighsWhoLeft(H2o):
+    """Adds what tokens gave that had left before the layer, if only others of the call had not."""
+
+    def rows(self, *given: Any) -> Any:
+        return super().rows(*given[:-1], None)
+
+
+@mutant("caches_of_tokens_that_leave")
+class AsksWhoLeft(Snapkv):
+    """Chooses by the last tokens of a call, though they left before the layer, if only other rows had not."""
+
+    def rows(self, *given: Any) -> Any:
+        return super().rows(*given[:-1], None)

@@ -138,6 +138,11 @@ class EarlyExit(Leaving):
                 f"early_exit(confidence={self.confidence!r}) learns from all exits of a token, and exits='mixed' has "
                 "one of each; use exits='aligned'"
             )
+        if self.decaying and self.confidence in PLANNED:
+            raise ConfigError(
+                f"early_exit(confidence={self.confidence!r}) says at once after how many blocks a token leaves, "
+                "whatever the threshold; leave decaying out"
+            )
         if self.learns and self.config.layers < 2:
             raise ConfigError("early_exit has no exit to train below the last in a model of one layer; use layers=2")
 
@@ -209,7 +214,8 @@ class EarlyExit(Leaving):
         """
         self._require(readout, targets, depths)
         first = threads.states[0]
-        limit = self.limit(slots_of(x, positions, 0 if first is None else first.length))
+        slots = slots_of(x, positions, 0 if first is None else first.length)
+        limit = self.limit(slots)
         if self.training and self.exits == "mixed" and depths is None:
             depths = torch.randint(1, len(blocks) + 1, x.shape[:2], device=x.device)
         stays = depths is None and (self.training or (self.threshold == 1 and self.notes is None))
@@ -219,12 +225,12 @@ class EarlyExit(Leaving):
             together = cast("States | None", first)
             mean, read = self.means(x, key_mask, None if together is None else cast(Summary, together["read"]))
             states[0] = None if together is None else together["block"]
-            depths = self.plan(mean) if depths is None and not stays else depths
+            depths = self.plan(mean, slots) if depths is None and not stays else depths
 
         def leaves(at: int, active: Tensor, x: Tensor, before: Tensor) -> Tensor:
             nonlocal depths
             if at == 0 and self.confidence == "multinomial" and depths is None:
-                depths = self.plan(x)
+                depths = self.plan(x, slots)
             if depths is not None:
                 return active & (depths > at + 1)
             of_exit = None if readout is None else partial(self.answered, at, readout)
@@ -288,16 +294,20 @@ class EarlyExit(Leaving):
             return hidden.new_full(hidden.shape[:2], float("-inf"), dtype=wide)
         return F.cosine_similarity(hidden.to(wide), before.to(wide), dim=-1)
 
-    def plan(self, read: Tensor) -> Tensor:
-        """After how many blocks each token leaves, argmax_n q(n), from what `multinomial` or `sequence` reads."""
-        return self.chooser(read).argmax(-1) + 1
+    def plan(self, read: Tensor, slots: Tensor) -> Tensor:
+        """After how many blocks each token leaves, argmax_n q(n), from what `multinomial` or `sequence` reads.
+
+        Tokens in the first slots of a text take every block.
+        """
+        planned = self.chooser(read).argmax(-1) + 1
+        return planned.masked_fill(slots < self.whole, self.config.layers) if self.whole else planned
 
     def means(self, x: Tensor, key_mask: Tensor | None, past: Summary | None) -> tuple[Tensor, Summary]:
         """m of every token, and what the next call goes on with."""
         wide = x.to(accumulation_dtype(x.dtype))
         real = torch.ones_like(wide[..., 0]) if key_mask is None else key_mask.to(wide.dtype)
         if past is None:
-            past = Summary({"sum": torch.zeros_like(wide[:, 0]), "count": torch.zeros_like(real[:, 0])})
+            past = Summary({"sum": wide.new_zeros(len(wide), wide.shape[2]), "count": wide.new_zeros(len(wide))})
         entered = wide.masked_fill(real[..., None] == 0, 0)
         total = torch.cat([past["sum"][:, None], entered], 1).cumsum(1)
         count = torch.cat([past["count"][:, None], real], 1).cumsum(1)

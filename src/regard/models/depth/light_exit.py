@@ -117,9 +117,9 @@ class LightExit(Leaving):
         for count in taken(steps, self.config.layers - 1):
             here = steps == count
             if few(here):
-                hidden = hidden.index_put((here,), self.guessed(hidden[here], count - 1))
+                hidden = hidden.index_put((here,), self.guessed(hidden[here], count - 1).to(hidden.dtype))
             else:
-                hidden = torch.where(here[..., None], self.guessed(hidden, count - 1), hidden)
+                hidden = torch.where(here[..., None], self.guessed(hidden, count - 1).to(hidden.dtype), hidden)
         return hidden
 
     def guessed(self, hidden: Tensor, at: int) -> Tensor:
