@@ -207,7 +207,7 @@ class Eviction(Cache):
     """Template: policies that drop whole slots, for each batch row and head of keys its own.
 
     After every row, while more than `budget` slots are kept, the one of the lowest worth goes; of equal ones the
-    earlier. Padding is never kept beside real slots that would fit, nor does a padded query weigh anything, or that of a
+    earlier. Padding is never kept beside real slots that would fit; a padded query weighs nothing, nor does that of a
     token which left before the layer. Keys stay where they were: rotated ones keep their angle, biases their distance.
 
     State: budget (d + d_v) numbers for each head of keys, and 4 bytes for each slot: where it is; under policies that

@@ -65,7 +65,7 @@ class EarlyExit(Leaving):
 
     Raises:
         ConfigError: reversible blocks, whose stream is two, or a memory; `softmax` or what learns from targets in a
-            model without an output layer; options of training that have no use together.
+            model without an output layer; options that have no use together.
 
     Source: Schuster et al. 2022, section 3, and Elbayad et al. 2020, section 3. The published code of the former decays
     by lambda (0.9 + 0.1 exp(...)), which differs below lambda = 1; this is the formula of the paper. Heads: as the
@@ -81,7 +81,8 @@ class EarlyExit(Leaving):
         {"threshold": 0.5, "confidence": "classifier", "weights": "rising", "exits": "aligned"},
         {"threshold": 0.5, "confidence": "geometric", "exits": "aligned", "smoothing": 2.0, "penalty": 0.05},
         {"threshold": 0.5, "confidence": "multinomial", "oracle": "correctness", "heads": "layer", "exits": "aligned"},
-        {"threshold": 0.5, "confidence": "sequence", "penalty": 0.1},
+        {"threshold": 0.5, "confidence": "multinomial", "whole": 2},
+        {"threshold": 0.5, "confidence": "sequence", "penalty": 0.1, "whole": 3},
         {"threshold": 0.05, "exits": "mixed", "heads": "layer"},
     )
 

@@ -205,7 +205,10 @@ def _of_depth(part: type[Cache], depth: str) -> Iterator[tuple[LanguageModel, st
     for model, what in _reduced(part, depth=depth, layers=3, mlp=mlp):
         with torch.no_grad():
             for name, weight in model.named_parameters():
-                weight.add_({**SIZES, "depth.halt.weight": 0.3}.get(name, 0.3) * (1.0 if weight.numel() == 1 else randn(*weight.shape, seed=name)))
+                weight.add_(
+                    {**SIZES, "depth.halt.weight": 0.3}.get(name, 0.3)
+                    * (1.0 if weight.numel() == 1 else randn(*weight.shape, seed=name))
+                )
         yield model, f"{what} with {depth}"
 
 
