@@ -169,7 +169,8 @@ class CountsEveryCall(Streaming):
         assert isinstance(answer.state, CacheState)
         if given[2].shape[2]:
             return answer
-        return answer._replace(state=CacheState({name: x.drop(1) for name, x in answer.state.parts.items()}))
+        state = answer.state
+        return answer._replace(state=CacheState({"slots": state.slots.drop(1), "kept": state.kept.drop(1)}))
 
 
 @mutant("caches_of_tokens_that_leave")
@@ -177,7 +178,7 @@ class WeighsWhoLeft(H2o):
     """Adds what tokens gave that had left before the layer, if only others of the call had not."""
 
     def rows(self, *given: Any) -> Any:
-        return super().rows(*given[:-1], None)
+        return super().rows(*(*given[:-1], None))
 
 
 @mutant("caches_of_tokens_that_leave")
@@ -185,4 +186,4 @@ class AsksWhoLeft(Snapkv):
     """Chooses by the last tokens of a call, though they left before the layer, if only other rows had not."""
 
     def rows(self, *given: Any) -> Any:
-        return super().rows(*given[:-1], None)
+        return super().rows(*(*given[:-1], None))
