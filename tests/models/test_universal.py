@@ -107,7 +107,7 @@ def test_the_comparison_sees_keys_that_are_missing(monkeypatch) -> None:
         state = model(TOKENS[:, :6], state=model.initial_state(3)).state
         wanted = model(TOKENS[:, 6:], state=state).logits
         monkeypatch.setattr(
-            universal._Run, "remember", lambda self, step, x: self.new[0].update({str(step): self.old[0][str(step)]})
+            universal._Run, "remember", lambda self, step, x, _: self.new[0].update({str(step): self.old[0][str(step)]})
         )
         state = model(TOKENS[:, :6], state=model.initial_state(3)).state
         model.depth.halt.weight.mul_(-1)  # type: ignore[union-attr]

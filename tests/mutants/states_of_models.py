@@ -178,7 +178,8 @@ class WeighsWhoLeft(H2o):
     """Adds what tokens gave that had left before the layer, if only others of the call had not."""
 
     def rows(self, *given: Any) -> Any:
-        return super().rows(*(*given[:-1], None))
+        rows: Any = super().rows
+        return rows(*given[:-1], None)
 
 
 @mutant("caches_of_tokens_that_leave")
@@ -186,4 +187,5 @@ class AsksWhoLeft(Snapkv):
     """Chooses by the last tokens of a call, though they left before the layer, if only other rows had not."""
 
     def rows(self, *given: Any) -> Any:
-        return super().rows(*(*given[:-1], None))
+        rows: Any = super().rows
+        return rows(*given[:-1], None)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -269,8 +270,8 @@ class AttentionLayer(nn.Module):
             ShapeError: hidden states of another width; a context where none belongs, or none where one is needed.
             UnsupportedError: what the mechanism does not support.
         """
-        given = {"key_mask": key_mask, "positions": positions, "marks": marks, "state": state, "memory": memory}
-        got = self.values(x, context, **given, query_start=query_start, counted=counted)
+        given: dict[str, Any] = {"key_mask": key_mask, "positions": positions, "marks": marks, "counted": counted}
+        got = self.values(x, context, **given, state=state, memory=memory, query_start=query_start)
         return LayerOutput(self.output(got.values, x), got.state, got.memory, got.losses)
 
     def output(

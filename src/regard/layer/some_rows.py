@@ -1,6 +1,7 @@
 """What a layer answers to some rows of a batch: the keys of all are kept, averages are computed of those asked for."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -35,7 +36,7 @@ def of_rows(
         rows: of the batch, ascending.
         key_mask, positions, marks, state, counted: as `AttentionLayer.forward`, of the batch.
     """
-    given = {"key_mask": key_mask, "positions": positions, "marks": marks}
+    given: dict[str, Any] = {"key_mask": key_mask, "positions": positions, "marks": marks}
     picked = torch.tensor(rows, device=x.device)
     if state is None or marks is not None or not _apart(layer):
         got = layer.values(x, **given, state=state, counted=counted)

@@ -1,8 +1,6 @@
 """Laws of what runs the blocks of a model, and of halting."""
 
 import math
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -24,17 +22,15 @@ SIZES = {"depth.halt.weight": 0.1, "depth.halt.bias": -3.0, "depth.chooser.weigh
 TOKENS = torch.arange(3 * 11).reshape(3, 11) * 7 % 20
 
 
-def model_of(
-    part: type[Depth], layers: int = 2, shape: Mapping[str, Any] = MappingProxyType({}), **options: object
-) -> LanguageModel:
+def model_of(part: type[Depth], layers: int = 2, shape: Any = None, **options: object) -> LanguageModel:
     """A decoder whose blocks this scheme runs; weights are random, so that tokens halt at different steps.
 
     Args:
-        shape: more of its configuration.
+        shape: more of its configuration, by name; None: nothing.
         options: of the scheme.
     """
     mlp = "none" if options.get("transition") == "convolution" else "gelu"
-    config = ModelConfig(dim=16, heads=2, layers=layers, vocab_size=20, mlp=mlp, **shape)
+    config = ModelConfig(dim=16, heads=2, layers=layers, vocab_size=20, mlp=mlp, **(shape or {}))
     model = LanguageModel(config)
     model.depth = part(config, **options)
     with torch.no_grad():

@@ -230,7 +230,7 @@ def caches_of_tokens_that_leave(part: type[Cache]) -> None:
                     assert_close(got, whole.logits, tolerance=1e-10, what=f"{what}: pieces of {piece}")
                 rows = torch.cat([_read(model, row[None], piece=1)[0] for row in texts])
                 assert_close(rows, whole.logits, tolerance=1e-10, what=f"{what}: each row alone")
-                if model.layers[0].cache.waits:
+                if part.waits:
                     _compressed(model, texts, what)
 
 
@@ -241,6 +241,6 @@ def _compressed(model: LanguageModel, texts: Tensor, what: str) -> None:
         alone = torch.cat([_read(model, row[None], piece=1)[0] for row in texts])
     assert_close(alone, together[0], tolerance=1e-10, what=f"{what}: each row alone, compressed")
     for layer in model.layers:
-        budget = layer.cache.budget
+        assert isinstance(layer.cache, Eviction)
         kept = [x.shape[2] for name, x in together[1].tensors().items() if name.endswith("kept.slot")]
-        require(max(kept) <= budget, f"{what}: {max(kept)} slots kept, of {budget}")
+        require(max(kept) <= layer.cache.budget, f"{what}: {max(kept)} slots kept, of {layer.cache.budget}")
