@@ -119,3 +119,9 @@ def regard_error(run: str) -> str:
     with pytest.raises(ConfigError) as caught:
         evaluate(run)
     return str(caught.value)
+
+
+def test_training_in_bfloat16(regard, store, words):
+    answer = regard(*words, *BESIDE, "--dtype", "bfloat16", "--out", "rounded", "--json")
+    assert answer.code == 0, answer.err
+    assert figures(regard, "rounded")["nats_per_token"] > 0

@@ -6,6 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from regard.errors import ConfigError, DataError, UnsupportedError
 from regard.models import LanguageModel, ModelConfig
+from regard.models.depth.light_exit import of_unit_size
 from regard.models.generate import generate
 from regard.testing.compare import assert_close, assert_identical
 from regard.testing.inputs import randn
@@ -47,6 +48,30 @@ def test_each_token_by_the_formulas():
                 assert_close(got.hidden[row, t], model.norm(wanted), tolerance=1e-10, what=f"token {t} of row {row}")
     assert len(got.steps[:, 1:].unique()) > 1
     assert (got.steps[:, 0] == 4).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("size", [1e-30, 1e-5, 1.0, 300.0, 6e4, 1e20])
+def test_unit_size_whatever_the_squares(dtype, size):
+    """A float16 number above 256 has a square beyond float16, one of float32 above 2e19 beyond float32."""
+    hidden = torch.tensor([[size, -size / 2, 0, size], [0, 0, 0, 0]]).to(dtype)
+    if not hidden.isfinite().all() or not hidden.any():
+        pytest.skip("no such numbers")
+    exact = hidden[0].double() / hidden[0].double().abs().amax()
+    wanted = exact / exact.square().mean().sqrt()
+    slopes = torch.tensor([1.0, 2, 3, 4]).to(dtype)
+    for steady in (False, True):  # and in a transform, which looks at no number
+        hidden = hidden.detach().requires_grad_()
+        got = torch.func.vmap(of_unit_size)(hidden) if steady else of_unit_size(hidden)
+        assert_close(got[0].double(), wanted, tolerance=4 * torch.finfo(dtype).eps, what="h / rms(h)")
+        assert not got[1].any()
+        (slope,) = torch.autograd.grad((got * slopes).sum(), [hidden])
+        assert not slope[1].any(), "of the zeros"
+        scale = exact.square().mean().sqrt() * hidden[0].double().abs().amax()
+        by_hand = (slopes.double() - wanted * (slopes.double() * wanted).mean()) / scale
+        if by_hand.abs().amax() < torch.finfo(dtype).max:
+            bound = 8 * torch.finfo(dtype).eps * by_hand.abs().amax() + torch.finfo(dtype).smallest_normal
+            assert (slope[0].double() - by_hand).abs().amax() <= bound
 
 
 def test_no_token_leaves_at_one():

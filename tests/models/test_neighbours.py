@@ -202,3 +202,28 @@ def test_what_is_no_neighbour_is_refused():
     ):
         with pytest.raises(ConfigError, match=said):
             model_of(**wrong)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("temperature", [None, 0.7])
+def test_in_autocast_it_is_the_mixture_rounded(dtype, temperature):
+    """Products are of fewer bits than embeddings and hidden states; training has finite gradients."""
+    gate, (hidden, table), near = gate_of(neighbour_temperature=temperature).float(), inputs(), found()
+    hidden, table = hidden.float(), table.float().requires_grad_()
+    wanted = gate(hidden, table, near)
+    for states in (hidden, hidden.to(dtype)):
+        with torch.autocast("cpu", dtype=dtype):
+            got = gate(states, table, near)
+        assert got.dtype == states.dtype
+        torch.testing.assert_close(got.float(), wanted, rtol=0, atol=0.05)
+        (slope,) = torch.autograd.grad(got.float().square().sum(), [table])
+        assert slope.isfinite().all()
+
+
+def test_squared_distances_beyond_float16_are_told_apart():
+    """Of keys of length 500: infinite in float16, which would weigh all alike, or none."""
+    (hidden, table), gate = inputs(), gate_of(neighbour_temperature=1e4)
+    near = found()._replace(distances=torch.tensor([1e5, 2e5, 3e5, 4e5]).expand(2, 3, 4))
+    got = gate.half()(hidden.half(), table.half(), near)
+    wanted = gate.double()(hidden.half().double(), table.half().double(), near)
+    torch.testing.assert_close(got.double(), wanted, rtol=0, atol=0.01)

@@ -107,7 +107,7 @@ def test_the_comparison_sees_keys_that_are_missing(monkeypatch) -> None:
         state = model(TOKENS[:, :6], state=model.initial_state(3)).state
         wanted = model(TOKENS[:, 6:], state=state).logits
         monkeypatch.setattr(
-            universal._Run, "remember", lambda self, step, x: self.new[0].update({str(step): self.old[0][str(step)]})
+            universal._Run, "remember", lambda self, step, x, _: self.new[0].update({str(step): self.old[0][str(step)]})
         )
         state = model(TOKENS[:, :6], state=model.initial_state(3)).state
         model.depth.halt.weight.mul_(-1)  # type: ignore[union-attr]
@@ -190,3 +190,17 @@ def test_what_it_refuses() -> None:
             model_of(**{"depth": "universal", "norm": "pre", **options})
     with pytest.raises(ConfigError, match="depth must be fixed: the decoder runs blocks that read a source"):
         EncoderDecoderConfig(depth="universal")
+
+
+@pytest.mark.parametrize("lookup", [0, 3])
+def test_generated_tokens_count_blocks_and_not_steps(lookup: int) -> None:
+    """A step of two blocks is two."""
+    model = model_of("universal(steps=5)", layers=2)
+    with torch.no_grad():
+        model.depth.halt.weight.mul_(3)
+        model.depth.halt.bias.fill_(-1.0)
+    (row,) = generate(model, TOKENS[:1], max_new_tokens=6, temperature=0, lookup=lookup)
+    steps = model(torch.cat([TOKENS[:1], row.tokens[None]], 1)).steps
+    assert len(steps.unique()) > 1
+    assert row.layers == tuple((2 * steps[0, 11:17]).tolist())
+    assert model.depth.most == 10

@@ -14,6 +14,7 @@ from regard.models.depth._base import Looped, Readout, Threads
 from regard.models.depth.early_exit import EarlyExit
 from regard.models.depth.fixed import Fixed
 from regard.models.depth.universal import Halting, Universal
+from regard.state import Summary
 from tests.mutants import mutant
 
 
@@ -54,6 +55,15 @@ class CountsAlone(Universal):
     def after(self, halting: Halting, hidden: Tensor, *, last: bool) -> Halting:
         got = super().after(halting, hidden, last=last)
         return got._replace(rest=got.rest.detach() + 0 * got.total)
+
+
+@mutant("depth_counts_blocks")
+class CountsSteps(Universal):
+    """A step counts as one block, however many it runs."""
+
+    @property
+    def each(self) -> int:
+        return 1
 
 
 @mutant("depth_keeps_the_future_out")
@@ -154,3 +164,30 @@ class RemembersNothing(EarlyExit):
             if at >= used and before is not None:
                 states[at] = block.remember(torch.zeros_like(x), state=before)
         return looped._replace(states=states)
+
+
+@mutant("depth_reads_nothing")
+class CountsEmptyCalls(EarlyExit):
+    """Counts a call of no tokens as one."""
+
+    def means(self, x: Tensor, key_mask: Tensor | None, past: Summary | None) -> tuple[Tensor, Summary]:
+        mean, after = super().means(x, key_mask, past)
+        return mean, after if x.shape[1] else Summary({"sum": after["sum"], "count": after["count"] + 1}, after.length)
+
+
+@mutant("depth_rounds_in_autocast")
+class DropsSmallNumbers(Fixed):
+    """Writes hidden states into whole numbers where products have fewer bits than they."""
+
+    def forward(self, blocks: Sequence[Block], x: Tensor, threads: Threads, **given: Any) -> Looped:
+        looped = super().forward(blocks, x, threads, **given)
+        short = torch.is_autocast_enabled("cpu")
+        return looped._replace(hidden=looped.hidden.round()) if short else looped
+
+
+@mutant("exits_by_definition")
+class PlansTheFirst(EarlyExit):
+    """A plan holds for the first tokens of a text, too, that are to take every block."""
+
+    def plan(self, read: Tensor, slots: Tensor) -> Tensor:
+        return super().plan(read, torch.full_like(slots, self.whole))

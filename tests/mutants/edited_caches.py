@@ -73,6 +73,15 @@ CACHES = (
         "test_a_nan_under_padding_reaches_no_weight",
     ),
     Edit(
+        "weights: tokens that left before the layer count",
+        f"{ROWS}:weights_of",
+        "asked & counted[:, None, lead:]",
+        "asked",
+        EVICTIONS,
+        "test_queries_that_do_not_count_weigh_nothing",
+        (True,),
+    ),
+    Edit(
         "weights: those of the last row alone",
         f"{BASE}:Eviction.append",
         'view["weight"] + seen.weights',

@@ -12,6 +12,7 @@ from regard.errors import UnsupportedError
 from regard.memory import MemoryState
 from regard.memory.caches._base import CacheState
 from regard.memory.caches.h2o import H2o
+from regard.memory.caches.snapkv import Snapkv
 from regard.memory.caches.streaming import Streaming
 from regard.memory.memorizing import Memorizing
 from regard.memory.recent import Recent
@@ -157,3 +158,34 @@ class DropsWhatItGivesBack(Streaming):
         assert isinstance(answer.state, CacheState)
         parts = {name: _Forgetful(**vars(part)) for name, part in answer.state.parts.items()}
         return answer._replace(state=CacheState(parts))
+
+
+@mutant("decoders_with_a_cache_read_nothing")
+class CountsEveryCall(Streaming):
+    """Drops the oldest slot at every call, whether a token came or not."""
+
+    def rows(self, *given: Any) -> Any:
+        answer = super().rows(*given)
+        assert isinstance(answer.state, CacheState)
+        if given[2].shape[2]:
+            return answer
+        state = answer.state
+        return answer._replace(state=CacheState({"slots": state.slots.drop(1), "kept": state.kept.drop(1)}))
+
+
+@mutant("caches_of_tokens_that_leave")
+class WeighsWhoLeft(H2o):
+    """Adds what tokens gave that had left before the layer, if only others of the call had not."""
+
+    def rows(self, *given: Any) -> Any:
+        rows: Any = super().rows
+        return rows(*given[:-1], None)
+
+
+@mutant("caches_of_tokens_that_leave")
+class AsksWhoLeft(Snapkv):
+    """Chooses by the last tokens of a call, though they left before the layer, if only other rows had not."""
+
+    def rows(self, *given: Any) -> Any:
+        rows: Any = super().rows
+        return rows(*given[:-1], None)

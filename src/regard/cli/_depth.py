@@ -37,20 +37,17 @@ def leave_early(model: "LanguageModel", exits: str, run: str, *, published: bool
 
 
 def require_depths(model: Any) -> int:
-    """The most blocks, or steps of `universal`, that a token takes in a model whose tokens take as many as they need.
+    """How many blocks a token takes at most, of a model whose tokens take as many as they need.
 
     Raises:
         ConfigError: every token takes every block.
     """
-    from regard.benchmark.decisions import most_steps
-
-    most = most_steps(model)
-    if most is None:
+    if model.depth.most is None:
         raise ConfigError(
             "every token of this model takes every block: --show-depth is for exits; regard calibrate finds their "
             "threshold, and --exits uses it"
         )
-    return most
+    return int(model.depth.most)
 
 
 def coloured(pieces: "Iterable[Piece]", most: int) -> None:

@@ -182,7 +182,6 @@ def _continue(
     options: Options, model: "LanguageModel | Continuing", tokenizer: "Reader", stop_tokens: tuple[int, ...]
 ) -> int:
     """The continuation of the prompt, as it comes; of every prompt of a batch, when it is whole."""
-    from regard.benchmark.decisions import most_steps
     from regard.models.generate import stream
 
     sampling = _sampling(options, does="continues text")
@@ -198,7 +197,7 @@ def _continue(
         prompt = _prompt(options)
         pieces = stream(model, [prompt], stop_tokens=stop_tokens, tokenizer=tokenizer, **sampling)
         if options.json:
-            machine(prompt, pieces, most_steps(decoder))
+            machine(prompt, pieces, decoder.depth.most)
             return 0
         if most is not None:
             coloured(pieces, most)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -247,6 +248,7 @@ class AttentionLayer(nn.Module):
         state: State | None = None,
         memory: MemoryState | None = None,
         query_start: int | None = None,
+        counted: Bool[Tensor, "batch length"] | None = None,
     ) -> LayerOutput:
         """Attend from `x` to itself, or to `context` in a cross-attention layer.
 
@@ -262,21 +264,14 @@ class AttentionLayer(nn.Module):
             memory: what earlier segments left, from `Memory.initial_state` or an earlier call. Without a state `x` is a
                 whole segment; with one it goes on with a segment that ends at `next_segment`.
             query_start: in a cross-attention layer, how many queries came before.
+            counted: the tokens whose queries count where a cache policy weighs; None: all.
 
         Raises:
             ShapeError: hidden states of another width; a context where none belongs, or none where one is needed.
             UnsupportedError: what the mechanism does not support.
         """
-        got = self.values(
-            x,
-            context,
-            key_mask=key_mask,
-            positions=positions,
-            marks=marks,
-            state=state,
-            memory=memory,
-            query_start=query_start,
-        )
+        given: dict[str, Any] = {"key_mask": key_mask, "positions": positions, "marks": marks, "counted": counted}
+        got = self.values(x, context, **given, state=state, memory=memory, query_start=query_start)
         return LayerOutput(self.output(got.values, x), got.state, got.memory, got.losses)
 
     def output(
@@ -296,6 +291,7 @@ class AttentionLayer(nn.Module):
         state: State | None = None,
         memory: MemoryState | None = None,
         query_start: int | None = None,
+        counted: Bool[Tensor, "batch length"] | None = None,
     ) -> LayerValues:
         """The averages of every head, before the output projection; arguments and errors as `forward`."""
         check_hidden("x", x, self.dim, state)
@@ -329,7 +325,8 @@ class AttentionLayer(nn.Module):
                 raise UnsupportedError(SLOTS_ONLY)
         start = query_start or 0 if self.cross else query_start  # queries of a source are none of its tokens
         if self.cache is not None:
-            got = self.cache(attention, q, k, v, key_mask=keep, bias=bias, marks=marks, state=state)
+            given = {"key_mask": keep, "bias": bias, "marks": marks, "state": state}
+            got = self.cache(attention, q, k, v, **given, counted=counted)
         else:
             given = {"key_mask": keep, "bias": bias, "marks": marks, "inputs": inputs}
             got = attention(q, k, v, **given, query_start=start, state=state)

@@ -23,6 +23,7 @@ def of_rows(
     positions: Int[Tensor, "*batch length"] | None = None,
     marks: Int[Tensor, "batch length"] | None = None,
     state: State | None = None,
+    counted: Bool[Tensor, "batch length"] | None = None,
 ) -> LayerOutput:
     """As `layer(x, ...)` in evaluation; `hidden` (rows, length, dim) is that of some rows.
 
@@ -33,12 +34,12 @@ def of_rows(
     Args:
         layer: of self-attention.
         rows: of the batch, ascending.
-        key_mask, positions, marks, state: as `AttentionLayer.forward`, of the batch.
+        key_mask, positions, marks, state, counted: as `AttentionLayer.forward`, of the batch.
     """
     given: dict[str, Any] = {"key_mask": key_mask, "positions": positions, "marks": marks}
     picked = torch.tensor(rows, device=x.device)
     if state is None or marks is not None or not _apart(layer):
-        got = layer.values(x, **given, state=state)
+        got = layer.values(x, **given, state=state, counted=counted)
         return LayerOutput(layer.output(got.values[picked], x[picked]), got.state, got.memory, got.losses)
     scheme, attention, past, length = layer.position, layer.attention, state.length, x.shape[1]
     if scheme is not None and scheme.absolute:

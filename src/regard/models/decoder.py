@@ -361,7 +361,7 @@ class LanguageModel(nn.Module):
         while first < tokens.shape[1] or not parts:
             cut = slice(first, first + size - past.running)
             mask = None if key_mask is None else key_mask[:, cut]
-            hidden, after, more, _ = self._segment(tokens[:, cut], mask, None, past, told)
+            hidden, after, more, *_ = self._segment(tokens[:, cut], mask, None, past, told)
             assert after is not None
             past = self.next_segment(after) if streaming and after.running == size else after
             parts.append(hidden)
@@ -393,7 +393,7 @@ class LanguageModel(nn.Module):
             add_losses(losses, of_layer, names)
         losses |= of_depth(looped.own)
         after = None if state is None else ModelState.of(looped.states, looped.memories, tail)
-        return Hidden(x if self.norm is None else self.norm(x), after, losses, looped.steps)
+        return Hidden(x if self.norm is None else self.norm(x), after, losses, looped.steps, self.depth.each)
 
     def _readout(self, hidden: Tensor) -> Tensor:
         """The logits of hidden states that have not passed the last norm."""

@@ -57,7 +57,7 @@ class Piece(NamedTuple):
 
 class Following(NamedTuple):
     """What follows the last token of every row. logits: (batch, vocab). state: if one was passed. layers: (batch,), as
-    `Hidden.steps`, of that token."""
+    `Hidden.blocks`, of that token."""
 
     logits: Tensor
     state: ModelState | None
@@ -371,7 +371,7 @@ def read(
         mask = slots >= start[:, None] if past == 0 else None
         positions = (slots - start[:, None]).clamp_min(0) if model.embeddings.placed else None
     output = model.hidden(tokens, key_mask=mask, positions=positions, state=state)
-    layers = None if output.steps is None else output.steps[:, -1]
+    layers = None if output.blocks is None else output.blocks[:, -1]
     return Following(model.logits(output.hidden[:, -1]), output.state, layers)
 
 

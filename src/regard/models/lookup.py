@@ -55,8 +55,8 @@ def checked(model: LanguageModel, new: Sequence[int], draft: Sequence[int], stat
         assert output.state is not None
         return output, output.state
 
-    (hidden, _, _, steps), after = read([*new, *draft])
-    logits = model.logits(hidden[0, len(new) - 1 :])
+    output, after = read([*new, *draft])
+    logits = model.logits(output.hidden[0, len(new) - 1 :])
     picked = Sampling(temperature=0.0).pick(logits, torch.zeros(len(logits), dtype=torch.float64)).tolist()
     right = next((at for at, token in enumerate(draft) if picked[at] != token), len(draft))
     wrong = len(draft) - right
@@ -65,5 +65,5 @@ def checked(model: LanguageModel, new: Sequence[int], draft: Sequence[int], stat
             after = after.rewind(wrong)
         except UnsupportedError:
             after = read([*new, *draft[:right]])[1]
-    layers = None if steps is None else steps[0, len(new) - 1 :].tolist()[: right + 1]
+    layers = None if output.blocks is None else output.blocks[0, len(new) - 1 :].tolist()[: right + 1]
     return Checked(picked[: right + 1], after, layers)

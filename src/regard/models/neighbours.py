@@ -10,6 +10,7 @@ from regard.core import generator
 from regard.errors import InputError, ShapeError, UnsupportedError
 from regard.layer import linear
 from regard.models.config import ModelConfig
+from regard.precision import accumulation_dtype
 
 
 class NeighbourTokens(NamedTuple):
@@ -56,15 +57,17 @@ class NeighbourGate(nn.Module):
         """
         there = neighbours.tokens >= 0
         embedded = nn.functional.embedding(neighbours.tokens.clamp_min(0), table)
-        logits = (embedded @ hidden[..., None])[..., 0]
+        wide = accumulation_dtype(hidden.dtype)  # squared distances leave float16
+        logits = (embedded @ hidden[..., None])[..., 0].to(wide)
         if self.temperature is not None:
             far = neighbours.distances.masked_fill(~there, 0)
-            logits = logits - far.to(logits.dtype) / self.temperature
+            logits = logits - far.to(wide) / self.temperature
         some = there.any(-1, keepdim=True)
         logits = logits.masked_fill(~there & some, float("-inf"))  # with none, any finite row: it is not used
-        mean = (logits.softmax(-1)[..., None, :] @ embedded)[..., 0, :]
+        mean = (logits.softmax(-1).to(embedded.dtype)[..., None, :] @ embedded)[..., 0, :]
         own = self.gate(hidden).sigmoid()
-        return torch.where(some, torch.lerp(mean, hidden, own), hidden)
+        mixed = torch.lerp(mean.to(hidden.dtype), hidden, own.to(hidden.dtype))  # autocast gives products its own dtype
+        return torch.where(some, mixed, hidden)
 
 
 def given(

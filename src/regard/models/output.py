@@ -18,9 +18,16 @@ class ModelOutput(NamedTuple):
 
 
 class Hidden(NamedTuple):
-    """hidden: (batch, length, dim), what the output layer reads. The others: as `ModelOutput`."""
+    """hidden: (batch, length, dim), what the output layer reads. each: blocks that a step is. The others: as
+    `ModelOutput`."""
 
     hidden: Tensor
     state: ModelState | None
     losses: dict[str, Tensor]
     steps: Tensor | None = None
+    each: int = 1
+
+    @property
+    def blocks(self) -> Tensor | None:
+        """Blocks that every token took, (batch, length), of a depth that decides."""
+        return self.steps if self.steps is None or self.each == 1 else self.steps * self.each

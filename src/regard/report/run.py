@@ -177,7 +177,7 @@ def _texts(
     if model.limit is not None:
         most_new = max(1, min(most_new, model.limit - len(tokenizer.encode(prompt))))
     pieces = stream(model, [prompt], max_new_tokens=most_new, stop_tokens=run.stop_tokens, tokenizer=tokenizer)
-    written = [[piece.text, piece.layers] for piece in pieces]
+    written = [[piece.text, None if piece.layers is None else piece.layers // model.depth.each] for piece in pieces]
     texts = [{"title": "Written by the model", "prompt": prompt, "pieces": written}]
     read = found["calibration"]["sample"] if found["calibration"] else []
     return texts + [{"title": "Passages of the calibration, read", "prompt": "", "pieces": one} for one in read]

@@ -287,3 +287,38 @@ def test_what_a_policy_does_not_serve():
         cache(mechanism, q, k, v, marks=torch.zeros(2, 5, dtype=torch.long))
     with pytest.raises(UnsupportedError, match="for evaluation"):
         cache.train()(mechanism, q, k, v)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("padded", [False, True])
+def test_queries_that_do_not_count_weigh_nothing(padded):
+    """As if they had given nothing, in any split; and a call in which none counts has no part in what is kept."""
+    mechanism, cache = started("h2o(budget=8, recent=3)")
+    q, k, v = draw(30)
+    mask = torch.ones(2, 30, dtype=torch.bool)
+    mask[1, :4] = not padded
+    counted = torch.rand(2, 30, generator=torch.Generator().manual_seed(2)) < 0.4
+    counted[:, 20:24] = False
+    found = []
+    for sizes in ([30], [1] * 30, [20, 4, 6]):
+        state, first = cache.initial_state(mechanism, 2, dtype=torch.float64), 0
+        for size in sizes:
+            at = slice(first, first + size)
+            queries = q[:, :, at] if counted[:, at].any() else q[:, :, :0]
+            given = {"key_mask": mask[:, at] if padded else None, "state": state, "counted": counted[:, at]}
+            state, first = cache(mechanism, queries, k[:, :, at], v[:, :, at], **given).state, first + size
+        found.append(state)
+    for name, kept in found[0].tensors().items():
+        for other in found[1:]:
+            torch.testing.assert_close(other.tensors()[name], kept, rtol=1e-5, atol=1e-7)
+    everything = cache(mechanism, q, k, v, key_mask=mask, state=cache.initial_state(mechanism, 2, dtype=q.dtype)).state
+    assert not torch.equal(everything.kept.view()["slot"], found[0].kept.view()["slot"])
+    weight = cache(
+        mechanism,
+        *(x[:, :, :6] for x in (q, k, v)),
+        key_mask=mask[:, :6] if padded else None,
+        counted=counted[:, :6],
+        state=cache.initial_state(mechanism, 2, dtype=q.dtype),
+    ).state.kept.view()["weight"]  # of two query heads each, while nothing was dropped
+    real = counted[:, :6] & mask[:, :6]
+    torch.testing.assert_close(weight.sum((1, 2)), real.sum(1).float() * HEADS.count, rtol=1e-5, atol=1e-5)

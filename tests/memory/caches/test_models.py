@@ -149,3 +149,22 @@ def test_layers_that_have_no_list_of_slots_of_their_own():
     model.reduce_cache("h2o")
     with pytest.raises(UnsupportedError, match="for evaluation"):
         model.train()(tokens_of(5))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("spec", SPECS)
+def test_no_dtype_is_that_of_the_process(spec):
+    """A float32 model under a default of float64."""
+    model, tokens = model_of().float(), tokens_of(26)
+    model.reduce_cache(spec)
+    wanted, seen = model(tokens).logits, model.initial_state(1)
+    torch.set_default_dtype(torch.float64)
+    try:
+        got, state = model(tokens).logits, model.initial_state(1)
+        for at in range(26):
+            seen, state = (model(tokens[:, at : at + 1], state=past).state for past in (seen, state))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(got, wanted)
+    assert {name: x.dtype for name, x in state.tensors().items()} == {n: x.dtype for n, x in seen.tensors().items()}
+    assert torch.float64 not in {x.dtype for x in state.tensors().values()}

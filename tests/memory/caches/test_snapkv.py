@@ -117,6 +117,25 @@ def test_of_a_model():
     assert model(tokens[:, :3], state=state).state["layers"]["1"].kept.kept == BUDGET + 3
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["softmax", "shaw"])
+def test_without_a_query_that_chooses_the_newest_stay(name):
+    """Of keys alone, of tokens that left before the layer, and of no token behind a state that is too long."""
+    mechanism, cache = started(mechanism=name)
+    q, k, v = draw(30)
+    before = cache(mechanism, q, k, v, state=cache.initial_state(mechanism, 2, dtype=torch.float64)).state
+    cache.due = True
+    nobody, begin = torch.zeros(2, 30, dtype=torch.bool), cache.initial_state(mechanism, 2, dtype=torch.float64)
+    for queries in (q[:, :, :0], q):
+        state = cache(mechanism, queries, k, v, counted=nobody, state=begin).state
+        assert (state.kept.view()["slot"] == torch.arange(30 - BUDGET, 30)).all()
+    got = cache(mechanism, *(x[:, :, :0] for x in (q, k, v)), state=before)
+    assert got.values.shape == (2, 4, 0, 3)
+    assert (got.state.kept.view()["slot"] == torch.arange(30 - BUDGET, 30)).all()
+    state = cache(mechanism, *(x[:, :, :5] for x in (q, k, v)), counted=nobody[:, :5], state=got.state).state
+    assert (state.kept.view()["slot"] == torch.arange(35 - BUDGET, 35)).all()
+
+
 def test_what_it_does_not_serve():
     for options, why in (("budget=3, window=4", "at least window=4, got 3"), ("pool=4", "pool must be odd")):
         with pytest.raises(ConfigError, match=why):

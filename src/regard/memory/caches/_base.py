@@ -140,8 +140,12 @@ class Cache(Configured, ABC):
         bias: ScoreBias | None = None,
         marks: Int[Tensor, "batch keys"] | None = None,
         state: State | None = None,
+        counted: Bool[Tensor, "batch keys"] | None = None,
     ) -> Attended:
         """The mechanism's answer to the rows of a call on a reduced state; without one, as from the first slot on.
+
+        Args:
+            counted: the tokens whose queries have a part in what is kept, such as those that have not left; None: all.
 
         Raises:
             UnsupportedError: training, marks, or padding where the policy has no rows of unequal length.
@@ -160,7 +164,7 @@ class Cache(Configured, ABC):
         past = own if state is None else state
         self._check_state(past, own)
         assert isinstance(past, States)
-        answer = self.rows(attention, q, k, v, key_mask, bias, past)
+        answer = self.rows(attention, q, k, v, key_mask, bias, past, counted)
         if answer.state is not None:
             answer.state.belong(self.owner)
         return answer._replace(state=None if state is None else answer.state)
@@ -194,6 +198,7 @@ class Cache(Configured, ABC):
         key_mask: Tensor | None,
         bias: ScoreBias | None,
         state: States,
+        counted: Tensor | None,
     ) -> Attended:
         """The values of every row of a call, and the state behind the last one."""
 
@@ -202,8 +207,8 @@ class Eviction(Cache):
     """Template: policies that drop whole slots, for each batch row and head of keys its own.
 
     After every row, while more than `budget` slots are kept, the one of the lowest worth goes; of equal ones the
-    earlier. Padding is never kept beside real slots that would fit, nor does a padded query weigh anything. Keys stay
-    where they were: rotated ones keep their angle, biases their distance.
+    earlier. Padding is never kept beside real slots that would fit; a padded query weighs nothing, nor does that of a
+    token which left before the layer. Keys stay where they were: rotated ones keep their angle, biases their distance.
 
     State: budget (d + d_v) numbers for each head of keys, and 4 bytes for each slot: where it is; under policies that
     weigh 4 more.
@@ -256,6 +261,7 @@ class Eviction(Cache):
         key_mask: Tensor | None,
         bias: ScoreBias | None,
         state: States,
+        counted: Tensor | None,
     ) -> Attended:
         assert isinstance(state, CacheState)
         parts, first, keys = list[Tensor](), 0, k.shape[2]
@@ -263,7 +269,8 @@ class Eviction(Cache):
         while first < keys or not parts:
             stop = min(keys, first + max(self.budget + 1 - state.kept.kept, 1))  # no eviction before the last of them
             part = rows_of(q, k, v, key_mask, bias, first, stop, past)
-            seen, state = self.append(attention, *part, state, weigh=self.weighs)
+            asked = None if counted is None else counted[:, first:stop]
+            seen, state = self.append(attention, *part, state, weigh=self.weighs, counted=asked)
             state, first = self.evict(state), stop
             parts.append(seen.values)
         return Attended(parts[0] if len(parts) == 1 else torch.cat(parts, 2), state)
@@ -279,14 +286,16 @@ class Eviction(Cache):
         state: CacheState,
         *,
         weigh: bool,
+        counted: Tensor | None = None,
     ) -> tuple[Seen, CacheState]:
         """What rows saw between which nothing is dropped, weighed if asked, and the state with them."""
         first, keys = state.length, k.shape[2]
-        seen = together(attention, q, k, v, key_mask, bias, state.slots, state.kept.view()["slot"], weigh=weigh)
+        asked = {"weigh": weigh, "counted": counted}
+        seen = together(attention, q, k, v, key_mask, bias, state.slots, state.kept.view()["slot"], **asked)
         at = torch.arange(first, first + keys, dtype=torch.int32, device=k.device).expand(*k.shape[:2], keys)
         new = {"slot": at if key_mask is None else at.masked_fill(~key_mask[:, None], -1)}
         if self.weighs:
-            new["weight"] = torch.zeros(at.shape, device=k.device)
+            new["weight"] = torch.zeros(at.shape, dtype=torch.float32, device=k.device)
         kept = state.kept.append(**new)
         if self.weighs and seen.weights is not None:
             view = kept.view()

@@ -32,21 +32,27 @@ def together(
     slot: Int[Tensor, "batch kv_heads slots"],
     *,
     weigh: bool,
+    counted: Tensor | None,
 ) -> Seen:
     """Attend to kept slots and to the new ones.
 
     Where nothing was dropped the mechanism goes on from its own state, bit for bit. Where it sees content alone, the
     kept slots stand side by side, and a bias is read at the distances that they have. Else they are put back where they
     were, each head of keys in a batch row of its own, and what is missing is masked.
+
+    Args:
+        weigh: whether weights are asked for.
+        counted: (batch, keys), the tokens whose queries weigh; None: all real ones.
     """
+    asked = {"weigh": weigh, "counted": counted}
     if slots.kept == slots.length:
-        return _on(attention, q, k, v, key_mask, bias, slots, weigh=weigh)
+        return _on(attention, q, k, v, key_mask, bias, slots, **asked)
     if attention.info.sees_content_only:
         if bias is not None:
             bias = at_slots(bias, slot, attention.heads.count, q.shape[2], k.shape[2], slots.length)
-        seen = _on(attention, q, k, v, key_mask, bias, replace(slots, length=slots.kept), weigh=weigh)
+        seen = _on(attention, q, k, v, key_mask, bias, replace(slots, length=slots.kept), **asked)
         return seen._replace(slots=replace(seen.slots, length=slots.length + k.shape[2]))
-    return _put_back(attention, q, k, v, key_mask, bias, slots, slot, weigh=weigh)
+    return _put_back(attention, q, k, v, key_mask, bias, slots, slot, **asked)
 
 
 def _on(
@@ -59,9 +65,10 @@ def _on(
     past: Slots,
     *,
     weigh: bool,
+    counted: Tensor | None,
 ) -> Seen:
     answer = attention(q, k, v, key_mask=key_mask, bias=bias, state=past)
-    weights = weights_of(attention, q, k, v, key_mask, bias, past) if weigh and q.shape[2] else None
+    weights = weights_of(attention, q, k, v, key_mask, bias, past, counted) if weigh and q.shape[2] else None
     return Seen(answer.values, cast(Slots, answer.state), weights)
 
 
@@ -73,8 +80,9 @@ def weights_of(
     key_mask: Tensor | None,
     bias: ScoreBias | None,
     past: Slots,
+    counted: Tensor | None,
 ) -> Float[Tensor, "batch kv_heads slots"]:
-    """What the real queries gave each slot, summed over them and over the heads of a group.
+    """What the real queries that count gave each slot, summed over them and over the heads of a group.
 
     The output is affine in the values, so its gradient by the first channel of a value is the sum of the weights that
     this value got: no weight of a pair is ever kept.
@@ -84,9 +92,12 @@ def weights_of(
         old, new = data["v"].requires_grad_(), _own(v).requires_grad_()
         before = Slots(Tape(data, past.kept, past.kept), 0, past.kept, past.length, {}, past.of)
         q, mask = _own(q), None if key_mask is None else _own(key_mask)
-        asked = None if mask is None else mask[:, None, mask.shape[1] - q.shape[2] :]
+        lead = k.shape[2] - q.shape[2]
+        asked = None if mask is None else mask[:, None, lead:]
         if asked is not None:
             q = q.masked_fill(~asked[..., None], 0)  # a padded query may be NaN, and would make its weights so
+        if counted is not None:
+            asked = counted[:, None, lead:] if asked is None else asked & counted[:, None, lead:]
         if bias is not None:
             parts = {name: getattr(bias, name) for name in ("curve", "query", "relative", "table")}
             bias = replace(bias, **{name: _own(x) for name, x in parts.items() if x is not None})
@@ -140,6 +151,7 @@ def _put_back(
     slot: Tensor,
     *,
     weigh: bool,
+    counted: Tensor | None,
 ) -> Seen:
     batch, kv, _ = slot.shape
     length, group, queries = slots.length, attention.heads.group, q.shape[2]
@@ -157,11 +169,13 @@ def _put_back(
     if bias is not None:
         query, table = (x if x is None or len(x) == 1 else x.repeat_interleave(kv, 0) for x in (bias.query, bias.table))
         bias = replace(bias, query=query, table=table)
-    seen = _on(attention, q, new_k, new_v, mask, bias, past, weigh=weigh)
-    of_group = seen.values.view(batch, kv, kv, group, queries, -1).diagonal(dim1=1, dim2=2).movedim(-1, 1)
+    counted = None if counted is None else counted.repeat_interleave(kv, 0)
+    seen = _on(attention, q, new_k, new_v, mask, bias, past, weigh=weigh, counted=counted)
+    width = seen.values.shape[3]  # -1 would be undecided without queries, or without rows
+    of_group = seen.values.view(batch, kv, kv, group, queries, width).diagonal(dim1=1, dim2=2).movedim(-1, 1)
     new = {name: x[::kv, :, length:] for name, x in seen.slots.view().items() if name != "key_mask"}
     weights = None
     if seen.weights is not None:
-        own = seen.weights.view(batch, kv, kv, -1).diagonal(dim1=1, dim2=2).movedim(-1, 1)
+        own = seen.weights.view(batch, kv, kv, seen.weights.shape[2]).diagonal(dim1=1, dim2=2).movedim(-1, 1)
         weights = torch.cat([own[..., :length].gather(2, at.clamp(max=length - 1)), own[..., length:]], 2)
     return Seen(of_group.flatten(1, 2), slots.append(key_mask, **new), weights)

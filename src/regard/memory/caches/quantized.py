@@ -143,6 +143,7 @@ class Quantized(Cache):
         key_mask: Tensor | None,
         bias: ScoreBias | None,
         state: States,
+        counted: Tensor | None,
     ) -> Attended:
         assert isinstance(state, CodedState)
         past, keys = state.length, k.shape[2]

@@ -23,7 +23,8 @@ class Snapkv(Eviction):
     in sums that are averaged over neighbouring slots, and the slots of those queries themselves.
 
     Between two compressions the state grows. Tokens behind the named point have no part in the choice; a call of fewer
-    tokens than `window` chooses by what it has.
+    tokens than `window` chooses by what it has, and one without any, or whose tokens all left before the layer, keeps
+    the newest.
 
     Source: Li et al. 2024, SnapKV, sections 4.1 and 4.2.
     """
@@ -76,6 +77,7 @@ class Snapkv(Eviction):
         key_mask: Tensor | None,
         bias: ScoreBias | None,
         state: States,
+        counted: Tensor | None,
     ) -> Attended:
         assert isinstance(state, CacheState)
         past, keys = state.length, k.shape[2]
@@ -88,10 +90,12 @@ class Snapkv(Eviction):
             seen, state = self.append(attention, *part, state, weigh=False)
             parts.append(seen.values)
         part = rows_of(q, k, v, key_mask, bias, split, keys, past)
-        seen, state = self.append(attention, *part, state, weigh=True)
-        assert seen.weights is not None
-        weighed = state.kept.with_tensors(state.kept.view())
-        weighed.tape.data["weight"] = seen.weights
+        asked = None if counted is None else counted[:, split:]
+        seen, state = self.append(attention, *part, state, weigh=True, counted=asked)
+        weighed, weights = state.kept.with_tensors(state.kept.view()), seen.weights
+        if weights is None:  # no query chooses
+            weights = torch.zeros(weighed.view()["slot"].shape, dtype=torch.float32, device=k.device)
+        weighed.tape.data["weight"] = weights
         chosen = self.evict(CacheState({"slots": state.slots, "kept": weighed}))
         del chosen.kept.tape.data["weight"]
         return Attended(torch.cat([*parts, seen.values], 2), chosen)

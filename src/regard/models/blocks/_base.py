@@ -108,15 +108,18 @@ class Block(nn.Module, ABC):
         state: State | None = None,
         memory: MemoryState | None = None,
         only: Bool[Tensor, "batch length"] | None = None,
+        counted: Bool[Tensor, "batch length"] | None = None,
     ) -> LayerOutput:
         """The hidden states after this block; state, memory and losses as `AttentionLayer` returns them.
 
         Args:
             only: the tokens whose hidden states are asked for, where the MLP of the others may be left out, and the
                 averages of rows without any; what comes back for them means nothing. Keys and values are those of all.
+            counted: as `AttentionLayer.forward`.
         """
         x, again = self.placed(x, positions), self.checkpoint == "block"
-        call = self.run if only is None else partial(self.run, only=only)
+        asked = {name: tokens for name, tokens in (("only", only), ("counted", counted)) if tokens is not None}
+        call = partial(self.run, **asked) if asked else self.run
         return recomputed(again, call, x, key_mask, positions, marks, memory, module=self, state=state)
 
     @property
@@ -142,6 +145,7 @@ class Block(nn.Module, ABC):
         memory: MemoryState | None,
         state: State | None,
         only: Tensor | None = None,
+        counted: Tensor | None = None,
     ) -> LayerOutput:
         """The algorithm, which a backward pass may run again."""
 
@@ -169,8 +173,9 @@ class Block(nn.Module, ABC):
         assert self.mlp is not None
         if only is None:
             return in_pieces(self.mlp, x, self.mlp_chunks)
-        whole = torch.zeros_like(x)
-        whole[only] = in_pieces(self.mlp, x[only][None], self.mlp_chunks)[0]
+        found = in_pieces(self.mlp, x[only][None], self.mlp_chunks)[0]
+        whole = torch.zeros_like(x, dtype=found.dtype)  # autocast gives products its own
+        whole[only] = found
         return whole
 
     def dropped(self, branch: Tensor) -> Tensor:
@@ -194,19 +199,20 @@ class OneStream(Block, ABC):
         memory: MemoryState | None,
         state: State | None,
         only: Tensor | None = None,
+        counted: Tensor | None = None,
     ) -> LayerOutput:
         """Attention, and what follows it; of rows that nothing is asked of neither."""
         given, inner = {"key_mask": key_mask, "positions": positions, "marks": marks}, self.attended(x)
         rows = None if only is None else only.any(1)
         if only is None or rows is None or bool(rows.all()):
-            attend = partial(self.attention, **given, memory=memory)
+            attend = partial(self.attention, **given, memory=memory, counted=counted)
             output = recomputed(self.checkpoint == "attention", attend, inner, module=self, state=state)
             return LayerOutput(self.behind(x, inner, output.hidden, only), *output[1:])
         picked = rows.nonzero()[:, 0]
-        output = of_rows(self.attention, inner, picked.tolist(), **given, state=state)
+        output = of_rows(self.attention, inner, picked.tolist(), **given, state=state, counted=counted)
         theirs = only[picked]
         some = self.behind(x[picked], inner[picked], output.hidden, None if bool(theirs.all()) else theirs)
-        return LayerOutput(x.index_copy(0, picked, some), *output[1:])
+        return LayerOutput(x.to(some.dtype).index_copy(0, picked, some), *output[1:])
 
     @abstractmethod
     def behind(

@@ -98,6 +98,16 @@ class Depth(Configured, ABC):
         return False
 
     @property
+    def each(self) -> int:
+        """Blocks that a step of a token is."""
+        return 1
+
+    @property
+    def most(self) -> int | None:
+        """Blocks that a token takes at most, of a scheme that decides for each; None: all tokens take the same."""
+        return None
+
+    @property
     def losses(self) -> Mapping[str, float]:
         """Losses that it gives in training, with their weights."""
         return {}

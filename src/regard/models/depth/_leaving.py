@@ -152,7 +152,8 @@ class Leaving(Depth, ABC):
                 continue
             some = there is not None and there < active.numel()
             only = active if at and leaves is not None and not self.training and some else None
-            got = block(x, **given, state=state, only=only)
+            counted = None if leaves is None or block.attention.cache is None else active
+            got = block(x, **given, state=state, only=only, counted=counted)
             after[at], losses[at] = got.state, got.losses
             before, x, steps = x, self.kept(active, got.hidden, x), steps + active
             exits += [x] if self.training else []

@@ -66,7 +66,7 @@ class EarlyExit(Leaving):
 
     Raises:
         ConfigError: reversible blocks, whose stream is two, or a memory; `softmax` or what learns from targets in a
-            model without an output layer; options of training that have no use together.
+            model without an output layer; options that have no use together.
 
     Source: Schuster et al. 2022, section 3, and Elbayad et al. 2020, section 3. The published code of the former decays
     by lambda (0.9 + 0.1 exp(...)), which differs below lambda = 1; this is the formula of the paper. Heads: as the
@@ -82,7 +82,8 @@ class EarlyExit(Leaving):
         {"threshold": 0.5, "confidence": "classifier", "weights": "rising", "exits": "aligned"},
         {"threshold": 0.5, "confidence": "geometric", "exits": "aligned", "smoothing": 2.0, "penalty": 0.05},
         {"threshold": 0.5, "confidence": "multinomial", "oracle": "correctness", "heads": "layer", "exits": "aligned"},
-        {"threshold": 0.5, "confidence": "sequence", "penalty": 0.1},
+        {"threshold": 0.5, "confidence": "multinomial", "whole": 2},
+        {"threshold": 0.5, "confidence": "sequence", "penalty": 0.1, "whole": 3},
         {"threshold": 0.05, "exits": "mixed", "heads": "layer"},
         {"thresholds": (0.03, 1.5, 0.06)},
     )
@@ -142,6 +143,11 @@ class EarlyExit(Leaving):
                 f"early_exit(confidence={self.confidence!r}) learns from all exits of a token, and exits='mixed' has "
                 "one of each; use exits='aligned'"
             )
+        if self.decaying and self.confidence in PLANNED:
+            raise ConfigError(
+                f"early_exit(confidence={self.confidence!r}) says at once after how many blocks a token leaves, "
+                "whatever the threshold; leave decaying out"
+            )
         if self.learns and self.config.layers < 2:
             raise ConfigError("early_exit has no exit to train below the last in a model of one layer; use layers=2")
         if self.thresholds:
@@ -195,6 +201,11 @@ class EarlyExit(Leaving):
             states[0] = States({"block": states[0], "read": Summary({"sum": total, "count": total[:, 0].clone()})})
         return states
 
+    @property
+    def most(self) -> int:
+        """Every block once."""
+        return self.config.layers
+
     def forward(
         self,
         blocks: Sequence[Block],
@@ -230,12 +241,12 @@ class EarlyExit(Leaving):
             together = cast("States | None", first)
             mean, read = self.means(x, key_mask, None if together is None else cast(Summary, together["read"]))
             states[0] = None if together is None else together["block"]
-            depths = self.plan(mean) if depths is None and not stays else depths
+            depths = self.plan(mean, slots) if depths is None and not stays else depths
 
         def leaves(at: int, active: Tensor, x: Tensor, before: Tensor) -> Tensor:
             nonlocal depths
             if at == 0 and self.confidence == "multinomial" and depths is None:
-                depths = self.plan(x)
+                depths = self.plan(x, slots)
             if depths is not None:
                 return active & (depths > at + 1)
             of_exit = None if readout is None else partial(self.answered, at, readout)
@@ -301,16 +312,20 @@ class EarlyExit(Leaving):
             return hidden.new_full(hidden.shape[:2], float("-inf"), dtype=wide)
         return F.cosine_similarity(hidden.to(wide), before.to(wide), dim=-1)
 
-    def plan(self, read: Tensor) -> Tensor:
-        """After how many blocks each token leaves, argmax_n q(n), from what `multinomial` or `sequence` reads."""
-        return self.chooser(read).argmax(-1) + 1
+    def plan(self, read: Tensor, slots: Tensor) -> Tensor:
+        """After how many blocks each token leaves, argmax_n q(n), from what `multinomial` or `sequence` reads.
+
+        Tokens in the first slots of a text take every block.
+        """
+        planned = self.chooser(read).argmax(-1) + 1
+        return planned.masked_fill(slots < self.whole, self.config.layers) if self.whole else planned
 
     def means(self, x: Tensor, key_mask: Tensor | None, past: Summary | None) -> tuple[Tensor, Summary]:
         """m of every token, and what the next call goes on with."""
         wide = x.to(accumulation_dtype(x.dtype))
         real = torch.ones_like(wide[..., 0]) if key_mask is None else key_mask.to(wide.dtype)
         if past is None:
-            past = Summary({"sum": torch.zeros_like(wide[:, 0]), "count": torch.zeros_like(real[:, 0])})
+            past = Summary({"sum": wide.new_zeros(len(wide), wide.shape[2]), "count": wide.new_zeros(len(wide))})
         entered = wide.masked_fill(real[..., None] == 0, 0)
         total = torch.cat([past["sum"][:, None], entered], 1).cumsum(1)
         count = torch.cat([past["count"][:, None], real], 1).cumsum(1)

@@ -7,11 +7,13 @@ import torch
 from annotated_types import Ge, Le
 from torch import Tensor, nn
 
+from regard.features.norms import balanced
 from regard.models.blocks import Block
 from regard.models.depth._base import Looped, Threads, slots_of
 from regard.models.depth._leaving import Leaving, few, taken
 from regard.options import weight
 from regard.precision import accumulation_dtype
+from regard.transforms import known_within
 
 
 @final
@@ -66,6 +68,11 @@ class LightExit(Leaving):
         """Whether it matters which tokens are the first."""
         return self.whole > 0
 
+    @property
+    def most(self) -> int:
+        """Every block once."""
+        return self.config.layers
+
     def forward(
         self,
         blocks: Sequence[Block],
@@ -110,9 +117,9 @@ class LightExit(Leaving):
         for count in taken(steps, self.config.layers - 1):
             here = steps == count
             if few(here):
-                hidden = hidden.index_put((here,), self.guessed(hidden[here], count - 1))
+                hidden = hidden.index_put((here,), self.guessed(hidden[here], count - 1).to(hidden.dtype))
             else:
-                hidden = torch.where(here[..., None], self.guessed(hidden, count - 1), hidden)
+                hidden = torch.where(here[..., None], self.guessed(hidden, count - 1).to(hidden.dtype), hidden)
         return hidden
 
     def guessed(self, hidden: Tensor, at: int) -> Tensor:
@@ -122,6 +129,11 @@ class LightExit(Leaving):
 
 
 def of_unit_size(hidden: Tensor) -> Tensor:
-    """h / rms(h), (..., dim); 0 where h is."""
-    size = hidden.square().mean(-1, keepdim=True).sqrt()
-    return hidden / torch.where(size == 0, 1, size)
+    """h / rms(h), (..., dim), of float32 at least before it is rounded; 0 where h is, and so is its gradient there."""
+    wide = hidden.to(accumulation_dtype(hidden.dtype))
+    square, tiny = wide.square().mean(-1, keepdim=True), torch.finfo(wide.dtype).tiny
+    if not known_within(square, tiny**0.5, tiny**-0.5):
+        wide, _ = balanced(wide, raised=True)
+        square = wide.square().mean(-1, keepdim=True)
+    factor = square.masked_fill(square == 0, 1).rsqrt().masked_fill(square == 0, 0)
+    return (wide * factor).to(hidden.dtype)

@@ -89,6 +89,16 @@ class Universal(Depth):
         return self.coordinates == "both"
 
     @property
+    def each(self) -> int:
+        """A step is all blocks."""
+        return self.config.layers
+
+    @property
+    def most(self) -> int | None:
+        """All blocks in every step, where tokens halt."""
+        return self.steps * self.config.layers if self.halting else None
+
+    @property
     def losses(self) -> dict[str, float]:
         """The weight of `ponder`."""
         return {"ponder": self.ponder} if self.halting else {}
@@ -128,9 +138,10 @@ class Universal(Depth):
         for step in range(self.steps):
             entering = halting.hidden + self._code(x, slots, step)
             if over(halting.active):
-                run.remember(step, entering)
+                run.remember(step, entering, halting.active)
             else:
-                halting = self.after(halting, run.step(step, entering), last=step == self.steps - 1)
+                hidden = run.step(step, entering, halting.active)
+                halting = self.after(halting, hidden, last=step == self.steps - 1)
         states, memories = run.states(), list(threads.memories)
         own: dict[str, Tensor] = {}
         if self.training:
@@ -216,10 +227,15 @@ class _Run:
         self.past = 0 if self.old[0] is None else self.old[0].length
         self.losses: list[dict[str, Tensor]] = [{} for _ in blocks]
 
-    def step(self, step: int, x: Tensor, *, last: int | None = None) -> Tensor:
-        """Hidden states after the blocks, or after all but the last."""
+    def step(self, step: int, x: Tensor, active: Tensor | None = None, *, last: int | None = None) -> Tensor:
+        """Hidden states after the blocks, or after all but the last.
+
+        Args:
+            active: the tokens that have not halted, whose queries alone count where a cache policy weighs; None: all.
+        """
         for at, block in enumerate(self.blocks[:last]):
-            output = block(x, **self._given(at, step))
+            counted = None if block.attention.cache is None else active
+            output = block(x, **self._given(at, step), counted=counted)
             if output.state is not None:
                 self.new[at][str(step)] = output.state
             for name, loss in output.losses.items():
@@ -240,12 +256,12 @@ class _Run:
         )
         return x
 
-    def remember(self, step: int, x: Tensor) -> None:
+    def remember(self, step: int, x: Tensor, active: Tensor) -> None:
         """Keys and values of a step that changes no token, where a state keeps them."""
         if self.transitions and self.old[0] is not None:
-            self.step(step, x)
+            self.step(step, x, active)
         elif self.old[0] is not None:
-            x = self.step(step, x, last=-1)
+            x = self.step(step, x, active, last=-1)
             at = len(self.blocks) - 1
             self.new[at][str(step)] = self.blocks[at].remember(x, **self._given(at, step))
 

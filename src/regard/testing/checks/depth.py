@@ -1,6 +1,7 @@
 """Laws of what runs the blocks of a model, and of halting."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,10 +22,15 @@ SIZES = {"depth.halt.weight": 0.1, "depth.halt.bias": -3.0, "depth.chooser.weigh
 TOKENS = torch.arange(3 * 11).reshape(3, 11) * 7 % 20
 
 
-def model_of(part: type[Depth], layers: int = 2, **options: object) -> LanguageModel:
-    """A decoder whose blocks this scheme runs; weights are random, so that tokens halt at different steps."""
+def model_of(part: type[Depth], layers: int = 2, shape: Any = None, **options: object) -> LanguageModel:
+    """A decoder whose blocks this scheme runs; weights are random, so that tokens halt at different steps.
+
+    Args:
+        shape: more of its configuration, by name; None: nothing.
+        options: of the scheme.
+    """
     mlp = "none" if options.get("transition") == "convolution" else "gelu"
-    config = ModelConfig(dim=16, heads=2, layers=layers, vocab_size=20, mlp=mlp)
+    config = ModelConfig(dim=16, heads=2, layers=layers, vocab_size=20, mlp=mlp, **(shape or {}))
     model = LanguageModel(config)
     model.depth = part(config, **options)
     with torch.no_grad():
@@ -78,6 +84,77 @@ def depth_reads_no_padding(part: type[Depth]) -> None:
                 model(torch.where(keep, TOKENS, fill), key_mask=keep).logits for fill in (torch.zeros_like(TOKENS), 19)
             )
         assert_close(other[keep], one[keep], tolerance=1e-12, what="logits of real tokens")
+
+
+@check(kind=Depth)
+def depth_reads_nothing(part: type[Depth]) -> None:
+    """A call of no tokens changes no state, whether there are rows in the batch or not, and with a state or without."""
+    for options in part.samples:
+        model = model_of(part, LAYERS, **options)
+        with torch.no_grad():
+            for shape in ((3, 0), (0, 5), (0, 0)):
+                for state in (None, model.initial_state(shape[0])):
+                    got = model(torch.zeros(shape, dtype=torch.long), state=state)
+                    what = f"of a batch of {shape} with {options}"
+                    require(got.logits.shape == (*shape, 20), f"logits {tuple(got.logits.shape)} {what}")
+                    require(got.steps is None or got.steps.shape == shape, f"steps {what}")
+            before = model(TOKENS, state=model.initial_state(3)).state
+            after = model(TOKENS[:, :0], state=before).state
+        require(after.length == TOKENS.shape[1], f"{after.length} tokens of {TOKENS.shape[1]} with {options}")
+        for name, x in before.tensors().items():
+            assert_identical(after.tensors()[name], x, what=f"{name} after no token with {options}")
+
+
+@check(kind=Depth)
+def depth_rounds_in_autocast(part: type[Depth]) -> None:
+    """In autocast a float32 model answers near what it answers without, token for token until one leaves elsewhere.
+
+    So for blocks of both forms and norms in both places, in one call and token by token; training has finite slopes.
+    Numbers of 8 bits pass through up to 24 blocks.
+    """
+    for options in part.samples:
+        for shape in ({}, {"block": "parallel"}, {"norm": "post"}):
+            model = model_of(part, LAYERS, shape, **options).float()
+            with torch.no_grad():
+                wanted, pieces = model(TOKENS), []
+                with torch.autocast("cpu", dtype=torch.bfloat16):
+                    got, state = model(TOKENS), model.initial_state(3)
+                    for piece in TOKENS.split(1, 1):
+                        pieces.append(model(piece, state=state))
+                        state = pieces[-1].state
+            for parts in ([got], pieces):
+                alike, answer = (
+                    torch.ones(TOKENS.shape, dtype=torch.bool),
+                    torch.cat([part.logits for part in parts], 1),
+                )
+                if wanted.steps is not None:
+                    alike = (torch.cat([part.steps for part in parts], 1) == wanted.steps).cumprod(1).bool()
+                require(bool(alike[:, 0].any()), f"no token leaves where it would, with {options}")
+                assert_close(answer.float()[alike], wanted.logits[alike], tolerance=0.15, what=f"logits, {options}")
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                learnt = model.train()(TOKENS)
+            total = learnt.logits.float().square().mean() + sum(learnt.losses.values())
+            slopes = torch.autograd.grad(total, list(model.parameters()), allow_unused=True)
+            require(all(x is None or bool(x.isfinite().all()) for x in slopes), f"slopes with {options}, {shape}")
+
+
+@check(kind=Depth)
+def depth_counts_blocks(part: type[Depth]) -> None:
+    """The blocks that a token is said to take are those that are run for it alone, and `most` at most."""
+    for options in part.samples:
+        model, run, found = model_of(part, LAYERS, **options), list[object](), set[int]()
+        for block in model.blocks:
+            block.register_forward_hook(lambda block, *_, run=run: run.append(block))
+        for token in TOKENS.flatten()[:20]:
+            run.clear()
+            with torch.no_grad():
+                taken = model.hidden(token.view(1, 1)).blocks
+            require((taken is None) == (model.depth.most is None), f"blocks {taken}, most {model.depth.most}")
+            if taken is not None and model.depth.most is not None:
+                found.add(int(taken))
+                require(int(taken) == len(run), f"{int(taken)} blocks with {options}, {len(run)} were run")
+        most = model.depth.most
+        require(most is None or max(found) <= most, f"tokens take {found} blocks with {options}, {most} at most")
 
 
 @check(kind=Universal)
@@ -196,6 +273,8 @@ def _leaves(
 ) -> bool:
     """Whether a token leaves, by the papers' formulas."""
     limit = depth.threshold
+    if t < depth.whole:
+        return False
     if depth.thresholds:
         limit = depth.thresholds[steps - 1] if steps < LAYERS else 2.0
     elif limit == 1:

@@ -9,13 +9,18 @@ from torch import Tensor
 from regard.core import generator
 from regard.errors import UnsupportedError
 from regard.memory import Memory
-from regard.memory.caches import Cache, Eviction
+from regard.memory.caches import Cache, Eviction, compressing
 from regard.models import LanguageModel, ModelConfig, ModelState
+from regard.testing.checks.depth import SIZES
 from regard.testing.compare import assert_close, assert_identical
+from regard.testing.inputs import randn
 from regard.testing.registry import check, require
 
 WORDS, SEGMENT, LENGTH, LATER = 20, 6, 15, 8
 """tokens there are; of a segment; of a prompt, which ends in the middle of one; of a text behind it"""
+LEAVING = ("early_exit(threshold=0.2)", "early_exit(threshold=0.5, confidence=geometric)", "light_exit(threshold=0.55)")
+DEPTHS = (*LEAVING, "universal(steps=4, coordinates=none)", "universal(steps=4, transition=convolution, width=24)")
+"""where tokens of a batch take unlike numbers of blocks"""
 DECODERS: tuple[Mapping[str, object], ...] = (
     {"attention": ("softmax", "local(window=3)"), "position": "rotary"},
     {"attention": ("linear", "softmax:1 + local(window=3):1"), "short_convolution": 3},
@@ -42,10 +47,10 @@ def _remembering(part: type[Memory]) -> Iterator[tuple[LanguageModel, str]]:
         yield model, _named(part, options)
 
 
-def _reduced(part: type[Cache]) -> Iterator[tuple[LanguageModel, str]]:
+def _reduced(part: type[Cache], **shape: object) -> Iterator[tuple[LanguageModel, str]]:
     """A decoder with the policy in every layer, for every option set."""
     for options in part.samples:
-        model = _decoder(LanguageModel, position="rotary", kv_heads=1)
+        model = _decoder(LanguageModel, **{"position": "rotary", "kv_heads": 1, **shape})
         for layer in model.layers:
             layer.cache = part(layer.heads, **options).eval()
             layer.cache.check(layer.attention)
@@ -172,3 +177,70 @@ def decoders_with_a_cache_go_back(part: type[Cache]) -> None:
         cache = model.layers[0].cache
         drops_none = isinstance(cache, Eviction) and not cache.weighs and cache.budget > 2 * LENGTH
         _goes_back(model, what, able=LENGTH if drops_none else 0)
+
+
+@check(kind=Cache)
+def decoders_with_a_cache_read_nothing(part: type[Cache]) -> None:
+    """A call of no tokens changes nothing, also where slots were dropped, and no rows may be in a batch.
+
+    So for a mechanism that reads kept slots side by side, and for one whose slots are put back where they were.
+    """
+    for attention, position in (("softmax", "rotary"), ("shaw", "none")):
+        for model, what in _reduced(part, attention=(attention,), position=position):
+            text, none = _text("prompt"), torch.zeros(1, 0, dtype=torch.long)
+            with torch.no_grad():
+                before = _read(model, text)[1]
+                got = model(none, state=before)
+                require(got.logits.shape == (1, 0, WORDS), f"{what}: logits {tuple(got.logits.shape)} of no token")
+                require(got.state.length == LENGTH, f"{what}: {got.state.length} slots after no token")
+                for name, x in before.tensors().items():
+                    assert_identical(got.state.tensors()[name], x, what=f"{what}: {name} after no token")
+                rows = _read(model, text[:0])[0]
+                require(rows.shape == (0, LENGTH, WORDS), f"{what}: logits {tuple(rows.shape)} of no row")
+
+
+def _of_depth(part: type[Cache], depth: str) -> Iterator[tuple[LanguageModel, str]]:
+    """A decoder of random weights with the policy in every layer, for every option set."""
+    mlp = "none" if "convolution" in depth else "gelu"
+    for model, what in _reduced(part, depth=depth, layers=3, mlp=mlp):
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                weight.add_(
+                    {**SIZES, "depth.halt.weight": 0.3}.get(name, 0.3)
+                    * (1.0 if weight.numel() == 1 else randn(*weight.shape, seed=name))
+                )
+        yield model, f"{what} with {depth}"
+
+
+@check(kind=Cache)
+def caches_of_tokens_that_leave(part: type[Cache]) -> None:
+    """Where tokens leave early, what is kept depends neither on the split of a text nor on other rows.
+
+    Only tokens that are still there may have a part in it. Compressed where the caller says so, rows depend on no
+    others, and no layer keeps more than its budget, though all tokens of a call left before it.
+    """
+    texts = _text("rows", 3, LENGTH)
+    for depth in DEPTHS:
+        for model, what in _of_depth(part, depth):
+            with torch.no_grad():
+                whole = model(texts)
+                require(whole.steps is not None and len(whole.steps.unique()) > 1, f"{what}: all tokens leave together")
+                for piece in (1, 4):
+                    got = _read(model, texts, piece=piece)[0]
+                    assert_close(got, whole.logits, tolerance=1e-10, what=f"{what}: pieces of {piece}")
+                rows = torch.cat([_read(model, row[None], piece=1)[0] for row in texts])
+                assert_close(rows, whole.logits, tolerance=1e-10, what=f"{what}: each row alone")
+                if part.waits:
+                    _compressed(model, texts, what)
+
+
+def _compressed(model: LanguageModel, texts: Tensor, what: str) -> None:
+    """Rows depend on no others, and all is reduced."""
+    with compressing(model):
+        together = _read(model, texts, piece=1)
+        alone = torch.cat([_read(model, row[None], piece=1)[0] for row in texts])
+    assert_close(alone, together[0], tolerance=1e-10, what=f"{what}: each row alone, compressed")
+    for layer in model.layers:
+        assert isinstance(layer.cache, Eviction)
+        kept = [x.shape[2] for name, x in together[1].tensors().items() if name.endswith("kept.slot")]
+        require(max(kept) <= layer.cache.budget, f"{what}: {max(kept)} slots kept, of {layer.cache.budget}")
