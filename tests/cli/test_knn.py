@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -119,6 +120,35 @@ def test_a_run_of_ones_own_takes_a_datastore(regard, run, text):
     assert figures(regard, *words, "--knn.lam", "0") == alone
     answer = regard("generate", str(run), "1 is", "--datastore", "store", "--max-new-tokens", "5")
     assert answer.code == 0, answer.err
+
+
+def test_a_text_that_is_cut_otherwise_does_not_find_itself(regard, run, text):
+    """Another share held out; a file of a folder; a folder of which the datastore has the file alone."""
+    folder = Path("folder")
+    folder.mkdir()
+    for name in ("a", "b", "c"):
+        (folder / f"{name}.txt").write_text(text.read_text() if name == "a" else f"{name} is a letter\n" * 99)
+    for corpus, out in ((str(text), "of-file"), ("folder", "of-folder")):
+        answer = regard("knn", "build", "--model", str(run), corpus, "--out", out)
+        assert answer.code == 0, answer.err
+    mixing = ["--split", "train", "--knn.k", "8", "--knn.lam", "0.9", "--limit", "60"]
+    known = [str(run), "--corpus", str(text), *mixing, "--datastore", "of-file"]
+    alone, least = (figures(regard, *known, *more)["nats_per_token"] for more in (["--knn.lam", "0"], ["--knn.own"]))
+    wanted = figures(regard, *known)["nats_per_token"]
+    for corpus, store, more in (
+        (str(text), "of-file", ["--holdout", "0.2"]),
+        (str(text), "of-folder", []),
+        (str(text), "of-folder", ["--holdout", "0.01"]),
+    ):
+        words = [str(run), "--corpus", corpus, *mixing, *more, "--datastore", store]
+        left_out, own = figures(regard, *words)["nats_per_token"], figures(regard, *words, "--knn.own")
+        assert own["nats_per_token"] < (wanted + least) / 2 < left_out, (corpus, store, more, alone)
+        answer = regard("evaluate", *words)
+        count = re.search(r"([\d,]+) of ([\d,]+) targets are in the datastore, and their own", answer.err)
+        assert count is not None
+        assert count[1] == count[2]
+    answer = regard("knn", "sweep", "of-folder", str(text), "--model", str(run), "--limit", "3", "--json")
+    assert "targets are in the datastore, and their own entries were left out" in answer.err
 
 
 def test_errors_say_what_is_wrong(regard, network, tmp_path):

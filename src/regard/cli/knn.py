@@ -242,6 +242,8 @@ def _sweep(options: Options) -> int:
     most = min(1024, max(1, len(found_in.store))) if options.knn.k is None else options.knn.k
     examples = windows([one.text for one in documents], reader, length)
     looked = look(model, found_in, examples, k=most, own=options.knn.own, limit=options.limit)
+    if looked.own is not None:
+        console(machine=True).print(str(looked.own), markup=False)
     ks = [k for k in _NEIGHBOURS if k < most] + [most]
     tried = sweep(looked, lams=_WEIGHTS, ks=ks, temperatures=_TEMPERATURES)
     alone = float(looked.model.mean())
