@@ -91,9 +91,10 @@ class Index:
         wanted = min(len(self.store), k + (0 if own is None else own.shape[1]))
         if not len(queries):
             return ranked(self._pieces, queries, torch.empty(0, k, dtype=torch.int64), k)
-        if self.kind == "hnsw":
-            self._index.hnsw.efSearch = max(self._length, wanted)
-        candidates = torch.from_numpy(self._index.search(np.ascontiguousarray(queries.numpy()), wanted)[1])
+        # Of this call: threads share the index.
+        options = _faiss().SearchParametersHNSW(efSearch=max(self._length, wanted)) if self.kind == "hnsw" else None
+        found = self._index.search(np.ascontiguousarray(queries.numpy()), wanted, params=options)[1]
+        candidates = torch.from_numpy(found)
         if own is not None:
             candidates = candidates.masked_fill((candidates[:, :, None] == own.cpu()[:, None]).any(2), -1)
         return ranked(self._pieces, queries, candidates, k)
