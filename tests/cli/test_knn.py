@@ -1,6 +1,7 @@
 """regard knn, and evaluate and generate with a datastore: of published weights and of a run of one's own."""
 
 import errno
+import importlib
 import json
 import os
 import re
@@ -106,7 +107,54 @@ def test_an_index_is_made_and_used(regard, network):
     assert flat["nats_per_token"] == pytest.approx(exact["nats_per_token"], rel=1e-6)
     assert figures(regard, network, *words, "--knn.index", "ivf", "--knn.probes", "1")["tokens"] == exact["tokens"]
     answer = regard("evaluate", network, *words, "--knn.index", "hnsw")
-    assert (answer.code, "has no index hnsw; make it with regard knn build --index hnsw" in answer.err) == (2, True)
+    assert (answer.code, "has no index hnsw; make it with regard knn index store --index hnsw" in answer.err) == (
+        2,
+        True,
+    )
+
+
+def test_an_index_is_made_later_and_made_again(regard, network):
+    """As after a kill between the datastore and its index, after an addition, and where the file is damaged."""
+    pytest.importorskip("faiss", reason="the knn extra is not installed")
+    assert regard("knn", "build", "--model", network, "folder", "--out", "store").code == 0
+    entries = json.loads(regard("knn", "stats", "store", "--json").out)["entries"]
+    uses = ["evaluate", network, "--corpus", "other.txt", "--datastore", "store", "--knn.k", "8", "--knn.index", "ivf"]
+
+    def mended() -> None:
+        answer = regard(*uses)
+        assert answer.code in (2, 4)
+        command = re.search(r"with regard (knn index store --index ivf)\n", answer.err)
+        assert command is not None, answer.err
+        answer = regard(*command[1].split())
+        assert answer.code == 0, answer.err
+        assert regard(*uses).code == 0
+        assert json.loads(regard("knn", "stats", "store", "--json").out)["entries"] == entries
+
+    mended()
+    for name in ("ivf.faiss", "ivf.json"):
+        Path("store", name).write_bytes(b"{}")
+        mended()
+    Path("store", "ivf.json").unlink()
+    mended()
+    assert regard("knn", "build", "--model", network, "other.txt", "--out", "store", "--add").code == 0
+    entries = json.loads(regard("knn", "stats", "store", "--json").out)["entries"]
+    mended()
+    answer = regard("knn", "index", "store")
+    assert (answer.code, "knn index needs --index with the kinds" in answer.err) == (2, True)
+    assert json.loads(regard("knn", "index", "store", "--index", "flat", "hnsw", "--json").out)["indices"]
+
+
+def test_a_missing_faiss_is_said_before_the_work(regard, network, monkeypatch):
+    found = importlib.import_module
+
+    def missing(name: str, *given: str):
+        if name == "faiss":
+            raise ImportError(name)
+        return found(name, *given)
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    answer = regard("knn", "build", "--model", network, "folder", "--out", "store", "--index", "ivf")
+    assert (answer.code, "an index needs FAISS" in answer.err, Path("store").exists()) == (2, True, False)
 
 
 def test_a_run_of_ones_own_takes_a_datastore(regard, run, text):

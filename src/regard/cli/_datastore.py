@@ -29,7 +29,7 @@ class KnnOptions:
     temperature: float | None = None
     """that squared distances are divided by; None: 1. regard knn sweep says what is good"""
     index: Literal["flat", "ivf", "hnsw"] | None = None
-    """of FAISS, made by regard knn build --index; None: exact search"""
+    """of FAISS, made by regard knn index; None: exact search"""
     probes: int | None = None
     """ivf: centres that are looked into, 32; hnsw: length of its list, 128"""
     own: bool = False

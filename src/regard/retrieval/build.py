@@ -70,7 +70,10 @@ def _opened(folder: Path, model: LanguageModel, origin: Mapping[str, str], add: 
         return Datastore.create(folder, model.config.dim, vocab_size=model.config.vocab_size, origin=origin)
     store = Datastore.open(folder, unfinished=True)
     if store.manifest.adding is None and len(store) and not add:
-        raise ConfigError(f"{folder} is a whole datastore; say that it is to be added to, or choose another name")
+        raise ConfigError(
+            f"{folder} is a whole datastore; say that it is to be added to, or choose another name. An index of it is "
+            f"made by regard knn index {folder}"
+        )
     if store.manifest.adding is not None and bool(store.manifest.adding) != add:
         began = "an addition" if store.manifest.adding else "a build"
         raise ConfigError(f"{folder} holds {began} that was interrupted; finish that first, given as it was then")
