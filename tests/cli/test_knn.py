@@ -302,3 +302,42 @@ def test_a_full_disk_is_named_and_nothing_is_lost(regard, network, monkeypatch):
     assert regard(*build, "store").code == 0
     for path in Path("whole").iterdir():
         assert (Path("store") / path.name).read_bytes() == path.read_bytes()
+
+
+def test_what_ended_before_the_first_block_goes_on(regard, network, monkeypatch):
+    """A disk that is full from the first byte on leaves nothing; a kill, a folder, or one that is not called sound."""
+    build = ["knn", "build", "folder", "--model", network, "--out"]
+    assert regard(*build, "whole").code == 0
+
+    def full(path: Path, data: bytes) -> None:
+        path.write_bytes(b"{")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as disk:
+        disk.setattr(files, "_write", full)
+        answer = regard(*build, "store")
+    assert (answer.code, "No space left on device" in answer.err, Path("store").exists()) == (6, True, False)
+
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    for place, partial in (
+        ("regard.retrieval.manifest.Manifest.write", True),
+        ("regard.retrieval.writer.Writer.begin", False),
+    ):
+        shutil.rmtree("store", ignore_errors=True)
+        with monkeypatch.context() as early:
+            early.setattr(place, killed)
+            assert regard(*build, "store").code == 130
+        if partial:
+            Path("store", ".manifest.json.partial").write_bytes(b"{")
+        answer = regard("knn", "verify", "store")
+        assert answer.code == (2 if partial else 4), answer.err
+        answer = regard(*build, "store")
+        assert answer.code == 0, answer.err
+        for path in Path("whole").iterdir():
+            assert (Path("store") / path.name).read_bytes() == path.read_bytes()
+    Path("other").mkdir()
+    Path("other", "mine.txt").write_text("")
+    answer = regard(*build, "other")
+    assert (answer.code, "other is no datastore" in answer.err) == (2, True)

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -237,3 +238,36 @@ def test_what_makes_no_sense_is_refused(store, tmp_path):
             adding.append(keys.repeat(2, 1), values.repeat(2))
         adding.append(keys, values)
     assert len(Datastore.open(store.folder)) == 53
+
+
+def test_a_merge_that_was_interrupted_goes_on(store, documents, tmp_path, monkeypatch):
+    """To the same bytes; one of other datastores is refused, and an empty one that was taken back begins anew."""
+    more = filled(tmp_path / "more", {"more": entries(33, 9)})
+    whole = Datastore.merge(tmp_path / "whole", [store, more])
+    write, written = files._write, 0
+
+    def killed(path, data: bytes) -> None:
+        nonlocal written
+        written += 1
+        if written > 7:
+            raise KeyboardInterrupt
+        write(path, data)
+
+    with monkeypatch.context() as early:
+        early.setattr(files, "_write", killed)
+        with pytest.raises(KeyboardInterrupt):
+            Datastore.merge(tmp_path / "both", [store, more])
+    with pytest.raises(CheckpointError, match="give the same regard knn build again, or in Python the same merge"):
+        Datastore.open(tmp_path / "both")
+    with pytest.raises(CheckpointError, match="had other documents"):
+        Datastore.merge(tmp_path / "both", [more, store])
+    shutil.copytree(tmp_path / "both", tmp_path / "taken")
+    Datastore.merge(tmp_path / "both", [store, more])
+    for path in whole.folder.iterdir():
+        assert (tmp_path / "both" / path.name).read_bytes() == path.read_bytes()
+    with pytest.raises(ConfigError, match="exists"):
+        Datastore.merge(tmp_path / "both", [store, more])
+    with pytest.raises(ConfigError, match="exists"):
+        Datastore.merge(store.folder, [more])
+    Datastore.open(tmp_path / "taken", unfinished=True).abandon()
+    assert len(Datastore.merge(tmp_path / "taken", [more, store])) == len(whole)

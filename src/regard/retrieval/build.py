@@ -9,7 +9,7 @@ import torch
 from regard.errors import CheckpointError, ConfigError, LimitError
 from regard.models import LanguageModel
 from regard.models.generate import evaluation
-from regard.retrieval.datastore import Datastore
+from regard.retrieval.datastore import Datastore, unused
 from regard.retrieval.documents import Text, digest
 from regard.retrieval.keys import joined, kept_keys
 
@@ -32,7 +32,7 @@ def build(
     Args:
         model: a decoder; its mode is put back afterwards.
         documents: in order; a document of one token has no entry.
-        folder: a new one; or that of an interrupted build.
+        folder: a new or empty one; or that of an interrupted build.
         origin: what the datastore says of the model and the tokenizer (`regard.retrieval.documents.origin`).
         length: tokens that are seen at most.
         add: to a datastore that is there and whole.
@@ -66,8 +66,10 @@ def build(
 
 
 def _opened(folder: Path, model: LanguageModel, origin: Mapping[str, str], add: bool) -> Datastore:
-    if not folder.exists() and not add:
-        return Datastore.create(folder, model.config.dim, vocab_size=model.config.vocab_size, origin=origin)
+    if not add and unused(folder):
+        return Datastore.create(
+            folder, model.config.dim, vocab_size=model.config.vocab_size, origin=origin, unfinished=True
+        )
     store = Datastore.open(folder, unfinished=True)
     if store.manifest.adding is None and len(store) and not add:
         raise ConfigError(

@@ -4,7 +4,7 @@ import fcntl
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.checksums import Entry
+from regard.checksums import MANIFEST, Entry
 from regard.errors import CheckpointError, ConfigError, ResourceError
 from regard.retrieval.manifest import Manifest
 from regard.retrieval.search import Neighbours, Piece, nearest, require_query
@@ -61,28 +61,44 @@ class Datastore:
 
     @classmethod
     def create(
-        cls, folder: str | Path, dim: int, *, vocab_size: int, origin: Mapping[str, str] | None = None
+        cls,
+        folder: str | Path,
+        dim: int,
+        *,
+        vocab_size: int,
+        origin: Mapping[str, str] | None = None,
+        unfinished: bool = False,
     ) -> "Datastore":
-        """An empty one in a new folder.
+        """An empty one in a new folder, or in one that has nothing in it yet: a killed process may have left it.
 
         Args:
             folder: one that is not there.
             dim: width of a key.
             vocab_size: values are below.
             origin: what makes the keys, by name; only datastores of the same origin are merged.
+            unfinished: it is not whole before something was added to it.
 
         Raises:
-            ConfigError: the folder exists, or a size below 1. ResourceError: it cannot be written.
+            ConfigError: the folder holds something, or a size below 1.
+            ResourceError: it cannot be written, and nothing is left of it; or somebody else is writing it.
         """
         folder = Path(folder)
         if dim < 1 or vocab_size < 1:
             raise ConfigError(f"dim and vocab_size must be at least 1, got {dim} and {vocab_size}")
-        if folder.exists():
+        if not unused(folder):
             raise ConfigError(f"{folder} exists; choose another name: nothing is ever overwritten")
         with writing(folder):
-            folder.mkdir(parents=True)
-        manifest = Manifest(dim, vocab_size, dict(origin or {}))
-        manifest.write(folder)
+            folder.mkdir(parents=True, exist_ok=True)
+        with _locked(folder):
+            if not unused(folder):
+                raise ResourceError(f"cannot write {folder}: another process or thread is writing it")
+            manifest = Manifest(dim, vocab_size, dict(origin or {}), adding=0 if unfinished else None)
+            try:
+                manifest.write(folder)
+            except ResourceError:
+                with suppress(OSError):
+                    folder.rmdir()
+                raise
         return cls(folder, manifest)
 
     @classmethod
@@ -104,7 +120,8 @@ class Datastore:
         if found.manifest.adding is not None and not unfinished:
             raise CheckpointError(
                 f"{folder} is not whole: what added to it was interrupted after {len(found):,} entries; "
-                "give the same regard knn build again, which goes on from there (in Python, abandon() takes it back)"
+                "give the same regard knn build again, or in Python the same merge, which goes on from there; "
+                "abandon() takes it back"
             )
         found.verify(contents=checked)
         return found
@@ -266,10 +283,10 @@ class Datastore:
 
     @classmethod
     def merge(cls, folder: str | Path, stores: Sequence["Datastore"]) -> "Datastore":
-        """A new one with the documents of all, in their order.
+        """A new one with the documents of all, in their order. One that was interrupted goes on when it is given again.
 
         Raises:
-            ConfigError: the folder exists, or there is none to merge.
+            ConfigError: the folder holds something else, or there is none to merge.
             CheckpointError: they are of other models, tokenizers or widths. ResourceError: it cannot be written.
         """
         if not stores:
@@ -279,7 +296,16 @@ class Datastore:
             other = store.manifest
             if (other.dim, other.vocab_size, other.origin) != (first.dim, first.vocab_size, first.origin):
                 raise CheckpointError(f"{store.folder} and {stores[0].folder} were not made by the same model")
-        merged = cls.create(folder, first.dim, vocab_size=first.vocab_size, origin=first.origin)
+        folder = Path(folder)
+        if unused(folder):
+            merged = cls.create(folder, first.dim, vocab_size=first.vocab_size, origin=first.origin, unfinished=True)
+        else:
+            merged = cls.open(folder, unfinished=True)
+            begun = merged.manifest
+            if begun.documents and begun.adding != 0:
+                raise ConfigError(f"{folder} exists; choose another name: nothing is ever overwritten")
+            if (begun.dim, begun.vocab_size, begun.origin) != (first.dim, first.vocab_size, first.origin):
+                raise CheckpointError(f"{folder} holds a build or a merge of another model that was interrupted")
         with merged.adding() as writer:
             for store in stores:
                 writer.copy(store.manifest.documents, store.pieces())
@@ -312,16 +338,10 @@ class Datastore:
     @contextmanager
     def _alone(self) -> Iterator["Datastore"]:
         """As it is on disk now, while nobody else writes; files that no manifest names are removed."""
-        folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with _locked(self.folder):
             current = Datastore(self.folder, Manifest.read(self.folder))
             current._sweep()
             yield current
-        except BlockingIOError as error:
-            raise ResourceError(f"cannot write {self.folder}: another process or thread is writing it") from error
-        finally:
-            os.close(folder)
 
     def _sweep(self) -> None:
         """Remove the blocks that a killed process left, or that were written anew."""
@@ -329,4 +349,31 @@ class Datastore:
         for kind in ("keys", "values"):
             for path in self.folder.glob(f"*.{kind}"):
                 if path.name not in named:
-                    path.unlink()
+                    with writing(path):
+                        path.unlink(missing_ok=True)
+
+
+def unused(folder: Path) -> bool:
+    """Whether there is no such folder, or nothing in it but the beginning of a first manifest."""
+    if not folder.is_dir():
+        return not os.path.lexists(folder)
+    return {path.name for path in folder.iterdir()} <= {f".{MANIFEST}.partial"}
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Nobody else writes inside.
+
+    Raises:
+        ResourceError: somebody else does, or the folder cannot be opened.
+    """
+    with writing(folder):
+        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ResourceError(f"cannot write {folder}: another process or thread is writing it") from error
+        yield
+    finally:
+        os.close(opened)
