@@ -6,6 +6,11 @@ import numpy as np
 import pytest
 
 from regard.cli.main import main
+from regard.errors import UnsupportedError
+from regard.integrations.exits import install
+from regard.models import LanguageModel
+from regard.models.packed import pack
+from regard.training import load
 
 GRID = ["--thresholds", "0.9", "0.1", "0.01", "--passages", "60", "--length", "8", "--threads", "1"]
 
@@ -101,6 +106,32 @@ def test_what_makes_no_sense_is_refused(regard, with_exits, words, said):
     answer = regard("calibrate", with_exits, "--out", "nowhere", "--threads", "1", *words)
     assert answer.code in (2, 3), answer.err
     assert said in answer.err
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [("--weights", "int8"), ("--cache", "h2o(budget=4)"), ("--datastore", "store")],
+    ids=lambda words: words[0],
+)
+@pytest.mark.parametrize("verb", ["generate", "evaluate"])
+def test_a_promise_is_not_used_for_another_model(regard, with_exits, verb, beside):
+    """Nothing is read: there is no such datastore, and no calibration."""
+    answer = regard(verb, with_exits, *(["12 is"] if verb == "generate" else []), "--exits", "nowhere", *beside)
+    assert (answer.code, "--exits" in answer.err, "leave one out" in answer.err) == (2, True, True)
+
+
+@pytest.mark.parametrize("changed", ["packed", "cache"])
+def test_a_calibration_is_not_installed_in_another_model(regard, with_exits, changed, tmp_path):
+    assert regard("calibrate", with_exits, "--risk", "0.9", *GRID, "--out", tmp_path / "found").code == 0
+    model = load(with_exits).model
+    assert isinstance(model, LanguageModel)
+    install(model, tmp_path / "found")
+    if changed == "packed":
+        pack(model)
+    else:
+        model.reduce_cache("h2o(budget=4)")
+    with pytest.raises(UnsupportedError, match="weights as they are and everything kept"):
+        install(model, tmp_path / "found")
 
 
 def test_depth_is_shown_where_there_is_one(regard, run):

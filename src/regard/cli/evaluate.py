@@ -11,7 +11,7 @@ import tyro
 
 from regard.cli._cache import reduce
 from regard.cli._datastore import KnnOptions, looked_up, mixing, require_datastore, tell_own
-from regard.cli._depth import leave_early
+from regard.cli._depth import leave_early, require_as_measured
 from regard.cli._output import console, emit, table
 from regard.errors import ConfigError, DataError, ResourceError
 from regard.tasks.config import TABLES, TEXTS, ClassificationConfig, TextConfig, TranslationConfig
@@ -99,6 +99,7 @@ _TAKEN = {
 
 def run(options: Options) -> int:
     """Evaluate and print."""
+    require_as_measured(options.exits, weights=options.weights, cache=options.cache, datastore=options.datastore)
     from regard.integrations import pretrained
 
     evaluation = _published(options) if pretrained.recognised(options.run) else _run(options)

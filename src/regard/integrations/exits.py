@@ -143,7 +143,13 @@ def install(model: LanguageModel, folder: Path) -> dict[str, Any]:
 
     Raises:
         ConfigError, CheckpointError: as `stored`; a calibration of another model.
+        UnsupportedError: weights of 8 bits, or a cache that does not keep everything, of which it promises nothing.
     """
+    if model.packed or any(layer.cache is not None for layer in model.layers):
+        raise UnsupportedError(
+            "a calibration is of a model with weights as they are and everything kept of the text; load this one "
+            "without weights=int8, and do not reduce its cache"
+        )
     found, weights = stored(folder)
     if found["model"] != fingerprint(model):
         raise CheckpointError(
