@@ -168,7 +168,7 @@ def measure(
         raise DataError(f"there are {count} passages of {length} tokens, and nothing to measure")
     if model.limit is not None and length > model.limit:
         raise DataError(f"passages of {length} tokens are longer than the model's {model.limit} positions")
-    batches = torch.from_numpy(items).to(model.table.weight.device).split(batch_size)
+    batches = torch.from_numpy(items).to(model.table.weight.device).split(min(batch_size, count))
     with evaluation(model):
         with leaving_at(model, 1.0):
             full = [_read(model, batch) for batch in batches]

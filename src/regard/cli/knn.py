@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import tyro
 
 from regard.cli._datastore import KnnOptions, searched
-from regard.cli._output import console, emit, table
+from regard.cli._output import console, emit, given, table
 from regard.errors import ConfigError, InputError
 from regard.tasks.config import TextConfig
 
@@ -215,9 +215,8 @@ def _search(options: Options) -> int:
 
     model, reader, _ = _model(options)
     found_in = searched(options.what, options.knn, model, reader)
-    text = sys.stdin.read() if options.text == "-" else options.text
-    assert text is not None
-    ids = torch.as_tensor(reader.encode(text))
+    assert options.text is not None
+    ids = torch.as_tensor(reader.encode(given(options.text)))
     if not len(ids):
         raise InputError("the text has no token; give some text to look up")
     ids = ids if model.limit is None else ids[-model.limit :]

@@ -148,7 +148,7 @@ class Index:
         return index
 
     def _probe(self, probes: int | None) -> None:
-        self._length = 128 if probes is None else probes
+        self._length = min(128 if probes is None else probes, len(self.store))
         if self.kind == "ivf":
             self._index.nprobe = min(32 if probes is None else probes, self._index.nlist)
 
