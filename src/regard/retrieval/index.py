@@ -139,10 +139,17 @@ class Index:
             raise CheckpointError(f"{path} is damaged: its SHA-256 differs; make it again with {again}")
         if said.get("of") != _manifest(store):
             raise CheckpointError(f"{path} is of the datastore as it was before; make it again with {again}")
+        if said.get("kind") != kind:
+            raise CheckpointError(f"{path} is an index {said.get('kind')}, not {kind}; make it again with {again}")
         index = cls.__new__(cls)
         index.store, index.kind, index._pieces = store, kind, store.pieces()
-        index._index = library.deserialize_index(np.frombuffer(data, np.uint8))
-        if (index._index.ntotal, index._index.d) != (len(store), store.dim):
+        try:
+            index._index = library.deserialize_index(np.frombuffer(data, np.uint8))
+        except RuntimeError as error:
+            raise CheckpointError(f"{path} is no index of FAISS; make it again with {again}") from error
+        classes = {"flat": "IndexFlat", "ivf": "IndexIVFScalarQuantizer", "hnsw": "IndexHNSWFlat"}
+        fits = isinstance(index._index, getattr(library, classes[kind]))
+        if not fits or (index._index.ntotal, index._index.d) != (len(store), store.dim):
             raise CheckpointError(f"{path} does not fit the datastore; make it again with {again}")
         index._probe(probes)
         return index
