@@ -2,11 +2,14 @@
 
 import errno
 import json
+import math
 import os
+import resource
 import shutil
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -271,3 +274,90 @@ def test_a_merge_that_was_interrupted_goes_on(store, documents, tmp_path, monkey
         Datastore.merge(store.folder, [more])
     Datastore.open(tmp_path / "taken", unfinished=True).abandon()
     assert len(Datastore.merge(tmp_path / "taken", [more, store])) == len(whole)
+
+
+def test_more_blocks_than_descriptors_are_read(tmp_path, small_blocks):
+    """400 blocks and room for 20 open files; without any room it is said, and is no damage."""
+    store = filled(tmp_path / "many", {"a": entries(4000)})
+    assert len(store.manifest.blocks) == 400
+    least, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = max(int(name) for name in os.listdir("/proc/self/fd")) + 1
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used + 20, most))
+        found = Datastore.open(store.folder).search(entries(4000)[0][:3], 1)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, most))
+        with pytest.raises(ResourceError, match="Too many open files"):
+            store.pieces()
+        with pytest.raises(ResourceError, match="Too many open files"):
+            store.verify()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (least, most))
+    assert found.ids[:, 0].tolist() == [0, 1, 2]
+
+
+def test_no_room_for_a_map_is_no_damage(store, monkeypatch):
+    def full(*_: object, **__: object) -> None:
+        raise RuntimeError("unable to mmap 120 bytes: Cannot allocate memory (12)")
+
+    monkeypatch.setattr(torch, "from_file", full)
+    with pytest.raises(ResourceError, match="cannot map block 00000000: Cannot allocate memory"):
+        store.pieces()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(
+            (name, value)
+            for name in ("dim", "vocab_size", "following", "adding")
+            for value in (math.inf, -1, "1", True)
+        ),
+        ("dim", 0),
+        ("dim", 6.0),
+        ("vocab_size", -1),
+        ("vocab_size", 1 << 40),
+        ("following", 0),
+        ("adding", 9),
+        ("origin", None),
+        ("origin", {"model": [1]}),
+        ("documents", None),
+        ("documents", [["a", "b", math.inf]]),
+        ("documents", [["a", None, 50]]),
+    ],
+)
+def test_a_manifest_that_was_written_by_hand_is_refused(store, name, value):
+    path = store.folder / "manifest.json"
+    document = checksums.opened(path.read_bytes())
+    path.write_text(json.dumps(checksums.sealed({**document, name: value})))
+    with pytest.raises(CheckpointError, match="describes no datastore of this version"):
+        Datastore.open(store.folder, unfinished=True)
+
+
+@pytest.mark.parametrize(("kind", "value", "said"), [
+    ("values", VOCAB, "outside the vocabulary"),
+    ("values", -1, "outside the vocabulary"),
+    ("keys", math.nan, "not finite"),
+    ("keys", math.inf, "not finite"),
+])  # fmt: skip
+def test_blocks_that_cannot_be_are_refused(store, kind, value, said):
+    """Their checksums are right."""
+    path = store.folder / "manifest.json"
+    document = checksums.opened(path.read_bytes())
+    block = document["blocks"][1]
+    file = store.folder / f"{block[0]}.{kind}"
+    data = np.fromfile(file, "<f2" if kind == "keys" else "<i4")
+    data[3] = value
+    file.write_bytes(data.tobytes())
+    block[2 if kind == "keys" else 3] = list(checksums.Entry.of(data.tobytes()))
+    path.write_text(json.dumps(checksums.sealed(document)))
+    with pytest.raises(CheckpointError, match=f"{block[0]}.{kind} has .* {said}"):
+        Datastore.open(store.folder)
+
+
+def test_a_block_is_named_once(store):
+    path = store.folder / "manifest.json"
+    document = checksums.opened(path.read_bytes())
+    document["blocks"][1] = document["blocks"][0]
+    path.write_text(json.dumps(checksums.sealed(document)))
+    with pytest.raises(CheckpointError, match="names a block twice"):
+        Datastore.open(store.folder)

@@ -17,9 +17,12 @@ from torch import Tensor
 from regard.checksums import MANIFEST, Entry
 from regard.errors import CheckpointError, ConfigError, ResourceError
 from regard.retrieval.manifest import Manifest
-from regard.retrieval.search import Neighbours, Piece, nearest, require_query
+from regard.retrieval.search import Neighbours, Piece, mapped, nearest, require_query
 from regard.retrieval.writer import Writer, written
-from regard.training.files import writing
+from regard.training.files import MISSING, writing
+
+_EXPONENT = np.uint16(0x7C00)
+"""bits of a float16 that are all set in infinities and NaN"""
 
 
 class Stats(NamedTuple):
@@ -154,30 +157,43 @@ class Datastore:
                     found = Entry.at(path) if contents and size == expected.size else Entry(expected.sha256, size)
                     expected.require(found, name)
                 except OSError as error:
+                    if error.errno not in MISSING:
+                        raise ResourceError(f"cannot read {path}: {error.strerror}; nothing was changed") from error
                     problems.append(f"cannot read {name}: {error.strerror}")
                 except ValueError as error:
                     problems.append(str(error))
+        if contents and not problems:
+            problems += self._wrong()
         if problems:
             listed = "".join(f"\n  {problem}" for problem in problems)
             raise CheckpointError(f"{self.folder} is damaged; put the files back, or build it again:{listed}")
 
+    def _wrong(self) -> list[str]:
+        """What is in blocks and cannot be: checksums say only that it was meant."""
+        problems, most = [], self.manifest.vocab_size
+        for block, piece in zip(self.manifest.blocks, self.pieces(), strict=True):
+            if int(piece.values.min()) < 0 or int(piece.values.max()) >= most:
+                problems.append(f"{block.name}.values has tokens outside the vocabulary of {most}")
+            if (piece.keys.view(np.uint16) & _EXPONENT == _EXPONENT).any():
+                problems.append(f"{block.name}.keys has numbers that are not finite")
+        return problems
+
     def pieces(self) -> list[Piece]:
-        """The entries, mapped block by block.
+        """The entries, mapped block by block; no file stays open.
 
         Raises:
-            CheckpointError: a file is gone.
+            CheckpointError: a file is gone. ResourceError: it cannot be mapped.
         """
         found, first = [], 0
         for block in self.manifest.blocks:
             try:
-                # Copy-on-write: nothing is ever written, and torch takes no memory that says it is read-only.
-                keys = np.memmap(
-                    self.folder / f"{block.name}.keys", np.dtype("<f2"), "c", shape=(block.entries, self.dim)
-                )
-                values = np.memmap(self.folder / f"{block.name}.values", np.dtype("<i4"), "c", shape=(block.entries,))
-            except (OSError, ValueError) as error:
-                raise CheckpointError(f"{self.folder}: cannot map block {block.name}: {error}") from None
-            found.append(Piece(first, keys, values))
+                keys = mapped(self.folder / f"{block.name}.keys", "<f2", block.entries * self.dim)
+                values = mapped(self.folder / f"{block.name}.values", "<i4", block.entries)
+            except OSError as error:
+                if error.errno in MISSING:
+                    raise CheckpointError(f"{self.folder}: cannot map block {block.name}: {error.strerror}") from None
+                raise ResourceError(f"{self.folder}: cannot map block {block.name}: {error.strerror}") from error
+            found.append(Piece(first, keys.reshape(-1, self.dim), values))
             first += block.entries
         return found
 
