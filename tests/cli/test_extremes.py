@@ -93,3 +93,10 @@ def test_standard_input_that_is_not_utf_8_is_named(regard, run, text, words):
     assert regard("knn", "build", text, "--model", "run", "--out", "store").code == 0
     answer = regard(*words, stdin=b"12 \xff is")
     assert (answer.code, "standard input is not UTF-8 at byte 3" in answer.err) == (3, True), answer.err
+
+
+@pytest.mark.parametrize("verb", ["calibrate", "cache", "evaluate"])
+def test_a_corpus_without_a_name_is_not_another_one(regard, with_exits, verb):  # noqa: F811
+    """Neither the default one nor what is in this folder."""
+    answer = regard(verb, with_exits, "--corpus", "", *(["--risk", "0.9", *FEW] if verb == "calibrate" else []))
+    assert (answer.code, "the corpus has no name" in answer.err) == (3, True), answer.err

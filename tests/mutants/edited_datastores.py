@@ -55,8 +55,8 @@ LOOKED_UP = (
     Edit(
         "the temperature is ignored",
         f"{KNN_LM}:neighbour_log_probabilities",
-        "(-neighbours.distances / temperature)",
-        "(-neighbours.distances)",
+        "scaled(neighbours.distances, temperature)",
+        "scaled(neighbours.distances, 1.0)",
         CONTRACT,
         "test_the_temperature_divides",
     ),

@@ -361,3 +361,29 @@ def test_a_block_is_named_once(store):
     path.write_text(json.dumps(checksums.sealed(document)))
     with pytest.raises(CheckpointError, match="names a block twice"):
         Datastore.open(store.folder)
+
+
+def test_who_opens_while_another_deletes_sees_it_before_or_after(store, documents, monkeypatch):
+    """The manifest is read, then the document goes, then the files are looked at."""
+    verify = Datastore.verify
+
+    def late(found: Datastore, **options: bool) -> None:
+        monkeypatch.undo()
+        store.delete("two")
+        verify(found, **options)
+
+    monkeypatch.setattr(Datastore, "verify", late)
+    found = Datastore.open(store.folder)
+    assert same(found, {name: document for name, document in documents.items() if name != "two"})
+
+
+def test_a_folder_that_cannot_be_written_is_named(store, monkeypatch):
+    """With a block of a killed process in it, which would be removed."""
+    (store.folder / "00000099.keys").write_bytes(b"")
+
+    def refused(path: Path, **_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "unlink", refused)
+    with pytest.raises(ResourceError, match=r"cannot write .*00000099\.keys: Read-only file system"):
+        store.delete("one")

@@ -201,7 +201,7 @@ def _loaded(options: Options) -> "tuple[LanguageModel, Reader, TextConfig, Any, 
     from regard.tasks.config import TextConfig
     from regard.training import load
 
-    read, target = TextConfig(corpus=options.corpus or "state_of_the_union"), None
+    read, target = TextConfig(corpus="state_of_the_union" if options.corpus is None else options.corpus), None
     split: Any = options.split
     if _is_run(options):
         loaded = load(options.model, device=options.device, trust=options.trust)

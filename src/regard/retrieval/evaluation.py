@@ -15,6 +15,7 @@ from regard.models.generate import evaluation
 from regard.retrieval.datastore import Datastore
 from regard.retrieval.index import Index
 from regard.retrieval.keys import joined, kept_keys
+from regard.retrieval.knn_lm import scaled
 from regard.retrieval.own import Own, Tally
 from regard.retrieval.search import Neighbours
 from regard.tasks.base import IGNORE, Examples
@@ -52,7 +53,7 @@ class Looked(NamedTuple):
 
     def found(self, k: int, temperature: float) -> Float[Tensor, "targets"]:
         """log p_kNN of every target, with the nearest k of its neighbours; NaN where there is none."""
-        weights = (-self.neighbours.distances[:, :k] / temperature).log_softmax(-1)
+        weights = scaled(self.neighbours.distances[:, :k], temperature).log_softmax(-1)
         other = self.neighbours.values[:, :k] != self.targets[:, None]
         return weights.masked_fill(other & ~weights.isnan(), -torch.inf).logsumexp(1)
 

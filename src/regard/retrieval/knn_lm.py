@@ -19,6 +19,11 @@ from regard.tasks.base import Examples
 from regard.training.batches import Batch
 
 
+def scaled(distances: Float[Tensor, "queries k"], temperature: float) -> Float[Tensor, "queries k"]:
+    """-(d_i - d_1) / T, with the nearest first: 0 for that one, whatever T is."""
+    return -(distances - distances[:, :1]) / temperature
+
+
 def neighbour_log_probabilities(neighbours: Neighbours, temperature: float) -> Float[Tensor, "queries k"]:
     """log p_kNN of the token of each neighbour: p_kNN(y) = sum_i 1[w_i = y] exp(-d_i / T) / sum_i exp(-d_i / T).
 
@@ -27,7 +32,7 @@ def neighbour_log_probabilities(neighbours: Neighbours, temperature: float) -> F
 
     Source: Khandelwal et al. 2020, Eq. 2 (T = 1); the temperature: Khandelwal et al. 2021, Eq. 3.
     """
-    weights = (-neighbours.distances / temperature).log_softmax(-1)
+    weights = scaled(neighbours.distances, temperature).log_softmax(-1)
     tokens, order = neighbours.values.sort(dim=1, stable=True)
     weights = weights.gather(1, order)
     group = torch.cat([torch.zeros_like(tokens[:, :1]), (tokens[:, 1:] != tokens[:, :-1]).long()], 1).cumsum(1)
