@@ -133,7 +133,7 @@ def stored(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if found.get("format") != FORMAT:
         raise CheckpointError(f"{folder} is of another version of regard; remove it and calibrate again")
     calibrated = found.get("calibrated")
-    threshold = calibrated.get("threshold", "") if isinstance(calibrated, dict) else ""
+    threshold: Any = calibrated.get("threshold", "") if isinstance(calibrated, dict) else ""
     sound = threshold is None or (type(threshold) in (int, float) and 0 <= threshold <= 1)
     if not sound or not isinstance(found.get("model"), str) or found.get("heads") not in get_args(HeadsKind):
         raise CheckpointError(f"{folder}: {DOCUMENT} is no calibration; remove the folder and calibrate again")

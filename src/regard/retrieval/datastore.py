@@ -110,7 +110,7 @@ class Datastore:
 
         Args:
             folder: where.
-            checked: compare every file with its SHA-256, about a second for a gigabyte; sizes are compared in any case.
+            checked: compare SHA-256 and look at every number, a second for a gigabyte; sizes are compared anyway.
             unfinished: also one that is still being added to, to go on with it.
 
         Raises:
@@ -148,10 +148,10 @@ class Datastore:
         return self.manifest.dim
 
     def verify(self, *, contents: bool = True) -> None:
-        """Compare every file with the manifest: its size, and with `contents` its SHA-256.
+        """Compare every file with the manifest: its size, and with `contents` its SHA-256 and what numbers it may hold.
 
         Raises:
-            CheckpointError: some differ; all are named.
+            CheckpointError: some differ; all are named. ResourceError: one cannot be read.
         """
         problems = []
         for block in self.manifest.blocks:
