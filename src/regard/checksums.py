@@ -7,6 +7,7 @@ ValueError with the reason alone.
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -101,13 +102,37 @@ def entries(document: object) -> dict[str, Entry]:
     """
     try:
         files: Any = document["files"]  # type: ignore[index]
-        found = {str(name): Entry(str(entry["sha256"]), int(entry["bytes"])) for name, entry in files.items()}
+        found = {name: Entry(str(entry["sha256"]), whole(entry["bytes"])) for name, entry in files.items()}
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"no sound {MANIFEST} ({type(error).__name__}: {error})") from None
     for name in found:
-        if Path(name).name != name:
+        if not _plain(name):
             raise ValueError(f"{MANIFEST} names {name!r}, which is not a plain file name")
     return found
+
+
+def whole(value: object, least: int = 0, most: int = 1 << 62) -> int:
+    """A whole number that was read from JSON, where Infinity, true, 1.5 and "1" are none.
+
+    Raises:
+        ValueError: it is none, or out of bounds.
+
+    Example:
+        >>> whole(json.loads("16"), 1, 100)
+        16
+    """
+    if type(value) is not int or not least <= value <= most:
+        raise ValueError(f"{value!r} is no whole number from {least} to {most}")
+    return value
+
+
+def _plain(name: str) -> bool:
+    """Whether a name is that of a file in a folder."""
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError:  # half of a pair of UTF-16
+        return False
+    return "\0" not in name and Path(name).name == name
 
 
 def write_manifest(folder: Path, names: Iterable[str]) -> None:

@@ -1,6 +1,7 @@
 """Attention maps against what the layers computed, and against the matrix itself."""
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -132,3 +133,20 @@ def test_what_is_refused():
     for wrong in ({"block": 0}, {"pairs": 0}):
         with pytest.raises(ConfigError, match="block and pairs must be at least 1"):
             attention_maps(decoder("softmax"), TOKENS, **wrong)
+
+
+def test_what_another_thread_reads_meanwhile_is_not_shown():
+    model = decoder("softmax", "local(window=2)")
+    expected = attention_maps(model, TOKENS)
+
+    def read(*_: object) -> None:
+        hook.remove()
+        with ThreadPoolExecutor(1) as other, torch.no_grad():
+            other.submit(model, torch.tensor([TOKENS[:5]])).result()
+
+    hook = model.blocks[0].mlp.register_forward_pre_hook(read)  # type: ignore[union-attr]
+    found = attention_maps(model, TOKENS)
+    for one, other in zip(found, expected, strict=True):
+        assert isinstance(one, LayerMaps)
+        assert isinstance(other, LayerMaps)
+        np.testing.assert_array_equal(one.cells, other.cells)

@@ -1,8 +1,10 @@
 """regard knn, and evaluate and generate with a datastore: of published weights and of a run of one's own."""
 
 import errno
+import importlib
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -105,7 +107,54 @@ def test_an_index_is_made_and_used(regard, network):
     assert flat["nats_per_token"] == pytest.approx(exact["nats_per_token"], rel=1e-6)
     assert figures(regard, network, *words, "--knn.index", "ivf", "--knn.probes", "1")["tokens"] == exact["tokens"]
     answer = regard("evaluate", network, *words, "--knn.index", "hnsw")
-    assert (answer.code, "has no index hnsw; make it with regard knn build --index hnsw" in answer.err) == (2, True)
+    assert (answer.code, "has no index hnsw; make it with regard knn index store --index hnsw" in answer.err) == (
+        2,
+        True,
+    )
+
+
+def test_an_index_is_made_later_and_made_again(regard, network):
+    """As after a kill between the datastore and its index, after an addition, and where the file is damaged."""
+    pytest.importorskip("faiss", reason="the knn extra is not installed")
+    assert regard("knn", "build", "--model", network, "folder", "--out", "store").code == 0
+    entries = json.loads(regard("knn", "stats", "store", "--json").out)["entries"]
+    uses = ["evaluate", network, "--corpus", "other.txt", "--datastore", "store", "--knn.k", "8", "--knn.index", "ivf"]
+
+    def mended() -> None:
+        answer = regard(*uses)
+        assert answer.code in (2, 4)
+        command = re.search(r"with regard (knn index store --index ivf)\n", answer.err)
+        assert command is not None, answer.err
+        answer = regard(*command[1].split())
+        assert answer.code == 0, answer.err
+        assert regard(*uses).code == 0
+        assert json.loads(regard("knn", "stats", "store", "--json").out)["entries"] == entries
+
+    mended()
+    for name in ("ivf.faiss", "ivf.json"):
+        Path("store", name).write_bytes(b"{}")
+        mended()
+    Path("store", "ivf.json").unlink()
+    mended()
+    assert regard("knn", "build", "--model", network, "other.txt", "--out", "store", "--add").code == 0
+    entries = json.loads(regard("knn", "stats", "store", "--json").out)["entries"]
+    mended()
+    answer = regard("knn", "index", "store")
+    assert (answer.code, "knn index needs --index with the kinds" in answer.err) == (2, True)
+    assert json.loads(regard("knn", "index", "store", "--index", "flat", "hnsw", "--json").out)["indices"]
+
+
+def test_a_missing_faiss_is_said_before_the_work(regard, network, monkeypatch):
+    found = importlib.import_module
+
+    def missing(name: str, *given: str):
+        if name == "faiss":
+            raise ImportError(name)
+        return found(name, *given)
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    answer = regard("knn", "build", "--model", network, "folder", "--out", "store", "--index", "ivf")
+    assert (answer.code, "an index needs FAISS" in answer.err, Path("store").exists()) == (2, True, False)
 
 
 def test_a_run_of_ones_own_takes_a_datastore(regard, run, text):
@@ -119,6 +168,35 @@ def test_a_run_of_ones_own_takes_a_datastore(regard, run, text):
     assert figures(regard, *words, "--knn.lam", "0") == alone
     answer = regard("generate", str(run), "1 is", "--datastore", "store", "--max-new-tokens", "5")
     assert answer.code == 0, answer.err
+
+
+def test_a_text_that_is_cut_otherwise_does_not_find_itself(regard, run, text):
+    """Another share held out; a file of a folder; a folder of which the datastore has the file alone."""
+    folder = Path("folder")
+    folder.mkdir()
+    for name in ("a", "b", "c"):
+        (folder / f"{name}.txt").write_text(text.read_text() if name == "a" else f"{name} is a letter\n" * 99)
+    for corpus, out in ((str(text), "of-file"), ("folder", "of-folder")):
+        answer = regard("knn", "build", "--model", str(run), corpus, "--out", out)
+        assert answer.code == 0, answer.err
+    mixing = ["--split", "train", "--knn.k", "8", "--knn.lam", "0.9", "--limit", "60"]
+    known = [str(run), "--corpus", str(text), *mixing, "--datastore", "of-file"]
+    alone, least = (figures(regard, *known, *more)["nats_per_token"] for more in (["--knn.lam", "0"], ["--knn.own"]))
+    wanted = figures(regard, *known)["nats_per_token"]
+    for corpus, store, more in (
+        (str(text), "of-file", ["--holdout", "0.2"]),
+        (str(text), "of-folder", []),
+        (str(text), "of-folder", ["--holdout", "0.01"]),
+    ):
+        words = [str(run), "--corpus", corpus, *mixing, *more, "--datastore", store]
+        left_out, own = figures(regard, *words)["nats_per_token"], figures(regard, *words, "--knn.own")
+        assert own["nats_per_token"] < (wanted + least) / 2 < left_out, (corpus, store, more, alone)
+        answer = regard("evaluate", *words)
+        count = re.search(r"([\d,]+) of ([\d,]+) targets are in the datastore, and their own", answer.err)
+        assert count is not None
+        assert count[1] == count[2]
+    answer = regard("knn", "sweep", "of-folder", str(text), "--model", str(run), "--limit", "3", "--json")
+    assert "targets are in the datastore, and their own entries were left out" in answer.err
 
 
 def test_errors_say_what_is_wrong(regard, network, tmp_path):
@@ -224,3 +302,42 @@ def test_a_full_disk_is_named_and_nothing_is_lost(regard, network, monkeypatch):
     assert regard(*build, "store").code == 0
     for path in Path("whole").iterdir():
         assert (Path("store") / path.name).read_bytes() == path.read_bytes()
+
+
+def test_what_ended_before_the_first_block_goes_on(regard, network, monkeypatch):
+    """A disk that is full from the first byte on leaves nothing; a kill, a folder, or one that is not called sound."""
+    build = ["knn", "build", "folder", "--model", network, "--out"]
+    assert regard(*build, "whole").code == 0
+
+    def full(path: Path, data: bytes) -> None:
+        path.write_bytes(b"{")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as disk:
+        disk.setattr(files, "_write", full)
+        answer = regard(*build, "store")
+    assert (answer.code, "No space left on device" in answer.err, Path("store").exists()) == (6, True, False)
+
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    for place, partial in (
+        ("regard.retrieval.manifest.Manifest.write", True),
+        ("regard.retrieval.writer.Writer.begin", False),
+    ):
+        shutil.rmtree("store", ignore_errors=True)
+        with monkeypatch.context() as early:
+            early.setattr(place, killed)
+            assert regard(*build, "store").code == 130
+        if partial:
+            Path("store", ".manifest.json.partial").write_bytes(b"{")
+        answer = regard("knn", "verify", "store")
+        assert answer.code == (2 if partial else 4), answer.err
+        answer = regard(*build, "store")
+        assert answer.code == 0, answer.err
+        for path in Path("whole").iterdir():
+            assert (Path("store") / path.name).read_bytes() == path.read_bytes()
+    Path("other").mkdir()
+    Path("other", "mine.txt").write_text("")
+    answer = regard(*build, "other")
+    assert (answer.code, "other is no datastore" in answer.err) == (2, True)

@@ -1,6 +1,7 @@
 """regard train, evaluate and generate of a model that mixes in neighbours, from the command line."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,18 @@ def test_a_run_reads_its_datastore_wherever_it_is_used(regard, store, words):
     ):
         answer = regard(*more)
         assert (answer.code, said in answer.err) == (code, True), (more, answer.err)
+
+
+def test_training_text_that_is_cut_otherwise_does_not_find_itself(regard, store, words, caplog):
+    """The text was built whole of its three parts with a twentieth held out: every training target is known."""
+    for share in ("0.05", "0.2"):
+        answer = regard(*words, *BESIDE, "--task.holdout", share, "--out", f"held{share}")
+        assert answer.code == 0, answer.err
+        found = re.search(r"store, training: ([\d,]+) of ([\d,]+) targets are in the datastore", caplog.messages[-1])
+        assert found is not None
+        assert int(found[1].replace(",", "")) >= int(found[2].replace(",", "")) - 1  # the separator at its end
+    own = figures(regard, "held0.2", "--split", "train", "--knn.own")["nats_per_token"]
+    assert figures(regard, "held0.2", "--split", "train")["nats_per_token"] != own
 
 
 def test_a_run_that_was_stopped_goes_on_to_the_same_weights(regard, store, words):

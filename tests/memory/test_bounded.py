@@ -3,6 +3,9 @@
 import pytest
 import torch
 
+from regard import Heads
+from regard.errors import ShapeError
+from regard.memory.recent import Recent
 from regard.models import LanguageModel, ModelConfig
 from regard.testing.counting import Count
 
@@ -45,3 +48,19 @@ def test_without_a_bound_it_would_be_seen():
         model = LanguageModel(ModelConfig(memory=memory, **shape)).eval()
         short, long = (peak(model, FILLED + n, 8, segments=True) for n in (96, 384))
         assert all(more > 2 * less for less, more in zip(short, long, strict=True))
+
+
+@pytest.mark.parametrize("change", [
+    {"hidden": torch.zeros(2, 3, 8, dtype=torch.int64)},
+    {"key_mask": torch.ones(2, 3)},
+    {"key_mask": torch.ones(2, 3, dtype=torch.int64)},
+    {"length": torch.tensor(-7)},
+    {"length": torch.tensor([3])},
+    {"length": torch.tensor(3.0)},
+], ids=str)  # fmt: skip
+def test_a_dump_of_other_kinds_is_refused(change):
+    state = Recent(Heads(count=2, key_dim=4), 8, length=4).initial_state(2)
+    fits = {"hidden": torch.zeros(2, 3, 8), "key_mask": torch.ones(2, 3, dtype=torch.bool), "length": torch.tensor(3)}
+    assert state.load(fits).length == 3
+    with pytest.raises(ShapeError):
+        state.load({**fits, **change})

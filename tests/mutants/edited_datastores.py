@@ -4,6 +4,7 @@ from tests.mutants.edits import Edit
 
 CONTRACT, NEIGHBOURS = "tests.retrieval.test_contract", "tests.models.test_neighbours"
 DATASTORE, SEARCH, KNN_LM = "regard.retrieval.datastore", "regard.retrieval.search", "regard.retrieval.knn_lm"
+OWN, CUT = "regard.retrieval.own", "test_a_text_that_is_cut_elsewhere_does_not_find_itself"
 SPALM, GATE = "regard.retrieval.spalm", "regard.models.neighbours:NeighbourGate"
 LOOPS = "test_the_mixture_is_that_of_the_loops"
 
@@ -54,8 +55,8 @@ LOOKED_UP = (
     Edit(
         "the temperature is ignored",
         f"{KNN_LM}:neighbour_log_probabilities",
-        "(-neighbours.distances / temperature)",
-        "(-neighbours.distances)",
+        "scaled(neighbours.distances, temperature)",
+        "scaled(neighbours.distances, 1.0)",
         CONTRACT,
         "test_the_temperature_divides",
     ),
@@ -69,17 +70,49 @@ LOOKED_UP = (
     ),
     Edit(
         "the entry beside the own one is left out",
-        f"{KNN_LM}:own_entries",
-        "+ first - 1 +",
-        "+ first +",
+        f"{OWN}:Own.__call__",
+        "run.entry + first - run.first",
+        "run.entry + place - run.first",
         CONTRACT,
         "test_no_target_finds_the_entry_that_was_made_of_it",
     ),
     Edit(
+        "a text that is cut elsewhere finds itself",
+        f"{OWN}:Own.of",
+        "runs += self._texts.cuts(targets, but=key)",
+        "pass",
+        CONTRACT,
+        CUT,
+    ),
+    Edit(
+        "a stored part of a text is not known in it",
+        f"{OWN}:_Texts.cuts",
+        "self._heads.places(grams)",
+        "self._heads.places(grams[:8])",
+        CONTRACT,
+        CUT,
+    ),
+    Edit(
+        "entries beside those of a text that is cut elsewhere",
+        f"{OWN}:_Texts._agreeing",
+        "Run(begin, stop, shift + begin)",
+        "Run(begin, stop, shift + begin + 1)",
+        CONTRACT,
+        CUT,
+    ),
+    Edit(
+        "passages of other texts are left out",
+        f"{OWN}:_Texts._agreeing",
+        "end >= stop - _EDGE and ",
+        "",
+        CONTRACT,
+        "test_a_passage_of_another_text_is_found",
+    ),
+    Edit(
         "own entries are found in training",
         f"{SPALM}:_Windows._look",
-        "None if self._of.own else",
-        "None if not self._of.own else",
+        "None if self._of.leaving_out is None else",
+        "None if self._of.leaving_out is not None else",
         CONTRACT,
         "test_training_text_does_not_find_itself",
     ),

@@ -10,9 +10,8 @@ import torch
 from regard.errors import CheckpointError
 from regard.integrations.pretrained import windows
 from regard.models import LanguageModel, ModelConfig
-from regard.retrieval import Datastore, LookedUp, Lookup, Neighbours, Text, build, mixed
+from regard.retrieval import Datastore, LookedUp, Lookup, Neighbours, Own, Text, build, mixed
 from regard.retrieval.documents import digest
-from regard.retrieval.knn_lm import own_entries
 from regard.tasks import TextConfig
 from regard.tasks.text import TextTask
 from regard.training.batches import collate
@@ -74,8 +73,40 @@ def test_no_target_finds_the_entry_that_was_made_of_it():
             documents[digest(ids)] = (entries(len(ids) - 1)[0], torch.from_numpy(ids[1:].astype("int64")))
         store = filled(Path(folder) / "store", documents)
         examples = windows([texts[1]], Letters(), 4)
-        own = [own_entries(store, examples, collate(examples, [at], VOCAB)) for at in range(len(examples))]
+        own = [Own(store)(examples, collate(examples, [at], VOCAB)) for at in range(len(examples))]
     assert [[int(x) for x in rows] for rows in own if rows is not None] == [[5, 6, 7, 8], [9, 10, 11, 12], [13]]
+
+
+def test_a_text_that_is_cut_elsewhere_does_not_find_itself():
+    """A stored text and two parts of it: its entries are 0 to 59; and a part that is stored, read in the whole text."""
+    draw = torch.Generator().manual_seed(3)
+    text = "".join(chr(ord("a") + at) for at in torch.randint(VOCAB, (61,), generator=draw).tolist())
+    with TemporaryDirectory() as folder:
+        for stored, read, wanted in (
+            (text, text[20:45], list(range(20, 44))),
+            (text, text[30:], list(range(30, 60))),
+            (text[25:], text, [-1] * 25 + list(range(35))),
+        ):
+            ids = Letters().document(stored).ids
+            values = torch.from_numpy(ids[1:].astype("int64"))
+            store = filled(Path(folder) / str(len(wanted)), {digest(ids): (entries(len(values))[0], values)})
+            examples = windows([read], Letters(), 100)
+            own = Own(store)(examples, collate(examples, [0], VOCAB))
+            assert own is not None
+            assert own[: len(wanted), 0].tolist() == wanted
+
+
+def test_a_passage_of_another_text_is_found():
+    """80 of 160 letters are the same, at the same place, and behind them none."""
+    draw = torch.Generator().manual_seed(4)
+    one, two = (torch.randint(VOCAB, (160,), generator=draw) for _ in range(2))
+    two[:80], two[80:] = one[:80], (one[80:] + 1) % VOCAB
+    with TemporaryDirectory() as folder:
+        store = filled(Path(folder) / "store", {"one": (entries(159)[0], one[1:])})
+        found = Own(store).of(two.numpy())
+    assert not found.own.any()
+    assert found.shared[:64].all()
+    assert not found.shared[80:].any()
 
 
 def test_training_text_does_not_find_itself():
@@ -91,7 +122,7 @@ def test_training_text_does_not_find_itself():
         windows = task.examples("train")
         ids = windows.place(0)[0]
         store = build(keys, [Text("a", ids)], Path(folder) / "store", origin={}, length=16)
-        example = LookedUp(task, Lookup(keys, store, k=1)).examples("train")[0]
+        example = LookedUp(task, Lookup(keys, store, k=1), leaving_out=Own(store)).examples("train")[0]
     assert example.neighbours is not None
     assert not (example.neighbours[1:, 0] == example.targets[1:]).any()
 

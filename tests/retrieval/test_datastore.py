@@ -2,10 +2,14 @@
 
 import errno
 import json
+import math
 import os
+import resource
+import shutil
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -237,3 +241,149 @@ def test_what_makes_no_sense_is_refused(store, tmp_path):
             adding.append(keys.repeat(2, 1), values.repeat(2))
         adding.append(keys, values)
     assert len(Datastore.open(store.folder)) == 53
+
+
+def test_a_merge_that_was_interrupted_goes_on(store, documents, tmp_path, monkeypatch):
+    """To the same bytes; one of other datastores is refused, and an empty one that was taken back begins anew."""
+    more = filled(tmp_path / "more", {"more": entries(33, 9)})
+    whole = Datastore.merge(tmp_path / "whole", [store, more])
+    write, written = files._write, 0
+
+    def killed(path, data: bytes) -> None:
+        nonlocal written
+        written += 1
+        if written > 7:
+            raise KeyboardInterrupt
+        write(path, data)
+
+    with monkeypatch.context() as early:
+        early.setattr(files, "_write", killed)
+        with pytest.raises(KeyboardInterrupt):
+            Datastore.merge(tmp_path / "both", [store, more])
+    with pytest.raises(CheckpointError, match="give the same regard knn build again, or in Python the same merge"):
+        Datastore.open(tmp_path / "both")
+    with pytest.raises(CheckpointError, match="had other documents"):
+        Datastore.merge(tmp_path / "both", [more, store])
+    shutil.copytree(tmp_path / "both", tmp_path / "taken")
+    Datastore.merge(tmp_path / "both", [store, more])
+    for path in whole.folder.iterdir():
+        assert (tmp_path / "both" / path.name).read_bytes() == path.read_bytes()
+    with pytest.raises(ConfigError, match="exists"):
+        Datastore.merge(tmp_path / "both", [store, more])
+    with pytest.raises(ConfigError, match="exists"):
+        Datastore.merge(store.folder, [more])
+    Datastore.open(tmp_path / "taken", unfinished=True).abandon()
+    assert len(Datastore.merge(tmp_path / "taken", [more, store])) == len(whole)
+
+
+def test_more_blocks_than_descriptors_are_read(tmp_path, small_blocks):
+    """400 blocks and room for 20 open files; without any room it is said, and is no damage."""
+    store = filled(tmp_path / "many", {"a": entries(4000)})
+    assert len(store.manifest.blocks) == 400
+    least, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = max(int(name) for name in os.listdir("/proc/self/fd")) + 1
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used + 20, most))
+        found = Datastore.open(store.folder).search(entries(4000)[0][:3], 1)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, most))
+        with pytest.raises(ResourceError, match="Too many open files"):
+            store.pieces()
+        with pytest.raises(ResourceError, match="Too many open files"):
+            store.verify()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (least, most))
+    assert found.ids[:, 0].tolist() == [0, 1, 2]
+
+
+def test_no_room_for_a_map_is_no_damage(store, monkeypatch):
+    def full(*_: object, **__: object) -> None:
+        raise RuntimeError("unable to mmap 120 bytes: Cannot allocate memory (12)")
+
+    monkeypatch.setattr(torch, "from_file", full)
+    with pytest.raises(ResourceError, match="cannot map block 00000000: Cannot allocate memory"):
+        store.pieces()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(
+            (name, value)
+            for name in ("dim", "vocab_size", "following", "adding")
+            for value in (math.inf, -1, "1", True)
+        ),
+        ("dim", 0),
+        ("dim", 6.0),
+        ("vocab_size", -1),
+        ("vocab_size", 1 << 40),
+        ("following", 0),
+        ("adding", 9),
+        ("origin", None),
+        ("origin", {"model": [1]}),
+        ("documents", None),
+        ("documents", [["a", "b", math.inf]]),
+        ("documents", [["a", None, 50]]),
+    ],
+)
+def test_a_manifest_that_was_written_by_hand_is_refused(store, name, value):
+    path = store.folder / "manifest.json"
+    document = checksums.opened(path.read_bytes())
+    path.write_text(json.dumps(checksums.sealed({**document, name: value})))
+    with pytest.raises(CheckpointError, match="describes no datastore of this version"):
+        Datastore.open(store.folder, unfinished=True)
+
+
+@pytest.mark.parametrize(("kind", "value", "said"), [
+    ("values", VOCAB, "outside the vocabulary"),
+    ("values", -1, "outside the vocabulary"),
+    ("keys", math.nan, "not finite"),
+    ("keys", math.inf, "not finite"),
+])  # fmt: skip
+def test_blocks_that_cannot_be_are_refused(store, kind, value, said):
+    """Their checksums are right."""
+    path = store.folder / "manifest.json"
+    document = checksums.opened(path.read_bytes())
+    block = document["blocks"][1]
+    file = store.folder / f"{block[0]}.{kind}"
+    data = np.fromfile(file, "<f2" if kind == "keys" else "<i4")
+    data[3] = value
+    file.write_bytes(data.tobytes())
+    block[2 if kind == "keys" else 3] = list(checksums.Entry.of(data.tobytes()))
+    path.write_text(json.dumps(checksums.sealed(document)))
+    with pytest.raises(CheckpointError, match=f"{block[0]}.{kind} has .* {said}"):
+        Datastore.open(store.folder)
+
+
+def test_a_block_is_named_once(store):
+    path = store.folder / "manifest.json"
+    document = checksums.opened(path.read_bytes())
+    document["blocks"][1] = document["blocks"][0]
+    path.write_text(json.dumps(checksums.sealed(document)))
+    with pytest.raises(CheckpointError, match="names a block twice"):
+        Datastore.open(store.folder)
+
+
+def test_who_opens_while_another_deletes_sees_it_before_or_after(store, documents, monkeypatch):
+    """The manifest is read, then the document goes, then the files are looked at."""
+    verify = Datastore.verify
+
+    def late(found: Datastore, **options: bool) -> None:
+        monkeypatch.undo()
+        store.delete("two")
+        verify(found, **options)
+
+    monkeypatch.setattr(Datastore, "verify", late)
+    found = Datastore.open(store.folder)
+    assert same(found, {name: document for name, document in documents.items() if name != "two"})
+
+
+def test_a_folder_that_cannot_be_written_is_named(store, monkeypatch):
+    """With a block of a killed process in it, which would be removed."""
+    (store.folder / "00000099.keys").write_bytes(b"")
+
+    def refused(path: Path, **_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "unlink", refused)
+    with pytest.raises(ResourceError, match=r"cannot write .*00000099\.keys: Read-only file system"):
+        store.delete("one")

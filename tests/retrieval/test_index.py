@@ -1,10 +1,12 @@
 """FAISS indices against exact search."""
 
 import importlib
+import json
 
 import pytest
 import torch
 
+from regard import checksums
 from regard.errors import CheckpointError, ConfigError, LimitError, UnsupportedError
 from regard.retrieval import Datastore, Index
 from tests.retrieval.conftest import DIM, VOCAB, entries, filled
@@ -64,6 +66,29 @@ def test_an_index_is_kept_and_damage_is_found(faiss, many, kind):
     index.save()
     with pytest.raises(CheckpointError, match="as it was before"):
         Index.load(many.delete("a"), kind)
+
+
+@pytest.mark.parametrize("kind", ["flat", "ivf", "hnsw"])
+def test_an_index_of_another_kind_is_refused(faiss, many, kind):
+    """Its files under another name; and what says that it is the other, sealed again."""
+    kinds = [one for one in ("flat", "ivf", "hnsw") if one != kind]
+    path = Index(many, kind).save()
+    for other in kinds:
+        for suffix in (".faiss", ".json"):
+            (many.folder / f"{other}{suffix}").write_bytes(path.with_suffix(suffix).read_bytes())
+        with pytest.raises(CheckpointError, match=f"is an index {kind}, not {other}; make it again"):
+            Index.load(many, other)  # type: ignore[arg-type]
+        said = many.folder / f"{other}.json"
+        document = checksums.opened(said.read_bytes())
+        said.write_text(json.dumps(checksums.sealed({**document, "kind": other})))
+        with pytest.raises(CheckpointError, match="does not fit the datastore"):
+            Index.load(many, other)  # type: ignore[arg-type]
+    path.write_bytes(b"IxF2")
+    said = path.with_suffix(".json")
+    document = {**checksums.opened(said.read_bytes()), "sha256 of the index": checksums.Entry.of(b"IxF2").sha256}
+    said.write_text(json.dumps(checksums.sealed(document)))
+    with pytest.raises(CheckpointError, match="is no index of FAISS"):
+        Index.load(many, kind)
 
 
 def test_what_makes_no_sense_is_refused(faiss, many, tmp_path):

@@ -71,6 +71,18 @@ def test_far_neighbours_do_not_underflow():
     torch.testing.assert_close(p[0, 3], torch.tensor(1 / (1 + math.exp(-1))), rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("temperature", [1e-320, 1e-300])
+def test_the_coldest_temperature_is_the_nearest_alone(temperature, tmp_path, decoder):
+    near = neighbours([[(0.5, 3), (0.7, 1)], [(0.0, 2), (0.0, 4)]])
+    p = mixed(torch.zeros(2, 5), near, lam=1.0, temperature=temperature).exp()
+    assert p.tolist() == [[0, 0, 0, 1, 0], [0, 0, 0.5, 0, 0.5]]
+    model = decoder()
+    looked = look(model, built(model, tmp_path / "store"), windows([TEXTS[0]], Letters(), 16), k=2, own=True)
+    assert float(looked.nats(lam=0.5, k=2, temperature=temperature).mean()) == pytest.approx(
+        float(looked.nats(lam=0.5, k=2, temperature=1e-6).mean())
+    )
+
+
 def test_order_and_duplicates_of_entries_change_nothing(tmp_path):
     keys, values = entries(40)
     order = torch.randperm(40, generator=torch.Generator().manual_seed(1))

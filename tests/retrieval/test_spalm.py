@@ -9,7 +9,7 @@ from torch import Tensor
 from regard.errors import CheckpointError, ConfigError, LimitError, ShapeError, UnsupportedError
 from regard.models import LanguageModel, ModelConfig, presets
 from regard.models.neighbours import NeighbourTokens
-from regard.retrieval import Datastore, LookedUp, Lookup, Spalm, Text, build, origin
+from regard.retrieval import Datastore, LookedUp, Lookup, Own, Spalm, Text, build, origin
 from regard.retrieval.keys import joined, kept_keys
 from regard.tasks import TextConfig
 from regard.tasks.base import IGNORE
@@ -118,12 +118,16 @@ def looked_up(task: TextTask, folder: Path, *, k: int = 3, own: bool = False) ->
     """The task beside a datastore of its training documents, each as the task has it."""
     shape = ModelConfig(dim=16, heads=2, layers=1, vocab_size=task.vocab_size, seed=3)
     keys = LanguageModel(shape).eval()
+
+    def beside(store: Datastore) -> LookedUp:
+        return LookedUp(task, Lookup(keys, store, k=k), leaving_out=None if own else Own(store))
+
     if folder.exists():
-        return LookedUp(task, Lookup(keys, Datastore.open(folder), k=k), own=own)
+        return beside(Datastore.open(folder))
     windows = task.examples("train")
     texts = [Text(str(first), windows.place(first)[0]) for first in windows.begins.tolist()]
     store = build(keys, texts, folder, origin=origin(keys, task.tokenizer), length=24)
-    return LookedUp(task, Lookup(keys, store, k=k), own=own)
+    return beside(store)
 
 
 def test_training_examples_do_not_find_themselves(task, tmp_path):
@@ -170,4 +174,4 @@ def test_another_tokenizer_is_refused(task, tmp_path):
     keys = LanguageModel(ModelConfig(dim=16, heads=2, layers=1, vocab_size=task.vocab_size, seed=3))
     found = Lookup(keys, Datastore.open(tmp_path / "store"), k=1)
     with pytest.raises(CheckpointError, match="made with another tokenizer"):
-        LookedUp(other, found)
+        LookedUp(other, found, leaving_out=None)

@@ -1,5 +1,6 @@
 """What the attention mechanisms of a network are called with, seen by hooks while it reads."""
 
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -41,11 +42,11 @@ def watch(model: Readable, tokens: Int[Tensor, "batch length"], each: Callable[[
     Raises:
         InputError, LimitError: as the network.
     """
-    layers, seen, inside = model.layers, list[int](), False
+    layers, seen, inside, thread = model.layers, list[int](), False, threading.get_ident()
 
     def look(module: nn.Module, arguments: tuple[Tensor, ...], named: dict[str, Any]) -> None:
         nonlocal inside
-        if inside:  # `each` asks
+        if inside or threading.get_ident() != thread:  # `each` asks, or somebody else who reads meanwhile
             return
         layer = layers[len(seen)]
         seen.append(len(seen))

@@ -118,7 +118,7 @@ def rows(config: CacheConfig, text: str, encode: Encode) -> list[Row]:
     """Texts to go on with, and texts with a pass key in them at several depths.
 
     Raises:
-        DataError: too little text, or no room for a key.
+        DataError: too little text, or no room for a key. ConfigError: more keys than places.
     """
     ids, length = list(encode(text)), config.context + config.scored
     if len(ids) < length * max(config.texts, 1):
@@ -127,6 +127,10 @@ def rows(config: CacheConfig, text: str, encode: Encode) -> list[Row]:
         Row("text", ids[at : at + config.context], ids[at + config.context : at + length], config.scored)
         for at in range(0, length * config.texts, length)
     ]
+    if config.keys > config.context:
+        raise ConfigError(
+            f"keys must be at most the {config.context} tokens of the context, one at each depth; got {config.keys}"
+        )
     draw = generator(config.seed, "pass key")
     for at in range(config.keys):
         key = str(int(torch.randint(10_000, 100_000, (), generator=draw)))

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from regard import specs
-from regard.benchmark.threads import default_threads
+from regard.benchmark.threads import default_threads, require_threads
 from regard.errors import ConfigError
 from regard.models.config import MlpKind
 from regard.tasks.config import ClassificationConfig, GraphConfig, RecallConfig, TextConfig
@@ -128,6 +128,7 @@ class CompareConfig:
         kinds = ("text", "recall", "masked", "classification", "graph")
         sizes = [f"{kind}_steps" for kind in kinds] + ["batch_size", *(f"{kind}_batch_size" for kind in kinds[1:])]
         rates = ["learning_rate", *(f"{kind}_learning_rate" for kind in kinds[1:])]
+        require_threads(self.threads)
         problems = [
             f"{name} must be at least 1, got {getattr(self, name)}"
             for name in ("seeds", *sizes, "rounds", "threads")

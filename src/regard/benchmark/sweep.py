@@ -16,7 +16,7 @@ from torch import Tensor
 
 from regard.benchmark.cost import counted
 from regard.benchmark.resting import resting_inputs
-from regard.benchmark.threads import default_threads
+from regard.benchmark.threads import default_threads, require_threads
 from regard.benchmark.timing import REPEATS, Timing, paired
 from regard.benchmark.worker import in_worker, serve
 from regard.catalog import build, describe
@@ -60,6 +60,7 @@ class SweepConfig:
     threads: int = field(default_factory=default_threads)
 
     def __post_init__(self) -> None:
+        require_threads(self.threads)
         problems = [f"{name} must not be empty" for name in ("specs", "lengths", "passes") if not getattr(self, name)]
         problems += [f"no pass {name!r}: {nearest(name, PASSES)}" for name in self.passes if name not in PASSES]
         problems += [

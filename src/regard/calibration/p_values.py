@@ -14,6 +14,8 @@ TestName = Literal["hoeffding", "hoeffding_bentkus", "binomial"]
 
 _DIGITS = 40
 """of the sums, so that nothing is lost of the 16 that are returned, whatever the number of items"""
+_MOST_ITEMS = 1 << 50
+"""of which a float tells one more or less"""
 
 
 @typed
@@ -129,7 +131,8 @@ def items_needed(*, risk: float, confidence: float, test: TestName = "hoeffding_
         hypotheses: among how many thresholds the error is shared out: all of them under Bonferroni, else 1.
 
     Raises:
-        ConfigError: a risk or confidence out of bounds, an unknown test, no hypotheses.
+        ConfigError: a risk or confidence out of bounds, or so small an error that it takes more items than a float
+            counts; an unknown test, no hypotheses.
 
     Example:
         >>> [items_needed(risk=0.1, confidence=0.9, test=test) for test in TESTS]
@@ -142,6 +145,11 @@ def items_needed(*, risk: float, confidence: float, test: TestName = "hoeffding_
         raise ConfigError(f"hypotheses must be 1 or more, got {hypotheses}")
     level /= hypotheses
     rate = 2 * risk**2 if test == "hoeffding" else -math.log1p(-risk)
+    if rate == 0 or -math.log(level) / rate > _MOST_ITEMS:
+        raise ConfigError(
+            f"risk={risk!r} at confidence={confidence!r} takes more than {_MOST_ITEMS:,} items: no data certify it; "
+            "allow a larger risk"
+        )
     count, p_value = max(1, math.ceil(-math.log(level) / rate)), TESTS[test]
     while p_value(0.0, count, risk) > level:  # the last digit of a logarithm is not to decide
         count += 1

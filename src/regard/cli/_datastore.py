@@ -1,13 +1,16 @@
 """A datastore beside a model, for the commands that take one."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
+from regard.cli._output import console
 from regard.errors import ConfigError
 
 if TYPE_CHECKING:
     from regard.models import LanguageModel
-    from regard.retrieval import Datastore, Index, KnnLm, Lookup
+    from regard.retrieval import Datastore, Index, KnnLm, Lookup, Own
     from regard.tasks.reader import Reader
     from regard.training import TrainedModel
 
@@ -26,7 +29,7 @@ class KnnOptions:
     temperature: float | None = None
     """that squared distances are divided by; None: 1. regard knn sweep says what is good"""
     index: Literal["flat", "ivf", "hnsw"] | None = None
-    """of FAISS, made by regard knn build --index; None: exact search"""
+    """of FAISS, made by regard knn index; None: exact search"""
     probes: int | None = None
     """ivf: centres that are looked into, 32; hnsw: length of its list, 128"""
     own: bool = False
@@ -92,6 +95,14 @@ def mixing(folder: str | None, options: KnnOptions, loaded: "TrainedModel", *, d
         device=device,
         trust=trust,
     )
+
+
+@contextmanager
+def tell_own(own: "Own | None") -> Iterator[None]:
+    """Say on stderr how many targets had own entries left out inside; None: nothing is left out."""
+    yield
+    if own is not None and own.tally.targets:
+        console(machine=True).print(str(own.tally), markup=False)
 
 
 def require_datastore(options: KnnOptions) -> None:

@@ -19,6 +19,27 @@ if TYPE_CHECKING:
 CALIBRATED = "calibrated"
 
 
+def require_as_measured(exits: str | None, *, weights: str | None, cache: str | None, datastore: str | None) -> None:
+    """Refuse a calibration for a model that reads otherwise than the one that it was measured with.
+
+    Args:
+        exits, weights, cache, datastore: the options of these names.
+
+    Raises:
+        ConfigError: one of the others beside exits.
+    """
+    for name, value in (("weights", weights), ("cache", cache)):
+        if exits is not None and value is not None:
+            raise ConfigError(
+                f"--exits {exits} promises something of the model as it was calibrated: with weights as they are and "
+                f"everything kept of the text. It says nothing of --{name} {value}; leave one out"
+            )
+    if exits is not None and datastore is not None:
+        raise ConfigError(
+            "--datastore looks up what the last MLP gets, which tokens that leave by --exits never reach; leave one out"
+        )
+
+
 def leave_early(model: "LanguageModel", exits: str, run: str, *, published: bool) -> Mapping[str, Any]:
     """Give a model the exits that `regard calibrate` found for it.
 

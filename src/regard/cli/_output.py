@@ -1,5 +1,6 @@
 """Machine output on stdout, everything else on stderr."""
 
+import io
 import json
 import sys
 from collections.abc import Sequence
@@ -10,11 +11,29 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from regard.errors import InputError
+
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
         """Nobody reads any more. rich would exit with 1, which means a bug here; `main` knows what it is."""
         raise BrokenPipeError
+
+
+def given(text: str) -> str:
+    """A text of the command line, or of standard input where that is -.
+
+    Raises:
+        InputError: standard input is not UTF-8.
+    """
+    if text != "-":
+        return text
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8", errors="strict")
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise InputError(f"standard input is not UTF-8 at byte {error.start}: {error.reason}; convert it") from None
 
 
 def emit(payload: Any) -> None:

@@ -3,10 +3,15 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from regard.benchmark.threads import require_threads
+
 
 @contextmanager
 def cpu_threads(count: int) -> Iterator[None]:
     """torch takes so many inside, and as many as before afterwards.
+
+    Raises:
+        ConfigError: too many.
 
     Example:
         >>> import torch
@@ -16,6 +21,7 @@ def cpu_threads(count: int) -> Iterator[None]:
     """
     import torch
 
+    require_threads(count)
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

@@ -76,7 +76,7 @@ def _measure(options: Options) -> int:
     from regard.training import load
     from regard.training.files import write_json
 
-    read = TextConfig(corpus=options.corpus or "state_of_the_union")
+    read = TextConfig(corpus="state_of_the_union" if options.corpus is None else options.corpus)
     if pretrained.recognised(options.model):
         loaded = pretrained.load(options.model, device=options.device, trust=options.trust)
     else:

@@ -127,7 +127,14 @@ def _calibrate(options: Options) -> int:
     grid = options.thresholds or _grid(model, heads)
     hypotheses = 1 if options.search == "fixed_sequence" else len(grid)
     measuring.require_items(options.passages, **asked, hypotheses=hypotheses)
-    found = measuring.passages(_documents(text, split, reader), options.length)
+    documents = _documents(text, split, reader)
+    longest = max(len(document.ids) for document in documents)
+    if options.length >= longest:
+        raise DataError(
+            f"passages of {options.length} tokens and the next one: the longest document of the text has {longest} "
+            "tokens; choose a smaller --length"
+        )
+    found = measuring.passages(documents, options.length)
     fitting, items = measuring.drawn(found, fitted, options.passages, seed=options.seed)
     if heads == "light":
         exits.put(model, fit_light_heads(model, torch.from_numpy(fitting[:, :-1]), tell=tell))
@@ -194,7 +201,7 @@ def _loaded(options: Options) -> "tuple[LanguageModel, Reader, TextConfig, Any, 
     from regard.tasks.config import TextConfig
     from regard.training import load
 
-    read, target = TextConfig(corpus=options.corpus or "state_of_the_union"), None
+    read, target = TextConfig(corpus="state_of_the_union" if options.corpus is None else options.corpus), None
     split: Any = options.split
     if _is_run(options):
         loaded = load(options.model, device=options.device, trust=options.trust)

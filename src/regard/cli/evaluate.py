@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import tyro
 
 from regard.cli._cache import reduce
-from regard.cli._datastore import KnnOptions, looked_up, mixing, require_datastore
-from regard.cli._depth import leave_early
+from regard.cli._datastore import KnnOptions, looked_up, mixing, require_datastore, tell_own
+from regard.cli._depth import leave_early, require_as_measured
 from regard.cli._output import console, emit, table
 from regard.errors import ConfigError, DataError, ResourceError
 from regard.tasks.config import TABLES, TEXTS, ClassificationConfig, TextConfig, TranslationConfig
 
 if TYPE_CHECKING:
     from regard.models import LanguageModel
+    from regard.retrieval import Own
     from regard.tasks.base import Task
     from regard.tasks.reader import Reader
     from regard.training import RunConfig
@@ -98,6 +99,7 @@ _TAKEN = {
 
 def run(options: Options) -> int:
     """Evaluate and print."""
+    require_as_measured(options.exits, weights=options.weights, cache=options.cache, datastore=options.datastore)
     from regard.integrations import pretrained
 
     evaluation = _published(options) if pretrained.recognised(options.run) else _run(options)
@@ -121,7 +123,7 @@ def run(options: Options) -> int:
 
 def _run(options: Options) -> dict[str, object]:
     from regard.models import LanguageModel
-    from regard.retrieval import LookedUp
+    from regard.retrieval import LookedUp, Own
     from regard.training import evaluate, load
     from regard.training.beside import alone
     from regard.training.evaluation import straight
@@ -159,19 +161,21 @@ def _run(options: Options) -> dict[str, object]:
         if not isinstance(loaded.model, LanguageModel):
             raise ConfigError(f"{options.run} was trained on {loaded.config.task.name}: --cache is for decoders")
         reduce(loaded.model, options.cache)
-    forward, beside = straight, alone
+    forward, beside, own = straight, alone, None
     if isinstance(loaded.model, LanguageModel) and loaded.model.config.neighbours:
         found = mixing(options.datastore, options.knn, loaded, device=options.device, trust=options.trust)
 
+        own = None if options.knn.own else Own(found.store)
+
         def beside(config: "RunConfig", task: "Task") -> "Task":
-            return LookedUp(task, found, own=options.knn.own)
+            return LookedUp(task, found, leaving_out=own)
     elif options.datastore is not None:
         if not isinstance(loaded.model, LanguageModel) or loaded.config.task.name != "text":
             raise ConfigError(f"{options.run} was trained on {loaded.config.task.name}: --datastore is for text")
-        forward = _forward(options, loaded.model, loaded.tokenizer)
+        forward, own = _forward(options, loaded.model, loaded.tokenizer)
     else:
         require_datastore(options.knn)
-    with _named(options):
+    with _named(options), tell_own(own):
         return evaluate(
             loaded,
             task,
@@ -185,13 +189,13 @@ def _run(options: Options) -> dict[str, object]:
         )
 
 
-def _forward(options: Options, model: "LanguageModel", reader: "Reader | None") -> "Forward":
-    """What the model says of a batch with the datastore; its own entries are left out unless asked for."""
+def _forward(options: Options, model: "LanguageModel", reader: "Reader | None") -> "tuple[Forward, Own | None]":
+    """What the model says of a batch with the datastore, and what leaves own entries out, unless they are asked for."""
     assert options.datastore is not None
     mixture = looked_up(options.datastore, options.knn, model, reader)
     if options.knn.own:
-        return lambda model, batch, examples: batch.through(mixture)
-    return mixture.without_own
+        return lambda model, batch, examples: batch.through(mixture), None
+    return mixture.without_own, mixture.own
 
 
 def _given(options: Options) -> dict[str, Any]:
@@ -251,12 +255,12 @@ def _published(options: Options) -> dict[str, object]:
     task = TextConfig(**{**given, "length": length})
     task = task if options.corpus is None else replace(task, corpus=options.corpus)
     reduce(loaded.decoder, options.cache)
-    forward = straight
+    forward, own = straight, None
     if options.datastore is not None:
-        forward = _forward(options, loaded.decoder, loaded.reader)
+        forward, own = _forward(options, loaded.decoder, loaded.reader)
     else:
         require_datastore(options.knn)
-    with _named(options):
+    with _named(options), tell_own(own):
         return pretrained.evaluate(
             loaded,
             task,

@@ -1,12 +1,11 @@
 """Show where every head of every layer looks in a text, as one HTML page that opens offline."""
 
-import sys
 from dataclasses import dataclass
 from typing import Literal
 
 import tyro
 
-from regard.cli._output import console, emit, table
+from regard.cli._output import console, emit, given, table
 from regard.errors import ConfigError
 
 
@@ -52,7 +51,7 @@ def run(options: Options) -> int:
     screen, told = console(machine=options.json), console(machine=True)
     found = explore(
         chosen(options.model, options.attention, "--attention"),
-        sys.stdin.read() if options.text == "-" else options.text,
+        given(options.text),
         beside=None
         if options.beside is None
         else chosen(options.beside, options.beside_attention, "--beside-attention"),

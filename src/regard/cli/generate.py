@@ -12,7 +12,7 @@ import tyro
 from regard.cli._batch import AT_A_TIME, Prompt, answer, continued, prompts, told
 from regard.cli._cache import reduce
 from regard.cli._datastore import KnnOptions, looked_up, mixing, require_datastore
-from regard.cli._depth import coloured, leave_early, machine, require_depths
+from regard.cli._depth import coloured, leave_early, machine, require_as_measured, require_depths
 from regard.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
@@ -110,6 +110,7 @@ def run(options: Options) -> int:
     if options.knn.own or (options.chat and options.datastore is not None):
         given = "--knn.own" if options.knn.own else "--chat"
         raise ConfigError(f"--datastore looks up what continues a text: {given} has no use for it; leave one out")
+    require_as_measured(options.exits, weights=options.weights, cache=options.cache, datastore=options.datastore)
     from regard.integrations import pretrained
 
     if pretrained.recognised(options.run):

@@ -1,4 +1,4 @@
-"""Build, search, verify or describe a datastore of what a model saw, which evaluate and generate take."""
+"""Build, index, search, verify or describe a datastore of what a model saw, which evaluate and generate take."""
 
 import dataclasses
 import sys
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import tyro
 
 from regard.cli._datastore import KnnOptions, searched
-from regard.cli._output import console, emit, table
+from regard.cli._output import console, emit, given, table
 from regard.errors import ConfigError, InputError
 from regard.tasks.config import TextConfig
 
@@ -27,10 +27,11 @@ _CONTEXT = 24
 class Options:
     """An action on a datastore."""
 
-    action: tyro.conf.Positional[Literal["build", "search", "verify", "stats", "sweep"]]
-    """build: of a corpus; a build that was interrupted goes on when it is given again. search: what is near the end of
-    a text. verify: every file against its SHA-256, exit 4 if one is damaged. stats: what is in it. sweep: nats per
-    token of a corpus by weight, neighbours and temperature, best first"""
+    action: tyro.conf.Positional[Literal["build", "index", "search", "verify", "stats", "sweep"]]
+    """build: of a corpus; a build that was interrupted goes on when it is given again. index: indices of one that is
+    there, made anew where it has them. search: what is near the end of a text. verify: every file against its SHA-256,
+    exit 4 if one is damaged. stats: what is in it. sweep: nats per token of a corpus by weight, neighbours and
+    temperature, best first"""
     what: tyro.conf.Positional[str]
     """build: a bundled corpus, a file of text, one with a text in every row, or a folder of such files; the others: the
     folder of the datastore"""
@@ -44,7 +45,7 @@ class Options:
     add: bool = False
     """build: --out is a whole datastore, which the corpus is added to"""
     index: tuple[Literal["flat", "ivf", "hnsw"], ...] = ()
-    """build: also make these indices of FAISS, for --knn.index"""
+    """build and index: make these indices of FAISS, for --knn.index"""
     document: tuple[str, ...] = ()
     """build and sweep: only these documents, years of state_of_the_union"""
     field: str | None = None
@@ -69,6 +70,7 @@ class Options:
 
 _TAKEN = {
     "build": ("model", "out", "add", "index", "document", "field", "separator", "suffixes", "length"),
+    "index": ("index",),
     "search": ("text", "model"),
     "verify": (),
     "stats": (),
@@ -80,7 +82,7 @@ _KNN_TAKEN = {"search": ("k", "index", "probes"), "sweep": ("k", "index", "probe
 def run(options: Options) -> int:
     """Do it."""
     _only(options)
-    actions = {"build": _build, "search": _search, "verify": _verify, "stats": _stats, "sweep": _sweep}
+    actions = {"build": _build, "index": _index, "search": _search, "verify": _verify, "stats": _stats, "sweep": _sweep}
     return actions[options.action](options)
 
 
@@ -96,6 +98,8 @@ def _only(options: Options) -> None:
     for name in ("model", *(("out",) if options.action == "build" else ())):
         if name in taken and getattr(options, name) is None:
             raise ConfigError(f"knn {options.action} needs {_flag(name)}")
+    if options.action == "index" and not options.index:
+        raise ConfigError("knn index needs --index with the kinds to make, such as --index ivf")
     if "text" in taken and options.text is None:
         wants = "a text to look up" if options.action == "search" else "a corpus to predict"
         raise ConfigError(f"knn {options.action} needs {wants} after the datastore")
@@ -133,7 +137,10 @@ def _corpus(options: Options, corpus: str) -> list[Any]:
 
 def _build(options: Options) -> int:
     from regard.retrieval import Index, build, origin, texts
+    from regard.retrieval.index import faiss
 
+    if options.index:
+        faiss()  # missing, it is said before the work
     documents = _corpus(options, options.what)
     model, reader, length = _model(options)
     assert options.out is not None
@@ -157,6 +164,19 @@ def _build(options: Options) -> int:
     for kind in options.index:
         Index(store, kind).save()
     return _stats(replace(options, what=options.out))
+
+
+def _index(options: Options) -> int:
+    """Make indices of a datastore that is there."""
+    from regard.retrieval import Datastore, Index
+
+    store, screen = Datastore.open(options.what), console(machine=options.json)
+    paths = [Index(store, kind).save() for kind in options.index]
+    for path in paths:
+        screen.print(f"{path}: {path.stat().st_size:,} bytes", markup=False)
+    if options.json:
+        emit({"datastore": options.what, "indices": [str(path) for path in paths]})
+    return 0
 
 
 def _stats(options: Options) -> int:
@@ -195,9 +215,8 @@ def _search(options: Options) -> int:
 
     model, reader, _ = _model(options)
     found_in = searched(options.what, options.knn, model, reader)
-    text = sys.stdin.read() if options.text == "-" else options.text
-    assert text is not None
-    ids = torch.as_tensor(reader.encode(text))
+    assert options.text is not None
+    ids = torch.as_tensor(reader.encode(given(options.text)))
     if not len(ids):
         raise InputError("the text has no token; give some text to look up")
     ids = ids if model.limit is None else ids[-model.limit :]
@@ -242,6 +261,8 @@ def _sweep(options: Options) -> int:
     most = min(1024, max(1, len(found_in.store))) if options.knn.k is None else options.knn.k
     examples = windows([one.text for one in documents], reader, length)
     looked = look(model, found_in, examples, k=most, own=options.knn.own, limit=options.limit)
+    if looked.own is not None:
+        console(machine=True).print(str(looked.own), markup=False)
     ks = [k for k in _NEIGHBOURS if k < most] + [most]
     tried = sweep(looked, lams=_WEIGHTS, ks=ks, temperatures=_TEMPERATURES)
     alone = float(looked.model.mean())

@@ -1,17 +1,20 @@
 """Datastores beside a run: opened with the model that made them, a run of one's own or published weights."""
 
+import logging
 from typing import NamedTuple
 
 from regard.errors import ConfigError
 from regard.integrations import pretrained
 from regard.models import LanguageModel
-from regard.retrieval import Datastore, Index, LookedUp, Lookup, origin
+from regard.retrieval import Datastore, Index, LookedUp, Lookup, Own, origin
 from regard.retrieval.index import IndexKind
 from regard.tasks.base import Task
 from regard.tasks.config import TextConfig
 from regard.tasks.reader import Reader
 from regard.training import RunConfig, load
 from regard.training.beside import alone, require
+
+_LOG = logging.getLogger("regard")
 
 
 class Decoder(NamedTuple):
@@ -103,4 +106,6 @@ def beside(config: RunConfig, task: Task, *, trust: bool = False) -> Task:
         device=training.device,
         trust=trust,
     )
-    return LookedUp(task, found)
+    looked = LookedUp(task, found, leaving_out=Own(found.store))
+    _LOG.warning("%s, training: %s", training.datastore, looked.own("train"))
+    return looked

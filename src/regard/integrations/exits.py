@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import safetensors.torch
 import torch
@@ -132,7 +132,24 @@ def stored(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise CheckpointError(f"{folder}: {error}") from None
     if found.get("format") != FORMAT:
         raise CheckpointError(f"{folder} is of another version of regard; remove it and calibrate again")
+    calibrated = found.get("calibrated")
+    threshold: Any = calibrated.get("threshold", "") if isinstance(calibrated, dict) else ""
+    sound = threshold is None or (type(threshold) in (int, float) and 0 <= threshold <= 1)
+    if not sound or not isinstance(found.get("model"), str) or found.get("heads") not in get_args(HeadsKind):
+        raise CheckpointError(f"{folder}: {DOCUMENT} is no calibration; remove the folder and calibrate again")
     return found, weights
+
+
+def load_heads(depth: LightExit, weights: Mapping[str, Tensor]) -> None:
+    """Give light heads their weights.
+
+    Raises:
+        RuntimeError: other names or shapes. ValueError: other dtypes, or numbers that are not finite.
+    """
+    kinds = {name: x.dtype for name, x in depth.state_dict().items()}
+    if any(x.dtype != kinds.get(name, x.dtype) or not x.isfinite().all() for name, x in weights.items()):
+        raise ValueError("they have other dtypes, or numbers that are not finite")
+    depth.load_state_dict(weights)
 
 
 def install(model: LanguageModel, folder: Path) -> dict[str, Any]:
@@ -143,7 +160,13 @@ def install(model: LanguageModel, folder: Path) -> dict[str, Any]:
 
     Raises:
         ConfigError, CheckpointError: as `stored`; a calibration of another model.
+        UnsupportedError: weights of 8 bits, or a cache that does not keep everything, of which it promises nothing.
     """
+    if model.packed or any(layer.cache is not None for layer in model.layers):
+        raise UnsupportedError(
+            "a calibration is of a model with weights as they are and everything kept of the text; load this one "
+            "without weights=int8, and do not reduce its cache"
+        )
     found, weights = stored(folder)
     if found["model"] != fingerprint(model):
         raise CheckpointError(
@@ -153,8 +176,8 @@ def install(model: LanguageModel, folder: Path) -> dict[str, Any]:
     if found["heads"] == "light":
         depth = LightExit(model.config).to(model.table.weight)
         try:
-            depth.load_state_dict(weights)
-        except RuntimeError as error:
+            load_heads(depth, weights)
+        except (RuntimeError, ValueError) as error:
             raise CheckpointError(f"{folder}: {WEIGHTS} are no heads of this model: {error}") from None
         put(model, depth)
     elif found["heads"] == "own":

@@ -72,7 +72,14 @@ class MemoryState(Summary):
         if len({x.shape[0] for x in content.values()}) > 1:
             shapes = {name: tuple(x.shape) for name, x in content.items()}
             raise ShapeError(f"the tensors of a memory share their batch, got {shapes}")
-        return MemoryState(content, int(tensors["length"]))
+        for name, x in content.items():
+            kind = torch.bool if name.endswith("mask") else own[name].dtype if name in own else x.dtype
+            if (x.dtype != kind) if kind in (torch.bool, torch.int64) else not x.is_floating_point():
+                raise ShapeError(f"{name} of this memory must be {kind}, got {x.dtype}")
+        length = tensors["length"]
+        if length.ndim or length.dtype != torch.int64 or int(length) < 0:
+            raise ShapeError(f"the length of a memory is one integer, at least 0; got {length.tolist()}")
+        return MemoryState(content, int(length))
 
     def without_waiting(self) -> "MemoryState":
         """The content alone."""

@@ -6,6 +6,7 @@ from regard.retrieval.documents import Text, fingerprint, origin, texts
 from regard.retrieval.evaluation import Looked, bootstrap, look, sweep
 from regard.retrieval.index import Index
 from regard.retrieval.knn_lm import KnnLm, mixed
+from regard.retrieval.own import Own, Tally
 from regard.retrieval.search import Neighbours
 from regard.retrieval.spalm import LookedUp, Lookup, Spalm
 
@@ -17,8 +18,10 @@ __all__ = [
     "LookedUp",
     "Lookup",
     "Neighbours",
+    "Own",
     "Spalm",
     "Stats",
+    "Tally",
     "Text",
     "bootstrap",
     "build",

@@ -9,7 +9,7 @@ import torch
 from regard.errors import CheckpointError, ConfigError, LimitError
 from regard.models import LanguageModel
 from regard.models.generate import evaluation
-from regard.retrieval.datastore import Datastore
+from regard.retrieval.datastore import Datastore, unused
 from regard.retrieval.documents import Text, digest
 from regard.retrieval.keys import joined, kept_keys
 
@@ -32,7 +32,7 @@ def build(
     Args:
         model: a decoder; its mode is put back afterwards.
         documents: in order; a document of one token has no entry.
-        folder: a new one; or that of an interrupted build.
+        folder: a new or empty one; or that of an interrupted build.
         origin: what the datastore says of the model and the tokenizer (`regard.retrieval.documents.origin`).
         length: tokens that are seen at most.
         add: to a datastore that is there and whole.
@@ -66,11 +66,16 @@ def build(
 
 
 def _opened(folder: Path, model: LanguageModel, origin: Mapping[str, str], add: bool) -> Datastore:
-    if not folder.exists() and not add:
-        return Datastore.create(folder, model.config.dim, vocab_size=model.config.vocab_size, origin=origin)
+    if not add and unused(folder):
+        return Datastore.create(
+            folder, model.config.dim, vocab_size=model.config.vocab_size, origin=origin, unfinished=True
+        )
     store = Datastore.open(folder, unfinished=True)
     if store.manifest.adding is None and len(store) and not add:
-        raise ConfigError(f"{folder} is a whole datastore; say that it is to be added to, or choose another name")
+        raise ConfigError(
+            f"{folder} is a whole datastore; say that it is to be added to, or choose another name. An index of it is "
+            f"made by regard knn index {folder}"
+        )
     if store.manifest.adding is not None and bool(store.manifest.adding) != add:
         began = "an addition" if store.manifest.adding else "a build"
         raise ConfigError(f"{folder} holds {began} that was interrupted; finish that first, given as it was then")

@@ -4,7 +4,7 @@ import fcntl
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -14,12 +14,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.checksums import Entry
+from regard.checksums import MANIFEST, Entry
 from regard.errors import CheckpointError, ConfigError, ResourceError
 from regard.retrieval.manifest import Manifest
-from regard.retrieval.search import Neighbours, Piece, nearest, require_query
+from regard.retrieval.search import Neighbours, Piece, mapped, nearest, require_query
 from regard.retrieval.writer import Writer, written
-from regard.training.files import writing
+from regard.training.files import MISSING, writing
+
+_EXPONENT = np.uint16(0x7C00)
+"""bits of a float16 that are all set in infinities and NaN"""
 
 
 class Stats(NamedTuple):
@@ -61,28 +64,44 @@ class Datastore:
 
     @classmethod
     def create(
-        cls, folder: str | Path, dim: int, *, vocab_size: int, origin: Mapping[str, str] | None = None
+        cls,
+        folder: str | Path,
+        dim: int,
+        *,
+        vocab_size: int,
+        origin: Mapping[str, str] | None = None,
+        unfinished: bool = False,
     ) -> "Datastore":
-        """An empty one in a new folder.
+        """An empty one in a new folder, or in one that has nothing in it yet: a killed process may have left it.
 
         Args:
             folder: one that is not there.
             dim: width of a key.
             vocab_size: values are below.
             origin: what makes the keys, by name; only datastores of the same origin are merged.
+            unfinished: it is not whole before something was added to it.
 
         Raises:
-            ConfigError: the folder exists, or a size below 1. ResourceError: it cannot be written.
+            ConfigError: the folder holds something, or a size below 1.
+            ResourceError: it cannot be written, and nothing is left of it; or somebody else is writing it.
         """
         folder = Path(folder)
         if dim < 1 or vocab_size < 1:
             raise ConfigError(f"dim and vocab_size must be at least 1, got {dim} and {vocab_size}")
-        if folder.exists():
+        if not unused(folder):
             raise ConfigError(f"{folder} exists; choose another name: nothing is ever overwritten")
         with writing(folder):
-            folder.mkdir(parents=True)
-        manifest = Manifest(dim, vocab_size, dict(origin or {}))
-        manifest.write(folder)
+            folder.mkdir(parents=True, exist_ok=True)
+        with _locked(folder):
+            if not unused(folder):
+                raise ResourceError(f"cannot write {folder}: another process or thread is writing it")
+            manifest = Manifest(dim, vocab_size, dict(origin or {}), adding=0 if unfinished else None)
+            try:
+                manifest.write(folder)
+            except ResourceError:
+                with suppress(OSError):
+                    folder.rmdir()
+                raise
         return cls(folder, manifest)
 
     @classmethod
@@ -91,7 +110,7 @@ class Datastore:
 
         Args:
             folder: where.
-            checked: compare every file with its SHA-256, about a second for a gigabyte; sizes are compared in any case.
+            checked: compare SHA-256 and look at every number, a second for a gigabyte; sizes are compared anyway.
             unfinished: also one that is still being added to, to go on with it.
 
         Raises:
@@ -104,9 +123,15 @@ class Datastore:
         if found.manifest.adding is not None and not unfinished:
             raise CheckpointError(
                 f"{folder} is not whole: what added to it was interrupted after {len(found):,} entries; "
-                "give the same regard knn build again, which goes on from there (in Python, abandon() takes it back)"
+                "give the same regard knn build again, or in Python the same merge, which goes on from there; "
+                "abandon() takes it back"
             )
-        found.verify(contents=checked)
+        try:
+            found.verify(contents=checked)
+        except CheckpointError:
+            if Manifest.read(folder) == found.manifest:
+                raise
+            return cls.open(folder, checked=checked, unfinished=unfinished)  # somebody else wrote it meanwhile
         return found
 
     def __len__(self) -> int:
@@ -123,10 +148,10 @@ class Datastore:
         return self.manifest.dim
 
     def verify(self, *, contents: bool = True) -> None:
-        """Compare every file with the manifest: its size, and with `contents` its SHA-256.
+        """Compare every file with the manifest: its size, and with `contents` its SHA-256 and what numbers it may hold.
 
         Raises:
-            CheckpointError: some differ; all are named.
+            CheckpointError: some differ; all are named. ResourceError: one cannot be read.
         """
         problems = []
         for block in self.manifest.blocks:
@@ -137,30 +162,43 @@ class Datastore:
                     found = Entry.at(path) if contents and size == expected.size else Entry(expected.sha256, size)
                     expected.require(found, name)
                 except OSError as error:
+                    if error.errno not in MISSING:
+                        raise ResourceError(f"cannot read {path}: {error.strerror}; nothing was changed") from error
                     problems.append(f"cannot read {name}: {error.strerror}")
                 except ValueError as error:
                     problems.append(str(error))
+        if contents and not problems:
+            problems += self._wrong()
         if problems:
             listed = "".join(f"\n  {problem}" for problem in problems)
             raise CheckpointError(f"{self.folder} is damaged; put the files back, or build it again:{listed}")
 
+    def _wrong(self) -> list[str]:
+        """What is in blocks and cannot be: checksums say only that it was meant."""
+        problems, most = [], self.manifest.vocab_size
+        for block, piece in zip(self.manifest.blocks, self.pieces(), strict=True):
+            if int(piece.values.min()) < 0 or int(piece.values.max()) >= most:
+                problems.append(f"{block.name}.values has tokens outside the vocabulary of {most}")
+            if (piece.keys.view(np.uint16) & _EXPONENT == _EXPONENT).any():
+                problems.append(f"{block.name}.keys has numbers that are not finite")
+        return problems
+
     def pieces(self) -> list[Piece]:
-        """The entries, mapped block by block.
+        """The entries, mapped block by block; no file stays open.
 
         Raises:
-            CheckpointError: a file is gone.
+            CheckpointError: a file is gone. ResourceError: it cannot be mapped.
         """
         found, first = [], 0
         for block in self.manifest.blocks:
             try:
-                # Copy-on-write: nothing is ever written, and torch takes no memory that says it is read-only.
-                keys = np.memmap(
-                    self.folder / f"{block.name}.keys", np.dtype("<f2"), "c", shape=(block.entries, self.dim)
-                )
-                values = np.memmap(self.folder / f"{block.name}.values", np.dtype("<i4"), "c", shape=(block.entries,))
-            except (OSError, ValueError) as error:
-                raise CheckpointError(f"{self.folder}: cannot map block {block.name}: {error}") from None
-            found.append(Piece(first, keys, values))
+                keys = mapped(self.folder / f"{block.name}.keys", "<f2", block.entries * self.dim)
+                values = mapped(self.folder / f"{block.name}.values", "<i4", block.entries)
+            except OSError as error:
+                if error.errno in MISSING:
+                    raise CheckpointError(f"{self.folder}: cannot map block {block.name}: {error.strerror}") from None
+                raise ResourceError(f"{self.folder}: cannot map block {block.name}: {error.strerror}") from error
+            found.append(Piece(first, keys.reshape(-1, self.dim), values))
             first += block.entries
         return found
 
@@ -266,10 +304,10 @@ class Datastore:
 
     @classmethod
     def merge(cls, folder: str | Path, stores: Sequence["Datastore"]) -> "Datastore":
-        """A new one with the documents of all, in their order.
+        """A new one with the documents of all, in their order. One that was interrupted goes on when it is given again.
 
         Raises:
-            ConfigError: the folder exists, or there is none to merge.
+            ConfigError: the folder holds something else, or there is none to merge.
             CheckpointError: they are of other models, tokenizers or widths. ResourceError: it cannot be written.
         """
         if not stores:
@@ -279,7 +317,16 @@ class Datastore:
             other = store.manifest
             if (other.dim, other.vocab_size, other.origin) != (first.dim, first.vocab_size, first.origin):
                 raise CheckpointError(f"{store.folder} and {stores[0].folder} were not made by the same model")
-        merged = cls.create(folder, first.dim, vocab_size=first.vocab_size, origin=first.origin)
+        folder = Path(folder)
+        if unused(folder):
+            merged = cls.create(folder, first.dim, vocab_size=first.vocab_size, origin=first.origin, unfinished=True)
+        else:
+            merged = cls.open(folder, unfinished=True)
+            begun = merged.manifest
+            if begun.documents and begun.adding != 0:
+                raise ConfigError(f"{folder} exists; choose another name: nothing is ever overwritten")
+            if (begun.dim, begun.vocab_size, begun.origin) != (first.dim, first.vocab_size, first.origin):
+                raise CheckpointError(f"{folder} holds a build or a merge of another model that was interrupted")
         with merged.adding() as writer:
             for store in stores:
                 writer.copy(store.manifest.documents, store.pieces())
@@ -312,16 +359,10 @@ class Datastore:
     @contextmanager
     def _alone(self) -> Iterator["Datastore"]:
         """As it is on disk now, while nobody else writes; files that no manifest names are removed."""
-        folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with _locked(self.folder):
             current = Datastore(self.folder, Manifest.read(self.folder))
             current._sweep()
             yield current
-        except BlockingIOError as error:
-            raise ResourceError(f"cannot write {self.folder}: another process or thread is writing it") from error
-        finally:
-            os.close(folder)
 
     def _sweep(self) -> None:
         """Remove the blocks that a killed process left, or that were written anew."""
@@ -329,4 +370,31 @@ class Datastore:
         for kind in ("keys", "values"):
             for path in self.folder.glob(f"*.{kind}"):
                 if path.name not in named:
-                    path.unlink()
+                    with writing(path):
+                        path.unlink(missing_ok=True)
+
+
+def unused(folder: Path) -> bool:
+    """Whether there is no such folder, or nothing in it but the beginning of a first manifest."""
+    if not folder.is_dir():
+        return not os.path.lexists(folder)
+    return {path.name for path in folder.iterdir()} <= {f".{MANIFEST}.partial"}
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Nobody else writes inside.
+
+    Raises:
+        ResourceError: somebody else does, or the folder cannot be opened.
+    """
+    with writing(folder):
+        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ResourceError(f"cannot write {folder}: another process or thread is writing it") from error
+        yield
+    finally:
+        os.close(opened)

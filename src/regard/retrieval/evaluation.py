@@ -15,7 +15,8 @@ from regard.models.generate import evaluation
 from regard.retrieval.datastore import Datastore
 from regard.retrieval.index import Index
 from regard.retrieval.keys import joined, kept_keys
-from regard.retrieval.knn_lm import own_entries
+from regard.retrieval.knn_lm import scaled
+from regard.retrieval.own import Own, Tally
 from regard.retrieval.search import Neighbours
 from regard.tasks.base import IGNORE, Examples
 from regard.training.batches import collate
@@ -23,12 +24,16 @@ from regard.training.evaluation import measured
 
 
 class Looked(NamedTuple):
-    """Every target of some examples: -log p_LM of it, its neighbours, itself, and the document that it is of."""
+    """Every target of some examples: -log p_LM of it, its neighbours, itself, and the document that it is of.
+
+    own: how many of them had own entries, which were left out; None: they were not.
+    """
 
     model: Float[Tensor, "targets"]
     neighbours: Neighbours
     targets: Int[Tensor, "targets"]
     documents: Int[Tensor, "targets"]
+    own: Tally | None = None
 
     def nats(self, *, lam: float, k: int, temperature: float) -> Float[Tensor, "targets"]:
         """-log (lam p_kNN + (1 - lam) p_LM) of every target, with the nearest k of its neighbours, in float64.
@@ -48,7 +53,7 @@ class Looked(NamedTuple):
 
     def found(self, k: int, temperature: float) -> Float[Tensor, "targets"]:
         """log p_kNN of every target, with the nearest k of its neighbours; NaN where there is none."""
-        weights = (-self.neighbours.distances[:, :k] / temperature).log_softmax(-1)
+        weights = scaled(self.neighbours.distances[:, :k], temperature).log_softmax(-1)
         other = self.neighbours.values[:, :k] != self.targets[:, None]
         return weights.masked_fill(other & ~weights.isnan(), -torch.inf).logsumexp(1)
 
@@ -81,7 +86,7 @@ def look(
         UnsupportedError: examples that do not say where they are from, and not `own`.
     """
     nats, found, targets, documents = [], [], [], []
-    device = model.table.weight.device
+    device, leaving_out = model.table.weight.device, Own(found_in.store)
     with evaluation(model), torch.inference_mode():
         for index in measured(len(examples), limit):
             batch = collate(examples, [index], model.config.vocab_size)
@@ -91,7 +96,7 @@ def look(
             target = batch.targets[0][keep]
             logits = model.logits(hidden[keep.to(device)]).float()
             nats.append(torch.nn.functional.cross_entropy(logits, target.to(device), reduction="none").cpu().double())
-            left_out = None if own else own_entries(found_in.store, examples, batch)
+            left_out = None if own else leaving_out(examples, batch)
             keys = joined(pieces)[0][keep.to(device)].float()
             found.append(found_in.search(keys, k, own=None if left_out is None else left_out[keep]))
             targets.append(target)
@@ -99,7 +104,8 @@ def look(
     if not sum(map(len, targets)):
         raise DataError("there is no target to look up: the text is empty, or shorter than one window")
     neighbours = Neighbours(*(torch.cat(parts) for parts in zip(*found, strict=True)))
-    return Looked(torch.cat(nats), neighbours, torch.cat(targets), torch.cat(documents))
+    tally = None if own else leaving_out.tally
+    return Looked(torch.cat(nats), neighbours, torch.cat(targets), torch.cat(documents), tally)
 
 
 class Swept(NamedTuple):

@@ -57,24 +57,26 @@ class Index:
         probes: int | None = None,
         seed: int = 0,
     ) -> None:
-        faiss = _faiss()
+        library = faiss()
         _require_options(kind, centres, probes)
         if not len(store):
             raise CheckpointError(f"{store.folder} is empty, so there is nothing to index; add documents to it")
         self.store, self.kind = store, kind
         self._pieces = store.pieces()
         if kind == "flat":
-            self._index: Any = faiss.IndexFlatL2(store.dim)
+            self._index: Any = library.IndexFlatL2(store.dim)
         elif kind == "hnsw":
-            self._index = faiss.IndexHNSWFlat(store.dim, _LINKS)
+            self._index = library.IndexHNSWFlat(store.dim, _LINKS)
         else:
             most = max(1, len(store) // _PER_CENTRE)
             count = min(most, round(len(store) ** 0.5)) if centres is None else centres
             if count > len(store):
                 raise ConfigError(f"{count} centres, and the datastore has {len(store)} entries; choose fewer")
-            half = faiss.ScalarQuantizer.QT_fp16
-            self._coarse = faiss.IndexFlatL2(store.dim)
-            self._index = faiss.IndexIVFScalarQuantizer(self._coarse, store.dim, count, half, faiss.METRIC_L2, False)
+            half = library.ScalarQuantizer.QT_fp16
+            self._coarse = library.IndexFlatL2(store.dim)
+            self._index = library.IndexIVFScalarQuantizer(
+                self._coarse, store.dim, count, half, library.METRIC_L2, False
+            )
             self._index.cp.seed, self._index.cp.min_points_per_centroid = seed + 1, 1
             self._index.train(self._sample(count, seed))
         for piece in self._pieces:
@@ -91,9 +93,10 @@ class Index:
         wanted = min(len(self.store), k + (0 if own is None else own.shape[1]))
         if not len(queries):
             return ranked(self._pieces, queries, torch.empty(0, k, dtype=torch.int64), k)
-        if self.kind == "hnsw":
-            self._index.hnsw.efSearch = max(self._length, wanted)
-        candidates = torch.from_numpy(self._index.search(np.ascontiguousarray(queries.numpy()), wanted)[1])
+        # Of this call: threads share the index.
+        options = faiss().SearchParametersHNSW(efSearch=max(self._length, wanted)) if self.kind == "hnsw" else None
+        found = self._index.search(np.ascontiguousarray(queries.numpy()), wanted, params=options)[1]
+        candidates = torch.from_numpy(found)
         if own is not None:
             candidates = candidates.masked_fill((candidates[:, :, None] == own.cpu()[:, None]).any(2), -1)
         return ranked(self._pieces, queries, candidates, k)
@@ -105,7 +108,7 @@ class Index:
             ResourceError: it cannot be written.
         """
         path = self.store.folder / f"{self.kind}.faiss"
-        data = _faiss().serialize_index(self._index).tobytes()
+        data = faiss().serialize_index(self._index).tobytes()
         save_file(path, data)
         said = {"sha256 of the index": Entry.of(data).sha256, "of": _manifest(self.store), "kind": self.kind}
         save_file(path.with_suffix(".json"), (json.dumps(sealed(said)) + "\n").encode())
@@ -119,31 +122,40 @@ class Index:
             ConfigError: there is none. CheckpointError: it is damaged, or of the datastore as it was before.
             UnsupportedError: FAISS is not installed.
         """
-        faiss = _faiss()
+        library = faiss()
         _require_options(kind, None, probes)
-        path = store.folder / f"{kind}.faiss"
+        path, again = store.folder / f"{kind}.faiss", f"regard knn index {store.folder} --index {kind}"
         if not path.exists() or not path.with_suffix(".json").exists():
-            raise ConfigError(f"{store.folder} has no index {kind}; make it with regard knn build --index {kind}")
+            raise ConfigError(f"{store.folder} has no index {kind}; make it with {again}")
         try:
             said, data = opened(content(path.with_suffix(".json"))), content(path)
         except OSError as error:
             raise ResourceError(f"cannot read {path}: {error.strerror}; nothing was changed") from error
         except ValueError as error:
-            raise CheckpointError(f"{path.with_suffix('.json')} is damaged: {error}; make the index again") from None
+            raise CheckpointError(
+                f"{path.with_suffix('.json')} is damaged: {error}; make it again with {again}"
+            ) from None
         if said.get("sha256 of the index") != Entry.of(data).sha256:
-            raise CheckpointError(f"{path} is damaged: its SHA-256 differs; make the index again")
+            raise CheckpointError(f"{path} is damaged: its SHA-256 differs; make it again with {again}")
         if said.get("of") != _manifest(store):
-            raise CheckpointError(f"{path} is of the datastore as it was before; make the index again")
+            raise CheckpointError(f"{path} is of the datastore as it was before; make it again with {again}")
+        if said.get("kind") != kind:
+            raise CheckpointError(f"{path} is an index {said.get('kind')}, not {kind}; make it again with {again}")
         index = cls.__new__(cls)
         index.store, index.kind, index._pieces = store, kind, store.pieces()
-        index._index = faiss.deserialize_index(np.frombuffer(data, np.uint8))
-        if (index._index.ntotal, index._index.d) != (len(store), store.dim):
-            raise CheckpointError(f"{path} does not fit the datastore; make the index again")
+        try:
+            index._index = library.deserialize_index(np.frombuffer(data, np.uint8))
+        except RuntimeError as error:
+            raise CheckpointError(f"{path} is no index of FAISS; make it again with {again}") from error
+        classes = {"flat": "IndexFlat", "ivf": "IndexIVFScalarQuantizer", "hnsw": "IndexHNSWFlat"}
+        fits = isinstance(index._index, getattr(library, classes[kind]))
+        if not fits or (index._index.ntotal, index._index.d) != (len(store), store.dim):
+            raise CheckpointError(f"{path} does not fit the datastore; make it again with {again}")
         index._probe(probes)
         return index
 
     def _probe(self, probes: int | None) -> None:
-        self._length = 128 if probes is None else probes
+        self._length = min(128 if probes is None else probes, len(self.store))
         if self.kind == "ivf":
             self._index.nprobe = min(32 if probes is None else probes, self._index.nlist)
 
@@ -171,7 +183,12 @@ def _manifest(store: Datastore) -> str:
     return Entry.at(store.folder / MANIFEST).sha256
 
 
-def _faiss() -> Any:
+def faiss() -> Any:
+    """The library.
+
+    Raises:
+        UnsupportedError: it is not installed.
+    """
     try:
         return importlib.import_module("faiss")
     except ImportError:

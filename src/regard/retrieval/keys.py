@@ -1,5 +1,6 @@
 """What a decoder makes of a context: the input of its last layer's MLP, by which contexts are compared."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import cast
@@ -14,7 +15,7 @@ from regard.models.blocks import Block
 
 @contextmanager
 def kept_keys(model: LanguageModel) -> Iterator[list[Tensor]]:
-    """Collects f(x_1 ... x_t) of every position that the model reads inside, (batch, length, dim) in pieces.
+    """Collects f(x_1 ... x_t) of what this thread has the model read inside, (batch, length, dim) in pieces.
 
     f is the input of the last layer's MLP after its norm, which Khandelwal et al. 2020 (section 5, table 5) found best.
 
@@ -23,9 +24,11 @@ def kept_keys(model: LanguageModel) -> Iterator[list[Tensor]]:
     """
     require_keys(model)
     pieces: list[Tensor] = []
+    thread = threading.get_ident()
 
     def keep(module: nn.Module, given: tuple[Tensor, ...]) -> None:
-        pieces.append(given[0])
+        if threading.get_ident() == thread:  # other threads may have the same model read something else
+            pieces.append(given[0])
 
     handle = cast(nn.Module, cast(Block, model.blocks[-1]).mlp).register_forward_pre_hook(keep)
     try:

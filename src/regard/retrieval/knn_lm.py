@@ -1,10 +1,8 @@
 """kNN-LM: a decoder whose next token is also looked up among contexts that a datastore remembers."""
 
 import math
-from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -13,12 +11,17 @@ from regard.errors import ConfigError, UnsupportedError
 from regard.models import LanguageModel, ModelOutput
 from regard.models.decoder import Hidden, ModelState
 from regard.retrieval.datastore import Datastore
-from regard.retrieval.documents import digest
 from regard.retrieval.index import Index
 from regard.retrieval.keys import joined, kept_keys, require_keys
+from regard.retrieval.own import Own
 from regard.retrieval.search import Neighbours
-from regard.tasks.base import IGNORE, Examples
+from regard.tasks.base import Examples
 from regard.training.batches import Batch
+
+
+def scaled(distances: Float[Tensor, "queries k"], temperature: float) -> Float[Tensor, "queries k"]:
+    """-(d_i - d_1) / T, with the nearest first: 0 for that one, whatever T is."""
+    return -(distances - distances[:, :1]) / temperature
 
 
 def neighbour_log_probabilities(neighbours: Neighbours, temperature: float) -> Float[Tensor, "queries k"]:
@@ -29,7 +32,7 @@ def neighbour_log_probabilities(neighbours: Neighbours, temperature: float) -> F
 
     Source: Khandelwal et al. 2020, Eq. 2 (T = 1); the temperature: Khandelwal et al. 2021, Eq. 3.
     """
-    weights = (-neighbours.distances / temperature).log_softmax(-1)
+    weights = scaled(neighbours.distances, temperature).log_softmax(-1)
     tokens, order = neighbours.values.sort(dim=1, stable=True)
     weights = weights.gather(1, order)
     group = torch.cat([torch.zeros_like(tokens[:, :1]), (tokens[:, 1:] != tokens[:, :-1]).long()], 1).cumsum(1)
@@ -61,15 +64,6 @@ def mixed(
     mixture = logits.float().log_softmax(-1) + rest
     both = torch.logaddexp(mixture.gather(1, ids), (found + math.log(lam)).to(mixture))
     return mixture.scatter_(1, ids, both)  # places of one token get the same number
-
-
-@runtime_checkable
-class Placed(Protocol):
-    """Examples that say where in which document their targets are."""
-
-    def place(self, index: int) -> tuple[np.ndarray, int]:
-        """The token ids of the whole document, and the place of the first target in it."""
-        ...
 
 
 class KnnLm(nn.Module):
@@ -112,7 +106,7 @@ class KnnLm(nn.Module):
         require_keys(model)
         store = found_in.store
         store.require_origin({}, model.config.dim)
-        self.model, self.found_in, self.store = model, found_in, store
+        self.model, self.found_in, self.store, self.own = model, found_in, store, Own(store)
         self.lam, self.temperature = lam, temperature
         self.k = min(1024, max(1, len(store))) if k is None else k
         found_in.search(torch.zeros(0, store.dim), self.k)  # refuses what would be refused at the first token
@@ -207,33 +201,4 @@ class KnnLm(nn.Module):
 
         A `forward` of `regard.training.evaluation.score`, whose model is the decoder.
         """
-        own = own_entries(self.store, examples, batch)
-        return self.eval()(batch.inputs, key_mask=batch.key_mask, own=own)
-
-
-def own_entries(store: Datastore, examples: Examples, batch: Batch) -> Int[Tensor, "queries copies"] | None:
-    """Entries that were made of the very targets of a batch, for each of its positions; -1 where there is none.
-
-    A document is known by its token ids, so it is found under any name, and in every copy.
-
-    Raises:
-        UnsupportedError: examples that do not say where they are from.
-    """
-    if not isinstance(examples, Placed):
-        raise UnsupportedError("these examples do not say which document they are from, so own entries are not known")
-    rows: list[Sequence[int]] = []
-    firsts: list[int] = []
-    for index in batch.ids:
-        ids, first = examples.place(index)
-        rows.append(store.own(digest(ids)))
-        firsts.append(first)
-    copies = max(map(len, rows))
-    if not copies:
-        return None
-    length = batch.inputs.shape[1]
-    own = torch.full((len(rows), length, copies), -1, dtype=torch.int64)
-    for at, (starts, first) in enumerate(zip(rows, firsts, strict=True)):
-        if starts:
-            own[at, :, : len(starts)] = torch.tensor(starts) + first - 1 + torch.arange(length)[:, None]
-    own[batch.targets.cpu() == IGNORE] = -1
-    return own.flatten(0, 1)
+        return self.eval()(batch.inputs, key_mask=batch.key_mask, own=self.own(examples, batch))

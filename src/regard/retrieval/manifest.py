@@ -1,12 +1,13 @@
 """What a datastore says of itself, in one file that is replaced in one step."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from regard.checksums import MANIFEST, Entry, opened, sealed
+from regard.checksums import MANIFEST, Entry, opened, sealed, whole
 from regard.errors import CheckpointError, ConfigError, ResourceError
 from regard.reading import content
 from regard.training.files import save_file
@@ -14,6 +15,8 @@ from regard.training.files import save_file
 FORMAT = 1
 KEY_BYTES, VALUE_BYTES = 2, 4
 """of one number of a key, float16, and of one value, int32"""
+_MOST = (1 << 31) - 1
+"""of the width of a key, and of tokens: a value is int32"""
 
 
 class Stored(NamedTuple):
@@ -88,7 +91,7 @@ class Manifest:
             raise ConfigError(f"{folder} is no datastore, but something else with a {MANIFEST}; use regard knn build")
         try:
             return cls._of(document)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise CheckpointError(
                 f"{path} describes no datastore of this version ({type(error).__name__}: {error}); build it again"
             ) from None
@@ -97,29 +100,40 @@ class Manifest:
     def _of(cls, document: Mapping) -> "Manifest":
         if document["format"] != FORMAT:
             raise ValueError(f"format {document['format']!r}, and this version reads {FORMAT}")
-        documents = tuple(Stored(str(name), str(digest), int(count)) for name, digest, count in document["documents"])
+        documents = tuple(
+            Stored(_text(name), _text(digest), whole(count)) for name, digest, count in document["documents"]
+        )
         blocks = tuple(
-            Block(str(name), int(count), Entry(str(keys[0]), int(keys[1])), Entry(str(values[0]), int(values[1])))
+            Block(_text(name), whole(count, 1), *(Entry(_text(one[0]), whole(one[1])) for one in (keys, values)))
             for name, count, keys, values in document["blocks"]
         )
+        adding = document["adding"]
         found = cls(
-            int(document["dim"]),
-            int(document["vocab_size"]),
-            {str(name): str(value) for name, value in document["origin"].items()},
+            whole(document["dim"], 1, _MOST),
+            whole(document["vocab_size"], 1, _MOST),
+            {_text(name): _text(value) for name, value in document["origin"].items()},
             documents,
             blocks,
-            int(document["following"]),
-            None if document["adding"] is None else int(document["adding"]),
+            whole(document["following"]),
+            None if adding is None else whole(adding, 0, len(documents)),
         )
         found._require_sound()
         return found
 
     def _require_sound(self) -> None:
-        if self.dim < 1 or any(one.entries < 0 for one in self.documents):
-            raise ValueError("sizes below their least")
         if sum(one.entries for one in self.documents) != self.entries:
             raise ValueError("its documents have other entries than its blocks")
+        if len({block.name for block in self.blocks}) < len(self.blocks):
+            raise ValueError("it names a block twice")
         for block in self.blocks:
             sizes = (block.entries * self.dim * KEY_BYTES, block.entries * VALUE_BYTES)
-            if not block.name.isalnum() or block.entries < 1 or (block.keys.size, block.values.size) != sizes:
+            if (block.keys.size, block.values.size) != sizes:
                 raise ValueError(f"block {block.name!r} does not fit {block.entries} entries")
+            if not re.fullmatch("[0-9]{8,}", block.name, re.ASCII) or int(block.name) >= self.following:
+                raise ValueError(f"no block before number {self.following} is called {block.name!r}")
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is no text")
+    return value

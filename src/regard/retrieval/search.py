@@ -1,7 +1,10 @@
 """Exact search: the k nearest keys of every query, by blocks, whatever the datastore holds."""
 
+import errno
+import os
 from collections.abc import Sequence
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -9,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.errors import CheckpointError, ConfigError, LimitError, ShapeError
+from regard.reading import plain
 
 _QUERIES = 1024
 """that are compared with a piece of the keys at a time"""
@@ -38,6 +42,24 @@ class Piece(NamedTuple):
     first: int
     keys: np.ndarray
     values: np.ndarray
+
+
+def mapped(path: Path, kind: str, count: int) -> np.ndarray:
+    """The numbers of a file, as a map that holds no descriptor: a process has few of them, and a datastore many blocks.
+
+    It is copy-on-write: nothing is ever written, and torch takes no memory that says it is read-only.
+
+    Raises:
+        OSError: there is no such plain file, or no room in the address space.
+    """
+    with plain(path):
+        pass
+    same = {"<f2": torch.float16, "<i4": torch.int32}[kind]
+    try:
+        name: Any = os.fsencode(path)
+        return torch.from_file(name, shared=False, size=count, dtype=same).numpy().view(kind)
+    except RuntimeError as error:
+        raise OSError(errno.ENOMEM, f"{os.strerror(errno.ENOMEM)} ({error})", str(path)) from error
 
 
 def require_query(queries: Tensor, k: int, own: Tensor | None, *, dim: int, entries: int) -> None:

@@ -18,7 +18,7 @@ from regard.retrieval.datastore import Datastore
 from regard.retrieval.documents import tokenizer_digest
 from regard.retrieval.index import Index
 from regard.retrieval.keys import joined, kept_keys, require_keys
-from regard.retrieval.knn_lm import Placed, own_entries
+from regard.retrieval.own import Own, Placed, Tally
 from regard.state import State
 from regard.tasks.base import IGNORE, Consecutive, Example, Examples, Split, Task
 from regard.training.batches import collate
@@ -75,7 +75,8 @@ class LookedUp(Task):
     Args:
         task: on text.
         lookup: what finds them.
-        own: a position may find the entry that was made of its own target, which shows what looking it up can do.
+        leaving_out: finds own entries. None: a position may find the entry that was made of its own target, which shows
+            what looking it up can do.
 
     Raises:
         CheckpointError: the datastore has another tokenizer or vocabulary. ConfigError: a task without text.
@@ -84,7 +85,7 @@ class LookedUp(Task):
     name: ClassVar[str] = "text"
     metric: ClassVar = "bits_per_byte"
 
-    def __init__(self, task: Task, lookup: Lookup, *, own: bool = False) -> None:
+    def __init__(self, task: Task, lookup: Lookup, *, leaving_out: Own | None) -> None:
         if task.tokenizer is None:
             raise ConfigError(f"neighbours are tokens of a text, and task {task.name} has none")
         store = lookup.store
@@ -92,9 +93,9 @@ class LookedUp(Task):
             store.require_origin({"tokenizer": tokenizer_digest(task.tokenizer)}, store.dim)
         if store.manifest.vocab_size != task.vocab_size:
             raise CheckpointError(f"{store.folder} has {store.manifest.vocab_size} tokens, the text {task.vocab_size}")
-        self.task, self.lookup, self.own = task, lookup, own
+        self.task, self.lookup, self.leaving_out = task, lookup, leaving_out
         self.vocab_size, self.length, self.tokenizer = task.vocab_size, task.length, task.tokenizer
-        described = f"{Entry.at(store.folder / MANIFEST).sha256} {lookup.k} {own}"
+        described = f"{Entry.at(store.folder / MANIFEST).sha256} {lookup.k} {leaving_out is None}"
         self.fingerprint = f"{task.fingerprint}+{hashlib.sha256(described.encode()).hexdigest()[:32]}"
         self._splits: dict[Split, _Windows] = {}
 
@@ -103,6 +104,16 @@ class LookedUp(Task):
         if split not in self._splits:
             self._splits[split] = _Windows(self.task.examples(split), self)
         return self._splits[split]
+
+    def own(self, split: Split) -> Tally:
+        """How many targets of a split have own entries, which are left out; none if they are not."""
+        tally = Tally()
+        if self.leaving_out is None:
+            return tally
+        examples = self.examples(split)
+        for first in examples.begins.tolist():
+            tally = tally.with_(self.leaving_out.of(examples.place(first)[0]))
+        return tally
 
 
 class _Windows:
@@ -136,7 +147,7 @@ class _Windows:
     def _look(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         batch = collate(self._examples, [index], self._of.vocab_size)
         count = int((batch.targets[0] != IGNORE).sum())  # the others are padding, at the end
-        own = None if self._of.own else own_entries(self._of.lookup.store, self._examples, batch)
+        own = None if self._of.leaving_out is None else self._of.leaving_out(self._examples, batch)
         found, _ = self._of.lookup.read(batch.inputs[:, :count], own=None if own is None else own[:count])
         padding = (0, 0, 0, batch.inputs.shape[1] - count)
         tokens = nn.functional.pad(found.tokens[0], padding, value=-1)

@@ -104,6 +104,8 @@ def open_corpus(config: TextConfig) -> Corpus:
         ConfigError: `field`, `separator` or `suffixes` for a corpus that has no use for them.
     """
     name, path = config.corpus, Path(config.corpus).expanduser()
+    if not name:
+        raise DataError("the corpus has no name; give a bundled corpus, a file of text, or a folder (. is this one)")
     if name in BUNDLED:
         _refuse(config, "field", "separator", "suffixes")
         return Corpus(name, (bundled_path(name),), lambda: _bundled(name))

@@ -139,6 +139,7 @@ class Carrying:
         self.lanes = Lanes(windows, config.batch_size, config.seed)
         self.rows = config.batch_size // config.accumulation
         self.parts = [Carried(self.model) for _ in range(config.accumulation)]
+        self._dtypes = {self.model.table.weight.dtype, getattr(torch, config.dtype)}
 
     def entering(self, part: int, step: int) -> ModelState:
         """What the rows of a part of the batch remember when a step begins."""
@@ -168,6 +169,8 @@ class Carrying:
                 part.state = empty.load({name: x.to(device) for name, x in own.items()})
             except ShapeError as error:
                 raise CheckpointError(f"{saved.path}: no memories of the rows of this model's batch: {error}") from None
+            if any(x.is_floating_point() and x.dtype not in self._dtypes for x in part.state.tensors().values()):
+                raise CheckpointError(f"{saved.path}: memories of another dtype than this training computes in")
             if any(len(x) != self.rows for x in part.state.tensors().values()):
                 raise CheckpointError(f"{saved.path}: memories of other rows than the {self.rows} of a batch")
 

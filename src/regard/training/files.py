@@ -15,7 +15,7 @@ from regard.checksums import MANIFEST, Entry
 from regard.errors import CheckpointError, ResourceError, UnsafeFileError
 from regard.reading import content
 
-_MISSING = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.EIO)
+MISSING = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.EIO)
 """what the system says of files that are gone or damaged; anything else, such as no permission, says nothing of them"""
 
 
@@ -174,7 +174,7 @@ def _contents(path: Path) -> bytes:
         return content(path)
     except OSError as error:
         said = f"{path.parent}: cannot read {path.name}: {error.strerror or error}"
-        if error.errno in _MISSING:
+        if error.errno in MISSING:
             raise CheckpointError(said) from None
         raise ResourceError(f"{said}; nothing was changed") from error
 
