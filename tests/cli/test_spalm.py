@@ -55,12 +55,17 @@ def test_a_run_reads_its_datastore_wherever_it_is_used(regard, store, words):
         (["evaluate", "mixed", "--knn.probes", "2"], 2, "--knn.probes is of an index"),
         (["evaluate", "mixed", "--datastore", "base"], 2, "base is no datastore"),
         (["evaluate", "mixed", "--knn.k", "99999"], 6, "k=99999 neighbours, and the datastore has"),
-        (["knn", "build", "two.txt", "--model", "mixed", "--out", "more"], 2, "none are given; put a datastore beside"),
-        ([*one, "--lookup", "2"], 2, "not of Spalm"),
+        (
+            ["knn", "build", "two.txt", "--model", "mixed", "--out", "more"],
+            2,
+            "this one mixes in the neighbours of another datastore",
+        ),
+        ([*one, "--lookup", "2"], 2, "--lookup 2 is for a decoder without a datastore"),
         ([*one, "--cache", "h2o(budget=9)"], 2, "without a memory"),
     ):
         answer = regard(*more)
         assert (answer.code, said in answer.err) == (code, True), (more, answer.err)
+    assert not Path("more").exists()
 
 
 def test_a_run_that_was_stopped_goes_on_to_the_same_weights(regard, store, words):

@@ -39,12 +39,14 @@ def searched(folder: str, options: KnnOptions, model: "LanguageModel", reader: "
 
     Raises:
         ConfigError: no datastore, or no such index. CheckpointError: damaged, or of another model or tokenizer.
-        UnsupportedError: FAISS is not installed.
+        UnsupportedError: FAISS is not installed; a model without keys.
     """
     from regard.retrieval import Datastore, Index, origin
+    from regard.retrieval.keys import require_keys
 
     if options.probes is not None and options.index is None:
         raise ConfigError(_PROBES)
+    require_keys(model)
     store = Datastore.open(folder)
     store.require_origin(origin(model, reader), model.config.dim)
     return store if options.index is None else Index.load(store, options.index, probes=options.probes)

@@ -18,6 +18,20 @@ if TYPE_CHECKING:
 CALIBRATED = "calibrated"
 COLOURS = ("#5e81f4", "#3bb3c3", "#4caf50", "#e0a000", "#e4572e")
 """from the fewest blocks to all of them"""
+_APART = (
+    "do not go together: a datastore is searched by what the last block makes of a token, and a token that leaves "
+    "early never comes to it; leave one of them out"
+)
+
+
+def require_alone(exits: str | None, datastore: str | None) -> None:
+    """Refuse exits beside a datastore.
+
+    Raises:
+        ConfigError: both are asked for.
+    """
+    if exits is not None and datastore is not None:
+        raise ConfigError(f"--exits {exits} and --datastore {datastore} {_APART}")
 
 
 def leave_early(model: "LanguageModel", exits: str, run: str, *, published: bool) -> Mapping[str, Any]:
@@ -28,10 +42,13 @@ def leave_early(model: "LanguageModel", exits: str, run: str, *, published: bool
         run: the run, or the published weights.
 
     Raises:
-        ConfigError: there are none. CheckpointError: they are damaged, or of other weights.
+        ConfigError: there are none, or the model mixes in neighbours. CheckpointError: they are damaged, or of other
+            weights.
     """
     from regard.integrations.exits import FOLDER, install
 
+    if model.config.neighbours:
+        raise ConfigError(f"--exits {exits} and the datastore that {run} reads {_APART}")
     if exits == CALIBRATED and published:
         raise ConfigError(f"{run} is no run, and keeps no calibration: give the folder of regard calibrate --out")
     return install(model, Path(run) / FOLDER if exits == CALIBRATED else Path(exits))

@@ -104,7 +104,7 @@ def _calibrate(options: Options) -> int:
     from regard.models.depth.fixed import Fixed
     from regard.models.generate import evaluation
     from regard.retrieval.documents import fingerprint
-    from regard.training.exit_heads import fit_light_heads, passages_needed
+    from regard.training.exit_heads import fit_light_heads, passages_needed, require_leavable
 
     asked = {"risk": options.risk, "confidence": options.confidence, "test": options.test}
     measuring.require_items(options.passages, **asked)
@@ -118,6 +118,8 @@ def _calibrate(options: Options) -> int:
     def tell(line: str) -> None:
         told.print(line, markup=False)
 
+    if heads != "trained":
+        require_leavable(model)
     before = fingerprint(model)
     fitted = 0
     if heads == "light":

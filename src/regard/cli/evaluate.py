@@ -11,7 +11,7 @@ import tyro
 
 from regard.cli._cache import reduce
 from regard.cli._datastore import KnnOptions, looked_up, mixing, require_datastore
-from regard.cli._depth import leave_early
+from regard.cli._depth import leave_early, require_alone
 from regard.cli._output import console, emit, table
 from regard.errors import ConfigError, DataError, ResourceError
 from regard.tasks.config import TABLES, TEXTS, ClassificationConfig, TextConfig, TranslationConfig
@@ -100,6 +100,7 @@ def run(options: Options) -> int:
     """Evaluate and print."""
     from regard.integrations import pretrained
 
+    require_alone(options.exits, options.datastore)
     evaluation = _published(options) if pretrained.recognised(options.run) else _run(options)
     if options.json:
         emit(evaluation)

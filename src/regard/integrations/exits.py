@@ -14,13 +14,13 @@ from torch import Tensor
 from regard import checksums
 from regard.benchmark.exits import Measured, exits_of
 from regard.calibration import Calibrated
-from regard.errors import CheckpointError, ConfigError, UnsupportedError
+from regard.errors import CheckpointError, ConfigError
 from regard.models import LanguageModel
 from regard.models.depth import Depth
 from regard.models.depth.early_exit import EarlyExit
-from regard.models.depth.fixed import Fixed
 from regard.models.depth.light_exit import LightExit
 from regard.retrieval.documents import fingerprint
+from regard.training.exit_heads import require_leavable
 from regard.training.files import load_folder, save_folder
 
 HeadsKind = Literal["trained", "own", "light"]
@@ -35,17 +35,10 @@ def own_exits(model: LanguageModel) -> EarlyExit:
     """Exits behind every block of a decoder that has none, through its own last norm and output layer.
 
     Raises:
-        UnsupportedError: a model that has a depth of another kind, or whose blocks cannot be left.
+        UnsupportedError: `require_leavable`.
     """
-    if not isinstance(model.depth, Fixed):
-        raise UnsupportedError(
-            "exits are added to a decoder that runs its blocks once, in order; this one has "
-            f"depth={model.config.depth!r}"
-        )
-    try:
-        return EarlyExit(model.config, whole=1).to(model.table.weight).eval()
-    except ConfigError as error:
-        raise UnsupportedError(str(error)) from None
+    require_leavable(model)
+    return EarlyExit(model.config, whole=1).to(model.table.weight).eval()
 
 
 def put(model: LanguageModel, depth: Depth) -> None:
