@@ -72,3 +72,9 @@ def test_what_does_not_go_together_is_named(regard, run):
     ):
         answer = regard(*words)
         assert (answer.code, said in answer.err) == (code, True), (words, answer.err)
+
+
+def test_budgets_are_called_budgets(regard, run):
+    answer = regard("cache", run, "--budgets", "8 x")
+    assert answer.code == 2
+    assert "cannot read the budgets '8 x'" in answer.err

@@ -12,7 +12,7 @@ from typing import Literal
 import tyro
 
 from regard.benchmark.threads import default_threads
-from regard.cli._numbers import one_word, parse_lengths, require_positive
+from regard.cli._numbers import one_word, parse_numbers, require_positive
 from regard.cli._output import console, emit, table
 from regard.cli._threads import cpu_threads
 from regard.errors import ConfigError
@@ -87,7 +87,7 @@ def _measure(options: Options) -> int:
     if not isinstance(model, LanguageModel) or reader is None:
         raise ConfigError(f"{options.model} is no decoder with a tokenizer: a cache is what a decoder keeps of a text")
     config = cache.sized(
-        parse_lengths(options.budgets),
+        parse_numbers(options.budgets, "budgets"),
         scored=options.scored,
         context=options.context,
         texts=options.texts,
