@@ -39,7 +39,12 @@ def test_a_run_reads_its_datastore_wherever_it_is_used(regard, store, words):
     trained = json.loads(answer.out)["evaluation"]
     found = figures(regard, "mixed")
     assert found["nats_per_token"] == pytest.approx(trained["nats_per_token"], rel=1e-6)
-    assert figures(regard, "mixed", "--datastore", "store") == found
+    entries = json.loads(regard("knn", "stats", "store", "--json").out)["entries"]
+    said = {"folder": str(store.absolute()), "entries": entries, "k": 4, "own_entries_left_out": True}
+    assert found["datastore"] == said
+    again = figures(regard, "mixed", "--datastore", "store")
+    assert again.pop("datastore") == {**found.pop("datastore"), "folder": "store"}
+    assert again == found
     assert figures(regard, "mixed", "--knn.own")["nats_per_token"] != found["nats_per_token"]
     assert figures(regard, "mixed", "--knn.k", "2")["nats_per_token"] != found["nats_per_token"]
 

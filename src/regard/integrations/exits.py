@@ -20,6 +20,8 @@ from regard.models.depth import Depth
 from regard.models.depth.early_exit import EarlyExit
 from regard.models.depth.light_exit import LightExit
 from regard.retrieval.documents import fingerprint
+from regard.tasks.config import TextConfig
+from regard.tasks.corpus import open_corpus
 from regard.training.exit_heads import require_leavable
 from regard.training.files import load_folder, save_folder
 
@@ -154,6 +156,31 @@ def install(model: LanguageModel, folder: Path) -> dict[str, Any]:
         put(model, own_exits(model))
     exits_of(model).threshold = 1.0 if threshold is None else float(threshold)
     return found
+
+
+def text_facts(text: TextConfig, split: str | None) -> dict[str, Any]:
+    """What is kept of the text that passages are drawn from, by which it is known again.
+
+    Args:
+        text: the corpus, and how it is cut.
+        split: part of it; None: all.
+    """
+    cut = {name: getattr(text, name) for name in ("holdout", "field", "separator")}
+    return {"fingerprint": open_corpus(text).fingerprint(), "split": split, **cut}
+
+
+def shares(calibration: Mapping[str, Any], text: TextConfig, split: str | None) -> bool | None:
+    """Whether a text may hold passages that a calibration was measured on; None: it does not say.
+
+    The files are the same, whatever they are called, and it is not another part of the same cut.
+    """
+    kept = calibration.get("corpus")
+    if kept is None:
+        return None
+    here = text_facts(text, split)
+    cut = all(here[name] == kept[name] for name in here if name not in ("fingerprint", "split"))
+    apart = cut and None not in (split, kept["split"]) and split != kept["split"]
+    return here["fingerprint"] == kept["fingerprint"] and not apart
 
 
 @torch.no_grad()
