@@ -9,7 +9,6 @@ import pytest
 from regard.benchmark import sweep
 from regard.cli._numbers import parse_numbers
 from regard.errors import ConfigError
-from regard.errors import ConfigError
 
 
 def test_times_are_beside_exact_attention_and_what_was_counted(regard, monkeypatch):

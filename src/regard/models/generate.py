@@ -111,8 +111,8 @@ def generate(
             sequence.
         batch_size: most rows at a time; None: all that can share a batch.
         lookup: guess up to so many tokens at a time, those that followed the last ones earlier in the text, and check
-            them in one call (`regard.models.lookup`); greedy, one row at a time, of a decoder alone. The tokens are the same, unless two
-            of them are as likely as rounding can tell.
+            them in one call (`regard.models.lookup`); greedy, one row at a time, of a decoder alone. The tokens are the
+            same, unless two of them are as likely as rounding can tell.
 
     Raises:
         ConfigError: an option out of range, texts or `stop` without a tokenizer, `lookup` when tokens are drawn.
