@@ -99,7 +99,11 @@ def test_what_cannot_be_trained_is_named(regard, store, words, text):
         ([], 2, "model.neighbours=4 and training.datastore=None go together"),
         (["--datastore", "store"], 2, "datastore and datastore_model go together"),
         ([*BESIDE, "--model.neighbours", "0"], 2, "model.neighbours=0 and training.datastore="),
-        (["--datastore", "store", "--datastore-model", "nobody"], 2, "nobody is not a run"),
+        (
+            ["--datastore", "store", "--datastore-model", "nobody"],
+            2,
+            "there is no nobody, the model that a datastore is read with",
+        ),
         (["--datastore", "base", "--datastore-model", "base"], 2, "base is no datastore"),
         ([*BESIDE, *bpe], 4, "made with another tokenizer"),
         ([*BESIDE, "--model.neighbours", "99999"], 6, "k=99999 neighbours"),
@@ -118,6 +122,24 @@ def test_what_cannot_be_trained_is_named(regard, store, words, text):
     for words in (["evaluate", "mixed"], ["generate", "mixed", "1"], ["train", "--resume", "mixed", "--steps", "6"]):
         answer = regard(*words)
         assert (answer.code, f"{damaged.name} is damaged" in answer.err) == (4, True), answer.err
+
+
+def test_what_was_moved_away_is_named(regard, store, words):
+    """And is read again from where it is, or by a link."""
+    assert regard(*words, *BESIDE, "--out", "mixed").code == 0
+    resumed = ["train", "--resume", "mixed", "--steps", "5"]
+    away = store.rename("away")
+    answer = regard("evaluate", "mixed")
+    assert (answer.code, "say where it is with --datastore" in answer.err) == (2, True), answer.err
+    answer = regard(*resumed)
+    assert (answer.code, "the datastore of this run; put it back" in answer.err) == (2, True), answer.err
+    assert regard("evaluate", "mixed", "--datastore", "away").code == 0
+    store.symlink_to(away.absolute())
+    assert regard(*resumed).code == 0
+    Path("base").rename("gone")
+    for command in (["evaluate", "mixed"], ["train", "--resume", "mixed", "--steps", "6"]):
+        answer = regard(*command)
+        assert (answer.code, "the model that a datastore is read with" in answer.err) == (2, True), answer.err
 
 
 def regard_error(run: str) -> str:

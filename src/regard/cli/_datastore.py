@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from regard.errors import ConfigError
@@ -122,6 +123,11 @@ def mixing(folder: str | None, options: KnnOptions, loaded: "TrainedModel", *, d
     training = loaded.config.training
     assert training.datastore is not None
     assert training.datastore_model is not None
+    if folder is None and not Path(training.datastore).exists():
+        raise ConfigError(
+            f"{loaded.path} was trained beside {training.datastore}, which is not there: put it back, or say where it is "
+            "with --datastore"
+        )
     return lookup(
         training.datastore if folder is None else folder,
         training.datastore_model,
