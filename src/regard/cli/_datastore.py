@@ -125,8 +125,8 @@ def mixing(folder: str | None, options: KnnOptions, loaded: "TrainedModel", *, d
     assert training.datastore_model is not None
     if folder is None and not Path(training.datastore).exists():
         raise ConfigError(
-            f"{loaded.path} was trained beside {training.datastore}, which is not there: put it back, or say where it is "
-            "with --datastore"
+            f"{loaded.path} was trained beside {training.datastore}, which is not there: put it back, or say where it "
+            "is with --datastore"
         )
     return lookup(
         training.datastore if folder is None else folder,

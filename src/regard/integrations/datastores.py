@@ -70,8 +70,8 @@ def lookup(
     store = Datastore.open(folder)
     if not pretrained.recognised(maker) and not Path(maker).exists():
         raise ConfigError(
-            f"there is no {maker}, the model that a datastore is read with; give one, or put it back where it was, or a "
-            "link to it"
+            f"there is no {maker}, the model that a datastore is read with; give one, or put it back where it was, or "
+            "a link to it"
         )
     made = decoder(maker, device=device, trust=trust)
     store.require_origin(origin(made.model, made.reader), made.model.config.dim)
