@@ -7,7 +7,7 @@ import os
 import pytest
 
 from regard.benchmark import sweep
-from regard.cli._numbers import parse_lengths
+from regard.cli._numbers import parse_numbers
 from regard.errors import ConfigError
 
 
@@ -68,15 +68,35 @@ def test_threads_are_those_of_the_environment(monkeypatch, verb):
         (["--lengths=64", "128", "1024:4096", "--heads", "2", "linear"], (64, 128, 1024, 2048, 4096)),
         (["--lengths", "64", "--heads", "2", "linear"], (64,)),
         (["linear", "--lengths", "64:256", "128"], (64, 128, 256)),
+        (["linear", "--lengths", "64 256 1024"], (64, 256, 1024)),
+        (["--lengths", "64, 128", "256:512 600", "linear"], (64, 128, 256, 512, 600)),
     ],
 )
 @pytest.mark.parametrize("verb", ["bench", "accuracy"])
 def test_lengths_in_several_words(verb, words, lengths):
     module = importlib.import_module(f"regard.cli.{verb}")
     options = module.parse(words)
-    assert parse_lengths(options.lengths) == lengths
+    assert parse_numbers(options.lengths) == lengths
     assert options.specs == ("linear",)
     assert options.heads == (2 if "--heads" in words else 8)
+
+
+@pytest.mark.parametrize(
+    ("verb", "what", "more"),
+    [
+        ("bench", "lengths", ["linear"]),
+        ("accuracy", "lengths", ["linear"]),
+        ("rounding", "lengths", ["linear"]),
+        ("cache", "budgets", ["nobody"]),
+    ],
+)
+def test_defaults_may_be_typed_and_are_named(verb, what, more):
+    module = importlib.import_module(f"regard.cli.{verb}")
+    default = getattr(module.Options, what)
+    assert parse_numbers(getattr(module.parse([*more, f"--{what}", default]), what)) == parse_numbers(default)
+    for wrong in ("8 x", "-1", "1:2:3", " "):
+        with pytest.raises(ConfigError, match=f"(cannot read the|no) {what} "):
+            parse_numbers(wrong, what)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from regard.benchmark import cache
+from regard.errors import ConfigError
 from regard.models import LanguageModel
+from regard.tasks.config import TextConfig
+from regard.tasks.corpus import open_corpus
+from regard.training import load
 
 
 def nats(regard, run, *words: str) -> float:
@@ -72,3 +77,24 @@ def test_what_does_not_go_together_is_named(regard, run):
     ):
         answer = regard(*words)
         assert (answer.code, said in answer.err) == (code, True), (words, answer.err)
+
+
+def test_budgets_are_called_budgets(regard, run):
+    answer = regard("cache", run, "--budgets", "8 x")
+    assert answer.code == 2
+    assert "cannot read the budgets '8 x'" in answer.err
+
+
+def test_a_run_is_measured_on_text_that_it_was_not_trained_on_first(regard, run, monkeypatch):
+    read = []
+
+    def measure(model, config, text, encode, tell):
+        read.append(text)
+        raise ConfigError("seen")
+
+    monkeypatch.setattr(cache, "measure", measure)
+    assert "seen" in regard("cache", run, "--budgets", "8", "--context", "16").err
+    task = load(run).config.task
+    assert isinstance(task, TextConfig)
+    parts = {one.group: one.text for one in open_corpus(task).parse()}
+    assert read[0].startswith(parts["valid"] + parts["test"])

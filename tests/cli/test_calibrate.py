@@ -2,20 +2,26 @@
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+import regard as package
 from regard import checksums
 from regard.cli.main import main
 from regard.errors import UnsupportedError
-from regard.integrations.exits import install, load_heads
+from regard.integrations.exits import install, load_heads, shares, text_facts
 from regard.models import LanguageModel, ModelConfig
 from regard.models.depth.light_exit import LightExit
 from regard.models.packed import pack
+from regard.tasks import build_task
+from regard.tasks.base import IGNORE
+from regard.tasks.config import TextConfig
 from regard.training import load
+from regard.training.evaluation import measured
 from regard.training.files import load_folder, save_folder
 
 GRID = ["--thresholds", "0.9", "0.1", "0.01", "--passages", "60", "--length", "8", "--threads", "1"]
@@ -38,6 +44,7 @@ def test_a_run_keeps_its_threshold_and_uses_it(regard, with_exits):
     assert answer.code == 0, answer.err
     found = json.loads(answer.out)
     assert found["calibrated"]["threshold"] == 0.01
+    assert found["trained_on"] is False
     assert found["guarantee"].startswith("With a probability of at least 0.95 over the draw of the 60 calibration")
     assert "at most 0.9 for passages of 8 tokens drawn like these from the valid part of" in found["guarantee"]
     means = [one["layers"] for one in found["curve"]]
@@ -64,6 +71,21 @@ def test_a_run_keeps_its_threshold_and_uses_it(regard, with_exits):
         for more in ((), ("--exits", "calibrated"))
     )
     assert full["nats_per_token"] != early["nats_per_token"]
+    assert full["depth"] == {"mean_layers": 3.0, "of_layers": 3, "threshold": 1.0}
+    assert early["depth"] == {
+        "mean_layers": pytest.approx(blocks_of(with_exits, 4)),
+        "of_layers": 3,
+        "threshold": 0.01,
+        "operations": pytest.approx(early["depth"]["operations"]),
+        "calibrated_on_this_text": True,
+    }
+    assert 1 < early["depth"]["mean_layers"] < 3
+    assert early["depth"]["operations"] > 1, "two output layers of 257 tokens cost more than blocks of width 16"
+    valid = regard("evaluate", with_exits, "--limit", "4", "--exits", "calibrated")
+    assert f"{early['depth']['mean_layers']:.2f} of 3" in valid.out
+    assert "calibrated on passages of this text" in valid.err
+    test = regard("evaluate", with_exits, "--limit", "4", "--exits", "calibrated", "--split", "test")
+    assert "calibrated on passages" not in test.err
     again = regard("calibrate", with_exits, "--risk", "0.9", *GRID)
     assert again.code == 2
     assert "exists, and nothing is ever overwritten" in again.err
@@ -72,6 +94,41 @@ def test_a_run_keeps_its_threshold_and_uses_it(regard, with_exits):
     broken = regard("generate", with_exits, "12 is", "--exits", "calibrated")
     assert broken.code == 4
     assert "calibration.json is damaged" in broken.err
+
+
+def blocks_of(run, limit: int) -> float:
+    """The mean blocks of the targets of a run's own text, window by window."""
+    loaded = package.load(run)
+    install(loaded.model, run / "exits")
+    examples = build_task(loaded.config.task, seed=0, tokenizer=loaded.tokenizer).examples("valid")
+    steps = []
+    for at in measured(len(examples), limit):
+        example = examples[at]
+        taken = loaded.model(torch.from_numpy(example.inputs)[None]).steps[0]
+        steps += taken[torch.from_numpy(example.targets) != IGNORE].tolist()
+    return float(np.mean(steps))
+
+
+@pytest.mark.parametrize(
+    ("corpus", "cut", "split", "shared"),
+    [
+        ("a.txt", {}, "valid", True),
+        ("a.txt", {}, "test", False),
+        ("a.txt", {}, None, True),
+        ("a.txt", {"holdout": 0.2}, "test", True),
+        ("folder/a.txt", {}, "valid", True),
+        ("b.txt", {}, "valid", False),
+    ],
+)
+def test_the_text_of_a_calibration_is_known_again(tmp_path, monkeypatch, corpus, cut, split, shared):
+    """By its files, whatever holds them, and by how it is cut."""
+    monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
+    for name, text in (("a.txt", "one\n"), ("folder/a.txt", "one\n"), ("b.txt", "two\n")):
+        Path(name).write_text(text)
+    kept = {"corpus": text_facts(TextConfig(corpus="a.txt"), "valid")}
+    assert shares(kept, TextConfig(corpus=corpus, **cut), split) is shared
+    assert shares({}, TextConfig(corpus=corpus, **cut), split) is None, "an older calibration does not say"
 
 
 @pytest.mark.parametrize("heads", ["own", "light"])
@@ -86,6 +143,8 @@ def test_a_decoder_without_exits_is_given_some(regard, text, tmp_path, heads, mo
     answer = regard("calibrate", "plain", "--heads", heads, *asked, "--out", "kept", "--json")
     assert answer.code == 0, answer.err
     assert json.loads(answer.out)["heads"] == heads
+    assert json.loads(answer.out)["trained_on"] is True
+    assert "trained on some of these passages" in answer.err
     got = json.loads(regard("generate", "plain", "12 is", "--exits", "kept", "--json", "--max-new-tokens", "5").out)
     assert len(got["layers"]) == 5
     other = regard("train", *words[1:], "--seed", "1", "--out", "other", "--task.cache", tmp_path / "cache")
@@ -187,3 +246,60 @@ def test_depth_is_shown_where_there_is_one(regard, run):
     assert answer.code == 2
     assert "every token of this model takes every block" in answer.err
     assert regard("generate", run, "12 is", "--exits", "calibrated").code == 2
+
+
+@pytest.mark.parametrize("heads", ["own", "light"])
+def test_exits_and_a_datastore_are_refused_together(regard, run, text, tiny, heads):
+    """Whatever the heads, whoever trained the weights, and whether or not the datastore is theirs."""
+    assert regard("knn", "build", "--model", run, text, "--out", "store").code == 0
+    deep = ["--model.layers", "2", "--model.depth", "early_exit"]
+    words = ["train", *tiny, *deep, "--steps", "1", "--task.corpus", text, "--task.cache", "cache"]
+    assert regard(*words, "--out", "trained").code == 0
+    asked = ["--risk", "0.99", "--thresholds", "0.1", "--passages", "60", "--length", "8", "--threads", "1"]
+    two = ["train", *tiny, "--model.layers", "2", "--steps", "1", "--task.corpus", text, "--task.cache", "cache"]
+    assert regard(*two, "--out", "two").code == 0
+    assert regard("calibrate", "two", "--heads", heads, "--corpus", text, *asked, "--out", "kept").code == 0
+    for command in (["evaluate", "two"], ["generate", "two", "12 is"]):
+        assert regard(*command, "--exits", "kept").code == 0
+        answer = regard(*command, "--exits", "kept", "--datastore", "store")
+        assert answer.code == 2
+        assert "--exits kept and --datastore store do not go together" in answer.err
+    for command in (["evaluate", "trained"], ["generate", "trained", "12 is"]):
+        answer = regard(*command, "--datastore", "store")
+        assert answer.code == 2
+        assert "exits and a datastore do not go together" in answer.err
+    answer = regard("evaluate", "package:anything", "--exits", "kept", "--datastore", "store")
+    assert answer.code == 2
+    assert "do not go together" in answer.err
+
+
+def test_the_reason_against_exits_comes_first(regard, text, tiny):
+    words = ["train", *tiny, "--steps", "1", "--task.corpus", text, "--task.cache", "cache"]
+    reasons = {
+        "transformer_xl": (["--model.max-length", "16", "--model.layers", "2"], "it has a memory"),
+        "universal_transformer": (["--model.layers", "1"], "depth='universal(steps=8)'"),
+        "plain": ([], "it has one block"),
+    }
+    for name, (more, reason) in reasons.items():
+        preset = [] if name == "plain" else ["--preset", name]
+        assert regard(*words, *preset, *more, "--out", name).code == 0
+        for heads in ([], ["--heads", "own"], ["--heads", "light"]):
+            answer = regard("calibrate", name, *GRID, *heads, "--out", "never")
+            assert answer.code == 2
+            assert reason in answer.err, (name, heads, answer.err)
+            assert "--heads" not in answer.err
+
+
+def test_neighbours_are_a_reason_against_exits(regard, run, text, tiny):
+    assert regard("knn", "build", "--model", run, text, "--out", "store").code == 0
+    words = ["train", "--preset", "spalm", *tiny, "--model.memory", "none", "--model.layers", "2", "--steps", "1"]
+    words += ["--task.corpus", text, "--task.cache", "cache", "--datastore", "store", "--datastore-model", run]
+    assert regard(*words, "--out", "mixed").code == 0
+    for heads in ([], ["--heads", "own"], ["--heads", "light"]):
+        answer = regard("calibrate", "mixed", *GRID, *heads, "--out", "never")
+        assert answer.code == 2
+        assert "it mixes in neighbours" in answer.err
+        assert "--heads" not in answer.err
+    answer = regard("evaluate", "mixed", "--exits", "kept")
+    assert answer.code == 2
+    assert "do not go together" in answer.err

@@ -62,13 +62,27 @@ def test_a_folder_of_text_becomes_a_datastore_that_is_used(regard, network):
     beside = ["--corpus", "folder", "--datastore", "store", "--knn.k", "8"]
     nothing = figures(regard, network, *beside, "--knn.lam", "0")
     left_out, found = figures(regard, network, *beside), figures(regard, network, *beside, "--knn.own")
+    said = nothing.pop("datastore")
     assert nothing == alone
+    assert said == {
+        "folder": "store",
+        "entries": 161,
+        "k": 8,
+        "lam": 0.0,
+        "temperature": 1.0,
+        "own_entries_left_out": True,
+    }
+    assert found["datastore"] == {**said, "lam": 0.25, "own_entries_left_out": False}
+    shown = regard("evaluate", network, *beside).out
+    assert all(word in shown for word in ("store (161 entries)", "weight of neighbours", "0.25", "left out"))
     assert found["nats_per_token"] < left_out["nats_per_token"] != alone["nats_per_token"]
     assert figures(regard, network, *beside, "--batch-size", "4")["nats_per_token"] == pytest.approx(
         left_out["nats_per_token"], rel=1e-5
     )
     other = ["--corpus", "other.txt", "--datastore", "store"]
-    assert figures(regard, network, *other) == figures(regard, network, *other, "--knn.own")  # nothing of it is stored
+    same = [figures(regard, network, *other, *own) for own in ((), ("--knn.own",))]  # nothing of it is stored
+    assert [each.pop("datastore")["k"] for each in same] == [161, 161]
+    assert same[0] == same[1]
 
     words = ["generate", network, "a b c d e f g h i j a c e", "--temperature", "0", "--max-new-tokens", "6"]
     stored = regard(*words, "--datastore", "store", "--knn.lam", "1", "--knn.k", "1")
@@ -165,7 +179,9 @@ def test_a_run_of_ones_own_takes_a_datastore(regard, run, text):
     found, left_out = figures(regard, *words, "--knn.own"), figures(regard, *words)
     assert found["nats_per_token"] < left_out["nats_per_token"]
     assert found["nats_per_token"] < alone["nats_per_token"]
-    assert figures(regard, *words, "--knn.lam", "0") == alone
+    nothing = figures(regard, *words, "--knn.lam", "0")
+    assert nothing.pop("datastore")["lam"] == 0
+    assert nothing == alone
     answer = regard("generate", str(run), "1 is", "--datastore", "store", "--max-new-tokens", "5")
     assert answer.code == 0, answer.err
 
@@ -225,6 +241,11 @@ def test_errors_say_what_is_wrong(regard, network, tmp_path):
         (["evaluate", network, *uses, "--knn.probes", "3"], 2, "--knn.probes is of an index"),
         (["generate", network, "a", "--datastore", "store", "--knn.own"], 2, "--knn.own has no use for it"),
         (["generate", network, "a", "--knn.k", "3"], 2, "--knn.k goes with --datastore"),
+        (
+            ["generate", network, "a", "--temperature", "0", "--lookup", "3", "--datastore", "store"],
+            2,
+            "--lookup 3 is for a decoder without a datastore",
+        ),
         (["knn", "build", "folder", "--out", "new"], 2, "knn build needs --model"),
         (["knn", "build", "folder", "--model", network], 2, "knn build needs --out"),
         (["knn", "search", "store", "--model", network], 2, "knn search needs a text to look up"),

@@ -40,7 +40,12 @@ def test_a_run_reads_its_datastore_wherever_it_is_used(regard, store, words):
     trained = json.loads(answer.out)["evaluation"]
     found = figures(regard, "mixed")
     assert found["nats_per_token"] == pytest.approx(trained["nats_per_token"], rel=1e-6)
-    assert figures(regard, "mixed", "--datastore", "store") == found
+    entries = json.loads(regard("knn", "stats", "store", "--json").out)["entries"]
+    said = {"folder": str(store.absolute()), "entries": entries, "k": 4, "own_entries_left_out": True}
+    assert found["datastore"] == said
+    again = figures(regard, "mixed", "--datastore", "store")
+    assert again.pop("datastore") == {**found.pop("datastore"), "folder": "store"}
+    assert again == found
     assert figures(regard, "mixed", "--knn.own")["nats_per_token"] != found["nats_per_token"]
     assert figures(regard, "mixed", "--knn.k", "2")["nats_per_token"] != found["nats_per_token"]
 
@@ -56,12 +61,17 @@ def test_a_run_reads_its_datastore_wherever_it_is_used(regard, store, words):
         (["evaluate", "mixed", "--knn.probes", "2"], 2, "--knn.probes is of an index"),
         (["evaluate", "mixed", "--datastore", "base"], 2, "base is no datastore"),
         (["evaluate", "mixed", "--knn.k", "99999"], 6, "k=99999 neighbours, and the datastore has"),
-        (["knn", "build", "two.txt", "--model", "mixed", "--out", "more"], 2, "none are given; put a datastore beside"),
-        ([*one, "--lookup", "2"], 2, "not of Spalm"),
+        (
+            ["knn", "build", "two.txt", "--model", "mixed", "--out", "more"],
+            2,
+            "this one mixes in the neighbours of another datastore",
+        ),
+        ([*one, "--lookup", "2"], 2, "--lookup 2 is for a decoder without a datastore"),
         ([*one, "--cache", "h2o(budget=9)"], 2, "without a memory"),
     ):
         answer = regard(*more)
         assert (answer.code, said in answer.err) == (code, True), (more, answer.err)
+    assert not Path("more").exists()
 
 
 def test_training_text_that_is_cut_otherwise_does_not_find_itself(regard, store, words, caplog):
@@ -102,7 +112,11 @@ def test_what_cannot_be_trained_is_named(regard, store, words, text):
         ([], 2, "model.neighbours=4 and training.datastore=None go together"),
         (["--datastore", "store"], 2, "datastore and datastore_model go together"),
         ([*BESIDE, "--model.neighbours", "0"], 2, "model.neighbours=0 and training.datastore="),
-        (["--datastore", "store", "--datastore-model", "nobody"], 2, "nobody is not a run"),
+        (
+            ["--datastore", "store", "--datastore-model", "nobody"],
+            2,
+            "there is no nobody, the model that a datastore is read with",
+        ),
         (["--datastore", "base", "--datastore-model", "base"], 2, "base is no datastore"),
         ([*BESIDE, *bpe], 4, "made with another tokenizer"),
         ([*BESIDE, "--model.neighbours", "99999"], 6, "k=99999 neighbours"),
@@ -121,6 +135,24 @@ def test_what_cannot_be_trained_is_named(regard, store, words, text):
     for words in (["evaluate", "mixed"], ["generate", "mixed", "1"], ["train", "--resume", "mixed", "--steps", "6"]):
         answer = regard(*words)
         assert (answer.code, f"{damaged.name} is damaged" in answer.err) == (4, True), answer.err
+
+
+def test_what_was_moved_away_is_named(regard, store, words):
+    """And is read again from where it is, or by a link."""
+    assert regard(*words, *BESIDE, "--out", "mixed").code == 0
+    resumed = ["train", "--resume", "mixed", "--steps", "5"]
+    away = store.rename("away")
+    answer = regard("evaluate", "mixed")
+    assert (answer.code, "say where it is with --datastore" in answer.err) == (2, True), answer.err
+    answer = regard(*resumed)
+    assert (answer.code, "the datastore of this run; put it back" in answer.err) == (2, True), answer.err
+    assert regard("evaluate", "mixed", "--datastore", "away").code == 0
+    store.symlink_to(away.absolute())
+    assert regard(*resumed).code == 0
+    Path("base").rename("gone")
+    for command in (["evaluate", "mixed"], ["train", "--resume", "mixed", "--steps", "6"]):
+        answer = regard(*command)
+        assert (answer.code, "the model that a datastore is read with" in answer.err) == (2, True), answer.err
 
 
 def regard_error(run: str) -> str:

@@ -185,5 +185,5 @@ def test_what_it_cannot_serve_is_refused():
             model_of("light_exit", **options)
     with pytest.raises(DataError, match="they need 12 or more"):
         fit_light_heads(model_of("fixed").float(), TOKENS[:3, :6])
-    with pytest.raises(UnsupportedError, match="runs them once, in order"):
+    with pytest.raises(UnsupportedError, match="run once, in order"):
         fit_light_heads(model_of("early_exit").float(), TOKENS)

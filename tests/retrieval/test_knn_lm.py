@@ -10,6 +10,7 @@ from torch import Tensor
 from regard.errors import CheckpointError, ConfigError, LimitError, UnsupportedError
 from regard.integrations.pretrained import windows
 from regard.models import LanguageModel, ModelConfig
+from regard.models.depth import build_depth
 from regard.models.generate import generate
 from regard.retrieval import Datastore, KnnLm, Neighbours, bootstrap, build, look, mixed, sweep
 from regard.retrieval.documents import Text, digest
@@ -227,8 +228,25 @@ def test_other_models_widths_and_windows_are_refused(decoder, tmp_path):
     )
     with pytest.raises(UnsupportedError, match="have none; use one with an MLP"):
         KnnLm(gated, store)
+    mixing = LanguageModel(ModelConfig(dim=16, vocab_size=VOCAB, neighbours=2))
+    with pytest.raises(UnsupportedError, match="mixes in the neighbours of another"):
+        build(mixing, [], tmp_path / "new", origin={})
+    assert not (tmp_path / "new").exists()
     with pytest.raises(UnsupportedError, match="after training"):
         KnnLm(model, store).train()(torch.tensor([[1, 2]]))
+
+
+@pytest.mark.parametrize("depth", ["early_exit", "light_exit", "universal(steps=2)"])
+def test_a_depth_that_is_put_into_a_model_is_refused(decoder, tmp_path, depth):
+    """Before the mixture is made and behind it, whatever the configuration says."""
+    model = decoder()
+    store = built(model, tmp_path / "store")
+    mixture = KnnLm(model, store, k=3).eval()
+    model.depth = build_depth(depth, model.config).eval()
+    with pytest.raises(UnsupportedError, match=f"which depth='{depth.partition('(')[0]}' runs more than once or not"):
+        KnnLm(model, store)
+    with pytest.raises(UnsupportedError, match="runs more than once or not at all"):
+        mixture(torch.tensor([[1, 2]]))
 
 
 @pytest.mark.parametrize("lam", [0.0, 0.4])
@@ -262,7 +280,7 @@ def test_generating_repeats_what_is_stored(decoder, tmp_path):
     without = KnnLm(model, store, lam=0.0, k=1).eval()
     same = [generate(each, prompts, max_new_tokens=8, seed=3) for each in (without, model)]
     assert [row.tokens.tolist() for row in same[0]] == [row.tokens.tolist() for row in same[1]]
-    with pytest.raises(UnsupportedError, match="of a model alone, not of KnnLm"):
+    with pytest.raises(UnsupportedError, match="with no datastore beside it"):
         generate(without, prompts, max_new_tokens=2, temperature=0, lookup=3)
 
 

@@ -20,6 +20,7 @@ from regard.models.depth.early_exit import PLANNED, EarlyExit
 from regard.models.depth.light_exit import LightExit
 from regard.models.generate import evaluation
 from regard.tasks.reader import Encoded
+from regard.training.exit_heads import require_leavable
 from regard.types_of import typed
 
 LossName = Literal["disagreement", "last", "accuracy"]
@@ -104,10 +105,11 @@ def exits_of(model: LanguageModel) -> EarlyExit | LightExit:
     """What lets tokens of this model leave.
 
     Raises:
-        UnsupportedError: a model without exits, or one whose exits ask for no threshold.
+        UnsupportedError: a model without exits, or to which none can be added; one whose exits ask for no threshold.
     """
     depth = model.depth
     if not isinstance(depth, EarlyExit | LightExit):
+        require_leavable(model)
         raise UnsupportedError(
             f"a model of depth={model.config.depth!r} has no exits, so there is no threshold to find; train one with "
             "--model.depth early_exit, or give it exits with --heads own or --heads light"

@@ -1,8 +1,9 @@
 """A datastore beside a model, for the commands that take one."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from regard.cli._output import console
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from regard.training import TrainedModel
 
 
+_LAM, _TEMPERATURE, _MOST = 0.25, 1.0, 1024
+"""of kNN-LM, where nothing else is said; no more neighbours than there are entries"""
 _PROBES = "--knn.probes is of an index; name it with --knn.index ivf, or leave it out"
 
 
@@ -42,12 +45,14 @@ def searched(folder: str, options: KnnOptions, model: "LanguageModel", reader: "
 
     Raises:
         ConfigError: no datastore, or no such index. CheckpointError: damaged, or of another model or tokenizer.
-        UnsupportedError: FAISS is not installed.
+        UnsupportedError: FAISS is not installed; a model without keys.
     """
     from regard.retrieval import Datastore, Index, origin
+    from regard.retrieval.keys import require_keys
 
     if options.probes is not None and options.index is None:
         raise ConfigError(_PROBES)
+    require_keys(model)
     store = Datastore.open(folder)
     store.require_origin(origin(model, reader), model.config.dim)
     return store if options.index is None else Index.load(store, options.index, probes=options.probes)
@@ -57,9 +62,43 @@ def looked_up(folder: str, options: KnnOptions, model: "LanguageModel", reader: 
     """The model with a datastore."""
     from regard.retrieval import KnnLm
 
-    given: dict[str, Any] = {name: getattr(options, name) for name in ("lam", "temperature")}
-    given = {name: value for name, value in given.items() if value is not None}
-    return KnnLm(model, searched(folder, options, model, reader), k=options.k, **given).eval()
+    found_in = searched(folder, options, model, reader)
+    return KnnLm(model, found_in, **_settings(options, len(found_in.store))).eval()
+
+
+def _settings(options: KnnOptions, entries: int) -> dict[str, Any]:
+    """k, lam and temperature of a mixture."""
+    return {
+        "k": min(_MOST, max(1, entries)) if options.k is None else options.k,
+        "lam": _LAM if options.lam is None else options.lam,
+        "temperature": _TEMPERATURE if options.temperature is None else options.temperature,
+    }
+
+
+def facts(folder: str, options: KnnOptions, neighbours: int = 0) -> dict[str, Any]:
+    """What an evaluation says of the datastore that it read.
+
+    Args:
+        folder: of the datastore.
+        options: how it was searched and mixed in.
+        neighbours: that a model with a gate mixes in; 0: a model without.
+    """
+    from regard.retrieval import Datastore
+
+    entries = len(Datastore.open(folder, checked=False))
+    mixed = _settings(options, entries) if not neighbours else {"k": neighbours}
+    search = {"index": options.index} if options.index else {}
+    return {"folder": folder, "entries": entries, **mixed, **search, "own_entries_left_out": not options.own}
+
+
+def datastore_rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What `facts` found, for a table."""
+    names = {"lam": "weight of neighbours", "k": "neighbours", "temperature": "temperature", "index": "index"}
+    return [
+        ("datastore", f"{found['folder']} ({found['entries']:,} entries)"),
+        *((what, str(found[name])) for name, what in names.items() if name in found),
+        ("own entries", "left out" if found["own_entries_left_out"] else "may be found"),
+    ]
 
 
 def mixing(folder: str | None, options: KnnOptions, loaded: "TrainedModel", *, device: str, trust: bool) -> "Lookup":
@@ -86,6 +125,11 @@ def mixing(folder: str | None, options: KnnOptions, loaded: "TrainedModel", *, d
     training = loaded.config.training
     assert training.datastore is not None
     assert training.datastore_model is not None
+    if folder is None and not Path(training.datastore).exists():
+        raise ConfigError(
+            f"{loaded.path} was trained beside {training.datastore}, which is not there: put it back, or say where it "
+            "is with --datastore"
+        )
     return lookup(
         training.datastore if folder is None else folder,
         training.datastore_model,

@@ -13,10 +13,20 @@ from regard.errors import ConfigError
 from regard.report.depth_text import COLOURS, legend, shade
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from regard.models import LanguageModel
     from regard.models.generate import Piece
+    from regard.tasks.base import Examples
+    from regard.tasks.config import TextConfig
+    from regard.training.batches import Batch
+    from regard.training.evaluation import Forward
 
 CALIBRATED = "calibrated"
+_APART = (
+    "do not go together: a datastore is searched by what the last block makes of a token, and a token that leaves "
+    "early never comes to it; leave one of them out"
+)
 
 
 def require_as_measured(exits: str | None, *, weights: str | None, cache: str | None, datastore: str | None) -> None:
@@ -35,9 +45,7 @@ def require_as_measured(exits: str | None, *, weights: str | None, cache: str | 
                 f"everything kept of the text. It says nothing of --{name} {value}; leave one out"
             )
     if exits is not None and datastore is not None:
-        raise ConfigError(
-            "--datastore looks up what the last MLP gets, which tokens that leave by --exits never reach; leave one out"
-        )
+        raise ConfigError(f"--exits {exits} and --datastore {datastore} {_APART}")
 
 
 def leave_early(model: "LanguageModel", exits: str, run: str, *, published: bool) -> Mapping[str, Any]:
@@ -48,13 +56,102 @@ def leave_early(model: "LanguageModel", exits: str, run: str, *, published: bool
         run: the run, or the published weights.
 
     Raises:
-        ConfigError: there are none. CheckpointError: they are damaged, or of other weights.
+        ConfigError: there are none, or the model mixes in neighbours. CheckpointError: they are damaged, or of other
+            weights.
     """
     from regard.integrations.exits import FOLDER, install
 
+    if model.config.neighbours:
+        raise ConfigError(f"--exits {exits} and the datastore that {run} reads {_APART}")
     if exits == CALIBRATED and published:
         raise ConfigError(f"{run} is no run, and keeps no calibration: give the folder of regard calibrate --out")
     return install(model, Path(run) / FOLDER if exits == CALIBRATED else Path(exits))
+
+
+class Evaluated:
+    """What an evaluation says besides its scores: how many blocks its targets took, where they decide it.
+
+    Attributes:
+        calibration: of the exits, if they were asked for.
+        datastore: of a model that mixes neighbours in, the facts of what it read.
+    """
+
+    def __init__(self) -> None:
+        self.calibration: Mapping[str, Any] | None = None
+        self.datastore: Mapping[str, Any] | None = None
+        self._found: dict[str, Any] = {}
+        self._taken = self._targets = 0
+
+    def reads(self, text: "TextConfig", split: str | None) -> None:
+        """Note, and say, whether this text is what the exits were calibrated by; split: None for all of it."""
+        from regard.integrations.exits import shares
+
+        if self.calibration is None:
+            return
+        self._found["calibrated_on_this_text"] = shared = shares(self.calibration, text, split)
+        if shared:
+            other = "; --split test is other text" if split == "valid" else ""
+            line = (
+                f"The threshold was calibrated on passages of this text, so it is no test of what was promised{other}."
+            )
+            console(machine=True).print(line, markup=False)
+
+    def counting(self, model: "nn.Module", forward: "Forward") -> "Forward":
+        """`forward`, which also counts; itself where every token takes every block."""
+        from regard.models import LanguageModel
+        from regard.models.depth.early_exit import PLANNED, EarlyExit
+        from regard.models.depth.light_exit import LightExit
+        from regard.models.depth.universal import Universal
+
+        depth = model.depth if isinstance(model, LanguageModel) else None
+        if not isinstance(depth, EarlyExit | LightExit | Universal):
+            return forward
+        each, steps = (depth.config.layers, depth.steps) if isinstance(depth, Universal) else (1, depth.config.layers)
+        self._found |= {"of_layers": each * steps}
+        if not isinstance(depth, Universal) and getattr(depth, "confidence", None) not in PLANNED:
+            self._found["threshold"] = depth.threshold
+
+        def counted(model: "nn.Module", batch: "Batch", examples: "Examples") -> Any:
+            from regard.tasks.base import IGNORE
+
+            if self.calibration is not None and "operations" not in self._found:
+                output = self._compared(model, forward, batch, examples)
+            else:
+                output = forward(model, batch, examples)
+            if output.steps is not None:
+                there = batch.targets != IGNORE
+                self._taken += each * int(output.steps[there].sum())
+                self._targets += int(there.sum())
+            return output
+
+        return counted
+
+    def _compared(self, model: Any, forward: "Forward", batch: "Batch", examples: "Examples") -> Any:
+        """The output for a batch, whose operations are compared with those of all blocks."""
+        from regard.benchmark.exits import leaving_at
+        from regard.testing.counting import Count
+
+        with Count() as early:
+            output = forward(model, batch, examples)
+        with leaving_at(model, 1.0), Count() as full:
+            forward(model, batch, examples)
+        self._found["operations"] = early.flops / full.flops
+        return output
+
+    def depth(self) -> dict[str, Any]:
+        """mean_layers, of_layers, threshold (of exits); operations of the first batch, as a share of those of all
+        blocks, and calibrated_on_this_text, where exits were asked for. Empty where every token takes every block."""
+        return {"mean_layers": self._taken / self._targets, **self._found} if self._targets else {}
+
+
+def depth_rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What `Evaluated.depth` found, for a table."""
+    shown = {
+        "mean_layers": ("blocks of a token", "{mean_layers:.2f} of {of_layers}"),
+        "threshold": ("threshold", "{threshold:g}"),
+        "operations": ("operations, first batch", "{operations:.1%} of those of all blocks"),
+    }
+    return [(what, how.format(**found)) for name, (what, how) in shown.items() if name in found]
 
 
 def require_depths(model: Any) -> int:

@@ -6,28 +6,32 @@ from collections.abc import Mapping, Sequence
 from regard.errors import ConfigError
 
 
-def parse_lengths(text: str) -> tuple[int, ...]:
-    """`first:last`, doubling, or a list of such and of numbers.
+def parse_numbers(text: str, what: str = "lengths") -> tuple[int, ...]:
+    """Numbers, and `first:last`, which doubles; with commas or spaces between them.
+
+    Args:
+        text: as it was typed.
+        what: they are, for messages.
 
     Raises:
-        ConfigError: neither.
+        ConfigError: something else, or less than one.
 
     Example:
-        >>> parse_lengths("512:2048")
+        >>> parse_numbers("512:2048")
         (512, 1024, 2048)
-        >>> parse_lengths("64,512:1024")
-        (64, 512, 1024)
+        >>> parse_numbers("64, 512:1024 3000")
+        (64, 512, 1024, 3000)
     """
-    lengths: dict[int, None] = {}
+    numbers: dict[int, None] = {}
     try:
-        for part in text.split(","):
+        for part in text.replace(",", " ").split():
             first, last = (int(end) for end in part.split(":")) if ":" in part else (int(part), int(part))
-            lengths |= dict.fromkeys(first << at for at in range(64) if first << at <= last)
+            numbers |= dict.fromkeys(first << at for at in range(64) if first << at <= last)
     except ValueError as error:
-        raise ConfigError(f"cannot read the lengths {text!r}: write 512:8192, or 1000 4096") from error
-    if not lengths or min(lengths) < 1:
-        raise ConfigError(f"no lengths in {text!r}: write 512:8192, or 1000 4096")
-    return tuple(lengths)
+        raise ConfigError(f"cannot read the {what} {text!r}: write 512:8192, or 1000 4096") from error
+    if not numbers or min(numbers) < 1:
+        raise ConfigError(f"no {what} in {text!r}: write 512:8192, or 1000 4096")
+    return tuple(numbers)
 
 
 def one_word(words: Sequence[str], option: str) -> list[str]:
@@ -40,7 +44,7 @@ def one_word(words: Sequence[str], option: str) -> list[str]:
     joined: list[str] = []
     inside = False
     for word in words:
-        numbers = re.fullmatch(r"[\d:,]+", word) is not None
+        numbers = re.fullmatch(r"[\d:,\s]+", word) is not None
         if inside and numbers and joined[-1] != option:
             joined[-1] += f",{word}"
             continue

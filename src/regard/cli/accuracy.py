@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import tyro
 
 from regard.benchmark.threads import default_threads
-from regard.cli._numbers import one_word, parse_lengths, require_positive
+from regard.cli._numbers import one_word, parse_numbers, require_positive
 from regard.cli._options import read
 from regard.cli._output import console, emit, table
 from regard.cli._threads import cpu_threads
@@ -77,7 +77,7 @@ def parse(words: Sequence[str]) -> Options:
 
 def run(options: Options) -> int:
     """Measure, show, write; 7 if the control missed."""
-    lengths = parse_lengths(options.lengths)
+    lengths = parse_numbers(options.lengths)
     require_positive({name: getattr(options, name) for name in ("heads", "key_dim", "threads")})
     _require_read(options)
     with cpu_threads(options.threads):

@@ -11,7 +11,7 @@ from typing import Literal
 import tyro
 
 from regard.benchmark.threads import default_threads
-from regard.cli._numbers import one_word, parse_lengths
+from regard.cli._numbers import one_word, parse_numbers
 from regard.cli._options import read
 from regard.cli._output import console, emit, table
 from regard.errors import ConfigError
@@ -71,7 +71,7 @@ def run(options: Options) -> int:
         raise ConfigError("name what to time, such as softmax linear; regard list shows what there is")
     config = sweep.SweepConfig(
         specs=options.specs,
-        lengths=parse_lengths(options.lengths),
+        lengths=parse_numbers(options.lengths),
         heads=options.heads,
         key_dim=options.key_dim,
         causal=not options.bidirectional,

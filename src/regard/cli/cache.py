@@ -12,10 +12,13 @@ from typing import Literal
 import tyro
 
 from regard.benchmark.threads import default_threads
-from regard.cli._numbers import one_word, parse_lengths, require_positive
+from regard.cli._numbers import one_word, parse_numbers, require_positive
 from regard.cli._output import console, emit, table
 from regard.cli._threads import cpu_threads
 from regard.errors import ConfigError
+
+_HELD_OUT_FIRST = ("valid", "test", "train")
+"""parts of a run's text in the order in which they are read"""
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,8 @@ class Options:
     budgets: str = "64:128"
     """slots to keep in each head; 64:1024 doubles, 100 200 lists"""
     corpus: str | None = None
-    """a bundled corpus, a file of text, or a folder of such files; None: that of the run, or state_of_the_union"""
+    """a bundled corpus, a file of text, or a folder of such files; None: that of the run, first what it was not trained
+    on, or state_of_the_union"""
     context: int | None = None
     """tokens that are read before what is scored; None: 64 more than the largest budget, at least 256"""
     scored: int = 64
@@ -76,18 +80,18 @@ def _measure(options: Options) -> int:
     from regard.training import load
     from regard.training.files import write_json
 
-    read = TextConfig(corpus="state_of_the_union" if options.corpus is None else options.corpus)
+    read, own = TextConfig(corpus="state_of_the_union" if options.corpus is None else options.corpus), False
     if pretrained.recognised(options.model):
         loaded = pretrained.load(options.model, device=options.device, trust=options.trust)
     else:
         loaded = load(options.model, device=options.device, trust=options.trust)
         if isinstance(loaded.config.task, TextConfig) and options.corpus is None:
-            read = loaded.config.task
+            read, own = loaded.config.task, True
     model, reader = loaded.model, loaded.tokenizer
     if not isinstance(model, LanguageModel) or reader is None:
         raise ConfigError(f"{options.model} is no decoder with a tokenizer: a cache is what a decoder keeps of a text")
     config = cache.sized(
-        parse_lengths(options.budgets),
+        parse_numbers(options.budgets, "budgets"),
         scored=options.scored,
         context=options.context,
         texts=options.texts,
@@ -96,7 +100,12 @@ def _measure(options: Options) -> int:
         seed=options.seed,
     )
     needed, text = 16 * (config.context + config.scored) * config.texts, ""
-    for document in open_corpus(read).parse():
+    corpus = open_corpus(read)
+    documents = corpus.parse()
+    if own:
+        split_of = corpus.splits(read.holdout)
+        documents = sorted(documents, key=lambda one: _HELD_OUT_FIRST.index(split_of[one.group]))
+    for document in documents:
         text += document.text
         if len(text) > needed:  # characters, more than tokens of any alphabet need
             break

@@ -104,11 +104,11 @@ def _calibrate(options: Options) -> int:
     from regard.models.depth.fixed import Fixed
     from regard.models.generate import evaluation
     from regard.retrieval.documents import fingerprint
-    from regard.training.exit_heads import fit_light_heads, passages_needed
+    from regard.training.exit_heads import fit_light_heads, passages_needed, require_leavable
 
     asked = {"risk": options.risk, "confidence": options.confidence, "test": options.test}
     measuring.require_items(options.passages, **asked)
-    model, reader, text, split, target = _loaded(options)
+    model, reader, text, split, target, seen = _loaded(options)
     if target is not None:
         exits.require_new(target)
     plain = isinstance(model.depth, Fixed) and not _is_run(options)
@@ -118,6 +118,8 @@ def _calibrate(options: Options) -> int:
     def tell(line: str) -> None:
         told.print(line, markup=False)
 
+    if heads != "trained":
+        require_leavable(model)
     before = fingerprint(model)
     fitted = 0
     if heads == "light":
@@ -152,6 +154,8 @@ def _calibrate(options: Options) -> int:
     origin = {
         "model": before,
         "text": part,
+        "corpus": exits.text_facts(text, split),
+        "trained_on": seen,
         "length": options.length,
         "seed": options.seed,
         "found": len(found),
@@ -175,9 +179,13 @@ def _calibrate(options: Options) -> int:
     screen.print(f"All blocks: {calibration['full']['right']:.1%} of next tokens right.", markup=False)
     screen.print(promise, markup=False)
     screen.print("Of other text, and of longer passages, nothing is promised.", markup=False)
+    if seen:
+        told.print("The run was trained on some of these passages: text that it has not seen may lose more.")
     if target is not None:
         exits.save(target, calibration, model.depth)
         screen.print(f"Kept in {target}: use it with --exits {_named(options, target)}", markup=False)
+        if split == "valid":
+            screen.print("Test the promise on other text: regard evaluate with --split test", markup=False)
     if options.json:
         emit({**calibration, "folder": None if target is None else str(target), "options": asdict(options)})
     return 0
@@ -194,8 +202,9 @@ def _named(options: Options, target: Path) -> str:
     return "calibrated" if options.out is None else str(target)
 
 
-def _loaded(options: Options) -> "tuple[LanguageModel, Reader, TextConfig, Any, Path | None]":
-    """The model, its tokenizer, the text, the part of it, and where the calibration goes."""
+def _loaded(options: Options) -> "tuple[LanguageModel, Reader, TextConfig, Any, Path | None, bool]":
+    """The model, its tokenizer, the text, the part of it, where the calibration goes, and whether a run was trained on
+    some of that text."""
     from regard.integrations import exits, pretrained
     from regard.models import LanguageModel
     from regard.tasks.config import TextConfig
@@ -203,6 +212,7 @@ def _loaded(options: Options) -> "tuple[LanguageModel, Reader, TextConfig, Any, 
 
     read, target = TextConfig(corpus="state_of_the_union" if options.corpus is None else options.corpus), None
     split: Any = options.split
+    seen = False
     if _is_run(options):
         loaded = load(options.model, device=options.device, trust=options.trust)
         if loaded.config.task.name != "text" or not isinstance(loaded.config.task, TextConfig):
@@ -211,6 +221,8 @@ def _loaded(options: Options) -> "tuple[LanguageModel, Reader, TextConfig, Any, 
             )
         if options.corpus is None:
             read, split = loaded.config.task, options.split or "valid"
+        trained = {"corpus": exits.text_facts(loaded.config.task, "train")}
+        seen = bool(exits.shares(trained, read, split))
         target = Path(options.model) / exits.FOLDER
     else:
         loaded = pretrained.load(options.model, device=options.device, trust=options.trust)
@@ -219,7 +231,7 @@ def _loaded(options: Options) -> "tuple[LanguageModel, Reader, TextConfig, Any, 
     model, reader = loaded.model, loaded.tokenizer
     if not isinstance(model, LanguageModel) or reader is None:
         raise ConfigError(f"{options.model} is no decoder with a tokenizer, so it has no exits to calibrate")
-    return model, reader, read, split, target
+    return model, reader, read, split, target, seen
 
 
 def _documents(text: "TextConfig", split: str | None, reader: "Reader") -> "Sequence[Any]":

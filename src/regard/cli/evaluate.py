@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import tyro
 
 from regard.cli._cache import reduce
-from regard.cli._datastore import KnnOptions, looked_up, mixing, require_datastore, tell_own
-from regard.cli._depth import leave_early, require_as_measured
+from regard.cli._datastore import KnnOptions, datastore_rows, facts, looked_up, mixing, require_datastore, tell_own
+from regard.cli._depth import Evaluated, depth_rows, leave_early, require_as_measured
 from regard.cli._output import console, emit, table
 from regard.errors import ConfigError, DataError, ResourceError
 from regard.tasks.config import TABLES, TEXTS, ClassificationConfig, TextConfig, TranslationConfig
@@ -102,15 +102,21 @@ def run(options: Options) -> int:
     require_as_measured(options.exits, weights=options.weights, cache=options.cache, datastore=options.datastore)
     from regard.integrations import pretrained
 
-    evaluation = _published(options) if pretrained.recognised(options.run) else _run(options)
+    said = Evaluated()
+    evaluation = _published(options, said) if pretrained.recognised(options.run) else _run(options, said)
+    depth, datastore = said.depth(), said.datastore
+    if datastore is None and options.datastore is not None:
+        datastore = facts(options.datastore, options.knn)
     if options.json:
-        emit(evaluation)
+        more = {"depth": depth, "datastore": datastore}
+        emit({**evaluation, **{name: found for name, found in more.items() if found}})
         return 0
     rows = [
         (key, f"{value:.4f}" if isinstance(value, float) else value)
         for key, value in evaluation.items()
         if key not in ("documents", "metrics") and value is not None and not (key == "bytes" and not value)
     ]
+    rows += [*depth_rows(depth), *(datastore_rows(datastore) if datastore else ())]
     screen = console()
     screen.print(table("what", "value", rows=rows))
     metrics = evaluation.get("metrics")
@@ -121,7 +127,7 @@ def run(options: Options) -> int:
     return 0
 
 
-def _run(options: Options) -> dict[str, object]:
+def _run(options: Options, said: Evaluated) -> dict[str, object]:
     from regard.models import LanguageModel
     from regard.retrieval import LookedUp, Own
     from regard.training import evaluate, load
@@ -140,7 +146,7 @@ def _run(options: Options) -> dict[str, object]:
     if options.exits is not None:
         if not isinstance(loaded.model, LanguageModel) or loaded.config.task.name != "text":
             raise ConfigError(f"{options.run} was trained on {loaded.config.task.name}: --exits are for text")
-        leave_early(loaded.model, options.exits, options.run, published=False)
+        said.calibration = leave_early(loaded.model, options.exits, options.run, published=False)
     task, split = None, options.split
     if options.corpus is not None:
         trained_task = loaded.config.task
@@ -157,6 +163,10 @@ def _run(options: Options) -> dict[str, object]:
             task, split = replace(trained_task, **reads, test=options.corpus), "test"
         else:
             raise ConfigError(f"{options.run} was trained on {trained_task.name}, which takes no --corpus")
+    read = loaded.config.task if task is None else task
+    with _named(options):
+        if isinstance(read, TextConfig):
+            said.reads(read, split or "valid")
     if options.cache is not None:
         if not isinstance(loaded.model, LanguageModel):
             raise ConfigError(f"{options.run} was trained on {loaded.config.task.name}: --cache is for decoders")
@@ -164,6 +174,7 @@ def _run(options: Options) -> dict[str, object]:
     forward, beside, own = straight, alone, None
     if isinstance(loaded.model, LanguageModel) and loaded.model.config.neighbours:
         found = mixing(options.datastore, options.knn, loaded, device=options.device, trust=options.trust)
+        said.datastore = facts(str(found.store.folder), options.knn, neighbours=found.k)
 
         own = None if options.knn.own else Own(found.store)
 
@@ -184,7 +195,7 @@ def _run(options: Options) -> dict[str, object]:
             limit=options.limit,
             beams=options.beam,
             length_penalty=options.length_penalty,
-            forward=forward,
+            forward=said.counting(loaded.model, forward),
             beside=beside,
         )
 
@@ -230,7 +241,7 @@ def _named(options: Options) -> Iterator[None]:
         raise type(error)(said) from error
 
 
-def _published(options: Options) -> dict[str, object]:
+def _published(options: Options, said: Evaluated) -> dict[str, object]:
     from regard.integrations import pretrained
     from regard.training.evaluation import straight
 
@@ -247,13 +258,15 @@ def _published(options: Options) -> dict[str, object]:
         trust=options.trust,
     )
     if options.exits is not None:
-        leave_early(loaded.decoder, options.exits, options.run, published=True)
+        said.calibration = leave_early(loaded.decoder, options.exits, options.run, published=True)
     length = min(1024, loaded.config.max_length) if options.length is None else options.length
     given = _given(options)
     if others := [name for name in ("label_field", "token_files") if name in given]:
         raise ConfigError(f"{options.run} has published weights, which read text alone: {_flags(others)} is for a run")
     task = TextConfig(**{**given, "length": length})
     task = task if options.corpus is None else replace(task, corpus=options.corpus)
+    with _named(options):
+        said.reads(task, options.split)
     reduce(loaded.decoder, options.cache)
     forward, own = straight, None
     if options.datastore is not None:
@@ -268,5 +281,5 @@ def _published(options: Options) -> dict[str, object]:
             split=options.split,
             batch_size=1 if options.batch_size is None else options.batch_size,
             limit=options.limit,
-            forward=forward,
+            forward=said.counting(loaded.decoder, forward),
         )

@@ -72,7 +72,7 @@ class Options:
     """continuing: policy for what every layer keeps of the text, such as h2o(budget=256), see regard list; None: all"""
     lookup: int | None = None
     """continuing with --temperature 0: guess up to so many tokens at a time, those that followed the last ones earlier
-    in the text, and check them in one call: the same text in fewer calls; None: no guesses"""
+    in the text, and check them in one call: the same text in fewer calls; not beside a datastore; None: no guesses"""
     datastore: str | None = None
     """continuing: also look every token up in this folder of regard knn build; None, of a run that mixes neighbours in:
     that of its training"""
@@ -193,6 +193,8 @@ def _continue(
     if options.lookup is not None:
         if options.temperature != 0:
             raise ConfigError(f"--lookup {options.lookup} guesses the likeliest tokens; add --temperature 0")
+        if decoder is not model:
+            raise ConfigError(f"--lookup {options.lookup} is for a decoder without a datastore beside it; leave it out")
         sampling["lookup"] = options.lookup
     if options.batch is None:
         prompt = _prompt(options)

@@ -11,7 +11,7 @@ from pathlib import Path
 import tyro
 
 from regard.benchmark.threads import default_threads
-from regard.cli._numbers import one_word, parse_lengths, require_positive
+from regard.cli._numbers import one_word, parse_numbers, require_positive
 from regard.cli._options import read
 from regard.cli._output import console, emit, table
 from regard.cli._threads import cpu_threads
@@ -69,7 +69,7 @@ def _measure(options: Options) -> int:
     config = rounding.RoundingConfig(
         specs=options.specs,
         roundings=options.roundings,
-        lengths=parse_lengths(options.lengths),
+        lengths=parse_numbers(options.lengths),
         piece=options.piece,
         heads=options.heads,
         key_dim=options.key_dim,

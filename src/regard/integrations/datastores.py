@@ -1,6 +1,7 @@
 """Datastores beside a run: opened with the model that made them, a run of one's own or published weights."""
 
 import logging
+from pathlib import Path
 from typing import NamedTuple
 
 from regard.errors import ConfigError
@@ -70,6 +71,11 @@ def lookup(
             tokenizer. LimitError: k above its entries. UnsupportedError: FAISS is not installed.
     """
     store = Datastore.open(folder)
+    if not pretrained.recognised(maker) and not Path(maker).exists():
+        raise ConfigError(
+            f"there is no {maker}, the model that a datastore is read with; give one, or put it back where it was, or "
+            "a link to it"
+        )
     made = decoder(maker, device=device, trust=trust)
     store.require_origin(origin(made.model, made.reader), made.model.config.dim)
     found_in = store if index is None else Index.load(store, index, probes=probes)
@@ -99,6 +105,10 @@ def beside(config: RunConfig, task: Task, *, trust: bool = False) -> Task:
     if training.datastore is None or training.datastore_model is None:
         return alone(config, task)
     require(config)
+    if not Path(training.datastore).exists():
+        raise ConfigError(
+            f"there is no {training.datastore}, the datastore of this run; put it back where it was, or a link to it"
+        )
     found = lookup(
         training.datastore,
         training.datastore_model,

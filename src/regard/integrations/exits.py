@@ -14,13 +14,15 @@ from torch import Tensor
 from regard import checksums
 from regard.benchmark.exits import Measured, exits_of
 from regard.calibration import Calibrated
-from regard.errors import CheckpointError, ConfigError, UnsupportedError
+from regard.errors import CheckpointError, ConfigError
 from regard.models import LanguageModel
 from regard.models.depth import Depth
 from regard.models.depth.early_exit import EarlyExit
-from regard.models.depth.fixed import Fixed
 from regard.models.depth.light_exit import LightExit
 from regard.retrieval.documents import fingerprint
+from regard.tasks.config import TextConfig
+from regard.tasks.corpus import open_corpus
+from regard.training.exit_heads import require_leavable
 from regard.training.files import load_folder, save_folder
 
 HeadsKind = Literal["trained", "own", "light"]
@@ -35,17 +37,10 @@ def own_exits(model: LanguageModel) -> EarlyExit:
     """Exits behind every block of a decoder that has none, through its own last norm and output layer.
 
     Raises:
-        UnsupportedError: a model that has a depth of another kind, or whose blocks cannot be left.
+        UnsupportedError: `require_leavable`.
     """
-    if not isinstance(model.depth, Fixed):
-        raise UnsupportedError(
-            "exits are added to a decoder that runs its blocks once, in order; this one has "
-            f"depth={model.config.depth!r}"
-        )
-    try:
-        return EarlyExit(model.config, whole=1).to(model.table.weight).eval()
-    except ConfigError as error:
-        raise UnsupportedError(str(error)) from None
+    require_leavable(model)
+    return EarlyExit(model.config, whole=1).to(model.table.weight).eval()
 
 
 def put(model: LanguageModel, depth: Depth) -> None:
@@ -184,6 +179,31 @@ def install(model: LanguageModel, folder: Path) -> dict[str, Any]:
         put(model, own_exits(model))
     exits_of(model).threshold = 1.0 if threshold is None else float(threshold)
     return found
+
+
+def text_facts(text: TextConfig, split: str | None) -> dict[str, Any]:
+    """What is kept of the text that passages are drawn from, by which it is known again.
+
+    Args:
+        text: the corpus, and how it is cut.
+        split: part of it; None: all.
+    """
+    cut = {name: getattr(text, name) for name in ("holdout", "field", "separator")}
+    return {"fingerprint": open_corpus(text).fingerprint(), "split": split, **cut}
+
+
+def shares(calibration: Mapping[str, Any], text: TextConfig, split: str | None) -> bool | None:
+    """Whether a text may hold passages that a calibration was measured on; None: it does not say.
+
+    The files are the same, whatever they are called, and it is not another part of the same cut.
+    """
+    kept = calibration.get("corpus")
+    if kept is None:
+        return None
+    here = text_facts(text, split)
+    cut = all(here[name] == kept[name] for name in here if name not in ("fingerprint", "split"))
+    apart = cut and None not in (split, kept["split"]) and split != kept["split"]
+    return here["fingerprint"] == kept["fingerprint"] and not apart
 
 
 @torch.no_grad()

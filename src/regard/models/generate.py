@@ -111,12 +111,12 @@ def generate(
             sequence.
         batch_size: most rows at a time; None: all that can share a batch.
         lookup: guess up to so many tokens at a time, those that followed the last ones earlier in the text, and check
-            them in one call (`regard.models.lookup`); greedy, one row at a time. The tokens are the same, unless two
-            of them are as likely as rounding can tell.
+            them in one call (`regard.models.lookup`); greedy, one row at a time, of a decoder alone. The tokens are the
+            same, unless two of them are as likely as rounding can tell.
 
     Raises:
         ConfigError: an option out of range, texts or `stop` without a tokenizer, `lookup` when tokens are drawn.
-        UnsupportedError: `lookup` in a model without states, or with what stands around one.
+        UnsupportedError: `lookup` in a model without states, or beside a datastore.
         InputError: an empty prompt, or a token id out of range.
         LimitError: prompt and new tokens exceed what the model was built for; raised before any token.
         NumericsError: logits that are not finite.
@@ -212,7 +212,7 @@ def _looking_up(model: LanguageModel | Continuing, sampling: Sampling, use_state
     if not (use_state and model.streams):
         raise UnsupportedError("lookup goes on from states: every layer needs one, and use_state=True")
     if not isinstance(model, LanguageModel):
-        raise UnsupportedError(f"lookup checks guesses of a model alone, not of {type(model).__name__}; leave it out")
+        raise UnsupportedError("lookup checks guesses of a decoder alone, with no datastore beside it; leave one out")
     return model
 
 

@@ -11,7 +11,7 @@ from regard.models import LanguageModel
 from regard.models.generate import evaluation
 from regard.retrieval.datastore import Datastore, unused
 from regard.retrieval.documents import Text, digest
-from regard.retrieval.keys import joined, kept_keys
+from regard.retrieval.keys import joined, kept_keys, require_keys
 
 
 def build(
@@ -49,6 +49,7 @@ def build(
     if length < 1 or (model.limit is not None and length > model.limit):
         most = "" if model.limit is None else f", and at most the model's {model.limit} positions"
         raise LimitError(f"windows must have at least 1 token{most}; got {length}")
+    require_keys(model)
     store = _opened(Path(folder), model, {**origin, "length": str(length)}, add)
     device = model.table.weight.device
     with store.adding() as writer, evaluation(model), torch.inference_mode():

@@ -8,9 +8,12 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from regard.core import registered_name
 from regard.errors import UnsupportedError
 from regard.models import LanguageModel
 from regard.models.blocks import Block
+from regard.models.depth.fixed import Fixed
+from regard.models.depth.universal import Universal
 
 
 @contextmanager
@@ -38,20 +41,27 @@ def kept_keys(model: LanguageModel) -> Iterator[list[Tensor]]:
 
 
 def require_keys(model: LanguageModel) -> None:
-    """Refuse a model without a last MLP that reads every position once.
+    """Refuse a model without a last MLP that reads every position once, by the text alone.
 
     Raises:
-        UnsupportedError: blocks without an MLP, or a depth that runs them other than once.
+        UnsupportedError: blocks without an MLP, or a depth that runs them other than once; a model that itself mixes in
+            neighbours.
     """
+    if model.config.neighbours:
+        raise UnsupportedError(
+            "a datastore is made and searched by a decoder alone, and this one mixes in the neighbours of another "
+            "datastore; use one with neighbours=0"
+        )
     if cast(Block, model.blocks[-1]).mlp is None:
         raise UnsupportedError(
             f"a datastore keeps the input of the last layer's MLP, and blocks of block={model.config.block!r}, "
             f"mlp={model.config.mlp!r} have none; use one with an MLP"
         )
-    if model.config.depth != "fixed":
+    if not isinstance(model.depth, Fixed):
+        together = "" if isinstance(model.depth, Universal) else "exits and a datastore do not go together: "
         raise UnsupportedError(
-            f"a datastore keeps the input of the last layer's MLP, which depth={model.config.depth!r} runs more than "
-            "once or not at all; use depth='fixed'"
+            f"{together}a datastore keeps the input of the last layer's MLP, which "
+            f"depth={registered_name(type(model.depth))!r} runs more than once or not at all; use depth='fixed'"
         )
 
 

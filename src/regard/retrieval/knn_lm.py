@@ -1,7 +1,6 @@
 """kNN-LM: a decoder whose next token is also looked up among contexts that a datastore remembers."""
 
 import math
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -10,6 +9,7 @@ from torch import Tensor, nn
 from regard.errors import ConfigError, UnsupportedError
 from regard.models import LanguageModel, ModelOutput
 from regard.models.decoder import Hidden, ModelState
+from regard.retrieval.beside import Beside
 from regard.retrieval.datastore import Datastore
 from regard.retrieval.index import Index
 from regard.retrieval.keys import joined, kept_keys, require_keys
@@ -66,7 +66,7 @@ def mixed(
     return mixture.scatter_(1, ids, both)  # places of one token get the same number
 
 
-class KnnLm(nn.Module):
+class KnnLm(Beside):
     """p(y | x) = lam p_kNN(y | x) + (1 - lam) p_LM(y | x), without training.
 
     p_kNN(y | x) is proportional to sum_(i in N) 1[w_i = y] exp(-|f(x) - k_i|^2 / T), with N the k nearest entries of
@@ -98,7 +98,7 @@ class KnnLm(nn.Module):
         k: int | None = None,
         temperature: float = 1.0,
     ) -> None:
-        super().__init__()
+        super().__init__(model)
         if not 0 <= lam <= 1:
             raise ConfigError(f"lam must be from 0 (the model alone) to 1 (the neighbours alone), got {lam}")
         if not 0 < temperature < math.inf:
@@ -106,44 +106,10 @@ class KnnLm(nn.Module):
         require_keys(model)
         store = found_in.store
         store.require_origin({}, model.config.dim)
-        self.model, self.found_in, self.store, self.own = model, found_in, store, Own(store)
+        self.found_in, self.store, self.own = found_in, store, Own(store)
         self.lam, self.temperature = lam, temperature
         self.k = min(1024, max(1, len(store))) if k is None else k
         found_in.search(torch.zeros(0, store.dim), self.k)  # refuses what would be refused at the first token
-
-    @property
-    def config(self) -> Any:
-        """The decoder's."""
-        return self.model.config
-
-    @property
-    def limit(self) -> int | None:
-        """As the decoder's."""
-        return self.model.limit
-
-    @property
-    def pads(self) -> bool:
-        """As the decoder's."""
-        return self.model.pads
-
-    @property
-    def streams(self) -> bool:
-        """As the decoder's."""
-        return self.model.streams
-
-    @property
-    def table(self) -> nn.Embedding:
-        """As the decoder's."""
-        return self.model.table
-
-    @property
-    def embeddings(self) -> Any:
-        """As the decoder's."""
-        return self.model.embeddings
-
-    def initial_state(self, batch: int) -> ModelState:
-        """The state before the first token."""
-        return self.model.initial_state(batch)
 
     def hidden(
         self,

@@ -1,7 +1,7 @@
 """SPALM: a decoder whose hidden states are mixed with the tokens of neighbours, in training as afterwards."""
 
 import hashlib
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from regard.models import LanguageModel, ModelOutput
 from regard.models.decoder import Hidden, ModelState
 from regard.models.generate import evaluation
 from regard.models.neighbours import NeighbourTokens
+from regard.retrieval.beside import Beside
 from regard.retrieval.datastore import Datastore
 from regard.retrieval.documents import tokenizer_digest
 from regard.retrieval.index import Index
@@ -154,7 +155,7 @@ class _Windows:
         return tokens.to(torch.int32).numpy(), nn.functional.pad(found.distances[0], padding).numpy()
 
 
-class Spalm(nn.Module):
+class Spalm(Beside):
     """p(y | x) = softmax(W z) with z = (1 - g) m + g h: m of the tokens of the neighbours, g a gate.
 
     It is called, continued and evaluated as the decoder that it is around, a model with `neighbours`; the mixture
@@ -172,17 +173,13 @@ class Spalm(nn.Module):
     Source: Yogatama, de Masson d'Autume & Kong 2021, sections 2.2 and 2.3; its ScaNN is exact search or FAISS here.
     """
 
-    pads: bool = False
-    """rows of unequal length do not share a batch"""
-
     def __init__(self, model: LanguageModel, lookup: Lookup) -> None:
-        super().__init__()
+        super().__init__(model)
         if not model.config.neighbours:
             raise ConfigError("this decoder mixes in no neighbours: build it with neighbours=4, or use KnnLm")
         tokens = lookup.store.manifest.vocab_size
         if tokens != model.config.vocab_size:
             raise CheckpointError(f"{lookup.store.folder} has {tokens} tokens, the model {model.config.vocab_size}")
-        self.model = model
         self._lookup = (lookup,)  # a tuple: the frozen decoder is no part of this module
 
     @property
@@ -191,35 +188,20 @@ class Spalm(nn.Module):
         return self._lookup[0]
 
     @property
-    def config(self) -> Any:
-        """The decoder's."""
-        return self.model.config
-
-    @property
     def limit(self) -> int | None:
         """Longest text: of the decoder, and of that which made the datastore."""
         limits = [limit for limit in (self.model.limit, self.lookup.keys.limit) if limit is not None]
         return min(limits, default=None)
 
     @property
+    def pads(self) -> bool:
+        """Rows of unequal length do not share a batch."""
+        return False
+
+    @property
     def streams(self) -> bool:
         """Whether both decoders do."""
         return self.model.streams and self.lookup.keys.streams
-
-    @property
-    def table(self) -> nn.Embedding:
-        """As the decoder's."""
-        return self.model.table
-
-    @property
-    def embeddings(self) -> Any:
-        """As the decoder's."""
-        return self.model.embeddings
-
-    @property
-    def loss_weights(self) -> dict[str, float]:
-        """As the decoder's."""
-        return self.model.loss_weights
 
     def initial_state(self, batch: int) -> ModelState:
         """The state of both before the first token."""

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.errors import ConfigError, DataError, UnsupportedError
+from regard.errors import DataError, UnsupportedError
 from regard.models import LanguageModel
 from regard.models.blocks import Block
 from regard.models.depth.fixed import Fixed
@@ -48,19 +48,14 @@ def fit_light_heads(
         tell: called with lines about the progress.
 
     Raises:
-        UnsupportedError: another depth, one block, reversible blocks, or a memory.
+        UnsupportedError: `require_leavable`.
         DataError: fewer than two tokens for each feature that is fitted; it says how many passages that takes.
     """
+    require_leavable(model)
     dim, layers, length = model.config.dim, model.config.layers, passages.shape[-1]
-    if not isinstance(model.depth, Fixed) or layers < 2 or not length:
-        raise UnsupportedError(
-            f"light heads are for a decoder of two blocks or more that runs them once, in order, and for passages of a "
-            f"token or more; got depth={model.config.depth!r} with layers={layers} and passages of {length} tokens"
-        )
-    try:
-        depth = LightExit(model.config).to(model.table.weight)
-    except ConfigError as error:
-        raise UnsupportedError(str(error)) from None
+    if not length:
+        raise DataError("passages of no token fit no light heads; give longer ones")
+    depth = LightExit(model.config).to(model.table.weight)
     needed = passages_needed(model, length)
     if len(passages) < needed:
         raise DataError(
@@ -74,6 +69,25 @@ def fit_light_heads(
         _fit_judges(model, depth, second.split(batch_size))
         tell(f"fitted {layers - 1} judges to {second.numel()} other tokens")
     return depth.eval()
+
+
+def require_leavable(model: LanguageModel) -> None:
+    """Refuse a decoder that no exits can be added to, for all that is against it.
+
+    Raises:
+        UnsupportedError: another depth, one block, reversible blocks, a memory, or neighbours.
+    """
+    config, once = model.config, isinstance(model.depth, Fixed)
+    against = {
+        f"it has depth={config.depth!r}, and exits are for blocks that run once, in order": not once,
+        "it has one block": once and config.layers < 2,
+        "its blocks are reversible, and have two streams": config.block == "reversible",
+        "it has a memory, which would know nothing of blocks that were skipped": config.remembers,
+        "it mixes in neighbours behind its last block": config.neighbours > 0,
+    }
+    if any(against.values()):
+        reasons = "; ".join(reason for reason, holds in against.items() if holds)
+        raise UnsupportedError(f"no exits can be added to this decoder: {reasons}")
 
 
 def passages_needed(model: LanguageModel, length: int) -> int:

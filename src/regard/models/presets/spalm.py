@@ -1,6 +1,9 @@
 """SPALM."""
 
+from dataclasses import replace
+
 from regard.models.config import ModelConfig
+from regard.models.presets.transformer_xl import transformer_xl
 
 
 def spalm(
@@ -35,24 +38,15 @@ def spalm(
 
     Source: Yogatama, de Masson d'Autume & Kong 2021, section 2; shape: Dai et al. 2019, WikiText-103 base.
     """
-    return ModelConfig(
+    base = transformer_xl(
         vocab_size=vocab_size,
         dim=dim,
         layers=layers,
         heads=heads,
-        attention=("softmax",),
-        position="transformer_xl",
-        memory=f"recent(length={memory_length})",
-        neighbours=neighbours,
-        neighbour_temperature=neighbour_temperature,
-        mlp="relu",
         mlp_dim=mlp_dim,
-        norm="post",
-        norm_kind="layer",
         max_length=max_length,
-        tied=True,
+        memory_length=memory_length,
         dropout=dropout,
-        bias=True,
-        projection_bias=False,
         seed=seed,
     )
+    return replace(base, neighbours=neighbours, neighbour_temperature=neighbour_temperature)
