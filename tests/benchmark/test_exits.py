@@ -113,7 +113,9 @@ def test_a_threshold_is_put_back(items, depth):
 
 def test_passages_stand_side_by_side():
     """None shares a token that is read with another, and none reaches across documents."""
-    documents = [Encoded(np.arange(start, start + count), np.ones(count)) for start, count in ((0, 11), (50, 10), (90, 3))]
+    documents = [
+        Encoded(np.arange(start, start + count), np.ones(count)) for start, count in ((0, 11), (50, 10), (90, 3))
+    ]
     assert passages(documents, 3).tolist() == [
         [0, 1, 2, 3],
         [3, 4, 5, 6],
