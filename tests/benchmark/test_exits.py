@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from regard.benchmark.exits import drawn, leaving_at, measure, passages
-from regard.errors import DataError, UnsupportedError
+from regard.errors import DataError, InputError, UnsupportedError
 from regard.models import LanguageModel, ModelConfig
 from regard.tasks.reader import Encoded
 from regard.testing.inputs import randn
@@ -103,9 +103,11 @@ def test_a_threshold_is_put_back(items, depth):
     before = model.depth.threshold
     measure(model, items, (0.9, 0.1))
     assert model.depth.threshold == before
-    with pytest.raises(ZeroDivisionError), leaving_at(model, 0.0):
+    with leaving_at(model, 0.0):
         assert model.depth.threshold == 0.0
-        raise ZeroDivisionError
+    assert model.depth.threshold == before
+    with pytest.raises(InputError, match="99 is out of range"), leaving_at(model, 0.0):
+        model(torch.full((1, 3), 99))
     assert model.depth.threshold == before, "after an error too"
     with pytest.raises(UnsupportedError, match="has no exits"), leaving_at(model_of("fixed"), 0.0):
         pass

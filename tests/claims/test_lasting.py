@@ -47,7 +47,6 @@ def test_a_pair_that_is_not_trained_out_fails_though_its_losses_stand_still():
 @pytest.mark.parametrize(("effect", "reached"), [(0.051, True), (0.049, False)])
 def test_the_difference_may_change_by_less_than_the_effect(effect, reached):
     value = change_with_steps(lambda steps: 10 / steps, 100)
-    (control,) = conclude(
-        [lasting(effect)], [Finding(value="d", title="", at_most=1.0)], [{"lasting": value, "d": 0}]
-    ).controls
+    finding = Finding(value="d", title="", at_most=1.0)
+    (control,) = conclude([lasting(effect)], [finding], [{"lasting": value, "d": 0.0}]).controls
     assert control.reached == reached

@@ -106,7 +106,7 @@ def test_the_last_chunk_alone_is_asked_for_the_same_letters():
 
 @pytest.mark.parametrize("learn", [learned, letters_learned], ids=["units", "letters"])
 def test_models_are_trained_on_letters_that_are_not_held_out(learn, monkeypatch):
-    """Training text that goes round one way and held-out text that goes the other way: what is learned is the former."""
+    """Training text that goes round one way, held-out text that goes the other way: what is learned is the former."""
     texts = {"train": torch.arange(3000) % 3 + 1, "valid": 3 - torch.arange(3000) % 3}
     monkeypatch.setattr("regard.claims._letters.text", texts.__getitem__)
     claim, bits = claims.build("gated_unit_half", tiny=True), {}

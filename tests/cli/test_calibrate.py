@@ -72,12 +72,10 @@ def test_a_run_keeps_its_threshold_and_uses_it(regard, with_exits):
 
 def passages_of(run, split: str | None) -> np.ndarray:
     """Those of 8 tokens in a part of the text that a run was trained on."""
-    corpus, text = open_corpus(run.config.task), []
+    corpus = open_corpus(run.config.task)
     part = corpus.splits(run.config.task.holdout)
-    for one in corpus.parse():
-        if split is None or part[one.group] == split:
-            text.append(run.tokenizer.document(one.text))
-    return passages(text, 8)
+    kept = [one.text for one in corpus.parse() if split is None or part[one.group] == split]
+    return passages([run.tokenizer.document(text) for text in kept], 8)
 
 
 @pytest.mark.parametrize(
