@@ -80,20 +80,18 @@ def light_exits_at_the_threshold(part: type[LightExit]) -> None:
 
 
 def _leave_at_one_half(part: type[Depth], **options: object) -> None:
-    """Confidences are 1/2 in weights of zero."""
-    for whole in (0, 2):
-        model = model_of(part, LAYERS, threshold=0.5, whole=whole, **options)
+    """Confidences are 1/2 in weights of zero: enough for a threshold of 1/2, and not for one above it."""
+    for whole, threshold in ((0, 0.5), (2, 0.5), (0, 0.501), (2, 0.501)):
+        model = model_of(part, LAYERS, threshold=threshold, whole=whole, **options)
         with torch.no_grad():
             for weight in model.depth.parameters():
                 weight.zero_()
-            got = model(TOKENS).steps
-        wanted = torch.ones_like(TOKENS)
-        wanted[:, :whole] = LAYERS
-        require(got is not None and got.equal(wanted), f"blocks {got} at whole={whole} with {options}, not {wanted}")
-        model.depth.threshold = 0.501  # pyright: ignore[reportAttributeAccessIssue]
-        with torch.no_grad():
-            above = model(TOKENS).steps
-        require(above is not None and bool((above == LAYERS).all()), f"blocks {above} at 0.501 with {options}")
+            steps = model(TOKENS).steps
+        wanted = torch.full_like(TOKENS, LAYERS)
+        if threshold == 0.5:
+            wanted[:, whole:] = 1
+        require(steps is not None, "tokens do not say how many blocks they take")
+        assert_identical(steps, wanted, what=f"blocks at {threshold=} with {whole=} and {options}")
 
 
 def _copied(model: LanguageModel, told: Tensor) -> list[list[list[Tensor]]]:
