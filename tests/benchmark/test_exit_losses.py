@@ -97,6 +97,16 @@ def test_a_last_token_is_not_the_first(items):
     assert {(True, False), (False, True)} & ends
 
 
+@pytest.mark.parametrize("depth", ["light_exit(whole=0)", "early_exit(confidence=classifier)"])
+def test_a_confidence_that_is_the_threshold_is_enough(items, depth):
+    """Heads of zeros are sure by exactly 1/2."""
+    model = model_of(depth)
+    with torch.no_grad():
+        for weight in model.depth.parameters():
+            weight.zero_()
+    assert measure(model, items, (0.51, 0.5)).layers.tolist() == [[4.0, 1.0]] * len(items)
+
+
 @pytest.mark.parametrize("depth", ["early_exit(threshold=0.3)", "light_exit(threshold=0.6)"])
 def test_a_threshold_is_put_back(items, depth):
     model = model_of(depth)
