@@ -29,7 +29,7 @@ def test_bits_of_symbols_are_those_that_have_a_whole_context():
 
     def known(tokens):
         given.append(tokens)
-        sure = torch.arange(1.0, tokens.shape[1] + 1)[None, :, None]
+        sure = torch.arange(1, tokens.shape[1] + 1, dtype=torch.float64)[None, :, None]
         return SimpleNamespace(logits=sure * torch.nn.functional.one_hot(symbols[:, 1:], claim.symbols))
 
     nats = claim.nats(known, symbols)
