@@ -6,7 +6,7 @@ import os
 import re
 import textwrap
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ from regard.testing.position_pairs import Pair, position_pairs
 POSITIONS = 48
 RECORDED = Path(__file__).parent / "recorded" / "claims"
 """written by `regard claims all --out docs/recorded/claims`"""
+QUICK, SLOWEST = 180, 8
+"""seconds of a claim that is not waited for, and how many that are slower are named"""
 TESTED = Path(__file__).parents[1] / "build" / "tested"
 """written by the tests"""
 SECTIONS = ("Args", "Returns", "Raises", "Example")
@@ -50,6 +52,7 @@ def write(folder: Path) -> None:
     (folder / "contract.md").write_text(contract_page(names), encoding="utf-8")
     (folder / "claims.md").write_text(claims_page(), encoding="utf-8")
     recorded = [found for found in map(recorded_claim, claims.names()) if found]
+    (folder / "claims_time.inc").write_text(claims_time(recorded) + "\n", encoding="utf-8")
     claims_report.write(recorded, folder / "extra" / "measured_claims.html")
 
 
@@ -325,6 +328,17 @@ def claims_page() -> str:
             lines += ["", f"{len(results['seeds'])} seeds, {results['seconds']:.0f} s, regard {results['version']}, "]
             lines[-1] += f"torch {results['environment']['torch']}, {results['created'][:10]}."
     return "\n".join([*lines, ""])
+
+
+def claims_time(found: Sequence[Mapping[str, Any]]) -> str:
+    """How long the recorded claims took, in a sentence: most of them, and the slowest by name."""
+    slowest = sorted(found, key=lambda one: one["seconds"], reverse=True)
+    long = [one for one in slowest if one["seconds"] > QUICK]
+    shown = [f"`{one['name']}` {one['seconds'] / 60:.0f}" for one in long[:SLOWEST]]
+    return (
+        f"As recorded, beside other work on the same cores, {len(found) - len(long)} of {len(found)} took at most "
+        f"{QUICK // 60} minutes. Those of trainings take longer; the slowest, in minutes: {', '.join(shown)}."
+    )
 
 
 def recorded_claim(name: str) -> dict[str, Any] | None:

@@ -5,6 +5,7 @@ The table of `caches.md` is written from what was recorded.
 
 import json
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,10 @@ RECORDED = Path(__file__).parent / "recorded" / "rounding.json"
 
 
 def write_record() -> None:
-    """Measure every causal mechanism that keeps a state, a line of JSON for each format."""
+    """Measure every causal mechanism that keeps a state, a line of JSON for each format; with what, and when."""
     found = rounding.measure(rounding.RoundingConfig(), tell=print)
     rows = [{**row, "errors": [_short(error) for error in row["errors"]]} for row in found["rows"]]
-    kept = {"config": found["config"], "skipped": found["skipped"]}
+    kept = {"date": f"{datetime.now(UTC):%Y-%m-%d}", **{name: one for name, one in found.items() if name != "rows"}}
     lines = ",\n".join(json.dumps(row) for row in rows)
     text = json.dumps(kept)[:-1] + f', "rows": [\n{lines}\n]}}\n'
     RECORDED.write_text(text, encoding="utf-8")

@@ -37,6 +37,13 @@ def test_every_policy_at_every_budget_that_is_one(results):
     assert results["rows"][0]["spec"] == ""
 
 
+def test_a_budget_that_holds_the_context_is_none():
+    assert not [spec for spec in cache.policies(cache.CacheConfig(budgets=(128, 129), context=128)) if "budget" in spec]
+    found = cache.policies(cache.CacheConfig(budgets=(127,), context=128))
+    assert "h2o(budget=127)" in found
+    assert found[0] == ""
+
+
 def test_a_policy_that_refuses_a_budget_is_left_out_before_anything_is_measured():
     config, told = cache.CacheConfig(budgets=(3,), context=128, scored=2, texts=1, keys=1), list[str]()
     results = cache.measure(model_of(), config, TEXT, encode, tell=told.append)

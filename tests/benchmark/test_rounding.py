@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from regard.benchmark.rounding import RoundingConfig, measure
+from regard.benchmark.rounding import RoundingConfig, measure, rounded
 from regard.benchmark.vectors import random_vectors
 from regard.errors import ConfigError
 
@@ -27,6 +27,29 @@ def test_a_sum_of_the_last_token_is_rounded_and_no_slot_twice():
     error = float((outputs[0] - outputs[1]).norm() / outputs[1].norm())
     assert found["linear"]["errors"][0] == pytest.approx(error, rel=0.05)
     assert (found["linear"]["piece"], found["softmax"]["piece"]) == (1, 16)
+
+
+def test_numbers_come_back_by_hand():
+    """Steps of int8 are 1/127 of the largest number of a vector; float16 has 10 bits and an end, bfloat16 7."""
+    x = torch.tensor([[1.27, 0.123, -0.0449], [-25.4, 0.29, 0.11], [0.0, 0.0, 0.0]], dtype=torch.float64)
+    wanted = torch.tensor([[1.27, 0.12, -0.04], [-25.4, 0.2, 0.2], [0.0, 0.0, 0.0]], dtype=torch.float64)
+    assert rounded(x, "int8").tolist() == [pytest.approx(row, abs=1e-12) for row in wanted.tolist()]
+    x = torch.tensor([1 + 2**-10, 1 + 2**-11, 1 + 2**-7, 70000.0], dtype=torch.float64)
+    assert rounded(x, "float16").tolist() == [1 + 2**-10, 1.0, 1 + 2**-7, float("inf")]
+    assert rounded(x, "bfloat16").tolist() == [1.0, 1.0, 1 + 2**-7, 70144.0]
+    assert rounded(x, "float16").dtype == torch.float64
+    assert rounded(x, "") is x
+    assert rounded(torch.tensor([300]), "int8").tolist() == [300], "counts are no numbers to round"
+    assert rounded(torch.zeros(2, 0), "int8").shape == (2, 0)
+
+
+def test_a_sum_beside_slots_is_rounded_after_every_token():
+    """One entry of constant size is enough."""
+    specs = ("length_switch(exact_keys=4)", "vector_quantized", "softmax")
+    found = measure(RoundingConfig(specs=specs, roundings=("float16",), lengths=(24,), key_dim=8))["rows"]
+    assert [row["piece"] for row in found] == [1, 1, 16]
+    chosen = measure(RoundingConfig(specs=specs, roundings=("float16",), lengths=(24,), key_dim=8, piece=3))["rows"]
+    assert [row["piece"] for row in chosen] == [3, 3, 3]
 
 
 def test_sums_grow_worse_and_slots_do_not():

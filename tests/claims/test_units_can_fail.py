@@ -7,6 +7,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from regard import claims
+from regard.claims._letters import learned as letters_learned
 from regard.claims._letters import nats, samples
 from regard.claims._units import OVER, finished, learned, opened
 from regard.core import generator
@@ -80,22 +81,41 @@ def test_flash_that_is_not_linear_and_a_square_that_is_not_one(verdicts):
 
 
 def test_the_last_chunk_alone_is_asked_for_the_same_letters():
-    """A model that counts what it is given: a chunk alone is shorter, and nothing else differs."""
+    """A model that knows the letter behind the one that it reads, better where it is given more."""
     claim = claims.build("flash_against_gau", settings={"length": 8, "chunk_size": 4})
-    given = []
+    new, given = torch.tensor([[1, 5, 2, 7, 3, 9, 4, 8, 6], [20, 11, 13, 12, 17, 14, 19, 15, 16]]), []
+    behind = dict(zip(new[:, :-1].flatten().tolist(), new[:, 1:].flatten().tolist(), strict=True))
 
     class Known(torch.nn.Module):
         def forward(self, tokens):
-            given.append(tokens)
+            given.append(tokens.tolist())
             logits = torch.zeros(*tokens.shape, 27)
-            return type("Output", (), {"logits": logits if tokens.shape[1] == 4 else logits + torch.eye(27)[0]})
+            for row, letters in enumerate(tokens.tolist()):
+                for at, letter in enumerate(letters):
+                    logits[row, at, behind[letter]] = at + 1.0  # 5 to 8 behind the others, 1 to 4 alone
+            return type("Output", (), {"logits": logits})
 
-    new = torch.zeros(2, 9, dtype=torch.long)
+    def bits(sure: float) -> float:
+        return math.log2(math.exp(sure) + 26) - sure / math.log(2)
+
     lost = claim.across(Known(), new)
-    assert [tokens.shape for tokens in given] == [(2, 8), (2, 4)]
-    assert lost == pytest.approx(
-        float(torch.log2(torch.tensor(27.0)) - torch.log2((26 + torch.e) / torch.tensor(torch.e)))
-    )
+    assert given == [[row[:8] for row in new.tolist()], [row[4:8] for row in new.tolist()]]
+    wanted = sum(bits(sure) for sure in (1, 2, 3, 4)) / 4 - sum(bits(sure) for sure in (5, 6, 7, 8)) / 4
+    assert lost == pytest.approx(wanted, rel=1e-6)
+
+
+@pytest.mark.parametrize("learn", [learned, letters_learned], ids=["units", "letters"])
+def test_models_are_trained_on_letters_that_are_not_held_out(learn, monkeypatch):
+    """Training text that goes round one way, held-out text that goes the other way: what is learned is the former."""
+    texts = {"train": torch.arange(3000) % 3 + 1, "valid": 3 - torch.arange(3000) % 3}
+    monkeypatch.setattr("regard.claims._letters.text", texts.__getitem__)
+    claim, bits = claims.build("gated_unit_half", tiny=True), {}
+    for split in texts:
+        new = samples(split, 20, 16, generator(0, "new"))
+        found = learn(claim.of_blocks(0), new, steps=60, batch=4, learning_rate=1e-2)
+        bits[split] = found[1].bits if learn is learned else found[0]
+    assert bits["train"] < 0.5
+    assert bits["valid"] > 3
 
 
 @pytest.mark.parametrize(

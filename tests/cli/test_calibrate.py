@@ -11,17 +11,21 @@ from torch import Tensor
 
 import regard as package
 from regard import checksums
+from regard.benchmark.exits import drawn, measure, passages
 from regard.cli.main import main
 from regard.errors import UnsupportedError
-from regard.integrations.exits import install, load_heads, shares, text_facts
+from regard.integrations.exits import install, load_heads, put, shares, stored, text_facts
 from regard.models import LanguageModel, ModelConfig
 from regard.models.depth.light_exit import LightExit
 from regard.models.packed import pack
 from regard.tasks import build_task
 from regard.tasks.base import IGNORE
 from regard.tasks.config import TextConfig
+from regard.tasks.corpus import open_corpus
+from regard.testing.compare import assert_close
 from regard.training import load
 from regard.training.evaluation import measured
+from regard.training.exit_heads import fit_light_heads
 from regard.training.files import load_folder, save_folder
 
 GRID = ["--thresholds", "0.9", "0.1", "0.01", "--passages", "60", "--length", "8", "--threads", "1"]
@@ -131,6 +135,47 @@ def test_the_text_of_a_calibration_is_known_again(tmp_path, monkeypatch, corpus,
     assert shares({}, TextConfig(corpus=corpus, **cut), split) is None, "an older calibration does not say"
 
 
+def passages_of(run, split: str | None) -> np.ndarray:
+    """Those of 8 tokens in a part of the text that a run was trained on."""
+    corpus = open_corpus(run.config.task)
+    part = corpus.splits(run.config.task.holdout)
+    kept = [one.text for one in corpus.parse() if split is None or part[one.group] == split]
+    return passages([run.tokenizer.document(text) for text in kept], 8)
+
+
+@pytest.mark.parametrize(
+    ("words", "loss", "split", "seed"),
+    [
+        ((), "disagreement", "valid", 0),
+        (("--loss", "accuracy"), "accuracy", "valid", 0),
+        (("--loss", "last", "--test", "binomial"), "last", "valid", 0),
+        (("--split", "train"), "disagreement", "train", 0),
+        (("--seed", "3"), "disagreement", "valid", 3),
+    ],
+)
+def test_what_is_asked_is_what_is_measured(regard, with_exits, words, loss, split, seed):
+    """The loss, the part of the text and the draw, as the public functions give them."""
+    answer = regard("calibrate", with_exits, "--risk", "0.9", *GRID, *words, "--out", "kept", "--json")
+    assert answer.code == 0, answer.err
+    found, run = json.loads(answer.out), load(with_exits)
+    items = passages_of(run, split)
+    assert found["found"] == len(items)
+    curve = measure(run.model, drawn(items, 60, seed=seed)[0], (0.9, 0.1, 0.01), loss=loss)
+    for name, wanted in (("loss", curve.losses), ("nats", curve.nats), ("layers", curve.layers)):
+        assert [one[name] for one in found["curve"]] == pytest.approx(wanted.mean(0).tolist(), rel=1e-6), name
+
+
+def test_what_is_not_certified_lets_no_token_leave(regard, with_exits):
+    answer = regard("calibrate", with_exits, "--risk", "0.05", *GRID, "--thresholds", "0", "--out", "kept", "--json")
+    assert answer.code == 0, answer.err
+    found = json.loads(answer.out)
+    assert found["calibrated"]["threshold"] is None
+    assert "certif" in found["guarantee"] + answer.err
+    assert {taken for row in found["sample"] for _, taken in row} == {3}
+    got = json.loads(regard("generate", with_exits, "12 is", "--exits", "kept", "--json").out)
+    assert set(got["layers"]) == {3}
+
+
 @pytest.mark.parametrize("heads", ["own", "light"])
 def test_a_decoder_without_exits_is_given_some(regard, text, tmp_path, heads, monkeypatch):
     words = ["train", "--model.dim", "8", "--model.layers", "2", "--model.heads", "2", "--task.length", "32"]
@@ -142,9 +187,20 @@ def test_a_decoder_without_exits_is_given_some(regard, text, tmp_path, heads, mo
     asked = ["--risk", "0.99", "--corpus", text, "--thresholds", "0.9", "0.1", "--passages", "60", "--length", "8"]
     answer = regard("calibrate", "plain", "--heads", heads, *asked, "--out", "kept", "--json")
     assert answer.code == 0, answer.err
-    assert json.loads(answer.out)["heads"] == heads
-    assert json.loads(answer.out)["trained_on"] is True
+    found = json.loads(answer.out)
+    assert found["heads"] == heads
+    assert found["trained_on"] is True
     assert "trained on some of these passages" in answer.err
+    if heads == "light":
+        run = load(tmp_path / "plain")
+        fitting, items = drawn(passages_of(run, None), found["fitted"], 60, seed=0)
+        assert len(fitting) == 24
+        light = fit_light_heads(run.model, torch.from_numpy(fitting[:, :-1]))
+        for name, weight in stored(tmp_path / "kept")[1].items():
+            assert_close(weight, light.get_parameter(name), tolerance=1e-5, what=f"{name}, fitted to other passages")
+        put(run.model, light)
+        losses = measure(run.model, items, (0.9, 0.1)).losses.mean(0)
+        assert [one["loss"] for one in found["curve"]] == pytest.approx(losses.tolist())
     got = json.loads(regard("generate", "plain", "12 is", "--exits", "kept", "--json", "--max-new-tokens", "5").out)
     assert len(got["layers"]) == 5
     other = regard("train", *words[1:], "--seed", "1", "--out", "other", "--task.cache", tmp_path / "cache")

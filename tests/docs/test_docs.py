@@ -10,7 +10,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 import regard
-from regard import catalog, position
+from regard import catalog, claims, position
 from regard.models import presets
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -176,3 +176,15 @@ def test_the_version_is_the_packages():
     text = (DOCS / "conf.py").read_text(encoding="utf-8")
     assert "regard.__version__" in text
     assert regard.__version__.count(".") == 2
+
+
+def test_how_long_claims_took_is_what_their_records_say(pages, written):
+    found = [{"name": name, "seconds": seconds} for name, seconds in (("a", 180.0), ("b", 181.0), ("c", 6137.1))]
+    text = pages.claims_time(found)
+    assert "1 of 3 took at most 3 minutes" in text
+    assert text.endswith("the slowest, in minutes: `c` 102, `b` 3.")
+    assert "{include} generated/claims_time.inc" in (DOCS / "claims.md").read_text(encoding="utf-8")
+    kept = [pages.recorded_claim(name) for name in claims.names()]
+    assert (written / "claims_time.inc").read_text(encoding="utf-8") == pages.claims_time(
+        list(filter(None, kept))
+    ) + "\n"

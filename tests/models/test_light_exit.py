@@ -1,5 +1,7 @@
 """Light heads: formulas by hand, what tokens that have left save, and what is fitted."""
 
+import copy
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -162,6 +164,80 @@ def test_heads_learn_what_there_is_to_learn():
     with torch.no_grad():
         steps = model(passages[:4]).steps
     assert (steps[:, 1:] == 1).all()
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    """A model whose blocks change a lot, its light heads, the passages they are fitted to, and others."""
+    model = model_of("fixed", layers=3, tied=False).float()
+    draw = torch.Generator().manual_seed(5)
+    passages, new = torch.randint(20, (2, 4 * passages_needed(model, 6), 6), generator=draw)
+    return model, fit_light_heads(model, passages, batch_size=7).double(), passages, new
+
+
+def states_of(model: LanguageModel, passages: torch.Tensor) -> list[torch.Tensor]:
+    """The hidden states after every block, in float64, (tokens, dim)."""
+    model, hidden = copy.deepcopy(model).double(), []
+    with torch.no_grad():
+        x = model.embeddings(passages)
+        for block in model.blocks:
+            x = block(x).hidden
+            hidden.append(x.flatten(0, 1))
+    return hidden
+
+
+def unit(x: torch.Tensor) -> torch.Tensor:
+    return x / (x**2).mean(-1, keepdim=True) ** 0.5
+
+
+def test_guesses_by_gradient(fitted):
+    """At W, b the slope of the penalised squares of the first half of the passages is zero, by autograd."""
+    model, depth, passages, _ = fitted
+    *lower, last = states_of(model, passages[: len(passages) // 2])
+    for at, state in enumerate(lower):
+        a, y = unit(state), unit(last)
+        W, b = (one[at].detach().clone().requires_grad_() for one in (depth.guess, depth.guess_bias))
+        squares = ((y - a - a @ W.mT - b) ** 2).sum()
+        penalty = 0.02 * (((a - a.mean(0)) ** 2).sum(0) * W**2).sum()
+        scale = ((y - a) ** 2).sum()
+        for slope in torch.autograd.grad((squares + penalty) / scale, [W, b]):
+            assert slope.abs().max() < 1e-6
+        assert W.abs().max() > 0.1, "there is nothing to guess"
+
+
+def test_judges_by_gradient(fitted):
+    """At w, c that of the cross-entropy of the other half, of whether the guess says what the full model says."""
+    model, depth, passages, _ = fitted
+    *lower, last = states_of(model, passages[len(passages) // 2 :])
+    with torch.no_grad():
+        table, norm = model.logits, model.norm
+        answer = table(norm(last.float())).argmax(-1)
+        says = [table(norm(depth.guessed(x, at).float())).argmax(-1) for at, x in enumerate(lower)]
+    for at, state in enumerate(lower):
+        a, right = unit(state), (says[at] == answer).double()
+        assert 0.05 < right.mean() < 0.95, "nothing to tell apart"
+        w, c = (one[at].detach().clone().requires_grad_() for one in (depth.judge, depth.judge_bias))
+        entropy = torch.nn.functional.binary_cross_entropy_with_logits(a @ w + c, right)
+        loss = entropy + 0.005 * ((w * a.std(0, correction=0)) ** 2).sum()
+        for slope in torch.autograd.grad(loss, [w, c]):
+            assert slope.abs().max() < 1e-5
+
+
+def test_heads_learn_blocks_that_change_something(fitted):
+    """On new text a guess is nearer to the last state than the state it reads, and right where its judge is sure."""
+    model, depth, _, new = fitted
+    *lower, last = states_of(model, new)
+    with torch.no_grad():
+        answer = model.logits(model.norm(last.float())).argmax(-1)
+        for at, state in enumerate(lower):
+            guess, a = depth.guessed(state, at), unit(state)
+            off, was = ((unit(last) - x).square().sum() for x in (guess, a))
+            assert off < 0.5 * was
+            right = model.logits(model.norm(guess.float())).argmax(-1) == answer
+            sure = depth.sureness(state, state, at=at)
+            most, least = sure.argsort(descending=True).chunk(2)
+            assert right[most].float().mean() > right[least].float().mean() + 0.1
+            assert abs(sure.mean() - right.float().mean()) < 0.05
 
 
 def test_a_judge_by_gradient():

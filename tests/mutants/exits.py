@@ -14,6 +14,7 @@ from regard.models.blocks import Block
 from regard.models.depth._base import Looped, Readout, Threads
 from regard.models.depth._lessons import Answers, best, exit_weights
 from regard.models.depth.early_exit import EarlyExit
+from regard.models.depth.light_exit import LightExit
 from regard.models.depth.universal import Universal
 from regard.state import Summary
 from tests.mutants import mutant
@@ -121,6 +122,31 @@ class MeansOfPadding(EarlyExit):
 
     def means(self, x: Tensor, key_mask: Tensor | None, past: Summary | None) -> tuple[Tensor, Summary]:
         return super().means(x, None, past)
+
+
+@mutant("exits_at_the_threshold")
+class LeavesAbove(EarlyExit):
+    """Leaves where its confidence is more than the threshold, and stays where it is as high."""
+
+    def limit(self, slots: Tensor) -> Tensor | float:
+        limit = super().limit(slots)
+        return limit + 1e-12
+
+
+@mutant("exits_at_the_threshold")
+class OneMoreIsWhole(EarlyExit):
+    """The token behind those that take every block takes every block too."""
+
+    def limit(self, slots: Tensor) -> Tensor | float:
+        return super().limit(slots - 1)
+
+
+@mutant("light_exits_at_the_threshold")
+class LeavesAboveByItsHead(LightExit):
+    """Leaves where a light head is surer than the threshold, and stays where it is as sure."""
+
+    def sureness(self, hidden: Tensor, before: Tensor, *, at: int) -> Tensor:
+        return super().sureness(hidden, before, at=at) - 1e-12
 
 
 @mutant("mixed_training")

@@ -14,8 +14,12 @@ from regard.models.depth import build_depth
 from regard.models.generate import generate
 from regard.retrieval import Datastore, KnnLm, Neighbours, bootstrap, build, look, mixed, sweep
 from regard.retrieval.documents import Text, digest
+from regard.retrieval.evaluation import Looked
 from regard.retrieval.keys import joined, kept_keys
+from regard.retrieval.knn_lm import own_entries
+from regard.tasks.base import IGNORE
 from regard.tasks.reader import Encoded
+from regard.training.batches import collate
 from regard.training.evaluation import score
 from tests.retrieval.conftest import DIM, VOCAB, entries, filled
 
@@ -334,6 +338,37 @@ def test_a_sweep_tries_everything_and_says_the_best(decoder, tmp_path):
         looked.nats(lam=0.1, k=9, temperature=1.0)
     with pytest.raises(ConfigError, match="lam is from 0 to 1"):
         looked.nats(lam=1.1, k=1, temperature=1.0)
+
+
+def test_of_equal_settings_the_least_is_first():
+    """Where no neighbour is there, all are the model alone: the least weight is said, then the fewest neighbours."""
+    far = torch.full((4, 3), torch.inf, dtype=torch.float64)
+    absent = Neighbours(far, torch.full((4, 3), -1), torch.zeros(4, 3, dtype=torch.long))
+    looked = Looked(torch.tensor([0.5, 1.0, 2.0, 0.1]).double(), absent, torch.ones(4).long(), torch.arange(4))
+    tried = sweep(looked, lams=(0.9, 0.0, 0.5), ks=(3, 1), temperatures=(1.0,))
+    assert len({one.nats for one in tried}) == 1
+    assert [(one.lam, one.k) for one in tried] == [(0.0, 1), (0.0, 3), (0.5, 1), (0.5, 3), (0.9, 1), (0.9, 3)]
+
+
+def test_positions_without_a_target_have_no_own_entry(decoder, tmp_path):
+    model = decoder()
+    store, examples = built(model, tmp_path / "store"), windows(TEXTS, Letters(), 16)
+    batch = collate(examples, list(range(len(examples))), VOCAB)
+    own, counts = own_entries(store, examples, batch), (batch.targets != IGNORE).flatten()
+    assert own is not None
+    assert (own[~counts] == -1).all()
+    assert (own[counts] >= 0).any(1).all()
+    assert not counts.all(), "every position has a target"
+
+
+def test_the_bootstrap_is_of_95_percent():
+    """Of many documents of one token each, the interval of a mean: 1.96 standard errors to each side."""
+    draw = torch.Generator().manual_seed(3)
+    one, other = 0.1 * torch.randn(900, generator=draw).double(), torch.zeros(900).double()
+    interval = bootstrap(one, other, torch.arange(900), draws=8000)
+    error = float(one.exp().mean() * one.std(correction=0)) / 30
+    for side in (interval.value - interval.low, interval.high - interval.value):
+        assert side == pytest.approx(1.96 * error, rel=0.08)
 
 
 def test_the_bootstrap_covers_and_can_exclude_zero():

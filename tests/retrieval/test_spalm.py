@@ -89,6 +89,32 @@ def test_together_they_stream_and_keep_to_their_own_states(decoder, tmp_path):
         model(tokens, positions=torch.arange(14))
 
 
+@pytest.mark.parametrize(("own", "of_keys", "limit"), [(None, 30, 30), (20, None, 20), (20, 30, 20), (30, 20, 20)])
+def test_a_text_is_as_long_as_both_read(tmp_path, own, of_keys, limit):
+    """Learned positions end somewhere."""
+
+    def made(length: int | None, **more: int) -> LanguageModel:
+        place = {"position": "rotary"} if length is None else {"position": "learned", "max_length": length}
+        return LanguageModel(ModelConfig(dim=16, heads=2, layers=1, vocab_size=VOCAB, **place, **more)).eval()
+
+    keys = made(of_keys)
+    store = build(keys, [Text("one", words(1).numpy())], tmp_path / "store", origin={}, length=16)
+    assert Spalm(made(own, neighbours=2), Lookup(keys, store, k=2)).limit == limit
+
+
+def test_masked_tokens_find_nothing_for_others(decoder, tmp_path):
+    """What stands in them is read by neither decoder."""
+    keys, store = made(decoder, tmp_path / "store")
+    model = Spalm(spalm_of(), Lookup(keys, store, k=3)).eval()
+    keep = torch.ones(1, 9, dtype=torch.bool)
+    keep[0, :3] = False
+    tokens = words(7, 9)[None]
+    one, other = (model(torch.where(keep, tokens, fill), key_mask=keep).logits[keep] for fill in (0, 7))
+    torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+    unmasked = model(torch.where(keep, tokens, 7)).logits[keep]
+    assert not torch.allclose(one, unmasked, rtol=1e-3, atol=1e-3), "they change nothing anyway"
+
+
 def test_what_does_not_fit_is_refused(decoder, tmp_path):
     keys, store = made(decoder, tmp_path / "store")
     with pytest.raises(LimitError, match="k=88 neighbours"):
@@ -158,6 +184,7 @@ def test_what_was_looked_up_is_part_of_the_data(task, tmp_path):
     found = looked_up(task, tmp_path / "store")
     again, other = looked_up(task, tmp_path / "store"), looked_up(task, tmp_path / "store", k=2)
     assert found.fingerprint == again.fingerprint != other.fingerprint
+    assert looked_up(task, tmp_path / "store", own=True).fingerprint != found.fingerprint
     assert found.fingerprint.partition("+")[0] == task.fingerprint
     assert (found.length, found.vocab_size, found.tokenizer) == (task.length, task.vocab_size, task.tokenizer)
     store = found.lookup.store

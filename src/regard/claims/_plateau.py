@@ -1,6 +1,10 @@
-"""Whether a training was over when it ended: what is not says nothing about who would have won."""
+"""Whether a training was over when it ended: what is not says nothing about who would have won.
 
-from collections.abc import Sequence
+That a loss stands still at its end says something only while the learning rate is still large: towards a rate of 0
+every loss stands still, however little was learned. What a longer training would change, a longer training tells.
+"""
+
+from collections.abc import Callable, Sequence
 
 from regard.claims._base import Control
 
@@ -16,6 +20,36 @@ FINISHED = Control(
     tolerance=SETTLED,
     small=False,
 )
+
+
+def lasting(effect: float) -> Control:
+    """A control for claims that compare trainings: twice the steps leave their difference where it is.
+
+    Args:
+        effect: what the claim is to see, in the units of the difference, such as the distance between a bound and what
+            is expected; the difference must change by less.
+    """
+    return Control(
+        value="lasting",
+        title="trainings: change of their difference with twice the steps, most",
+        expected=0.0,
+        tolerance=effect,
+        small=False,
+    )
+
+
+def change_with_steps(difference: Callable[[int], float], steps: int) -> float:
+    """|d(2 steps) - d(steps)|, the value of `lasting`.
+
+    Args:
+        difference: of a pair that is trained anew for so many steps, each training with a schedule of its own length.
+        steps: of the trainings that are compared.
+
+    Example:
+        >>> round(change_with_steps(lambda steps: 3.0 + 10 / steps, 100), 9)
+        0.05
+    """
+    return abs(difference(2 * steps) - difference(steps))
 
 
 def change(losses: Sequence[float], *, least: float = NATS) -> float:

@@ -21,12 +21,13 @@ OVER = Control(
     tolerance=0.015,
     small=False,
 )
-"""the learning rate ends at 0"""
+"""the learning rate ends at 0, so that little changes in the last tenth however little was learned: it tells trainings
+that were cut off, not those that are too short, which `_plateau.lasting` is for"""
 
 
 @dataclass(frozen=True)
 class Course:
-    """A training that is over.
+    """What a training came to.
 
     Attributes:
         bits: on held-out text.

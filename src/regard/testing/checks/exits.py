@@ -9,6 +9,7 @@ from torch import Tensor
 from regard.models.decoder import LanguageModel
 from regard.models.depth import Depth
 from regard.models.depth.early_exit import LEARNT, EarlyExit
+from regard.models.depth.light_exit import LightExit
 from regard.testing.checks.depth import LAYERS, TOKENS, headed, model_of
 from regard.testing.compare import assert_close, assert_identical
 from regard.testing.registry import check, require
@@ -62,6 +63,35 @@ def told_exits(part: type[EarlyExit]) -> None:
                 assert_close(hidden, whole.hidden, tolerance=1e-12, what=f"told exits in pieces of {split}")
             full, deep = model_of(part, LAYERS, **{**options, "threshold": 1.0}), torch.full_like(TOKENS, LAYERS)
             assert_identical(model(TOKENS, depths=deep).logits, full(TOKENS).logits, what="logits at full depth")
+
+
+@check(kind=EarlyExit)
+def exits_at_the_threshold(part: type[EarlyExit]) -> None:
+    """A token leaves where its confidence is the threshold itself, from the first slot on that need not be whole."""
+    for confidence in ("classifier", "geometric"):  # sigmoid(0) before they are taught
+        _leave_at_one_half(part, confidence=confidence)
+
+
+@check(kind=LightExit)
+def light_exits_at_the_threshold(part: type[LightExit]) -> None:
+    """Heads that are not fitted have a confidence of exactly 1/2: at that threshold every token leaves, but for those
+    that take every block."""
+    _leave_at_one_half(part)
+
+
+def _leave_at_one_half(part: type[Depth], **options: object) -> None:
+    """Confidences are 1/2 in weights of zero: enough for a threshold of 1/2, and not for one above it."""
+    for whole, threshold in ((0, 0.5), (2, 0.5), (0, 0.501), (2, 0.501)):
+        model = model_of(part, LAYERS, threshold=threshold, whole=whole, **options)
+        with torch.no_grad():
+            for weight in model.depth.parameters():
+                weight.zero_()
+            steps = model(TOKENS).steps
+        wanted = torch.full_like(TOKENS, LAYERS)
+        if threshold == 0.5:
+            wanted[:, whole:] = 1
+        require(steps is not None, "tokens do not say how many blocks they take")
+        assert_identical(steps, wanted, what=f"blocks at {threshold=} with {whole=} and {options}")
 
 
 def _copied(model: LanguageModel, told: Tensor) -> list[list[list[Tensor]]]:
