@@ -191,7 +191,7 @@ class Attention(Mechanism, ABC):
         marks: Tensor | None,
         state: State | None,
         query_start: int | None,
-        rows: Sequence[int] | None,
+        rows: Sequence[int] | None = None,
     ) -> None:
         """Refuse tensors that do not fit each other or the mechanism, and whatever it does not support.
 

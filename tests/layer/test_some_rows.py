@@ -57,6 +57,8 @@ def test_some_rows_are_those_of_all(spec, options, count):
         state = attention(x[:, :past], **first, state=start).state
         whole = attention(x[:, past:], **rest, state=state)
         some = of_rows(attention, x[:, past:], ROWS, **rest, state=state)
+        assert whole.state is not None
+        assert some.state is not None
         assert_close(some.hidden, whole.hidden[ROWS], tolerance=1e-12, what=f"hidden states, mask {masked}, {at}")
         for name, tensor in whole.state.tensors().items():
             assert_close(some.state.tensors()[name], tensor, tolerance=1e-12, what=name)

@@ -117,6 +117,8 @@ def exits_of(model: LanguageModel) -> EarlyExit | LightExit:
             f"the exits of confidence={depth.confidence!r} are planned and ask for no threshold, so there is none to "
             "find; train with confidence=softmax, saturation, classifier or geometric"
         )
+    if isinstance(depth, EarlyExit) and depth.thresholds:
+        raise UnsupportedError("every block of this model has a threshold of its own; leave thresholds out to find one")
     return depth
 
 

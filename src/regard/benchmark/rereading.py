@@ -31,8 +31,9 @@ class Rereading:
     its copied state, so that later tokens are other ones there: a record of the full model does not tell what happens
     at a threshold. But up to the lowest block behind which any token of the passage leaves that did not before, all
     that was read at the threshold before stays as it is; a passage of which none does stays as a whole. The rest is
-    computed by the model itself. Answers are those of a call at the threshold, up to the rounding of products of other
-    sizes.
+    computed by the model itself, which asks for confidences again only of tokens at or behind one that leaves anew,
+    above the block where it does. Answers are those of a call at the threshold, up to the rounding of products of
+    other sizes.
 
     Cost: one call with the confidences of all tokens behind all blocks, then what changes. Memory: the hidden states of
     the passages behind every block.
@@ -63,13 +64,21 @@ class Rereading:
         changed = first < self.answers.steps
         rows = changed.any(1).nonzero()[:, 0]
         if len(rows):
-            self._again(rows, first[rows], int(first[changed].amin()))
+            # what a token reads changes above the lowest block behind which it or one before it leaves anew
+            same = torch.where(changed, first, self.last).cummin(1).values[rows]
+            self._again(rows, first[rows], same, int(same.amin()))
         return self.answers
 
-    def _again(self, rows: Tensor, first: Tensor, begin: int) -> None:
-        """Read rows again from behind block `begin`, where tokens leave behind block `first` if that is no later."""
+    def _again(self, rows: Tensor, first: Tensor, same: Tensor, begin: int) -> None:
+        """Read rows again from behind block `begin`, where tokens leave behind block `first` if that is no later.
+
+        Confidences up to block `same` of each token are known.
+        """
         steps, active = first.clamp(max=begin), first > begin
-        notes = Notes(Begin(begin, self.hidden[begin - 1][rows], active, steps))
+        behind = torch.arange(1, self.last, device=rows.device)
+        known = self.sure[rows].masked_fill(behind > same[..., None], float("nan"))
+        known = known.masked_fill(known.isneginf(), float("nan"))
+        notes = Notes(Begin(begin, self.hidden[begin - 1][rows], active, steps), known)
         with self.depth.noting(notes):
             self.answers.put(rows, self._read(self.tokens[rows]))
         sure = self.sure[rows]

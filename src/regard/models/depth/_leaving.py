@@ -51,6 +51,8 @@ class Notes:
 
     begin: Begin | None = None
     """None: before the first block"""
+    known: Tensor | None = None
+    """confidences that an earlier call found (batch, length, blocks - 1), NaN where it did not; None: none"""
     holds: bool = False
     """whether all tokens take all blocks, whatever is found"""
     sure: list[Tensor] = field(default_factory=list)
@@ -81,14 +83,25 @@ class Leaving(Depth, ABC):
         finally:
             del vars(self)["notes"]
 
-    def goes_on(self, active: Tensor, sure: Tensor, limit: Tensor | float, hidden: Tensor) -> Tensor:
-        """Which active tokens are not as sure behind a block as asks their limit."""
-        if (notes := self.notes) is not None:
-            notes.sure.append(sure.masked_fill(~active, float("-inf")))
-            notes.behind.append(hidden)
-            if notes.holds:
-                return active
-        return active & ~(sure >= limit)
+    def goes_on(
+        self, at: int, active: Tensor, hidden: Tensor, sureness: Callable[[Tensor], Tensor], limit: Tensor | float
+    ) -> Tensor:
+        """Which active tokens are not as sure behind block `at`, from 0, as their limit asks.
+
+        Args:
+            hidden: states behind the block.
+            sureness: confidences (batch, length) of those tokens that it is asked for; of others anything.
+        """
+        notes = self.notes
+        if notes is None:
+            return active & ~(sureness(active) >= limit)
+        known = None if notes.known is None else notes.known[..., at]
+        unknown = active if known is None else active & known.isnan()
+        sure = sureness(unknown)
+        sure = sure if known is None else torch.where(unknown, sure, known)
+        notes.sure.append(sure.masked_fill(~active, float("-inf")))
+        notes.behind.append(hidden)
+        return active if notes.holds else active & ~(sure >= limit)
 
     def setup(self) -> None:
         """Refuse blocks that cannot be left."""
@@ -120,8 +133,7 @@ class Leaving(Depth, ABC):
             key_mask, positions, marks: as `Depth.forward`.
         """
         active = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if key_mask is None else key_mask
-        after, whole = list(states), 0  # blocks that every token has taken
-        steps = torch.zeros_like(active, dtype=torch.long)
+        steps, after = torch.zeros_like(active, dtype=torch.long), list(states)
         begin = 0
         if self.notes is not None and self.notes.begin is not None:
             begin, x, active, steps = self.notes.begin
@@ -143,15 +155,12 @@ class Leaving(Depth, ABC):
             counted = None if leaves is None or block.attention.cache is None else active
             got = block(x, **given, state=state, only=only, counted=counted)
             after[at], losses[at] = got.state, got.losses
-            if there == active.numel():
-                before, x, whole = x, got.hidden, whole + 1
-            else:
-                before, x, steps = x, self.kept(active, got.hidden, x), steps + active
+            before, x, steps = x, self.kept(active, got.hidden, x), steps + active
             exits += [x] if self.training else []
             if leaves is not None and at < len(blocks) - 1:
                 active = leaves(at, active, x, before)
                 there = known(active)
-        return Left(x, after, losses, exits, steps + whole)
+        return Left(x, after, losses, exits, steps)
 
     def kept(self, active: Tensor, after: Tensor, before: Tensor) -> Tensor:
         """The hidden states after a block that only active tokens take."""

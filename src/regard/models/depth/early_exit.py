@@ -1,5 +1,6 @@
 """Each block once, in order, until the model is sure of a token."""
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Annotated, ClassVar, Literal, cast, final
@@ -60,8 +61,8 @@ class EarlyExit(Leaving):
     block in training, as does one at lambda = 1.
 
     Cost: of every token the MLPs of its blocks, and for `softmax` an output layer after each but the last; averages of
-    all tokens up to the last of a call to leave; the keys of every block; in training an output layer for each that
-    learns. State: that of the blocks, and for `sequence` a sum.
+    the rows that have tokens left, or of all rows (`averages_rows`), up to the last of a call to leave; the keys of
+    every block; in training an output layer for each that learns. State: that of the blocks, and for `sequence` a sum.
 
     Raises:
         ConfigError: reversible blocks, whose stream is two, or a memory; `softmax` or what learns from targets in a
@@ -84,10 +85,13 @@ class EarlyExit(Leaving):
         {"threshold": 0.5, "confidence": "multinomial", "whole": 2},
         {"threshold": 0.5, "confidence": "sequence", "penalty": 0.1, "whole": 3},
         {"threshold": 0.05, "exits": "mixed", "heads": "layer"},
+        {"thresholds": (0.03, 1.5, 0.06)},
     )
 
     threshold: Annotated[float, Ge(0), Le(1)] = 1.0
     """lambda: a token leaves once its confidence is as high; 1: none does"""
+    thresholds: tuple[float, ...] = ()
+    """tau_n of each block but the last in place of lambda, as `regard.calibration.grid_search` finds; none: lambda"""
     confidence: Literal["softmax", "saturation", "classifier", "geometric", "multinomial", "sequence"] = "softmax"
     """c: the gap between the two likeliest outputs, how little the last block turned the hidden state, or one that is
     learnt"""
@@ -146,6 +150,16 @@ class EarlyExit(Leaving):
             )
         if self.learns and self.config.layers < 2:
             raise ConfigError("early_exit has no exit to train below the last in a model of one layer; use layers=2")
+        if self.thresholds:
+            count = self.config.layers - 1
+            if len(self.thresholds) != count or any(math.isnan(one) for one in self.thresholds):
+                raise ConfigError(
+                    f"thresholds are {count} numbers, one for every block but the last: {self.thresholds}"
+                )
+            if self.decaying or self.confidence in PLANNED:
+                raise ConfigError(
+                    "thresholds of each block do not decay, and planned exits ask for none; leave one out"
+                )
 
     @property
     def places(self) -> bool:
@@ -219,7 +233,8 @@ class EarlyExit(Leaving):
         limit = self.limit(slots)
         if self.training and self.exits == "mixed" and depths is None:
             depths = torch.randint(1, len(blocks) + 1, x.shape[:2], device=x.device)
-        stays = depths is None and (self.training or (self.threshold == 1 and self.notes is None))
+        never = self.threshold == 1 and not self.thresholds and self.notes is None
+        stays = depths is None and (self.training or never)
         states = list(threads.states)
         mean = read = None
         if self.confidence == "sequence":
@@ -236,7 +251,9 @@ class EarlyExit(Leaving):
                 return active & (depths > at + 1)
             of_exit = None if readout is None else partial(self.answered, at, readout)
             sureness = partial(self.sureness, readout=of_exit, first=at == 0)
-            return self.goes_on(active, of_some(active, sureness, x, before), limit, x)
+            return self.goes_on(
+                at, active, x, lambda asked: of_some(asked, sureness, x, before), self.asked(at, slots, limit)
+            )
 
         left = self.until_left(
             blocks,
@@ -322,6 +339,13 @@ class EarlyExit(Leaving):
             fall = torch.exp(-self.temperature * slots.double() / self.horizon)
             limit = (0.9 * self.threshold + 0.1 * fall).clamp(0, 1)
         return torch.where(slots < self.whole, float("inf"), limit) if self.whole else limit
+
+    def asked(self, at: int, slots: Tensor, limit: Tensor | float) -> Tensor | float:
+        """What tokens in these slots leave at behind block `at`, from 0; `limit` where no block has its own."""
+        if not self.thresholds:
+            return limit
+        own = self.thresholds[at]
+        return torch.where(slots < self.whole, float("inf"), own) if self.whole else own
 
     def taught(
         self,

@@ -88,7 +88,7 @@ class LightExit(Leaving):
         limit = self.limit(slots_of(x, positions, 0 if first is None else first.length))
 
         def leaves(at: int, active: Tensor, x: Tensor, before: Tensor) -> Tensor:
-            return self.goes_on(active, self.sureness(x, before, at=at), limit, x)
+            return self.goes_on(at, active, x, lambda _: self.sureness(x, before, at=at), limit)
 
         left = self.until_left(
             blocks,
