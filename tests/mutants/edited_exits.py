@@ -55,7 +55,7 @@ WHO = (
     Edit(
         "what rows became is put into the first rows",
         f"{BLOCKS}:OneStream.run",
-        "x.index_copy(0, picked, some)",
+        "x.to(some.dtype).index_copy(0, picked, some)",
         "x.index_copy(0, torch.arange(len(picked)), some)",
         OF_EARLY,
         "test_rows_that_leave_at_different_depths_stream",
