@@ -14,7 +14,7 @@ from torch import Tensor
 from regard import checksums
 from regard.benchmark.exits import Measured, exits_of
 from regard.calibration import Calibrated
-from regard.errors import CheckpointError, ConfigError
+from regard.errors import CheckpointError, ConfigError, UnsupportedError
 from regard.models import LanguageModel
 from regard.models.depth import Depth
 from regard.models.depth.early_exit import EarlyExit
