@@ -62,9 +62,8 @@ def _told(started: float):
     return lambda line: print(f"{time.process_time() - started:6.0f} s of one core: {line}", flush=True)
 
 
-def interval(count: int, of: int) -> float:
+def interval(of: int) -> float:
     """How far above a chance of 1 - confidence a share of so many may lie by chance: 95 %, normal."""
-    del count
     return 1.645 * math.sqrt(CONFIDENCE * (1 - CONFIDENCE) / of)
 
 
@@ -101,7 +100,7 @@ def main() -> int:
                 shift.append(later.losses[:, at].mean())
                 failed += loss[-1] > risk
                 beyond += before.losses[:, at].mean() > risk
-            allowed = 1 - CONFIDENCE + interval(failed, DRAWS)
+            allowed = 1 - CONFIDENCE + interval(DRAWS)
             print(
                 f"{search}, risk {risk}: {np.mean(used):.2f} of {blocks} blocks on average; tested loss "
                 f"{np.mean(loss or [0]):.4f}; violations {failed / DRAWS:.3f} of those tested, {beyond / DRAWS:.3f} of "

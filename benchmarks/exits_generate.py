@@ -4,22 +4,23 @@
 
 A decoder of 12 blocks of width 512 over bytes, with weights as they are drawn: what it says is of no matter here, only
 how long it takes. Its light heads are set so that every token leaves after block 6; then a token costs six blocks, one
-guess, and the keys of six more. At batch 8 a second way: half of the rows leave after block 2, the others after none.
-Both sides generate the same number of tokens behind the same prompts, one after the other, who goes first in turns; the
-ratios are of processor time, medians over turns with their range.
+guess, and the keys of six more. At batch 8 a second way: half of the rows leave after block 2, the others after none;
+this also behind a longer prompt, where averages are more of the time. Both sides generate the same number of tokens
+behind the same prompts, one after the other, who goes first in turns; the first token, with which the prompt is read,
+is not counted. The ratios are of processor time, medians over turns with their range.
 """
 
 import statistics
 import time
-from collections.abc import Callable
+from functools import partial
 
 import torch
 
 from regard.models import LanguageModel, ModelConfig
 from regard.models.depth.light_exit import LightExit
-from regard.models.generate import generate
+from regard.models.generate import stream
 
-LAYERS, TURNS, PROMPT, TOKENS = 12, 9, 32, 48
+LAYERS, TURNS, PROMPT, LONG, TOKENS = 12, 9, 32, 512, 48
 
 
 def model_of(leaves_after: int) -> LanguageModel:
@@ -34,19 +35,22 @@ def model_of(leaves_after: int) -> LanguageModel:
     return model.eval()
 
 
-def timed(model: LanguageModel, rows: int) -> tuple[float, float]:
-    """Seconds of a call, and the mean number of blocks."""
+def timed(model: LanguageModel, rows: int, prompt: int) -> tuple[float, float]:
+    """Seconds of all tokens but the first, and their mean number of blocks."""
     draw = torch.Generator().manual_seed(0)
-    prompts = torch.randint(256, (rows, PROMPT), generator=draw)
+    prompts = torch.randint(256, (rows, prompt), generator=draw)
+    pieces = stream(model, prompts, max_new_tokens=TOKENS + 1, temperature=0.0)
+    for _ in range(rows):
+        next(pieces)
     started = time.process_time()
-    found = generate(model, prompts, max_new_tokens=TOKENS, temperature=0.0)
-    seconds = time.process_time() - started
-    return seconds, statistics.fmean(x for row in found for x in row.layers)
+    layers = [piece.layers or 0 for piece in pieces]
+    return time.process_time() - started, statistics.fmean(layers)
 
 
-def paired(name: str, early: Callable[[], tuple[float, float]], full: Callable[[], tuple[float, float]], rows: int):
-    """Print the ratio of full to early."""
-    ratios, seconds, blocks = [], [], 0.0
+def paired(name: str, one: LanguageModel, other: LanguageModel, rows: int, prompt: int = PROMPT):
+    """Print the ratio of the full side, the other, to the early one."""
+    early, full = partial(timed, one, rows, prompt), partial(timed, other, rows, prompt)
+    ratios, seconds, blocks = list[float](), [], 0.0
     for turn in range(TURNS + 1):
         sides = [early, full] if turn % 2 else [full, early]
         got = {side: side() for side in sides}
@@ -56,8 +60,8 @@ def paired(name: str, early: Callable[[], tuple[float, float]], full: Callable[[
             seconds.append((got[early][0], got[full][0]))
     each, whole = (1e3 * statistics.median(one) / TOKENS for one in zip(*seconds, strict=True))
     print(
-        f"{name}, batch {rows}: {blocks:.1f} of {LAYERS} blocks, {each:.2f} ms a step against {whole:.2f} ms: "
-        f"{statistics.median(ratios):.2f} times faster ({min(ratios):.2f} to {max(ratios):.2f})"
+        f"{name}, batch {rows}, prompt of {prompt}: {blocks:.1f} of {LAYERS} blocks, {each:.2f} ms a step against "
+        f"{whole:.2f} ms: {statistics.median(ratios):.2f} times faster ({min(ratios):.2f} to {max(ratios):.2f})"
     )
 
 
@@ -81,6 +85,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     half, full = model_of(LAYERS // 2), model_of(LAYERS)
     for rows in (1, 8):
-        paired("half depth", lambda rows=rows: timed(half, rows), lambda rows=rows: timed(full, rows), rows)
+        paired("half depth", half, full, rows)
     apart = rows_apart(model_of(LAYERS))
-    paired("rows apart", lambda: timed(apart, 8), lambda: timed(full, 8), 8)
+    for prompt in (PROMPT, LONG):
+        paired("rows apart", apart, full, 8, prompt)

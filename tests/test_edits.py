@@ -8,12 +8,13 @@ from tests.mutants.edited_backward import BACKWARD
 from tests.mutants.edited_caches import CACHES
 from tests.mutants.edited_datastores import DATASTORES
 from tests.mutants.edited_engines import ENGINES
+from tests.mutants.edited_exits import EXITS
 from tests.mutants.edited_memories import MEMORIES
 from tests.mutants.edited_models import MODELS
 from tests.mutants.edited_reports import REPORTS
 from tests.mutants.edited_search import SEARCH_AND_SAMPLING
 
-EDITS = BACKWARD + CACHES + DATASTORES + ENGINES + MEMORIES + MODELS + REPORTS + SEARCH_AND_SAMPLING
+EDITS = BACKWARD + CACHES + DATASTORES + ENGINES + EXITS + MEMORIES + MODELS + REPORTS + SEARCH_AND_SAMPLING
 
 
 @pytest.mark.parametrize("edit", EDITS, ids=lambda edit: edit.name)

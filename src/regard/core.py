@@ -7,7 +7,7 @@ keys are the past. In masks True means keep.
 # Callers without a type checker are told what is wanted.
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 import torch
@@ -71,6 +71,7 @@ class Attention(Mechanism, ABC):
         query_start: int | None = None,
         state: State | None = None,
         lse: bool = False,
+        rows: Sequence[int] | None = None,
     ) -> Attended:
         """Attend.
 
@@ -87,6 +88,7 @@ class Attention(Mechanism, ABC):
                 the last key of this part of the keys.
             state: the past; never modified.
             lse: also return the log-sum-exp of the logits, by which parts over disjoint keys are merged.
+            rows: of the batch, ascending, whose queries and bias these are, where it `averages_rows`; None: all.
 
         Returns:
             Attended(values (batch, heads, queries, value), state, losses, lse).
@@ -103,9 +105,11 @@ class Attention(Mechanism, ABC):
         elif not isinstance(inputs, (dict, Mapping)):  # dict first: an abstract class is asked in Python
             raise ShapeError(f"{self._name} takes the inputs {sorted(self.info.inputs)} by name, got {kind_of(inputs)}")
         info = self.info
-        self._check_call(q, k, v, key_mask, bias, marks, state, query_start)
+        if rows is not None:
+            self.check_rows(state)
+        self._check_call(q, k, v, key_mask, bias, marks, state, query_start, rows)
         if state is not None:
-            self.check_state(state, q)
+            self.check_state(state, k)
         if inputs or info.inputs:
             self._check_inputs(inputs, q, k, query_start, 0 if state is None else state.length)
         if lse and not info.mergeable:
@@ -118,7 +122,7 @@ class Attention(Mechanism, ABC):
             k, v, inputs = self._without_hidden(k, v, inputs, key_mask)
         if inputs:
             self._check_bounds(inputs)
-        call = self._call(q, k, key_mask, bias, marks, inputs, query_start, state, lse)
+        call = self._call(q, k, key_mask, bias, marks, inputs, query_start, state, lse, rows)
         self.check_length(call.past + k.shape[2])
         run = self.attend
         if self.impl == "reference":
@@ -187,6 +191,7 @@ class Attention(Mechanism, ABC):
         marks: Tensor | None,
         state: State | None,
         query_start: int | None,
+        rows: Sequence[int] | None = None,
     ) -> None:
         """Refuse tensors that do not fit each other or the mechanism, and whatever it does not support.
 
@@ -197,13 +202,13 @@ class Attention(Mechanism, ABC):
             raise ShapeError(f"{self._name}: q, k and v must be tensors, got {', '.join(map(kind_of, (q, k, v)))}")
         heads, supports = self.heads, self.info.supports
         shapes, dtype = (q.shape, k.shape, v.shape), q.dtype
+        batch = shapes[0][0] if rows is None else shapes[1][0]
         for label, shape in zip("qkv", shapes, strict=True):
             count, width = self.widths[label]
-            if len(shape) != 4 or shape[1] != count or shape[3] != width or shape[0] != shapes[0][0]:
-                raise ShapeError(
-                    f"{self._name}: {label} must be (batch={q.shape[0]}, heads={count}, length, dim={width}), "
-                    f"got {tuple(shape)}"
-                )
+            among = batch if rows is None or label != "q" else len(rows)
+            if len(shape) != 4 or shape[1] != count or shape[3] != width or shape[0] != among:
+                wanted = f"(batch={among}, heads={count}, length, dim={width})"
+                raise ShapeError(f"{self._name}: {label} must be {wanted}, got {tuple(shape)}")
         if not q.is_floating_point() or k.dtype != dtype or v.dtype != dtype:
             raise ShapeError(
                 f"{self._name}: q, k, v must share one floating dtype, got {q.dtype}, {k.dtype}, {v.dtype}"
@@ -214,13 +219,13 @@ class Attention(Mechanism, ABC):
         if key_mask is not None:
             if not supports.key_mask:
                 self.refuse("key_mask", "key_mask")
-            if not isinstance(key_mask, Tensor) or key_mask.dtype != torch.bool or key_mask.shape != (q.shape[0], keys):
+            if not isinstance(key_mask, Tensor) or key_mask.dtype != torch.bool or key_mask.shape != (batch, keys):
                 raise ShapeError(
-                    f"{self._name}: key_mask must be bool (batch={q.shape[0]}, keys={keys}), True = keep, "
+                    f"{self._name}: key_mask must be bool (batch={batch}, keys={keys}), True = keep, "
                     f"got {kind_of(key_mask)}"
                 )
             if self.info.anchored and (state is None or state.length == 0) and not torch.compiler.is_compiling():
-                self._refuse_left_padding(key_mask)
+                self.refuse_left_padding(key_mask)
         if bias is not None and not supports.bias:
             self.refuse("bias", "bias")
         if marks is not None:
@@ -258,13 +263,6 @@ class Attention(Mechanism, ABC):
         if bias is not None:
             self._check_bias(bias, q, keys + (0 if state is None else state.length))
 
-    def _refuse_left_padding(self, key_mask: Tensor) -> None:
-        if bool(plain((~key_mask[:, :1] & key_mask.any(1, keepdim=True)).any()).any()):
-            raise UnsupportedError(
-                f"{self._name} does not support left padding: its weights or pattern belong to "
-                "absolute positions. Pad on the right, or run rows of unequal length one by one"
-            )
-
     def _check_bias(self, bias: ScoreBias, q: Tensor, keys: int) -> None:
         if not isinstance(bias, ScoreBias):
             raise ShapeError(f"{self._name}: bias must be a ScoreBias, got {kind_of(bias)}")
@@ -295,12 +293,13 @@ class Attention(Mechanism, ABC):
         query_start: int | None,
         state: State | None = None,
         lse: bool = False,
+        rows: Sequence[int] | None = None,
     ) -> Call:
         past, causal = 0 if state is None else state.length, self.heads.causal
         paired = not causal and query_start is None and q.shape[2] == past + k.shape[2]
         if query_start is None:
             query_start = past + k.shape[2] - q.shape[2] if causal else 0
-        return Call(key_mask, bias, marks, inputs, state, causal, past, query_start, lse, paired)
+        return Call(key_mask, bias, marks, inputs, state, causal, past, query_start, lse, paired, rows)
 
     @final
     def definition(

@@ -13,6 +13,7 @@ from regard.moved import follow
 from regard.options import Configured, option, registered_name, weight
 from regard.owner import Owner
 from regard.state import Entry, Slots, State, Summary, begin, per_slot
+from regard.transforms import plain
 from regard.types_of import typed
 
 
@@ -139,6 +140,34 @@ class Mechanism(Configured):
     def activate(self, raw: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """The declared inputs, each slot from its own projections of `raw_inputs`; by default these themselves."""
         return raw
+
+    @property
+    def averages_rows(self) -> bool:
+        """Whether it takes `rows`: queries of some rows of a batch, without the averages of the others."""
+        return False
+
+    def check_rows(self, state: State | None) -> None:
+        """Refuse queries of some rows of a batch where the averages of all would be computed.
+
+        Raises:
+            UnsupportedError: without a state, in training, or unless `averages_rows`.
+        """
+        if not self.averages_rows:
+            raise UnsupportedError(f"{self._name} computes averages of all rows here; leave rows out, and pick some")
+        if state is None or self.training:
+            raise UnsupportedError(f"{self._name} takes rows with a state and in eval() alone; leave them out")
+
+    def refuse_left_padding(self, key_mask: Tensor) -> None:
+        """Refuse a mask whose first real key is not the first one, for patterns that depend on absolute slots.
+
+        Raises:
+            UnsupportedError: there is such a row.
+        """
+        if bool(plain((~key_mask[:, :1] & key_mask.any(1, keepdim=True)).any()).any()):
+            raise UnsupportedError(
+                f"{self._name} does not support left padding: its weights or pattern belong to "
+                "absolute positions. Pad on the right, or run rows of unequal length one by one"
+            )
 
     def state_layout(self) -> Mapping[str, Entry]:
         """Tensors of the state by name, `per_slot` and `constant` entries; by default every key and value."""

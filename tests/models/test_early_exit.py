@@ -167,3 +167,21 @@ def test_what_it_cannot_run_is_refused():
     model = model_of("early_exit")
     with pytest.raises(ConfigError, match="needs the output layer of a model"):
         model.depth(list(model.blocks), model.embeddings(TOKENS), Threads([None] * 4, [None] * 4))
+
+
+def test_each_block_may_have_a_threshold_of_its_own():
+    shared, own = (
+        model_of(f"early_exit({options}, whole=1)") for options in ("threshold=0.04", "thresholds=(0.04, 0.04, 0.04)")
+    )
+    never = model_of("early_exit(thresholds=(2.0, 0.0, 2.0))")
+    with torch.no_grad():
+        assert_identical(own(TOKENS).steps, shared(TOKENS).steps, what="blocks at one threshold for all")
+        assert_identical(own(TOKENS).logits, shared(TOKENS).logits, what="logits")
+        assert (never(TOKENS).steps == 2).all()
+    for options, message in (
+        ("thresholds=(0.5, 0.5)", "thresholds are 3 numbers, one for every block but the last"),
+        ("thresholds=(0.5, 0.5, 0.5), decaying=True", "thresholds of each block do not decay"),
+        ("thresholds=(0.5, 0.5, 0.5), confidence=multinomial", "planned exits ask for none"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            model_of(f"early_exit({options})")

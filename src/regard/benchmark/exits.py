@@ -2,14 +2,15 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Literal, get_args
 
 import numpy as np
 import torch
 from jaxtyping import Float64, Int64
-from torch import Tensor
 
+from regard.benchmark.rereading import Rereading
 from regard.calibration import items_needed
 from regard.calibration.p_values import TestName
 from regard.core import generator
@@ -116,6 +117,8 @@ def exits_of(model: LanguageModel) -> EarlyExit | LightExit:
             f"the exits of confidence={depth.confidence!r} are planned and ask for no threshold, so there is none to "
             "find; train with confidence=softmax, saturation, classifier or geometric"
         )
+    if isinstance(depth, EarlyExit) and depth.thresholds:
+        raise UnsupportedError("every block of this model has a threshold of its own; leave thresholds out to find one")
     return depth
 
 
@@ -145,7 +148,8 @@ def measure(
     """Losses of every passage at every threshold, as the model with exits reads it: skipped blocks have keys of copied
     states, as when it generates.
 
-    Cost: one call of the model for each passage and threshold, and one for the full model.
+    Cost: of every passage a call of the full model with the confidences behind all of its blocks; and for each
+    threshold what changes against the one before, see `Rereading`.
 
     Args:
         model: with exits; its threshold is put back.
@@ -158,59 +162,47 @@ def measure(
     Raises:
         UnsupportedError: a model without exits.
         ConfigError: an unknown loss.
+        ConfigError: thresholds that do not fall.
         DataError: passages longer than the model's positions, or none.
     """
     exits_of(model)
     if loss not in get_args(LossName):
         raise ConfigError(f"loss: no choice {loss!r}: {nearest(loss, LOSSES)}")
+    if any(not one > other for one, other in pairwise(thresholds)):
+        raise ConfigError(f"thresholds must fall from the safest on, got {list(thresholds)}")
     count, length = len(items), items.shape[1] - 1
     if not count or length < 1:
         raise DataError(f"there are {count} passages of {length} tokens, and nothing to measure")
     if model.limit is not None and length > model.limit:
         raise DataError(f"passages of {length} tokens are longer than the model's {model.limit} positions")
-    batches = torch.from_numpy(items).to(model.table.weight.device).split(batch_size)
+    blocks, shape = model.config.layers, (count, len(thresholds))
+    losses, layers, right, nats = (np.zeros(shape) for _ in range(4))
+    exits = np.zeros((len(thresholds), blocks), np.int64)
+    full_right, full_nats = np.zeros(count), np.zeros(count)
+    computed = 0
     with evaluation(model):
-        with leaving_at(model, 1.0):
-            full = [_read(model, batch) for batch in batches]
-        answers, full_right, full_nats = (torch.cat([getattr(one, name) for one in full]) for name in _Read.names)
-        shape = (count, len(thresholds))
-        losses, layers, right, nats = (np.zeros(shape) for _ in range(4))
-        exits = np.zeros((len(thresholds), model.config.layers), np.int64)
-        for at, threshold in enumerate(thresholds):
-            with leaving_at(model, threshold):
-                got = [_read(model, batch) for batch in batches]
-            likeliest, right_here, nats_here = (torch.cat([getattr(one, name) for one in got]) for name in _Read.names)
-            steps = torch.cat([one.steps for one in got])
-            differs = (likeliest != answers).double()
-            found = {"disagreement": differs.mean(1), "last": differs[:, -1]}
-            losses[:, at] = found.get(loss, (full_right - right_here).mean(1).clamp(min=0)).cpu()
-            layers[:, at] = steps.double().mean(1).cpu()
-            right[:, at], nats[:, at] = right_here.mean(1).cpu(), nats_here.mean(1).cpu()
-            exits[at] = torch.bincount(steps.flatten(), minlength=model.config.layers + 1)[1:].cpu()
-            tell(
-                f"threshold {threshold:g}: mean loss {losses[:, at].mean():.4f}, "
-                f"{layers[:, at].mean():.2f} of {model.config.layers} blocks"
-            )
-    means = (full_right.mean(1).cpu().numpy(), full_nats.mean(1).cpu().numpy())
-    return Measured(tuple(thresholds), losses, layers, right, nats, exits, *means)
-
-
-@dataclass(frozen=True)
-class _Read:
-    """Of every token (items, length): the likeliest next one, whether it is right, its nats, the blocks it took."""
-
-    names = ("likeliest", "right", "nats")
-
-    likeliest: Tensor
-    right: Tensor
-    nats: Tensor
-    steps: Tensor
-
-
-def _read(model: LanguageModel, batch: Tensor) -> _Read:
-    output = model.hidden(batch[:, :-1])
-    logits, targets = model.logits(output.hidden).float(), batch[:, 1:]
-    likeliest = logits.argmax(-1)
-    nats = torch.logsumexp(logits, -1) - logits.gather(-1, targets[..., None])[..., 0]
-    assert output.steps is not None
-    return _Read(likeliest, (likeliest == targets).double(), nats.double(), output.steps)
+        for start in range(0, count, batch_size):
+            part = slice(start, start + batch_size)
+            with leaving_at(model, 1.0):
+                reading = Rereading(model, torch.from_numpy(items[part]).to(model.table.weight.device))
+            full = replace(reading.answers, likeliest=reading.answers.likeliest.clone())
+            full_right[part], full_nats[part] = full.right.mean(1).cpu(), full.nats.mean(1).cpu()
+            for at, threshold in enumerate(thresholds):
+                with leaving_at(model, threshold):
+                    now = reading.at_threshold()
+                differs = (now.likeliest != full.likeliest).double()
+                right[part, at], nats[part, at] = now.right.mean(1).cpu(), now.nats.mean(1).cpu()
+                fall = np.clip(full_right[part] - right[part, at], 0, 1)
+                found = {"disagreement": differs.mean(1).cpu(), "last": differs[:, -1].cpu(), "accuracy": fall}
+                losses[part, at] = found[loss]
+                layers[part, at] = now.steps.double().mean(1).cpu()
+                exits[at] += torch.bincount(now.steps.flatten(), minlength=blocks + 1)[1:].cpu().numpy()
+            computed += reading.computed
+            share = computed / (min(part.stop, count) * max(len(thresholds), 1) * blocks)
+            tell(f"read {min(part.stop, count)} of {count} passages; {share:.0%} of blocks again at each threshold")
+    for at, threshold in enumerate(thresholds):
+        tell(
+            f"threshold {threshold:g}: mean loss {losses[:, at].mean():.4f}, "
+            f"{layers[:, at].mean():.2f} of {blocks} blocks"
+        )
+    return Measured(tuple(thresholds), losses, layers, right, nats, exits, full_right, full_nats)

@@ -5,6 +5,7 @@ from regard.layer.attention_layer import AttentionLayer
 from regard.layer.joined import Part, side_by_side
 from regard.layer.outputs import LayerOutput, LayerValues, Prepared
 from regard.layer.projections import OffsetScale, Projections, linear
+from regard.layer.some_rows import of_rows
 
 __all__ = [
     "AttentionLayer",
@@ -16,5 +17,6 @@ __all__ = [
     "Prepared",
     "Projections",
     "linear",
+    "of_rows",
     "side_by_side",
 ]

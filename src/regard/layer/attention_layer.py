@@ -207,7 +207,7 @@ class AttentionLayer(nn.Module):
         if scheme is not None and scheme.absolute:
             x = placed(scheme, x, positions, past)
         k, v = self.projections(x)
-        q = self.projections.queries(x[:, :0])
+        q = k.new_empty(k.shape[0], self.heads.count, 0, self.heads.query_width)
         if self.projections.global_rows is not None:
             k, v = self.projections.global_rows.columns(attention, x, k, v, key_mask=key_mask, marks=marks)
         if scheme is not None and scheme.transforms:

@@ -85,8 +85,12 @@ class Projections(nn.Module):
         return torch.func.functional_call(self, still, (source,))
 
     def forward(self, source: Float[Tensor, "batch length context"]) -> tuple[Tensor, Tensor]:
-        """Keys and values of a source."""
-        return self.keys(source), self.values(source)
+        """Keys and values of a source; by one product, where they are parts of it."""
+        key = self.query if self.shares else self.key
+        if key is None or not isinstance(self.value, Part):
+            return self.keys(source), self.values(source)
+        k, v = side_by_side(source, key, self.value)
+        return by_head(k, self.heads.kv_heads), by_head(v, self.heads.kv_heads)
 
     def joined(
         self, values: Float[Tensor, "batch heads length value"], x: Float[Tensor, "batch length dim"]

@@ -108,6 +108,8 @@ class Rotary(Position):
         return torch.stack([cos, cos], -1).flatten(-2), torch.stack([-sin, sin], -1).flatten(-2)
 
     def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
+        if not x.shape[2]:  # of a call that remembers keys alone, or asks for queries alone
+            return x
         factor, partner_factor = self._turn(positions, x.dtype)
         all_channels = self.width == x.shape[-1]
         turned = (x if all_channels else x[..., : self.width]).to(factor.dtype)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.core import generator
 from regard.errors import ConfigError
-from regard.layer import AttentionLayer, LayerOutput
+from regard.layer import AttentionLayer, LayerOutput, of_rows
 from regard.memory import MemoryState
 from regard.models.block_config import BlockConfig, NormPlace, Recomputed
 from regard.models.parts import Mlp, build_norm, in_pieces
@@ -112,8 +112,8 @@ class Block(nn.Module, ABC):
         """The hidden states after this block; state, memory and losses as `AttentionLayer` returns them.
 
         Args:
-            only: the tokens whose hidden states are asked for, where the MLP of the others may be left out; what comes
-                back for them means nothing. Keys and values are those of all.
+            only: the tokens whose hidden states are asked for, where the MLP of the others may be left out, and the
+                averages of rows without any; what comes back for them means nothing. Keys and values are those of all.
         """
         x, again = self.placed(x, positions), self.checkpoint == "block"
         call = self.run if only is None else partial(self.run, only=only)
@@ -176,3 +176,48 @@ class Block(nn.Module, ABC):
     def dropped(self, branch: Tensor) -> Tensor:
         """A branch with elements dropped in training."""
         return self.dropout(branch) if self.training else branch
+
+
+class OneStream(Block, ABC):
+    """Template: a block whose stream is hidden states, which reads the answer of its attention layer once."""
+
+    def attended(self, x: Tensor) -> Tensor:
+        """norm(x) before attention, or x."""
+        return self.attention_norm(x) if self.place == "pre" else x
+
+    def run(
+        self,
+        x: Tensor,
+        key_mask: Tensor | None,
+        positions: Tensor | None,
+        marks: Tensor | None,
+        memory: MemoryState | None,
+        state: State | None,
+        only: Tensor | None = None,
+    ) -> LayerOutput:
+        """Attention, and what follows it; of rows that nothing is asked of neither."""
+        given, inner = {"key_mask": key_mask, "positions": positions, "marks": marks}, self.attended(x)
+        rows = None if only is None else only.any(1)
+        if only is None or rows is None or bool(rows.all()):
+            attend = partial(self.attention, **given, memory=memory)
+            output = recomputed(self.checkpoint == "attention", attend, inner, module=self, state=state)
+            return LayerOutput(self.behind(x, inner, output.hidden, only), *output[1:])
+        picked = rows.nonzero()[:, 0]
+        output = of_rows(self.attention, inner, picked.tolist(), **given, state=state)
+        theirs = only[picked]
+        some = self.behind(x[picked], inner[picked], output.hidden, None if bool(theirs.all()) else theirs)
+        return LayerOutput(x.index_copy(0, picked, some), *output[1:])
+
+    @abstractmethod
+    def behind(
+        self,
+        x: Float[Tensor, "batch length dim"],
+        inner: Float[Tensor, "batch length dim"],
+        answer: Float[Tensor, "batch length dim"],
+        only: Bool[Tensor, "batch length"] | None,
+    ) -> Float[Tensor, "batch length dim"]:
+        """The hidden states after the block: from those that entered, what attention read and what it answered.
+
+        Args:
+            only: as `forward`.
+        """

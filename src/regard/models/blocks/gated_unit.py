@@ -1,21 +1,16 @@
 """The gated attention unit: one branch in place of attention and MLP."""
 
-from functools import partial
 from typing import final
 
 from torch import Tensor
 
 from regard.errors import ConfigError
-from regard.layer import LayerOutput
-from regard.memory import MemoryState
 from regard.models.block_config import BlockConfig
-from regard.models.blocks._base import Block
-from regard.models.recompute import recomputed
-from regard.state import State
+from regard.models.blocks._base import OneStream
 
 
 @final
-class GatedUnit(Block):
+class GatedUnit(OneStream):
     """x + (U * (A V)) W_o with U = silu(x' W_u), V = silu(x' W_v), x' = norm(x); post-norm: norm(x + ...) of x' = x.
 
     A is any mechanism, of queries and keys that share one projection (see `GatedProjections`): the published unit has
@@ -46,24 +41,7 @@ class GatedUnit(Block):
             )
         return config.value_dim or 2 * config.dim // config.heads
 
-    def attended(self, x: Tensor) -> Tensor:
-        """norm(x) before the unit, or x."""
-        return self.attention_norm(x) if self.place == "pre" else x
-
-    def run(
-        self,
-        x: Tensor,
-        key_mask: Tensor | None,
-        positions: Tensor | None,
-        marks: Tensor | None,
-        memory: MemoryState | None,
-        state: State | None,
-        only: Tensor | None = None,
-    ) -> LayerOutput:
-        """The one branch."""
-        attend = partial(self.attention, key_mask=key_mask, positions=positions, marks=marks, memory=memory)
-        output = recomputed(self.checkpoint == "attention", attend, self.attended(x), module=self, state=state)
-        x = x + self.dropped(output.hidden)
-        return LayerOutput(
-            x if self.place == "pre" else self.attention_norm(x), output.state, output.memory, output.losses
-        )
+    def behind(self, x: Tensor, inner: Tensor, answer: Tensor, only: Tensor | None) -> Tensor:
+        """The one branch, of all tokens."""
+        x = x + self.dropped(answer)
+        return x if self.place == "pre" else self.attention_norm(x)

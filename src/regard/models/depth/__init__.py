@@ -5,10 +5,23 @@ from typing import Any, cast
 from regard import specs
 from regard.models.block_config import BlockConfig
 from regard.models.depth._base import Depth, Looped, Readout, Threads
+from regard.models.depth._leaving import Begin, Leaving, Notes
 
 PACKAGE = "regard.models.depth"
 
-__all__ = ["PACKAGE", "Depth", "Looped", "Readout", "Threads", "build_depth", "depth_class", "names"]
+__all__ = [
+    "PACKAGE",
+    "Begin",
+    "Depth",
+    "Leaving",
+    "Looped",
+    "Notes",
+    "Readout",
+    "Threads",
+    "build_depth",
+    "depth_class",
+    "names",
+]
 
 
 def names() -> list[str]:

@@ -1,5 +1,6 @@
 """Each block once, in order, until the model is sure of a token."""
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Annotated, ClassVar, Literal, cast, final
@@ -12,8 +13,8 @@ from torch.nn import functional as F
 from regard.composite import States
 from regard.errors import ConfigError, UnsupportedError
 from regard.models.blocks import Block
-from regard.models.depth._base import Depth, Looped, Readout, Threads, over, slots_of
-from regard.models.depth._leaving import of_some, until_left
+from regard.models.depth._base import Looped, Readout, Threads, slots_of
+from regard.models.depth._leaving import Leaving, of_some, taken
 from regard.models.depth._lessons import Answers, Weights, balanced, best, exit_weights, log_geometric, smoothed
 from regard.options import weight
 from regard.precision import accumulation_dtype
@@ -26,7 +27,7 @@ PLANNED = ("multinomial", "sequence")
 
 
 @final
-class EarlyExit(Depth):
+class EarlyExit(Leaving):
     """h^n = block_n(h^{n-1}) until c^n >= lambda'(t); from then on a token keeps its hidden state.
 
     Confidence c^n after block n, of each token t by itself:
@@ -60,8 +61,8 @@ class EarlyExit(Depth):
     block in training, as does one at lambda = 1.
 
     Cost: of every token the MLPs of its blocks, and for `softmax` an output layer after each but the last; averages of
-    all tokens up to the last of a call to leave; the keys of every block; in training an output layer for each that
-    learns. State: that of the blocks, and for `sequence` a sum.
+    the rows that have tokens left, or of all rows (`averages_rows`), up to the last of a call to leave; the keys of
+    every block; in training an output layer for each that learns. State: that of the blocks, and for `sequence` a sum.
 
     Raises:
         ConfigError: reversible blocks, whose stream is two, or a memory; `softmax` or what learns from targets in a
@@ -83,10 +84,13 @@ class EarlyExit(Depth):
         {"threshold": 0.5, "confidence": "multinomial", "oracle": "correctness", "heads": "layer", "exits": "aligned"},
         {"threshold": 0.5, "confidence": "sequence", "penalty": 0.1},
         {"threshold": 0.05, "exits": "mixed", "heads": "layer"},
+        {"thresholds": (0.03, 1.5, 0.06)},
     )
 
     threshold: Annotated[float, Ge(0), Le(1)] = 1.0
     """lambda: a token leaves once its confidence is as high; 1: none does"""
+    thresholds: tuple[float, ...] = ()
+    """tau_n of each block but the last in place of lambda, as `regard.calibration.grid_search` finds; none: lambda"""
     confidence: Literal["softmax", "saturation", "classifier", "geometric", "multinomial", "sequence"] = "softmax"
     """c: the gap between the two likeliest outputs, how little the last block turned the hidden state, or one that is
     learnt"""
@@ -119,10 +123,7 @@ class EarlyExit(Depth):
     """A_n and a_n, of each exit but the last"""
 
     def setup(self) -> None:
-        if self.config.block == "reversible":
-            raise ConfigError("depth='early_exit' runs blocks of one stream; use block='residual' or 'parallel'")
-        if getattr(self.config, "remembers", False):
-            raise ConfigError("depth='early_exit' has no memory of blocks that were skipped; leave the memory out")
+        super().setup()
         self._together()
         dim, layers = self.config.dim, self.config.layers
         self.maps = nn.ModuleList(nn.Linear(dim, dim) for _ in range(layers - 1) if self.heads == "layer")
@@ -143,6 +144,16 @@ class EarlyExit(Depth):
             )
         if self.learns and self.config.layers < 2:
             raise ConfigError("early_exit has no exit to train below the last in a model of one layer; use layers=2")
+        if self.thresholds:
+            count = self.config.layers - 1
+            if len(self.thresholds) != count or any(math.isnan(one) for one in self.thresholds):
+                raise ConfigError(
+                    f"thresholds are {count} numbers, one for every block but the last: {self.thresholds}"
+                )
+            if self.decaying or self.confidence in PLANNED:
+                raise ConfigError(
+                    "thresholds of each block do not decay, and planned exits ask for none; leave one out"
+                )
 
     @property
     def places(self) -> bool:
@@ -207,10 +218,12 @@ class EarlyExit(Depth):
         """
         self._require(readout, targets, depths)
         first = threads.states[0]
-        limit = self.limit(slots_of(x, positions, 0 if first is None else first.length))
+        slots = slots_of(x, positions, 0 if first is None else first.length)
+        limit = self.limit(slots)
         if self.training and self.exits == "mixed" and depths is None:
             depths = torch.randint(1, len(blocks) + 1, x.shape[:2], device=x.device)
-        stays = depths is None and (self.training or self.threshold == 1)
+        never = self.threshold == 1 and not self.thresholds and self.notes is None
+        stays = depths is None and (self.training or never)
         states = list(threads.states)
         mean = read = None
         if self.confidence == "sequence":
@@ -227,18 +240,18 @@ class EarlyExit(Depth):
                 return active & (depths > at + 1)
             of_exit = None if readout is None else partial(self.answered, at, readout)
             sureness = partial(self.sureness, readout=of_exit, first=at == 0)
-            return active & ~(of_some(active, sureness, x, before) >= limit)
+            return self.goes_on(
+                at, active, x, lambda asked: of_some(asked, sureness, x, before), self.asked(at, slots, limit)
+            )
 
-        left = until_left(
+        left = self.until_left(
             blocks,
             x,
             states,
             leaves=None if stays else leaves,
-            kept=self.kept,
             key_mask=key_mask,
             positions=positions,
             marks=marks,
-            training=self.training,
         )
         states = left.states
         if read is not None and first is not None:
@@ -257,10 +270,6 @@ class EarlyExit(Depth):
         if teaches and depths is not None:
             raise UnsupportedError("early_exit learns from every exit of a token; give depths in eval(), or to 'mixed'")
 
-    def kept(self, active: Tensor, after: Tensor, before: Tensor) -> Tensor:
-        """The hidden states after a block that only active tokens take."""
-        return torch.where(active[..., None], after, before)
-
     def mapped(self, at: int, hidden: Tensor) -> Tensor:
         """What the output layer reads of hidden states that leave after block `at`, from 0."""
         return hidden + self.maps[at](hidden) if at < len(self.maps) else hidden
@@ -268,10 +277,8 @@ class EarlyExit(Depth):
     def headed(self, hidden: Tensor, steps: Tensor) -> Tensor:
         """What the output layer reads of hidden states that left after so many blocks."""
         read = hidden
-        for at in range(len(self.maps)):
-            left = steps == at + 1
-            if not over(left):
-                read = torch.where(left[..., None], self.mapped(at, hidden), read)
+        for count in taken(steps, len(self.maps)):
+            read = torch.where((steps == count)[..., None], self.mapped(count - 1, hidden), read)
         return read
 
     def answered(self, at: int, readout: Readout, hidden: Tensor) -> Tensor:
@@ -317,6 +324,13 @@ class EarlyExit(Depth):
             fall = torch.exp(-self.temperature * slots.double() / self.horizon)
             limit = (0.9 * self.threshold + 0.1 * fall).clamp(0, 1)
         return torch.where(slots < self.whole, float("inf"), limit) if self.whole else limit
+
+    def asked(self, at: int, slots: Tensor, limit: Tensor | float) -> Tensor | float:
+        """What tokens in these slots leave at behind block `at`, from 0; `limit` where no block has its own."""
+        if not self.thresholds:
+            return limit
+        own = self.thresholds[at]
+        return torch.where(slots < self.whole, float("inf"), own) if self.whole else own
 
     def taught(
         self,

@@ -1,23 +1,21 @@
 """Each block once, in order, until a small head of its own is sure of a token."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Annotated, ClassVar, final
 
 import torch
 from annotated_types import Ge, Le
 from torch import Tensor, nn
 
-from regard.errors import ConfigError
 from regard.models.blocks import Block
-from regard.models.depth._base import Depth, Looped, Threads, over, slots_of
-from regard.models.depth._leaving import few, of_some, until_left
+from regard.models.depth._base import Looped, Threads, slots_of
+from regard.models.depth._leaving import Leaving, few, taken
 from regard.options import weight
 from regard.precision import accumulation_dtype
 
 
 @final
-class LightExit(Depth):
+class LightExit(Leaving):
     """h^n = block_n(h^{n-1}) until c^n = sigmoid(w_n . a^n + c_n) >= lambda, a^n = h^n / rms(h^n).
 
     A token that leaves after block n < N gives a^n + W_n a^n + b_n to the model's last norm, a guess at what the other
@@ -56,10 +54,7 @@ class LightExit(Depth):
     """c (layers - 1)"""
 
     def setup(self) -> None:
-        if self.config.block == "reversible":
-            raise ConfigError("depth='light_exit' runs blocks of one stream; use block='residual' or 'parallel'")
-        if getattr(self.config, "remembers", False):
-            raise ConfigError("depth='light_exit' has no memory of blocks that were skipped; leave the memory out")
+        super().setup()
         exits, dim = self.config.layers - 1, self.config.dim
         self.guess = nn.Parameter(torch.zeros(exits, dim, dim))
         self.guess_bias = nn.Parameter(torch.zeros(exits, dim))
@@ -83,29 +78,26 @@ class LightExit(Depth):
     ) -> Looped:
         """Blocks until every token has left; in training every token takes every block."""
         first = threads.states[0]
-        begins = slots_of(x, positions, 0 if first is None else first.length) < self.whole
+        limit = self.limit(slots_of(x, positions, 0 if first is None else first.length))
 
         def leaves(at: int, active: Tensor, x: Tensor, before: Tensor) -> Tensor:
-            sure = of_some(active, partial(self.sureness, at=at), x, before)
-            return active & (begins | ~(sure >= self.threshold))
+            return self.goes_on(at, active, x, lambda _: self.sureness(x, before, at=at), limit)
 
-        left = until_left(
+        left = self.until_left(
             blocks,
             x,
             threads.states,
-            leaves=None if self.training or self.threshold == 1 else leaves,
-            kept=self.kept,
+            leaves=None if self.training or (self.threshold == 1 and self.notes is None) else leaves,
             key_mask=key_mask,
             positions=positions,
             marks=marks,
-            training=self.training,
         )
         hidden = self.guesses(left.hidden, left.steps)
         return Looped(hidden, left.states, list(threads.memories), left.losses, steps=left.steps)
 
-    def kept(self, active: Tensor, after: Tensor, before: Tensor) -> Tensor:
-        """The hidden states after a block that only active tokens take."""
-        return torch.where(active[..., None], after, before)
+    def limit(self, slots: Tensor) -> Tensor | float:
+        """lambda of tokens in these slots; without end for the first ones of a text."""
+        return torch.where(slots < self.whole, float("inf"), self.threshold) if self.whole else self.threshold
 
     def sureness(self, hidden: Tensor, before: Tensor, *, at: int) -> Tensor:
         """c^n (batch, length) of the hidden states after block `at`, from 0; those before it say nothing more."""
@@ -115,14 +107,12 @@ class LightExit(Depth):
 
     def guesses(self, hidden: Tensor, steps: Tensor) -> Tensor:
         """What the last norm reads of tokens that left with these states after so many blocks."""
-        for at in range(self.config.layers - 1):
-            here = steps == at + 1
-            if over(here):
-                continue
+        for count in taken(steps, self.config.layers - 1):
+            here = steps == count
             if few(here):
-                hidden = hidden.index_put((here,), self.guessed(hidden[here], at))
+                hidden = hidden.index_put((here,), self.guessed(hidden[here], count - 1))
             else:
-                hidden = torch.where(here[..., None], self.guessed(hidden, at), hidden)
+                hidden = torch.where(here[..., None], self.guessed(hidden, count - 1), hidden)
         return hidden
 
     def guessed(self, hidden: Tensor, at: int) -> Tensor:

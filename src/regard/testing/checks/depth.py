@@ -178,7 +178,8 @@ def exits_by_definition(part: type[EarlyExit]) -> None:
                     wanted = headed(model, depth, x, steps)
                     assert_close(got.hidden[row, t], wanted, tolerance=1e-10, what=f"hidden state of {what}")
         taken = [] if got.steps is None else got.steps.unique().tolist()
-        require(depth.threshold == 1 or len(taken) > 1, f"tokens take {taken} blocks with {options}: too little to see")
+        never = depth.threshold == 1 and not depth.thresholds
+        require(never or len(taken) > 1, f"tokens take {taken} blocks with {options}: too little to see")
 
 
 def headed(model: LanguageModel, depth: EarlyExit, x: Tensor, steps: int) -> Tensor:
@@ -195,7 +196,9 @@ def _leaves(
 ) -> bool:
     """Whether a token leaves, by the papers' formulas."""
     limit = depth.threshold
-    if limit == 1:
+    if depth.thresholds:
+        limit = depth.thresholds[steps - 1] if steps < LAYERS else 2.0
+    elif limit == 1:
         return False
     if depth.decaying:
         limit = min(1.0, max(0.0, 0.9 * limit + 0.1 * math.exp(-4 * t / depth.horizon)))

@@ -1,0 +1,84 @@
+"""Rows of a batch that are asked for, against the whole batch: schemes, projections, mechanisms that can and cannot."""
+
+import pytest
+import torch
+
+from regard import AttentionLayer, Heads, UnsupportedError, build
+from regard.layer import of_rows
+from regard.testing.compare import assert_close, assert_identical
+from regard.testing.inputs import mask_with_holes, randn
+
+LENGTH, ROWS = 9, [1, 2, 4]
+AT = torch.arange(LENGTH) + torch.tensor([[0], [3], [5], [1], [8]])
+
+
+def layer(spec: str, **options: object) -> AttentionLayer:
+    return AttentionLayer(16, spec, **{"heads": 4, "max_length": 64, **options}).double().eval()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("spec", "options"),
+    [
+        ("softmax", {}),
+        ("softmax", {"kv_heads": 2, "position": "rotary"}),
+        ("softmax", {"position": "rotary(fraction=0.5)", "bias": True}),
+        ("softmax", {"position": "transformer_xl"}),
+        ("softmax", {"position": "alibi"}),
+        ("softmax", {"position": "learned"}),
+        ("softmax", {"projections": "gated"}),
+        ("softmax", {"projections": "none"}),
+        ("cosine", {"position": "shaw_keys"}),
+        ("additive", {}),
+        ("quantized", {}),
+        ("linear", {"position": "rotary"}),
+        ("local(window=3)", {}),
+        ("softmax:2 + linear:2", {}),
+        ("forgetting", {}),
+        ("longformer(window=2)", {}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("count", [1, 3])
+def test_some_rows_are_those_of_all(spec, options, count):
+    """With a mask, with positions of each row where the scheme takes them, behind a past; the state is that of all."""
+    attention, x, keep = layer(spec, **options), randn(5, LENGTH, 16, seed="x").double(), mask_with_holes(5, LENGTH)
+    past, start = LENGTH - count, attention.initial_state(5, dtype=x.dtype)
+    placed = options.get("position", "").partition("(")[0] in ("rotary", "learned")
+    for masked, at in ((False, False), (True, False), (False, placed)):
+        mask, positions = keep if masked else None, AT if at else None
+        first, rest = (
+            {
+                "key_mask": None if mask is None else mask[:, part],
+                "positions": None if positions is None else positions[:, part],
+            }
+            for part in (slice(0, past), slice(past, None))
+        )
+        state = attention(x[:, :past], **first, state=start).state
+        whole = attention(x[:, past:], **rest, state=state)
+        some = of_rows(attention, x[:, past:], ROWS, **rest, state=state)
+        assert whole.state is not None
+        assert some.state is not None
+        assert_close(some.hidden, whole.hidden[ROWS], tolerance=1e-12, what=f"hidden states, mask {masked}, {at}")
+        for name, tensor in whole.state.tensors().items():
+            assert_close(some.state.tensors()[name], tensor, tolerance=1e-12, what=name)
+    plain = of_rows(attention, x, ROWS)
+    assert_identical(plain.hidden, attention(x).hidden[ROWS], what="without a state")
+
+
+def test_averages_are_those_of_the_rows_alone():
+    attention, seen = layer("softmax"), []
+    attention.attention.register_forward_pre_hook(lambda _, given: seen.append(given[0].shape[0]))
+    state = attention.initial_state(5)
+    with torch.no_grad():
+        of_rows(attention, randn(5, 1, 16, seed="x").double(), ROWS, state=state)
+    assert seen == [3]
+
+
+def test_rows_are_refused_where_all_are_averaged():
+    q, k, v = (randn(count, 2, 1, 4, seed=name) for name, count in (("q", 1), ("k", 3), ("v", 3)))
+    linear, softmax = (build(spec, Heads(count=2, key_dim=4, causal=True)).eval() for spec in ("linear", "softmax"))
+    with pytest.raises(UnsupportedError, match="linear computes averages of all rows here"):
+        linear(q, k, v, state=linear.initial_state(3), rows=[0])
+    with pytest.raises(UnsupportedError, match="takes rows with a state and in eval"):
+        softmax(q, k, v, rows=[0])
