@@ -69,11 +69,11 @@ class PonderDifficulty(Claim):
 
     halting: str = "universal(steps=4, coordinates=none, ponder=0.003)"
     single: str = "universal(steps=1, coordinates=none, halting=False)"
-    symbols: int = 5
+    symbols: int = 6
     hops: int = 2
     queries: int = 12
-    dim: int = 48
-    train_steps: int = 900
+    dim: int = 32
+    train_steps: int = 1200
     batch: int = 32
     learning_rate: float = 6e-3
     rows: int = 500
