@@ -8,6 +8,7 @@ from regard import catalog, claims, register
 from regard.claims._plateau import FINISHED
 from regard.claims._units import OVER
 from regard.engines.routed.hashes import And, Or
+from tests.claims.depth_stand_ins import CALIBRATED, NAIVE, leave, ponders
 from tests.claims.gated_stand_ins import AFTER, elsewhere, letters
 from tests.claims.memory_stand_ins import ASKED, OWN, RUNNING, by_age, by_length, by_memory, in_turn, untrained
 from tests.claims.stand_ins import (
@@ -79,6 +80,8 @@ HOLDS: Mapping[str, Way] = {
     "entropy_scaled_gau_transfer": Way(method=elsewhere(relu_squared=0.3, entropy_scaled=0.1)),
     "etc_lookup": Way(method={"accuracy": masked}),
     "eviction_question_last": Way(dict.fromkeys(("h2o", "key_norm"), "random(budget={budget})")),
+    "exit_guarantee": Way(method=CALIBRATED),
+    "exits_against_fixed_depth": Way(method=leave(3.5)),
     "extrapolation": Way(method=ALIBI),
     "flash_against_gau": Way(module={"learned": letters()}, method=AFTER),
     "fusion_beats_concatenation": Way(),
@@ -103,6 +106,7 @@ HOLDS: Mapping[str, Way] = {
     ),
     "nystrom_against_performer": Way(method={"lines": landmarks(better=True)}),
     "outlier_activations": Way(method={"tails": quiet}),
+    "ponder_difficulty": Way(method=ponders(1.0, 1.2, 2.0)),
     "post_softmax": Way({"post": "discerning"}),
     "quantized_keys": Way(),
     "random_feature_variance": Way({"redraws": 60_000}, method={"needed": needed}),
@@ -149,6 +153,8 @@ FAILS: Mapping[str, Way] = {
     "entropy_scaled_gau_transfer": Way(method=elsewhere(relu_squared=0.1, entropy_scaled=0.3)),
     "etc_lookup": Way(),
     "eviction_question_last": Way(dict.fromkeys(("streaming", "h2o", "snapkv", "key_norm"), LOSSLESS)),
+    "exit_guarantee": Way(method=NAIVE),
+    "exits_against_fixed_depth": Way(method=leave(5.0)),
     "extrapolation": Way(method=longer(sinusoidal=0.0, rotary=0.0, alibi=0.5)),
     "flash_against_gau": Way(module={"learned": letters(mixed_chunk_2=0.1)}, method=AFTER),
     "fusion_beats_concatenation": Way({"learned": False}),
@@ -171,6 +177,7 @@ FAILS: Mapping[str, Way] = {
     "normalisation_and_recall": Way(),
     "nystrom_against_performer": Way(method={"lines": landmarks(better=False)}),
     "outlier_activations": Way({"silent": SOFT}),
+    "ponder_difficulty": Way(method=ponders(2.0, 2.0, 2.1)),
     "post_softmax": Way(),
     "quantized_keys": Way({"spread": 0.5}),
     "random_feature_variance": Way({"positive": "hyperbolic_random"}),
@@ -206,6 +213,7 @@ UNFINISHED: Mapping[str, Way] = {
     "entropy_scaled_gau_transfer": Way(method=elsewhere(relu_squared=0.3, change=0.02)),
     "etc_lookup": Way(method={"accuracy": lambda self, spec, seed, *, told=True: (1.0, ([1], [2.0] * 18 + [1.8] * 2))}),
     "eviction_question_last": Way(module={"change": lambda losses: 0.06}),
+    "exits_against_fixed_depth": Way(method=leave(3.5), module={"change": lambda losses: 0.06}),
     "flash_against_gau": Way(module={"learned": letters(change=0.02)}, method=AFTER),
     "gated_unit_half": Way(module={"learned": letters(change=0.02)}),
     "gaussian_heads": Way(module={"change": lambda losses: 0.06}),
@@ -215,6 +223,7 @@ UNFINISHED: Mapping[str, Way] = {
     "longer_memory": Way(method=by_length(-0.01, RUNNING)),
     "memory_by_fine_tuning": Way(module={**untrained(RUNNING), "bits": in_turn(2.6)}, method=ASKED),
     "outlier_activations": Way(module={"change": lambda losses: 0.06}),
+    "ponder_difficulty": Way(method=ponders(1.0, 1.2, 2.0, nats=RUNNING)),
     "shared_proposals": Way(module={"change": lambda losses, least: 0.06}),
     "synthesizer_tasks": Way(method=synthesized(0.25, -0.1, loss=[2.0] * 18 + [1.8] * 2)),
 }
