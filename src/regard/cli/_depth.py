@@ -99,16 +99,14 @@ class Evaluated:
     def counting(self, model: "nn.Module", forward: "Forward") -> "Forward":
         """`forward`, which also counts; itself where every token takes every block."""
         from regard.models import LanguageModel
-        from regard.models.depth.early_exit import PLANNED, EarlyExit
-        from regard.models.depth.light_exit import LightExit
-        from regard.models.depth.universal import Universal
+        from regard.models.depth.early_exit import PLANNED
 
         depth = model.depth if isinstance(model, LanguageModel) else None
-        if not isinstance(depth, EarlyExit | LightExit | Universal):
+        if depth is None or depth.most is None:
             return forward
-        each, steps = (depth.config.layers, depth.steps) if isinstance(depth, Universal) else (1, depth.config.layers)
-        self._found |= {"of_layers": each * steps}
-        if not isinstance(depth, Universal) and getattr(depth, "confidence", None) not in PLANNED:
+        each = depth.each
+        self._found |= {"of_layers": depth.most}
+        if hasattr(depth, "threshold") and getattr(depth, "confidence", None) not in PLANNED:
             self._found["threshold"] = depth.threshold
 
         def counted(model: "nn.Module", batch: "Batch", examples: "Examples") -> Any:
