@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -95,6 +96,28 @@ def stopped(folder: Path, ranks: Ranks, config: str) -> None:
     trained(folder, ranks, config)
 
 
+def stopped_slowly(folder: Path, ranks: Ranks, config: str) -> None:
+    """The first process takes its time to save, and the others leave when they may."""
+    save = trainer.checkpoint.save
+
+    def slow(*args: object, **kwargs: object) -> Path:
+        time.sleep(1)
+        return save(*args, **kwargs)  # type: ignore[arg-type]
+
+    trainer.checkpoint.save = slow
+    try:
+        stopped(folder, ranks, config)
+    finally:
+        there = [path.name for path in trainer.checkpoint.paths(folder / "run" / "checkpoints")]
+        print(f"left behind {' '.join(there)}", flush=True)
+
+
+def unlike_checkpoints(folder: Path, ranks: Ranks, config: str) -> None:
+    """One process sees the run as it was before."""
+    del config
+    resume(folder / ("older" if ranks.rank else "run"), steps=16, ranks=ranks)
+
+
 def failing(folder: Path, ranks: Ranks, config: str) -> None:
     def fail() -> None:
         raise DataError("a page of the book is missing")
@@ -118,7 +141,19 @@ def unlike(folder: Path, ranks: Ranks, config: str) -> None:
     trained(folder, ranks, config, learning_rate=0.5 if ranks.rank else 1e-3)
 
 
-SCENARIOS = {each.__name__: each for each in (curves, trained, continued, killed, stopped, failing, diverging, unlike)}
+_ALL = (
+    curves,
+    trained,
+    continued,
+    killed,
+    stopped,
+    stopped_slowly,
+    failing,
+    diverging,
+    unlike,
+    unlike_checkpoints,
+)
+SCENARIOS = {each.__name__: each for each in _ALL}
 
 
 def child(scenario: str, folder: Path, rest: list[str]) -> int:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -124,6 +125,22 @@ def test_a_signal_to_one_stops_all_with_a_checkpoint(config, tmp_path):
     assert codes == [143, 143], said
     saved = checkpoint.paths(tmp_path / "run" / "run" / "checkpoints")
     assert checkpoint.step_of(saved[-1]) == 7
+
+
+def test_nobody_leaves_before_the_checkpoint_is_written(config, tmp_path):
+    """torchrun ends the process that still writes when another one has left."""
+    codes, said = started("stopped_slowly", 2, tmp_path / "run", config)
+    assert codes == [143, 143], said
+    assert all(line.startswith("left behind") and line.endswith("step-00000007") for line in said), said
+
+
+def test_processes_that_see_other_checkpoints_are_refused(config, tmp_path):
+    assert started("trained", 2, tmp_path, config)[0] == [0, 0]
+    shutil.copytree(tmp_path / "run", tmp_path / "older")
+    shutil.rmtree(tmp_path / "older" / "checkpoints" / "step-00000008")
+    codes, said = started("unlike_checkpoints", 2, tmp_path, config)
+    assert codes == [2, 2], said
+    assert all("have another checkpoint than process 0" in line for line in said), said
 
 
 def test_parts_that_do_not_divide_are_refused_with_those_that_do(config, tmp_path):

@@ -1,5 +1,6 @@
 """The processes that `torchrun` started, and what is known of one that left."""
 
+import itertools
 import os
 import re
 import time
@@ -23,6 +24,8 @@ PLACE = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 TIMEOUT = "REGARD_TIMEOUT"
 """environment: seconds that a process waits for the others; 600 by default"""
 _WAITING = 600.0
+_GROUPS = itertools.count()
+"""numbers of the groups that this process joins, one after the other: each has keys of its own in the store"""
 _GRACE = 5.0
 """seconds in which a process that leaves with an error has said so"""
 _BROKEN = re.compile(r"gloo|NCCL|connection (closed|reset|refused)|broken pipe|timed? ?out|recv.*bytes|store", re.I)
@@ -30,7 +33,7 @@ _BROKEN = re.compile(r"gloo|NCCL|connection (closed|reset|refused)|broken pipe|t
 
 def launched() -> bool:
     """Whether this process is one of those that `torchrun` started."""
-    return all(name in os.environ for name in PLACE)
+    return all(os.environ.get(name) for name in PLACE)
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,12 @@ class Group:
             name, _, message = said.partition(": ")
             return _made(name, f"process {rank} of {self.count}: {message}")
         gone = self._gone()
-        who = " and ".join(map(str, gone)) if gone else "unknown"
+        if not gone:
+            return ResourceError(
+                f"process {self.rank} of {self.count}: no answer from the others within {_waiting():g} seconds: one is "
+                f"on a machine that was lost, or slower than that (raise {TIMEOUT}). {str(error).splitlines()[0]:.200}"
+            )
+        who = " and ".join(map(str, gone))
         return ResourceError(
             f"process {self.rank} of {self.count}: lost process {who}, which left without a word (killed, or out of "
             f"memory); the run goes on from its last checkpoint with --resume. {str(error).splitlines()[0]:.200}"
@@ -200,7 +208,7 @@ def joined() -> Iterator[Group]:
     try:
         store, rank, count = next(dist.rendezvous("env://", timeout=timeout))
         store.set_timeout(timeout)
-        store = dist.PrefixStore("regard", store)
+        store = dist.PrefixStore(f"regard/{next(_GROUPS)}", store)
         store.set(f"process/{rank}", f"{os.uname().nodename} {os.getpid()}")
         dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=timeout)
     except (RuntimeError, ValueError) as error:

@@ -85,7 +85,7 @@ class Replicas(Ranks):
                 f"{self.count} processes, which does not divide; use training.batch_size="
                 f"{' or '.join(str(each * config.accumulation) for each in fits)}, or other processes"
             )
-        if config.carry:
+        if config.carry and self.count > 1:
             raise UnsupportedError(
                 "training.carry keeps what each row remembers in one process; leave it out, or train with one process"
             )

@@ -237,8 +237,7 @@ class Trainer:
             self.interval = Interval()
 
     def _gradients(self, parts: list[Batch]) -> tuple[dict[str, float], int, list[ModelState | None]]:
-        """Accumulate the gradient of the objective over the parts; the sums that the metrics need, the input positions,
-        and what each part's rows remember."""
+        """Accumulate the gradient over the parts; the metrics' sums, the positions, what each part's rows remember."""
         counts = {"tokens": sum(part.tokens for part in parts), "positions": sum(part.positions for part in parts)}
         everywhere = self.ranks.total(counts)
         tokens, positions = everywhere["tokens"], everywhere["positions"]
@@ -346,13 +345,13 @@ class Trainer:
     def _save(self) -> None:
         self._saved_step = self.progress.step
         random = self.ranks.random_states(checkpoint.rng_states(self.device))
-        if not self.ranks.main:
-            return
-        progress = replace(self.progress, metrics_bytes=self.log.sync(), interval=self.interval.sums)
-        memory = None if self.carrying is None else self.carrying.tensors()
-        path = checkpoint.save(self.checkpoints, progress, self.model, self.optimizer, self.device, memory, random)
-        checkpoint.retain(self.checkpoints, self.config.keep, damaged=self.damaged)
-        self._tell({"kind": "checkpoint", "step": progress.step, "path": str(path)})
+        if self.ranks.main:
+            progress = replace(self.progress, metrics_bytes=self.log.sync(), interval=self.interval.sums)
+            memory = None if self.carrying is None else self.carrying.tensors()
+            path = checkpoint.save(self.checkpoints, progress, self.model, self.optimizer, self.device, memory, random)
+            checkpoint.retain(self.checkpoints, self.config.keep, damaged=self.damaged)
+            self._tell({"kind": "checkpoint", "step": progress.step, "path": str(path)})
+        self.ranks.meet()  # who leaves before it is written may end the process that writes it
 
     def _interrupt(self, received: signal.Signals) -> None:
         step = self.progress.step
@@ -371,6 +370,7 @@ class Trainer:
             for leftover in self.checkpoints.glob(".step-*") if self.ranks.main else ():
                 discard(leftover)
         saved, self.damaged = checkpoint.newest(self.checkpoints)
+        self.ranks.same({"checkpoint": repr(saved and saved.progress)})
         if self.identity is not None:
             if saved is not None:
                 self.identity.require(saved, self.run)
