@@ -73,7 +73,7 @@ def test_the_first_token_stays_for_exits_of_ones_own():
 
 
 def test_what_cannot_be_given_exits_is_refused(tmp_path):
-    with pytest.raises(UnsupportedError, match="runs its blocks once, in order"):
+    with pytest.raises(UnsupportedError, match="blocks that run once, in order"):
         own_exits(model_of("universal(steps=2)"))
     kept(tmp_path / "exits", "own", 0.999)
     other = model_of()

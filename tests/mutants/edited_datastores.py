@@ -130,8 +130,8 @@ MIXED_IN = (
     Edit(
         "the gate is turned",
         f"{GATE}.forward",
-        "torch.lerp(mean, hidden, own)",
-        "torch.lerp(hidden, mean, own)",
+        "torch.lerp(mean.to(hidden.dtype), hidden, own.to(hidden.dtype))",
+        "torch.lerp(hidden, mean.to(hidden.dtype), own.to(hidden.dtype))",
         NEIGHBOURS,
         "test_an_open_gate_is_the_model_and_a_closed_one_the_memory",
     ),
@@ -148,8 +148,8 @@ MIXED_IN = (
         "distances count unasked",
         f"{GATE}.forward",
         "if self.temperature is not None:\n        far = neighbours.distances.masked_fill(~there, 0)\n"
-        "        logits = logits - far.to(logits.dtype) / self.temperature",
-        "far = neighbours.distances.masked_fill(~there, 0)\n    logits = logits - far.to(logits.dtype)",
+        "        logits = logits - far.to(wide) / self.temperature",
+        "far = neighbours.distances.masked_fill(~there, 0)\n    logits = logits - far.to(wide)",
         NEIGHBOURS,
         "test_distances_have_no_part_unless_asked_for",
     ),
@@ -173,8 +173,8 @@ MIXED_IN = (
     Edit(
         "a position without neighbours is a mixture with nothing",
         f"{GATE}.forward",
-        "torch.where(some, torch.lerp(mean, hidden, own), hidden)",
-        "torch.lerp(mean * some, hidden, own)",
+        "torch.where(some, mixed, hidden)",
+        "torch.lerp((mean * some).to(hidden.dtype), hidden, own.to(hidden.dtype))",
         NEIGHBOURS,
         LOOPS,
         (None,),

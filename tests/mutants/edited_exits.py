@@ -64,8 +64,8 @@ WHO = (
     Edit(
         "no MLP of those that are there",
         f"{BLOCKS}:Block.mixed",
-        "in_pieces(self.mlp, x[only][None], self.mlp_chunks)[0]",
-        "0.0",
+        "whole[only] = found",
+        "whole[only] = 0.0",
         OF_LIGHT,
         FORMULAS,
     ),
@@ -123,7 +123,14 @@ WHO = (
     Edit(
         "the first token may leave", f"{LIGHT}:LightExit.limit", "slots < self.whole", "slots < 0", OF_LIGHT, FORMULAS
     ),
-    Edit("another unit size", f"{LIGHT}:of_unit_size", ".mean(-1", ".sum(-1", OF_LIGHT, FORMULAS),
+    Edit(
+        "another unit size",
+        f"{LIGHT}:of_unit_size",
+        "factor = square.masked_fill(square == 0, 1).rsqrt()",
+        "factor = (2 * square).masked_fill(square == 0, 1).rsqrt()",
+        OF_LIGHT,
+        FORMULAS,
+    ),
     Edit(
         "guesses of what comes out, not of what is added",
         "regard.training.exit_heads:_fit_guesses",

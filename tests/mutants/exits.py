@@ -94,7 +94,8 @@ class AsksOneHead(EarlyExit):
 class PlansByTheLeast(EarlyExit):
     """Leaves where q is least."""
 
-    def plan(self, read: Tensor) -> Tensor:
+    def plan(self, read: Tensor, slots: Tensor) -> Tensor:
+        del slots
         return self.chooser(read).argmin(-1) + 1
 
 

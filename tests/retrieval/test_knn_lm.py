@@ -16,7 +16,7 @@ from regard.retrieval import Datastore, KnnLm, Neighbours, bootstrap, build, loo
 from regard.retrieval.documents import Text, digest
 from regard.retrieval.evaluation import Looked
 from regard.retrieval.keys import joined, kept_keys
-from regard.retrieval.knn_lm import own_entries
+from regard.retrieval.own import Own
 from regard.tasks.base import IGNORE
 from regard.tasks.reader import Encoded
 from regard.training.batches import collate
@@ -354,7 +354,7 @@ def test_positions_without_a_target_have_no_own_entry(decoder, tmp_path):
     model = decoder()
     store, examples = built(model, tmp_path / "store"), windows(TEXTS, Letters(), 16)
     batch = collate(examples, list(range(len(examples))), VOCAB)
-    own, counts = own_entries(store, examples, batch), (batch.targets != IGNORE).flatten()
+    own, counts = Own(store)(examples, batch), (batch.targets != IGNORE).flatten()
     assert own is not None
     assert (own[~counts] == -1).all()
     assert (own[counts] >= 0).any(1).all()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 CALIBRATED = "calibrated"
 _APART = (
     "do not go together: a datastore is searched by what the last block makes of a token, and a token that leaves "
-    "early never comes to it; leave one of them out"
+    "early never comes to it; leave one out"
 )
 
 
