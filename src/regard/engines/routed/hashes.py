@@ -34,8 +34,8 @@ __all__ = [
 ]
 
 NODES = 96
-"""of each integral. Up to 16 buckets the error stays below 1e-8 from an angle of 0.01 on, and below 2e-4 before; of more
-the ridge is narrower: 5e-4 before at 1,000 buckets, and 1e-7 from 0.02 on at 100,000"""
+"""of each integral. Up to 16 buckets the error stays below 1e-8 from an angle of 0.01 on, and below 2e-4 before;
+of more the ridge is narrower: 5e-4 before at 1,000 buckets, and 1e-7 from 0.02 on at 100,000"""
 FAR = 8.5
 """standard deviations beyond which a normal variable is not looked for"""
 
@@ -103,8 +103,8 @@ def collision_probability(angle: float, num_buckets: int = 2) -> float:
     and b int int phi(s, t) P(|u| < s, |w| < t)^(b / 2 - 1) ds dt over s, t > 0 is the probability that the largest of
     both is the same one, on the same side.
 
-    The integrals are sums over fixed points: up to 16 buckets exact to 1e-8 from an angle of 0.01 on and to 2e-4 before,
-    to 5e-4 before at 1,000 buckets.
+    The integrals are sums over fixed points: up to 16 buckets exact to 1e-8 from an angle of 0.01 on and to 2e-4
+    before, to 5e-4 before at 1,000 buckets.
 
     Args:
         angle: in radians, from 0 to pi.
