@@ -109,7 +109,7 @@ class Group:
         """The error of a process that found another one missing."""
         for rank, said in self._last_words().items():
             name, _, message = said.partition(": ")
-            return _made(name, f"process {rank} of {self.count}: {message}")
+            return error_of(name, f"process {rank} of {self.count}: {message}")
         gone = self._gone()
         if not gone:
             return ResourceError(
@@ -163,11 +163,11 @@ def _lives(process: int) -> bool:
     except ProcessLookupError:
         return False
     except OSError:
-        return True
-    return not os.path.isdir("/proc/self")
+        pass
+    return True
 
 
-def _made(name: str, message: str) -> RegardError:
+def error_of(name: str, message: str) -> RegardError:
     """The error of a name, as another process raised it."""
     kind = getattr(errors, name, None)
     if isinstance(kind, type) and issubclass(kind, RegardError):

@@ -1,10 +1,9 @@
 """Data parallel training: every process has the whole model, and a share of every part of a batch."""
 
 import functools
-import hashlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,12 +13,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from regard.core import Attention, recomputing
-from regard.distributed.group import Group, _made
+from regard.distributed.group import Group, error_of
 from regard.errors import ConfigError, UnsupportedError
 from regard.options import registered_name
 from regard.training.config import TrainingConfig
 from regard.training.evaluation import Scores
-from regard.training.interruption import locked
 from regard.training.ranks import Ranks
 
 Item = TypeVar("Item")
@@ -103,7 +101,7 @@ class Replicas(Ranks):
             raise error
         for rank, words in enumerate(everyone):
             if words is not None:
-                raise _made(words[0], f"process {rank} of {self.count}: {words[1]}")
+                raise error_of(words[0], f"process {rank} of {self.count}: {words[1]}")
 
     def same(self, facts: Mapping[str, str]) -> None:
         everyone = self.group.gathered(dict(facts))
@@ -118,18 +116,11 @@ class Replicas(Ranks):
 
     @contextmanager
     def held(self, run: Path) -> Iterator[None]:
-        if not self.main:
+        with ExitStack() as stack:
             with self.together():
-                pass
+                if self.main:
+                    stack.enter_context(super().held(run))
             yield
-            return
-        lock = locked(run)
-        with self.together():
-            lock.__enter__()
-        try:
-            yield
-        finally:
-            lock.__exit__(None, None, None)
 
     def share(self, items: Sequence[Item]) -> Sequence[Item]:
         total = len(items)
@@ -209,12 +200,6 @@ class Replicas(Ranks):
                 return None
             whole.include(each)
         return whole
-
-    def begin_random(self, seed: int, step: int) -> None:
-        torch.manual_seed(seed)
-        if self.rank or step:
-            digest = hashlib.sha256(repr((seed, step, self.rank, self.count)).encode()).digest()
-            torch.manual_seed(int.from_bytes(digest[:7], "little"))
 
     def random_states(self, states: dict[str, Tensor]) -> dict[str, Tensor]:
         everyone = self.group.gathered(states)
