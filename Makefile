@@ -4,7 +4,8 @@ BIN := .venv/bin
 # First and by its exact version: a bare `torch` drags in gigabytes on a machine without a GPU.
 TORCH := torch==2.13.0
 
-.PHONY: demo test test-claims test-avx2 quick lint docs screenshots five-minutes bench mutation external clean
+.PHONY: demo test test-lowest test-highest sbom licences test-claims test-processes test-avx2 quick lint docs screenshots five-minutes \
+	bench mutation campaign campaign-short external clean
 .DELETE_ON_ERROR:
 
 .venv/.base: pyproject.toml
@@ -30,18 +31,53 @@ demo: .venv/.base  ## compare attention mechanisms on real text; the report land
 	$(BIN)/regard compare softmax 'local(window=32)' linear 'linear / softmax' --out demo --budget 5m
 
 test: .venv/.test  ## the test suite
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m 'not external and not study'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m 'not external and not study and not processes'
 
 test-claims: .venv/.test  ## claims reach their controls, do not hold of something wrong, and do of something made for them
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal tests/claims -m study
+
+test-processes: .venv/.test  ## several processes train together: replicas, shards, heads, sequences
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/distributed -m processes
 
 test-avx2: .venv/.test  ## the conformance suite and its mutants, with the rounding of a processor without AVX-512
 	OMP_NUM_THREADS=1 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 \
 		$(BIN)/python -m pytest --numprocesses 2 --dist worksteal \
 		tests/test_conformance.py tests/test_mutants.py tests/test_conditioning.py
 
+# Every dependency but torch at its lowest declared or its highest version. Other builds of torch bring gigabytes of CUDA,
+# so it is TORCH here too, unless TORCH_VERSION says another: the lowest declared one is 2.11.0.
+VERSION_TESTS ?= tests/install/test_versions.py tests/test_catalog.py tests/test_specs.py tests/test_doctests.py \
+	tests/cli/test_train.py tests/cli/test_evaluate.py tests/cli/test_tasks.py tests/cli/test_tokens.py \
+	tests/tasks tests/tokens tests/training tests/report tests/retrieval
+.venv-%/.done: pyproject.toml
+	$(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/python -m pip install --quiet uv $(if $(TORCH_VERSION),torch==$(TORCH_VERSION),$(TORCH))
+	echo "torch; sys_platform == 'never'" > .venv-$*/overrides.txt
+	.venv-$*/bin/uv pip compile --quiet pyproject.toml --extra test --extra pretrained --override .venv-$*/overrides.txt \
+		--python .venv-$*/bin/python --resolution $(if $(filter lowest,$*),lowest-direct,highest) --output-file .venv-$*/pins.txt
+	.venv-$*/bin/python -m pip install --quiet --requirement .venv-$*/pins.txt
+	.venv-$*/bin/python -m pip install --quiet --no-deps --editable .
+	@touch $@
+
+test-lowest test-highest: test-%: .venv-%/.done  ## a part of the suite (VERSION_TESTS) with the lowest or highest versions
+	OMP_NUM_THREADS=1 .venv-$*/bin/python -m pytest --numprocesses 2 --dist worksteal -m 'not external and not study and not processes' $(VERSION_TESTS)
+
+.venv-sbom/.done: pyproject.toml
+	$(PYTHON) -m venv .venv-sbom
+	.venv-sbom/bin/python -m pip install --quiet $(TORCH)
+	.venv-sbom/bin/python -m pip install --quiet '.[log,pretrained,knn,metrics,parquet]' packaging
+	@touch $@
+
+sbom: .venv/.base .venv-sbom/.done  ## sbom.json: what an installation with every extra consists of, as CycloneDX
+	$(BIN)/python -m pip install --quiet 'cyclonedx-bom>=7,<8'
+	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --output-format JSON \
+		--output-file sbom.json .venv-sbom/bin/python
+
+licences: .venv-sbom/.done  ## docs/recorded/licences.json, from what is installed; fails if one is not allowed
+	.venv-sbom/bin/python docs/licences.py
+
 quick: .venv/.test  ## the tests without the conformance suite, mutants and installs
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m 'not external and not study and not install' \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m 'not external and not study and not processes and not install' \
 		--ignore tests/test_conformance.py --ignore tests/test_mutants.py
 
 external: .venv/.external  ## published packages agree
@@ -70,5 +106,11 @@ bench: .venv/.base  ## recorded, never asserted; see LOG.md
 mutation: .venv/.test  ## mechanical mutants of every mechanism; records the survivors
 	$(BIN)/python -m tests.mutants.mechanical --tests 'tests/attention/{family}/test_{name}.py' --record
 
+campaign: .venv/.test  ## attacks the library; goes on behind docs/recorded/reliability.jsonl, writes docs/reliability.md
+	PYTHONPATH=src $(BIN)/python -m campaign
+
+campaign-short: .venv/.test  ## a little of every part with new seeds, in less than two minutes; writes nothing
+	PYTHONPATH=src $(BIN)/python -m campaign --short
+
 clean:
-	rm -rf .venv docs/_build docs/generated build dist
+	rm -rf .venv .venv-lowest .venv-highest .venv-sbom sbom.json docs/_build docs/generated build dist
