@@ -221,7 +221,7 @@ def blocks(language: str) -> list[str]:
 def test_the_commands_of_the_page_are_commands():
     import tyro
 
-    from regard.cli import compare, evaluate, generate
+    from regard.cli import compare, evaluate, generate, tokens
     from regard.cli._run_options import KINDS, parse, run_config
 
     lines = [line for block in blocks("bash") for line in block.splitlines() if line.startswith("regard ")]
@@ -231,7 +231,7 @@ def test_the_commands_of_the_page_are_commands():
         if verb == "train":
             trained.add(run_config(parse(words, "train")).task.name)
         else:
-            options = {"compare": compare, "evaluate": evaluate, "generate": generate}[verb].Options
+            options = {"compare": compare, "evaluate": evaluate, "generate": generate, "tokens": tokens}[verb].Options
             tyro.cli(options, args=words)
     assert trained == set(KINDS)
     table = PAGE.read_text(encoding="utf-8").partition("| task |")[2].partition("\n\n")[0]

@@ -10,6 +10,7 @@ from jaxtyping import Float64, Int64, UInt8
 
 from regard.errors import ConfigError, UnsupportedError
 from regard.tasks.base import Split, Task
+from regard.tasks.stored_windows import StoredWindows
 from regard.tasks.text import TextTask
 
 _LONGEST_GRAM = 7
@@ -177,6 +178,11 @@ def _targets(task: Task, split: Split, indices: Sequence[int] | None) -> _Target
     if not isinstance(task, TextTask):
         raise UnsupportedError(f"bits per byte need text: the task {task.name} has none; use the task text")
     windows = task.examples(split)
+    if isinstance(windows, StoredWindows):
+        raise UnsupportedError(
+            f"{task.config.corpus} is a token store, and n-grams and xz read all text into memory: give them a smaller "
+            "corpus"
+        )
     index = np.arange(len(windows)) if indices is None else np.unique(np.asarray(indices, np.int64))
     if index.size == 0 or index[0] < 0 or index[-1] >= len(windows):
         raise ConfigError(f"windows must be some of 0 .. {len(windows) - 1} of the {split} split, got {indices!r:.80}")

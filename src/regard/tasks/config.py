@@ -22,8 +22,8 @@ class TextConfig:
 
     corpus: str = "state_of_the_union"
     """A bundled corpus (state_of_the_union, song_ci), the source code of this Python's standard library
-    (python_library), a file of text (.txt, .md, .py), one with a text in every row (.jsonl, .csv, .parquet), or a
-    folder of such files."""
+    (python_library), a file of text (.txt, .md, .py), one with a text in every row (.jsonl, .csv, .parquet), a folder
+    of such files; or a token store, which regard tokens build makes of text of any size."""
     tokenizer: Literal["bytes", "bpe", "published"] = "bytes"
     """bytes: the UTF-8 bytes themselves; bpe: byte-level byte-pair encoding, trained on the training split only;
     published: that of the weights that training starts from, which is so without being said."""

@@ -16,6 +16,7 @@ from regard.tasks.config import TABLES, TEXTS, TextConfig
 from regard.tasks.folders import read_folder
 from regard.tasks.tables import rows, text_in
 from regard.tasks.text_files import read_text
+from regard.tasks.token_store import is_store
 
 BUNDLED = ("song_ci", "state_of_the_union")
 LIBRARY = "python_library"
@@ -116,6 +117,11 @@ def open_corpus(config: TextConfig) -> Corpus:
     if not path.exists():
         hint = nearest(name, NAMED)
         raise DataError(f"there is no corpus {name!r}: no such file, and no bundled corpus of that name; {hint}")
+    if is_store(name):
+        raise ConfigError(
+            f"{name} is a token store, which training and evaluating a run on text read; this needs text: give the "
+            "folder that it was built of"
+        )
     if path.is_dir():
         folder = read_folder(path, config.suffixes or (*TEXTS, *TABLES))
         if not folder.paths:

@@ -8,9 +8,11 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Bool, Int64
 
+from regard.errors import ConfigError
 from regard.tasks.base import IGNORE, Example, Split, Task
 from regard.tasks.config import MaskedConfig
 from regard.tasks.sentences import in_front, sentence_numbers
+from regard.tasks.stored_windows import StoredWindows
 from regard.tasks.text import TextTask, Windows
 from regard.tasks.tokenizer import Tokenizer
 
@@ -55,7 +57,11 @@ class MaskedTask(Task):
     def __init__(self, config: MaskedConfig, *, seed: int = 0, tokenizer: Tokenizer | None = None):
         self.config, self.seed = config, seed
         self.text = TextTask(config, tokenizer=tokenizer)
-        assert isinstance(self.text.tokenizer, Tokenizer)
+        if not isinstance(self.text.tokenizer, Tokenizer):
+            raise ConfigError(
+                f"task masked needs a token that no text can hold, and the {self.text.tokenizer.kind} tokenizer of "
+                f"{config.corpus} has none: build the store with --tokenizer bytes or bpe"
+            )
         self.tokenizer: Tokenizer = self.text.tokenizer
         self.summaries, self.hidden = config.summaries or 0, config.hidden_sentences or 0.0
         self.length = config.length + self.summaries
@@ -76,7 +82,12 @@ class MaskedWindows:
 
     task: MaskedTask
     split: Split
-    windows: Windows
+    windows: Windows | StoredWindows
+
+    @property
+    def streamed(self) -> bool:
+        """As `Examples` may say."""
+        return isinstance(self.windows, StoredWindows)
 
     def __len__(self) -> int:
         return len(self.windows)

@@ -24,7 +24,7 @@ class Row(NamedTuple):
     values: Mapping[str, object]
 
 
-def rows(path: Path, columns: Mapping[str, str]) -> Iterator[Row]:
+def rows(path: Path, columns: Mapping[str, str], *, span: tuple[int, int] | None = None) -> Iterator[Row]:
     """The rows of a file, from the first on. Blank lines are none.
 
     .jsonl: one JSON object a line. .csv: RFC 4180, with a header; quoted cells may hold line ends, and cells have any
@@ -33,12 +33,15 @@ def rows(path: Path, columns: Mapping[str, str]) -> Iterator[Row]:
     Args:
         path: a file that ends in one of `regard.tasks.config.TABLES`.
         columns: the columns that are wanted -> the option that names another one, for messages.
+        span: of .jsonl, only the lines that begin from this byte up to that one, which may be none; None: all.
 
     Raises:
         DataError: a file that is missing, empty, damaged or in another encoding; a line that is no row; a column that
             is not there. The message says on which line.
         UnsupportedError: .parquet without pyarrow.
     """
+    if span is not None:
+        return _json_lines(path, columns, span)
     read = {".jsonl": _json_lines, ".csv": _csv, ".parquet": _parquet}[path.suffix.lower()]
     return read(path, columns)
 
@@ -65,12 +68,13 @@ def text_in(row: Row, column: str, option: str) -> str:
     return value
 
 
-def _json_lines(path: Path, columns: Mapping[str, str]) -> Iterator[Row]:
-    empty = True
-    for number, line in enumerate(lines(path), 1):
+def _json_lines(path: Path, columns: Mapping[str, str], span: tuple[int, int] | None = None) -> Iterator[Row]:
+    empty = span is None
+    behind = "" if span is None else f" behind byte {span[0]}"
+    for number, line in enumerate(lines(path, span), 1):
         if not line.strip():
             continue
-        empty, where = False, f"{path}, line {number}"
+        empty, where = False, f"{path}, line {number}{behind}"
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:

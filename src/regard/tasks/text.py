@@ -4,6 +4,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -14,7 +15,9 @@ from regard.tasks.base import IGNORE, SPLITS, Example, Split, Task, checked_inde
 from regard.tasks.config import TextConfig
 from regard.tasks.corpus import Corpus, open_corpus
 from regard.tasks.reader import Reader
+from regard.tasks.stored_windows import BLOCKS_OF_ONE_DOCUMENT, StoredWindows
 from regard.tasks.token_files import Tokens, cache_folder, token_files
+from regard.tasks.token_store import TokenStore, is_store
 from regard.tasks.tokenizer import DEFAULT_VOCAB_SIZE, PUBLISHED, Tokenizer, build_tokenizer
 
 _FORMAT = 1
@@ -22,7 +25,6 @@ _FORMAT = 1
 _FILES = "sha256"
 """Part of the key too: raise it when the files are others, so that those of earlier versions are written anew."""
 
-_BLOCKS_OF_ONE_DOCUMENT = 20
 _LOG = logging.getLogger("regard")
 
 
@@ -61,7 +63,7 @@ class Windows:
         counts = -((1 - np.diff(tokens.starts)) // length)  # ceil((tokens - 1) / length)
         self._ends = np.cumsum(counts)
         self._begins = self._ends - counts
-        self.num_documents = counts.size if counts.size > 1 else min(_BLOCKS_OF_ONE_DOCUMENT, len(self))
+        self.num_documents = counts.size if counts.size > 1 else min(BLOCKS_OF_ONE_DOCUMENT, len(self))
 
     @property
     def begins(self) -> Int64[np.ndarray, "documents"]:
@@ -145,6 +147,10 @@ class TextTask(Task):
     def __init__(self, config: TextConfig, *, tokenizer: Reader | None = None):
         self.config = config
         self.length = config.length
+        self._store: TokenStore | None = None
+        if is_store(config.corpus):
+            self._stored(config, tokenizer)
+            return
         corpus = open_corpus(config)
         if corpus.left_out:
             _LOG.warning("%s: %d file(s) are read%s", corpus.name, len(corpus.paths), corpus.left_out)
@@ -160,21 +166,67 @@ class TextTask(Task):
         for split in SPLITS:
             self._require_window(split)
 
-    def examples(self, split: Split) -> Windows:
-        if split not in self._tokens:
+    def examples(self, split: Split) -> Windows | StoredWindows:
+        if split not in SPLITS:
             raise ConfigError(f"task text: there is no split {split!r}; splits are {', '.join(SPLITS)}")
+        if self._store is not None:
+            if split not in self._windows:
+                self._windows[split] = StoredWindows(self._store, split, self.length)
+            return self._windows[split]
         return Windows(self._tokens[split], self.tokenizer, self.length)
 
+    def _stored(self, config: TextConfig, tokenizer: Reader | None) -> None:
+        """Read a token store in place of text."""
+        _require_unsaid(config, tokenizer)
+        self._store = TokenStore.open(config.corpus)
+        self._windows: dict[Split, StoredWindows] = {}
+        self.tokenizer = self._store.tokenizer
+        if tokenizer is not None and tokenizer.to_json() != self.tokenizer.to_json():
+            raise DataError(
+                f"{config.corpus} was built with another tokenizer ({self.tokenizer.kind}, SHA-256 "
+                f"{self._store.facts.tokenizer.sha256[:12]}...) than what is read with here ({tokenizer.kind}); "
+                "build a store with this one: regard tokens build --tokenizer"
+            )
+        self.vocab_size = self.tokenizer.vocab_size
+        self.fingerprint = _hash("store", self._store.digest, config.length)
+        for split in SPLITS:
+            amount = self._store.amount(split)
+            if not amount.documents:
+                raise DataError(
+                    f"{config.corpus} holds no document of the {split} split, which the hash of each decides: build it "
+                    f"of more documents, or with another --holdout than {self._store.facts.holdout}"
+                )
+            self._require_window(split)
+
     def _require_window(self, split: Split) -> None:
-        longest = int(np.diff(self._tokens[split].starts).max())
+        if self._store is not None:
+            windows = self.examples(split)
+            assert isinstance(windows, StoredWindows)
+            longest = windows.longest
+        else:
+            longest = int(np.diff(self._tokens[split].starts).max())
         if longest <= self.length:
             needed = self.length + 1
             share = f" or a larger --task.holdout than {self.config.holdout}" if split != "train" else ""
+            share = "" if self._store is not None else share
             shorter = f"set --task.length to {longest - 1} or less, or " if longest > 2 else ""
             raise DataError(
                 f"{self.config.corpus} is too small for windows of {self.length} tokens: each takes {needed} tokens of "
                 f"one document, and the longest {split} document has {longest} ({self.tokenizer.kind}, with what "
                 f"stands at both ends); {shorter}give longer documents{share}"
+            )
+
+
+def _require_unsaid(config: TextConfig, tokenizer: Reader | None) -> None:
+    """Refuse what was decided when a store was built: ignored, it would look like it worked. A tokenizer that is given
+    itself is compared."""
+    unsaid = {each.name: each.default for each in fields(TextConfig)}
+    names = ["field", "separator", "suffixes", "holdout", "cache"]
+    for name in names if tokenizer is not None else ["tokenizer", "vocab_size", *names]:
+        given = getattr(config, name)
+        if given != unsaid[name]:
+            raise ConfigError(
+                f"{config.corpus} is a token store, and {name}={given!r} was decided when it was built; leave it out"
             )
 
 

@@ -1,0 +1,60 @@
+"""The documents of a piece of a corpus, read one after the other."""
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from regard.errors import LimitError
+from regard.tasks.base import Split
+from regard.tasks.config import TABLES
+from regard.tasks.corpus import FIELD
+from regard.tasks.tables import rows, text_in
+from regard.tasks.text_files import parts, read_text
+from regard.tokens.plan import Piece
+
+MOST_BYTES = 1 << 30
+"""of a file that is one document, which is read whole"""
+
+
+def texts(base: Path, piece: Piece, field: str | None, separator: str | None) -> Iterator[str]:
+    """The documents of a piece.
+
+    Args:
+        base: folder that its path counts from.
+        piece: of a plan.
+        field: column of .csv and .parquet, or key of .jsonl, that holds the text; None: text.
+        separator: text that separates the documents of a file of text; None: a file is one document.
+
+    Raises:
+        DataError: a file that cannot be read, or holds no such texts.
+        LimitError: a document that is too large to be read whole.
+    """
+    path = base / piece.path
+    if path.suffix.lower() in TABLES:
+        column = field or "text"
+        span = None if piece.stop is None else (piece.start, piece.stop)
+        for row in rows(path, {column: FIELD}, span=span):
+            yield text_in(row, column, FIELD)
+    elif separator is not None:
+        yield from parts(path, separator)
+    elif piece.size > MOST_BYTES:
+        raise LimitError(
+            f"{path} is one document of {piece.size:,} bytes, and at most {MOST_BYTES:,} are read whole; say what "
+            "separates its documents: --separator"
+        )
+    else:
+        yield read_text(path)
+
+
+def split_of(text: str, holdout: float) -> Split:
+    """The split of a document, by the first 64 bits of the SHA-256 of its text.
+
+    It depends on nothing but the text, so equal documents are in one split, however a corpus is cut, named or added to.
+    The test gets the share `holdout` of the hashes, validation the next one.
+
+    Example:
+        >>> split_of("four score and seven years ago", 0.05)
+        'train'
+    """
+    place = int.from_bytes(hashlib.sha256(text.encode("utf-8")).digest()[:8], "big") / 2**64
+    return "test" if place < holdout else "valid" if place < 2 * holdout else "train"

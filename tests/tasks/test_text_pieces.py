@@ -1,0 +1,53 @@
+"""Files that are read piece by piece hold what they hold when they are read whole."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from regard.errors import DataError
+from regard.tasks import text_files
+from regard.tasks.text_files import lines, parts, read_text
+
+QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+LETTERS = st.text(st.sampled_from("ab|é中\n\ufeff"), max_size=40)
+
+
+@QUICK
+@given(text=LETTERS.filter(bool), separator=st.sampled_from(["|", "||", "ab", "a|a", "\n\n"]), read=st.integers(1, 9))
+def test_parts_are_those_of_the_whole_text(tmp_path, text, separator, read):
+    path = tmp_path / "text.txt"
+    path.write_text(text, encoding="utf-8", newline="")
+    before, text_files._READ_BYTES = text_files._READ_BYTES, max(read, 3)  # a byte order mark takes three
+    try:
+        assert list(parts(path, separator)) == [each for each in read_text(path).split(separator) if each]
+    finally:
+        text_files._READ_BYTES = before
+
+
+@QUICK
+@given(text=LETTERS, cuts=st.lists(st.integers(0, 100), max_size=4))
+def test_spans_of_lines_make_up_the_file(tmp_path, text, cuts):
+    path = tmp_path / "text.txt"
+    path.write_text(text, encoding="utf-8", newline="")
+    size = path.stat().st_size
+    edges = sorted({0, size, *(cut for cut in cuts if cut < size)})
+    found = [line for span in pairwise(edges) for line in lines(path, span)]
+    assert found == list(lines(path))
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (b"ab\xffcd|ef", "behind byte 2"),
+        (b"abc|\0", "zero byte behind byte 4"),
+        (b"ab|\xe4\xb8", "behind byte 3"),
+        (b"", "empty"),
+    ],
+)
+def test_what_is_no_text_is_named(tmp_path: Path, raw, message):
+    (tmp_path / "text.txt").write_bytes(raw)
+    with pytest.raises(DataError, match=message):
+        list(parts(tmp_path / "text.txt", "|"))

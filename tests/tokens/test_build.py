@@ -1,0 +1,248 @@
+"""Stores are what the definition says, the same bits for any number of processes and after any kill."""
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from regard.errors import ConfigError, DataError, LimitError, ResourceError
+from regard.tasks import TextConfig, build_task
+from regard.tasks.base import SPLITS
+from regard.tasks.token_store import TokenStore
+from regard.tasks.tokenizer import ByteTokenizer
+from regard.tokens import build, texts
+from regard.training.files import locked_folder
+from tests.tokens.conftest import contents, write
+
+SOURCE = str(Path(__file__).parents[2] / "src")
+KINDS = {"separator": "||", "shard_bytes": 4000}
+
+
+def literal_split(text: str, holdout: float) -> str:
+    """From the definition: the first 64 bits of SHA-256 as a fraction."""
+    place = int(hashlib.sha256(text.encode()).hexdigest()[:16], 16)
+    return "test" if place < holdout * 2**64 else "valid" if place < 2 * holdout * 2**64 else "train"
+
+
+def documents(store: TokenStore, split: str) -> list[str]:
+    found = []
+    for number in range(len(store.facts.shards)):
+        for begin, end in store.bounds(number, split):
+            found.append(store.tokenizer.decode(store.tokens(number, int(begin), int(end))[0]).strip("\0"))
+    return found
+
+
+def test_every_document_is_there_once_in_the_split_of_its_hash(tmp_path):
+    written = write(tmp_path / "corpus")
+    store = build(tmp_path / "corpus", tmp_path / "store", holdout=0.2, **KINDS)
+    assert len(store.facts.shards) > 4
+    for split in SPLITS:
+        wanted = sorted(each for each in written if literal_split(each, 0.2) == split)
+        assert sorted(documents(store, split)) == wanted
+        assert store.amount(split)[:2] == (len(wanted), sum(len(each.encode()) + 2 for each in wanted))
+    store.verify()
+
+
+def test_as_many_processes_as_one_likes_give_the_same_bits(corpus, tmp_path):
+    build(corpus, tmp_path / "one", **KINDS)
+    build(corpus, tmp_path / "two", processes=2, **KINDS)
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+
+
+def test_windows_are_those_of_text_in_memory(corpus, tmp_path, monkeypatch):
+    """The same documents in the same order: example by example what `Windows` gives."""
+    from regard.tasks import stored_windows
+    from regard.tasks.text import Windows
+    from regard.tasks.token_files import Tokens
+
+    store = build(corpus, tmp_path / "store", holdout=0.1, tokenizer="bpe", vocab_size=300, **KINDS)
+    for split in SPLITS:
+        ids = [store.tokenizer.document(each).ids for each in documents(store, split)]
+        starts = np.cumsum([0, *map(len, ids)])
+        wanted = Windows(Tokens(np.concatenate(ids), starts), store.tokenizer, 16)
+        for group in (4096, 3):
+            monkeypatch.setattr(stored_windows, "GROUP", group)
+            found = build_task(TextConfig(corpus=str(tmp_path / "store"), length=16)).examples(split)
+            assert len(found) == len(wanted) > 20
+            assert found.num_documents == wanted.num_documents
+            for index in range(len(wanted)):
+                one, two = found[index], wanted[index]
+                assert (one.document, one.nbytes) == (two.document, two.nbytes)
+                np.testing.assert_array_equal(one.inputs, two.inputs)
+                np.testing.assert_array_equal(one.targets, two.targets)
+            place, wanted_place = found.place(len(wanted) - 2), wanted.place(len(wanted) - 2)
+            np.testing.assert_array_equal(place[0], wanted_place[0])
+            assert place[1] == wanted_place[1]
+
+
+def test_units_of_a_bootstrap_are_bounded(corpus, tmp_path, monkeypatch):
+    from regard.tasks import stored_windows
+
+    monkeypatch.setattr(stored_windows, "MOST_UNITS", 7)
+    build(corpus, tmp_path / "store", **KINDS)
+    examples = build_task(TextConfig(corpus=str(tmp_path / "store"), length=16)).examples("train")
+    assert examples.documents > 200
+    assert {each.document for each in examples} == set(range(7))
+
+
+SCRIPT = """
+import sys
+from regard.tokens import build
+if __name__ == "__main__":
+    build(sys.argv[1], sys.argv[2], processes=2, separator="||", shard_bytes=4000)
+"""
+
+
+def test_a_build_that_was_killed_goes_on_to_the_same_bits(tmp_path):
+    """kill -9 of all its processes at several moments; finished shards are not written again."""
+    write(tmp_path / "corpus", 450)
+    whole = build(tmp_path / "corpus", tmp_path / "whole", **KINDS)
+    (tmp_path / "script.py").write_text(SCRIPT)
+    kept, words = 0, [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "corpus")]
+    for turn, shards in enumerate((1, len(whole.facts.shards) // 2)):
+        out = tmp_path / f"store{turn}"
+        process = subprocess.Popen([*words, str(out)], env={**os.environ, "PYTHONPATH": SOURCE}, start_new_session=True)
+        limit = time.monotonic() + 60
+        while len([*out.glob("*[0-9].json")]) < shards and process.poll() is None and time.monotonic() < limit:
+            time.sleep(0.002)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        if (out / "token_store.json").exists():
+            continue  # it was faster than the kill
+        with pytest.raises(ConfigError, match="interrupted"):
+            TokenStore.open(out)
+        before = {path.name: path.stat().st_mtime_ns for path in out.glob("*[0-9].json")}
+        kept += len(before)
+        times = {path.name: path.stat().st_mtime_ns for name in before for path in [out / f"{name[:-5]}.ids"]}
+        build(tmp_path / "corpus", out, **KINDS)
+        assert contents(out) == contents(tmp_path / "whole")
+        assert all((out / name).stat().st_mtime_ns == at for name, at in times.items())
+    assert kept
+
+
+def test_processes_leave_with_the_one_that_began_them(tmp_path):
+    """Only the first is killed: otherwise the others would write beside the build that goes on."""
+    write(tmp_path / "corpus", 1500)
+    (tmp_path / "script.py").write_text(SCRIPT)
+    words = [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "corpus"), str(tmp_path / "store")]
+    process = subprocess.Popen(words, env={**os.environ, "PYTHONPATH": SOURCE}, start_new_session=True)
+    limit = time.monotonic() + 60
+    while not [*(tmp_path / "store").glob("*[0-9].json")] and time.monotonic() < limit:
+        time.sleep(0.002)
+    process.kill()
+    process.wait()
+    while time.monotonic() < limit:
+        try:
+            os.killpg(process.pid, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGKILL)
+    pytest.fail("a process of the build is still there")
+
+
+@pytest.mark.parametrize("change", ["text", "shard", "record"])
+def test_what_is_not_what_was_finished_is_written_again(corpus, tmp_path, change):
+    whole = build(corpus, tmp_path / "whole", **KINDS)
+    name = whole.facts.shards[1].name
+
+    def stop(done: int, count: int, shard: object) -> None:
+        if done == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build(corpus, tmp_path / "store", progress=stop, **KINDS)
+    if change == "text":
+        path = sorted((corpus / "deep").glob("*.md"))[0]
+        path.write_text(path.read_text(encoding="utf-8").swapcase(), encoding="utf-8")  # of the same size
+        build(corpus, tmp_path / "anew", **KINDS)
+    else:
+        path = tmp_path / "store" / f"{name}.{'ids' if change == 'shard' else 'json'}"
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+    store = build(corpus, tmp_path / "store", **KINDS)
+    store.verify()
+    assert contents(tmp_path / "store") == contents(tmp_path / ("anew" if change == "text" else "whole"))
+
+
+def test_a_build_that_goes_on_must_be_the_same(corpus, tmp_path):
+    def stop(done: int, count: int, shard: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build(corpus, tmp_path / "store", progress=stop, **KINDS)
+    with pytest.raises(ConfigError, match=r"begun with holdout=0.05, now 0.1; give the same"):
+        build(corpus, tmp_path / "store", holdout=0.1, **KINDS)
+    (corpus / "more.txt").write_text("more")
+    with pytest.raises(ConfigError, match="begun with corpus="):
+        build(corpus, tmp_path / "store", **KINDS)
+
+
+def test_folders_that_hold_something_are_left_alone(corpus, tmp_path):
+    build(corpus, tmp_path / "store")
+    with pytest.raises(ConfigError, match="nothing is ever overwritten"):
+        build(corpus, tmp_path / "store")
+    with pytest.raises(ConfigError, match="something else"):
+        build(corpus, corpus)
+    (tmp_path / "held").mkdir()
+    with locked_folder(tmp_path / "held"), pytest.raises(ResourceError, match="another process"):
+        build(corpus, tmp_path / "held")
+
+
+def test_what_cannot_be_read_is_named(corpus, tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match="separator"):
+        build(corpus / "rows.jsonl", tmp_path / "a", separator="x")
+    with pytest.raises(ConfigError, match="field"):
+        build(corpus / "deep", tmp_path / "b", field="x")
+    with pytest.raises(DataError, match=r"no field 'title'.*--task.field|no field 'title'"):
+        build(corpus / "rows.jsonl", tmp_path / "c", field="title")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="no file that regard reads"):
+        build(tmp_path / "empty", tmp_path / "d")
+    monkeypatch.setattr(texts, "MOST_BYTES", 100)
+    with pytest.raises(LimitError, match="--separator"):
+        build(corpus / "deep" / "parts.txt", tmp_path / "e")
+    (corpus / "rows.jsonl").write_bytes(b'{"text": "\xff"}\n')
+    with pytest.raises(DataError, match=r"rows.jsonl, line 1: no UTF-8"):
+        build(corpus, tmp_path / "f", processes=2, **KINDS)
+
+
+def test_published_tokenizers_tell_the_bytes_of_every_token(corpus, tmp_path):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    from regard.tasks.pretrained_tokenizer import PretrainedTokenizer
+
+    model = Tokenizer(models.WordLevel({"?": 0, "one": 1, "two": 2, "stop": 3, ".": 4}, "?"))
+    model.pre_tokenizer = pre_tokenizers.Whitespace()
+    reader = PretrainedTokenizer(model, 70_000)
+    store = build(corpus / "rows.jsonl", tmp_path / "store", tokenizer=reader, shard_bytes=2000, holdout=0.3)
+    store.verify()
+    assert store.facts.kind.itemsize == 8
+    task = build_task(TextConfig(corpus=str(tmp_path / "store"), length=8), tokenizer=reader)
+    assert sum(each.nbytes for each in task.examples("train")) == store.amount("train").nbytes
+    with pytest.raises(DataError, match="another tokenizer"):
+        build_task(TextConfig(corpus=str(tmp_path / "store"), length=8), tokenizer=ByteTokenizer())
+
+
+def test_no_document_of_a_split_is_said(tmp_path):
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "only.txt").write_text("one document " * 9)
+    build(tmp_path / "corpus", tmp_path / "store")
+    with pytest.raises(DataError, match=r"no document of the (valid|test|train) split"):
+        build_task(TextConfig(corpus=str(tmp_path / "store"), length=8))
+
+
+def test_large_files_of_rows_are_cut_between_lines(tmp_path):
+    rows = "".join(f'{{"text": "{"x" * (number % 50)} {number}"}}\n' for number in range(200))
+    (tmp_path / "rows.jsonl").write_text(rows)
+    store = build(tmp_path / "rows.jsonl", tmp_path / "store", shard_bytes=700)
+    assert len(store.facts.shards) == -(-len(rows) // 700)
+    assert sum(store.amount(split).documents for split in SPLITS) == 200
+    assert Path(tmp_path / "store" / "token_store.json").exists()
