@@ -1,6 +1,7 @@
 """What several processes cost and gain: the plain command, torchrun with one process, and with two, in turns.
 
-    python benchmarks/distributed.py               # some 6 minutes on two cores that nobody else uses
+    python benchmarks/distributed.py               # some 8 minutes on two cores that nobody else uses
+    python benchmarks/distributed.py 5             # as many turns
 
 Each turn trains the same decoder (four blocks of width 256, 256 letters, 16 rows) for 24 steps from the start, on one
 thread for each process, and reads the seconds of its steps from metrics.jsonl, where starting, evaluating and saving
@@ -23,13 +24,18 @@ OPTIONS = (
     f"--model.dim 256 --model.heads 4 --model.layers 4 --task.length 256 --batch-size 16 --steps {STEPS} "
     f"--log-every {EVERY} --evaluate-examples 2 --threads 1"
 )
-SIDES = {"plain": 0, "torchrun, 1 process": 1, "torchrun, 2 processes": 2}
+SIDES = {
+    "plain": (0, ""),
+    "torchrun, 1 process": (1, ""),
+    "torchrun, 2 processes": (2, ""),
+    "torchrun, 2 processes, sharded": (2, "--parallel.shard"),
+}
 
 
-def seconds(processes: int, folder: Path) -> float:
+def seconds(processes: int, more: str, folder: Path) -> float:
     """Of the steps after the first line."""
     launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), "-m"] if processes else []
-    words = [sys.executable, "-m", *launcher, "regard", "train", *OPTIONS.split(), "--out", str(folder)]
+    words = [sys.executable, "-m", *launcher, "regard", "train", *OPTIONS.split(), *more.split(), "--out", str(folder)]
     subprocess.run(words, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     lines = [line["timing"] for line in metrics.read(folder / "metrics.jsonl") if line["kind"] == "train"]
     return sum(float(timing["seconds"]) for timing in lines[1:])  # type: ignore[index]
@@ -48,13 +54,17 @@ def interval(values: list[float]) -> tuple[float, float, float]:
 if __name__ == "__main__":
     found: dict[str, list[float]] = {side: [] for side in SIDES}
     with tempfile.TemporaryDirectory() as folder:
-        for turn in range(TURNS):
-            order = list(SIDES.items())
-            for side, processes in order if turn % 2 else reversed(order):
-                found[side].append(seconds(processes, Path(folder) / f"{turn}-{processes}"))
+        for turn in range(int(sys.argv[1]) if len(sys.argv) > 1 else TURNS):
+            order = list(enumerate(SIDES.items()))
+            for number, (side, (processes, more)) in order if turn % 2 else reversed(order):
+                found[side].append(seconds(processes, more, Path(folder) / f"{turn}-{number}"))
     plain = found["plain"]
     print(f"plain: {statistics.median(plain):.2f} s for {STEPS - EVERY} steps")
-    for side, what in (("torchrun, 1 process", "time / plain"), ("torchrun, 2 processes", "plain / time")):
-        ratios = [b / a if what == "time / plain" else a / b for a, b in zip(plain, found[side], strict=True)]
-        middle, low, high = interval(ratios)
+    for side, what, beside in (
+        ("torchrun, 1 process", "time / plain", "plain"),
+        ("torchrun, 2 processes", "plain / time", "plain"),
+        ("torchrun, 2 processes, sharded", "time / torchrun, 2 processes", "torchrun, 2 processes"),
+    ):
+        pairs = zip(found[beside], found[side], strict=True)
+        middle, low, high = interval([a / b if what == "plain / time" else b / a for a, b in pairs])
         print(f"{side}: {what} {middle:.3f} ({low:.3f} to {high:.3f})")

@@ -6,15 +6,16 @@ themselves, at run time and with errors that say the way out, and the tests look
 
 import signal
 
+import jaxtyping
 import torch
-from jaxtyping import install_import_hook
 
-import tests.shapes  # noqa: F401 - the hook finds it by its name
+import tests.shapes
 
 CHECKED = ["regard.layer", "regard.position", "regard.memory", "regard.features"]
 CHECKED += ["regard.patterns.pattern", "regard.patterns.picks"]  # not intervals, whose Self the hook cannot follow
 CHECKED += ["regard.models.blocks", "regard.models.sampling", "regard.training.evaluation", "regard.training.batches"]
-hook = install_import_hook(CHECKED, "tests.shapes.checked")
+jaxtyping.jaxtyped = tests.shapes.some_calls  # what the hook decorates with
+hook = jaxtyping.install_import_hook(CHECKED, "tests.shapes.checked")
 torch.set_num_threads(1)
 # A shell that runs the tests in the background lets them ignore it, and what they start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -234,3 +234,29 @@ def test_what_inference_mode_built_serves_training():
 def test_weights_of_a_name():
     with pytest.raises(ConfigError, match=r"weights takes a mechanism that is built, as by build\('cosine', Heads"):
         regard.weights("cosine", *torch.randn(2, 1, 2, 5, 8))
+
+
+@pytest.mark.parametrize("spec", ["softmax", "linear", "local(window=2)"])
+@pytest.mark.parametrize("causal", [True, False])
+def test_no_keys_have_no_columns(spec, causal):
+    mechanism = regard.build(spec, Heads(count=1, key_dim=4, causal=causal))
+    q, none = torch.randn(2, 1, 0 if causal else 3, 4), torch.randn(2, 1, 0, 4)
+    if not causal and not mechanism.info.supports.cross:
+        q = none
+    assert weights(mechanism, q, none).shape == (*q.shape[:3], 0)
+    assert sum(columns.shape[-1] for _, columns in weight_columns(mechanism, none, none)) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.bool, torch.complex64])
+def test_numbers_that_are_not_floating_are_refused(dtype):
+    with pytest.raises(ShapeError, match="attend: q, k and v must be floating"):
+        attend(*torch.zeros(3, 1, 1, 3, 4, dtype=dtype))
+
+
+@pytest.mark.parametrize("elsewhere", [0, 1, 2])
+def test_tensors_on_two_devices_are_refused(elsewhere):
+    given = [x.to("meta") if at == elsewhere else x for at, x in enumerate(torch.randn(3, 1, 1, 3, 4))]
+    with pytest.raises(ShapeError, match="must be on one device"):
+        attend(*given)
+    with pytest.raises(ShapeError, match="must be on one device"):
+        regard.build("local(window=2)", Heads(count=1, key_dim=4))(*given)

@@ -213,6 +213,8 @@ class Attention(Mechanism, ABC):
             raise ShapeError(
                 f"{self._name}: q, k, v must share one floating dtype, got {q.dtype}, {k.dtype}, {v.dtype}"
             )
+        if k.device != q.device or v.device != q.device:
+            raise ShapeError(f"{self._name}: q, k, v must be on one device, got {q.device}, {k.device}, {v.device}")
         queries, keys = shapes[0][2], shapes[1][2]
         if shapes[2][2] != keys:
             raise ShapeError(f"{self._name}: k has {keys} positions, v has {v.shape[2]}; they must agree")

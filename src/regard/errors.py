@@ -4,7 +4,8 @@ A message says who, what it got, what it allows, and the way out.
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 
 
 class RegardError(Exception):
@@ -103,8 +104,18 @@ def shortened(text: str) -> str:
     )
 
 
+_NO_MEMORY = (
+    "can't allocate memory",
+    "out of memory",
+    "Storage size calculation overflowed",
+    "integer multiplication overflow",
+    "Overflow when unpacking long",
+)
+"""what torch says of tensors that no memory holds"""
+
+
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that memory ran out. torch says so with a RuntimeError, told by its text.
+    """Whether an exception says that memory ran out. torch says so with an error that is told by its text.
 
     Example:
         >>> out_of_memory(MemoryError())
@@ -112,8 +123,26 @@ def out_of_memory(error: BaseException) -> bool:
     """
     text = str(error)
     return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and ("can't allocate memory" in text or "out of memory" in text)
+        isinstance(error, RuntimeError | TypeError) and any(said in text for said in _NO_MEMORY)
     )
+
+
+@contextmanager
+def room_for(who: str) -> Generator[None, None, None]:
+    """Where weights are made: say by name that they are more than the memory holds, and that nothing was taken.
+
+    Raises:
+        ResourceError: they are.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError, TypeError) as error:
+        if not out_of_memory(error):
+            raise
+        raise ResourceError(
+            f"{who}: its weights are more than the memory of this machine holds; choose fewer heads or smaller widths, "
+            "lengths and numbers"
+        ) from None
 
 
 def kind_of(given: object) -> str:

@@ -58,6 +58,8 @@ def attend(
         raise ShapeError(
             f"attend: q, k and v must be tensors (batch, heads, length, dim), got {', '.join(map(kind_of, (q, k, v)))}"
         )
+    if not q.is_floating_point():
+        raise ShapeError(f"attend: q, k and v must be floating, got {q.dtype}")
     sizes = q.shape[1], k.shape[-1], v.shape[-1], q.shape[-1], k.shape[1]
     require_text(spec)
     if type(causal) is not bool or not isinstance(scale, float | int | None):
@@ -161,7 +163,7 @@ def weight_columns(
     length, training = k.shape[2], mechanism.training
     mechanism.eval()
     try:
-        if not (mechanism.info.mergeable and mechanism.heads.causal):
+        if not (length and mechanism.info.mergeable and mechanism.heads.causal):
             yield from _by_identity(mechanism, k, lambda v: mechanism(q, k, v, bias=bias, inputs=inputs).values)
             return
         width = mechanism.heads.value_width
@@ -202,7 +204,7 @@ def _by_identity(mechanism: Attention, k: Tensor, values: Callable[[Tensor], Ten
     zero: Tensor | float = 0.0
     if not mechanism.info.linear_in_value:
         zero = values(k.new_zeros(*k.shape[:3], width))
-    for first in range(0, keys, width):
+    for first in range(0, max(keys, 1), width):
         yield first, (values(_indicators(k, numbers, first, width)) - zero)[..., : min(width, keys - first)]
 
 

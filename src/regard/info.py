@@ -17,6 +17,8 @@ _SIZES = (
     ("max_length", True),
 )
 """fields of `Heads` that are sizes, and whether they may be None"""
+_MOST = 1 << 20
+"""heads, and numbers in a key, query or value: more than any network has, and few enough to be counted and divided"""
 
 
 def _integer(name: str, value: object) -> int:
@@ -45,7 +47,8 @@ class Heads:
         seed: every random projection, bucket, codebook and initial weight is drawn from this.
 
     Raises:
-        ConfigError: a value of another type, a size below 1, heads that do not divide, a dropout outside [0, 1).
+        ConfigError: a value of another type, a size below 1, heads or widths beyond 2^20, heads that do not divide, a
+            dropout outside [0, 1).
 
     Example:
         >>> heads = Heads(count=8, key_dim=64, kv_count=2)
@@ -72,8 +75,11 @@ class Heads:
             size = getattr(self, name)
             if size is None and optional:
                 continue
-            if _integer(name, size) < 1:
+            found = _integer(name, size)
+            if found < 1:
                 raise ConfigError(f"Heads.{name} must be at least 1, got {size}")
+            if name != "max_length" and found > _MOST:
+                raise ConfigError(f"Heads.{name} must be at most {_MOST}, got {size}; choose a smaller one")
         _integer("seed", self.seed)
         if type(self.causal) is not bool:
             raise ConfigError(f"Heads.causal must be True or False, got {self.causal!r}")
@@ -247,6 +253,10 @@ class Info:
     """one softmax over its keys: asked for it, it returns the log-sum-exp by which parts are merged"""
     grouped: Literal["native", "expanded"] = "native"
     """whether query heads share heads of keys as they are, or each gets a copy"""
+    heads_apart: bool = True
+    """the averages of a head depend on its own queries, keys, values and weights alone and not on which head it is, so
+    that some heads can be computed by themselves, as processes do that share them; features that are drawn again, and
+    losses, may still be of all heads"""
     stochastic: bool = False
     """draws random features or samples from its seed"""
     approximates: str | None = None

@@ -1,13 +1,14 @@
 """A mechanism before it is called: its options, facts and weights, and the layout of its state."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, final
 
 import torch
 from torch import Tensor
 
-from regard.errors import ConfigError, LimitError, ShapeError, UnsupportedError
+from regard.errors import ConfigError, LimitError, ShapeError, UnsupportedError, room_for
 from regard.info import Heads, Info, Input
 from regard.moved import follow
 from regard.options import Configured, option, registered_name, weight
@@ -58,7 +59,8 @@ class Mechanism(Configured):
             self.info = described(type(self), self.options)
             self._check_heads()
             self.check_options()
-            self.setup()
+            with room_for(f"mechanism {self._name}"):
+                self.setup()
             follow(self)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -268,6 +270,23 @@ class Mechanism(Configured):
         state = begin(self.layout(), batch, device=device, dtype=dtype)
         state.belong(self.owner)
         return state
+
+    @property
+    def adds_states(self) -> bool:
+        """Whether `added` makes the state behind several runs of slots from those of each, begun where it begins."""
+        return False
+
+    def added(self, states: Sequence[Summary]) -> Summary:
+        """The state behind runs of slots that follow each other, each from an initial state of the length before it.
+
+        By default the sum of every tensor. Only where `adds_states`, and at least one.
+        """
+        if not self.adds_states:
+            raise UnsupportedError(
+                f"{self._name}: its states do not add up; go on from one with the next slots instead"
+            )
+        content = {name: sum((x[name] for x in states[1:]), states[0][name]) for name in states[0].content}
+        return replace(states[-1], content=content)
 
     def state_nbytes(self, batch: int, length: int, dtype: torch.dtype) -> int:
         """Bytes of the state after `length` unmasked slots: the layout with the slots that the definition keeps.

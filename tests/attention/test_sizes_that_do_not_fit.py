@@ -126,3 +126,27 @@ def test_what_sees_the_whole_sequence_says_why_it_is_not_causal(spec: str) -> No
         build(spec, Heads(count=1, key_dim=4, causal=True, max_length=16))
     with pytest.raises(RegardError, match="does not support causal=True"):
         AttentionLayer(16, spec, heads=2, causal=True, max_length=16)
+
+
+@pytest.mark.parametrize("field", ["count", "key_dim", "value_dim", "query_dim", "kv_count"])
+def test_heads_that_no_network_has_are_refused_before_memory_is_taken(field: str) -> None:
+    with pytest.raises(ConfigError, match=rf"Heads\.{field} must be at most 1048576, got {1 << 40}"):
+        Heads(**{"count": 2, "key_dim": 4, field: 1 << 40})
+
+
+def test_blocks_that_no_sequence_has_are_refused_before_they_are_listed() -> None:
+    with pytest.raises(ConfigError, match=f"blocks={1 << 20} is not valid: .* less than or equal to 65536"):
+        build(f"blockwise(blocks={1 << 20})", Heads(count=2, key_dim=8, max_length=32))
+
+
+@pytest.mark.parametrize(
+    ("spec", "heads"),
+    [
+        (f"shaw(max_distance={1 << 40})", {}),
+        (f"shaw(max_distance={1 << 62})", {}),
+        ("bilinear", {"key_dim": 1 << 20, "count": 1 << 20}),
+    ],
+)
+def test_weights_that_no_memory_holds_are_named(spec: str, heads: dict[str, int]) -> None:
+    with pytest.raises(RegardError, match=r"mechanism \w+: its weights are more than the memory of this machine holds"):
+        build(spec, Heads(**{"count": 2, "key_dim": 8, **heads}))

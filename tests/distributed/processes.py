@@ -1,29 +1,37 @@
 """Run by the tests as a program: several processes train together, and some misbehave.
 
-    processes.py SCENARIO COUNT FOLDER [CONFIG]
+    processes.py SCENARIO[@OPTION=VALUE] COUNT FOLDER [CONFIG] [then ...]
+
+OPTION is one of `ParallelConfig`, such as heads=2, or shard=yes. What is behind `then` is another such job, done after
+it by the same program.
 
 Forks COUNT processes, so that torch is imported once, with the environment that torchrun would give them; this one
-keeps their store, as torchrun does. Prints the exit codes as JSON; what each wrote is in FOLDER/RANK.txt.
+keeps their store, as torchrun does. Prints the exit codes as JSON, of several jobs a list of each; what each process
+wrote is in FOLDER/RANK.txt. COUNT 0 is one process by itself, whatever OPTION says.
 """
 
 import json
 import os
+import shutil
 import signal
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
-from regard.distributed import Replicas, joined
+from regard.distributed import joined, ranks_for
 from regard.errors import DataError, RegardError
 from regard.models import LanguageModel
 from regard.models.config import ModelConfig
 from regard.tasks import RecallConfig, build_task
 from regard.training import Trainer, TrainingConfig, resume, toml, train, trainer
+from regard.training.parallel_config import ParallelConfig
 from regard.training.ranks import ALONE, Ranks
 
 MODELS = {
@@ -36,17 +44,75 @@ MODELS = {
     "exits": {"attention": ("softmax",), "depth": "early_exit(exits=aligned)"},
 }
 """whose processes must meet in other places"""
+SHARDED = {
+    "grouped": {"attention": ("softmax",), "kv_heads": 1, "tied": False, "bias": True, "norm": "post"},
+    "positions": {"attention": ("softmax", "local(window=4)"), "position": "transformer_xl", "short_convolution": 3},
+    "segments": {"attention": ("softmax",), "memory": "recent(length=6)", "position": "rotary", "max_length": 6},
+}
+"""whose weights are read by several blocks, or outside of their calls"""
 
 
 def curves(folder: Path, ranks: Ranks, count: int = 12) -> None:
     """The losses of each kind of model in float64, and the weights and buffers that it ends with."""
+    compared(MODELS, folder, ranks, count)
+
+
+def every_curve(folder: Path, ranks: Ranks) -> None:
+    """The same, of more kinds."""
+    compared({**MODELS, **SHARDED}, folder, ranks, 12)
+
+
+def sharded_curves(folder: Path, ranks: Ranks) -> None:
+    """Of those where processes that share the weights meet in other places."""
+    kinds = {name: MODELS[name] for name in ("codes", "reversible", "checkpointed", "exits")}
+    compared({**kinds, **SHARDED}, folder, ranks, 12)
+
+
+HEADS: dict[str, dict[str, Any]] = {
+    "biased": {"attention": ("softmax",), "heads": 4, "kv_heads": 2, "bias": True, "mlp": "swiglu"},
+    "weighted": {"attention": ("additive", "shaw"), "heads": 4, "position": "learned"},
+    "reversible": {"attention": ("lsh(bucket_size=4)",), "heads": 4, "block": "reversible"},
+    "recomputed": {"attention": ("linear",), "heads": 4, "position": "rotary", "checkpoint": "block"},
+    "exits": {"attention": ("local(window=4)",), "heads": 4, "depth": "early_exit(exits=aligned)"},
+}
+"""with weights of each head and of all, and passes that are computed again"""
+
+
+def heads_curves(folder: Path, ranks: Ranks) -> None:
+    """The same, of mechanisms whose heads are computed apart."""
+    compared(HEADS, folder, ranks, 12)
+
+
+def refused(folder: Path, ranks: Ranks) -> None:
+    """What each of some models is told, whose heads cannot be shared."""
+    said = []
+    for options in (
+        {"attention": ("strided(stride=4)",)},
+        {"attention": ("performer",)},
+        {"attention": ("routing(num_clusters=3)",)},
+        {"attention": ("softmax",), "position": "alibi"},
+        {"attention": ("softmax",), "memory": "recent(length=4)", "position": "rotary"},
+        {"attention": ("softmax",), "kv_heads": 1},
+        {"attention": ("softmax",), "mlp_dim": 33},
+        {"attention": ("softmax", "local(window=2):1 + linear:1")},
+    ):
+        model = LanguageModel(ModelConfig(dim=16, heads=2, vocab_size=16, max_length=18, layers=2, **options))
+        try:
+            ranks.placed(model)
+        except RegardError as error:
+            said.append(str(error))
+    (folder / f"{ranks.rank}.json").write_text(json.dumps(said))
+
+
+def compared(models: dict[str, dict[str, Any]], folder: Path, ranks: Ranks, count: int) -> None:
     task = build_task(RecallConfig(vocab_size=16, length=18, num_pairs=2, num_examples=50, num_held_out=count), seed=0)
     config = TrainingConfig(
         steps=8, batch_size=12, accumulation=2, warmup=2, log_every=1, evaluate_every=8, threads=1, learning_rate=1e-2
     )
     found = {}
-    for name, options in MODELS.items():
-        shape = ModelConfig(dim=16, heads=2, layers=2, vocab_size=task.vocab_size, max_length=18, **options)
+    for name, options in models.items():
+        options = {"max_length": 18, "heads": 2, **options}
+        shape = ModelConfig(dim=16, layers=2, vocab_size=task.vocab_size, **options)
         model = LanguageModel(shape).double()
         (folder / name).mkdir(exist_ok=True)
         Trainer(model, task, config, folder / name, ranks=ranks).fit()
@@ -56,9 +122,21 @@ def curves(folder: Path, ranks: Ranks, count: int = 12) -> None:
             "losses": [line["loss"] for line in lines if line["kind"] == "train"],
             "norms": [line["gradient_norm"] for line in lines if line["kind"] == "train"],
             "valid": [line["nats_per_token"] for line in lines if line["kind"] == "evaluate"],
-            "tensors": {key: x.double().flatten().tolist() for key, x in model.state_dict().items()},
+            "tensors": {key: _whole(x).double().flatten().tolist() for key, x in model.state_dict().items()},
+            "saved": {key: x.double().flatten().tolist() for key, x in _saved(folder / name).items()},
         }
     (folder / f"{ranks.rank}.json").write_text(json.dumps(found))
+
+
+def _saved(run: Path) -> dict[str, torch.Tensor]:
+    """The weights, and what the optimizer remembers of them."""
+    found, _ = trainer.checkpoint.newest(run / "checkpoints")
+    assert found is not None
+    return found.model | found.optimizer
+
+
+def _whole(x: torch.Tensor) -> torch.Tensor:
+    return x.full_tensor() if isinstance(x, DTensor) else x
 
 
 def trained(folder: Path, ranks: Ranks, config: str, **changes: object) -> None:
@@ -72,6 +150,42 @@ def continued(folder: Path, ranks: Ranks, config: str) -> None:
     del config
     run = folder / "run"
     resume(run, steps=2 * toml.load(run / "config.toml").training.steps, ranks=ranks)
+
+
+def kept(folder: Path, ranks: Ranks, config: str, until: str, before: str = "") -> None:
+    """A run in float64 that goes on to a step from where another one ended, and the bytes that this process has."""
+    with ranks.together():
+        if ranks.main:
+            shutil.copytree(Path(before) / "run", folder / "run") if before else (folder / "run").mkdir()
+    values = toml.load(Path(config))
+    task = build_task(values.task, seed=0)
+    model = LanguageModel(replace(values.model, dropout=0.0)).double()
+    training = replace(values.training, steps=int(until), schedule="constant")
+    trainer = Trainer(model, task, training, folder / "run", ranks=ranks)
+    trainer.fit()
+    sizes = {"weights": sum(map(_bytes, trainer.model.parameters())), "optimizer": 0}
+    for state in trainer.optimizer.state.values():
+        sizes["optimizer"] += sum(_bytes(x) for name, x in state.items() if name != "step")
+    sizes["gradients"] = sum(_bytes(x.grad) for x in trainer.model.parameters() if x.grad is not None)
+    (folder / f"{ranks.rank}.json").write_text(json.dumps(sizes))
+
+
+def _bytes(x: torch.Tensor) -> int:
+    return (x.to_local() if isinstance(x, DTensor) else x).nbytes
+
+
+def full_disk(folder: Path, ranks: Ranks, config: str) -> None:
+    """The second process cannot write its shard of the second checkpoint."""
+    sync = os.fsync
+
+    def full(descriptor: int) -> None:
+        name = os.readlink(f"/proc/self/fd/{descriptor}")
+        if ranks.rank == 1 and "00000006" in name:
+            raise OSError(28, os.strerror(28))
+        sync(descriptor)
+
+    os.fsync = full  # type: ignore[assignment]
+    trained(folder, ranks, config)
 
 
 def at_step(number: int, rank: int, ranks: Ranks, action: Callable[[], None]) -> None:
@@ -143,6 +257,12 @@ def unlike(folder: Path, ranks: Ranks, config: str) -> None:
 
 _ALL = (
     curves,
+    every_curve,
+    sharded_curves,
+    heads_curves,
+    refused,
+    kept,
+    full_disk,
     trained,
     continued,
     killed,
@@ -156,11 +276,17 @@ _ALL = (
 SCENARIOS = {each.__name__: each for each in _ALL}
 
 
-def child(scenario: str, folder: Path, rest: list[str]) -> int:
+def child(scenario: str, folder: Path, rest: list[str], count: int) -> int:
     """One of the processes; its exit code, as the command's."""
+    name, _, option = scenario.partition("@")
+    key, _, value = option.partition("=")
     try:
+        if not count:
+            SCENARIOS[name](folder, ALONE, *rest)
+            return 0
         with joined() as group:
-            SCENARIOS[scenario](folder, Replicas(group), *rest)
+            parallel = ParallelConfig(**({key: value == "yes" or int(value)} if key else {}))
+            SCENARIOS[name](folder, ranks_for(group, parallel), *rest)
     except RegardError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return error.exit_code
@@ -169,19 +295,21 @@ def child(scenario: str, folder: Path, rest: list[str]) -> int:
 
 def run(scenario: str, count: int, folder: Path, rest: list[str]) -> list[int]:
     """The exit codes of the processes, negative for a signal."""
-    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    os.environ |= {"MASTER_ADDR": "localhost", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    told, tell = os.pipe()
     children = []
-    for rank in range(count):
+    folder.mkdir(exist_ok=True)
+    for rank in range(max(count, 1)):
         pid = os.fork()
         if pid == 0:
             os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_RANK": str(rank)}
-            output = os.open(folder / f"{rank}.txt", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+            os.environ["MASTER_PORT"] = os.read(told, 5).decode().strip() if count else ""
+            output = os.open(folder / f"{rank}.txt", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
             os.dup2(output, 1)
             os.dup2(output, 2)
             code = 1
             try:
-                code = child(scenario, folder, rest)
+                code = child(scenario, folder, rest, count)
             except SystemExit as stop:
                 code = stop.code if isinstance(stop.code, int) else 1
             except BaseException:
@@ -191,12 +319,19 @@ def run(scenario: str, count: int, folder: Path, rest: list[str]) -> list[int]:
                 sys.stderr.flush()
                 os._exit(code)
         children.append(pid)
+    # Not before: its thread may hold a lock, which a child of that moment would never get.
+    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    os.write(tell, f"{store.port:5}".encode() * count)
     return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    if sys.argv[1] == "alone":
-        curves(Path(sys.argv[2]), ALONE)
-    else:
-        print(json.dumps(run(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:])))
+    jobs: list[list[str]] = [[]]
+    for word in sys.argv[1:]:
+        if word == "then":
+            jobs.append([])
+        else:
+            jobs[-1].append(word)
+    codes = [run(job[0], int(job[1]), Path(job[2]), job[3:]) for job in jobs]
+    print(json.dumps(codes if len(codes) > 1 else codes[0]))

@@ -10,59 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from regard.models.config import ModelConfig
-from regard.tasks import RecallConfig
-from regard.training import RunConfig, TrainingConfig, checkpoint, load, metrics, toml
-
-PROGRAM = Path(__file__).with_name("processes.py")
+from regard.training import checkpoint, load, metrics, toml
 
 
-def started(scenario: str, count: int, folder: Path, *rest: str) -> tuple[list[int], list[str]]:
-    """Exit codes, and the last line that each process wrote."""
-    folder.mkdir(exist_ok=True)
-    words = [sys.executable, str(PROGRAM), scenario, str(count), str(folder), *rest]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    written = [(folder / f"{rank}.txt").read_text(errors="replace").splitlines() for rank in range(count)]
-    return json.loads(done.stdout), [lines[-1] if lines else "" for lines in written]
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory) -> dict:
-    folder = tmp_path_factory.mktemp("alone")
-    subprocess.run([sys.executable, str(PROGRAM), "alone", str(folder)], check=True, timeout=300)
-    return json.loads((folder / "0.json").read_text())
-
-
-@pytest.fixture
-def config(tmp_path) -> str:
-    """A run with dropout, so that random states matter."""
-    values = RunConfig(
-        model=ModelConfig(dim=16, heads=2, layers=1, dropout=0.1, vocab_size=16, max_length=16),
-        task=RecallConfig(vocab_size=16, length=16, num_pairs=2, num_examples=21, num_held_out=5),
-        training=TrainingConfig(
-            steps=8,
-            batch_size=8,
-            accumulation=2,
-            warmup=2,
-            log_every=3,
-            evaluate_every=4,
-            checkpoint_every=3,
-            threads=1,
-        ),
-    )
-    toml.save(values, tmp_path / "config.toml")
-    return str(tmp_path / "config.toml")
-
-
-@pytest.mark.parametrize("count", [2, 3])
-def test_every_step_is_that_of_one_process(alone, tmp_path, count):
+@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.processes)])
+def test_every_step_is_that_of_one_process(started, alone, tmp_path, count):
     """In float64, with accumulation and uneven shares of the validation; codebooks and clusters too."""
     codes, said = started("curves", count, tmp_path / "several")
     assert codes == [0] * count, said
     several = [json.loads((tmp_path / "several" / f"{rank}.json").read_text()) for rank in range(count)]
-    for name, expected in alone.items():
-        found = several[0][name]
+    for name, found in several[0].items():
+        expected = alone[name]
         for curve in ("losses", "norms", "valid"):
             assert found[curve] == pytest.approx(expected[curve], rel=1e-9), (name, curve)
         for key, values in expected["tensors"].items():
@@ -71,7 +29,8 @@ def test_every_step_is_that_of_one_process(alone, tmp_path, count):
         assert expected["losses"][-1] != pytest.approx(expected["losses"][0], rel=1e-3), "nothing was learned"
 
 
-def test_a_killed_process_is_named_and_the_run_goes_on_to_the_same_bits(config, tmp_path):
+@pytest.mark.processes
+def test_a_killed_process_is_named_and_the_run_goes_on_to_the_same_bits(started, config, tmp_path):
     codes, said = started("killed", 2, tmp_path / "killed", config)
     assert codes == [6, -9]
     assert "process 0 of 2: lost process 1, which left without a word" in said[0]
@@ -88,8 +47,9 @@ def test_a_killed_process_is_named_and_the_run_goes_on_to_the_same_bits(config, 
     assert timeless[0] == timeless[1]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("count", [1, 3])
-def test_a_run_goes_on_with_other_processes(config, tmp_path, count):
+def test_a_run_goes_on_with_other_processes(started, config, tmp_path, count):
     values = toml.load(Path(config))
     toml.save(replace(values, training=replace(values.training, batch_size=12)), Path(config))
     assert started("trained", 2, tmp_path / "run", config)[0] == [0, 0]
@@ -98,7 +58,8 @@ def test_a_run_goes_on_with_other_processes(config, tmp_path, count):
     assert load(tmp_path / "run" / "run").step == 16
 
 
-def test_processes_draw_other_dropout(config, tmp_path):
+@pytest.mark.processes
+def test_processes_draw_other_dropout(started, config, tmp_path):
     assert started("trained", 2, tmp_path / "run", config)[0] == [0, 0]
     saved, _ = checkpoint.newest(tmp_path / "run" / "run" / "checkpoints")
     assert saved is not None
@@ -106,6 +67,7 @@ def test_processes_draw_other_dropout(config, tmp_path):
     assert not saved.rng["cpu"].equal(saved.rng["cpu@1"])
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("scenario", "code", "wanted"),
     [
@@ -114,27 +76,30 @@ def test_processes_draw_other_dropout(config, tmp_path):
         ("unlike", 2, "learning_rate"),
     ],
 )
-def test_an_error_of_one_is_named_by_all(config, tmp_path, scenario, code, wanted):
+def test_an_error_of_one_is_named_by_all(started, config, tmp_path, scenario, code, wanted):
     codes, said = started(scenario, 2, tmp_path / "run", config)
     assert codes == [code, code], said
     assert all(wanted in line for line in said), said
 
 
-def test_a_signal_to_one_stops_all_with_a_checkpoint(config, tmp_path):
+@pytest.mark.processes
+def test_a_signal_to_one_stops_all_with_a_checkpoint(started, config, tmp_path):
     codes, said = started("stopped", 2, tmp_path / "run", config)
     assert codes == [143, 143], said
     saved = checkpoint.paths(tmp_path / "run" / "run" / "checkpoints")
     assert checkpoint.step_of(saved[-1]) == 7
 
 
-def test_nobody_leaves_before_the_checkpoint_is_written(config, tmp_path):
+@pytest.mark.processes
+def test_nobody_leaves_before_the_checkpoint_is_written(started, config, tmp_path):
     """torchrun ends the process that still writes when another one has left."""
     codes, said = started("stopped_slowly", 2, tmp_path / "run", config)
     assert codes == [143, 143], said
     assert all(line.startswith("left behind") and line.endswith("step-00000007") for line in said), said
 
 
-def test_processes_that_see_other_checkpoints_are_refused(config, tmp_path):
+@pytest.mark.processes
+def test_processes_that_see_other_checkpoints_are_refused(started, config, tmp_path):
     assert started("trained", 2, tmp_path, config)[0] == [0, 0]
     shutil.copytree(tmp_path / "run", tmp_path / "older")
     shutil.rmtree(tmp_path / "older" / "checkpoints" / "step-00000008")
@@ -143,12 +108,14 @@ def test_processes_that_see_other_checkpoints_are_refused(config, tmp_path):
     assert all("have another checkpoint than process 0" in line for line in said), said
 
 
-def test_parts_that_do_not_divide_are_refused_with_those_that_do(config, tmp_path):
+@pytest.mark.processes
+def test_parts_that_do_not_divide_are_refused_with_those_that_do(started, config, tmp_path):
     codes, said = started("trained", 3, tmp_path / "run", config)
     assert codes == [2, 2, 2]
     assert all("gives 4 examples to 3 processes" in line and "batch_size=6 or 12" in line for line in said), said
 
 
+@pytest.mark.processes
 def test_torchrun_starts_the_command(tmp_path):
     """As a user types it: the run is written once, and its lines are those of a run by one process."""
     options = "--model.dim 16 --model.layers 1 --model.heads 2 --task.length 32 --steps 4 --batch-size 4 --log-every 1"

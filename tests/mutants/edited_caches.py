@@ -91,6 +91,15 @@ CACHES = (
         ("h2o", False),
     ),
     Edit(
+        "evict: what was dropped stays behind a view",
+        f"{SLOTS}:pick",
+        "x.flatten(0, 2).index_select(0, rows).unflatten(0, roomy.shape)",
+        "torch.cat([x.flatten(0, 2), x.flatten(0, 2)[rows]])[-len(rows) :].unflatten(0, roomy.shape)",
+        "tests.memory.caches.test_live_bytes",
+        "test_a_state_holds_its_budget_and_room_for_one_slot",
+        ("streaming", 40),
+    ),
+    Edit(
         "slots: a window of distances by the number of what is left",
         f"{ROWS}:together",
         "if attention.info.sees_content_only:",

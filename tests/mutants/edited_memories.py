@@ -5,6 +5,8 @@ from tests.mutants.edits import Edit
 COMPRESSIVE, OF_COMPRESSIVE = "regard.memory.compressive:Compressive", "tests.memory.test_compressive"
 MEMORIZING, OF_MEMORIZING = "regard.memory.memorizing", "tests.memory.test_memorizing"
 CARRIED, OF_CARRIED = "regard.training.carried", "tests.training.test_carried"
+LISTS, OF_LISTS = "regard.memory._lists", "tests.memory.test_lists"
+OF_MISFITS = "tests.memory.test_misfits"
 DEFINED = "test_the_joint_definition"
 
 COMPRESSED = (
@@ -126,6 +128,46 @@ SEARCHED = (
         (100, 100, False),
     ),
     Edit(
+        "keys stay in the lists of centres that are gone",
+        f"{LISTS}:drawn_anew",
+        "of[row] = nearest(keys[row : row + 1], centres[row : row + 1])[0]",
+        "of[row] = of[row]",
+        OF_LISTS,
+        "test_recall_against_an_exact_search_grows_with_the_lists_that_are_read",
+    ),
+    Edit(
+        "lists have what is not real",
+        f"{LISTS}:_index",
+        "torch.arange(len(x)) if real is None else real.cpu().nonzero()[:, 0]",
+        "torch.arange(len(x))",
+        OF_LISTS,
+        "test_queries_one_by_one_find_what_all_find",
+    ),
+    Edit(
+        "lists under the numbers of other slots",
+        f"{LISTS}:_index",
+        "slots = slots[order]",
+        "slots, order = slots.clone(), order.sort().values",
+        OF_LISTS,
+        "test_recall_against_an_exact_search_grows_with_the_lists_that_are_read",
+    ),
+    Edit(
+        "lists that were kept answer for another mask",
+        f"{LISTS}:_kept",
+        "indices is None or mask is not real",
+        "indices is None",
+        OF_LISTS,
+        "test_queries_one_by_one_find_what_all_find",
+    ),
+    Edit(
+        "a query of lists that finds nothing reads a memory of zeros",
+        f"{MEMORIZING}:Memorizing.read",
+        "gate = gate * keep.any(-1, keepdim=True)",
+        "gate = gate * 1.0",
+        OF_LISTS,
+        "test_a_query_that_finds_nothing_keeps_the_mechanism_s",
+    ),
+    Edit(
         "rotated queries ask keys that are not",
         "regard.layer.attention_layer:AttentionLayer.values",
         "self._remembered(projected, values",
@@ -166,4 +208,34 @@ THROUGH_TRAINING = (
     ),
 )
 
-MEMORIES = COMPRESSED + SEARCHED + THROUGH_TRAINING
+MISFITS = (
+    Edit(
+        "a memory of other slots is read",
+        "regard.memory._base:Memory.check_state",
+        "of.kind is not own.kind or of.unlike(own)",
+        "of.kind is not own.kind",
+        OF_MISFITS,
+        "test_a_decoder_goes_on_from_its_own_states_alone",
+        (False,),
+    ),
+    Edit(
+        "a file of other slots is read",
+        "regard.memory._base:require_slots",
+        "if slots != wanted:",
+        "if slots < wanted:",
+        OF_MISFITS,
+        "test_files_that_do_not_say_whose_they_are",
+        ((1, 0),),
+    ),
+    Edit(
+        "a file of other options is read",
+        "regard.composite:unsigned",
+        "if text != described(owner):",
+        "if not text:",
+        OF_MISFITS,
+        "test_a_decoder_goes_on_from_its_own_states_alone",
+        (False,),
+    ),
+)
+
+MEMORIES = COMPRESSED + SEARCHED + MISFITS + THROUGH_TRAINING

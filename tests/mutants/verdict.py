@@ -15,6 +15,8 @@ CHECKING = Path(regard.testing.__file__).parent
 """where what a check compares or misses is said"""
 NO_COMPARISON = {CHECKING / "inputs.py", CHECKING / "conditioning.py"}
 """where it is said that nothing can be compared on some inputs"""
+_SOUND: dict[tuple[str, type, str], str] = {}
+"""what is to be objected to a parent under a check and options"""
 
 
 def objection(mutant: Mutant) -> str:
@@ -37,8 +39,12 @@ def objection(mutant: Mutant) -> str:
             return f"{mutant.name} crashes: {type(error).__name__}: {error}"
     else:
         return f"{mutant.name} passes {check.name}"
-    result = conduct(check, sound)
-    return "" if result.status == "passed" else f"the parent is {result.status}: {result.message or result.reason}"
+    key = check.name, mutant.parent, repr(mutant.cls.samples[0] if issubclass(mutant.cls, Attention) else "")
+    if key not in _SOUND:  # mutants share parents
+        result = conduct(check, sound)
+        passed = result.status == "passed"
+        _SOUND[key] = "" if passed else f"the parent is {result.status}: {result.message or result.reason}"
+    return _SOUND[key]
 
 
 def found(error: BaseException, *folders: Path) -> bool:

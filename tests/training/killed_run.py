@@ -4,6 +4,7 @@
     killed_run.py CONFIG RUN operations     for K = 1, 2, ... until there is no Kth: a child in RUN.K kills itself
                                             before its Kth file operation, and another one finishes the run
     killed_run.py CONFIG RUN seconds S ...  per S: a child in RUN is killed after S seconds; a last one finishes it
+    killed_run.py step K CONFIG RUN ...     per CONFIG and RUN: a child kills itself after step K, another finishes it
 
 Children are forks, so that torch is imported once. Leaves an uninterrupted run in RUN.whole. Prints one line per kill:
 what became of the children.
@@ -13,22 +14,26 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+from campaign import injected
 from regard.training import toml, train
 
-OPERATIONS = {"open", "os.rename", "os.mkdir", "os.rmdir", "os.remove", "os.truncate"}
 
-
-def child(config: str, run: str, before: Callable[[], None] = lambda: None) -> int:
+def child(
+    config: str,
+    run: str,
+    before: Callable[[], None] = lambda: None,
+    after: Callable[[Mapping[str, object]], None] | None = None,
+) -> int:
     """Fork a process that trains."""
     pid = os.fork()
     if pid == 0:
         before()
         try:
-            train(toml.load(Path(config)), run, resume=True)
+            train(toml.load(Path(config)), run, resume=True, on_progress=after)
         except BaseException:
             sys.excepthook(*sys.exc_info())
             os._exit(1)
@@ -42,27 +47,22 @@ def fate(pid: int) -> int:
 
 
 def die_before(operation: int, run: str) -> None:
-    """Kill this process before it touches files of its run for the nth time."""
-    done = 0
-    fsync = os.fsync
-    name = Path(run).name
+    """Kill this process before it changes files of its run for the nth time."""
+    place = Path(run)
+    injected.before_operations(injected.killed(operation), place.parent, only=place.name)
 
-    def count(what: str) -> None:
-        nonlocal done
-        done += 1
-        if done == operation:
-            os.kill(os.getpid(), signal.SIGKILL)
 
-    def audit(event: str, arguments: tuple[object, ...]) -> None:
-        if event in OPERATIONS and name in str(arguments[0]):
-            count(event)
+def die_after(step: int, event: Mapping[str, object]) -> None:
+    """Kill this process when a step is over."""
+    if event["kind"] == "step" and event["step"] == step:
+        os.kill(os.getpid(), signal.SIGKILL)
 
-    def counted_fsync(file: int) -> None:
-        count("fsync")
-        fsync(file)
 
-    os.fsync = counted_fsync
-    sys.addaudithook(audit)
+def steps(step: int, *given: str) -> None:
+    for config, run in zip(given[::2], given[1::2], strict=True):
+        train(toml.load(Path(config)), f"{run}.whole")  # imports what children would import one by one
+        killed = fate(child(config, run, after=partial(die_after, step)))
+        print(step, killed, fate(child(config, run)), flush=True)
 
 
 def main(config: str, run: str, how: str = "", *arguments: str) -> None:
@@ -85,4 +85,7 @@ def main(config: str, run: str, how: str = "", *arguments: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if sys.argv[1] == "step":
+        steps(int(sys.argv[2]), *sys.argv[3:])
+    else:
+        main(*sys.argv[1:])

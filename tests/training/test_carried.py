@@ -1,6 +1,7 @@
 """Memories that go on from step to step: which windows the rows read, what they see, and that nothing is lost."""
 
 import re
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from regard.errors import CheckpointError, ConfigError
-from regard.models import LanguageModel, ModelConfig
+from regard.models import LanguageModel, ModelConfig, presets
 from regard.tasks import CopyConfig, TextConfig, build_task
 from regard.tasks.text import Windows
 from regard.tasks.token_files import Tokens
@@ -19,12 +20,14 @@ from regard.training.batches import Batch
 from regard.training.carried import Lanes, whole_documents
 from regard.training.checkpoint import newest
 from regard.training.config import Stage
+from tests.training.killed import fates, start
 
 WINDOW, SEGMENT, KEPT = 12, 6, 512
 MEMORIES = {
     "recent": f"recent(length={KEPT})",
     "compressive": "compressive(length=6, compressed=4, rate=3)",
     "memorizing": ("recent(length=6)", "memorizing(pairs=40, top=4, recent=6)"),
+    "lists": ("recent(length=6)", "memorizing(pairs=20, top=4, recent=6, index=ivf, probes=2)"),
 }
 
 
@@ -194,6 +197,42 @@ def test_a_stopped_run_goes_on_bit_for_bit(kind, texts, tmp_path):
     assert resume(tmp_path / "run").evaluation == whole.evaluation
     require_equal(tmp_path / "run", tmp_path / "whole")
     assert toml.load(tmp_path / "run" / "config.toml") == whole.config
+
+
+SMALL = {"vocab_size": 256, "dim": 16, "layers": 2, "heads": 2, "mlp_dim": 32, "max_length": SEGMENT}
+PRESETS = {
+    "transformer_xl": {"memory_length": 6},
+    "compressive_transformer": {"memory_length": 6, "compressed_length": 4},
+    "memorizing_transformer": {"memory_length": 6, "pairs": 20, "top": 4, "head_dim": 8},
+    "memorizing_transformer by FAISS": {
+        "memory_length": 6, "pairs": 20, "top": 4, "head_dim": 8, "index": "ivf", "dropout": 0.1
+    },
+}  # fmt: skip
+
+
+def test_presets_that_were_killed_go_on_bit_for_bit(texts, tmp_path):
+    """SIGKILL in a process of its own, between two checkpoints; what another process makes of it is what one makes
+    that was never killed."""
+    pytest.importorskip("faiss")
+    given = []
+    for name, options in PRESETS.items():
+        config = replace(texts, model=presets.build(name.partition(" ")[0], **SMALL, **options))
+        toml.save(config, tmp_path / f"{name}.toml")
+        given += [tmp_path / f"{name}.toml", tmp_path / name]
+    results = fates(start("step", 5, *given))
+    assert results == [[5, -signal.SIGKILL, 0]] * len(PRESETS)
+    for name in PRESETS:
+        require_equal(tmp_path / name, tmp_path / f"{name}.whole")
+        memory = newest(tmp_path / name / "checkpoints")[0].memory
+        drawn = [x.any() for key, x in memory.items() if key.endswith("centres")]
+        assert all(drawn)
+        assert bool(drawn) == ("FAISS" in name)
+    run, path = tmp_path / "memorizing_transformer", tmp_path / "memorizing_transformer" / "config.toml"
+    text = path.read_text()
+    for more, message in (("pairs=40", "pairs=20"), ("pairs=20, index=ivf", "index='exact'")):
+        path.write_text(text.replace("pairs=20", more).replace("steps = 7", "steps = 9"))
+        with pytest.raises(CheckpointError, match=message):
+            resume(run, edited=True)
 
 
 def test_parts_of_a_batch_give_what_the_whole_gives(texts, tmp_path):

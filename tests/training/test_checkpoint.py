@@ -10,7 +10,7 @@ from torch import nn
 
 from regard.errors import CheckpointError, ResourceError
 from regard.models import LanguageModel, ModelConfig
-from regard.training import checkpoint, files
+from regard.training import checkpoint, files, random_states
 from regard.training.checkpoint import Progress
 from regard.training.optimizer import adamw, set_rate
 
@@ -49,7 +49,7 @@ def test_everything_comes_back(tmp_path):
     other, fresh = trained(seed=1)
     fresh = adamw(other)
     checkpoint.restore(other, fresh, found)
-    checkpoint.use_rng_states(found.rng, CPU)
+    random_states.use_rng_states(found.rng, CPU)
     assert torch.equal(torch.randn(5), expected)
     assert other.count == 3
     for (name, ours), theirs in zip(other.named_parameters(), model.parameters(), strict=True):
@@ -161,11 +161,11 @@ def _rewritten(path: Path, name: str, data: bytes) -> None:
 
 
 def test_another_format_or_other_fields_are_refused(tmp_path):
-    for change in ({"format": 2}, {"novelty": 1}):
+    for change in ({"format": 3}, {"novelty": 1}):
         path = save(tmp_path / str(change), 1)
         document = {**json.loads((path / "progress.json").read_text()), **change}
         _rewritten(path, "progress.json", json.dumps(document).encode())
-        with pytest.raises(CheckpointError, match=r"format 2|novelty"):
+        with pytest.raises(CheckpointError, match=r"format 3|novelty"):
             checkpoint.load(path)
 
 

@@ -1,9 +1,10 @@
 import hashlib
 
+import numpy as np
 import pytest
 
 from regard.errors import DataError
-from regard.training.data_order import DataOrder, permutation
+from regard.training.data_order import DataOrder, Shuffle, permutation
 
 
 def literal(seed: int, epoch: int, count: int) -> list[int]:
@@ -55,3 +56,41 @@ def test_batches_larger_than_the_split_go_round():
 def test_an_empty_split_is_refused():
     with pytest.raises(DataError, match="no example"):
         DataOrder(0, 1, 0)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 16, 17, 63, 64, 65, 1000])
+def test_a_computed_order_has_every_example_once(count):
+    for seed, epoch in ((0, 0), (1, 0), (0, 1)):
+        shuffle = Shuffle(seed, epoch, count)
+        assert sorted(shuffle[place] for place in range(count)) == list(range(count))
+
+
+def test_a_computed_order_never_changes():
+    """Written down once: runs that go on need it."""
+    assert [Shuffle(3, 2, 10**9)[place] for place in range(3)] == [7064191, 424950322, 551107158]
+    assert DataOrder(10**9, 3, 3, streamed=True).batch(2 * 10**9 // 3 + 1)[0] == Shuffle(3, 2, 10**9)[1]
+
+
+def test_a_computed_order_is_mixed():
+    """Places and examples are independent: no correlation, and every sixteenth of the places reaches every sixteenth of
+    the examples as often as chance has it (chi-square with 225 degrees of freedom, 5 standard deviations)."""
+    count = 20_000
+    shuffle = Shuffle(0, 0, count)
+    found = np.array([shuffle[place] for place in range(count)])
+    places = np.arange(count)
+    assert abs(np.corrcoef(places, found)[0, 1]) < 5 / count**0.5
+    table = np.histogram2d(places, found, bins=16)[0]
+    expected = count / 256
+    assert abs(((table - expected) ** 2 / expected).sum() - 225) < 5 * (2 * 225) ** 0.5
+    assert (
+        len({tuple(Shuffle(seed, epoch, 50)[at] for at in range(50)) for seed in range(3) for epoch in range(3)}) == 9
+    )
+
+
+def test_streamed_examples_are_ordered_without_a_list():
+    order = DataOrder(10**12, 4, seed=1, streamed=True)
+    assert len(set(order.batch(0) + order.batch(10**9))) == 8
+    few = DataOrder(10, 4, seed=1, streamed=True)
+    stream = [example for step in range(5) for example in few.batch(step)]
+    assert sorted(stream[:10]) == sorted(stream[10:]) == list(range(10))
+    assert DataOrder(10, 4, seed=1, streamed=True).batch(3) == few.batch(3)

@@ -1,12 +1,7 @@
 """A run that was killed gives the same bits as one that was not."""
 
-import filecmp
-import json
-import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -15,48 +10,15 @@ from pathlib import Path
 
 import pytest
 
-import regard
-from regard.training import Interrupted, RunConfig, begun, toml, train
+from campaign import equal
+from regard.training import Interrupted, RunConfig, toml, train
 from regard.training.checkpoint import newest
 from regard.training.interruption import Signals
-
-PROGRAM = Path(__file__).with_name("killed_run.py")
-
-
-def start(*arguments: object) -> subprocess.Popen[str]:
-    source = str(Path(regard.__file__).parents[1])
-    environment = {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(PROGRAM), *map(str, arguments)]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def fates(process: subprocess.Popen[str]) -> list[list[float]]:
-    out, err = process.communicate(timeout=240)
-    assert process.returncode == 0, err
-    return [[float(word) for word in line.split()] for line in out.splitlines()]
-
-
-def lines(run: Path) -> list[dict[str, object]]:
-    """metrics.jsonl without what is measured."""
-    text = (run / "metrics.jsonl").read_text()
-    assert text.endswith("\n")
-    return [{k: v for k, v in json.loads(line).items() if k not in ("timing", "sha256")} for line in text.splitlines()]
+from tests.training.killed import fates, start
 
 
 def require_equal(run: Path, whole: Path) -> None:
-    """Parameters, optimizer, random states, schedule, data position and metrics, bit for bit."""
-    ours, theirs = newest(run / "checkpoints")[0], newest(whole / "checkpoints")[0]
-    assert ours is not None
-    assert theirs is not None
-    for name in ("model.safetensors", "optimizer.safetensors", "rng.safetensors"):
-        # Not ``==`` of the contents: where CI is set, pytest explains that failure with a diff that takes minutes.
-        assert filecmp.cmp(ours.path / name, theirs.path / name, shallow=False), name
-    # The length of metrics.jsonl in bytes varies with the digits of the timings, and each run has an id of its own.
-    assert replace(ours.progress, metrics_bytes=0, run="") == replace(theirs.progress, metrics_bytes=0, run="")
-    assert (ours.progress.run, theirs.progress.run) == (begun.identity(run).id, begun.identity(whole).id)
-    assert lines(run) == lines(whole)
-    assert not list(run.rglob("*.partial"))
-    assert not list(run.rglob("*.removing"))
+    assert equal.runs(run, whole) == []
 
 
 def test_the_comparison_sees_differences(small, tmp_path):
@@ -269,7 +231,7 @@ def _at(kind: str, step: int, act: Callable[[], None]) -> Callable[[dict[str, ob
 
 def test_the_small_run_uses_its_random_state(small: RunConfig, tmp_path):
     """Otherwise the tests above would not see a random state that is not restored."""
-    from regard.training import checkpoint
+    from regard.training import random_states
 
     with pytest.raises(Interrupted):
         train(small, tmp_path / "run", on_progress=_at("step", 7, lambda: signal.raise_signal(signal.SIGTERM)))
@@ -277,7 +239,7 @@ def test_the_small_run_uses_its_random_state(small: RunConfig, tmp_path):
     assert found is not None
     train(small, tmp_path / "whole")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoint, "use_rng_states", lambda states, device: None)
+        patch.setattr(random_states, "use_rng_states", lambda states, device: None)
         train(small, tmp_path / "run", resume=True)
     with pytest.raises(AssertionError):
         require_equal(tmp_path / "run", tmp_path / "whole")

@@ -12,7 +12,7 @@ import torch
 
 from regard.errors import CheckpointError, ConfigError, ResourceError
 from regard.models import LanguageModel, ModelConfig
-from regard.training import bounded, checkpoint, files, load, metrics, resume, train
+from regard.training import bounded, checkpoint, files, load, metrics, random_states, resume, train
 from regard.training.bounded import no_larger
 from regard.training.checkpoint import Progress
 from regard.training.optimizer import adamw, set_rate
@@ -109,7 +109,7 @@ def test_random_states_of_another_size_are_refused(tmp_path):
     before = torch.get_rng_state()
     for states in ({}, {"cpu": torch.zeros(3, dtype=torch.uint8)}, {"cpu": torch.zeros(3)}):
         with pytest.raises(CheckpointError, match="random state"):
-            checkpoint.use_rng_states(states, CPU)
+            random_states.use_rng_states(states, CPU)
     assert torch.equal(before, torch.get_rng_state())
 
 

@@ -21,6 +21,7 @@ from regard.checksums import KEY, opened, sealed
 from regard.errors import CheckpointError, ConfigError, DataError, RegardError, ResourceError
 from regard.reading import content
 from regard.tasks import Task, build_task
+from regard.tasks.token_store import is_store
 from regard.training import network
 from regard.training.files import write_json, writing
 
@@ -71,6 +72,11 @@ def compare(
 
 def _possible(config: CompareConfig, out: Path) -> str:
     """The task; specifications that cannot be built, or cannot do it, are refused before anything is written."""
+    if is_store(config.text.corpus):
+        raise ConfigError(
+            f"{config.text.corpus} is a token store, and a comparison also measures n-grams and xz, which read all "
+            "text into memory: give it a part of the text that the store was built of"
+        )
     for part in config.mechanisms:
         for piece in [inner for inner, _ in catalog.parts(part)] or [part]:
             if not specs.is_path(piece) and not catalog.resolve(piece)[0].__module__.startswith("regard."):

@@ -149,6 +149,12 @@ def tell_own(own: "Own | None") -> Iterator[None]:
         console(machine=True).print(str(own.tally), markup=False)
 
 
+def tell(said: str) -> None:
+    """Say it on stderr, if there is anything."""
+    if said:
+        console(machine=True).print(said, markup=False)
+
+
 def require_datastore(options: KnnOptions) -> None:
     """Refuse options of a datastore where there is none: ignored, they would look like they worked.
 

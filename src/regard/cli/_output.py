@@ -3,7 +3,8 @@
 import io
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from rich import box
@@ -11,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from regard.errors import InputError
+from regard.errors import InputError, NumericsError
 
 
 class _Console(Console):
@@ -34,6 +35,17 @@ def given(text: str) -> str:
         return sys.stdin.read()
     except UnicodeDecodeError as error:
         raise InputError(f"standard input is not UTF-8 at byte {error.start}: {error.reason}; convert it") from None
+
+
+@contextmanager
+def weights_of(place: str) -> Iterator[None]:
+    """Name where weights came from in an error that says that they diverged."""
+    try:
+        yield
+    except NumericsError as error:
+        if place in str(error):
+            raise
+        raise NumericsError(f"{place}: {error}") from error
 
 
 def emit(payload: Any) -> None:

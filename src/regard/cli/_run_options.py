@@ -34,6 +34,7 @@ from regard.tasks.config import (
 )
 from regard.training import toml
 from regard.training.config import SHAPES, AnyModelConfig, RunConfig, TrainingConfig
+from regard.training.parallel_config import ParallelConfig
 
 CHANGEABLE = ("steps", "learning_rate")
 """of a run that is continued"""
@@ -55,7 +56,8 @@ class _Options:
     --model.max-length and --model.projections convert them, and dropout may be another"""
     resume: str | None = None
     """continue this run, with its own configuration; beside it --steps trains longer, also after the end, and
-    --learning-rate goes on with another one, as after a loss that was not finite; --json, --trust, --edited"""
+    --learning-rate goes on with another one, as after a loss that was not finite; --json, --trust, --edited,
+    --parallel.*"""
     changed: tyro.conf.Suppress[tuple[str, ...]] = ()
     shaped: tyro.conf.Suppress[tuple[str, ...]] = ()
     config: str | None = None
@@ -76,6 +78,8 @@ class _Options:
     """the task, which decides the kind of model; its own options are --task.*"""
     training: Annotated[TrainingConfig, tyro.conf.arg(name="")] = field(default_factory=TrainingConfig)
     """how it is trained"""
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    """what several processes share besides the examples; also beside --resume, where it may be another each time"""
     json: bool = False
     """machine output on stdout"""
 
@@ -210,7 +214,9 @@ def parse(words: Sequence[str], description: str) -> Options:
     early.add_argument("--task.data", dest="data")
     for name in CHANGEABLE:
         early.add_argument(f"--{name.replace('_', '-')}", f"--{name}", dest=name)
-    for name in ("--trust", "--edited"):
+    for name in ("--parallel.heads", "--parallel.sequence"):
+        early.add_argument(name)
+    for name in ("--trust", "--edited", "--parallel.shard"):
         early.add_argument(name, action="store_true")
     try:
         first, rest = early.parse_known_args(list(words))

@@ -10,9 +10,18 @@ from typing import TYPE_CHECKING, Any, Literal
 import tyro
 
 from regard.cli._cache import reduce
-from regard.cli._datastore import KnnOptions, datastore_rows, facts, looked_up, mixing, require_datastore, tell_own
+from regard.cli._datastore import (
+    KnnOptions,
+    datastore_rows,
+    facts,
+    looked_up,
+    mixing,
+    require_datastore,
+    tell,
+    tell_own,
+)
 from regard.cli._depth import Evaluated, depth_rows, leave_early, require_as_measured
-from regard.cli._output import console, emit, table
+from regard.cli._output import console, emit, table, weights_of
 from regard.errors import ConfigError, DataError, ResourceError
 from regard.tasks.config import TABLES, TEXTS, ClassificationConfig, TextConfig, TranslationConfig
 
@@ -35,8 +44,9 @@ class Options:
     split: Literal["train", "valid", "test"] | None = None
     """part of the data; None: valid for a run, all of it for published weights"""
     corpus: str | None = None
-    """other text than the run's: a bundled corpus, a file of text, one with a text in every row, or a folder of such
-    files; for a run on translation, a .tsv file; for one on classes of texts in a file, a file like it, all of it"""
+    """other text than the run's: a bundled corpus, a file of text, one with a text in every row, a folder of such
+    files, or a token store; for a run on translation, a .tsv file; for one on classes of texts in a file, a file like
+    it, all of it"""
     document: str | None = None
     """published weights: only this document of the corpus, a year of state_of_the_union"""
     length: int | None = None
@@ -103,7 +113,8 @@ def run(options: Options) -> int:
     from regard.integrations import pretrained
 
     said = Evaluated()
-    evaluation = _published(options, said) if pretrained.recognised(options.run) else _run(options, said)
+    with weights_of(options.run):
+        evaluation = _published(options, said) if pretrained.recognised(options.run) else _run(options, said)
     depth, datastore = said.depth(), said.datastore
     if datastore is None and options.datastore is not None:
         datastore = facts(options.datastore, options.knn)
@@ -179,7 +190,9 @@ def _run(options: Options, said: Evaluated) -> dict[str, object]:
         own = None if options.knn.own else Own(found.store)
 
         def beside(config: "RunConfig", task: "Task") -> "Task":
-            return LookedUp(task, found, leaving_out=own)
+            looked = LookedUp(task, found, leaving_out=own)
+            tell(looked.cut_otherwise(split or "valid"))
+            return looked
     elif options.datastore is not None:
         if not isinstance(loaded.model, LanguageModel) or loaded.config.task.name != "text":
             raise ConfigError(f"{options.run} was trained on {loaded.config.task.name}: --datastore is for text")
@@ -217,6 +230,10 @@ def _given(options: Options) -> dict[str, Any]:
 
 def _unread(corpus: str) -> dict[str, Any]:
     """What a run says of its own corpus and this one has no use for."""
+    from regard.tasks.token_store import is_store
+
+    if is_store(corpus):
+        return {"field": None, "separator": None, "suffixes": (), "holdout": TextConfig.holdout, "cache": None}
     if corpus.lower().endswith(TABLES):
         return {"separator": None, "suffixes": ()}
     if corpus.lower().endswith(TEXTS):

@@ -13,6 +13,7 @@ from regard.cli._batch import AT_A_TIME, Prompt, answer, continued, prompts, tol
 from regard.cli._cache import reduce
 from regard.cli._datastore import KnnOptions, looked_up, mixing, require_datastore
 from regard.cli._depth import coloured, leave_early, machine, require_as_measured, require_depths
+from regard.cli._output import weights_of
 from regard.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class Options:
     """continuing: policy for what every layer keeps of the text, such as h2o(budget=256), see regard list; None: all"""
     lookup: int | None = None
     """continuing with --temperature 0: guess up to so many tokens at a time, those that followed the last ones earlier
-    in the text, and check them in one call: the same text in fewer calls; not beside a datastore; None: no guesses"""
+    in the text, and check them in one call: the same text in fewer calls; None: no guesses"""
     datastore: str | None = None
     """continuing: also look every token up in this folder of regard knn build; None, of a run that mixes neighbours in:
     that of its training"""
@@ -111,6 +112,11 @@ def run(options: Options) -> int:
         given = "--knn.own" if options.knn.own else "--chat"
         raise ConfigError(f"--datastore looks up what continues a text: {given} has no use for it; leave one out")
     require_as_measured(options.exits, weights=options.weights, cache=options.cache, datastore=options.datastore)
+    with weights_of(options.run):
+        return _written(options)
+
+
+def _written(options: Options) -> int:
     from regard.integrations import pretrained
 
     if pretrained.recognised(options.run):
@@ -193,8 +199,6 @@ def _continue(
     if options.lookup is not None:
         if options.temperature != 0:
             raise ConfigError(f"--lookup {options.lookup} guesses the likeliest tokens; add --temperature 0")
-        if decoder is not model:
-            raise ConfigError(f"--lookup {options.lookup} is for a decoder without a datastore beside it; leave it out")
         sampling["lookup"] = options.lookup
     if options.batch is None:
         prompt = _prompt(options)

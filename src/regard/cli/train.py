@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 from regard.cli import _run_options
 from regard.cli._output import console, emit
 from regard.cli._run_options import CONVERTED, Options, run_config
-from regard.errors import ConfigError, ResourceError
+from regard.errors import ConfigError, DataError, ResourceError, UnsupportedError
 from regard.models.block_config import GATED
 from regard.models.encoder_decoder_config import EncoderDecoderConfig
 from regard.tasks import ImagesConfig, TaskConfig, has_text
 from regard.training.config import RunConfig
 from regard.training.files import writing
+from regard.training.parallel_config import ParallelConfig
 
 if TYPE_CHECKING:
     from regard.training.ranks import Ranks
@@ -36,7 +37,7 @@ def run(options: Options) -> int:
     from regard.training.progress import Display
 
     opened = partial(beside, trust=options.trust)
-    with together() as ranks, Display() if ranks.main else nullcontext() as display:
+    with together(options.parallel) as ranks, Display() if ranks.main else nullcontext() as display:
         if options.resume is not None:
             given = {name: getattr(options.training, name) for name in options.changed}
             result = resume(
@@ -49,14 +50,15 @@ def run(options: Options) -> int:
                 ranks=ranks,
             )
         else:
-            config, start = run_config(options), None
-            if options.start is not None:
-                config, start = started(options)
-            require_memory(config)
-            if not options.out and ranks.count > 1:
-                raise ConfigError("several processes write one run: name it with --out")
-            with nullcontext(Path(options.out)) if options.out else free() as out:
-                result = train(config, out, start=start, on_progress=display, beside=opened, ranks=ranks)
+            with settings_of(options.config):
+                config, start = run_config(options), None
+                if options.start is not None:
+                    config, start = started(options)
+                require_memory(config)
+                if not options.out and ranks.count > 1:
+                    raise ConfigError("several processes write one run: name it with --out")
+                with nullcontext(Path(options.out)) if options.out else free() as out:
+                    result = train(config, out, start=start, on_progress=display, beside=opened, ranks=ranks)
         main = ranks.main
     if not main:
         return 0
@@ -72,20 +74,40 @@ def run(options: Options) -> int:
 
 
 @contextmanager
-def together() -> Iterator["Ranks"]:
-    """The processes that train: those that `torchrun` started, or this one."""
+def settings_of(file: str | None) -> Iterator[None]:
+    """Name the file of settings in an error that one of them may have caused."""
+    try:
+        yield
+    except (ConfigError, DataError, UnsupportedError) as error:
+        if file is None or file in str(error):
+            raise
+        raise type(error)(f"{error} (the settings are those of {file} and of the flags)") from error
+
+
+@contextmanager
+def together(parallel: ParallelConfig) -> Iterator["Ranks"]:
+    """The processes that train: those that `torchrun` started, or this one.
+
+    Raises:
+        ConfigError: one process, and something for several to share.
+    """
     from regard.training.ranks import ALONE
 
-    if "WORLD_SIZE" not in os.environ:
-        yield ALONE
-        return
-    from regard.distributed import Replicas, joined, launched
+    several = "WORLD_SIZE" in os.environ
+    if several:
+        from regard.distributed import joined, launched, ranks_for
 
-    if not launched():
+        several = launched()
+    if not several:
+        if parallel.named:
+            raise ConfigError(
+                f"{' '.join(parallel.named)} is for the processes of torchrun, and this is one by itself: start it as "
+                "torchrun --nproc-per-node 2 -m regard train ..., or leave it out"
+            )
         yield ALONE
         return
     with joined() as group:
-        yield Replicas(group)
+        yield ranks_for(group, parallel)
 
 
 def started(options: Options) -> tuple[RunConfig, "Start"]:

@@ -76,6 +76,11 @@ class Group:
         self.exchange(lambda: dist.all_reduce(x))
 
     @property
+    def timeout(self) -> timedelta:
+        """How long a process waits for the others."""
+        return timedelta(seconds=_waiting())
+
+    @property
     def device(self) -> torch.device:
         """Where tensors of an exchange must be."""
         nccl = dist.get_backend() == "nccl"

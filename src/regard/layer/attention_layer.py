@@ -12,8 +12,9 @@ from regard.catalog import build
 from regard.core import Attention
 from regard.errors import ConfigError, ShapeError, UnsupportedError
 from regard.info import Heads
+from regard.layer.exchange import Exchange
 from regard.layer.memories import check_memory, led, written
-from regard.layer.outputs import LayerOutput, LayerValues, Prepared
+from regard.layer.outputs import LayerOutput, LayerValues, Prepared, prepared
 from regard.layer.positions import SLOTS_ONLY, check_position, placed, token_positions
 from regard.layer.projections import InputProjections, build_projections, check_hidden
 from regard.memory import Memory, MemoryState, build_memory
@@ -139,6 +140,7 @@ class AttentionLayer(nn.Module):
         follow(self)
         self.inputs = InputProjections(self.attention, dim, source, seed)
         self.cache: Cache | None = None
+        self.exchange: Exchange | None = None
 
     def cache_of(self, spec: str) -> Cache:
         """A policy for this layer's state, such as `h2o(budget=256)`; `layer.cache = ...` makes the layer ask it.
@@ -232,6 +234,7 @@ class AttentionLayer(nn.Module):
         """
         if self.memory is None:
             raise UnsupportedError("next_segment is for a layer built with a memory")
+        self.memory.check_state(memory)
         if not memory.waiting:
             return memory
         x, mask = memory["waiting"], memory.content.get("waiting_mask")
@@ -295,7 +298,9 @@ class AttentionLayer(nn.Module):
     ) -> LayerValues:
         """The averages of every head, before the output projection; arguments and errors as `forward`."""
         check_hidden("x", x, self.dim, state)
-        past, length = state.length if state is not None and not self.cross else 0, x.shape[1]
+        past, length, exchange = state.length if state is not None and not self.cross else 0, x.shape[1], self.exchange
+        if exchange is not None:
+            past = exchange.begun(state=state, memory=memory, marks=marks, context=context)
         scheme, attention, projections = self.position, self.attention, self.projections
         if scheme is not None and scheme.absolute:
             x = placed(scheme, x, positions, past if memory is None else memory.waiting)
@@ -303,13 +308,16 @@ class AttentionLayer(nn.Module):
         inputs: Mapping[str, Tensor] = {}
         if source is None:
             q = projections.queries(x)
-            k, v, keep, state = self._prepared(q, state)
+            k, v, keep, state = prepared(self.heads, q, state)
             if attention.info.inputs:
                 inputs = self.inputs(attention, x, x[:, :0])
         else:
             q, k, v = projections.of(x, source)
             if attention.info.inputs:
                 inputs = self.inputs(attention, x, source)
+        if exchange is not None:
+            got = exchange.attended(attention, scheme, q, k, v, key_mask=keep, positions=positions, inputs=inputs)
+            return LayerValues(got.values, None, None, dict(got.losses))
         rows, bias, key_positions, projected = projections.global_rows, None, None, (q, k, v)
         if rows is not None:
             k, v = rows.columns(attention, x, k, v, key_mask=keep, marks=marks)
@@ -381,17 +389,12 @@ class AttentionLayer(nn.Module):
             return x, key_mask
         if self.memory is None:
             raise UnsupportedError("a memory needs a layer built with one")
+        self.memory.check_state(memory)
         if memory.waiting and state is None:
             raise ShapeError("a segment is running: go on with its state, or end it with next_segment")
         if state is not None and state.length:
             return x, key_mask
         return led(self.memory, memory, x, key_mask)
-
-    def _prepared(self, q: Tensor, state: State | None) -> tuple[Tensor, Tensor, Tensor | None, State | None]:
-        if isinstance(state, Prepared):
-            return state["k"], state["v"], state.content.get("key_mask"), None
-        size = q.shape[0], self.heads.kv_heads, 0
-        return q.new_zeros(*size, self.heads.key_dim), q.new_zeros(*size, self.heads.value_width), None, state
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, cross={self.cross}"

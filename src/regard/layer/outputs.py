@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from regard.info import Heads
 from regard.memory import MemoryState
 from regard.state import State, Summary
 
@@ -29,3 +30,11 @@ class LayerValues(NamedTuple):
 
 class Prepared(Summary):
     """The projected keys and values of a source, for mechanisms that keep no state of their own."""
+
+
+def prepared(heads: Heads, q: Tensor, state: State | None) -> tuple[Tensor, Tensor, Tensor | None, State | None]:
+    """Keys, values and mask of a call whose source is in its state, and what is left of that for the mechanism."""
+    if isinstance(state, Prepared):
+        return state["k"], state["v"], state.content.get("key_mask"), None
+    size = q.shape[0], heads.kv_heads, 0
+    return q.new_zeros(*size, heads.key_dim), q.new_zeros(*size, heads.value_width), None, state

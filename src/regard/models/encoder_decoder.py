@@ -108,6 +108,11 @@ class CrossBlock(nn.Module):
             self.mlp_norm = self._norm(config)
         self.dropout = nn.Dropout(config.dropout)
 
+    @property
+    def called(self) -> bool:
+        """Whether its weights are read in calls of it alone, but for what is prepared for decoding."""
+        return self.attention.memory is None and self.cross.memory is None
+
     @staticmethod
     def _norm(config: EncoderDecoderConfig) -> nn.Module:
         return build_norm(config.norm_kind, config.dim, bias=config.bias, eps=config.norm_eps)

@@ -111,12 +111,12 @@ def generate(
             sequence.
         batch_size: most rows at a time; None: all that can share a batch.
         lookup: guess up to so many tokens at a time, those that followed the last ones earlier in the text, and check
-            them in one call (`regard.models.lookup`); greedy, one row at a time, of a decoder alone. The tokens are the
+            them in one call (`regard.models.lookup`); greedy, one row at a time. The tokens are the
             same, unless two of them are as likely as rounding can tell.
 
     Raises:
         ConfigError: an option out of range, texts or `stop` without a tokenizer, `lookup` when tokens are drawn.
-        UnsupportedError: `lookup` in a model without states, or beside a datastore.
+        UnsupportedError: `lookup` in a model without states.
         InputError: an empty prompt, or a token id out of range.
         LimitError: prompt and new tokens exceed what the model was built for; raised before any token.
         NumericsError: logits that are not finite.
@@ -197,12 +197,12 @@ def stream(
     ]
     asked = rows if max_new_tokens else []
     if lookup:
-        decoder = _looking_up(model, sampling, use_state, lookup)
-        return (piece for row in asked for piece in _looked_up(decoder, row, lookup))
+        _require_lookup(model, sampling, use_state, lookup)
+        return (piece for row in asked for piece in _looked_up(model, row, lookup))
     return _pieces(model, asked, sampling, use_state, batch_size or len(rows))
 
 
-def _looking_up(model: LanguageModel | Continuing, sampling: Sampling, use_state: bool, lookup: int) -> LanguageModel:
+def _require_lookup(model: LanguageModel | Continuing, sampling: Sampling, use_state: bool, lookup: int) -> None:
     if lookup < 0:
         raise ConfigError(f"lookup={lookup}: the number of tokens to guess must be at least 0")
     if sampling.temperature:
@@ -211,9 +211,6 @@ def _looking_up(model: LanguageModel | Continuing, sampling: Sampling, use_state
         )
     if not (use_state and model.streams):
         raise UnsupportedError("lookup goes on from states: every layer needs one, and use_state=True")
-    if not isinstance(model, LanguageModel):
-        raise UnsupportedError("lookup checks guesses of a decoder alone, with no datastore beside it; leave one out")
-    return model
 
 
 def check(max_new_tokens: int, stop: tuple[str, ...], tokenizer: Tokenizer | None) -> None:
@@ -342,7 +339,7 @@ def _group(model: LanguageModel | Continuing, rows: list[Row], sampling: Samplin
         tokens = new if state is not None else torch.cat([tokens, new], 1)
 
 
-def _looked_up(model: LanguageModel, row: Row, lookup: int) -> Iterator[Piece]:
+def _looked_up(model: LanguageModel | Continuing, row: Row, lookup: int) -> Iterator[Piece]:
     """One row, several tokens at a time where what follows was guessed."""
     modules, tokens, new = list(model.modules()), row.prompt.tolist(), row.prompt.tolist()
     with torch.inference_mode():

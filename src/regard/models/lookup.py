@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 
 from regard.errors import UnsupportedError
+from regard.models.continuing import Continuing
 from regard.models.decoder import Hidden, LanguageModel, ModelState
 from regard.models.sampling import Sampling
 
@@ -37,7 +38,7 @@ class Checked(NamedTuple):
     layers: list[int] | None
 
 
-def checked(model: LanguageModel, new: Sequence[int], draft: Sequence[int], state: ModelState) -> Checked:
+def checked(model: LanguageModel | Continuing, new: Sequence[int], draft: Sequence[int], state: ModelState) -> Checked:
     """The most likely tokens behind `new`, one for every guess that was right and one more, and the state before it.
 
     One call reads the new tokens and all guesses. Guesses that were wrong leave the state: slots are given back; sums,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 _HOMES = {
     "RunConfig": "config",
     "TrainingConfig": "config",
+    "ParallelConfig": "parallel_config",
     "Trainer": "trainer",
     "Interrupted": "interruption",
     "TrainedModel": "trained_model",
@@ -19,6 +20,7 @@ _HOMES = {
 
 __all__ = [
     "Interrupted",
+    "ParallelConfig",
     "RunConfig",
     "RunResult",
     "Start",
@@ -34,6 +36,7 @@ __all__ = [
 if TYPE_CHECKING:
     from regard.training.config import RunConfig, TrainingConfig
     from regard.training.interruption import Interrupted
+    from regard.training.parallel_config import ParallelConfig
     from regard.training.run import RunResult, evaluate, load, resume, train
     from regard.training.start import Start
     from regard.training.trained_model import TrainedModel

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from regard.checksums import MANIFEST, entries
 from regard.errors import CheckpointError
 from regard.reading import content
+from regard.training import shards
 from regard.training.checkpoint import newest, paths
 
 _SIZES = ("n", "m", "steps", "row", "col")
@@ -103,11 +104,12 @@ def stored(folder: Path) -> int | None:
 def _model_bytes(path: Path) -> int | None:
     """The size of a checkpoint's model, if it is the size that its manifest says: one that was cut bounds nothing."""
     try:
-        expected = entries(json.loads(content(path / MANIFEST)))["model.safetensors"].size
-        size = (path / "model.safetensors").stat().st_size
-    except (OSError, ValueError, KeyError, RecursionError):
+        expected = entries(json.loads(content(path / MANIFEST)))
+        files = ["model.safetensors"] if "model.safetensors" in expected else shards.names(expected, "model")
+        sizes = {name: (path / name).stat().st_size for name in files}
+    except (OSError, ValueError, RecursionError):
         return None
-    return size if size == expected else None
+    return sum(sizes.values()) if all(size == expected[name].size for name, size in sizes.items()) else None
 
 
 @contextmanager

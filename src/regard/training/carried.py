@@ -191,6 +191,10 @@ def reading(model: nn.Module, examples: Examples, batch_size: int, limit: int) -
 
 
 def _checked(model: nn.Module, examples: Examples) -> tuple[LanguageModel, Consecutive]:
+    if getattr(examples, "streamed", False):
+        raise ConfigError(
+            "training.carry reads document after document, and a token store is read at random; leave it out"
+        )
     if not isinstance(model, LanguageModel) or not model.config.remembers or not isinstance(examples, Consecutive):
         raise ConfigError(
             "training.carry goes on with the memory of a decoder through the documents of task text; set model.memory "

@@ -2,55 +2,31 @@
 
 A checkpoint is a folder `step-00000250` of a run's `checkpoints`: model.safetensors (parameters and buffers),
 optimizer.safetensors, rng.safetensors, progress.json, memory.safetensors where memories are carried from step to step,
-and manifest.json with the SHA-256 of each. A step saved again
-(because its first checkpoint is damaged, or was saved before its evaluation) is `step-00000250.1`: nothing that is
-whole is ever replaced.
+and manifest.json with the SHA-256 of each. Where processes shared the weights, model and optimizer are in shards
+instead, one of each process (`regard.training.shards`). A step saved again (because its first checkpoint is damaged, or
+was saved before its evaluation) is `step-00000250.1`: nothing that is whole is ever replaced.
 """
 
-import json
 import logging
 import os
 import re
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
 
 import safetensors.torch
 import torch
-from annotated_types import Ge
 from torch import Tensor, nn
 
-from regard.errors import CheckpointError, ConfigError, ResourceError
+from regard.errors import CheckpointError, ResourceError
 from regard.moved import current_names
-from regard.options import validate
+from regard.training import shards, standing
 from regard.training.files import load_folder, remove_folder, save_file, save_folder
+from regard.training.random_states import rng_states
+from regard.training.standing import IN_SHARDS, WHOLE, Progress
 
-_FORMAT = 1
 _NAME = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
 _LOG = logging.getLogger("regard")
-
-
-@dataclass
-class Progress:
-    """How far a run is: the part of a checkpoint that is not tensors."""
-
-    step: Annotated[int, Ge(0)] = 0
-    """optimizer steps done; the data position follows from it"""
-    tokens: Annotated[int, Ge(0)] = 0
-    """targets seen"""
-    metrics_bytes: Annotated[int, Ge(0)] = 0
-    """length of metrics.jsonl"""
-    interval: dict[str, float] = field(default_factory=dict)
-    """sums of the unfinished line of metrics.jsonl"""
-    evaluated_step: Annotated[int, Ge(0)] = 0
-    """step of the last evaluation"""
-    score: float | None = None
-    """validation nats per token, if evaluated at this step: the best checkpoint has the lowest"""
-    data: str = ""
-    """fingerprint of the task"""
-    run: str = ""
-    """id of the run that wrote it; empty: of a version that gave runs none"""
 
 
 @dataclass(frozen=True)
@@ -74,7 +50,7 @@ def in_memory(
         Path("the stage before"),
         progress,
         own_tensors(model),
-        _optimizer_tensors(model, optimizer),
+        optimizer_tensors(model, optimizer),
         rng_states(device),
     )
 
@@ -112,22 +88,42 @@ def save(
     Raises:
         ResourceError: it cannot be written; earlier ones are intact and nothing of this one is left.
     """
-    taken = {path.name for path in paths(folder)}
-    name = f"step-{progress.step:08d}"
-    attempts = (name, *(f"{name}.{attempt}" for attempt in range(1, len(taken) + 1)))
-    target = folder / next(attempt for attempt in attempts if attempt not in taken)
-    document = {"format": _FORMAT, **asdict(progress)}
-    save_folder(
-        target,
-        {
-            "model.safetensors": _packed(own_tensors(model)),
-            "optimizer.safetensors": _packed(_optimizer_tensors(model, optimizer)),
-            "rng.safetensors": _packed(rng_states(device) if random is None else random),
-            "progress.json": (json.dumps(document, indent=1) + "\n").encode(),
-            **({"memory.safetensors": _packed(dict(memory))} if memory else {}),
-        },
-    )
+    tensors = own_tensors(model), optimizer_tensors(model, optimizer)
+    return write(folder, progress, *tensors, memory, rng_states(device) if random is None else random)
+
+
+def write(
+    folder: Path,
+    progress: Progress,
+    model: dict[str, Tensor],
+    optimizer: dict[str, Tensor],
+    memory: Mapping[str, Tensor] | None,
+    random: dict[str, Tensor],
+) -> Path:
+    """Write a checkpoint of these tensors. Returns and raises as `save`."""
+    target = free_name(folder, progress.step)
+    weights = {"model.safetensors": _packed(model), "optimizer.safetensors": _packed(optimizer)}
+    save_folder(target, {**weights, **small_files(progress, WHOLE, random, memory)})
     return target
+
+
+def free_name(folder: Path, step: int) -> Path:
+    """Where the next checkpoint of a step is written."""
+    taken = {path.name for path in paths(folder)}
+    name = f"step-{step:08d}"
+    attempts = (name, *(f"{name}.{attempt}" for attempt in range(1, len(taken) + 1)))
+    return folder / next(attempt for attempt in attempts if attempt not in taken)
+
+
+def small_files(
+    progress: Progress, form: int, random: dict[str, Tensor], memory: Mapping[str, Tensor] | None
+) -> dict[str, bytes]:
+    """The files of a checkpoint besides model and optimizer."""
+    return {
+        "rng.safetensors": _packed(random),
+        "progress.json": standing.written(progress, form),
+        **({"memory.safetensors": _packed(dict(memory))} if memory else {}),
+    }
 
 
 def load(path: Path) -> Checkpoint:
@@ -137,43 +133,34 @@ def load(path: Path) -> Checkpoint:
         CheckpointError: damaged, incomplete, or of a format that this version does not know.
         ResourceError: it cannot be read, which says nothing about what it holds.
     """
-    files = load_folder(path)
-    progress = _progress(path, files)
-    try:
-        parts = ("model", "optimizer", "rng", *(["memory"] if "memory.safetensors" in files else []))
-        tensors = [safetensors.torch.load(files[f"{part}.safetensors"]) for part in parts]
-    except (KeyError, ValueError, safetensors.SafetensorError) as error:
-        raise CheckpointError(f"{path} is incomplete or malformed ({type(error).__name__}: {error})") from None
-    return Checkpoint(path, progress, *tensors)
+    return opened(path, load_folder(path), ("model", "optimizer"))
 
 
-def _progress(path: Path, files: Mapping[str, bytes]) -> Progress:
-    """What progress.json says, every value of its type and in its bounds.
+def opened(path: Path, files: Mapping[str, bytes], parts: Collection[str]) -> Checkpoint:
+    """What the verified files of a checkpoint hold; of model and optimizer only the `parts` that are asked for.
 
     Raises:
-        CheckpointError: it says something else.
+        CheckpointError: as `load`.
     """
-    hints = get_type_hints(Progress, include_extras=True)
+    progress, form = standing.read(path, files, step=_step(path))
+    tensors: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}}
     try:
-        document = json.loads(files["progress.json"])
-        version = document.pop("format")
-        if version != _FORMAT:
-            raise CheckpointError(f"{path} has checkpoint format {version}; this version of regard reads {_FORMAT}")
-        document.setdefault("run", "")
-        if document.keys() != hints.keys():
-            raise CheckpointError(f"{path}: progress.json has {', '.join(document)}, not {', '.join(hints)}")
-        for name, hint in hints.items():
-            validate("progress.json", name, document[name], hint)
-        if _NAME.fullmatch(path.name) and document["step"] != _order(path)[0]:
-            raise CheckpointError(f"{path}: progress.json is of step {document['step']}")
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        why = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
-        raise CheckpointError(f"{path} is incomplete or malformed ({why})") from None
-    return Progress(**document)
+        for part in (*parts, "rng", *(["memory"] if "memory.safetensors" in files else [])):
+            if form == IN_SHARDS and part in tensors:
+                tensors[part] = shards.joined(files, part)
+            else:
+                tensors[part] = safetensors.torch.load(files[f"{part}.safetensors"])
+    except (KeyError, ValueError, safetensors.SafetensorError) as error:
+        raise CheckpointError(f"{path} is incomplete or malformed ({type(error).__name__}: {error})") from None
+    return Checkpoint(path, progress, **tensors)
 
 
-def newest(folder: Path) -> tuple[Checkpoint | None, list[Path]]:
+def newest(folder: Path, read: Callable[[Path], Checkpoint] = load) -> tuple[Checkpoint | None, list[Path]]:
     """The newest checkpoint that verifies, and the newer ones that do not; each of those is logged as a warning.
+
+    Args:
+        folder: of checkpoints.
+        read: gives a checkpoint and verifies it; raises as `load`.
 
     Returns:
         (checkpoint, damaged); the checkpoint is None only if the folder holds none at all.
@@ -186,7 +173,7 @@ def newest(folder: Path) -> tuple[Checkpoint | None, list[Path]]:
     reasons: list[str] = []
     while left := [path for path in reversed(paths(folder)) if path not in damaged]:
         try:
-            return load(left[0]), damaged
+            return read(left[0]), damaged
         except CheckpointError as error:
             if os.path.lexists(left[0]):  # or who trains this run has removed it meanwhile, after saving a newer one
                 _LOG.warning("skipped a damaged checkpoint: %s", error)
@@ -236,9 +223,8 @@ def export(path: Path, target: Path) -> None:
     Raises:
         CheckpointError: the checkpoint does not verify. ResourceError: the file exists, or cannot be written.
     """
-    data = load_folder(path).get("model.safetensors")
-    if data is None:
-        raise CheckpointError(f"{path} has no model.safetensors")
+    files = load_folder(path)
+    data = files.get("model.safetensors") or _packed(opened(path, files, ("model",)).model)
     if target.exists():
         raise ResourceError(f"{target} exists; choose another name: nothing is ever overwritten")
     save_file(target, data)
@@ -271,9 +257,24 @@ def restore(model: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: Chec
         CheckpointError: as `restore_model`, or the file of the optimizer holds something else than those of this model;
             neither is changed.
     """
-    pairs, state = _model_pairs(model, checkpoint), _optimizer_state(model, optimizer, checkpoint)
+    pairs, state = require_fit(model, optimizer, checkpoint)
     _copy(pairs)
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def require_fit(
+    model: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: Checkpoint
+) -> tuple[list[tuple[Tensor, Tensor]], dict[int, dict[str, Tensor]]]:
+    """Compare names, shapes and dtypes with those of a model and its optimizer, of which neither is changed.
+
+    Returns:
+        Every tensor of the model with its saved value; the saved state of every parameter, by its place in the
+        optimizer.
+
+    Raises:
+        CheckpointError: as `restore`.
+    """
+    return _model_pairs(model, checkpoint), _optimizer_state(model, optimizer, checkpoint)
 
 
 def _copy(pairs: list[tuple[Tensor, Tensor]]) -> None:
@@ -336,38 +337,8 @@ def _optimizer_state(
     return {positions[name]: each for name, each in state.items()}
 
 
-def rng_states(device: torch.device) -> dict[str, Tensor]:
-    """The states of torch's global generators, which dropout draws from."""
-    states = {"cpu": torch.get_rng_state()}
-    if device.type != "cpu":
-        states[device.type] = _rng_module(device).get_rng_state()
-    return states
-
-
-def use_rng_states(states: dict[str, Tensor], device: torch.device) -> None:
-    """Put the generators into these states.
-
-    Raises:
-        CheckpointError: they are of another kind of device, or no states of generators.
-    """
-    if not {"cpu", device.type} <= states.keys():
-        raise CheckpointError(
-            f"the checkpoint was saved on {' and '.join(states)} and has no random state of {device.type}: continue on "
-            "the same kind of device (training.device in the run's config.toml)"
-        )
-    try:
-        torch.set_rng_state(states["cpu"])
-        if device.type != "cpu":
-            _rng_module(device).set_rng_state(states[device.type])
-    except (RuntimeError, TypeError) as error:
-        raise CheckpointError(f"the checkpoint's random states are none of this version of torch: {error}") from None
-
-
-def _rng_module(device: torch.device) -> Any:
-    return {"cuda": torch.cuda, "mps": torch.mps}[device.type]
-
-
-def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """What an optimizer remembers of each parameter: `name/exp_avg`, `name/exp_avg_sq`, `name/step`."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     return {
         f"{names[parameter]}/{kind}": tensor
@@ -387,6 +358,11 @@ def _packed(tensors: dict[str, Tensor]) -> bytes:
     )
 
 
+def _step(path: Path) -> int | None:
+    """The step of a checkpoint, if its folder has the name of one."""
+    return _order(path)[0] if _NAME.fullmatch(path.name) else None
+
+
 def _order(path: Path) -> tuple[int, int]:
     match = _NAME.fullmatch(path.name)
     assert match is not None
@@ -395,6 +371,6 @@ def _order(path: Path) -> tuple[int, int]:
 
 def _score(path: Path) -> float | None:
     try:
-        return _progress(path, load_folder(path, only=["progress.json"])).score
+        return standing.read(path, load_folder(path, only=["progress.json"]), step=_step(path))[0].score
     except CheckpointError:
         return None

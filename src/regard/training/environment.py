@@ -13,7 +13,7 @@ import torch
 import regard
 from regard.errors import CheckpointError
 from regard.reading import content
-from regard.training import checkpoint
+from regard.training import random_states
 from regard.training.config import TrainingConfig
 from regard.training.files import write_json
 
@@ -21,14 +21,14 @@ from regard.training.files import write_json
 @contextmanager
 def own_settings(device: torch.device, config: TrainingConfig) -> Iterator[None]:
     """Threads and random states are the run's inside the block, and the caller's again after it."""
-    threads, states = torch.get_num_threads(), checkpoint.rng_states(device)
+    threads, states = torch.get_num_threads(), random_states.rng_states(device)
     try:
         if config.threads:
             torch.set_num_threads(config.threads)
         yield
     finally:
         torch.set_num_threads(threads)
-        checkpoint.use_rng_states(states, device)
+        random_states.use_rng_states(states, device)
 
 
 def record(path: Path, device: torch.device, threads: int) -> None:

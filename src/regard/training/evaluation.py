@@ -102,7 +102,8 @@ def score(
     each: Callable[[Batch, Tensor], None] = lambda batch, logits: None,
     forward: Forward = straight,
     carry: bool = False,
-    share: Callable[[list[int]], Sequence[int]] = lambda chosen: chosen,
+    share: Callable[[Sequence[int]], Sequence[int]] = lambda chosen: chosen,
+    cut: Callable[[Batch], Batch] = lambda batch: batch,
     merged: Callable[[Scores | None], Scores | None] = lambda scores: scores,
 ) -> Scores | None:
     """Evaluate a model, in evaluation mode and without gradient; its mode is put back afterwards.
@@ -121,7 +122,8 @@ def score(
         each: called with every batch and its logits, for what sums do not say.
         forward: what gives the output for a batch, where that depends on more than the model reads; not with `carry`.
         carry: read whole documents, window after window, with the memory of a decoder going on.
-        share, merged: the examples that this process measures, and the scores of all; by default it is alone.
+        share, cut, merged: the examples that this process measures, what it has of a batch of them, and the scores of
+            all; by default it is alone.
 
     Returns:
         The scores, or None if stopped.
@@ -131,8 +133,8 @@ def score(
         ConfigError: a memory to carry, and a limit, a model without one, or examples that are no windows of documents.
     """
     device = device or torch.device("cpu")
-    chosen = list(share(measured(len(examples), limit)))
-    batches = (Next(chosen[first : first + batch_size], [], []) for first in range(0, len(chosen), batch_size))
+    chosen = share(measured(len(examples), limit))
+    batches = (Next(list(chosen[first : first + batch_size]), [], []) for first in range(0, len(chosen), batch_size))
     carried = None
     if carry:
         if forward is not straight:
@@ -144,7 +146,7 @@ def score(
             if stopped():
                 scores = None
                 break
-            batch = collate(examples, ids, vocab_size, num_targets=num_targets).to(device)
+            batch = cut(collate(examples, ids, vocab_size, num_targets=num_targets)).to(device)
             with autocast(device, dtype):
                 if carried is None:
                     output = forward(model, batch, examples)
@@ -179,9 +181,9 @@ def require_finite(scores: Scores, who: str, way_out: str) -> None:
         )
 
 
-def measured(count: int, limit: int) -> list[int]:
+def measured(count: int, limit: int) -> Sequence[int]:
     """The indices of the examples that are measured: `limit` of `count`, evenly spaced; all if `limit` is 0."""
-    return list(range(count)) if not 0 < limit < count else [index * count // limit for index in range(limit)]
+    return range(count) if not 0 < limit < count else [index * count // limit for index in range(limit)]
 
 
 def measure(

@@ -6,14 +6,18 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from regard import checksums
 from regard.checksums import MANIFEST, Entry
 from regard.errors import CheckpointError, ResourceError, UnsafeFileError
 from regard.reading import content
+
+Read = TypeVar("Read")
 
 MISSING = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.EIO)
 """what the system says of files that are gone or damaged; anything else, such as no permission, says nothing of them"""
@@ -40,13 +44,39 @@ def save_folder(target: Path, files: Mapping[str, bytes]) -> None:
     Raises:
         ResourceError: it cannot be written, or somebody else is writing it; nothing of it is left.
     """
+    with new_folder(target) as folder:
+        for name, data in files.items():
+            folder.write(name, data)
+
+
+@dataclass
+class NewFolder:
+    """A folder that is being written: where it is meanwhile, and what its manifest will say of its files."""
+
+    path: Path
+    entries: dict[str, Entry] = field(default_factory=dict)
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a file, forced to disk."""
+        _write(self.path / name, data)
+        self.entries[name] = Entry.of(data)
+
+
+@contextmanager
+def new_folder(target: Path) -> Iterator[NewFolder]:
+    """A hidden folder that becomes `target` at the end of the block, with a manifest.
+
+    Who writes into it otherwise forces the files to disk and adds them to the entries.
+
+    Raises:
+        ResourceError: as `save_folder`.
+    """
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         with _own(target.parent / f".{target.name}.partial") as partial:
-            manifest = checksums.manifest({name: Entry.of(data) for name, data in files.items()})
-            for name, data in files.items():
-                _write(partial / name, data)
-            _write(partial / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
+            folder = NewFolder(partial)
+            yield folder
+            _write(partial / MANIFEST, (json.dumps(checksums.manifest(folder.entries), indent=1) + "\n").encode())
             _sync(partial)
             os.rename(partial, target)
         _sync(target.parent)
@@ -106,19 +136,32 @@ def load_folder(folder: Path, only: Collection[str] | None = None) -> dict[str, 
         CheckpointError: a file is missing, has another size or another SHA-256; or there is no sound manifest.
         ResourceError: one that is there cannot be read, which says nothing about what it holds.
     """
-    try:
-        expected = checksums.entries(json.loads(_contents(folder / MANIFEST)))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{folder}: {error}") from None
     files = {}
-    for name, entry in expected.items():
+    for name, entry in listed(folder).items():
         if only is None or name in only:
             files[name] = _contents(folder / name)
-            try:
-                entry.require(Entry.of(files[name]), name)
-            except ValueError as error:
-                raise CheckpointError(f"{folder}: {error}") from None
+            _require(entry, Entry.of(files[name]), folder / name)
     return files
+
+
+def listed(folder: Path) -> dict[str, Entry]:
+    """What the manifest of a folder says of its files. Raises as `load_folder`."""
+    try:
+        return checksums.entries(json.loads(_contents(folder / MANIFEST)))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{folder}: {error}") from None
+
+
+def require_file(path: Path, entry: Entry) -> None:
+    """Verify a file, which may be larger than the memory. Raises as `load_folder`."""
+    _require(entry, _read(path, Entry.at), path)
+
+
+def _require(entry: Entry, found: Entry, path: Path) -> None:
+    try:
+        entry.require(found, path.name)
+    except ValueError as error:
+        raise CheckpointError(f"{path.parent}: {error}") from None
 
 
 def remove_folder(folder: Path) -> None:
@@ -152,6 +195,25 @@ def unlinked(path: Path) -> Path:
     return path
 
 
+@contextmanager
+def locked_folder(folder: Path) -> Iterator[None]:
+    """Nobody else writes inside.
+
+    Raises:
+        ResourceError: somebody else does, or the folder cannot be opened.
+    """
+    with writing(folder):
+        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ResourceError(f"cannot write {folder}: another process or thread is writing it") from error
+        yield
+    finally:
+        os.close(opened)
+
+
 def open_own(path: Path, flags: int) -> int:
     """Open a plain file of a run for writing, made if it is not there, without following a link.
 
@@ -170,8 +232,12 @@ def open_own(path: Path, flags: int) -> int:
 
 
 def _contents(path: Path) -> bytes:
+    return _read(path, content)
+
+
+def _read(path: Path, how: Callable[[Path], Read]) -> Read:
     try:
-        return content(path)
+        return how(path)
     except OSError as error:
         said = f"{path.parent}: cannot read {path.name}: {error.strerror or error}"
         if error.errno in MISSING:

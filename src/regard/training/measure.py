@@ -48,8 +48,9 @@ class Measure:
 
     def rows(self, scores: Scores, *, beams: int, length_penalty: float, batch_size: int) -> Rows:
         """The metrics; none for tasks whose scores say it all."""
-        task, chosen = self.task, np.asarray(self.chosen)
+        task, chosen = self.task, self.chosen
         if isinstance(task, ClassificationTask):
+            chosen = np.asarray(chosen)
             examples, documents = task.examples(self.split), np.array(self._documents)
             in_pieces = len(chosen) == len(examples) and len(np.unique(documents)) < len(documents)
             return classification_rows(

@@ -9,6 +9,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from regard.training import checkpoint
+from regard.training.batches import Batch
+from regard.training.checkpoint import Checkpoint, Progress
 from regard.training.config import TrainingConfig
 from regard.training.evaluation import Scores
 from regard.training.interruption import locked
@@ -17,7 +20,8 @@ Item = TypeVar("Item")
 
 
 class Ranks:
-    """One process. `regard.distributed.Replicas` is several with the same weights, each with a share of every batch.
+    """One process. `regard.distributed` has several: `Replicas` with the same weights, `Sharded` with a share of them,
+    `SharedHeads` with some of the heads.
 
     A method that says "of all" is called by every process at the same place, and gives every one the same answer.
     """
@@ -62,6 +66,19 @@ class Ranks:
         """This process's part of a sequence: the parts of all are contiguous and follow each other."""
         return items
 
+    def cut(self, batch: Batch) -> Batch:
+        """This process's part of the positions of every example of a batch."""
+        return batch
+
+    def placed(self, model: nn.Module) -> nn.Module:
+        """The model as this process has it, on whose parameters the optimizer works."""
+        return model
+
+    def whole(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Calls without gradients, of which each process may make another number."""
+        del model
+        return nullcontext()
+
     def replicated(self, model: nn.Module) -> Callable[..., Any]:
         """What calls the model, such that the gradients of all processes are added up."""
         return model
@@ -70,6 +87,14 @@ class Ranks:
         """A forward and a backward pass, after whose `last` one in a step gradients are those of all processes."""
         del last
         return nullcontext()
+
+    def norm(self, parameters: Sequence[nn.Parameter]) -> Tensor:
+        """Of the whole gradient of parameters, of which this process may have a part."""
+        return torch.nn.utils.get_total_norm([x.grad for x in parameters if x.grad is not None])
+
+    def clip(self, parameters: Sequence[nn.Parameter], most: float, norm: Tensor) -> None:
+        """Scale gradients, together of this norm, to `most` at most."""
+        torch.nn.utils.clip_grads_with_norm_(parameters, most, norm)
 
     def learned(self) -> None:
         """Make what mechanisms have learned of the rows of a pass that of the rows of all (`Mechanism.row_sums`)."""
@@ -81,6 +106,10 @@ class Ranks:
     def highest(self, number: int) -> int:
         """The largest of all."""
         return number
+
+    def stopped(self, asked: bool) -> bool:
+        """Whether a signal ends an evaluation here; of all where the processes compute it together."""
+        return asked
 
     def merged(self, scores: Scores | None) -> Scores | None:
         """The scores of all; None if one gave up."""
@@ -100,6 +129,29 @@ class Ranks:
     def own_random_states(self, saved: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
         """What `random_states` of as many processes gave this one; None: there were others."""
         return None if any("@" in name for name in saved) else dict(saved)
+
+    def save(
+        self,
+        folder: Path,
+        progress: Progress,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        device: torch.device,
+        memory: dict[str, Tensor],
+        random: dict[str, Tensor],
+    ) -> Path | None:
+        """Write a checkpoint, as `checkpoint.save`; its path in the process that writes the run."""
+        if not self.main:
+            return None
+        return checkpoint.save(folder, progress, model, optimizer, device, memory, random)
+
+    def read(self, path: Path) -> Checkpoint:
+        """A verified checkpoint, as far as this process needs it before `restore`. Raises as `checkpoint.load`."""
+        return checkpoint.load(path)
+
+    def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer, saved: Checkpoint) -> None:
+        """Put what was `read` into a model and its optimizer. Raises as `checkpoint.restore`."""
+        checkpoint.restore(model, optimizer, saved)
 
     def meet(self) -> None:
         """Wait for all."""

@@ -10,12 +10,12 @@ from shlex import quote
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from regard.errors import CheckpointError, ConfigError, NumericsError, ResourceError
 from regard.models import ModelState
 from regard.tasks.base import IGNORE, Task
-from regard.training import checkpoint
+from regard.training import checkpoint, random_states
 from regard.training.batches import Batch, collate
 from regard.training.carried import Carrying
 from regard.training.config import TrainingConfig
@@ -27,6 +27,7 @@ from regard.training.files import discard, unlinked
 from regard.training.identity import Identity
 from regard.training.interruption import Interrupted, Signals
 from regard.training.metrics import Interval, MetricsLog, Record, Stopwatch
+from regard.training.objective import smoothed
 from regard.training.optimizer import adamw, set_rate
 from regard.training.ranks import ALONE, Ranks
 from regard.training.schedule import learning_rate
@@ -96,12 +97,12 @@ class Trainer:
     def _use(self, model: nn.Module, task: Task) -> None:
         """Train this network on this data from now on."""
         config = self.config
-        self.model = model.to(self.device)
+        self.model = self.ranks.placed(model.to(self.device))
         self.weights: dict[str, float] = model.loss_weights  # type: ignore[assignment]
         self.train_examples = task.examples("train")
         self.carrying = Carrying(self.model, self.train_examples, config) if config.carry else None
         self.order = (
-            DataOrder(len(self.train_examples), config.batch_size, config.seed)
+            DataOrder.of(self.train_examples, config.batch_size, config.seed)
             if self.carrying is None
             else self.carrying.lanes
         )
@@ -122,7 +123,7 @@ class Trainer:
         carried = checkpoint.in_memory(self.progress, self.model, self.optimizer, self.device)
         self._use(self.stages.network(number), self.stages.data(number))
         checkpoint.restore(self.model, self.optimizer, carried)
-        checkpoint.use_rng_states(carried.rng, self.device)
+        random_states.use_rng_states(carried.rng, self.device)
         self.stage = number
 
     def fit(self, prepared: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
@@ -200,12 +201,14 @@ class Trainer:
         ids, epochs = self.order.batch(progress.step), self.order.epochs(progress.step)
         size, share = config.batch_size // config.accumulation, self.ranks.share
         parts = [
-            collate(
-                self.train_examples,
-                share(ids[first : first + size]),
-                self.vocab_size,
-                num_targets=self.num_targets,
-                epochs=share(epochs[first : first + size]),
+            self.ranks.cut(
+                collate(
+                    self.train_examples,
+                    share(ids[first : first + size]),
+                    self.vocab_size,
+                    num_targets=self.num_targets,
+                    epochs=share(epochs[first : first + size]),
+                )
             )
             for first in range(0, config.batch_size, size)
         ]
@@ -254,7 +257,7 @@ class Trainer:
                 states.append(self.carrying and output.state)
                 logits, targets = accumulated(output.logits).flatten(0, -2), batch.targets.flatten()
                 nats = F.cross_entropy(logits, targets, ignore_index=IGNORE, reduction="sum")
-                objective = self._smoothed(logits, targets, nats) / max(tokens, 1)
+                objective = smoothed(logits, targets, nats, self.config.label_smoothing) / max(tokens, 1)
                 for name, loss in output.losses.items():
                     objective = objective + self.weights[name] * share * accumulated(loss)
                 losses = {f"losses.{name}": share * loss.item() for name, loss in output.losses.items()}
@@ -268,24 +271,14 @@ class Trainer:
                 sums[name] = sums.get(name, 0.0) + value
         return sums, int(positions), states
 
-    def _smoothed(self, logits: Tensor, targets: Tensor, nats: Tensor) -> Tensor:
-        """The loss that is trained on: -sum_v q_v log p_v with q = (1 - e) one-hot + e / vocabulary.
-
-        Source: Szegedy et al. 2016, section 7; Vaswani et al. 2017, section 5.4.
-        """
-        share = self.config.label_smoothing
-        if not share:
-            return nats
-        return F.cross_entropy(logits, targets, ignore_index=IGNORE, reduction="sum", label_smoothing=share)
-
     def _clip(self, ids: list[int]) -> float:
         """Scale the gradient to norm `clip` at most; its norm before."""
         parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
-        norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters])  # type: ignore[misc]
+        norm = self.ranks.norm(parameters)
         if not torch.isfinite(norm):
             self._not_finite("gradient", ids, f" (norm {float(norm)})")
         if self.config.clip:
-            torch.nn.utils.clip_grads_with_norm_(parameters, self.config.clip, norm)
+            self.ranks.clip(parameters, self.config.clip, norm)
         return float(norm)
 
     def _not_finite(self, what: str, ids: list[int], detail: str) -> None:
@@ -312,20 +305,22 @@ class Trainer:
 
     def _evaluate(self) -> None:
         config, progress = self.config, self.progress
-        scores = score(
-            self.model,
-            self.validation,
-            self.vocab_size,
-            batch_size=max(1, config.batch_size // config.accumulation),
-            device=self.device,
-            dtype=self.dtype,
-            limit=config.evaluate_examples,
-            num_targets=self.num_targets,
-            stopped=lambda: self.signals.received is not None,
-            carry=config.carry,
-            share=self.ranks.share,
-            merged=self.ranks.merged,
-        )
+        with self.ranks.whole(self.model):
+            scores = score(
+                self.model,
+                self.validation,
+                self.vocab_size,
+                batch_size=max(1, config.batch_size // config.accumulation),
+                device=self.device,
+                dtype=self.dtype,
+                limit=config.evaluate_examples,
+                num_targets=self.num_targets,
+                stopped=lambda: self.ranks.stopped(self.signals.received is not None),
+                carry=config.carry,
+                share=self.ranks.share,
+                cut=self.ranks.cut,
+                merged=self.ranks.merged,
+            )
         if scores is None:
             return
         summary = scores.summary(self.metric)
@@ -344,11 +339,13 @@ class Trainer:
 
     def _save(self) -> None:
         self._saved_step = self.progress.step
-        random = self.ranks.random_states(checkpoint.rng_states(self.device))
+        random = self.ranks.random_states(random_states.rng_states(self.device))
+        progress = replace(self.progress, interval=self.interval.sums)
         if self.ranks.main:
-            progress = replace(self.progress, metrics_bytes=self.log.sync(), interval=self.interval.sums)
-            memory = None if self.carrying is None else self.carrying.tensors()
-            path = checkpoint.save(self.checkpoints, progress, self.model, self.optimizer, self.device, memory, random)
+            progress.metrics_bytes = self.log.sync()
+        memory = {} if self.carrying is None else self.carrying.tensors()
+        path = self.ranks.save(self.checkpoints, progress, self.model, self.optimizer, self.device, memory, random)
+        if path is not None:
             checkpoint.retain(self.checkpoints, self.config.keep, damaged=self.damaged)
             self._tell({"kind": "checkpoint", "step": progress.step, "path": str(path)})
         self.ranks.meet()  # who leaves before it is written may end the process that writes it
@@ -369,7 +366,7 @@ class Trainer:
         with self.ranks.together():
             for leftover in self.checkpoints.glob(".step-*") if self.ranks.main else ():
                 discard(leftover)
-        saved, self.damaged = checkpoint.newest(self.checkpoints)
+        saved, self.damaged = checkpoint.newest(self.checkpoints, self.ranks.read)
         self.ranks.same({"checkpoint": repr(saved and saved.progress)})
         if self.identity is not None:
             if saved is not None:
@@ -389,12 +386,12 @@ class Trainer:
                 f"{saved.path} was trained on other data than the task gives now; put the data back, or start a new run"
             )
         self._enter(trained_by(self.config.stages, saved.progress.step))
-        checkpoint.restore(self.model, self.optimizer, saved)
+        self.ranks.restore(self.model, self.optimizer, saved)
         random = self.ranks.own_random_states(saved.rng)
         if random is None:
             self.ranks.begin_random(self.config.seed, saved.progress.step)
         else:
-            checkpoint.use_rng_states(random, self.device)
+            random_states.use_rng_states(random, self.device)
         if self.carrying is not None and saved.progress.step:
             self.carrying.restore(saved)
         self.progress, self._saved_step = replace(saved.progress, run=self.progress.run), saved.progress.step

@@ -1,6 +1,6 @@
 """Pooling: every visible key counts the same."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, final
 
@@ -95,6 +95,18 @@ class Uniform(Attention):
         if self.pool == "max":
             return {"highest": constant(*shape, fill=float("-inf"))}
         return {"total": constant(*shape, dtype="accumulation"), "count": constant(1, dtype=torch.int64)}
+
+    @property
+    def adds_states(self) -> bool:
+        """A total and a count add up, and of maxima there is one."""
+        return self.impl != "reference"
+
+    def added(self, states: Sequence[Summary]) -> Summary:
+        """As `Mechanism.added`; of maxima the largest."""
+        if self.pool == "mean":
+            return super().added(states)
+        highest = torch.stack([state["highest"] for state in states]).amax(0)
+        return replace(states[-1], content={"highest": highest})
 
     def reference(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         """The values that each query sees, side by side, (queries, keys, value), then their mean or maximum."""

@@ -1,6 +1,6 @@
 """Efficient Attention."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, final
 
@@ -131,6 +131,17 @@ class Efficient(Attention):
             return layout | {"top": constant(*shape, dtype="accumulation", fill=float("-inf"))}
         return layout | {"count": constant(dtype="accumulation")}
 
+    @property
+    def adds_states(self) -> bool:
+        """They are sums over keys."""
+        return self.impl != "reference"
+
+    def added(self, states: Sequence[Summary]) -> Summary:
+        """As `Mechanism.added`; sums whose scale is that of their largest key are brought to a common one."""
+        if self.normaliser == "scaling":
+            return super().added(states)
+        return replace(states[-1], content=_at_one_scale(states))
+
     def reference(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         """Every channel's softmax over the keys that each query sees: queries x keys x dim numbers."""
         k, v = (x.repeat_interleave(self.heads.group, 1) for x in (k, v))
@@ -144,6 +155,14 @@ class Efficient(Attention):
         of_queries = torch.exp(q - q.amax(-1, keepdim=True))
         of_queries = of_queries / of_queries.sum(-1, keepdim=True)
         return torch.einsum("bhic,bhijc,bhjv->bhiv", of_queries, of_keys, v)
+
+
+def _at_one_scale(states: Sequence[Summary]) -> dict[str, Tensor]:
+    """The sum of sums that are relative to the largest key of each channel, relative to the largest of all."""
+    tops = torch.stack([state["top"] for state in states]).detach()
+    top = tops.amax(0)
+    scales = (tops - top.clamp_min(LOWEST)).exp()[..., None]
+    return {"sum": (torch.stack([state["sum"] for state in states]) * scales).sum(0), "top": top}
 
 
 def _taken(of_q: Tensor, context: Tensor) -> Tensor:

@@ -226,6 +226,11 @@ class Linear(Kernel):
             layout["total"] = constant(self.heads.kv_heads, self.features, 1, dtype="accumulation")
         return layout
 
+    @property
+    def adds_states(self) -> bool:
+        """They are sums over keys."""
+        return self.impl != "reference"
+
     def reference(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         """Every weight phi(q_i) . phi(k_j), masked, divided by its row's sum."""
         fq, fk = defined_features(self.feature_map, q), defined_features(self.key_feature_map or self.feature_map, k)

@@ -64,6 +64,7 @@ class Randomized(Attention):
         stochastic=True,
         approximates="softmax",
         knob="num_samples",
+        heads_apart=False,
     )
     draws: ClassVar[str] = "position noise"
     samples: ClassVar[tuple[Mapping[str, object], ...]] = (
@@ -94,7 +95,13 @@ class Randomized(Attention):
         if options["form"] == "official":
             return biased
         return replace(
-            biased, selects=False, replays_choices=False, anchored=False, stochastic=False, sees_content_only=True
+            biased,
+            selects=False,
+            replays_choices=False,
+            anchored=False,
+            stochastic=False,
+            sees_content_only=True,
+            heads_apart=True,
         )
 
     def check_options(self) -> None:

@@ -51,6 +51,7 @@ class Bigbird(Globals):
         time=1,
         state="length",
         anchored=True,
+        heads_apart=False,
     )
 
     samples: ClassVar[tuple[Mapping[str, object], ...]] = (
@@ -78,9 +79,8 @@ class Bigbird(Globals):
     def facts(cls, options: Mapping[str, Any]) -> Info:
         """Random blocks smaller than a tile touch most tiles of a short sequence, each with a mask of its own."""
         chance = options["form"] == "itc" and options["num_random"] != 0
-        return (
-            replace(cls.default_info, time=2, memory=2) if chance and options["block_size"] < 64 else cls.default_info
-        )
+        info = replace(cls.default_info, heads_apart=not chance or options["impl"] == "reference")
+        return replace(info, time=2, memory=2) if chance and options["block_size"] < 64 else info
 
     def check_options(self) -> None:
         if self.form == "etc" and (self.num_random or self.last_global):

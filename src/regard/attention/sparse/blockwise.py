@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Annotated, Any, ClassVar, final
 
 import torch
-from annotated_types import Ge
+from annotated_types import Ge, Le
 from torch import Tensor
 
 from regard.attention.sparse._base import Sparse
@@ -45,6 +45,7 @@ class Blockwise(Sparse):
         time=2,
         rows_sum_to_one=False,
         anchored=True,
+        heads_apart=False,
     )
 
     samples: ClassVar[tuple[Mapping[str, object], ...]] = (
@@ -61,7 +62,7 @@ class Blockwise(Sparse):
         "cross": "blocks need queries and keys at the same positions",
     }
 
-    blocks: Annotated[int, Ge(1)] = 2
+    blocks: Annotated[int, Ge(1), Le(1 << 16)] = 2
     """blocks in the longest sequence; 1: every key"""
     block_size: Annotated[int, Ge(1)] | None = None
     """positions in a block; None: from `heads.max_length`"""
@@ -76,10 +77,12 @@ class Blockwise(Sparse):
         """Where no block sees a later one it serves causal heads; where all see themselves every query has a key."""
         info, blocks, maps = super().facts(options), options["blocks"], options["permutations"]
         if maps is None:
-            itself = back = (1 if options["shift"] is None else options["shift"]) % blocks == 0
+            itself = back = alike = (1 if options["shift"] is None else options["shift"]) % blocks == 0
         else:
             itself = all(target == b for targets in maps for b, target in enumerate(targets))
             back = all(target <= b for targets in maps for b, target in enumerate(targets))
+            alike = len(set(maps)) == 1
+        info = replace(info, heads_apart=alike)
         if back:
             supports = replace(info.supports, causal=True, state=True, prefix=True)
             info = replace(info, supports=supports, state="length" if blocks == 1 else "window")

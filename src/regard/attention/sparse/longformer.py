@@ -65,7 +65,9 @@ class Longformer(Globals):
     @classmethod
     def facts(cls, options: Mapping[str, Any]) -> Info:
         """Without first global tokens nothing depends on absolute slots."""
-        return replace(cls.default_info, anchored=options["num_global"] > 0)
+        steps = options["dilation"]
+        alike = not isinstance(steps, tuple) or len(set(steps)) == 1
+        return replace(cls.default_info, anchored=options["num_global"] > 0, heads_apart=alike)
 
     def check_options(self) -> None:
         if self.dilation == ():

@@ -43,6 +43,7 @@ class Strided(Sparse):
         time=2,
         state="length",
         mergeable=True,
+        heads_apart=False,
     )
 
     samples: ClassVar[tuple[Mapping[str, object], ...]] = (
@@ -66,6 +67,7 @@ class Strided(Sparse):
     def facts(cls, options: Mapping[str, Any]) -> Info:
         """A window is linear in the length."""
         info = super().facts(options)
+        info = replace(info, heads_apart=options["part"] != "heads")
         return replace(info, time=1, state="window") if options["part"] == "window" else info
 
     def pairs(self) -> Pattern:

@@ -123,6 +123,11 @@ class Block(nn.Module, ABC):
         return recomputed(again, call, x, key_mask, positions, marks, memory, module=self, state=state)
 
     @property
+    def called(self) -> bool:
+        """Whether its weights are read in calls of it alone, so that they may be elsewhere between them."""
+        return self.attention.memory is None
+
+    @property
     def placed_at(self) -> bool:
         """Whether it takes `positions`: a table of its own, or a scheme that turns queries and keys."""
         scheme = self.attention.position

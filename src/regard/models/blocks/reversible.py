@@ -87,6 +87,11 @@ class Reversible(Block):
         outputs = [LayerOutput(stream, None, one.memory, {name: next(rest) for name in one.losses}) for one in passes]
         return stream, outputs
 
+    @property
+    def called(self) -> bool:
+        """No: the backward pass computes it again without a call."""
+        return False
+
     def placed(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
         """The streams as they are.
 

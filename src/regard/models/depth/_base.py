@@ -57,6 +57,8 @@ class Depth(Configured, ABC):
         ConfigError: an unknown option, one of another type or out of bounds.
     """
 
+    steady: ClassVar[bool] = False
+    """whether every pass that trains calls each block once, in the same order, whatever the data"""
     samples: ClassVar[tuple[Mapping[str, object], ...]] = ({},)
     """option sets that checks build"""
 

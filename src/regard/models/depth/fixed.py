@@ -16,6 +16,8 @@ class Fixed(Depth):
     Source: Vaswani et al. 2017, section 3.1.
     """
 
+    steady = True
+
     def forward(
         self,
         blocks: Sequence[Block],

@@ -1,5 +1,7 @@
 """Memorizing Transformer."""
 
+from typing import Literal
+
 from regard.errors import ConfigError
 from regard.models.config import ModelConfig
 
@@ -16,6 +18,7 @@ def memorizing_transformer(
     memory_length: int = 512,
     pairs: int = 8192,
     top: int = 32,
+    index: Literal["exact", "ivf"] = "exact",
     memory_layer: int | None = None,
     dropout: float = 0.0,
     seed: int = 0,
@@ -29,7 +32,7 @@ def memorizing_transformer(
         vocab_size, dim, layers, heads, head_dim, mlp_dim, dropout, seed: as `ModelConfig`.
         max_length: tokens of a segment.
         memory_length: hidden states that a layer remembers as its past.
-        pairs, top: as the memory `memorizing`; published: up to 262,144 pairs.
+        pairs, top, index: as the memory `memorizing`; published: up to 262,144 pairs.
         memory_layer: the one that searches, from 1; None: three quarters of the way, the 9th of 12.
 
     Raises:
@@ -45,10 +48,8 @@ def memorizing_transformer(
     if not 1 <= at <= layers:
         raise ConfigError(f"memorizing_transformer has layers 1 to {layers}, got memory_layer={memory_layer}")
     searches = [layer == at for layer in range(1, layers + 1)]
-    recent, searched = (
-        f"recent(length={memory_length})",
-        f"memorizing(pairs={pairs}, top={top}, recent={memory_length})",
-    )
+    options = f"pairs={pairs}, top={top}, recent={memory_length}" + ("" if index == "exact" else f", index={index}")
+    recent, searched = f"recent(length={memory_length})", f"memorizing({options})"
     return ModelConfig(
         vocab_size=vocab_size,
         dim=dim,

@@ -11,6 +11,7 @@ from regard.catalog import parts, resolve
 from regard.core import Attention
 from regard.errors import ConfigError, RegardError, nearest
 from regard.testing.checks import (  # noqa: F401 - each module enters its checks into the suite, in this order
+    apart,
     basic,
     bias,
     causal,

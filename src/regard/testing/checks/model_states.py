@@ -16,8 +16,9 @@ from regard.testing.compare import assert_close, assert_identical
 from regard.testing.inputs import randn
 from regard.testing.registry import check, require
 
-WORDS, SEGMENT, LENGTH, LATER = 20, 6, 15, 8
-"""tokens there are; of a segment; of a prompt, which ends in the middle of one; of a text behind it"""
+WORDS, SEGMENT, LENGTH, LATER, LEFT = 20, 6, 15, 8, 10
+"""tokens there are; of a segment; of a prompt, which ends in the middle of one; of a text behind it; of one whose
+tokens leave early"""
 LEAVING = ("early_exit(threshold=0.2)", "early_exit(threshold=0.5, confidence=geometric)", "light_exit(threshold=0.55)")
 DEPTHS = (*LEAVING, "universal(steps=4, coordinates=none)", "universal(steps=4, transition=convolution, width=24)")
 """where tokens of a batch take unlike numbers of blocks"""
@@ -219,7 +220,7 @@ def caches_of_tokens_that_leave(part: type[Cache]) -> None:
     Only tokens that are still there may have a part in it. Compressed where the caller says so, rows depend on no
     others, and no layer keeps more than its budget, though all tokens of a call left before it.
     """
-    texts = _text("rows", 3, LENGTH)
+    texts = _text("rows", 3, LEFT)
     for depth in DEPTHS:
         for model, what in _of_depth(part, depth):
             with torch.no_grad():
@@ -228,7 +229,7 @@ def caches_of_tokens_that_leave(part: type[Cache]) -> None:
                 for piece in (1, 4):
                     got = _read(model, texts, piece=piece)[0]
                     assert_close(got, whole.logits, tolerance=1e-10, what=f"{what}: pieces of {piece}")
-                rows = torch.cat([_read(model, row[None], piece=1)[0] for row in texts])
+                rows = torch.cat([_read(model, row[None])[0] for row in texts])
                 assert_close(rows, whole.logits, tolerance=1e-10, what=f"{what}: each row alone")
                 if part.waits:
                     _compressed(model, texts, what)

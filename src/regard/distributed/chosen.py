@@ -1,0 +1,32 @@
+"""The kind of processes that was asked for."""
+
+from regard.distributed.group import Group
+from regard.distributed.replicas import Replicas
+from regard.distributed.sequence import SequenceParts
+from regard.training.parallel_config import ParallelConfig
+from regard.training.ranks import Ranks
+
+
+def ranks_for(group: Group, parallel: ParallelConfig) -> Ranks:
+    """What `train` and `resume` take as `ranks`.
+
+    Args:
+        group: the processes that `torchrun` started.
+        parallel: what they divide; by default examples alone.
+
+    Raises:
+        ConfigError: a number of processes that does not fit.
+    """
+    if parallel.sequence > 1:
+        return SequenceParts(group, parallel.sequence)
+    if parallel.shard:
+        from regard.distributed.sharded import (
+            Sharded,  # with torch's sharding and checkpoints, which others do not need
+        )
+
+        return Sharded(group)
+    if parallel.heads > 1:
+        from regard.distributed.heads import SharedHeads
+
+        return SharedHeads(group, parallel.heads)
+    return Replicas(group)

@@ -1,0 +1,82 @@
+"""Processes that share the heads: the steps of one process, checkpoints as of one, and refusals by facts."""
+
+import json
+
+import pytest
+
+from regard.training import checkpoint
+
+
+@pytest.mark.processes
+def test_every_step_is_that_of_one_process_and_so_is_the_checkpoint(started, tmp_path):
+    """In float64: grouped heads, gated MLPs, biases, weights of each head, recomputed blocks."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    codes, said = started("heads_curves", 0, one, "then", "heads_curves@heads=2", "2", str(two))
+    assert codes == [[0], [0, 0]], said
+    expected = json.loads((one / "0.json").read_text())
+    several = [json.loads((two / f"{rank}.json").read_text()) for rank in range(2)]
+    for name, alone in expected.items():
+        for found in several:
+            for curve in ("losses", "norms", "valid"):
+                assert found[name][curve] == pytest.approx(alone[curve], rel=1e-9), (name, curve)
+            assert found[name]["saved"].keys() == alone["saved"].keys()
+            for key, values in alone["saved"].items():
+                assert found[name]["saved"][key] == pytest.approx(values, rel=1e-9, abs=1e-9), (name, key)
+            sizes = [sum(map(len, each["tensors"].values())) for each in (found[name], alone)]
+            assert sizes[0] < 0.75 * sizes[1], "every process has all of the weights"
+        assert alone["losses"][-1] != pytest.approx(alone["losses"][0], rel=1e-3), "nothing was learned"
+
+
+@pytest.mark.processes
+def test_a_run_goes_on_with_shared_heads_and_without(started, config, tmp_path):
+    jobs = {
+        "whole": ("kept", 0, "8", ""),
+        "begun": ("kept", 0, "4", ""),
+        "heads": ("kept@heads=2", 2, "4", ""),
+        "plain": ("kept", 0, "8", "heads"),
+        "shards": ("kept@shard=yes", 2, "8", "heads"),
+        "again": ("kept@heads=2", 2, "8", "begun"),
+    }
+    words: list[str] = []
+    for name, (scenario, count, until, before) in jobs.items():
+        there = [str(tmp_path / before)] if before else []
+        words += ["then", scenario, str(count), str(tmp_path / name), config, until, *there]
+    scenario, count, _, *rest = words[1:]
+    codes, said = started(scenario, int(count), tmp_path / "whole", *rest)
+    assert codes == [[0] * max(count, 1) for _, count, _, _ in jobs.values()], said
+    weights = {}
+    for name, (_, _, until, _) in jobs.items():
+        found, _ = checkpoint.newest(tmp_path / name / "run" / "checkpoints")
+        assert found is not None
+        if until == "8":
+            weights[name] = found.model | found.optimizer
+    for name, found in weights.items():
+        assert found.keys() == weights["whole"].keys()
+        assert all(found[key].allclose(x, rtol=1e-9, atol=1e-12) for key, x in weights["whole"].items()), name
+
+
+@pytest.mark.processes
+def test_heads_that_cannot_be_shared_are_refused_with_the_reason(started, tmp_path):
+    codes, said = started("refused@heads=2", 2, tmp_path)
+    assert codes == [0, 0], said
+    wanted = (
+        "strided in blocks.0.attention: its heads need each other, or their numbers",
+        "performer in blocks.0.attention: its features are drawn again, for all heads; set redraw_interval=None",
+        "routing in blocks.0.attention: it has losses",
+        "softmax in blocks.0.attention: its position scheme has terms for each head",
+        "softmax in blocks.0.attention: it has a memory",
+        "2 heads with 1 of keys cannot be shared by 2 processes",
+        "the width 33 of blocks.0.mlp does not divide",
+        "head_mix in blocks.1.attention: its heads need each other",
+    )
+    for rank in range(2):
+        found = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert len(found) == len(wanted)
+        assert all(part in line for part, line in zip(wanted, found, strict=True)), found
+
+
+@pytest.mark.processes
+def test_other_processes_than_parts_are_refused(started, config, tmp_path):
+    codes, said = started("trained@heads=2", 3, tmp_path, config)
+    assert codes == [2, 2, 2]
+    assert all("--parallel.heads 2 is for 2 processes, and torchrun started 3" in line for line in said)

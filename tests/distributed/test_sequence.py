@@ -1,0 +1,181 @@
+"""Processes that share the positions of sequences: what each has is what the whole gives; what they send is counted."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from regard import Heads, build
+from regard.distributed.sequence import way_of
+from regard.distributed.sequence.context import require
+from regard.errors import UnsupportedError
+from regard.layer import AttentionLayer
+from regard.models import Classifier, Encoder, EncoderConfig, LanguageModel
+from regard.models.config import ModelConfig
+from regard.tasks import RecallConfig
+from regard.training import RunConfig, TrainingConfig, checkpoint, resume, toml
+from tests.mutants.edited_sequence import SEQUENCE
+
+PROGRAM = Path(__file__).with_name("sequence_parts.py")
+
+
+def run(folder: Path, *jobs: str) -> None:
+    words = [sys.executable, str(PROGRAM), str(folder), *jobs]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(words, capture_output=True, text=True, timeout=400, env=environment)
+    assert done.returncode == 0, done.stderr
+
+
+def found(folder: Path, job: str, scenario: str) -> list[dict]:
+    """What each process of a job found."""
+    codes = json.loads((folder / job / "codes.json").read_text())
+    said = [(folder / job / f"{rank}.txt").read_text()[-500:] for rank in range(len(codes))]
+    assert codes == [0] * len(codes), said
+    return [json.loads((folder / job / f"{scenario} {rank}.json").read_text()) for rank in range(len(codes))]
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory) -> Path:
+    """What the processes of every job found; torch is imported once for all of them."""
+    folder = tmp_path_factory.mktemp("compared")
+    run(folder, "one", "three", "four")
+    return folder
+
+
+def differences(each: dict) -> dict[str, float]:
+    return {key: value for key, value in each.items() if key not in ("way", "why", "numbers")}
+
+
+@pytest.mark.processes
+def test_every_mechanism_that_can_gives_what_the_whole_gives(compared):
+    """Values and gradients of q, k, v, inputs and weights, with hidden keys too, in parts of unequal length."""
+    ways: dict[str, set[str]] = {}
+    for each in found(compared, "three", "mechanisms"):
+        for name, case in each.items():
+            ways.setdefault(case["way"], set()).add(name.partition("(")[0])
+            if case["way"] != "refused":
+                assert max(differences(case).values()) < 1e-12, (name, case)
+                assert {"values", "gradient of v"} <= case.keys()
+    assert {"softmax", "cosine", "bilinear", "forgetting", "strided_union", "pattern"} <= ways["ring"]
+    assert {"local", "fixed", "image_local_2d", "adaptive_span", "dynamic_span", "strided"} <= ways["window"]
+    assert {"linear", "efficient", "uniform"} <= ways["sums"]
+    assert {"performer", "rfa", "local_linear", "mixed_chunk", "vector_quantized", "longformer"} <= ways["passed"]
+    assert ways["around"] == {"local"}
+    assert {"additive", "lsh", "linformer", "etc"} <= ways["refused"]
+
+
+@pytest.mark.processes
+def test_layers_give_what_the_whole_gives(compared):
+    """Positions of every kind, grouped heads, mixes over heads, padding; what every process has joins to the whole."""
+    for each in found(compared, "four", "layers"):
+        for name, case in each.items():
+            assert max(case.values()) < 1e-12, (name, case)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("job", "scenario"), [("three", "in_threes"), ("four", "in_pairs")])
+def test_every_step_is_that_of_one_process(compared, job, scenario):
+    """In float64, with accumulation; codebooks, features that are drawn again, recomputed blocks; both directions."""
+    (alone,) = found(compared, "one", "alone")
+    several = found(compared, job, scenario)
+    for name, expected in alone.items():
+        for curve in ("losses", "norms", "valid"):
+            assert several[0][name][curve] == pytest.approx(expected[curve], rel=1e-9), (name, curve)
+        for key, values in expected["tensors"].items():
+            assert several[0][name]["tensors"][key] == pytest.approx(values, rel=1e-7, abs=1e-9), (name, key)
+        assert all(each[name]["tensors"] == several[0][name]["tensors"] for each in several), name
+        assert expected["losses"][-1] != pytest.approx(expected["losses"][0], rel=1e-3), "nothing was learned"
+
+
+@pytest.mark.processes
+def test_what_is_sent_grows_with_the_length_in_a_ring_alone(compared):
+    """Forward and backward, at 96 and at 384 positions among 4 processes: batch 2, 2 heads, keys of 4, values of 3."""
+    everyone = found(compared, "four", "counted")
+    for each in everyone:
+        for name, (short, short_back, long, long_back) in each.items():
+            if name == "softmax":
+                assert (long, long_back) == (4 * short, 4 * short_back)
+            elif name.startswith("fixed"):  # whose summary columns every later query sees
+                assert long + long_back < (each["softmax"][2] + each["softmax"][3]) / 3
+            else:
+                assert (long, long_back) == (short, short_back), name
+    first, last = everyone[0], everyone[-1]
+    assert first["softmax"][0] == 2 * 2 * 24 * (4 + 3)
+    assert first["local(window=8)"] == 2 * [2 * 2 * 8 * (4 + 3), 0]
+    assert last["local(window=8)"] == 2 * [0, 2 * 2 * 8 * (4 + 3)]
+    assert first["linear"] == 2 * [3 * 2 * 2 * 4 * (3 + 1), 0]
+
+
+@pytest.mark.processes
+def test_dropout_has_the_gradient_of_what_was_dropped(compared):
+    for each in found(compared, "four", "dropped"):
+        for name, (slope, differences) in each.items():
+            assert slope == pytest.approx(differences, rel=1e-6), name
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("mutant", SEQUENCE, ids=lambda mutant: mutant.name)
+def test_a_fault_shows(compared, mutant):
+    """A change of a line, by which some process is no longer near the whole."""
+    cases = [case for each in found(compared, "three", "mutants") for case in each[mutant.name].values()]
+    assert max(value for case in cases for value in differences(case).values()) > 1e-6
+
+
+@pytest.mark.processes
+def test_a_process_that_is_killed_is_named_and_the_run_goes_on(tmp_path):
+    values = RunConfig(
+        model=ModelConfig(dim=16, heads=2, layers=1, dropout=0.1, vocab_size=16, max_length=16),
+        task=RecallConfig(vocab_size=16, length=16, num_pairs=2, num_examples=21, num_held_out=5),
+        training=TrainingConfig(
+            steps=4, batch_size=4, warmup=1, log_every=2, evaluate_every=4, checkpoint_every=2, threads=1
+        ),
+    )
+    toml.save(values, tmp_path / "config.toml")
+    run(tmp_path, f"killed={tmp_path / 'config.toml'}")
+    folder = tmp_path / "killed"
+    assert json.loads((folder / "codes.json").read_text()) == [6, -9]
+    assert "process 0 of 2: lost process 1, which left without a word" in (folder / "0.txt").read_text()
+    assert checkpoint.step_of(checkpoint.paths(folder / "run" / "checkpoints")[-1]) == 2
+    resume(folder / "run")  # with one process
+    assert checkpoint.step_of(checkpoint.paths(folder / "run" / "checkpoints")[-1]) == 4
+
+
+@pytest.mark.parametrize(
+    ("spec", "causal", "reason"),
+    [
+        ("additive", True, "its state grows with the length"),
+        ("lsh", True, "its state grows with the length"),
+        ("softmax(impl=reference)", True, "keeps every key"),
+        ("linformer(rank=4)", False, "no softmax whose parts merge"),
+        ("performer", False, "no state that adds up"),
+        ("softmax:1 + additive:1", True, "additive cannot share a sequence"),
+    ],
+)
+def test_mechanisms_without_an_exchange_are_refused_by_name(spec, causal, reason):
+    with pytest.raises(UnsupportedError, match=reason):
+        way_of(build(spec, Heads(count=2, key_dim=8, causal=causal, max_length=32)))
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"short_convolution": 3}, "a convolution over its tokens"),
+        ({"depth": "universal(steps=2)"}, "a depth that its tokens decide"),
+        ({"memory": "recent(length=8)"}, "a memory"),
+        ({"attention": ("local(window=4)", "gaussian")}, "gaussian cannot share a sequence"),
+    ],
+)
+def test_models_that_mix_tokens_elsewhere_are_refused(options, reason):
+    with pytest.raises(UnsupportedError, match=reason):
+        require(LanguageModel(ModelConfig(dim=16, heads=2, layers=2, vocab_size=16, max_length=16, **options)))
+
+
+def test_models_that_pool_or_cross_are_refused():
+    shape = EncoderConfig(dim=16, heads=2, layers=1, vocab_size=16, max_length=16)
+    with pytest.raises(UnsupportedError, match="Classifier reads or pools"):
+        require(Classifier(Encoder(shape), classes=2))
+    with pytest.raises(UnsupportedError, match="attention to another sequence"):
+        require(AttentionLayer(16, "softmax", heads=2, context_dim=16))
