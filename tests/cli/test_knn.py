@@ -241,11 +241,6 @@ def test_errors_say_what_is_wrong(regard, network, tmp_path):
         (["evaluate", network, *uses, "--knn.probes", "3"], 2, "--knn.probes is of an index"),
         (["generate", network, "a", "--datastore", "store", "--knn.own"], 2, "--knn.own has no use for it"),
         (["generate", network, "a", "--knn.k", "3"], 2, "--knn.k goes with --datastore"),
-        (
-            ["generate", network, "a", "--temperature", "0", "--lookup", "3", "--datastore", "store"],
-            2,
-            "--lookup 3 is for a decoder without a datastore",
-        ),
         (["knn", "build", "folder", "--out", "new"], 2, "knn build needs --model"),
         (["knn", "build", "folder", "--model", network], 2, "knn build needs --out"),
         (["knn", "search", "store", "--model", network], 2, "knn search needs a text to look up"),

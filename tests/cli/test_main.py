@@ -32,6 +32,7 @@ VERBS = {
     "report",
     "retrieval",
     "rounding",
+    "tokens",
     "train",
 }
 PROGRAM = [sys.executable, "-m", "regard.cli.main"]

@@ -1,10 +1,13 @@
 """Published weights on the command line, with their own attention and with another."""
 
 import json
+import math
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import safetensors.torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from regard import consent
@@ -49,6 +52,17 @@ def test_evaluate_with_more_positions(regard, network):
     assert "windows of 60 tokens are longer than the network's 24 positions" in answer.err
     tokens = evaluated(regard, network)["tokens"]
     assert evaluated(regard, network, *words, "--max-length", "60")["tokens"] == tokens
+
+
+def test_weights_that_are_no_numbers_are_named(regard, network):
+    file = Path(network) / "model.safetensors"
+    weights = safetensors.torch.load_file(file)
+    safetensors.torch.save_file({name: x * math.nan for name, x in weights.items()}, file, {"format": "pt"})
+    words = ["--corpus", "text.txt"], ["a b c", "--max-new-tokens", "2"]
+    for verb, more in zip(("evaluate", "generate"), words, strict=True):
+        answer = regard(verb, network, *more)
+        assert answer.code == 5, answer.err
+        assert network in answer.err
 
 
 def test_generate_with_other_attention_and_more_positions(regard, network):

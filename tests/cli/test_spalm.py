@@ -48,11 +48,16 @@ def test_a_run_reads_its_datastore_wherever_it_is_used(regard, store, words):
     assert again == found
     assert figures(regard, "mixed", "--knn.own")["nats_per_token"] != found["nats_per_token"]
     assert figures(regard, "mixed", "--knn.k", "2")["nats_per_token"] != found["nats_per_token"]
+    Path("two.txt").write_text("1 is\n12 is followed\n")
+
+    assert "other keys" not in answer.err
+    text = words[words.index("--task.corpus") + 1]
+    shorter = regard("evaluate", "mixed", "--corpus", text, "--length", "5")
+    assert "and this text is read in windows of 5: the same tokens have other keys" in " ".join(shorter.err.split())
 
     one = ["generate", "mixed", "1 is", "--max-new-tokens", "12", "--temperature", "0"]
     assert regard(*one).code == 0
-    assert regard(*one).out == regard(*one, "--datastore", "store").out
-    Path("two.txt").write_text("1 is\n12 is followed\n")
+    assert regard(*one).out == regard(*one, "--datastore", "store").out == regard(*one, "--lookup", "3").out
     lines = regard("generate", "mixed", "--batch", "two.txt", "--max-new-tokens", "12", "--temperature", "0")
     assert json.loads(lines.out.splitlines()[0])["text"] == regard(*one).out.removesuffix("\n")
 
@@ -66,7 +71,6 @@ def test_a_run_reads_its_datastore_wherever_it_is_used(regard, store, words):
             2,
             "this one mixes in the neighbours of another datastore",
         ),
-        ([*one, "--lookup", "2"], 2, "--lookup 2 is for a decoder without a datastore"),
         ([*one, "--cache", "h2o(budget=9)"], 2, "without a memory"),
     ):
         answer = regard(*more)

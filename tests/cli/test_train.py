@@ -350,3 +350,22 @@ def test_recall_as_published_is_an_example_that_runs(regard, tmp_path, monkeypat
     assert (task["vocab_size"], task["length"], task["num_pairs"], task["filler"]) == (8192, 512, 64, "zeros")
     assert (model["layers"], model["heads"], model["mlp"]) == (2, 1, "none")
     assert training["steps"] * training["batch_size"] == 64 * task["num_examples"]
+
+
+@pytest.mark.parametrize("spec", ["localhwindow=5)", "linformer", "local(window=-3)"])
+def test_a_setting_of_a_file_that_cannot_be_is_told_with_the_file(regard, tmp_path, text, spec):
+    (tmp_path / "mine.toml").write_text(f'[model]\nattention = ["{spec}"]\n')
+    words = ("--task.corpus", text, "--task.cache", "cache", "--out", "out")
+    answer = regard("train", "--config", "mine.toml", *words)
+    assert (answer.code, answer.out) == (2, "")
+    assert spec.partition("(")[0] in answer.err
+    assert "mine.toml" in answer.err
+    assert "mine.toml" not in regard("train", "--model.attention", spec, *words).err
+
+
+def test_a_corpus_of_a_file_that_is_not_there_is_told_with_the_file(regard, tmp_path):
+    (tmp_path / "mine.toml").write_text('[task]\ncorpus = "absent.txt"\n')
+    answer = regard("train", "--config", "mine.toml", "--out", "out")
+    assert answer.code == 3
+    assert "absent.txt" in answer.err
+    assert "mine.toml" in answer.err

@@ -7,6 +7,7 @@ from regard.errors import ConfigError, UnsupportedError
 from regard.models import LanguageModel, ModelConfig
 from regard.models.generate import generate
 from regard.models.lookup import checked, guess
+from regard.retrieval import Datastore, KnnLm, Lookup, Spalm
 
 MECHANISMS = ["softmax", "local(window=5)", "linear", "strided(stride=3)", "performer", "shaw", "forgetting"]
 
@@ -50,6 +51,33 @@ def test_the_same_tokens_whatever_the_state(mechanism, cache, monkeypatch):
     looked = generate(model, prompts, max_new_tokens=10, temperature=0, lookup=3)
     assert [row.tokens.tolist() for row in looked] == [row.tokens.tolist() for row in plain]
     assert sum(1 < n < 5 for n in counted.tokens) > 2  # there was something to check
+
+
+@pytest.mark.parametrize(
+    ("kind", "mechanism"), [("knn_lm", "linear"), ("knn_lm", "a memory"), ("spalm", "softmax"), ("spalm", "a memory")]
+)
+def test_the_same_tokens_beside_a_datastore(kind, mechanism, tmp_path, monkeypatch):
+    """Neighbours of guesses are found in the same call; those that were wrong leave the states of both decoders."""
+    memory = {"memory": "recent(length=8)", "max_length": 9} if mechanism == "a memory" else {}
+    model = model_of("linear" if mechanism == "linear" else "softmax", **memory)
+    with Datastore.create(tmp_path / "store", 32, vocab_size=6).adding() as adding:
+        draw = torch.Generator().manual_seed(0)
+        adding.begin("random", entries=200)
+        adding.append(torch.randn(200, 32, generator=draw), torch.randint(6, (200,), generator=draw))
+    store = Datastore.open(tmp_path / "store")
+    if kind == "knn_lm":
+        beside = KnnLm(model, store, k=3, lam=0.3, temperature=10.0)
+    else:
+        mixing = model_of("softmax", neighbours=3, **memory)
+        beside = Spalm(mixing, Lookup(model.float(), store, k=3))
+    prompts = [repeating(), [3, 1, 4, 1, 5], [2]]
+    plain = generate(beside, prompts, max_new_tokens=10, temperature=0)
+    alone = generate(model, prompts, max_new_tokens=10, temperature=0)
+    counted = Counted(beside, monkeypatch)
+    looked = generate(beside, prompts, max_new_tokens=10, temperature=0, lookup=3)
+    assert [row.tokens.tolist() for row in looked] == [row.tokens.tolist() for row in plain]
+    assert [row.tokens.tolist() for row in plain] != [row.tokens.tolist() for row in alone]
+    assert sum(1 < n < 5 for n in counted.tokens) > 2
 
 
 @torch.no_grad()

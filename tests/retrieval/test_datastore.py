@@ -151,9 +151,32 @@ def test_an_interrupted_addition_refuses_other_documents_or_is_taken_back(store,
         pass
     with pytest.raises(CheckpointError, match="still being added to"):
         unfinished.delete("one")
-    unfinished.abandon()
+    assert unfinished.abandon() == Datastore.open(store.folder)
     assert same(Datastore.open(store.folder), documents)
     assert len(contents(store.folder)) == 11
+
+
+@pytest.mark.parametrize("foreign", [False, True])
+def test_a_build_that_is_taken_back_leaves_nothing(foreign, small_blocks, tmp_path):
+    """Not an empty datastore, which a later build would refuse to go on with; what somebody else put there stays."""
+    folder = tmp_path / "store"
+    begun = Datastore.create(folder, DIM, vocab_size=VOCAB, unfinished=True)
+
+    def add_too_little() -> None:
+        with begun.adding() as adding:
+            adding.begin("one", entries=30)
+            adding.append(*(x[:25] for x in entries(30)))
+
+    with pytest.raises(ShapeError, match="lacks 5"):
+        add_too_little()
+    if foreign:
+        (folder / "notes.txt").write_text("mine")
+    assert Datastore.open(folder, unfinished=True).abandon() is None
+    assert [path.name for path in tmp_path.rglob("*")] == (["store", "notes.txt"] if foreign else [])
+    with pytest.raises(ConfigError, match="is no datastore"):
+        Datastore.open(folder)
+    whole = Datastore.create(tmp_path / "whole", DIM, vocab_size=VOCAB)
+    assert whole.abandon() == Datastore.open(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("file", ["manifest.json", "00000002.keys", "00000001.values"])
@@ -272,7 +295,8 @@ def test_a_merge_that_was_interrupted_goes_on(store, documents, tmp_path, monkey
         Datastore.merge(tmp_path / "both", [store, more])
     with pytest.raises(ConfigError, match="exists"):
         Datastore.merge(store.folder, [more])
-    Datastore.open(tmp_path / "taken", unfinished=True).abandon()
+    assert Datastore.open(tmp_path / "taken", unfinished=True).abandon() is None
+    assert not (tmp_path / "taken").exists()
     assert len(Datastore.merge(tmp_path / "taken", [more, store])) == len(whole)
 
 

@@ -284,8 +284,8 @@ def test_generating_repeats_what_is_stored(decoder, tmp_path):
     without = KnnLm(model, store, lam=0.0, k=1).eval()
     same = [generate(each, prompts, max_new_tokens=8, seed=3) for each in (without, model)]
     assert [row.tokens.tolist() for row in same[0]] == [row.tokens.tolist() for row in same[1]]
-    with pytest.raises(UnsupportedError, match="with no datastore beside it"):
-        generate(without, prompts, max_new_tokens=2, temperature=0, lookup=3)
+    guessed = generate(with_store, prompts, max_new_tokens=8, temperature=0, lookup=3)
+    assert [row.tokens.tolist() for row in guessed] == [row.tokens.tolist() for row in new]
 
 
 def test_own_entries_are_left_out_and_no_others(decoder, tmp_path):

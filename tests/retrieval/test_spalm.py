@@ -194,6 +194,27 @@ def test_what_was_looked_up_is_part_of_the_data(task, tmp_path):
     assert looked_up(task, tmp_path / "store").fingerprint != found.fingerprint
 
 
+def test_a_text_that_is_cut_otherwise_is_said(task, tmp_path):
+    """Windows of another length, or that begin elsewhere, have other keys for the same tokens."""
+    found = looked_up(task, tmp_path / "store")
+    assert found.cut_otherwise("train") == ""
+    config = TextConfig(corpus=str(tmp_path / "texts"), length=12, cache=str(tmp_path / "cache"))
+    shorter = looked_up(TextTask(config), tmp_path / "store").cut_otherwise("train")
+    assert "built in windows of 24 tokens, and this text is read in windows of 12" in shorter
+    windows = task.examples("train")
+    texts = [Text(str(first), windows.place(first)[0]) for first in windows.begins.tolist()]
+    moved = [Text(text.name, text.ids[at % 2 :]) for at, text in enumerate(texts)]
+    keys = found.lookup.keys
+    build(keys, moved, tmp_path / "moved", origin=origin(keys, task.tokenizer), length=24)
+    said = looked_up(task, tmp_path / "moved").cut_otherwise("train")
+    elsewhere = sum(-(-(len(text.ids) - 2) // 24) for text in texts[1::2])
+    numbers = [int(word) for word in said.replace(",", "").split() if word.isdecimal()]
+    assert "begin elsewhere than there" in said
+    assert numbers[0] == 24
+    assert 0 < numbers[1] <= elsewhere
+    assert numbers[1] < numbers[2] <= len(windows)
+
+
 def test_another_tokenizer_is_refused(task, tmp_path):
     looked_up(task, tmp_path / "store")
     config = TextConfig(corpus=str(tmp_path / "texts"), tokenizer="bpe", vocab_size=300, length=24)

@@ -118,4 +118,6 @@ def beside(config: RunConfig, task: Task, *, trust: bool = False) -> Task:
     )
     looked = LookedUp(task, found, leaving_out=Own(found.store))
     _LOG.warning("%s, training: %s", training.datastore, looked.own("train"))
+    if said := looked.cut_otherwise("train"):
+        _LOG.warning("%s", said)
     return looked

@@ -2,16 +2,18 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from regard.composite import described, signed, unsigned
 from regard.core import registered_name
 from regard.errors import ShapeError
 from regard.info import Heads
-from regard.options import Configured, option
+from regard.options import Configured, option, weight
+from regard.owner import Owner
 from regard.state import Summary
 
 Project = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -36,7 +38,7 @@ class MemoryState(Summary):
         content["waiting"], mask = pending
         if mask is not None:
             content["waiting_mask"] = mask
-        return MemoryState(content, self.length)
+        return MemoryState(content, self.length, self.of)
 
     def rewind(self, count: int) -> "MemoryState":
         """The state before the newest `count` positions, as long as they are of the segment that is not over.
@@ -49,17 +51,26 @@ class MemoryState(Summary):
         left, content = self.waiting - count, dict(self.without_waiting().content)
         if left:
             content |= {name: x[:, :left] for name, x in self.content.items() if name.startswith("waiting")}
-        return MemoryState(content, self.length)
+        return MemoryState(content, self.length, self.of)
 
     def where(self, rows: Tensor, other: "MemoryState") -> "MemoryState":
         """As `State.where`; what has no mask is real."""
         masks = {name: x for name, x in [*self.content.items(), *other.content.items()] if name.endswith("mask")}
         real = {name: torch.ones_like(x) for name, x in masks.items()}
-        ours, theirs = (MemoryState({**real, **state.content}, state.length) for state in (self, other))
+        ours, theirs = (MemoryState({**real, **state.content}, state.length, state.of) for state in (self, other))
         return cast("MemoryState", Summary.where(ours, rows, theirs))
 
+    def dump(self) -> dict[str, Tensor]:
+        """As `State.dump`, and whose state it is."""
+        return signed(super().dump(), self.of)
+
     def load(self, tensors: Mapping[str, Tensor]) -> "MemoryState":
-        """As `State.load`; masks, and a segment that is not over, may be there or not."""
+        """As `State.load`; masks, and a segment that is not over, may be there or not.
+
+        Raises:
+            ShapeError: also the state of another memory, or of this one with other options.
+        """
+        tensors = unsigned(tensors, self.of)
         own = {name: x for name, x in self.without_waiting().content.items() if not name.endswith("mask")}
         more = tensors.keys() - own.keys() - {"length", "waiting"}
         if not tensors.keys() >= {"length", *own} or any(not name.endswith("mask") for name in more):
@@ -73,17 +84,37 @@ class MemoryState(Summary):
             shapes = {name: tuple(x.shape) for name, x in content.items()}
             raise ShapeError(f"the tensors of a memory share their batch, got {shapes}")
         for name, x in content.items():
-            kind = torch.bool if name.endswith("mask") else own[name].dtype if name in own else x.dtype
-            if (x.dtype != kind) if kind in (torch.bool, torch.int64) else not x.is_floating_point():
+            kind = torch.bool if name.endswith("mask") else own[name].dtype if name in own else torch.float32
+            if not x.is_floating_point() if kind.is_floating_point else x.dtype != kind:
                 raise ShapeError(f"{name} of this memory must be {kind}, got {x.dtype}")
         length = tensors["length"]
         if length.ndim or length.dtype != torch.int64 or int(length) < 0:
             raise ShapeError(f"the length of a memory is one integer, at least 0; got {length.tolist()}")
-        return MemoryState(content, int(length))
+        found = MemoryState(content, int(length), self.of)
+        if self.of is not None:
+            require_slots(found, self.of)
+        return found
 
     def without_waiting(self) -> "MemoryState":
         """The content alone."""
-        return MemoryState({n: x for n, x in self.content.items() if not n.startswith("waiting")}, self.length)
+        content = {name: x for name, x in self.content.items() if not name.startswith("waiting")}
+        return MemoryState(content, self.length, self.of)
+
+
+def require_slots(state: MemoryState, owner: Owner) -> None:
+    """Refuse a state that has not the slots that a memory has kept after so many positions.
+
+    Raises:
+        ShapeError: it has more, or fewer.
+    """
+    for name, wanted in cast("type[Memory]", owner.kind).kept_slots(owner.options, state.length).items():
+        x = state.content.get(name)
+        slots = wanted if x is None else x.shape[2 if x.ndim == 4 else 1]  # (batch, [heads], slots, width)
+        if slots != wanted:
+            raise ShapeError(
+                f"this memory, {described(owner)}, keeps {wanted} slots of {state.length} positions, and the state has "
+                f"{slots} ({name}): it is of one with other options; begin anew"
+            )
 
 
 class Memory(Configured, ABC):
@@ -110,6 +141,8 @@ class Memory(Configured, ABC):
 
     heads: Heads = option(kw_only=False)
     dim: int = option(kw_only=False)
+    owner: Owner = weight()
+    """what marks its states"""
 
     if not TYPE_CHECKING:  # type checkers make the signature from the annotated attributes
 
@@ -117,6 +150,7 @@ class Memory(Configured, ABC):
             super().__init__()
             self.heads, self.dim = heads, dim
             self.configure(options, f"memory {registered_name(type(self))}")
+            self.owner = Owner.of(type(self), self.options, "a memory")
             self.setup()
 
     @classmethod
@@ -125,6 +159,15 @@ class Memory(Configured, ABC):
 
     def setup(self) -> None:
         """Draw the weights."""
+
+    @classmethod
+    def kept_slots(cls, options: Mapping[str, Any], length: int) -> Mapping[str, int]:
+        """How many slots of each content there are after `length` positions, in whatever segments these came.
+
+        A state with others is refused. What is not named here is not compared.
+        """
+        del options, length
+        return {}
 
     @property
     def losses(self) -> Mapping[str, float]:
@@ -136,11 +179,26 @@ class Memory(Configured, ABC):
         """Whether it compares the layer's queries with keys."""
         return False
 
+    def check_state(self, state: MemoryState) -> None:
+        """Refuse the state of another memory, or of this one with other options.
+
+        Raises:
+            ShapeError: it is.
+        """
+        of, own = state.of, self.owner
+        if of is own:
+            return
+        if of is not None and (of.kind is not own.kind or of.unlike(own)):
+            raise ShapeError(
+                f"memory {described(own)}: this is the state of {described(of)}; begin with initial_state of this one"
+            )
+        require_slots(state, own)
+
     @abstractmethod
     def initial_state(
         self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
     ) -> MemoryState:
-        """The content before the first segment."""
+        """The content before the first segment, with `owner` as whose it is."""
 
     def leading(self, state: MemoryState) -> tuple[Float[Tensor, "batch past dim"], Bool[Tensor, "batch past"] | None]:
         """The remembered hidden states, oldest first, cut from the autograd graph, and which are real (None: all).
@@ -170,7 +228,7 @@ class Memory(Configured, ABC):
                 x = blank[name]
                 slots = x.shape[2 if x.ndim == 4 else 1]  # (batch, heads, slots, width), or (batch, slots, width)
                 blank[mask] = x.new_zeros((len(x), slots), dtype=torch.bool)
-        return MemoryState(blank, state.length).where(rows, state)
+        return MemoryState(blank, state.length, state.of).where(rows, state)
 
     @abstractmethod
     def write(

@@ -1,7 +1,7 @@
 """The memory of Transformer-XL: the most recent hidden states."""
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, final
+from typing import Annotated, Any, ClassVar, final
 
 import torch
 from annotated_types import Ge
@@ -29,7 +29,13 @@ class Recent(Memory):
         self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
     ) -> MemoryState:
         """No hidden states yet."""
-        return MemoryState({"hidden": torch.zeros(batch, 0, self.dim, device=device, dtype=dtype)})
+        hidden = torch.zeros(batch, 0, self.dim, device=device, dtype=dtype)
+        return MemoryState({"hidden": hidden}, of=self.owner)
+
+    @classmethod
+    def kept_slots(cls, options: Mapping[str, Any], length: int) -> Mapping[str, int]:
+        """The newest positions."""
+        return {"hidden": min(options["length"], length)}
 
     def leading(self, state: MemoryState) -> tuple[Tensor, Tensor | None]:
         """All of it, detached: no gradient reaches earlier segments."""

@@ -9,9 +9,10 @@ import torch
 from regard.errors import CheckpointError, ConfigError, LimitError
 from regard.models import LanguageModel
 from regard.models.generate import evaluation
-from regard.retrieval.datastore import Datastore, unused
+from regard.retrieval.datastore import Datastore
 from regard.retrieval.documents import Text, digest
 from regard.retrieval.keys import joined, kept_keys, require_keys
+from regard.retrieval.manifest import unused
 
 
 def build(

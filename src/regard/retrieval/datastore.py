@@ -1,7 +1,5 @@
 """Datastores: keys and values on disk, memory-mapped: added to, searched, verified, merged and deleted from."""
 
-import fcntl
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -16,10 +14,10 @@ from torch import Tensor
 
 from regard.checksums import MANIFEST, Entry
 from regard.errors import CheckpointError, ConfigError, ResourceError
-from regard.retrieval.manifest import Manifest
+from regard.retrieval.manifest import Manifest, unused
 from regard.retrieval.search import Neighbours, Piece, mapped, nearest, require_query
 from regard.retrieval.writer import Writer, written
-from regard.training.files import MISSING, writing
+from regard.training.files import MISSING, locked_folder, writing
 
 _EXPONENT = np.uint16(0x7C00)
 """bits of a float16 that are all set in infinities and NaN"""
@@ -92,7 +90,7 @@ class Datastore:
             raise ConfigError(f"{folder} exists; choose another name: nothing is ever overwritten")
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        with _locked(folder):
+        with locked_folder(folder):
             if not unused(folder):
                 raise ResourceError(f"cannot write {folder}: another process or thread is writing it")
             manifest = Manifest(dim, vocab_size, dict(origin or {}), adding=0 if unfinished else None)
@@ -124,7 +122,7 @@ class Datastore:
             raise CheckpointError(
                 f"{folder} is not whole: what added to it was interrupted after {len(found):,} entries; "
                 "give the same regard knn build again, or in Python the same merge, which goes on from there; "
-                "abandon() takes it back"
+                "abandon() of Datastore.open(folder, unfinished=True) takes it back"
             )
         try:
             found.verify(contents=checked)
@@ -251,8 +249,9 @@ class Datastore:
             yield writer
             writer.finish()
 
-    def abandon(self) -> "Datastore":
-        """Without an addition that was interrupted: as it was before that.
+    def abandon(self) -> "Datastore | None":
+        """Without an addition that was interrupted: as it was before that. None: there was nothing before, as before a
+        build, and nothing is left; a folder in which somebody else keeps files stays, with these.
 
         Raises:
             ResourceError: as `adding`.
@@ -269,7 +268,13 @@ class Datastore:
             after.write(self.folder)
             result = Datastore(self.folder, after)
             result._sweep()
-            return result
+            if documents or manifest.adding is None:
+                return result
+            with writing(self.folder):
+                (self.folder / MANIFEST).unlink()
+                if not any(self.folder.iterdir()):
+                    self.folder.rmdir()
+            return None
 
     def delete(self, name: str) -> "Datastore":
         """Without the documents of this name. Blocks that hold others too are written anew before the old ones go.
@@ -359,7 +364,7 @@ class Datastore:
     @contextmanager
     def _alone(self) -> Iterator["Datastore"]:
         """As it is on disk now, while nobody else writes; files that no manifest names are removed."""
-        with _locked(self.folder):
+        with locked_folder(self.folder):
             current = Datastore(self.folder, Manifest.read(self.folder))
             current._sweep()
             yield current
@@ -372,29 +377,3 @@ class Datastore:
                 if path.name not in named:
                     with writing(path):
                         path.unlink(missing_ok=True)
-
-
-def unused(folder: Path) -> bool:
-    """Whether there is no such folder, or nothing in it but the beginning of a first manifest."""
-    if not folder.is_dir():
-        return not os.path.lexists(folder)
-    return {path.name for path in folder.iterdir()} <= {f".{MANIFEST}.partial"}
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Nobody else writes inside.
-
-    Raises:
-        ResourceError: somebody else does, or the folder cannot be opened.
-    """
-    with writing(folder):
-        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        try:
-            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ResourceError(f"cannot write {folder}: another process or thread is writing it") from error
-        yield
-    finally:
-        os.close(opened)

@@ -1,6 +1,7 @@
 """What a datastore says of itself, in one file that is replaced in one step."""
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -131,6 +132,13 @@ class Manifest:
                 raise ValueError(f"block {block.name!r} does not fit {block.entries} entries")
             if not re.fullmatch("[0-9]{8,}", block.name, re.ASCII) or int(block.name) >= self.following:
                 raise ValueError(f"no block before number {self.following} is called {block.name!r}")
+
+
+def unused(folder: Path) -> bool:
+    """Whether there is no such folder, or nothing in it but the beginning of a first manifest."""
+    if not folder.is_dir():
+        return not os.path.lexists(folder)
+    return {path.name for path in folder.iterdir()} <= {f".{MANIFEST}.partial"}
 
 
 def _text(value: object) -> str:

@@ -116,6 +116,41 @@ class LookedUp(Task):
             tally = tally.with_(self.leaving_out.of(examples.place(first)[0]))
         return tally
 
+    def cut_otherwise(self, split: Split) -> str:
+        """How the text of a split is cut otherwise than the datastore's was; empty: it is not, or that is not known.
+
+        The decoder that makes keys sees a window from its beginning on. So the same tokens have other keys in windows
+        of another length, or in those that begin elsewhere, and other neighbours.
+        """
+        store = self.lookup.store
+        built = store.manifest.origin.get("length", "")
+        if not built.isdecimal() or not int(built):
+            return ""
+        told = f"{store.folder} was built in windows of {built} tokens"
+        if int(built) != self.length:
+            return (
+                f"{told}, and this text is read in windows of {self.length}: the same tokens have other keys, and so "
+                f"other neighbours, than in its own windows. For the same ones, use windows of {built} tokens here, or "
+                f"build one with --length {self.length}"
+            )
+        if self.leaving_out is None:
+            return ""
+        examples, starts, moved, known = self.examples(split), np.array(store.starts()), 0, 0
+        for index in range(len(examples)):
+            ids, place = examples.place(index)
+            here = [run for run in self.leaving_out.of(ids).runs if run.first <= place - 1 < run.stop]
+            entries = np.array([run.entry + place - 1 - run.first for run in here])
+            if len(entries):
+                offsets = entries - starts[np.searchsorted(starts, entries, side="right") - 1]
+                known, moved = known + 1, moved + bool((offsets % int(built)).all())
+        if not moved:
+            return ""
+        return (
+            f"{told}, and {moved:,} of the {known:,} windows of this text that it has begin elsewhere than there: "
+            "their tokens have other keys, and so other neighbours, than in its own windows. For the same ones, build "
+            "one with the documents of this run, cut as here"
+        )
+
 
 class _Windows:
     """Windows of documents, with the neighbours of every position."""

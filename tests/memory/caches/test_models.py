@@ -66,6 +66,11 @@ def test_a_state_belongs_to_its_policy_and_its_options():
         state = model(tokens, state=empty).state
         states[spec] = state.select(torch.tensor([1, 0])).rewind(0).detach().where(torch.tensor([True, False]), state)
         model(tokens, state=empty.load(states[spec].dump()))
+
+    def load_as(of, spec):
+        model.reduce_cache(spec)
+        model.initial_state(2).load(states[of].dump())
+
     for spec in specs:
         model.reduce_cache(spec)
         for of, state in states.items():
@@ -74,6 +79,15 @@ def test_a_state_belongs_to_its_policy_and_its_options():
                 continue
             with pytest.raises(ShapeError, match=f"cache {spec.partition('(')[0]} goes on from a state of its own"):
                 model(tokens, state=state)
+    with pytest.raises(
+        ShapeError, match=r"the state of streaming\(sinks=4, budget=9\), must be of streaming\(sinks=2, budget=9\)"
+    ):
+        load_as(SPECS[0], "streaming(budget=9, sinks=2)")
+    with pytest.raises(ShapeError, match="the state of quantized"):
+        load_as("quantized(recent=8, group=4, bits=8)", SPECS[-1])
+    with pytest.raises(ShapeError, match="the state of h2o"):
+        load_as("h2o(budget=9)", SPECS[1])
+    model.reduce_cache("quantized(recent=8, group=4, bits=8)")
     with pytest.raises(ShapeError, match="got one with bits=4 where this has bits=8"):
         model(tokens, state=states[SPECS[-1]])
     model.reduce_cache(SPECS[2])
