@@ -1,0 +1,180 @@
+"""Signals, full disks, folders that cannot be written, no descriptors, no home: named, nothing lost, goes on."""
+
+import errno
+import os
+import random
+import resource
+import shutil
+import signal
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from campaign import children, injected, works
+from campaign.kills import Scene
+from campaign.log import Outcome
+
+NAME = "faults"
+BATCH = 50
+WORKS = ("text", "stages", "codebooks", "recent memory", "datastore", "addition", "indices", "calibration", "export")
+"""that meet every fault"""
+ERRORS = {
+    "full disk": (errno.ENOSPC, False),
+    "disk that stays full": (errno.ENOSPC, True),
+    "no permission": (errno.EACCES, True),
+    "read-only": (errno.EROFS, True),
+    "broken disk": (errno.EIO, False),
+}
+"""name -> error, and whether it stays from then on"""
+OTHERS = (
+    "signal at a moment",
+    "signal at an operation",
+    "limit on files",
+    "no descriptors",
+    "little memory",
+    "no home",
+)
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SHORT = {"text: full disk": 2, "text: signal at a moment": 2}
+_CODES = {signal.SIGTERM: (143, -signal.SIGTERM), signal.SIGINT: (130, -signal.SIGINT)}
+
+
+def kinds() -> list[str]:
+    """Every work with every fault."""
+    return [f"{work}: {fault}" for work in WORKS for fault in (*ERRORS, *OTHERS)]
+
+
+def cases_of(kind: str) -> int:
+    """How many the full form has: every operation of a work fails once at least."""
+    return 80 if kind.partition(": ")[2] in ("full disk", "disk that stays full") else 16
+
+
+def cases(kind: str, folder: Path) -> Callable[[int], Outcome]:
+    """The cases of a kind."""
+    name, _, fault = kind.partition(": ")
+    scene = Scene(works.work(name), folder)
+    if fault in ERRORS:
+        return partial(_refused, scene, *ERRORS[fault])
+    act = {
+        "signal at a moment": _signalled,
+        "signal at an operation": _signalled_at,
+        "limit on files": _limited,
+        "no descriptors": _without_descriptors,
+        "little memory": _without_memory,
+        "no home": _without_home,
+    }[fault]
+    return partial(act, scene)
+
+
+def _refused(scene: Scene, error: int, for_good: bool, seed: int) -> Outcome:
+    """An operation on a file fails; in turn every one."""
+    number = 1 + seed % max(1, len(scene.operations))
+    place = scene.place(f"case{seed}")
+    act = injected.refused(number, error, for_good=for_good)
+    done = scene.go_on(place, before=lambda: injected.before_operations(act, place))
+    what = f"{os.strerror(error)} at operation {number} of {len(scene.operations)} ({_kind(scene, number)})"
+    return _judged(scene, place, done, what, codes=(6,), says=os.strerror(error))
+
+
+def _kind(scene: Scene, number: int) -> str:
+    if number > len(scene.operations):
+        return "none"
+    kind, _, path = scene.operations[number - 1].partition(" ")
+    return f"{kind} {Path(path).name}"
+
+
+def _signalled(scene: Scene, seed: int) -> Outcome:
+    draw = random.Random(f"signal {scene.work.name} {seed}")
+    number, when = SIGNALS[seed % 2], draw.uniform(0, scene.seconds)
+    place = scene.place(f"case{seed}")
+    done = scene.go_on(place, stop=(when, number))
+    return _judged(scene, place, done, f"{number.name} after {when:.3f} s", codes=_CODES[number])
+
+
+def _signalled_at(scene: Scene, seed: int) -> Outcome:
+    number, at = SIGNALS[seed % 2], 1 + seed // 2 * 5 % max(1, len(scene.operations))
+    place = scene.place(f"case{seed}")
+    act = injected.signalled(at, number)
+    done = scene.go_on(place, before=lambda: injected.before_operations(act, place))
+    return _judged(scene, place, done, f"{number.name} at operation {at} ({_kind(scene, at)})", codes=_CODES[number])
+
+
+def _limited(scene: Scene, seed: int) -> Outcome:
+    """The system's own limit on the size of a file."""
+    most = random.Random(f"limit {scene.work.name} {seed}").randint(0, 60_000)
+    place = scene.place(f"case{seed}")
+    done = scene.go_on(place, before=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most)))
+    return _judged(scene, place, done, f"files of at most {most} bytes", codes=(6,), says="File too large")
+
+
+def _without_descriptors(scene: Scene, seed: int) -> Outcome:
+    """So few that some of what is opened cannot be."""
+
+    def before() -> None:
+        most = 3 + seed % 12  # what is open already stays so
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+    place = scene.place(f"case{seed}")
+    done = scene.go_on(place, before=before)
+    return _judged(scene, place, done, f"{seed % 12} descriptors", codes=(2, 3, 4, 6), says="open files")
+
+
+def _without_memory(scene: Scene, seed: int) -> Outcome:
+    """An address space that ends somewhere on the way."""
+    most = random.Random(f"memory {scene.work.name} {seed}").randint(0, 1 << 22)
+    place = scene.place(f"case{seed}")
+    done = scene.go_on(place, memory=most)
+    return _judged(scene, place, done, f"{most} bytes of memory", codes=(6,), says="memory")
+
+
+def _without_home(scene: Scene, seed: int) -> Outcome:
+    """Nowhere to keep anything but the working folder, and a command that keeps something where it is usual."""
+    place = scene.place(f"case{seed}")
+    homes = (None, "/dev/null", "/proc", "", str(place / "in" / "words.txt"))
+    home = homes[seed % len(homes)]
+
+    def before() -> None:
+        for name in ("XDG_CACHE_HOME", "HOME"):
+            os.environ.pop(name, None)
+        if home is not None:
+            os.environ["HOME"] = home
+
+    words = list(scene.work.words(place))
+    if "--task.cache" in words:
+        at = words.index("--task.cache")
+        del words[at : at + 2]
+    done = children.command(words, place, before=before)
+    return _judged(scene, place, done, f"HOME={home}", codes=(6,))
+
+
+def _judged(
+    scene: Scene, place: Path, done: children.Ended, what: str, *, codes: tuple[int, ...], says: str = ""
+) -> Outcome:
+    """A named error, or none was needed; what was kept is enough to go on with the same bits."""
+    wrong = []
+    named = done.code != 0
+    whole = scene.says_whole(done)
+    if done.hung:
+        wrong.append("hung")
+    if done.traceback:
+        wrong.append(f"a traceback: {done.said}")
+    elif done.code not in (0, *codes) and not whole:
+        wrong.append(f"exit code {done.code}: {done.said}")
+    elif named and done.code > 0 and says and says not in done.err and not whole:
+        wrong.append(f"does not say {says!r}: {done.said}")
+    elif named and 0 < done.code < 128 and len(_lines(done.err)) > 1:
+        wrong.append(f"says it in {len(_lines(done.err))} lines: {done.said}")
+    if not wrong:
+        wrong, _ = scene.finished(place)
+        wrong = [f"afterwards: {each}" for each in wrong]
+    shutil.rmtree(place)
+    if wrong:
+        return Outcome(f"{what}: {'; '.join(wrong)}", True, seconds=done.seconds, peak=done.peak)
+    return Outcome("named, then the same bits" if named else "did not matter", seconds=done.seconds, peak=done.peak)
+
+
+def _lines(text: str) -> list[str]:
+    """Of the error: what progress is shown ends where it begins."""
+    lines = text.splitlines()
+    first = next((at for at, line in enumerate(lines) if line.startswith("regard")), 0)
+    return lines[first:]

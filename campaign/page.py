@@ -1,0 +1,162 @@
+"""docs/reliability.md, written from the log alone: no figure of it is anybody's word."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from campaign import log
+
+PAGE = log.ROOT / "docs" / "reliability.md"
+Batches = Sequence[dict[str, Any]]
+PARTS = {
+    "kills": (
+        "Kills",
+        "`kill -9` of a process that trains, builds a datastore or an index, calibrates or exports: after a "
+        "random time, or before any of its operations on files, half of a write included. The same command is"
+        " given again, up to three kills in a row; in the end weights, optimizer, random states, memories, "
+        "metrics (without timings) and every other file are compared, bit for bit, with those of a process "
+        "that was never killed.",
+    ),
+    "faults": (
+        "Faults",
+        "Signals, disks that are full or break, folders that may not be written, no descriptors, little "
+        "memory, no home. The command ends with a named error and its exit code, or did not need what failed;"
+        " given again, it ends with the same bits.",
+    ),
+    "damage": (
+        "Damaged files",
+        "A file that a command reads has other bits, another end, another order, another file's content or "
+        "shape, or is a link, a folder, a pipe, or gone. What regard wrote is under checksums: the command "
+        "names the file, or its result is the same bits. Files of others have no checksum, so other content "
+        "may be read as what it now is; and so may content of ours that somebody changed together with its "
+        "checksum (`sealed value`).",
+    ),
+    "fuzz": (
+        "Bad input",
+        "Words, specifications, configurations and arguments that make no sense, and some that do. Each is "
+        "refused with an error of the library, or accepted; none shows a traceback, takes more than 5 seconds"
+        " of a processor, or gets more than 2 GB (the limit under which it runs, and beyond which it must say"
+        " so). A command that is accepted is stopped where its training or its processes begin, or after 2 "
+        "seconds of work.",
+    ),
+    "hygiene": (
+        "Guests in a process",
+        "Every name of the catalog: threads that share it, forks, new processes, the global state of the "
+        "process (random states, types, threads, environment, warnings, signals), objects and resident bytes "
+        "over 10,000 small calls, and sizes that cannot be (2^40), which are refused before memory is taken.",
+    ),
+}
+"""part -> heading, what is done"""
+_INTRODUCTION = (
+    "What happens to runs and files when processes are killed, disks are full, files are damaged and input is wrong.",
+    "Written by `python -m campaign` from its log, `docs/recorded/reliability.jsonl`, a line for each batch of cases,",
+    "behind which a later call goes on. `make campaign` makes what is missing of the full form, `make campaign-short`",
+    "a little of every part with new seeds, and writes nothing. A case is made again by its seed:",
+    "`python -m campaign damage --kind datastore --first SEED --cases 1`.",
+)
+TARGETS = {"kills": ("kills", 500), "fuzz": ("inputs", 20_000)}
+"""part -> what is counted, and how many there are to be"""
+
+
+def write(path: Path = log.RECORDED, page: Path = PAGE) -> None:
+    """Write the page that a log gives."""
+    page.write_text("\n".join(lines(log.read(path))) + "\n", encoding="utf-8")
+
+
+def lines(batches: Batches) -> Iterator[str]:
+    """Of the page."""
+    yield "# Reliability"
+    yield ""
+    yield from _INTRODUCTION
+    yield ""
+    yield from _summary(batches)
+    for part, (heading, what) in PARTS.items():
+        own = [each for each in batches if each["part"] == part]
+        yield f"## {heading}"
+        yield ""
+        yield what
+        yield ""
+        yield from _table(own)
+        yield from _defects(own)
+    yield from _made(batches)
+
+
+def _summary(batches: Batches) -> Iterator[str]:
+    yield "| part | cases | counted | target | defects found | of these still open |"
+    yield "|---|---:|---:|---:|---:|---:|"
+    for part, (heading, _) in PARTS.items():
+        own = [each for each in batches if each["part"] == part]
+        name, target = TARGETS.get(part, ("cases", 0))
+        counted = _counts(own)[name] if part in TARGETS else _cases(own)
+        still = sum(1 for _ in log.open_defects(own))
+        found = len({(each["kind"], defect["seed"]) for each in own for defect in each["defects"]})
+        cases = _cases(own)
+        yield f"| {heading} | {cases:,} | {counted:,} {name} | {f'{target:,}' if target else ''} | {found} | {still} |"
+    yield ""
+
+
+def _table(batches: Batches) -> Iterator[str]:
+    if not batches:
+        yield "Not yet made."
+        yield ""
+        return
+    yield "| what | cases | outcomes | slowest, s of a processor | most memory, MiB |"
+    yield "|---|---:|---|---:|---:|"
+    for kind in dict.fromkeys(each["kind"] for each in batches):
+        own = [each for each in batches if each["kind"] == kind]
+        outcomes = sum((Counter(each["outcomes"]) for each in own if not each["again"]), Counter())
+        said = [f"{count:,} {what}" for what, count in outcomes.most_common()]
+        wrong = sum(len(each["defects"]) for each in own)
+        said += [f"{wrong} defects" if wrong > 1 else "1 defect"] if wrong else []
+        said += [f"({', '.join(f'{count:,} {what}' for what, count in _counts(own).items())})"] if _counts(own) else []
+        seconds, most = max(each["most_seconds"] for each in own), max(each["most_bytes"] for each in own)
+        cases = _cases(own)
+        yield f"| {kind} | {cases:,} | {', '.join(said).replace(', (', ' (')} | {seconds:.1f} | {most >> 20:,} |"
+    yield ""
+
+
+def _cases(batches: Batches) -> int:
+    """Those that were made once more, since they were defects, count once."""
+    return sum(each["count"] for each in batches if not each["again"])
+
+
+def _counts(batches: Batches) -> Counter[str]:
+    return sum((Counter(each["counts"]) for each in batches if not each["again"]), Counter())
+
+
+def _defects(batches: Batches) -> Iterator[str]:
+    still = {(each["kind"], each["seed"]) for each in log.open_defects(list(batches))}
+    rows: dict[tuple[str, int], str] = {}
+    for each in batches:
+        for defect in each["defects"]:
+            rows[each["kind"], defect["seed"]] = defect["what"]
+    if not rows:
+        return
+    yield "Defects:"
+    yield ""
+    yield "| what | seed | the same case now | what was wrong |"
+    yield "|---|---:|---|---|"
+    for (kind, seed), what in sorted(rows.items()):
+        shown = what.replace("|", "/").replace("`", "'").replace("<", "(").replace(">", ")")
+        yield f"| {kind} | {seed} | {'open' if (kind, seed) in still else 'right'} | `{shown}` |"
+    yield ""
+
+
+def _made(batches: Batches) -> Iterator[str]:
+    yield "## When, where, with what"
+    yield ""
+    if not batches:
+        yield "Nothing is recorded."
+        return
+    yield "| part | date | machine | state of `src/regard` | cases | hours | command |"
+    yield "|---|---|---|---|---:|---:|---|"
+    groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for each in batches:
+        key = tuple(each[name] for name in ("part", "date", "machine", "source", "command"))
+        groups.setdefault(key, []).append(each)
+    for (part, date, machine, source, command), own in groups.items():
+        hours, cases = sum(each["seconds"] for each in own) / 3600, sum(each["count"] for each in own)
+        yield f"| {part} | {date} | {machine} | `{source}` | {cases:,} | {hours:.2f} | `{command}` |"
+    yield ""
+    yield "The state is a digest of the library's source. Hours are on the clock, beside whatever else the machine did."
