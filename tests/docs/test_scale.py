@@ -1,0 +1,102 @@
+"""The page on scale is computed from what is counted, by the formulas that it states."""
+
+from datetime import date
+from pathlib import Path
+
+import costs
+import pytest
+import scale
+import torch
+
+from regard import Heads, build, catalog
+
+MEASURED = scale.Machine("measured", 1e9, 1e6, 1e-3, 4, True)
+
+
+def nbytes(mechanism, length: int) -> int:
+    """Of the state behind so many tokens."""
+    return mechanism.state_nbytes(1, length, torch.float32)
+
+
+def one(name: str) -> scale.Attention:
+    return next(each for each in scale.attentions() if each.name == name)
+
+
+def test_every_mechanism_is_in_every_table():
+    assert set(scale.recorded()["backward"]) == set(catalog.names())
+    shown = [line.split(" | ")[1].strip("`") for line in scale.sequences() if "`" in line]
+    assert sorted(shown) == sorted(catalog.names())
+    counted = [int(line.split(" | ")[2]) for line in list(scale.overtaking())[2:] if "tree" not in line]
+    assert sum(counted) == len(catalog.names())
+    assert len(list(scale.data_parallel())) == 2 + len(scale.families())
+
+
+@pytest.mark.parametrize("name", ["linear", "local"])
+def test_what_is_recorded_is_what_is_counted(name):
+    """Run `python docs/scale.py` again where this fails."""
+    assert scale.recorded()["backward"][name] == pytest.approx(scale.backward(name), rel=1e-3)
+
+
+def test_what_is_exchanged_is_what_a_decoder_keeps():
+    """Keys and values of a token, of a window; a state: each from the bytes of a built mechanism."""
+    heads = Heads(count=scale.HEADS, key_dim=costs.DIM, causal=True)
+    assert (one("softmax").exchange, one("local").exchange, one("linear").exchange) == ("ring", "halo", "state")
+    softmax = build("softmax", heads)
+    assert one("softmax").kept == nbytes(softmax, 101) - nbytes(softmax, 100)
+    assert one("local").kept == nbytes(build("local", heads), 10**5)
+    assert one("linear").kept == nbytes(build("linear", heads), 10**5)
+    assert scale.window(one("local")) == build("local", heads).options["window"]
+
+
+def test_operations_go_through_both_counts():
+    for name in ("softmax", "linear", "performer", "bigbird"):
+        recorded, _ = costs.recorded(name)
+        found = one(name)
+        for length, relative in zip(costs.LENGTHS, recorded["operations"], strict=True):
+            exact = 4 * costs.DIM * scale.HEADS * scale.pairs(length, causal=recorded["causal"])
+            assert found.operations(length) / found.backward == pytest.approx(relative * exact, rel=0.02)
+
+
+@pytest.mark.parametrize("devices", [2, 8, 64])
+def test_formulas_are_those_of_the_page(devices):
+    """Written out hop by hop."""
+    length = 1 << 14
+    ring = one("softmax")
+    wanted = 0.0
+    for _ in range(devices - 1):  # forward hops: keys and values; backward hops: these and their gradients
+        wanted += length / devices * ring.kept + 2 * length / devices * ring.kept
+    found = scale.shared(ring, devices, MEASURED, length)
+    assert found.nbytes == pytest.approx(wanted)
+    assert found.messages == 2 * (devices - 1)
+    assert found.sending == pytest.approx(found.messages * 1e-3 + wanted / 1e6)
+    state = scale.shared(one("linear"), devices, MEASURED, length)
+    assert state.nbytes == 2 * one("linear").kept
+    assert state.sending == pytest.approx(2 * (devices - 1) * (1e-3 + one("linear").kept / 1e6))
+    tree = scale.shared(one("linear"), devices, MEASURED, length, tree=True)
+    waits = {2: 1, 8: 3, 64: 6}[devices]
+    assert tree.sending == pytest.approx(2 * waits * (1e-3 + one("linear").kept / 1e6))
+    halo = scale.shared(one("local"), devices, MEASURED, length)
+    assert halo.nbytes == pytest.approx(3 * one("local").kept)
+    assert halo.messages == 2 * -(-scale.window(one("local")) * devices // length)
+    assert found.operations * devices == pytest.approx(ring.operations(length) + 6 * scale.BLOCK * length)
+    assert scale.reduced(devices, MEASURED)[0] == pytest.approx(8 * scale.PARAMETERS * (1 - 1 / devices))
+
+
+def test_overtaking_is_the_first_count_where_the_ratio_is_above_one():
+    for machine in (MEASURED, scale.ACCELERATOR):
+        for each in scale.attentions():
+            first = scale.overtaken(each, machine)
+            ratios = {1 << power: scale.shared(each, 1 << power, machine).ratio for power in range(3, 13)}
+            assert first == next((count for count, ratio in ratios.items() if ratio > 1), None)
+    tokens = scale.least_tokens(one("softmax"), 64, MEASURED)
+    work = 6 * scale.PARAMETERS + scale.LAYERS * one("softmax").operations(scale.SHORT) / scale.SHORT
+    assert tokens * work / MEASURED.rate == pytest.approx(scale.reduced(64, MEASURED)[1])
+
+
+def test_the_page_includes_every_table_and_says_what_is_measured(tmp_path):
+    scale.write(tmp_path)
+    page = Path(scale.__file__).with_name("scale.md").read_text(encoding="utf-8")
+    assert {path.name for path in tmp_path.iterdir()} == {f"scale_{name}.inc" for name in scale.TABLES}
+    assert all(f"generated/{path.name}" in page for path in tmp_path.iterdir())
+    assert [machine.measured for machine in scale.machines()] == [True, False]
+    assert date.fromisoformat(scale.recorded()["date"]) >= date(2026, 11, 23)
