@@ -14,11 +14,13 @@ import errata_randomized  # noqa: F401
 import exactness
 import gallery
 import glossary
+import licences
 import pages
 import picture
 import reference
 import retrieval
 import rounding
+import scale
 import zh
 
 import regard
@@ -57,6 +59,8 @@ def setup(app: object) -> None:
     retrieval.write(generated)
     exactness.write(generated)
     rounding.write(generated)
+    licences.write(generated)
+    scale.write(generated)
     picture.write(generated)
     glossary.write(generated)
     zh.write(generated)

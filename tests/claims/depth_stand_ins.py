@@ -8,6 +8,8 @@ import numpy as np
 from regard.benchmark.exits import Measured
 from regard.claims.exit_guarantee import ExitGuarantee, naive
 from regard.claims.ponder_difficulty import Answered
+from regard.claims.spans_by_layer import Learned
+from regard.claims.three_confidences import REVERSED, Compared
 from tests.claims.memory_stand_ins import OVER
 
 RISKS = (0.0, 0.0, 0.01, 0.02, 0.13, 0.16, 0.2, 0.3, 0.5)
@@ -44,3 +46,35 @@ def leave(bits: float) -> dict[str, Callable[..., object]]:
     """Bits of exits that decide, where those of a fixed depth, hardly trained, lose four."""
     fixed = [(1e4, 4.1), (2e4, 4.0)]
     return {"by_threshold": lambda self, model, new, seed, **costs: ([(2e4, bits + 0.001 * seed)], fixed, [(2e4, 4.2)])}
+
+
+def looks(*spans: float, nats: list[float] = OVER) -> dict[str, Callable[..., object]]:
+    """Spans of layers after training on letters; those of the tasks are as they must be."""
+    return {
+        "learned": lambda self, steps, seed: Learned([one + 0.001 * seed for one in spans], 2.5, nats),
+        "settled": lambda self, first, seed: [1.0, 9.0] if first == "near" else [9.0, 1.0],
+    }
+
+
+def saves(
+    gap: float, saturation: float, classifier: float, nats: list[float] = OVER
+) -> dict[str, Callable[..., object]]:
+    """Blocks that calibrated confidences take, at every risk."""
+
+    def compared(self: Any, steps: int, seed: int) -> Compared:
+        del steps
+        found = zip((*self.confidences, REVERSED), (gap + 0.001 * seed, saturation, classifier, 4.0), strict=True)
+        return Compared({name: [blocks] * len(self.risks) for name, blocks in found}, 1.0, (0.0, 1.0), {}, nats)
+
+    return {"compared": compared}
+
+
+def unseen(nats: list[float] = OVER, **lost: float) -> dict[str, Callable[..., object]]:
+    """Bits of decoders of letters, 3 with all keys, by the key that nobody sees; that of the letter before costs 1."""
+
+    def trained(self: Any, mechanism: str, steps: int, seed: int) -> tuple[float, list[float]]:
+        del steps
+        names = {self.own: "own", self.before: "before"}
+        return 3.0 + {"before": 1.0, **lost}.get(names.get(mechanism, ""), 0.0) + 0.001 * seed, nats
+
+    return {"trained": trained}

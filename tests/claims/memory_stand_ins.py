@@ -7,7 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.claims._letters import LETTERS
+from regard.core import generator
 from regard.models import LanguageModel
+from regard.models.neighbours import NeighbourTokens
+from regard.retrieval.evaluation import Looked
 
 ALL = slice(None)
 OVER = [2.0] * 40
@@ -18,7 +22,7 @@ RUNNING = [2.0] * 36 + [1.8] * 4
 
 def by_length(slope: float, nats: list[float] = OVER) -> dict[str, Callable[..., object]]:
     """Bits of letters that change with the length of the memory."""
-    return {"letters": lambda self, length, seed: (3.0 + slope * length + 0.001 * seed, nats)}
+    return {"letters": lambda self, length, seed, steps: (3.0 + slope * length + 0.001 * seed, nats)}
 
 
 def by_memory(compressive: float, nats: list[float] = OVER) -> dict[str, Callable[..., object]]:
@@ -53,6 +57,19 @@ def in_turn(*values: float) -> Callable[..., float]:
     """The next of these numbers at every call, over and over."""
     again = itertools.cycle(values)
     return lambda *_, **__: next(again)
+
+
+def by_distance(*, far: float) -> Callable[[Any, Looked], NeighbourTokens]:
+    """Neighbours of which one is the letter that comes and the others are any, that much further away."""
+
+    def telling(self: Any, looked: Looked) -> NeighbourTokens:
+        size = (len(looked.targets), self.k)
+        at = torch.arange(size[0])[:, None] % self.k
+        tokens = torch.randint(LETTERS, size, generator=generator(0, "told")).scatter(1, at, looked.targets[:, None])
+        distances = torch.full(size, far).scatter(1, at, 0.0)
+        return NeighbourTokens(*(x.unflatten(0, (-1, self.length)) for x in (tokens, distances)))
+
+    return telling
 
 
 OWN: dict[str, Callable[..., object]] = {

@@ -22,6 +22,7 @@ SILENT: dict[str, set[str]] = {
         "linear: crossing of forward + backward / dim",
         "linear, causal: crossing of forward + backward / dim",
     },
+    "spans_by_layer": {"letters: (top - bottom) / (top + bottom) span"},
     "sparse_transformer_patterns": {"edges, strided / fixed"},
     "sparsity_regularisers": {"entropy of rows: accuracy gained"},
 }

@@ -8,9 +8,19 @@ from regard import catalog, claims, register
 from regard.claims._plateau import FINISHED
 from regard.claims._units import OVER
 from regard.engines.routed.hashes import And, Or
-from tests.claims.depth_stand_ins import CALIBRATED, NAIVE, leave, ponders
+from tests.claims.depth_stand_ins import CALIBRATED, NAIVE, leave, looks, ponders, saves, unseen
 from tests.claims.gated_stand_ins import AFTER, elsewhere, letters
-from tests.claims.memory_stand_ins import ASKED, OWN, RUNNING, by_age, by_length, by_memory, in_turn, untrained
+from tests.claims.memory_stand_ins import (
+    ASKED,
+    OWN,
+    RUNNING,
+    by_age,
+    by_distance,
+    by_length,
+    by_memory,
+    in_turn,
+    untrained,
+)
 from tests.claims.stand_ins import (
     MECHANISMS,
     SOFT,
@@ -72,7 +82,9 @@ HOLDS: Mapping[str, Way] = {
     "commitment": Way(method={"trained": needles(lambda spec, weight: 0.9 if weight else 0.6)}),
     "compressive_against_recent": Way(method=by_memory(2.9)),
     "convolution_equality": Way(),
+    "diagonal_masked": Way(method=unseen(own=0.0)),
     "distance_aware": Way(method={"accuracy": distances(0.99)}),
+    "distances_do_not_help": Way(method={"near": by_distance(far=0.0)}),
     "diverse_heads": Way({"spec": "blended"}),
     "dot_product_variance": Way(),
     "eight_bits": Way({"spec": "harsh", "text_steps": 1, "windows": 1}),
@@ -126,10 +138,12 @@ HOLDS: Mapping[str, Way] = {
     "silent_head": Way(),
     "sinusoid_offsets": Way(),
     "softmax_linear_crossover": Way(module={"processor_seconds": clock(softmax=1.5)}),
+    "spans_by_layer": Way(method=looks(2.0, 4.0, 8.0)),
     "sparse_transformer_patterns": Way(method={"accuracy": right(fixed_images=0.5, strided_text=0.5)}),
     "sparsity_regularisers": Way({"linear": "kinds(kind={kind})"}),
     "static_graph_attention": Way(),
     "synthesizer_tasks": Way(method=synthesized(0.25, -0.1)),
+    "three_confidences": Way(method=saves(2.0, 3.0, 2.5)),
     "transformer_as_rnn": Way(module={"processor_seconds": clock()}),
     "window_schedule": Way(method={"bits": bits(growing=3.0, equal=3.1, reverse=3.2)}),
 }
@@ -145,7 +159,9 @@ FAILS: Mapping[str, Way] = {
     "commitment": Way(method={"trained": needles(lambda spec, weight: 0.6)}),
     "compressive_against_recent": Way(method=by_memory(3.1)),
     "convolution_equality": Way({"alpha": 10.0}),
+    "diagonal_masked": Way(method=unseen(own=0.1)),
     "distance_aware": Way(method={"accuracy": distances(0.4)}),
+    "distances_do_not_help": Way({"steps": 40}, method={"near": by_distance(far=1e4)}),
     "diverse_heads": Way({"spec": "together"}),
     "dot_product_variance": Way({"scaled": "softmax(scale=1.0)"}),
     "eight_bits": Way(),
@@ -197,10 +213,12 @@ FAILS: Mapping[str, Way] = {
     "silent_head": Way({"silent": SOFT}),
     "sinusoid_offsets": Way({"position": "learned"}),
     "softmax_linear_crossover": Way(module={"processor_seconds": clock(softmax=1 / 6)}),
+    "spans_by_layer": Way(method=looks(8.0, 4.0, 2.0)),
     "sparse_transformer_patterns": Way(method={"accuracy": right(strided_images=0.5)}),
     "sparsity_regularisers": Way({"linear": "kinds(kind={kind}, good=none)"}),
     "static_graph_attention": Way({"dynamic": "graph"}),
     "synthesizer_tasks": Way(method=synthesized(0.9, -0.1)),
+    "three_confidences": Way(method=saves(3.0, 2.0, 2.5)),
     "transformer_as_rnn": Way({"linear": SOFT}, module={"processor_seconds": clock()}),
     "window_schedule": Way(method={"bits": bits(growing=3.0, equal=3.1, reverse=3.05)}),
 }
@@ -210,6 +228,7 @@ UNFINISHED: Mapping[str, Way] = {
     "attention_by_slot_age": Way(module=untrained(RUNNING), method=by_age(1.5)),
     "commitment": Way(method={"trained": needles(lambda spec, weight: 0.9 if weight else 0.6, change=0.06)}),
     "compressive_against_recent": Way(method=by_memory(2.9, RUNNING)),
+    "diagonal_masked": Way(method=unseen(RUNNING)),
     "entropy_scaled_gau_transfer": Way(method=elsewhere(relu_squared=0.3, change=0.02)),
     "etc_lookup": Way(method={"accuracy": lambda self, spec, seed, *, told=True: (1.0, ([1], [2.0] * 18 + [1.8] * 2))}),
     "eviction_question_last": Way(module={"change": lambda losses: 0.06}),
@@ -225,7 +244,9 @@ UNFINISHED: Mapping[str, Way] = {
     "outlier_activations": Way(module={"change": lambda losses: 0.06}),
     "ponder_difficulty": Way(method=ponders(1.0, 1.2, 2.0, nats=RUNNING)),
     "shared_proposals": Way(module={"change": lambda losses, least: 0.06}),
+    "spans_by_layer": Way(method=looks(2.0, 4.0, 8.0, nats=RUNNING)),
     "synthesizer_tasks": Way(method=synthesized(0.25, -0.1, loss=[2.0] * 18 + [1.8] * 2)),
+    "three_confidences": Way(method=saves(2.0, 3.0, 2.5, nats=RUNNING)),
 }
 
 
@@ -267,7 +288,7 @@ def test_a_training_that_was_not_over_says_nothing(name, monkeypatch):
     assert {FINISHED.title, OVER.title} & {one["title"] for one in found["controls"] if not one["reached"]}
     small = claims.measure(claim, range(1), tiny=True)
     assert not {FINISHED.title, OVER.title} & {one["title"] for one in small["controls"]}
-    assert claim.least_seeds == 5
+    assert claim.least_seeds >= 5
 
 
 def test_fewer_seeds_than_a_claim_needs_conclude_nothing_but_in_the_small_form(monkeypatch):

@@ -1,6 +1,7 @@
 """Claims on memories and caches: the parts that measure, with models whose answers are known."""
 
 import dataclasses
+import itertools
 import math
 
 import pytest
@@ -8,10 +9,13 @@ import torch
 from torch import Tensor
 
 from regard import claims
-from regard.claims import eviction_question_last, longer_memory
+from regard.claims import distances_do_not_help, eviction_question_last, longer_memory
+from regard.claims._letters import text
+from regard.claims._plateau import lasting
 from regard.claims._segments import lagged, read
 from regard.models import LanguageModel
 from regard.tasks.base import IGNORE
+from tests.claims.memory_stand_ins import by_distance
 
 pytestmark = pytest.mark.study
 
@@ -32,7 +36,7 @@ def test_bits_are_those_of_letters_that_every_memory_could_reach(monkeypatch):
 
     monkeypatch.setattr(longer_memory, "read", known)
     monkeypatch.setattr(longer_memory, "learned", trained)
-    found = [claim.letters(length, 0)[0] for length in (0, 3, 7)]
+    found = [claim.letters(length, 0, 1)[0] for length in (0, 3, 7)]
     assert found == pytest.approx([sum(range(7, 20)) / 13 / math.log(2)] * 3)
     for rows in asked.values():
         assert all(torch.equal(rows[0], other) for other in rows), "each memory has letters of its own"
@@ -97,3 +101,43 @@ def test_answers_are_the_values_behind_the_keys_that_are_asked():
         assert text[text.index(key) + 1] == claim.keys + answer
         assert sum(token < claim.keys for token in text) == claim.pairs
         assert all(token >= claim.keys + claim.values for token in text[claim.front :])
+
+
+def test_distances_that_tell_do_help_and_neighbours_of_other_letters_do_not(monkeypatch):
+    """Which of the neighbours is right is said by the distance alone; a control wants the neighbours to be read."""
+    monkeypatch.setattr(distances_do_not_help.DistancesDoNotHelp, "near", by_distance(far=1e4))
+    claim = claims.build("distances_do_not_help", tiny=True, settings={"steps": 80})
+    values = claim.observe(0).values
+    assert values["distances"] > distances_do_not_help.EFFECT
+    assert values["reads"] == 1
+
+
+def test_a_difference_that_more_steps_change_says_nothing_of_distances(monkeypatch):
+    monkeypatch.setattr(distances_do_not_help, "change_with_steps", lambda difference, steps: 0.021)
+    found = claims.measure(claims.build("distances_do_not_help", tiny=True), range(1))
+    assert found["verdict"] == "inconclusive"
+    assert lasting(distances_do_not_help.EFFECT).title in {
+        one["title"] for one in found["controls"] if not one["reached"]
+    }
+
+
+def test_windows_are_apart_and_their_letters_are_the_entries_in_order(tmp_path):
+    claim = claims.build("distances_do_not_help", tiny=True)
+    windows = claim.drawn("train", 24, 0)
+    whole = "".join(chr(96 + letter) for letter in text("train").tolist())
+    begins = [whole.index("".join(chr(96 + letter) for letter in row.tolist())) for row in windows]
+    assert min(after - before for before, after in itertools.pairwise(sorted(begins))) >= claim.length + 1
+    model = claim.model(27, 0, 1, 0, None)
+    store = claim.store(model, windows, tmp_path / "store")
+    entries = torch.arange(windows[:, 1:].numel()).view(-1, 1)
+    itself = claim.looked(model, store, windows, 2)
+    apart_from_all = torch.arange(len(entries)) % claim.length >= claim.skipped  # contexts of few letters are equal
+    assert torch.equal(itself.neighbours.ids[apart_from_all, :1], entries[apart_from_all])
+    apart = claim.looked(model, store, windows, 2, own=entries)
+    assert not (apart.neighbours.ids == entries).any()
+    near = claim.near(claim.looked(model, store, windows, claim.k))
+    assert near.tokens.shape == (24, claim.length, claim.k)
+    assert torch.equal(near.tokens[:, claim.skipped :, 0], windows[:, 1 + claim.skipped :])
+    part = claim.part(itself, slice(3, 5))
+    assert torch.equal(part.targets, windows[3:5, 1 + claim.skipped :].flatten())
+    assert torch.equal(part.model, itself.model.view(24, -1)[3:5, claim.skipped :].flatten())

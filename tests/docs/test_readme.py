@@ -88,7 +88,7 @@ def test_the_map_has_every_package(text):
     packages = {path.parent.name for path in (ROOT / "src" / "regard").glob("*/__init__.py")}
     assert {name for indent, name, _ in lines if indent} == packages | {"*.py"}
     tops = [name for indent, name, _ in lines if not indent]
-    assert tops == ["tests", "docs", "examples", "benchmarks"]
+    assert tops == ["tests", "docs", "examples", "benchmarks", "campaign"]
     assert all((ROOT / name).is_dir() for name in tops)
     assert all(len(words) > 3 for *_, words in lines)
     assert len(lines) == tree.count("\n") - 1

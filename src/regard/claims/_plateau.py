@@ -22,24 +22,29 @@ FINISHED = Control(
 )
 
 
-def lasting(effect: float) -> Control:
+def lasting(effect: float, of: str = "") -> Control:
     """A control for claims that compare trainings: twice the steps leave their difference where it is.
+
+    It asks the mean over seeds, as findings do: a training anew moves each seed by its noise, and only what moves all
+    of them says that the trainings were too short.
 
     Args:
         effect: what the claim is to see, in the units of the difference, such as the distance between a bound and what
-            is expected; the difference must change by less.
+            is expected; the mean of the difference must change by less.
+        of: which difference, where a claim has several; a part of the value's name.
     """
     return Control(
-        value="lasting",
-        title="trainings: change of their difference with twice the steps, most",
+        value=f"lasting {of}".strip(),
+        title=f"trainings: change of their difference{of and f' ({of})'} with twice the steps, mean",
         expected=0.0,
         tolerance=effect,
         small=False,
+        mean=True,
     )
 
 
 def change_with_steps(difference: Callable[[int], float], steps: int) -> float:
-    """|d(2 steps) - d(steps)|, the value of `lasting`.
+    """d(2 steps) - d(steps), the value of `lasting`.
 
     Args:
         difference: of a pair that is trained anew for so many steps, each training with a schedule of its own length.
@@ -47,9 +52,9 @@ def change_with_steps(difference: Callable[[int], float], steps: int) -> float:
 
     Example:
         >>> round(change_with_steps(lambda steps: 3.0 + 10 / steps, 100), 9)
-        0.05
+        -0.05
     """
-    return abs(difference(2 * steps) - difference(steps))
+    return difference(2 * steps) - difference(steps)
 
 
 def change(losses: Sequence[float], *, least: float = NATS) -> float:
