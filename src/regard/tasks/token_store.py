@@ -25,6 +25,8 @@ BLOCK_BYTES = 1 << 16
 IDS, SUMS = "ids", "sums"
 KINDS = (IDS, SUMS, *SPLITS)
 """endings of the files of a shard"""
+RECORD = "json"
+"""ending of what says that a shard is finished, until the store is"""
 BOUNDS = np.dtype("<i8")
 """of a document: its first token in the shard, and the one behind its last"""
 SUM = np.dtype("<u4")
@@ -205,7 +207,10 @@ class TokenStore:
             DataError: some files are damaged, missing or of no shard; all are named.
         """
         problems = _problems(self.folder, self.facts, contents=True)
-        named = {f"{shard.name}.{kind}" for shard in self.facts.shards for kind in KINDS} | {STORE, TOKENIZER}
+        kinds, others = (KINDS, {STORE, TOKENIZER})
+        if (self.folder / BUILD).exists():  # its build was killed while it tidied up
+            kinds, others = (*KINDS, RECORD), {STORE, TOKENIZER, BUILD}
+        named = {f"{shard.name}.{kind}" for shard in self.facts.shards for kind in kinds} | others
         problems += [f"{path.name} is of no shard" for path in sorted(self.folder.iterdir()) if path.name not in named]
         if problems:
             raise _damaged(self.folder, problems)
