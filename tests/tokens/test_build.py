@@ -14,7 +14,7 @@ import pytest
 from regard.errors import ConfigError, DataError, LimitError, ResourceError
 from regard.tasks import TextConfig, build_task
 from regard.tasks.base import SPLITS
-from regard.tasks.token_store import TokenStore
+from regard.tasks.token_store import STORE, TokenStore
 from regard.tasks.tokenizer import ByteTokenizer
 from regard.tokens import build, texts
 from regard.training.files import locked_folder
@@ -124,6 +124,46 @@ def test_a_build_that_was_killed_goes_on_to_the_same_bits(tmp_path):
         assert contents(out) == contents(tmp_path / "whole")
         assert all((out / name).stat().st_mtime_ns == at for name, at in times.items())
     assert kept
+
+
+MOMENTS = [
+    ("replace", "tokenizer.json"),
+    ("replace", "token_store.json"),
+    ("unlink", ".token_store.json.partial"),
+    ("unlink", "00000000.json"),
+    ("unlink", "token_build.json"),
+]
+"""operations that a build is killed before, and the files that they name or remove"""
+
+
+def test_a_build_may_be_killed_before_any_of_its_last_operations(tmp_path):
+    """Once the store is named it is whole, and the same build tidies up what the killed one left."""
+    (tmp_path / "a.txt").write_text("".join(f"{number} and more\n" for number in range(400)))
+    build(tmp_path / "a.txt", tmp_path / "whole", separator="\n")
+    for operation, name in MOMENTS:
+        out = tmp_path / f"{operation} {name}"
+        assert _killed(tmp_path / "a.txt", out, operation, name)
+        if (out / STORE).exists():
+            TokenStore.open(out).verify()
+        build(tmp_path / "a.txt", out, separator="\n").verify()
+        assert contents(out) == contents(tmp_path / "whole")
+
+
+def _killed(corpus: Path, out: Path, operation: str, name: str) -> bool:
+    """A build in a forked process, killed at a moment after the store has begun. Whether it was."""
+    process = os.fork()
+    if process:
+        return os.waitpid(process, 0)[1] == signal.SIGKILL
+    function = getattr(os, operation)
+
+    def killing(*paths: Path, **named: object) -> None:
+        if Path(paths[-1]).name == name and (name != ".token_store.json.partial" or (out / STORE).exists()):
+            os.kill(os.getpid(), signal.SIGKILL)
+        function(*paths, **named)
+
+    setattr(os, operation, killing)
+    build(corpus, out, separator="\n")
+    os._exit(0)
 
 
 def test_processes_leave_with_the_one_that_began_them(tmp_path):

@@ -53,8 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if argv is None else argv)
     _open_streams()
-    name = " ".join(["regard", *(word for word in words[:1] if word in verbs())])
+    name = "regard"
     try:
+        name = " ".join([name, *(word for word in words[:1] if word in verbs())])
         code = _run(words)
         sys.stdout.flush()
         return code
@@ -64,7 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads: leave without a second error
+        os.close(sys.stdout.fileno())  # whose number is free now, even where no other is
+        os.open(os.devnull, os.O_WRONLY)  # nobody reads: leave without a second error
         return 0
     except OSError as error:
         if error.errno is None:

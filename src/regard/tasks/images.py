@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Int64, UInt8
 
 from regard.errors import DataError
-from regard.reading import plain
+from regard.reading import plain, reading
 
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 _IDX_FILES = {
@@ -90,7 +90,8 @@ def _read(path: Path, names: Sequence[str], *, otherwise: str | None = None) -> 
     if path.suffix not in (".npz", ".gz"):
         raise DataError(f"{path}: regard reads images from .npz and -ubyte.gz files, not {path.suffix or 'this'}")
     try:
-        return _npz(path, names, otherwise) if path.suffix == ".npz" else _idx(path, names)
+        with reading(path):
+            return _npz(path, names, otherwise) if path.suffix == ".npz" else _idx(path, names)
     except FileNotFoundError as error:
         raise DataError(f"there is no file {error.filename}; give a local file of images with --task.data") from error
     except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error, lzma.LZMAError) as error:

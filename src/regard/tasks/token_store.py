@@ -12,7 +12,7 @@ from jaxtyping import Int64
 
 from regard.checksums import Entry, opened, sealed, whole
 from regard.errors import ConfigError, DataError, listed
-from regard.reading import content, plain
+from regard.reading import content, plain, reading
 from regard.tasks.base import SPLITS, Split
 from regard.tasks.reader import Reader
 from regard.tasks.tokenizer import Tokenizer, tokenizer_from_json
@@ -25,6 +25,8 @@ BLOCK_BYTES = 1 << 16
 IDS, SUMS = "ids", "sums"
 KINDS = (IDS, SUMS, *SPLITS)
 """endings of the files of a shard"""
+RECORD = "json"
+"""ending of what says that a shard is finished, until the store is"""
 BOUNDS = np.dtype("<i8")
 """of a document: its first token in the shard, and the one behind its last"""
 SUM = np.dtype("<u4")
@@ -205,7 +207,10 @@ class TokenStore:
             DataError: some files are damaged, missing or of no shard; all are named.
         """
         problems = _problems(self.folder, self.facts, contents=True)
-        named = {f"{shard.name}.{kind}" for shard in self.facts.shards for kind in KINDS} | {STORE, TOKENIZER}
+        kinds, others = (KINDS, {STORE, TOKENIZER})
+        if (self.folder / BUILD).exists():  # its build was killed while it tidied up
+            kinds, others = (*KINDS, RECORD), {STORE, TOKENIZER, BUILD}
+        named = {f"{shard.name}.{kind}" for shard in self.facts.shards for kind in kinds} | others
         problems += [f"{path.name} is of no shard" for path in sorted(self.folder.iterdir()) if path.name not in named]
         if problems:
             raise _damaged(self.folder, problems)
@@ -274,7 +279,7 @@ class TokenStore:
         if not self.facts.shards[number].files[kind].size:
             return np.empty(0, np.uint8)
         try:
-            with plain(path) as file:
+            with reading(path), plain(path) as file:
                 return np.asarray(np.memmap(file, np.uint8, mode="r"))
         except (OSError, ValueError) as error:
             raise _damaged(self.folder, [f"cannot map {path.name}: {error}"]) from error

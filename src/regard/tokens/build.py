@@ -19,10 +19,21 @@ from regard.reading import content
 from regard.reading import text as file_text
 from regard.tasks.config import TABLES, TEXTS
 from regard.tasks.reader import Reader
-from regard.tasks.token_store import BUILD, FORMAT, KINDS, STORE, TOKENIZER, Facts, Shard, TokenStore, token_kind
+from regard.tasks.token_store import (
+    BUILD,
+    FORMAT,
+    KINDS,
+    RECORD,
+    STORE,
+    TOKENIZER,
+    Facts,
+    Shard,
+    TokenStore,
+    token_kind,
+)
 from regard.tasks.tokenizer import BpeTokenizer, ByteTokenizer, Tokenizer, tokenizer_from_json
 from regard.tokens.plan import Piece, Plan, digest, plan
-from regard.tokens.shard import RECORD, finished, write_shard
+from regard.tokens.shard import finished, write_shard
 from regard.tokens.texts import split_of, texts
 from regard.training.files import locked_folder, save_file, writing
 
@@ -91,7 +102,8 @@ def build(
         progress: called for every shard, kept ones first.
 
     Raises:
-        ConfigError: `out` holds something else, or the beginning of another build; options out of range or of no use.
+        ConfigError: `out` holds something else, a whole store, or the beginning of another build; options out of range
+            or of no use.
         DataError: nothing to read, or a file that is malformed. LimitError: a document that is too large.
         ResourceError: the store cannot be written, is being written, or a process was killed.
     """
@@ -115,21 +127,29 @@ def build(
         "shard_bytes": shard_bytes,
         "corpus": planned.digest(),
     }
-    if (out / STORE).exists():
-        raise ConfigError(f"{out} is a token store already; choose another name: nothing is ever overwritten")
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
     with locked_folder(out):
+        if (out / STORE).exists() and not (out / BUILD).exists():
+            raise ConfigError(f"{out} is a token store already; choose another name: nothing is ever overwritten")
         _begin(out, options)
+        if (out / STORE).exists():  # the build was killed while it tidied up
+            return _tidied(out)
         reader = _tokenizer(out, tokenizer, vocab_size, sample_bytes, planned, reading)
         shards = _shards(out, planned, reading, reader, processes, progress)
         measured = not isinstance(reader, Tokenizer)
         facts = Facts(Entry.at(out / TOKENIZER), reader.vocab_size, measured, holdout, tuple(shards))
         save_file(out / STORE, (json.dumps(facts.document(), indent=1) + "\n").encode())
-        with writing(out):
-            for path in (out / BUILD, *(out / f"{shard.name}.{RECORD}" for shard in shards)):
-                path.unlink(missing_ok=True)
-    return TokenStore.open(out)
+        return _tidied(out)
+
+
+def _tidied(out: Path) -> TokenStore:
+    """A store that is whole, without what its build wrote for itself; last of all what says that there is such."""
+    store = TokenStore.open(out)
+    with writing(out):
+        for path in (*(out / f"{shard.name}.{RECORD}" for shard in store.facts.shards), out / BUILD):
+            path.unlink(missing_ok=True)
+    return store
 
 
 def _require_used(planned: Plan, field: str | None, separator: str | None) -> None:
@@ -177,7 +197,7 @@ def _tokenizer(
         reader = ByteTokenizer()
     else:
         reader = BpeTokenizer.train(_sample(planned, reading, sample_bytes), vocab_size)
-    reader.save(path)
+    save_file(path, reader.to_json().encode())
     return tokenizer_from_json(file_text(path))  # as every process reads it
 
 

@@ -16,13 +16,10 @@ from regard.checksums import Entry, opened, sealed
 from regard.reading import content
 from regard.tasks.base import SPLITS, Split
 from regard.tasks.reader import Reader
-from regard.tasks.token_store import BLOCK_BYTES, BOUNDS, IDS, KINDS, SUM, SUMS, Amount, Shard, token_kind
+from regard.tasks.token_store import BLOCK_BYTES, BOUNDS, IDS, KINDS, RECORD, SUM, SUMS, Amount, Shard, token_kind
 from regard.tasks.tokenizer import Tokenizer
 from regard.tokens.texts import split_of
 from regard.training.files import save_file, writing
-
-RECORD = "json"
-"""ending of what says that a shard is finished, until the store is"""
 
 
 class Written:
