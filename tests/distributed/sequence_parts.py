@@ -63,7 +63,11 @@ def difference(found: Tensor, expected: Tensor) -> float:
 
 def compared(parts: Parts, mechanism: Attention, x: Inputs, key_mask: Tensor | None) -> dict[str, float]:
     """How far values and gradients of this part are from those of one call on the whole sequence."""
-    x = x.map(lambda y: y.detach().clone()).leaves()
+    x = x.map(lambda y: y.detach().clone())
+    if key_mask is not None:  # what hidden keys hold is nobody's business either
+        for y in (x.k, x.v):
+            y.masked_fill_(~key_mask[:, None, :, None], float("nan"))
+    x = x.leaves()
     whole = mechanism(x.q, x.k, x.v, key_mask=key_mask, inputs=x.more).values
     way = randn(*whole.shape, seed="way", dtype=torch.float64)
     if key_mask is not None:  # what hidden queries get is nobody's business
@@ -132,6 +136,8 @@ LAYERS = {
     "local(window=4), both ways": {"spec": "local(window=4)", "position": "transformer_xl", "causal": False},
     "fixed(stride=6, columns=2)": {"position": "t5_bias"},
     "strided_union(stride=4)": {"position": "shaw_keys(max_distance=5)"},
+    "longformer(window=5), alibi": {"spec": "longformer(window=5)", "position": "alibi", "kv_heads": 2},
+    "longformer(window=40)": {"position": "transformer_xl"},
     "linear": {"position": "rotary", "kv_heads": 2},
     "linear(rotary=true)": {"position": "learned", "max_length": 40},
     "rfa(num_features=8, gate=true)": {"kv_heads": 2},
@@ -178,6 +184,7 @@ MODELS = {
     "codes": {"attention": ("vector_quantized(num_codes=4, block_size=4)",)},
     "redrawn": {"attention": ("performer(num_features=8, redraw_interval=2)",)},
     "reversible": {"attention": ("softmax", "linear"), "block": "reversible"},
+    "reversible, passed on": {"attention": ("performer", "local_linear(window=3)"), "block": "reversible"},
     "checkpointed": {"attention": ("forgetting", "vector_quantized(num_codes=4, block_size=4)"), "checkpoint": "block"},
     "mixed": {"attention": ("softmax:1 + adaptive_span(max_span=6, ramp=2, initial=0.6):1",), "position": "alibi"},
 }

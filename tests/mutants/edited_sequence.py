@@ -96,4 +96,12 @@ SEQUENCE = (
         "fixed(stride=4, columns=2) causal=True",
         CAUGHT_BY,
     ),
+    Edit(
+        "a state of a part has what hidden keys hold",
+        f"{PACKAGE}.tiles:behind_window",
+        "x.masked_fill(~key_mask[:, None, :, None], 0)",
+        "x",
+        "local(window=9, scale=0.7) causal=True",
+        CAUGHT_BY,
+    ),
 )

@@ -155,7 +155,7 @@ def attended(
         return within_window(parts, attention, q, k, v, key_mask=key_mask, bias=bias)
     if way == "sums":
         return summed(parts, attention, q, k, v, key_mask=key_mask)
-    return passed(parts, attention, q, k, v, key_mask=key_mask, inputs=inputs)
+    return passed(parts, attention, q, k, v, key_mask=key_mask, inputs=inputs, bias=bias)
 
 
 def _mixed(

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from regard.core import Attended, Attention
 from regard.distributed.sequence.parts import Parts
+from regard.distributed.sequence.tiles import MadeBias
 from regard.state import State, Summary
 
 Fact = tuple[tuple[int, ...], torch.dtype]
@@ -97,7 +98,7 @@ def passed(
     *,
     key_mask: Tensor | None,
     inputs: Mapping[str, Tensor],
-    marks: Tensor | None = None,
+    bias: MadeBias,
 ) -> Attended:
     """The averages of this part's queries on the state that the process before left, which goes on to the next one.
 
@@ -105,19 +106,23 @@ def passed(
     they are seldom idle. Gradients of the state go the same way back.
     """
     begun = attention.initial_state(len(k), device=k.device, dtype=k.dtype)
-    state = received(parts, begun, k.device) if parts.rank else begun
-    got = attention(q, k, v, key_mask=key_mask, inputs=inputs, marks=marks, state=state)
+    state = received(parts, begun, (q, k, v, *inputs.values(), *attention.parameters())) if parts.rank else begun
+    made = bias(attention.bias_distances(parts.length, parts.length, state), (0, 0))
+    got = attention(q, k, v, key_mask=key_mask, inputs=inputs, bias=made, state=state)
     assert got.state is not None
     values = sent(parts, got.state, got.values) if parts.rank + 1 < parts.count else got.values
     return got._replace(values=values, state=None)
 
 
-def received(parts: Parts, begun: State, device: torch.device) -> State:
-    """The state of the process before."""
+def received(parts: Parts, begun: State, beside: Sequence[Tensor]) -> State:
+    """The state of the process before.
+
+    Args:
+        beside: what the call that goes on with it is given. None of it leads to the state, whose gradient must be sent
+            back all the same, wherever that of anything here is asked for: as the process before asks for it.
+    """
     facts: dict[str, Fact] = parts.hear(parts.rank - 1)
-    # Nothing here leads to it, and its gradient must be sent back all the same.
-    anchor = torch.zeros((), requires_grad=torch.is_grad_enabled())
-    found = _Received.apply(parts, device, list(facts.values()), anchor)
+    found = _Received.apply(parts, list(facts.values()), *beside)
     tensors = dict(zip(facts, found, strict=True))  # type: ignore[arg-type]
     return begun.load({**tensors, "length": torch.tensor(parts.start)})
 
@@ -131,12 +136,10 @@ def sent(parts: Parts, state: State, values: Tensor) -> Tensor:
 
 class _Received(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, parts: Parts, device: torch.device, facts: Sequence[Fact], anchor: Tensor
-    ) -> tuple[Tensor, ...]:
-        found = tuple(torch.empty(shape, dtype=dtype, device=device) for shape, dtype in facts)
+    def forward(ctx: Any, parts: Parts, facts: Sequence[Fact], *beside: Tensor) -> tuple[Tensor, ...]:
+        found = tuple(torch.empty(shape, dtype=dtype, device=beside[0].device) for shape, dtype in facts)
         parts.swap([], [(parts.rank - 1, x) for x in found]).wait()
-        ctx.parts, ctx.floating = parts, [x.is_floating_point() for x in found]
+        ctx.parts, ctx.floating, ctx.beside = parts, [x.is_floating_point() for x in found], len(beside)
         ctx.mark_non_differentiable(*[x for x in found if not x.is_floating_point()])
         return found
 
@@ -145,7 +148,7 @@ class _Received(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[None, ...]:  # type: ignore[override]
         back = [grad for floats, grad in zip(ctx.floating, grads, strict=True) if floats and grad is not None]
         ctx.parts.swap([(ctx.parts.rank - 1, x) for x in back], []).wait()
-        return None, None, None, None
+        return None, None, *[None] * ctx.beside
 
 
 class _Sent(torch.autograd.Function):

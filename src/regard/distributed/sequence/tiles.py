@@ -54,6 +54,8 @@ def behind_window(
     """Causal: the averages on a state that holds the earlier keys that the pattern lets this part's queries see."""
     wanted = [earlier(attention, *parts.bounds[at : at + 2]) for at in range(parts.count)]
     masks = [] if key_mask is None else [key_mask]
+    if key_mask is not None:  # as every state has it: what hidden keys hold, NaN too, is nobody's business
+        k, v = (x.masked_fill(~key_mask[:, None, :, None], 0) for x in (k, v))
     k_before, v_before, *real = carried(parts, parts.plan(wanted), [k, v, *masks])
     slots = wanted[parts.rank]
     content = {"k": k_before, "v": v_before, **({"key_mask": real[0]} if real else {})}
