@@ -301,11 +301,28 @@ def killed(folder: Path, group: Group, config: str) -> Found:
     return {}
 
 
+def interrupted(folder: Path, group: Group, config: str) -> Found:
+    """One process is told to stop when its evaluation begins."""
+    ranks = SequenceParts(group, 2)
+    stopped = ranks.stopped
+
+    def asked(asked: bool) -> bool:
+        if group.rank == 1 and not asked:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return stopped(True)
+        return stopped(asked)
+
+    ranks.stopped = asked  # type: ignore[method-assign]
+    processes.trained(folder, ranks, config)
+    return {}
+
+
 JOBS: dict[str, tuple[int, tuple[Callable[..., Found], ...]]] = {
     "one": (1, (alone,)),
     "three": (3, (in_threes, mechanisms, mutants)),
     "four": (4, (in_pairs, layers, counted, dropped)),
     "killed": (2, (killed,)),
+    "interrupted": (2, (interrupted,)),
 }
 """processes, and what each runs"""
 

@@ -124,8 +124,8 @@ def test_a_fault_shows(compared, mutant):
     assert max(value for case in cases for value in differences(case).values()) > 1e-6
 
 
-@pytest.mark.processes
-def test_a_process_that_is_killed_is_named_and_the_run_goes_on(tmp_path):
+def short(folder: Path) -> str:
+    """A configuration of four steps, and its path."""
     values = RunConfig(
         model=ModelConfig(dim=16, heads=2, layers=1, dropout=0.1, vocab_size=16, max_length=16),
         task=RecallConfig(vocab_size=16, length=16, num_pairs=2, num_examples=21, num_held_out=5),
@@ -133,8 +133,21 @@ def test_a_process_that_is_killed_is_named_and_the_run_goes_on(tmp_path):
             steps=4, batch_size=4, warmup=1, log_every=2, evaluate_every=4, checkpoint_every=2, threads=1
         ),
     )
-    toml.save(values, tmp_path / "config.toml")
-    run(tmp_path, f"killed={tmp_path / 'config.toml'}")
+    toml.save(values, folder / "config.toml")
+    return str(folder / "config.toml")
+
+
+@pytest.mark.processes
+def test_a_signal_to_one_during_evaluation_stops_all(tmp_path):
+    run(tmp_path, f"interrupted={short(tmp_path)}")
+    folder = tmp_path / "interrupted"
+    assert json.loads((folder / "codes.json").read_text()) == [143, 143]
+    assert checkpoint.step_of(checkpoint.paths(folder / "run" / "checkpoints")[-1]) == 4
+
+
+@pytest.mark.processes
+def test_a_process_that_is_killed_is_named_and_the_run_goes_on(tmp_path):
+    run(tmp_path, f"killed={short(tmp_path)}")
     folder = tmp_path / "killed"
     assert json.loads((folder / "codes.json").read_text()) == [6, -9]
     assert "process 0 of 2: lost process 1, which left without a word" in (folder / "0.txt").read_text()

@@ -109,6 +109,12 @@ class Parts:
             )
         self.bounds = tuple(sum(found[:at]) for at in range(self.count + 1))
 
+    def anywhere(self, here: bool) -> bool:
+        """Whether it is so of any process that shares the sequence."""
+        found = torch.tensor(int(here), device=self.group.device)
+        self.group.exchange(lambda: dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self._among))
+        return bool(found)
+
     def outside(self, rank: int) -> Tensor:
         """Every position that is in the part of another process."""
         every = torch.arange(self.total)

@@ -60,6 +60,9 @@ class SequenceParts(Replicas):
         if config.compile:
             raise UnsupportedError("training.compile has no graph for what processes exchange; leave it out")
 
+    def stopped(self, asked: bool) -> bool:
+        return asked if self.parts is None else self.parts.anywhere(asked)
+
     def share(self, items: Sequence[Item]) -> Sequence[Item]:
         number, total = self.rank // self.size, len(items)
         return items[number * total // self.sets : (number + 1) * total // self.sets]
