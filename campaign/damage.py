@@ -254,9 +254,10 @@ def cases(kind: str, folder: Path) -> Callable[[int], Outcome]:
     base, twin = folder / "base", folder / TWIN
     _prepare(subject, base)
     files = sorted(path.relative_to(base) for path in _files(base, subject.files))
-    wanted: dict[Words, str] = {}
+    wanted: dict[Words, tuple[str, str]] = {}
     for words in subject.commands:
-        done, wanted[words] = _done(subject, base, folder / "whole", words)
+        done, result = _done(subject, base, folder / "whole", words)
+        wanted[words] = result, done.err + done.out
         if done.code:
             raise RuntimeError(f"{kind}: regard {' '.join(words)} gives no result: {done.said}")
     return partial(_case, subject, base, twin, files, wanted, folder)
@@ -304,7 +305,13 @@ def _understood() -> None:
 
 
 def _case(
-    subject: Subject, base: Path, twin: Path, files: list[Path], wanted: dict[Words, str], folder: Path, seed: int
+    subject: Subject,
+    base: Path,
+    twin: Path,
+    files: list[Path],
+    wanted: dict[Words, tuple[str, str]],
+    folder: Path,
+    seed: int,
 ) -> Outcome:
     draw = random.Random(f"damage {seed}")
     name = files[seed % len(files)]
@@ -320,14 +327,23 @@ def _case(
     done, result = _run(subject, place, words)
     what = f"{way} of {name}, regard {' '.join(words[:2])}"
     sealed = subject.sealed and way != "sealed value"
-    said, wrong = _judged(done, name, same=result == wanted[words], sealed=sealed)
+    whole, usual = wanted[words]
+    said, wrong = _judged(done, name, same=result == whole, sealed=sealed, usual=usual)
     if wrong:
         return Outcome(f"{what}: {said}", True, seconds=done.seconds, peak=done.peak)
     return Outcome(said, seconds=done.seconds, peak=done.peak)
 
 
-def _judged(done: children.Ended, name: Path, *, same: bool, sealed: bool) -> tuple[str, bool]:
-    """What came of it, and whether that is a defect."""
+def _judged(done: children.Ended, name: Path, *, same: bool, sealed: bool, usual: str = "") -> tuple[str, bool]:
+    """What came of it, and whether that is a defect.
+
+    Args:
+        done: how the command ended on the damaged file.
+        name: of that file.
+        same: it gave what it gives on the whole one.
+        sealed: another result must be told.
+        usual: what it says of the whole one: a name that stands there too says nothing about damage.
+    """
     told = f"exit code {done.code}: {done.said}"
     if done.hung or done.seconds > SECONDS:
         return f"took {done.seconds:.1f} s", True
@@ -336,11 +352,11 @@ def _judged(done: children.Ended, name: Path, *, same: bool, sealed: bool) -> tu
     if done.traceback or done.code not in (0, *_CODES):
         return told, True
     told_all = done.err + done.out
-    named = name.name in told_all or (len(name.parts) > 1 and str(name.parent) in told_all)
+    names = [name.name, str(name.parent)] if len(name.parts) > 1 else [name.name]
     if done.code:
-        return ("named", False) if named else (f"not named, {told}", True)
+        return ("named", False) if any(each in told_all for each in names) else (f"not named, {told}", True)
     if same:
         return "same bits", False
-    if named:
+    if any(told_all.count(each) > usual.count(each) for each in names):
         return "goes on without it, and says so", False
     return ("another result, and nothing is said", True) if sealed else ("read as what it now is", False)

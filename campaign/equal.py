@@ -2,12 +2,18 @@
 
 import filecmp
 import json
+import re
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
 from regard.training import begun
 from regard.training.checkpoint import newest
 
+OF_THE_RUN = ("config.toml", "manifest.json", "progress.json", "metrics.jsonl")
+"""that hold the folder, the id or the timings of a run, or checksums of files that do"""
+LEFT = (".partial", ".removing")
+"""endings of what is not whole yet, or not gone yet"""
 TENSORS = ("model.safetensors", "optimizer.safetensors", "rng.safetensors", "memory.safetensors")
 
 
@@ -20,7 +26,11 @@ def lines(run: Path) -> list[dict[str, object]]:
 
 
 def runs(run: Path, whole: Path) -> list[str]:
-    """Parameters, optimizer, random states, memories, schedule, data position, metrics and what was left behind."""
+    """Every file: parameters, optimizer, random states, memories, schedule, data position, metrics; and what was left.
+
+    How checkpoints are called, and which older ones are kept, depends on where a run was interrupted; of those that
+    both have, the bits do not. An empty lock, `.begun`, stays where a kill meets the moment before it is removed.
+    """
     ours, theirs = newest(run / "checkpoints")[0], newest(whole / "checkpoints")[0]
     if ours is None or theirs is None:
         return ["a run has no checkpoint"]
@@ -33,23 +43,57 @@ def runs(run: Path, whole: Path) -> list[str]:
         found.append("the id of the run")
     if lines(run) != lines(whole):
         found.append("metrics.jsonl")
-    return found + leftovers(run)
+    if _settings(run) != _settings(whole):
+        found.append("config.toml")
+    return found + _different(run, whole, but=OF_THE_RUN, free=r"checkpoints/|\.begun$")
 
 
 def folders(folder: Path, whole: Path) -> list[str]:
-    """Every file of the whole one, and none beside them."""
-    names = {str(path.relative_to(whole)) for path in whole.rglob("*") if path.is_file()}
-    there = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-    found = [name for name in sorted(names & there) if not _same(folder / name, whole / name)]
-    return found + [f"{name} is missing" for name in sorted(names - there)] + leftovers(folder)
+    """Every file of the whole one, and none beside them; or two files.
+
+    Raises:
+        ValueError: the whole one has no file, so that nothing would be compared.
+    """
+    if whole.is_file():
+        return [] if _same(folder, whole) else [folder.name]
+    return _different(folder, whole)
+
+
+def _different(folder: Path, whole: Path, *, but: Collection[str] = (), free: str = "(?!)") -> list[str]:
+    """Names of files with other bits, that are missing, beside them, or left.
+
+    Args:
+        but: names of files of which only whether they are there is compared.
+        free: pattern of the beginnings of paths that may be in one alone.
+    """
+    names, there = _names(whole), _names(folder)
+    if not names:
+        raise ValueError(f"{whole} has no file to compare with")
+    both = [name for name in sorted(names & there) if Path(name).name not in but]
+    found = [name for name in both if not _same(folder / name, whole / name)]
+    found += [f"{name} is missing" for name in sorted(names - there) if not re.match(free, name)]
+    found += [f"{name} is beside them" for name in sorted(there - names) if not re.match(free, name)]
+    return found + leftovers(folder)
+
+
+def _names(folder: Path) -> set[str]:
+    """Of all files below a folder, but those that are not whole yet or not gone yet."""
+    paths = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    return {str(path) for path in paths if not any(part.endswith(LEFT) for part in path.parts)}
+
+
+def _settings(run: Path) -> list[str]:
+    """The lines of config.toml that name no place."""
+    text = (run / "config.toml").read_text(encoding="utf-8")
+    return [line for line in text.splitlines() if '= "/' not in line]
 
 
 def leftovers(folder: Path) -> list[str]:
     """Half-written files and folders that nobody cleared away."""
-    return [f"left: {path.name}" for end in ("partial", "removing") for path in folder.rglob(f"*.{end}")]
+    return [f"left: {path.name}" for end in LEFT for path in folder.rglob(f"*{end}")]
 
 
 def _same(path: Path, other: Path) -> bool:
-    if not path.exists() or not other.exists():
-        return path.exists() == other.exists()
+    if not path.is_file() or not other.is_file():
+        return path.exists() == other.exists() and not path.is_file() and not other.is_file()
     return filecmp.cmp(path, other, shallow=False)

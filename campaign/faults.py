@@ -162,6 +162,8 @@ def _judged(
         wrong.append(f"exit code {done.code}: {done.said}")
     elif named and done.code > 0 and says and says not in done.err and not whole:
         wrong.append(f"does not say {says!r}: {done.said}")
+    elif 0 < done.code < 128 and not any(line.startswith("regard") for line in done.err.splitlines()):
+        wrong.append(f"exit code {done.code} without an error: {done.said}")
     elif named and 0 < done.code < 128 and len(_lines(done.err)) > 1:
         wrong.append(f"says it in {len(_lines(done.err))} lines: {done.said}")
     if not wrong:
@@ -170,7 +172,8 @@ def _judged(
     shutil.rmtree(place)
     if wrong:
         return Outcome(f"{what}: {'; '.join(wrong)}", True, seconds=done.seconds, peak=done.peak)
-    return Outcome("named, then the same bits" if named else "did not matter", seconds=done.seconds, peak=done.peak)
+    said = "did not matter" if not named else "named, then the same bits" if done.err else "ended, then the same bits"
+    return Outcome(said, seconds=done.seconds, peak=done.peak)
 
 
 def _lines(text: str) -> list[str]:

@@ -150,7 +150,9 @@ def _spawn(subject: Any, folder: Path) -> str:
     path.write_bytes(pickle.dumps((mechanism, x.q, x.k, x.v, x.more, run(mechanism, x).values)))
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run([sys.executable, "-c", _READ, str(path)], env=environment, capture_output=True, text=True)
-    return done.stderr.strip()[-300:]
+    return done.stderr.strip()[-300:] or (
+        f"a new process ends with exit code {done.returncode}" if done.returncode else ""
+    )
 
 
 def _used(mechanism: Any, x: Any, *, train: bool = False) -> list[Any]:

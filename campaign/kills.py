@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from campaign import children, injected, works
+from campaign import children, equal, injected, works
 from campaign.log import ROOT, Outcome
 from campaign.works import Work
 
@@ -104,7 +104,8 @@ class Scene:
         if done.code or done.traceback:
             return [f"goes on with exit code {done.code}: {done.said}"], done
         try:
-            return self.work.differences(place / self.work.result, self.whole / self.work.result), done
+            wrong = self.work.differences(place / self.work.result, self.whole / self.work.result)
+            return [*dict.fromkeys([*wrong, *equal.leftovers(place)])], done
         except Exception as error:  # whatever is unreadable is a defect too
             return [f"{type(error).__name__}: {error}"], done
 
@@ -136,7 +137,7 @@ def _moments(scene: Scene, seed: int) -> Iterator[tuple[str, float]]:
 
 def _case(scene: Scene, seed: int) -> Outcome:
     place, kills, told = scene.place(f"case{seed}"), 0, []
-    most = 0.0
+    most, peak = 0.0, 0
     for how, when in _moments(scene, seed):
         if how == "operation":
             act = injected.killed(int(when))
@@ -144,15 +145,18 @@ def _case(scene: Scene, seed: int) -> Outcome:
         else:
             done = scene.go_on(place, stop=(when, signal.SIGKILL))
         told.append(f"{how} {when:.3f}")
+        most, peak = max(most, done.seconds), max(peak, done.peak)
+        if done.hung:
+            return Outcome(f"after {told} it hung", True, {"kills": kills}, most, peak)
         kills += done.code == -signal.SIGKILL
         if done.code not in (0, -signal.SIGKILL) and not scene.says_whole(done):
-            return Outcome(f"after {told} exit code {done.code}: {done.said}", True, {"kills": kills})
+            return Outcome(f"after {told} exit code {done.code}: {done.said}", True, {"kills": kills}, most, peak)
     wrong, done = scene.finished(place)
-    most = max(most, done.seconds)
+    most, peak = max(most, done.seconds), max(peak, done.peak)
     shutil.rmtree(place)
     if wrong:
-        return Outcome(f"killed at {told}: {'; '.join(wrong)}", True, {"kills": kills}, most)
-    return Outcome("same bits" if kills else "was done before it was killed", False, {"kills": kills}, most)
+        return Outcome(f"killed at {told}: {'; '.join(wrong)}", True, {"kills": kills}, most, peak)
+    return Outcome("same bits" if kills else "was done before it was killed", False, {"kills": kills}, most, peak)
 
 
 def _fresh(scene: Scene, seed: int) -> Outcome:

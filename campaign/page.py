@@ -15,8 +15,9 @@ PARTS = {
         "`kill -9` of a process that trains, builds a datastore or an index, calibrates or exports: after a "
         "random time, or before any of its operations on files, half of a write included. The same command is"
         " given again, up to three kills in a row; in the end weights, optimizer, random states, memories, "
-        "metrics (without timings) and every other file are compared, bit for bit, with those of a process "
-        "that was never killed.",
+        "metrics (without timings) and every other file that the command leaves are compared, bit for bit, with "
+        "those of a process that was never killed. Before 2026-11-24 less was compared: of an export nothing, of an "
+        "addition its manifest, and of a run its newest checkpoint and its metrics.",
     ),
     "faults": (
         "Faults",
@@ -30,7 +31,8 @@ PARTS = {
         "shape, or is a link, a folder, a pipe, or gone. What regard wrote is under checksums: the command "
         "names the file, or its result is the same bits. Files of others have no checksum, so other content "
         "may be read as what it now is; and so may content of ours that somebody changed together with its "
-        "checksum (`sealed value`).",
+        "checksum (`sealed value`). Before 2026-11-24 a command that goes on counted as one that says so where it "
+        "named the run's folder, as it also does of a sound one.",
     ),
     "fuzz": (
         "Bad input",
@@ -42,8 +44,8 @@ PARTS = {
     ),
     "hygiene": (
         "Guests in a process",
-        "Every name of the catalog: threads that share it, forks, new processes, the global state of the "
-        "process (random states, types, threads, environment, warnings, signals), objects and resident bytes "
+        "Every name of the catalog: threads that share it, forks, new processes (of six names), the global state of "
+        "the process (random states, types, threads, environment, warnings, signals), objects and resident bytes "
         "over 10,000 small calls, and sizes that cannot be (2^40), which are refused before memory is taken.",
     ),
 }
@@ -78,6 +80,7 @@ def lines(batches: Batches) -> Iterator[str]:
         yield what
         yield ""
         yield from _table(own)
+        yield from _missing(part, own)
         yield from _defects(own)
     yield from _made(batches)
 
@@ -107,13 +110,25 @@ def _table(batches: Batches) -> Iterator[str]:
         own = [each for each in batches if each["kind"] == kind]
         outcomes = sum((Counter(each["outcomes"]) for each in own if not each["again"]), Counter())
         said = [f"{count:,} {what}" for what, count in outcomes.most_common()]
-        wrong = sum(len(each["defects"]) for each in own)
+        wrong = len({defect["seed"] for each in own for defect in each["defects"]})
         said += [f"{wrong} defects" if wrong > 1 else "1 defect"] if wrong else []
         said += [f"({', '.join(f'{count:,} {what}' for what, count in _counts(own).items())})"] if _counts(own) else []
         seconds, most = max(each["most_seconds"] for each in own), max(each["most_bytes"] for each in own)
-        cases = _cases(own)
-        yield f"| {kind} | {cases:,} | {', '.join(said).replace(', (', ' (')} | {seconds:.1f} | {most >> 20:,} |"
+        cases, memory = _cases(own), f"{most >> 20:,}" if most else ""
+        yield f"| {kind} | {cases:,} | {', '.join(said).replace(', (', ' (')} | {seconds:.1f} | {memory} |"
     yield ""
+
+
+def _missing(part: str, batches: Batches) -> Iterator[str]:
+    """What the full form has, and the log has not."""
+    from campaign import damage, faults, fuzz, hygiene, kills
+
+    of = next(each for each in (kills, faults, damage, fuzz, hygiene) if part == each.NAME)
+    made = {each["kind"] for each in batches}
+    missing = [kind for kind in of.kinds() if kind not in made and of.cases_of(kind)]
+    if batches and missing:
+        yield f"Not yet made: {', '.join(missing)}."
+        yield ""
 
 
 def _cases(batches: Batches) -> int:

@@ -132,13 +132,16 @@ def _exported(place: Path) -> Sequence[str]:
 
 
 def _added_once(folder: Path, whole: Path) -> list[str]:
-    """An addition that was whole before it was given again is there twice, as it was asked for."""
-    entries = [json.loads((each / "manifest.json").read_text())["documents"] for each in (folder, whole)]
-    ours, theirs = entries
+    """An addition that was whole before it was given again is there twice, as it was asked for, and otherwise once."""
+    ours, theirs = (json.loads((each / "manifest.json").read_text())["documents"] for each in (folder, whole))
+    if ours == theirs:
+        return equal.folders(folder, whole)
+    kept = [path.name for path in whole.iterdir() if path.name != "manifest.json"]
+    found = [name for name in sorted(kept) if (folder / name).read_bytes() != (whole / name).read_bytes()]
     more = theirs[len(theirs) // 2 :]  # both texts have as many documents
     while len(ours) > len(theirs) and ours[-len(more) :] == more:
         ours = ours[: -len(more)]
-    return [] if ours == theirs else [f"manifest.json has the documents {entries[0]}"]
+    return found + equal.leftovers(folder) + ([] if ours == theirs else [f"manifest.json has the documents {ours}"])
 
 
 OTHERS = (

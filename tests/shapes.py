@@ -9,8 +9,9 @@ import jaxtyping
 import torch
 from beartype import beartype
 
-FIRST, THEN = 256, 16
-"""calls of a function that are all checked, and of how many one is afterwards: a check is slower than small calls"""
+FIRST, THEN = 256, 17
+"""calls of a function that are all checked, and of how many one is afterwards: a check is slower than small calls. A
+prime, so that calls that take turns (queries and keys, the layers of a model) all get theirs"""
 _jaxtyped = jaxtyping.jaxtyped
 
 

@@ -15,7 +15,17 @@ CALLS = {
     "os.system",
     "os.popen",
     "os.execv",
+    "os.execve",
     "os.execvp",
+    "os.execvpe",
+    "os.posix_spawn",
+    "os.posix_spawnp",
+    "os.spawnv",
+    "os.spawnvp",
+    "asyncio.create_subprocess_exec",
+    "asyncio.create_subprocess_shell",
+    "subprocess.getoutput",
+    "subprocess.getstatusoutput",
     "subprocess.run",
     "subprocess.Popen",
     "subprocess.call",
@@ -32,10 +42,15 @@ CALLS = {
     "torch.distributed.broadcast_object_list",
     "torch.distributed.all_gather_object",
     "torch.distributed.gather_object",
+    "torch.distributed.scatter_object_list",
+    "torch.distributed.recv_object_list",
+    "torch.serialization.load",
     "ctypes.CDLL",
     "importlib.import_module",
     "importlib.util.spec_from_file_location",
     "numpy.load",
+    "numpy.lib.format.read_array",
+    "numpy.lib.npyio.NpzFile",
     "pandas.read_pickle",
 }
 
@@ -64,11 +79,15 @@ REASONS = {
         "torch.distributed.checkpoint.load",
     ): "by a reader of safetensors, no pickle",
     ("regard/distributed/group.py", "torch.distributed.all_gather_object"): "between the processes of one run; no file",
+    (
+        "regard/distributed/sequence/parts.py",
+        "torch.distributed.recv_object_list",
+    ): "between the processes of one run; no file",
 }
 
 
-def called(nodes: list[ast.AST]) -> Iterator[tuple[str, ast.Call]]:
-    """Every call, by the full name of what is called where imports say it."""
+def named(nodes: list[ast.AST]) -> Iterator[tuple[str, ast.AST]]:
+    """Every name and every attribute of one that is read, called or not, by its full name where imports say it."""
     names: dict[str, str] = {}
     for node in nodes:
         if isinstance(node, ast.Import):
@@ -79,13 +98,14 @@ def called(nodes: list[ast.AST]) -> Iterator[tuple[str, ast.Call]]:
             for each in node.names:
                 names[each.asname or each.name] = f"{node.module}.{each.name}"
     for node in nodes:
-        if isinstance(node, ast.Call):
-            parts, at = [], node.func
+        if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
+            parts, at = [], node
             while isinstance(at, ast.Attribute):
                 parts.append(at.attr)
                 at = at.value
             if isinstance(at, ast.Name):
-                yield ".".join([names.get(at.id, at.id), *reversed(parts)]), node
+                full = ".".join([names.get(at.id, at.id), *reversed(parts)])
+                yield full.removeprefix("builtins."), node
 
 
 def imported(nodes: list[ast.AST]) -> set[str]:
@@ -108,19 +128,21 @@ def executing(source: str) -> set[str]:
     """What in a module could run what it reads."""
     nodes = list(ast.walk(ast.parse(source)))
     found = imported(nodes) & MODULES
-    for name, call in called(nodes):
-        if name in BUILTINS:
+    calls = {id(node.func): node for node in nodes if isinstance(node, ast.Call)}
+    for name, node in named(nodes):
+        if name in BUILTINS | CALLS and not (id(node) in calls and _safe(name, calls[id(node)])):
             found.add(name)
-        if name in CALLS:
-            written = bool(call.args) and isinstance(call.args[0], ast.Constant)
-            safe = {
-                "importlib.import_module": written,
-                "torch.load": _says(call, "weights_only", True),
-                "numpy.load": _says(call, "allow_pickle", False),
-            }
-            if not safe.get(name, False):
-                found.add(name)
     return found
+
+
+def _safe(name: str, call: ast.Call) -> bool:
+    """Whether a call of it is written so that it cannot run what it reads."""
+    return {
+        "importlib.import_module": bool(call.args) and isinstance(call.args[0], ast.Constant),
+        "torch.load": _says(call, "weights_only", True),
+        "numpy.load": _says(call, "allow_pickle", False),
+        "numpy.lib.format.read_array": _says(call, "allow_pickle", False),
+    }.get(name, False)
 
 
 def test_no_module_runs_what_it_reads():
@@ -148,6 +170,12 @@ def test_no_module_runs_what_it_reads():
         ("from importlib import import_module as get\nget(name)", "importlib.import_module"),
         ("import subprocess\nsubprocess.run(words)", "subprocess.run"),
         ("from os import system\nsystem('x')", "os.system"),
+        ("list(map(eval, texts))", "eval"),
+        ("import torch\nread = torch.load\nread(path, weights_only=True)", "torch.load"),
+        ("import torch\nopened(path, reader=torch.load)", "torch.load"),
+        ("import builtins\nbuiltins.exec(text)", "exec"),
+        ("import torch.distributed as dist\ndist.recv_object_list(found, 0)", "torch.distributed.recv_object_list"),
+        ("import torch\ntorch.serialization.load(path)", "torch.serialization.load"),
     ],
 )
 def test_what_could_run_code_is_seen(source, name):

@@ -15,8 +15,10 @@ from regard.errors import ConfigError, DataError, LimitError, ResourceError
 from regard.tasks import TextConfig, build_task
 from regard.tasks.base import SPLITS
 from regard.tasks.token_store import STORE, TokenStore
-from regard.tasks.tokenizer import ByteTokenizer
+from regard.tasks.tokenizer import BpeTokenizer, ByteTokenizer
 from regard.tokens import build, texts
+from regard.tokens.build import Reading, _sample
+from regard.tokens.plan import plan
 from regard.training.files import locked_folder
 from tests.tokens.conftest import contents, write
 
@@ -269,6 +271,79 @@ def test_published_tokenizers_tell_the_bytes_of_every_token(corpus, tmp_path):
     assert sum(each.nbytes for each in task.examples("train")) == store.amount("train").nbytes
     with pytest.raises(DataError, match="another tokenizer"):
         build_task(TextConfig(corpus=str(tmp_path / "store"), length=8), tokenizer=ByteTokenizer())
+
+
+def test_a_tokenizer_learns_from_training_documents_alone(corpus):
+    """Of every piece a share, in an order that no name decides, and no more than was asked for."""
+    planned = plan(corpus, 4000)
+    reading = Reading(str(planned.base), None, "||", 0.2)
+    every = [*_sample(planned, reading, 1 << 30)]
+    assert len(every) > 100
+    assert {literal_split(each, 0.2) for each in every} == {"train"}
+    assert {*every} == {each for each in reading.texts(p for unit in planned.units for p in unit)
+                        if literal_split(each, 0.2) == "train"}  # fmt: skip
+    few = [*_sample(planned, reading, 1000)]
+    assert 1000 <= sum(len(each.encode()) for each in few) < 1000 + max(len(each.encode()) for each in few)
+    assert few == every[: len(few)]
+    in_order = [*reading.texts(p for unit in planned.units for p in unit)]
+    assert few[0] != next(each for each in in_order if literal_split(each, 0.2) == "train")
+
+
+def test_a_large_file_has_only_its_share_in_what_a_tokenizer_learns_from(tmp_path):
+    (tmp_path / "corpus").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "corpus" / f"{name}.txt").write_text("||".join(f"{name} {at} " * 9000 for at in range(60)))
+    planned = plan(tmp_path / "corpus", 1 << 30)
+    found = [*_sample(planned, Reading(str(planned.base), None, "||", 0.05), 3 << 20)]
+    of_a = sum(len(each) for each in found if each[0] == "a")
+    assert 0.4 < of_a / sum(map(len, found)) < 0.6
+
+
+def test_shards_of_another_tokenizer_are_written_again(corpus, tmp_path):
+    """Of the same kind and size: what made the tokens is part of what a shard is made of."""
+    options = {"tokenizer": "bpe", "vocab_size": 270, **KINDS}
+
+    def stop(done: int, count: int, shard: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build(corpus, tmp_path / "store", progress=stop, **options)
+    other = BpeTokenizer.train([f"{at} is no {at * 7} and {at + 3} either " for at in range(300)], 270)
+    other.save(tmp_path / "store" / "tokenizer.json")
+    store = build(corpus, tmp_path / "store", **options)
+    found = documents(store, "train")
+    assert len(found) > 100
+    assert all(literal_split(each, 0.05) == "train" for each in found)
+
+
+def test_what_a_killed_process_left_of_a_file_is_gone(corpus, tmp_path):
+    whole = build(corpus, tmp_path / "whole", **KINDS)
+
+    def stop(done: int, count: int, shard: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build(corpus, tmp_path / "store", progress=stop, **KINDS)
+    (tmp_path / "store" / f".{whole.facts.shards[2].name}.ids.77.partial").write_bytes(b"half")
+    build(corpus, tmp_path / "store", **KINDS)
+    assert contents(tmp_path / "store") == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(("length", "units"), [(16, 20), (600, 3)])
+def test_a_single_document_is_cut_into_units(tmp_path, length, units):
+    (tmp_path / "corpus").mkdir()
+    for number in range(400):  # until every split has one
+        (tmp_path / "corpus" / "a.txt").write_text("||".join(f"{at + number} " * 300 for at in range(3)))
+        texts = (tmp_path / "corpus" / "a.txt").read_text().split("||")
+        if {literal_split(each, 0.3) for each in texts} == {*SPLITS}:
+            break
+    build(tmp_path / "corpus", tmp_path / "store", separator="||", holdout=0.3)
+    examples = build_task(TextConfig(corpus=str(tmp_path / "store"), length=length)).examples("train")
+    found = [each.document for each in examples]
+    assert examples.documents == 1
+    assert sorted({*found}) == [*range(min(units, len(examples)))]
+    assert found == sorted(found)
+    assert examples.num_documents == len({*found})
 
 
 def test_no_document_of_a_split_is_said(tmp_path):

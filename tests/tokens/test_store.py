@@ -14,7 +14,7 @@ from regard.checksums import Entry
 from regard.errors import ConfigError, DataError
 from regard.tasks import TextConfig, build_task, token_store
 from regard.tasks.base import SPLITS
-from regard.tasks.token_store import BLOCK_BYTES, KINDS, STORE, Amount, Facts, Shard, TokenStore
+from regard.tasks.token_store import BLOCK_BYTES, KINDS, STORE, Amount, Facts, Shard, TokenStore, token_kind
 from regard.tasks.tokenizer import ByteTokenizer
 from regard.tokens import build
 from regard.training.data_order import DataOrder
@@ -106,6 +106,19 @@ def test_manifests_that_were_edited_are_refused(store):
     (store / STORE).write_text(json.dumps(checksums.sealed(document)))
     with pytest.raises(DataError, match="does not fit"):
         TokenStore.open(store)
+    document["shards"][0]["amounts"]["train"][1] -= 1
+    for change, wanted in (
+        ({"shards": document["shards"] + document["shards"][:1]}, "names a shard twice"),
+        ({"format": 2}, "format 2, and this version reads 1"),
+        ({"kind": "windows"}, "and this version reads"),
+    ):
+        (store / STORE).write_text(json.dumps(checksums.sealed({**document, **change})))
+        with pytest.raises(DataError, match=wanted):
+            TokenStore.open(store)
+    for change in ({"measured": True}, {"vocab_size": 300}):
+        (store / STORE).write_text(json.dumps(checksums.sealed({**document, **change, "shards": []})))
+        with pytest.raises(DataError, match="another tokenizer than made the tokens"):
+            TokenStore.open(store)
     document["shards"] = [{"name": "../x"}]
     (store / STORE).write_text(json.dumps(checksums.sealed(document)))
     with pytest.raises(DataError, match=r"no shard is called '../x'"):
@@ -172,6 +185,27 @@ def test_memory_does_not_grow_with_the_store(tmp_path, documents, tokens):
     grown = anonymous() - before
     assert size > 45e6
     assert grown < 6e6, f"{grown / 1e6:.1f} MB for a store of {size / 1e6:.0f} MB"
+
+
+def test_every_block_that_an_example_lies_in_is_checked(tmp_path):
+    """One that begins in a sound block and ends in a damaged one, and the other way round."""
+    large(tmp_path / "store", 1, 4 * BLOCK_BYTES)
+    store = TokenStore.open(tmp_path / "store")
+    flip(tmp_path / "store" / "0.ids", 2 * BLOCK_BYTES + 9)
+    for first, stop in ((0, 2 * BLOCK_BYTES), (3 * BLOCK_BYTES, 4 * BLOCK_BYTES)):
+        assert len(store.tokens(0, first, stop)[0]) == stop - first
+    for first, stop in ((0, 2 * BLOCK_BYTES + 1), (3 * BLOCK_BYTES - 1, 4 * BLOCK_BYTES), (0, 4 * BLOCK_BYTES)):
+        with pytest.raises(DataError, match=f"behind byte {2 * BLOCK_BYTES}"):
+            store.tokens(0, first, stop)
+
+
+@pytest.mark.parametrize(("vocab_size", "size"), [(256, 1), (257, 2), (1 << 16, 2), ((1 << 16) + 1, 4)])
+def test_a_token_takes_the_smallest_number_that_holds_it(vocab_size, size):
+    for measured in (False, True):
+        kind = token_kind(vocab_size, measured=measured)
+        assert kind.itemsize == size + 4 * measured
+        ids = np.array([vocab_size - 1]).astype(kind["id"] if measured else kind)
+        assert ids[0] == vocab_size - 1
 
 
 def test_bounds_outside_their_shard_are_refused(tmp_path):

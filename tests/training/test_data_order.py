@@ -53,6 +53,12 @@ def test_batches_larger_than_the_split_go_round():
     assert sorted(batch[:3]) == sorted(batch[3:6]) == [0, 1, 2]
 
 
+def test_every_example_of_a_batch_has_its_epoch():
+    """A batch may end one and begin the next."""
+    order = DataOrder(5, 3, seed=0)
+    assert [order.epochs(step) for step in range(4)] == [[0, 0, 0], [0, 0, 1], [1, 1, 1], [1, 2, 2]]
+
+
 def test_an_empty_split_is_refused():
     with pytest.raises(DataError, match="no example"):
         DataOrder(0, 1, 0)
