@@ -27,8 +27,10 @@ SETTINGS = {
     "COLUMNS": "200",
     "PYTHONHASHSEED": "0",
     "MKL_NUM_THREADS": "1",
+    "OMP_STACKSIZE": "512k",
 }
-"""what a process that forks needs: no threads of its own; and what makes cases the same again"""
+"""what a process that forks needs: no threads of its own, small stacks for those that are asked for, since what is
+reserved counts as memory here; and what makes cases the same again"""
 
 
 def main(words: Sequence[str]) -> int:

@@ -49,7 +49,9 @@ class Ended:
 
 
 def warm() -> None:
-    """Import what commands import, which children then need not do."""
+    """Import what commands import, which children then need not do: they may be interrupted in the middle of it."""
+    import torch._dynamo  # noqa: F401
+
     import regard
 
     for module in pkgutil.walk_packages(regard.__path__, "regard."):

@@ -197,6 +197,22 @@ def test_a_full_disk_while_saving_loses_nothing(regard, tmp_path, tiny, text, tr
     assert [(line["kind"], line["step"]) for line in lines] == [("train", 2), ("train", 4), ("evaluate", 4)]
 
 
+@pytest.mark.parametrize("way", [b"[model]\nlayers 2\n", b"\xff", b"\0" * 50], ids=["no equals", "no UTF-8", "zeros"])
+def test_a_configuration_that_became_none_is_named(regard, run, way):
+    (run / "config.toml").write_bytes(way)
+    answer = regard("checkpoint", "verify", run)
+    assert (answer.code, "Traceback" in answer.err) == (4, False)
+    assert "config.toml is another one than when the run began, and no TOML" in answer.err
+
+
+def test_bytes_of_a_checkpoint_are_those_of_what_it_names(regard, run):
+    shown = regard("checkpoint", "list", run).out
+    (run / "checkpoints" / "step-00000004" / "left.txt").write_text("beside it")
+    assert regard("checkpoint", "list", run).out == shown
+    (run / "checkpoints" / "step-00000004" / "manifest.json").write_text("{}")
+    assert regard("checkpoint", "list", run).out != shown
+
+
 def test_a_full_disk_while_a_run_is_set_up(regard, tmp_path, tiny, text, monkeypatch):
     from pathlib import Path
 

@@ -263,6 +263,14 @@ def test_damage_is_named(name: str, folder: Path) -> None:
         pretrained.load(folder)
 
 
+def test_a_tokenizer_that_is_none_is_named(folder: Path) -> None:
+    """Though the manifest says that it is what was written."""
+    (folder / "tokenizer.json").write_text("{}")
+    write_manifest(folder, ["network.json", "model.safetensors", "tokenizer.json"])
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json is none that the tokenizers library reads"):
+        pretrained.load(folder)
+
+
 def test_a_file_that_leads_outside_is_refused(folder: Path) -> None:
     for name in ("network.json", "model.safetensors", "tokenizer.json"):
         (folder / name).rename(folder.parent / name)

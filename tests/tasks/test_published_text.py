@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from regard.errors import ConfigError, DataError
+from regard.errors import CheckpointError, ConfigError, DataError
 from regard.tasks import (
     IGNORE,
     ClassificationConfig,
@@ -168,3 +168,13 @@ def test_it_is_described_whole():
     assert (again.kind, again.vocab_size) == ("published", 500)
     text = "The moon is 7: né"
     assert again.encode(text).tolist() == tokenizer.encode(text).tolist()
+
+
+def test_a_vocabulary_that_lacks_what_it_needs_is_named():
+    """The library raises a bare Exception for a word that is unknown where the unknown token is, too."""
+    model = Tokenizer(models.WordLevel({"known": 0}, unk_token="[UNK]"))
+    tokenizer = PretrainedTokenizer(model)
+    assert tokenizer.encode("known").tolist() == [0]
+    for read in (tokenizer.encode, tokenizer.document):
+        with pytest.raises(CheckpointError, match=r"its tokenizer\.json is damaged or incomplete: WordLevel error"):
+            read("other")

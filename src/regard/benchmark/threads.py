@@ -2,12 +2,15 @@
 
 import os
 import re
+from pathlib import Path
 
-from regard.errors import ConfigError
+from regard.errors import ConfigError, ResourceError
 
 VARIABLE = "OMP_NUM_THREADS"
 MOST = 1024
 """CPU threads; the libraries below end the process where many more are asked for"""
+STACK = 8 << 20
+"""bytes that a thread reserves for its stack, where nobody says otherwise"""
 
 
 def default_threads() -> int:
@@ -28,10 +31,29 @@ def default_threads() -> int:
 
 
 def require_threads(count: int) -> None:
-    """Refuse more threads than a process takes.
+    """Refuse more threads than a process takes: the libraries below end one that cannot begin them.
 
     Raises:
-        ConfigError: it is.
+        ConfigError: it is. ResourceError: their stacks do not fit into the memory that this process may have.
     """
     if count > MOST:
         raise ConfigError(f"threads must be at most {MOST}, got {count}")
+    room = _room()
+    if room is not None and count * STACK > room:
+        raise ResourceError(
+            f"the stacks of {count} threads take {count * STACK >> 20} MiB, and this process may have {room >> 20} "
+            "MiB more (ulimit -v); ask for fewer threads"
+        )
+
+
+def _room() -> int | None:
+    """Bytes of address space that this process may still take; None: as many as it likes."""
+    try:
+        import resource
+
+        most = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if most == resource.RLIM_INFINITY:
+            return None
+        return max(most - int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize(), 0)
+    except (ImportError, OSError):  # a system that has no such limit, or does not say what is taken
+        return None

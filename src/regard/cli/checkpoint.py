@@ -1,5 +1,6 @@
 """List, verify or export the checkpoints of a run."""
 
+import json
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,8 +8,10 @@ from typing import Literal
 
 import tyro
 
+from regard.checksums import MANIFEST, entries
 from regard.cli._output import console, emit, table
 from regard.errors import CheckpointError, ConfigError
+from regard.reading import content
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,14 @@ def _export(options: Options) -> int:
     return 0
 
 
+def _size(path: Path) -> int:
+    """Bytes of the files that a checkpoint names; of one whose manifest is damaged those of whatever is there."""
+    try:
+        return sum(entry.size for entry in entries(json.loads(content(path / MANIFEST))).values())
+    except (OSError, ValueError, RecursionError):
+        return sum(file.stat().st_size for file in path.glob("*"))
+
+
 def _shown(options: Options) -> int:
     from regard.training import begun, checkpoint
     from regard.training.identity import Identity
@@ -73,8 +84,7 @@ def _shown(options: Options) -> int:
                 state = "sound"
             except CheckpointError as error:
                 damaged, state = True, f"damaged: {error}"
-        size = sum(file.stat().st_size for file in path.glob("*"))
-        rows.append((path.name, size, state))
+        rows.append((path.name, _size(path), state))
     if options.json:
         emit([dict(zip(("checkpoint", "bytes", "state"), row, strict=True)) for row in rows])
     elif rows:

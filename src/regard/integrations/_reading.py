@@ -63,7 +63,9 @@ def from_folder(folder: Path) -> PublishedModel:
         template = chat.from_folder(folder)
     with noted(problems):
         if (folder / _folder.TOKENIZER).exists():
-            tokenizer = tokenizer_from_json(_folder.read_text(folder, _folder.TOKENIZER), config.vocab_size)
+            tokenizer = tokenizer_from_json(
+                _folder.read_text(folder, _folder.TOKENIZER), config.vocab_size, str(folder / _folder.TOKENIZER)
+            )
     with noted(problems):
         stops = stop_tokens(beside.get("eos_token_id", values.get("eos_token_id")), config.vocab_size)
     with noted(problems):

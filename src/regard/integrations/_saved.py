@@ -110,7 +110,9 @@ def read(folder: Path, *, trust: bool) -> PublishedModel:
     if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
         raise CheckpointError(f"{where} is damaged: classes must be names, got {classes!r:.200}")
     stops = stop_tokens(document.get("stop_tokens"), shape.config.vocab_size)
-    tokenizer = None if tokens is None else tokenizer_from_json(tokens, shape.config.vocab_size)
+    tokenizer = None
+    if tokens is not None:
+        tokenizer = tokenizer_from_json(tokens, shape.config.vocab_size, str(folder / _folder.TOKENIZER))
     stored = _folder.tensors_of(folder / _folder.WEIGHTS)
     larger = f"{where} describes a larger network than {_folder.WEIGHTS} holds"
     if max(shape.config.layers, getattr(shape.config, "encoder_layers", None) or 0) > len(stored):

@@ -18,8 +18,8 @@ _LLAMA3 = (
 )
 
 
-def tokenizer_from_json(text: str, vocab_size: int) -> PretrainedTokenizer:
-    """The tokenizer that a `tokenizer.json` describes.
+def tokenizer_from_json(text: str, vocab_size: int, where: str) -> PretrainedTokenizer:
+    """The tokenizer that a `tokenizer.json` describes, which errors call `where`.
 
     Raises:
         CheckpointError: text that is none, or ids that the network does not have.
@@ -27,7 +27,7 @@ def tokenizer_from_json(text: str, vocab_size: int) -> PretrainedTokenizer:
     try:
         model = Model.from_str(text)
     except Exception as error:  # the library raises bare Exception
-        raise CheckpointError(f"the tokenizer is none that the tokenizers library reads: {error}") from error
+        raise CheckpointError(f"{where} is none that the tokenizers library reads: {error}") from error
     return PretrainedTokenizer(model, vocab_size)
 
 

@@ -62,20 +62,29 @@ class PretrainedTokenizer(Reader):
 
         Raises:
             InputError: half a surrogate pair, or bytes that the vocabulary has no token for; all are listed.
+            CheckpointError: the tokenizer lacks what it needs for this text.
         """
         self._check(text)
-        return np.array(self._model.encode(text, add_special_tokens=added).ids, np.int64)
+        return np.array(self._encoding(text, added=added).ids, np.int64)
 
     def document(self, text: str) -> Encoded:
         """The ids of a text and the bytes they stand for; errors as `encode`."""
         self._check(text)
-        encoding = self._model.encode(text)
+        encoding = self._encoding(text)
         # bytes up to each character; the tokens of one character all span it, and the first of them counts its bytes
         widths = np.array([len(character.encode()) for character in text], np.int64)
         reached = np.concatenate([[0], np.cumsum(widths)])
         ends = np.array([end for _, end in encoding.offsets], np.int64).reshape(-1)
         seen = np.maximum.accumulate(reached[ends]) if ends.size else reached[:0]
         return Encoded(np.array(encoding.ids, np.int64), np.diff(seen, prepend=0))
+
+    def _encoding(self, text: str, *, added: bool = True) -> "tokenizers.Encoding":
+        try:
+            return self._model.encode(text, add_special_tokens=added)
+        except Exception as error:  # the library raises bare Exception
+            raise CheckpointError(
+                f"the tokenizer cannot encode this text, so that its tokenizer.json is damaged or incomplete: {error}"
+            ) from error
 
     def _check(self, text: str) -> None:
         if not isinstance(text, str):
