@@ -55,9 +55,9 @@ def test_threads(regard, run, words, count):
 def test_threads_whose_stacks_do_not_fit(monkeypatch):
     """libgomp ends a process that cannot begin them."""
     monkeypatch.setattr(threads, "_room", lambda: 10 * threads.STACK)
-    threads.require_threads(10)
-    with pytest.raises(ResourceError, match="the stacks of 11 threads take 88 MiB, and this process may have 80"):
-        threads.require_threads(11)
+    threads.require_threads(11)
+    with pytest.raises(ResourceError, match="of 11 more threads take 88 MiB of memory, and this process may have 80"):
+        threads.require_threads(12)
 
 
 def test_room_is_what_a_limit_leaves(monkeypatch):

@@ -103,6 +103,14 @@ def test_a_model_that_no_memory_holds_is_refused_before_it_is_built(regard, tmp_
     assert list(tmp_path.iterdir()) == []
 
 
+def test_settings_of_a_model_that_is_too_large_are_those_of_a_file(regard, tmp_path):
+    (tmp_path / "large.toml").write_text('[task]\nname = "recall"\n[model]\nlayers = 999999999999999\n')
+    answer = regard("train", "--config", tmp_path / "large.toml", "--out", tmp_path / "run")
+    assert answer.code == 6, answer.err
+    assert "large.toml and of the flags" in answer.err
+    assert not (tmp_path / "run").exists()
+
+
 MEMORY = ["--model.memory", "recent(length=16)"]
 
 

@@ -38,11 +38,11 @@ def require_threads(count: int) -> None:
     """
     if count > MOST:
         raise ConfigError(f"threads must be at most {MOST}, got {count}")
-    room = _room()
-    if room is not None and count * STACK > room:
+    room, more = _room(), count - 1  # the thread that asks has its stack
+    if room is not None and more * STACK > room:
         raise ResourceError(
-            f"the stacks of {count} threads take {count * STACK >> 20} MiB, and this process may have {room >> 20} "
-            "MiB more (ulimit -v); ask for fewer threads"
+            f"the stacks of {more} more threads take {more * STACK >> 20} MiB of memory, and this process may have "
+            f"{room >> 20} MiB (ulimit -v); ask for fewer threads"
         )
 
 

@@ -54,7 +54,7 @@ def run(options: Options) -> int:
                 config, start = run_config(options), None
                 if options.start is not None:
                     config, start = started(options)
-                require_memory(config)
+                require_memory(config, options.config)
                 if not options.out and ranks.count > 1:
                     raise ConfigError("several processes write one run: name it with --out")
                 with nullcontext(Path(options.out)) if options.out else free() as out:
@@ -134,8 +134,11 @@ def _next(task: TaskConfig, run: str) -> str:
     return f"regard generate {run} {example}"
 
 
-def require_memory(config: RunConfig) -> None:
+def require_memory(config: RunConfig, file: str | None) -> None:
     """Refuse a model that this machine's memory cannot hold: a system that runs out of it ends other programs too.
+
+    Args:
+        config: of the run. file: with its settings, for the error; None: flags alone have them.
 
     Raises:
         ResourceError: weights of the blocks, gradients and the two moments of AdamW, 4 bytes each, are more than there
@@ -156,7 +159,7 @@ def require_memory(config: RunConfig) -> None:
         raise ResourceError(
             f"a model of this shape takes {needed / 2**30:.0f} GiB for weights, gradients and optimizer, and this "
             f"machine has {there / 2**30:.0f} GiB; choose a smaller --model.dim (now {model.dim}) or --model.layers "
-            f"(now {model.layers})"
+            f"(now {model.layers})" + (f"; the settings are those of {file} and of the flags" if file else "")
         )
 
 
