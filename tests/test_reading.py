@@ -29,10 +29,11 @@ from regard.training.network import read_json
 @contextmanager
 def descriptors(count: int) -> Iterator[None]:
     """No more than so many can be opened."""
-    free = os.dup(0)
-    os.close(free)
+    free = [os.dup(0) for _ in range(count + 1)]  # in a process that has others open between them
+    for each in free:
+        os.close(each)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (free + count, limits[1]))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free[-1], limits[1]))
     try:
         yield
     finally:
