@@ -37,6 +37,19 @@ def by_memory(compressive: float, nats: list[float] = OVER) -> dict[str, Callabl
     return {"letters": letters, "answered": answered, "saved": lambda self, memory, seed: 1.0}
 
 
+def by_size(memory: float) -> dict[str, Callable[..., object]]:
+    """Bits of text, 5 of a large model and 5.5 of a small one; a memory finds names, the large model knows facts."""
+
+    def text(self: Any, kind: str, seed: int, steps: int) -> tuple[list[float], list[float]]:
+        return [{"small": 5.5, "memory": memory, "large": 5.0}[kind] + 0.001 * seed] * 2, OVER
+
+    return {
+        "text": text,
+        "found": lambda self, kind, seed: 1.0 if kind == "memory" else 1 / 16,
+        "by_heart": lambda self, kind, seed: 0.9 if kind == "large" else 0.4,
+    }
+
+
 def by_age(compressed: float) -> dict[str, Callable[..., object]]:
     """Weights that fall with the age of a slot of the memory to 1, and are as large as this where it is compressed."""
 

@@ -18,6 +18,7 @@ from tests.claims.memory_stand_ins import (
     by_distance,
     by_length,
     by_memory,
+    by_size,
     in_turn,
     untrained,
 )
@@ -110,6 +111,7 @@ HOLDS: Mapping[str, Way] = {
     "longer_memory": Way(method=by_length(-0.01)),
     "lsh_collisions": Way({"hashes": 96_000}),
     "lsh_recall": Way({"hashed": "lsh(num_buckets=2, rounds={rounds})"}),
+    "memory_against_size": Way(method=by_size(4.9)),
     "memory_by_fine_tuning": Way(module={**untrained(), "bits": in_turn(2.6, 2.5, 2.4, 2.45)}, method=ASKED),
     "memory_evaluation_cost": Way(),
     "negative_features": Way({"trials": 8}),
@@ -187,6 +189,7 @@ FAILS: Mapping[str, Way] = {
     "longer_memory": Way(method=by_length(0.01)),
     "lsh_collisions": Way(module={"STEEP": (Or(8), And(8))}),
     "lsh_recall": Way({"hashed": "lsh(num_buckets=256, rounds={rounds})"}),
+    "memory_against_size": Way(method=by_size(5.2)),
     "memory_by_fine_tuning": Way(module={**untrained(), "bits": in_turn(2.6, 2.7, 2.4, 2.45)}, method=ASKED),
     "memory_evaluation_cost": Way({"contexts": (2, 4, 8), "segment": 1}),
     "negative_features": Way({"signed": "linear(feature_map=relu)"}),

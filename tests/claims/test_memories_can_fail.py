@@ -9,15 +9,21 @@ import torch
 from torch import Tensor
 
 from regard import claims
-from regard.claims import distances_do_not_help, eviction_question_last, longer_memory
+from regard.claims import distances_do_not_help, eviction_question_last, longer_memory, memory_against_size
 from regard.claims._letters import text
 from regard.claims._plateau import lasting
-from regard.claims._segments import lagged, read
+from regard.claims._segments import Rows, lagged, read
 from regard.models import LanguageModel
 from regard.tasks.base import IGNORE
 from tests.claims.memory_stand_ins import by_distance
 
 pytestmark = pytest.mark.study
+
+MADE = {
+    "memory": {"steps": 200, "segment": 16, "dim": 32, "top": 8, "rows": 3},
+    "large": {"steps": 80},
+}
+"""settings of short trainings on text that is made for one side"""
 
 
 def test_bits_are_those_of_letters_that_every_memory_could_reach(monkeypatch):
@@ -141,3 +147,102 @@ def test_windows_are_apart_and_their_letters_are_the_entries_in_order(tmp_path):
     part = claim.part(itself, slice(3, 5))
     assert torch.equal(part.targets, windows[3:5, 1 + claim.skipped :].flatten())
     assert torch.equal(part.model, itself.model.view(24, -1)[3:5, claim.skipped :].flatten())
+
+
+def test_far_names_are_those_of_earlier_segments_alone():
+    shape = {"segment": 6, "segments": 3, "names": 3, "symbols": 5}
+    tokens, targets, far = memory_against_size.bound(40, **shape, draw=torch.Generator().manual_seed(0))
+    asked = 0
+    for row, wanted, marked in zip(tokens.tolist(), targets.tolist(), far.tolist(), strict=True):
+        values: dict[int, int] = {}
+        for at in range(0, len(row), 2):
+            name, value = row[at : at + 2]
+            here = row[max(at - at % 12 - 4, 0) : at : 2]  # the convolution brings two pairs into the segment
+            assert wanted[at : at + 2] == [values.get(name, IGNORE), IGNORE]
+            assert marked[at : at + 2] == [name in values and name not in here, False]
+            assert values.setdefault(name, value) == value
+            asked += marked[at]
+        assert set(values) <= set(range(5))
+        assert set(values.values()) <= set(range(5, 10))
+    assert asked > 40
+
+
+def test_facts_are_the_same_in_every_row_and_their_value_counts_alone():
+    table = torch.randint(7, (4, 4), generator=torch.Generator().manual_seed(0))
+    tokens, targets = memory_against_size.facts(30, 5, table, torch.Generator().manual_seed(1))
+    a, b, value = tokens.unflatten(1, (5, 3)).unbind(2)
+    assert torch.equal(value - 8, table[a, b - 4])
+    asked = targets.unflatten(1, (5, 3))
+    assert torch.equal(asked[..., 1], value)
+    assert (asked[..., 0::2] == IGNORE).all()
+
+
+def test_rows_are_of_one_document_and_held_out_ones_are_others(monkeypatch):
+    """Documents are runs of numbers here, of which no two share any."""
+    known = {"train": [torch.arange(0, 30), torch.arange(100, 109)], "valid": [torch.arange(200, 212)]}
+    monkeypatch.setattr(memory_against_size, "documents", lambda corpus: known)
+    claim = claims.build("memory_against_size", tiny=True)
+    for split, begin, end in (("train", 0, 30), ("valid", 200, 212)):
+        inputs, targets = claim.drawn(split, 50, 9, torch.Generator().manual_seed(0))
+        assert torch.equal(targets, inputs + 1)
+        assert torch.equal(inputs[:, 1:], targets[:, :-1])
+        assert inputs.min() == begin
+        assert targets.max() == end - 1
+
+
+def test_a_tenth_of_the_documents_is_held_out():
+    split = memory_against_size.documents("state_of_the_union")
+    sizes = {name: len(texts) for name, texts in split.items()}
+    assert sizes["valid"] == pytest.approx(0.1 * sum(sizes.values()), abs=2)
+    assert not {bytes(text[:500].tolist()) for text in split["train"]} & {
+        bytes(text[:500].tolist()) for text in split["valid"]
+    }
+
+
+@pytest.mark.parametrize("kind", ["small", "memory", "large"])
+def test_one_of_three_sees_earlier_segments_beyond_the_convolution(kind):
+    claim = claims.build("memory_against_size", tiny=True)
+    model, first = claim.model(kind, 0).eval(), claim.segment - memory_against_size.SHORT + 1
+    tokens = torch.randint(256, (4, 2 * claim.segment), generator=torch.Generator().manual_seed(0))
+    other = tokens.clone()
+    other[:, :first] = 1
+    with torch.no_grad():
+        differ = (model(tokens).logits - model(other).logits)[:, claim.segment :].abs().max()
+    assert (float(differ) > 1e-4) == (kind == "memory")
+
+
+def test_bits_are_counted_in_the_later_half_of_the_segments(monkeypatch):
+    """The nats of a token are the number of its segment here."""
+    claim = claims.build("memory_against_size", tiny=True, settings={"segment": 4, "read_rows": 6, "windows": 3})
+    kept = torch.arange(40)
+    monkeypatch.setattr(memory_against_size, "documents", lambda corpus: {"train": [kept], "valid": [kept]})
+
+    def known(model: LanguageModel, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        assert inputs.shape == (3, 24)
+        return torch.arange(6.0).repeat_interleave(4).expand(3, -1), torch.zeros(())
+
+    monkeypatch.setattr(memory_against_size, "read", known)
+    monkeypatch.setattr(memory_against_size, "learned", lambda *_, **__: [1.0])
+    each, _ = claim.text("memory", 0, 1)
+    assert each == pytest.approx([at / math.log(2) for at in range(6)])
+    assert memory_against_size.counted(each) == pytest.approx(4 / math.log(2))
+
+
+@pytest.mark.parametrize("won_by", ["memory", "large"])
+def test_text_made_for_a_memory_is_won_by_it_and_text_made_for_size_by_size(won_by, monkeypatch):
+    """Names that are bound anew in every row, and facts that are the same in all rows, in the place of text."""
+    table = torch.randint(16, (12, 12), generator=torch.Generator().manual_seed(0))
+
+    def made(self, split, count: int, length: int, draw: torch.Generator) -> Rows:
+        if won_by == "memory":
+            shape = {"segment": self.segment // 2, "segments": length // self.segment + 1, "names": 4, "symbols": 6}
+            tokens, *_ = memory_against_size.bound(count, **shape, draw=draw)
+        else:
+            tokens, _ = memory_against_size.facts(count, length // 3 + 1, table, draw)
+        return tokens[:, :length], tokens[:, 1 : length + 1]
+
+    monkeypatch.setattr(memory_against_size.MemoryAgainstSize, "drawn", made)
+    same = {"batch": 16, "learning_rate": 2e-2, "large_rate": 2e-2}
+    claim = claims.build("memory_against_size", tiny=True, settings={**MADE[won_by], **same})
+    memory, large = (memory_against_size.counted(claim.text(kind, 0, claim.steps)[0]) for kind in ("memory", "large"))
+    assert (large - memory if won_by == "memory" else memory - large) > 0.1
