@@ -86,7 +86,7 @@ class Memorizing(Memory):
 
     def setup(self) -> None:
         self.log_gain = nn.Parameter(torch.full((self.heads.count,), self.gain).log())
-        self.gates = nn.Parameter(torch.full((self.heads.count,), self.gate))
+        self.gates = nn.Parameter(torch.full((self.heads.count,), float(self.gate)))
         if self.index == "ivf":
             lists.faiss()
 
