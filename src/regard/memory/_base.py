@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from regard.composite import described, signed, unsigned
 from regard.core import registered_name
+from regard.dump import unsigned
 from regard.errors import ShapeError
 from regard.info import Heads
 from regard.options import Configured, option, weight
@@ -60,10 +60,6 @@ class MemoryState(Summary):
         ours, theirs = (MemoryState({**real, **state.content}, state.length, state.of) for state in (self, other))
         return cast("MemoryState", Summary.where(ours, rows, theirs))
 
-    def dump(self) -> dict[str, Tensor]:
-        """As `State.dump`, and whose state it is."""
-        return signed(super().dump(), self.of)
-
     def load(self, tensors: Mapping[str, Tensor]) -> "MemoryState":
         """As `State.load`; masks, and a segment that is not over, may be there or not.
 
@@ -112,7 +108,7 @@ def require_slots(state: MemoryState, owner: Owner) -> None:
         slots = wanted if x is None else x.shape[2 if x.ndim == 4 else 1]  # (batch, [heads], slots, width)
         if slots != wanted:
             raise ShapeError(
-                f"this memory, {described(owner)}, keeps {wanted} slots of {state.length} positions, and the state has "
+                f"this memory, {owner}, keeps {wanted} slots of {state.length} positions, and the state has "
                 f"{slots} ({name}): it is of one with other options; begin anew"
             )
 
@@ -189,9 +185,7 @@ class Memory(Configured, ABC):
         if of is own:
             return
         if of is not None and (of.kind is not own.kind or of.unlike(own)):
-            raise ShapeError(
-                f"memory {described(own)}: this is the state of {described(of)}; begin with initial_state of this one"
-            )
+            raise ShapeError(f"memory {own}: this is the state of {of}; begin with initial_state of this one")
         require_slots(state, own)
 
     @abstractmethod
