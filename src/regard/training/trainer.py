@@ -27,7 +27,7 @@ from regard.training.files import discard, unlinked
 from regard.training.identity import Identity
 from regard.training.interruption import Interrupted, Signals
 from regard.training.metrics import Interval, MetricsLog, Record, Stopwatch
-from regard.training.objective import smoothed
+from regard.training.objective import counts, smoothed
 from regard.training.optimizer import adamw, set_rate
 from regard.training.ranks import ALONE, Ranks
 from regard.training.schedule import learning_rate
@@ -41,9 +41,9 @@ class Trainer:
 
     The objective is the mean loss per target (of smoothed targets, if the configuration says so) plus sum(weight .
     loss) over the model's own losses; the loss that is logged is that of the targets themselves. A step is computed in
-    `accumulation` parts: the targets of a part count as in one big batch, its own losses by its share of the input
-    tokens. Everything that the loop needs to go on is in the newest checkpoint, so a run that was killed at any moment
-    gives the same bits as one that was not.
+    `accumulation` parts: the targets of a part count as in one big batch, its own losses by its share of what they are
+    a mean over. Everything that the loop needs to go on is in the newest checkpoint, so a run that was killed at any
+    moment gives the same bits as one that was not.
 
     Args:
         model: called by `Batch.through` -> output with `logits` and `losses`; `loss_weights` says the weight of each.
@@ -241,13 +241,15 @@ class Trainer:
 
     def _gradients(self, parts: list[Batch]) -> tuple[dict[str, float], int, list[ModelState | None]]:
         """Accumulate the gradient over the parts; the metrics' sums, the positions, what each part's rows remember."""
-        counts = {"tokens": sum(part.tokens for part in parts), "positions": sum(part.positions for part in parts)}
-        everywhere = self.ranks.total(counts)
+        owned = [counts(self.model, part, self.weights) for part in parts]
+        every = {"tokens": sum(part.tokens for part in parts), "positions": sum(part.positions for part in parts)}
+        every |= {f"of {name}": sum(own[name] for own in owned) for name in self.weights}
+        everywhere = self.ranks.total(every)
         tokens, positions = everywhere["tokens"], everywhere["positions"]
         sums = {"nats": 0.0, "tokens": float(tokens), "objective": 0.0}
         states: list[ModelState | None] = []
         for number, part in enumerate(parts):
-            share = part.positions / positions
+            shares = {name: count / max(everywhere[f"of {name}"], 1) for name, count in owned[number].items()}
             batch = part.to(self.device)
             with self.ranks.adding(number == len(parts) - 1):
                 with autocast(self.device, self.dtype):
@@ -259,8 +261,8 @@ class Trainer:
                 nats = F.cross_entropy(logits, targets, ignore_index=IGNORE, reduction="sum")
                 objective = smoothed(logits, targets, nats, self.config.label_smoothing) / max(tokens, 1)
                 for name, loss in output.losses.items():
-                    objective = objective + self.weights[name] * share * accumulated(loss)
-                losses = {f"losses.{name}": share * loss.item() for name, loss in output.losses.items()}
+                    objective = objective + self.weights[name] * shares[name] * accumulated(loss)
+                losses = {f"losses.{name}": shares[name] * loss.item() for name, loss in output.losses.items()}
                 found = self.ranks.total({"nats": nats.item(), "objective": objective.item(), **losses})
                 if not math.isfinite(found["objective"]):
                     named = {"task": nats.item(), **{name: loss.item() for name, loss in output.losses.items()}}
