@@ -14,6 +14,7 @@ import torch
 from campaign import children, damage, equal, faults, fuzz, hygiene, kills, log, page
 from campaign.kills import Scene
 from campaign.works import Work
+from regard.errors import ConfigError
 from regard.testing.inputs import Subject
 from tests.mutants import toys
 
@@ -274,6 +275,61 @@ class Drawing(toys.ToyDense):
         return super().attend(q, k, v, call)
 
 
+class Setting(toys.ToyDense):
+    """Sets something for everybody at its first call, once and for all."""
+
+    def attend(self, q, k, v, call):
+        torch.set_float32_matmul_precision("high")
+        return super().attend(q, k, v, call)
+
+
+class Exporting(toys.ToyDense):
+    """Leaves a variable in the environment."""
+
+    def attend(self, q, k, v, call):
+        os.environ["CAMPAIGN_PLANTED"] = "1"
+        return super().attend(q, k, v, call)
+
+
+HOARD = bytearray()
+
+
+class Hoarding(toys.ToyDense):
+    """Keeps bytes of every call, in a single object."""
+
+    def attend(self, q, k, v, call):
+        HOARD.extend(os.urandom(1 << 18))
+        return super().attend(q, k, v, call)
+
+
+class Told(toys.ToyDense):
+    """Computes what only this process was told."""
+
+    more = 0.0
+
+    def attend(self, q, k, v, call):
+        got = super().attend(q, k, v, call)
+        return got._replace(values=got.values + Told.more)
+
+
+class Greedy(toys.ToyDense):
+    """Takes memory and time before it refuses a size."""
+
+    def setup(self):
+        if self.heads.max_length == hygiene.HUGE:
+            torch.ones(hygiene._peak() // 4)
+            _slow()
+            raise ConfigError("no such size")
+
+
+class Wordless(toys.ToyDense):
+    """Refuses a size without a word."""
+
+    def setup(self):
+        if self.heads.max_length == hygiene.HUGE:
+            raise ConfigError("")
+
+
 class Raw(toys.ToyDense):
     """Takes any size for a number."""
 
@@ -289,15 +345,29 @@ class Raw(toys.ToyDense):
         (hygiene._fork, Forked, "other bits"),
         (hygiene._global_state, Filtering, "warnings"),
         (hygiene._global_state, Drawing, "torch's random state"),
+        (hygiene._global_state, Setting, "precision of products"),
+        (hygiene._global_state, Exporting, "environment"),
+        (hygiene._spawn, Told, "other bits"),
         (lambda subject, folder: hygiene._steps(subject, folder, steps=80), Keeping, "more objects"),
+        (lambda subject, folder: hygiene._steps(subject, folder, steps=80), Hoarding, "KiB more after 80 steps"),
         (hygiene._limits, Raw, "heads.max_length=1099511627776: IndexError"),
+        (hygiene._limits, Greedy, "MiB"),
+        (hygiene._limits, Greedy, "s; heads.max_length=1099511627776: took"),
+        (hygiene._limits, Wordless, "heads.max_length=1099511627776: an error without a message"),
     ],
 )
-def test_a_guest_that_misbehaves_is_seen(tmp_path, check, guest, wanted):
+def test_a_guest_that_misbehaves_is_seen(tmp_path, monkeypatch, check, guest, wanted):
     Forked.mine = os.getpid()
+    monkeypatch.setattr(Told, "more", 1.0)
+    monkeypatch.setattr(hygiene, "SECONDS", 0.2)
+    monkeypatch.setenv("CAMPAIGN_PLANTED", "0")
+    precision = torch.get_float32_matmul_precision()
     assert check(Subject(toys.ToyDense, {}), tmp_path) == ""
-    with warnings.catch_warnings():
-        assert wanted in check(Subject(guest, {}), tmp_path)
+    try:
+        with warnings.catch_warnings():
+            assert wanted in check(Subject(guest, {}), tmp_path)
+    finally:
+        torch.set_float32_matmul_precision(precision)
 
 
 @pytest.mark.parametrize("script", ["raise SystemExit(3)", "import os; os.kill(os.getpid(), 9)"])
