@@ -92,9 +92,20 @@ class Memorizing(Memory):
 
     @classmethod
     def kept_slots(cls, options: Mapping[str, Any], length: int) -> Mapping[str, int]:
-        """The newest pairs, and the newest hidden states."""
-        pairs = min(options["pairs"], length)
-        return {"keys": pairs, "values": pairs, "lists": pairs, "hidden": min(options["recent"], length)}
+        """The newest pairs, and the newest hidden states; as many centres from the beginning on."""
+        pairs, hidden = min(options["pairs"], length), min(options["recent"], length)
+        return {
+            "keys": pairs,
+            "values": pairs,
+            "lists": pairs,
+            "centres": lists.count(options["pairs"]),
+            "hidden": hidden,
+        }
+
+    @classmethod
+    def numbers(cls, options: Mapping[str, Any]) -> Mapping[str, int]:
+        """The lists."""
+        return {"lists": lists.count(options["pairs"])} if options["index"] == "ivf" else {}
 
     @property
     def compares(self) -> bool:
