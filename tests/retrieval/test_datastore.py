@@ -314,7 +314,7 @@ def test_a_merge_that_was_interrupted_goes_on(store, documents, tmp_path, monkey
         early.setattr(files, "_write", killed)
         with pytest.raises(KeyboardInterrupt):
             Datastore.merge(tmp_path / "both", [store, more])
-    with pytest.raises(CheckpointError, match="give the same regard knn build again, or in Python the same merge"):
+    with pytest.raises(CheckpointError, match="give the same regard knn build or regard knn merge again"):
         Datastore.open(tmp_path / "both")
     with pytest.raises(CheckpointError, match="had other documents"):
         Datastore.merge(tmp_path / "both", [more, store])
