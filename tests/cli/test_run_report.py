@@ -18,6 +18,7 @@ SMALL += ["--threads", "1", "--steps", "30"]
 DYNAMIC = "dynamic_span(max_span=24, ramp=4)"
 RUNS = {
     "early": ["--model.layers", "3", "--model.depth", "early_exit"],
+    "own": ["--model.layers", "3", "--model.depth", "early_exit(thresholds=(0.01, None))"],
     "plain": ["--model.layers", "1"],
     "ponder": ["--model.layers", "1", "--model.depth", "universal(steps=3, epsilon=0.3)"],
     "looking": ["--model.layers", "2", "--model.attention", "adaptive_span(max_span=24, ramp=4, initial=0.5)", DYNAMIC],
@@ -27,7 +28,7 @@ LIMIT = ["--limit", "6", "--threads", "1"]
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Four runs on a text that is easy, the first one calibrated, and one on another text; never to be changed."""
+    """Five runs on a text that is easy, the first one calibrated, and one on another text; never to be changed."""
     folder = tmp_path_factory.mktemp("runs")
     for name, first in (("numbers", 0), ("others", 5000)):
         lines = (f"{number} is followed by {number + 1}.\n" for number in range(first, first + 3000))
@@ -185,6 +186,24 @@ def test_another_threshold_and_a_run_that_nobody_calibrated(regard, runs, tmp_pa
     assert regard("report", "early", *LIMIT, "--max-new-tokens", "9").code == 0
     assert (tmp_path / "early" / "report.html").exists()
     assert regard("generate", "early", "12 is", "--max-new-tokens", "2").code == 0, "a run with a report is a run"
+
+
+def test_thresholds_of_every_block_are_used_as_they_are(regard, runs):
+    found, page = reported(regard, runs / "own", "--max-new-tokens", "9")
+    (run,) = found["runs"]
+    taken = run["used"]["taken"]
+    assert taken[0] > 0
+    assert taken[1] == 0
+    assert (run["used"]["threshold"], run["exits"], len(run["fixed"])) == (None, [], 3)
+    assert [at["taken"].index(found["tokens"]) for at in run["fixed"]] == [0, 1, 2]
+    cost = sum(one * count for one, count in zip(run["operations"], taken, strict=True)) / found["tokens"]
+    assert run["used"]["operations"] == pytest.approx(cost)
+    assert "threshold 1" not in page
+    refused = regard("report", runs / "own", *LIMIT, "--threshold", "0.5", "--out", "page.html")
+    assert refused.code == 2
+    assert "a threshold of its own" in refused.err
+    told = json.loads(regard("evaluate", runs / "own", "--limit", "6", "--json").out)["depth"]
+    assert told == {"mean_layers": pytest.approx(run["used"]["depth"]), "of_layers": 3}
 
 
 def test_ponder_steps(regard, runs):

@@ -14,7 +14,7 @@ from regard.benchmark.exits import COSINES
 from regard.errors import ConfigError
 from regard.integrations import exits
 from regard.models import LanguageModel
-from regard.models.depth.early_exit import PLANNED
+from regard.models.depth import Leaving
 from regard.models.depth.universal import Universal
 from regard.models.generate import stream
 from regard.report import _page, depth_text
@@ -97,8 +97,10 @@ def _run(
     model, folder = run.model, run.path / exits.FOLDER
     calibration = exits.install(model, folder) if folder.is_dir() and isinstance(model, LanguageModel) else None
     depth, most = body(model).depth, most_steps(model)
-    asks = most is not None and hasattr(depth, "threshold") and getattr(depth, "confidence", None) not in PLANNED
+    asks = isinstance(depth, Leaving) and depth.asks
     if threshold is not None:
+        if getattr(depth, "thresholds", ()):
+            raise ConfigError(f"every block of {run.path} has a threshold of its own; leave --threshold out")
         if not asks:
             raise ConfigError(f"{run.path} has no exits with a threshold; leave --threshold out")
         if not 0 <= threshold <= 1:
