@@ -121,8 +121,7 @@ class State(ABC):
         """The state that `dump` wrote; called on any state of the same mechanism (an initial one).
 
         Raises:
-            ShapeError: tensors that are missing, not its own, or of other shapes; the state of another mechanism, or
-                of this one under other options.
+            ShapeError: tensors that are missing, not its own, or of other shapes; another owner's, or of other options.
         """
 
 
@@ -279,8 +278,7 @@ class Slots(State):
         """The kept slots, all of them real."""
         old = self.view()
         first = next(iter(old.values()))
-        mask = torch.ones(first.shape[0], self.kept, dtype=torch.bool, device=first.device)
-        return {**old, "key_mask": mask}
+        return {**old, "key_mask": torch.ones(first.shape[0], self.kept, dtype=torch.bool, device=first.device)}
 
     def _roomy(self, old: Mapping[str, Tensor], count: int) -> Tape:
         """A new tape that holds the kept slots and has taken `count` behind them, with room to double."""
@@ -329,8 +327,7 @@ class Slots(State):
     def keep(self, picked: Tensor) -> Self:
         """The state with only the picked kept slots (int indices into the kept ones, ascending)."""
         data = {name: x.index_select(SLOT_AXIS[x.ndim], picked) for name, x in self.view().items()}
-        count = len(picked)
-        return type(self)(Tape(data, count, count), 0, count, self.length, self.steady)
+        return type(self)(Tape(data, len(picked), len(picked)), 0, len(picked), self.length, self.steady)
 
 
 Kept = torch.dtype | Literal["call", "accumulation"]
