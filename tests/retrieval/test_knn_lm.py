@@ -227,6 +227,11 @@ def test_other_models_widths_and_windows_are_refused(decoder, tmp_path):
         KnnLm(model, Datastore.create(tmp_path / "empty", 16, vocab_size=VOCAB))
     with pytest.raises(LimitError, match="windows must have at least 1 token"):
         build(model, [], tmp_path / "new", origin={}, length=0)
+    placed = LanguageModel(ModelConfig(dim=16, vocab_size=VOCAB, position="learned", max_length=8))
+    with pytest.raises(LimitError, match="at most the model's 8 positions; got 9"):
+        build(placed, [], tmp_path / "new", origin={}, length=9)
+    with pytest.raises(CheckpointError, match="has 11 tokens, the model 12"):
+        built(decoder(vocab_size=12), tmp_path / "store", add=True)
     gated = LanguageModel(
         ModelConfig(dim=16, vocab_size=VOCAB, block="gated_unit", mlp="none", attention=("relu_squared",), heads=1)
     )
