@@ -243,8 +243,7 @@ class Trainer:
         """Accumulate the gradient over the parts; the metrics' sums, the positions, what each part's rows remember."""
         owned = [counts(self.model, part, self.weights) for part in parts]
         every = {"tokens": sum(part.tokens for part in parts), "positions": sum(part.positions for part in parts)}
-        every |= {f"of {name}": sum(own[name] for own in owned) for name in self.weights}
-        everywhere = self.ranks.total(every)
+        everywhere = self.ranks.total(every | {f"of {name}": sum(own[name] for own in owned) for name in self.weights})
         tokens, positions = everywhere["tokens"], everywhere["positions"]
         sums = {"nats": 0.0, "tokens": float(tokens), "objective": 0.0}
         states: list[ModelState | None] = []
@@ -368,6 +367,7 @@ class Trainer:
         with self.ranks.together():
             for leftover in self.checkpoints.glob(".step-*") if self.ranks.main else ():
                 discard(leftover)
+        self.ranks.same({"list of checkpoints": " ".join(path.name for path in checkpoint.paths(self.checkpoints))})
         saved, self.damaged = checkpoint.newest(self.checkpoints, self.ranks.read)
         self.ranks.same({"checkpoint": repr(saved and saved.progress)})
         if self.identity is not None:
