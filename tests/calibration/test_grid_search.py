@@ -78,7 +78,7 @@ def test_what_does_not_pay_is_not_taken() -> None:
 
 def test_a_model_takes_what_was_found() -> None:
     """Blocks that no token leaves behind included."""
-    found = grid_search(np.full((2, 2), 0.9), np.array([[9.0, 0.0, 0.0]] * 2), [0.5], price=0.1)
+    found = grid_search(np.full((2, 2), 0.5), np.array([[9.0, 0.0, 0.0]] * 2), [0.5], price=0.1)
     assert found.thresholds == (None, 0.5)
     config = ModelConfig(dim=8, heads=2, layers=3, vocab_size=9)
     depth = build_depth(f"early_exit(thresholds={found.thresholds!r})", config)
