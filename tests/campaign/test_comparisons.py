@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from campaign import children, equal, works
+from campaign import children, damage, equal, works
 from regard.checksums import MANIFEST, opened, sealed, write_manifest
 
 NEWEST = "step-00000012"
@@ -118,3 +118,25 @@ def test_an_addition_is_there_once_or_as_often_as_it_was_asked_for(tmp_path, doc
         (folder / "1.keys").write_bytes(data)
         (folder / "manifest.json").write_text(json.dumps({"documents": list(given)}))
     assert works._added_once(tmp_path / "ours", tmp_path / "whole") == wanted
+
+
+def test_what_a_command_leaves_is_part_of_its_result(tmp_path, monkeypatch):
+    """With the same words on both sides, in a file beside them."""
+    monkeypatch.setattr(children, "command", lambda *_, **__: children.Ended(0, "same", "", 0.1, 0.1, 0))
+    subject, found = damage.Subject(True, (), (), (), leaves=("weights",)), set()
+    for data in (None, b"one", b"two"):
+        if data is not None:
+            (tmp_path / "weights").write_bytes(data)
+        found.add(damage._run(subject, tmp_path, ("info",))[1])
+    assert len(found) == 3
+
+
+def test_a_command_that_fails_on_what_is_sound_is_no_case(tmp_path, monkeypatch):
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "it.txt").write_text("sound")
+    failed = children.Ended(4, "", "regard: no", 0.1, 0.1, 0)
+    monkeypatch.setitem(damage.SUBJECTS, "planted", damage.Subject(True, (), (("info", "it.txt"),), ("*",)))
+    monkeypatch.setattr(damage, "_prepare", lambda subject, base, more=(): None)
+    monkeypatch.setattr(damage, "_run", lambda subject, place, words: (failed, ""))
+    with pytest.raises(RuntimeError, match=r"planted: regard info it\.txt gives no result: regard: no"):
+        damage.cases("planted", tmp_path)
