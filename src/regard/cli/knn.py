@@ -3,11 +3,13 @@
 import dataclasses
 import sys
 from dataclasses import dataclass, replace
+from shlex import quote
 from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
 from regard.cli._datastore import KnnOptions, searched
+from regard.cli._interrupted import leaving
 from regard.cli._output import console, emit, given, table
 from regard.errors import ConfigError, InputError
 from regard.tasks.config import TextConfig
@@ -172,17 +174,22 @@ def _build(options: Options) -> int:
             said = entries
             print(f"{entries:,} entries", file=sys.stderr, flush=True)
 
-    store = build(
-        model,
-        texts(documents, reader),
-        options.out,
-        origin=origin(model, reader),
-        length=length,
-        add=options.add,
-        progress=tell,
+    with leaving(lambda: f"the same command goes on where it stopped, with what is in {options.out}"):
+        store = build(
+            model,
+            texts(documents, reader),
+            options.out,
+            origin=origin(model, reader),
+            length=length,
+            add=options.add,
+            progress=tell,
+        )
+    way = (
+        f"{options.out} is whole; its indices: regard knn index {quote(options.out)} --index {' '.join(options.index)}"
     )
-    for kind in options.index:
-        Index(store, kind).save()
+    with leaving(lambda: way):
+        for kind in options.index:
+            Index(store, kind).save()
     return _stats(replace(options, what=options.out))
 
 

@@ -10,6 +10,7 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from regard.cli import _run_options
+from regard.cli._interrupted import leaving
 from regard.cli._output import console, emit
 from regard.cli._run_options import CONVERTED, Options, run_config
 from regard.errors import ConfigError, DataError, ResourceError, UnsupportedError
@@ -40,15 +41,16 @@ def run(options: Options) -> int:
     with together(options.parallel) as ranks, Display() if ranks.main else nullcontext() as display:
         if options.resume is not None:
             given = {name: getattr(options.training, name) for name in options.changed}
-            result = resume(
-                options.resume,
-                **given,
-                on_progress=display,
-                trust=options.trust,
-                edited=options.edited,
-                beside=opened,
-                ranks=ranks,
-            )
+            with leaving(partial(_left, Path(options.resume))):
+                result = resume(
+                    options.resume,
+                    **given,
+                    on_progress=display,
+                    trust=options.trust,
+                    edited=options.edited,
+                    beside=opened,
+                    ranks=ranks,
+                )
         else:
             with settings_of(options.config):
                 config, start = run_config(options), None
@@ -57,7 +59,7 @@ def run(options: Options) -> int:
                 require_memory(config, options.config)
                 if not options.out and ranks.count > 1:
                     raise ConfigError("several processes write one run: name it with --out")
-                with nullcontext(Path(options.out)) if options.out else free() as out:
+                with nullcontext(Path(options.out)) if options.out else free() as out, leaving(partial(_left, out)):
                     result = train(config, out, start=start, on_progress=display, beside=opened, ranks=ranks)
         main = ranks.main
     if not main:
@@ -122,6 +124,11 @@ def started(options: Options) -> tuple[RunConfig, "Start"]:
     start = starting.start(options.start, **conversion, trust=options.trust)
     start.require_task(options.task)
     return start.configured(RunConfig(replace(start.shape, **given), options.task, options.training)), start
+
+
+def _left(run: Path) -> str | None:
+    """How a run goes on that a signal stopped beside its steps, where it has begun."""
+    return f"go on with regard train --resume {quote(str(run))}" if (run / "config.toml").exists() else None
 
 
 def _next(task: TaskConfig, run: str) -> str:
