@@ -114,8 +114,10 @@ def test_a_memory_for_one_layer(regard, deep, tmp_path, file):
     (tmp_path / "memory.toml").write_text(f"[model]\nmemory = {json.dumps(MEMORY)}\nmax_length = 4\n")
     said_so = ["--model.memory", *MEMORY, "--model.max-length", "4"]
     words = ["--config", "memory.toml"] if file else said_so
-    answer = regard("train", "--from", deep, *SHORT, *words, "--out", "tuned")
+    answer = regard("train", "--from", deep, *SHORT, *words, "--only", "*.memory", "--out", "tuned")
     assert answer.code == 0, answer.err
+    published = dict(pretrained.load(deep).decoder.named_parameters())
+    assert all(x.equal(published[name]) for name, x in load("tuned").model.named_parameters() if name in published)
     model = load("tuned").config.model
     assert (model.memories, model.max_length) == ((None, None, MEMORY[1]), 4)
     assert [line["step"] for line in said(tmp_path / "tuned", "evaluate")] == [0, 2]

@@ -149,7 +149,7 @@ def require_memory(config: RunConfig, file: str | None) -> None:
 
     Raises:
         ResourceError: weights of the blocks, gradients and the two moments of AdamW, 4 bytes each, are more than there
-            is.
+            is; where only some parameters learn, the weights alone.
     """
     from regard.training.device import chosen_device
 
@@ -160,11 +160,12 @@ def require_memory(config: RunConfig, file: str | None) -> None:
     blocks = model.layers * (attention + mlp)
     if isinstance(model, EncoderDecoderConfig):  # whose decoder also has attention to the source
         blocks += model.layers * attention + model.encoder.layers * (attention + mlp)
-    needed = 4 * 4 * blocks
+    needed = (4 if config.training.only else 4 * 4) * blocks
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else needed
     if chosen_device(config.training.device).type == "cpu" and needed > there:
         raise ResourceError(
-            f"a model of this shape takes {needed / 2**30:.0f} GiB for weights, gradients and optimizer, and this "
+            f"a model of this shape takes {needed / 2**30:.0f} GiB for weights"
+            f"{'' if config.training.only else ', gradients and optimizer'}, and this "
             f"machine has {there / 2**30:.0f} GiB; choose a smaller --model.dim (now {model.dim}) or --model.layers "
             f"(now {model.layers})" + (f"; the settings are those of {file} and of the flags" if file else "")
         )

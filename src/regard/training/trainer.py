@@ -28,6 +28,7 @@ from regard.training.identity import Identity
 from regard.training.interruption import Interrupted, Signals
 from regard.training.metrics import Interval, MetricsLog, Record, Stopwatch
 from regard.training.objective import counts, smoothed
+from regard.training.only import apart, required
 from regard.training.optimizer import adamw, set_rate
 from regard.training.ranks import ALONE, Ranks
 from regard.training.schedule import learning_rate
@@ -59,7 +60,7 @@ class Trainer:
         ranks: the processes that train it together, each with a share of every part of a batch; the first one writes.
 
     Raises:
-        ConfigError: stages in the configuration alone.
+        ConfigError: stages in the configuration alone. UnsupportedError: `config.only` of several processes.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class Trainer:
     def _use(self, model: nn.Module, task: Task) -> None:
         """Train this network on this data from now on."""
         config = self.config
-        self.model = self.ranks.placed(model.to(self.device))
+        self.model = self.ranks.placed(apart(model, config.only, self.ranks.count).to(self.device))
         self.weights: dict[str, float] = model.loss_weights  # type: ignore[assignment]
         self.train_examples = task.examples("train")
         self.carrying = Carrying(self.model, self.train_examples, config) if config.carry else None
@@ -266,7 +267,7 @@ class Trainer:
                 if not math.isfinite(found["objective"]):
                     named = {"task": nats.item(), **{name: loss.item() for name, loss in output.losses.items()}}
                     self._not_finite("loss", part.ids, f" ({', '.join(f'{n} {x:.4g}' for n, x in named.items())})")
-                objective.backward()
+                required(objective, self.model).backward()
             self.ranks.learned()
             for name, value in found.items():
                 sums[name] = sums.get(name, 0.0) + value
