@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, final
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, cast, final
 
 import torch
 from torch import Tensor
@@ -149,7 +149,7 @@ class Mechanism(Configured):
         """Whether it takes `rows`: queries of some rows of a batch, without the averages of the others."""
         return False
 
-    def check_rows(self, rows: Any, batch: int, state: State | None) -> None:
+    def check_rows(self, rows: object, batch: int, state: State | None) -> None:
         """Refuse queries of some rows of a batch where the averages of all would be computed, and rows that are none.
 
         Raises:
@@ -160,8 +160,9 @@ class Mechanism(Configured):
             raise UnsupportedError(f"{self._name} computes averages of all rows here; leave rows out, and pick some")
         if state is None or self.training:
             raise UnsupportedError(f"{self._name} takes rows with a state and in eval() alone; leave them out")
-        sound = isinstance(rows, Sequence) and all(type(row) is int for row in rows)
-        if not sound or any(not one < other for one, other in pairwise((-1, *rows, batch))):
+        numbers: list[Any] = list(cast("Sequence[Any]", rows)) if isinstance(rows, Sequence) else [None]
+        sound = all(type(row) is int for row in numbers)
+        if not sound or any(not one < other for one, other in pairwise([-1, *numbers, batch])):
             raise ShapeError(
                 f"{self._name}: rows must be numbers of the batch, ascending, from 0 to {batch - 1}, got {rows!r}"
             )

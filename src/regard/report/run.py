@@ -14,7 +14,6 @@ from regard.benchmark.exits import COSINES
 from regard.errors import ConfigError
 from regard.integrations import exits
 from regard.models import LanguageModel
-from regard.models.depth import Leaving
 from regard.models.depth.universal import Universal
 from regard.models.generate import stream
 from regard.report import _page, depth_text
@@ -112,7 +111,7 @@ def _run(
     if calibration is not None:
         exits.require_whole(folder, calibration)
     depth, most = body(model).depth, most_steps(model)
-    asks = isinstance(depth, Leaving) and depth.asks
+    asks: bool = getattr(depth, "asks", False)
     if threshold is not None:
         if getattr(depth, "thresholds", ()):
             raise ConfigError(f"every block of {run.path} has a threshold of its own; leave --threshold out")
