@@ -1,7 +1,6 @@
 """Defects that are planted in what the campaign attacks: each part sees its own, and nothing where there is none."""
 
 import os
-import shutil
 import signal
 import time
 import warnings
@@ -154,11 +153,44 @@ def test_an_error_without_a_word_is_none_of_a_fault(tmp_path):
     found = faults._judged(scene, scene.place("case"), wordless, "no home", codes=(6,))
     assert found.defect
     assert "without an error" in found.what
-    killed = children.Ended(-signal.SIGTERM, "", "", 0.1, 0.1, 0)
-    scene.finished = lambda place: ([], killed)  # type: ignore[method-assign]
-    shutil.rmtree(scene.folder / "case", ignore_errors=True)
-    found = faults._judged(scene, scene.place("case"), killed, "a signal", codes=(143, -signal.SIGTERM))
-    assert (found.defect, found.what) == (False, "ended, then the same bits")
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "wanted"),
+    [
+        (143, "regard train: interrupted; nothing was kept\n", None),
+        (143, "more\ntrain: SIGTERM: saved at step 3; continue with --resume\n", None),
+        (143, "", "without a word"),
+        (143, "train: step 3  loss 5.1\n", "without a word"),
+        (-signal.SIGTERM, "", "exit code -15"),
+        (130, "regard train: interrupted; nothing was kept\n", "exit code 130"),
+    ],
+)
+def test_a_signal_that_ends_a_command_without_a_word_is_seen(tmp_path, code, said, wanted):
+    """And one that ends it with another exit code, as where nobody answers it."""
+    scene = Acted(tmp_path, _sound)
+    stopped = children.Ended(code, "", said, 0.1, 0.1, 0)
+    scene.finished = lambda place: ([], stopped)  # type: ignore[method-assign]
+    found = faults._judged(scene, scene.place("case"), stopped, "a signal", codes=faults._CODES[signal.SIGTERM])
+    assert found.defect is (wanted is not None)
+    assert (wanted or "named, then the same bits") in found.what
+
+
+def test_a_limit_of_memory_is_met_on_the_way(tmp_path):
+    """Also by what its parent left free, and never where there is as much as is needed."""
+
+    def takes() -> int:
+        return len([bytearray(1 << 19) for _ in range(8)]) & 0
+
+    kept = [bytearray(1 << 16) for _ in range(1 << 8)]
+    del kept[::2]
+    report = tmp_path / "needed"
+    assert children.call(takes, tmp_path, full=True, needed=report).code == 0
+    needed = int(report.read_text())
+    assert needed > 7 << 19  # of eight blocks at least seven
+    for share in (0.1, 0.5, 0.9):
+        assert children.call(takes, tmp_path, full=True, memory=int(share * needed)).traceback
+    assert children.call(takes, tmp_path, full=True, memory=2 * needed).code == 0
 
 
 # Damage
