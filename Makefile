@@ -46,9 +46,8 @@ test-avx2: .venv/.test  ## the conformance suite and its mutants, with the round
 
 # Every dependency but torch at its lowest declared or its highest version. Other builds of torch bring gigabytes of CUDA,
 # so it is TORCH here too, unless TORCH_VERSION says another: the lowest declared one is 2.11.0.
-VERSION_TESTS ?= tests/install/test_versions.py tests/test_catalog.py tests/test_specs.py tests/test_doctests.py \
-	tests/cli/test_train.py tests/cli/test_evaluate.py tests/cli/test_tasks.py tests/cli/test_tokens.py \
-	tests/tasks tests/tokens tests/training tests/report tests/retrieval
+# VERSION_TESTS chooses tests, such as tests/training; without it they are those of `make test`.
+VERSION_TESTS ?=
 .venv-%/.done: pyproject.toml
 	$(PYTHON) -m venv .venv-$*
 	.venv-$*/bin/python -m pip install --quiet uv $(if $(TORCH_VERSION),torch==$(TORCH_VERSION),$(TORCH))
@@ -59,7 +58,7 @@ VERSION_TESTS ?= tests/install/test_versions.py tests/test_catalog.py tests/test
 	.venv-$*/bin/python -m pip install --quiet --no-deps --editable .
 	@touch $@
 
-test-lowest test-highest: test-%: .venv-%/.done  ## a part of the suite (VERSION_TESTS) with the lowest or highest versions
+test-lowest test-highest: test-%: .venv-%/.done  ## the suite (or VERSION_TESTS of it) with the lowest or highest versions
 	OMP_NUM_THREADS=1 .venv-$*/bin/python -m pytest --numprocesses 2 --dist worksteal -m 'not external and not study and not processes' $(VERSION_TESTS)
 
 .venv-sbom/.done: pyproject.toml

@@ -1,7 +1,7 @@
 """What several processes cost and gain: the plain command, torchrun with one process, and with two, in turns.
 
     python benchmarks/distributed.py               # some 8 minutes on two cores that nobody else uses
-    python benchmarks/distributed.py 5             # as many turns
+    python benchmarks/distributed.py 6             # as many turns, six at least
 
 Each turn trains the same decoder (four blocks of width 256, 256 letters, 16 rows) for 24 steps from the start, on one
 thread for each process, and reads the seconds of its steps from metrics.jsonl, where starting, evaluating and saving
@@ -41,20 +41,28 @@ def seconds(processes: int, more: str, folder: Path) -> float:
     return sum(float(timing["seconds"]) for timing in lines[1:])  # type: ignore[index]
 
 
+def asked(words: list[str], usual: int) -> int:
+    """The turns that were asked for; of fewer than six even least and greatest are no bounds of 95 %."""
+    turns = int(words[0]) if words else usual
+    if turns < 6:
+        raise SystemExit(f"{turns} turns give no interval of 95 %; ask for 6 or more")
+    return turns
+
+
 def interval(values: list[float]) -> tuple[float, float, float]:
-    """Median and bounds of at least 95 % certainty, of values in any order."""
+    """Median and bounds of at least 95 % certainty, of six values or more in any order."""
     count, ordered = len(values), sorted(values)
+    assert 2 / 2**count <= 0.05, f"{count} values have no such bounds"
     cut = 0
     while 2 * sum(math.comb(count, k) for k in range(cut + 1)) / 2**count <= 0.05:
         cut += 1
-    low = max(cut - 1, 0)
-    return statistics.median(ordered), ordered[low], ordered[count - 1 - low]
+    return statistics.median(ordered), ordered[cut - 1], ordered[count - cut]
 
 
 if __name__ == "__main__":
     found: dict[str, list[float]] = {side: [] for side in SIDES}
     with tempfile.TemporaryDirectory() as folder:
-        for turn in range(int(sys.argv[1]) if len(sys.argv) > 1 else TURNS):
+        for turn in range(asked(sys.argv[1:], TURNS)):
             order = list(enumerate(SIDES.items()))
             for number, (side, (processes, more)) in order if turn % 2 else reversed(order):
                 found[side].append(seconds(processes, more, Path(folder) / f"{turn}-{number}"))

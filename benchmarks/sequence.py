@@ -1,7 +1,7 @@
 """What processes that share every sequence cost and gain: one process, and two of them, in turns.
 
-    python benchmarks/sequence.py                  # some 10 minutes on two cores that nobody else uses
-    python benchmarks/sequence.py 2 softmax        # as many turns, of the mechanisms that are named
+    python benchmarks/sequence.py                  # some 12 minutes on two cores that nobody else uses
+    python benchmarks/sequence.py 6 softmax        # as many turns, six at least, of the mechanisms that are named
 
 Each turn trains the same decoder (four blocks of width 128, one row of 4,096 letters) for 8 steps from the start, on
 one thread for each process: `regard train`, and `torchrun --nproc-per-node 2 -m regard train --parallel.sequence 2`.
@@ -19,13 +19,13 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.distributed import interval
+from benchmarks.distributed import asked, interval
 from regard import Heads, build
 from regard.distributed import joined
 from regard.distributed.sequence import Parts, attended
 from regard.training import metrics
 
-TURNS, STEPS, EVERY, LENGTH = 5, 8, 2, 4096
+TURNS, STEPS, EVERY, LENGTH = 6, 8, 2, 4096
 OPTIONS = (
     f"--model.dim 128 --model.heads 4 --model.layers 4 --model.max-length {LENGTH} --task.length {LENGTH} "
     f"--batch-size 1 --steps {STEPS} --log-every {EVERY} --evaluate-examples 1 --threads 1"
@@ -63,10 +63,10 @@ def counted() -> None:
 if __name__ == "__main__" and "RANK" in os.environ:
     counted()
 elif __name__ == "__main__":
-    turns, *names = sys.argv[1:] or [str(TURNS)]
+    turns, names = asked(sys.argv[1:], TURNS), sys.argv[2:]
     found: dict[str, list[tuple[float, float]]] = {spec: [] for spec in names or MECHANISMS}
     with tempfile.TemporaryDirectory() as folder:
-        for turn in range(int(turns)):
+        for turn in range(turns):
             for number, (spec, pairs) in enumerate(found.items()):
                 times = {}
                 for processes in (1, 2) if turn % 2 else (2, 1):

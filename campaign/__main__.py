@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -48,7 +49,7 @@ def main(words: Sequence[str]) -> int:
     options = parser.parse_args(words)
     from campaign import children, log, page
 
-    path = options.log or log.RECORDED
+    path, call = options.log or log.RECORDED, f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
     if options.page:
         page.write(path)
         return 0
@@ -58,7 +59,8 @@ def main(words: Sequence[str]) -> int:
         chosen = [kind for kind in part.kinds() if not options.kind or kind in options.kind]
         for kind, seeds in _planned(part, chosen, options, log.read(path)):
             written = None if options.short or options.first is not None else path
-            defects += _run(part, kind, seeds, written, _command(words), again=options.again)
+            like = log.Batch(part.NAME, kind, 0, _command(words), options.again, part.judged(kind), call)
+            defects += _run(part, like, seeds, written)
     if not options.short and options.first is None:
         page.write(path)
     used = os.times()
@@ -94,8 +96,8 @@ def _planned(
             seeds = range(first, first + part.SHORT[kind])
         else:
             first = log.following(batches, part.NAME, kind) if options.first is None else options.first
-            wanted = part.cases_of(kind)
-            more = max(0, wanted - first) if options.cases is None else options.cases
+            there = log.made(batches, part.NAME, kind, part.judged(kind))
+            more = max(0, part.cases_of(kind) - there) if options.cases is None else options.cases
             seeds = range(first, first + more)
         until = None if options.seconds is None else began + options.seconds * number / len(kinds)
         if seeds:
@@ -127,11 +129,11 @@ def _close(batch: "log.Batch | None", path: Path | None) -> None:
     print(f"{batch.part}, {batch.kind}: {batch.count} cases, {counts}, {batch.seconds:.1f} s", flush=True)
 
 
-def _run(part: ModuleType, kind: str, seeds: Iterator[int], path: Path | None, command: str, *, again: bool) -> int:
-    """Cases of a kind, written down as they come; how many were defects."""
+def _run(part: ModuleType, like: "log.Batch", seeds: Iterator[int], path: Path | None) -> int:
+    """Cases of a kind, written down as they come in batches like that one; how many were defects."""
     from campaign import log
 
-    defects = 0
+    defects, kind = 0, like.kind
     with tempfile.TemporaryDirectory(prefix="campaign-") as folder:
         os.environ["XDG_CACHE_HOME"] = str(Path(folder) / "kept")  # of commands that are given no other folder
         began = time.monotonic()
@@ -146,7 +148,7 @@ def _run(part: ModuleType, kind: str, seeds: Iterator[int], path: Path | None, c
             for seed in seeds:
                 if batch is None or seed != before + 1 or batch.count >= part.BATCH:
                     _close(batch, path)
-                    batch = log.Batch(part.NAME, kind, seed, command, again)
+                    batch = log.Batch(part.NAME, kind, seed, like.command, like.again, like.judged, like.call)
                 outcome = case(seed)
                 now = time.monotonic()
                 batch.add(seed, outcome, now - began)

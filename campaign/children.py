@@ -1,5 +1,6 @@
 """Commands in forked children of a process that has imported torch and regard: 20 milliseconds instead of seconds."""
 
+import ctypes
 import importlib
 import os
 import pkgutil
@@ -15,8 +16,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 SECONDS = 120.0
-"""after which a child hangs"""
+"""on the clock, after which a child hangs that hardly did anything meanwhile; of a processor, after which any does"""
+_BUSY = 1 / 200
+"""share of that time for which a process runs that only waits for its turn"""
 _PAGE = resource.getpagesize()
+_ENDING = {signal.SIGTERM, signal.SIGINT}
 _FAILED = 99
 """exit code of a child whose preparation failed, which is a defect of the campaign"""
 
@@ -66,6 +70,8 @@ def call(
     before: Callable[[], None] = lambda: None,
     stop: tuple[float, signal.Signals] | None = None,
     memory: int | None = None,
+    full: bool = False,
+    needed: Path | None = None,
     seconds: float = SECONDS,
 ) -> Ended:
     """Call a function in a forked child.
@@ -76,7 +82,9 @@ def call(
         before: is called in the child first.
         stop: (seconds, signal): what it gets after that time.
         memory: bytes of address space that it may take beside its parent's; None: any.
-        seconds: on the clock, after which it is killed.
+        full: what its allocator still has of its parent is taken first, so that all it needs is asked of the system.
+        needed: file for the bytes of address space that it took at most, beside what it began with.
+        seconds: after which it is killed where it did nothing on the clock, and of a processor in any case.
     """
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         sys.stdout.flush()
@@ -87,7 +95,7 @@ def call(
             os.write(writer, str(_resident()).encode())
             os.close(reader)
             os.close(writer)
-            _child(function, place, before, memory, out, err)
+            _child(function, place, before, (memory, full, needed), out, err)
         os.close(writer)
         had = int(os.read(reader, 99) or b"0")  # what a child begins with is less than its parent has
         os.close(reader)
@@ -98,12 +106,21 @@ def command(words: Sequence[str], place: Path, **options: object) -> Ended:
     """`regard WORDS` in a forked child, as `call`."""
 
     def run() -> int:
-        from regard.cli.main import main
+        from regard.cli import main
 
-        try:
-            return main(list(words))
-        except KeyboardInterrupt:  # in the moment before or after the command itself
-            return 128 + signal.SIGINT
+        inner = main._run
+
+        def met(words: list[str]) -> int:
+            """Signals wait for the command itself: what is before and after it here is no part of it."""
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
+            try:
+                return inner(words)
+            finally:
+                signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+
+        signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+        main._run = met
+        return main.main(list(words))
 
     return call(run, place, **options)  # type: ignore[arg-type]
 
@@ -112,7 +129,7 @@ def _child(
     function: Callable[[], int],
     place: Path,
     before: Callable[[], None],
-    memory: int | None,
+    limits: tuple[int | None, bool, Path | None],
     out: BinaryIO,
     err: BinaryIO,
 ) -> None:
@@ -129,11 +146,16 @@ def _child(
         sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
         sys.stdout = open(1, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
         sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
-        if memory is not None:
-            most = _virtual() + memory
-            resource.setrlimit(resource.RLIMIT_AS, (most, most))
         before()
+        memory, full, needed = limits
+        if full:
+            _fill()
+        had = _virtual()
+        if memory is not None:
+            resource.setrlimit(resource.RLIMIT_AS, (had + memory, had + memory))
         code = function()
+        if needed is not None:
+            needed.write_text(str(_most_virtual() - had))
     except BaseException:
         os.write(2, traceback.format_exc().encode())  # the streams may be what failed
     finally:
@@ -152,9 +174,13 @@ def _waited(
     try:
         if stop is not None and not select.select([watched], [], [], stop[0])[0]:
             os.kill(pid, stop[1])
-        if not select.select([watched], [], [], seconds)[0]:
-            hung = True
-            os.kill(pid, signal.SIGKILL)
+        spent = 0.0
+        while not select.select([watched], [], [], seconds)[0]:
+            before, spent = spent, _spent(pid)
+            if spent > seconds or spent - before < seconds * _BUSY:  # on a machine that is busy, slow is no hang
+                hung = True
+                os.kill(pid, signal.SIGKILL)
+                break
         _, status, used = os.wait4(pid, 0)
     finally:
         os.close(watched)
@@ -173,12 +199,43 @@ def _waited(
     )
 
 
+def _spent(group: int) -> float:
+    """Seconds of a processor that the processes of a group have taken, and those that they waited for."""
+    ticks = 0
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:  # it has ended
+            continue
+        if int(fields[2]) == group:
+            ticks += sum(map(int, fields[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 def _end_group(pid: int) -> None:
     """End what a child started and left behind."""
     try:
         os.killpg(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
         return
+
+
+def _fill() -> None:
+    """Take whatever this process has that is free, without a byte more of the system's, and never use it."""
+    library = ctypes.CDLL(None)
+    library.malloc.restype = ctypes.c_void_p
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (_virtual(), before[1]))
+    for size in (1 << 20, 1 << 16, 1 << 12, 1 << 9):
+        while library.malloc(ctypes.c_size_t(size)):
+            pass
+    resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def _most_virtual() -> int:
+    """Bytes of address space that this process had at most."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmPeak"))
 
 
 def _resident() -> int:

@@ -243,6 +243,11 @@ def kinds() -> list[str]:
     return list(SUBJECTS)
 
 
+def judged(kind: str) -> int:
+    """As from the beginning."""
+    return 1
+
+
 def cases_of(kind: str) -> int:
     """How many the full form has."""
     return 600 if kind in ("run on text", "datastore") else 300

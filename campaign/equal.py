@@ -12,9 +12,9 @@ from regard.training.checkpoint import newest
 
 OF_THE_RUN = ("config.toml", "manifest.json", "progress.json", "metrics.jsonl")
 """that hold the folder, the id or the timings of a run, or checksums of files that do"""
+TENSORS = ".safetensors"
 LEFT = (".partial", ".removing")
 """endings of what is not whole yet, or not gone yet"""
-TENSORS = ("model.safetensors", "optimizer.safetensors", "rng.safetensors", "memory.safetensors")
 
 
 def lines(run: Path) -> list[dict[str, object]]:
@@ -35,7 +35,7 @@ def runs(run: Path, whole: Path) -> list[str]:
     if ours is None or theirs is None:
         return ["a run has no checkpoint"]
     # Not ``==`` of the contents: where CI is set, pytest explains that failure with a diff that takes minutes.
-    found = [name for name in TENSORS if not _same(ours.path / name, theirs.path / name)]
+    found = _different(ours.path, theirs.path, but=OF_THE_RUN)
     # The length of metrics.jsonl in bytes varies with the digits of the timings, and each run has an id of its own.
     if replace(ours.progress, metrics_bytes=0, run="") != replace(theirs.progress, metrics_bytes=0, run=""):
         found.append("progress.json")
@@ -96,4 +96,15 @@ def leftovers(folder: Path) -> list[str]:
 def _same(path: Path, other: Path) -> bool:
     if not path.is_file() or not other.is_file():
         return path.exists() == other.exists() and not path.is_file() and not other.is_file()
-    return filecmp.cmp(path, other, shallow=False)
+    return filecmp.cmp(path, other, shallow=False) or (path.suffix == TENSORS and _content(path) == _content(other))
+
+
+def _content(path: Path) -> tuple[object, bytes]:
+    """What the head of a file of tensors says, and all their bytes: the order in which it says things is drawn by lot
+    where there is more than one beside the tensors, as in the shards of several processes.
+    """
+    data = path.read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    head = json.loads(data[8:end])
+    said = {key: json.loads(text) if text[:1] == "{" else text for key, text in head.pop("__metadata__", {}).items()}
+    return (head, said), data[end:]

@@ -11,24 +11,34 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
-from campaign import children, equal, injected, works
+from campaign import children, equal, injected, several, works
 from campaign.log import ROOT, Outcome
 from campaign.works import Work
 
 NAME = "kills"
 CASES = 12
 """of a kind in the full form, each with one to three kills"""
-FRESH = "fresh processes"
-"""python -m regard, of which each imports everything anew"""
+FEW = 4
+"""of kinds that import everything anew"""
+FRESH, LAUNCHED = "fresh processes", "processes of torchrun"
+"""python -m regard, of which each imports everything anew; and two of them, of which one is killed"""
+_ANEW = {FRESH: "text", LAUNCHED: "two processes"}
 _WARM = 3
 
 
 def kinds() -> list[str]:
-    """Every work, and one in processes of its own."""
-    return [*works.names(), FRESH]
+    """Every work, and two of them in processes of their own."""
+    return [*works.names(), *_ANEW]
+
+
+def judged(kind: str) -> int:
+    """2: every file that a command leaves is compared. Before, of an export nothing was, of an addition its manifest,
+    and of a run its newest checkpoint and its metrics.
+    """
+    return 2
 
 
 def cases(kind: str, folder: Path) -> Callable[[int], Outcome]:
@@ -38,8 +48,8 @@ def cases(kind: str, folder: Path) -> Callable[[int], Outcome]:
         kind: of `kinds`.
         folder: an empty one, for what cases need and leave.
     """
-    scene = Scene(works.work("text" if kind == FRESH else kind), folder)
-    return partial(_fresh if kind == FRESH else _case, scene)
+    scene = Scene(works.work(_ANEW.get(kind, kind)), folder)
+    return partial(_fresh if kind == FRESH else _launched if kind == LAUNCHED else _case, scene)
 
 
 class Scene:
@@ -57,7 +67,8 @@ class Scene:
         for number in range(_WARM):  # in this process first: what is imported now no child imports again
             place = self.place(f"warm{number}")
             began = time.monotonic()
-            done = self.go_on(place) if number else _here(work.words(place), place)
+            here = not number and work.processes == 1
+            done = _here(work.words(place), place) if here else self.go_on(place)
             seconds.append(time.monotonic() - began)
             if done.code:
                 raise RuntimeError(f"{work.name} fails without being disturbed: {done.said}")
@@ -76,8 +87,9 @@ class Scene:
         return place
 
     def go_on(self, place: Path, **options: object) -> children.Ended:
-        """The next command in a folder, in a child."""
-        return children.command(self.work.words(place), place, **options)
+        """The next command in a folder, in a child, or in as many as the work has."""
+        command = children.command if self.work.processes == 1 else several.command
+        return command(self.work.words(place), place, **options)  # type: ignore[operator]
 
     def _operations(self) -> list[str]:
         """What one command does to files, by its kinds."""
@@ -90,6 +102,16 @@ class Scene:
             raise RuntimeError(f"{self.work.name} gives other bits when it is done again: {', '.join(different)}")
         shutil.rmtree(place)
         return report.read_text(encoding="utf-8").splitlines()
+
+    @cached_property
+    def needed(self) -> int:
+        """Bytes of address space that one command takes, where its process has nothing left that is free."""
+        place, report = self.place("filled"), self.folder / "needed"
+        done = self.go_on(place, full=True, needed=report)
+        if done.code:
+            raise RuntimeError(f"{self.work.name} fails where memory is counted: {done.said}")
+        shutil.rmtree(place)
+        return max(1, int(report.read_text()))
 
     def says_whole(self, done: children.Ended) -> bool:
         """Whether a command was refused because what it makes is there."""
@@ -143,7 +165,8 @@ def _case(scene: Scene, seed: int) -> Outcome:
             act = injected.killed(int(when))
             done = scene.go_on(place, before=partial(injected.before_operations, act, place))
         else:
-            done = scene.go_on(place, stop=(when, signal.SIGKILL))
+            which = {"rank": seed % scene.work.processes} if scene.work.processes > 1 else {}
+            done = scene.go_on(place, stop=(when, signal.SIGKILL), **which)
         told.append(f"{how} {when:.3f}")
         most, peak = max(most, done.seconds), max(peak, done.peak)
         if done.hung:
@@ -183,10 +206,46 @@ def _fresh(scene: Scene, seed: int) -> Outcome:
     return Outcome("same bits" if kills else "was done before it was killed", False, {"kills": kills}, done.seconds)
 
 
+def _launched(scene: Scene, seed: int) -> Outcome:
+    """One of the processes of a real torchrun is killed, which then ends the other."""
+    place, draw = scene.place(f"case{seed}"), random.Random(f"launched {seed}")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node", str(several.COUNT))
+    command = [sys.executable, "-m", *launcher, "-m", "regard", *scene.work.words(place)]
+    with (scene.folder / "said").open("w+") as said:
+        started = subprocess.Popen(command, cwd=place, env=environment, stdout=subprocess.DEVNULL, stderr=said)
+        metrics = place / "run" / "metrics.jsonl"
+        wanted, until = draw.randint(0, 2), time.monotonic() + children.SECONDS
+        while time.monotonic() < until and started.poll() is None:
+            if metrics.exists() and metrics.read_bytes().count(b"\n") >= wanted:
+                break
+            time.sleep(0.002)
+        own = [int(pid) for pid in _children(started.pid)]
+        killed = own[seed % len(own)] if own else None
+        if killed is not None and started.poll() is None:
+            os.kill(killed, signal.SIGKILL)
+        code = started.wait(children.SECONDS)
+        said.seek(0)
+        text = said.read()
+    kills = int(killed is not None and bool(code))
+    wrong, done = scene.finished(place)
+    shutil.rmtree(place)
+    if kills and f"process {seed % len(own)}, which left without a word" not in text and "Signal 9" not in text:
+        wrong = [*wrong, f"nobody names the process that was killed: {text[-300:]}"]
+    if wrong:
+        return Outcome(f"killed after {wanted} lines: {'; '.join(wrong)}", True, {"kills": kills}, done.seconds)
+    return Outcome("same bits" if kills else "was done before it was killed", False, {"kills": kills}, done.seconds)
+
+
+def _children(pid: int) -> list[str]:
+    """The processes that one has started, in their order."""
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
 BATCH = 20
 SHORT = {"text": 1, "codebooks": 1, "datastore": 1}
 
 
 def cases_of(kind: str) -> int:
     """How many the full form has."""
-    return CASES
+    return FEW if kind in _ANEW else CASES

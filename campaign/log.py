@@ -34,13 +34,20 @@ class Outcome:
 
 @dataclass
 class Batch:
-    """Consecutive seeds of a kind of a part; `again`: they were made before, and were defects."""
+    """Consecutive seeds of a kind of a part.
+
+    again: they were made before, and were defects. judged: the number of the way in which a part judges a kind, which
+    is raised when more is asked, so that what was made before is counted apart. call: when the call of the campaign
+    began that made them.
+    """
 
     part: str
     kind: str
     first: int
     command: str
     again: bool = False
+    judged: int = 1
+    call: str = ""
     count: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
     counts: Counter[str] = field(default_factory=Counter)
@@ -69,6 +76,8 @@ class Batch:
             "first": self.first,
             "count": self.count,
             "again": self.again,
+            "judged": self.judged,
+            "call": self.call,
             "outcomes": dict(self.outcomes),
             "counts": dict(self.counts),
             "defects": self.defects,
@@ -91,10 +100,11 @@ def without_paths(text: str) -> str:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The batches of a log; none where there is no log."""
+    """The batches of a log; none where there is no log. What the first of them do not say is as it was then."""
     if not path.exists():
         return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
+    said = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line)
+    return [{"judged": 1, "call": ""} | batch for batch in said]
 
 
 def append(path: Path, batch: Batch) -> None:
@@ -110,6 +120,12 @@ def following(batches: list[dict[str, Any]], part: str, kind: str) -> int:
     """The first seed of a kind that the log does not have."""
     ends = [each["first"] + each["count"] for each in batches if (each["part"], each["kind"]) == (part, kind)]
     return max(ends, default=0)
+
+
+def made(batches: list[dict[str, Any]], part: str, kind: str, judged: int) -> int:
+    """Cases of a kind that were judged as they are today; those that were made once more count once."""
+    own = [each for each in batches if (each["part"], each["kind"], each["judged"]) == (part, kind, judged)]
+    return sum(each["count"] for each in own if not each["again"])
 
 
 def open_defects(batches: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from campaign import log
@@ -17,8 +18,9 @@ PARTS = {
         "random time, or before any of its operations on files, half of a write included. The same command is"
         " given again, up to three kills in a row; in the end weights, optimizer, random states, memories, "
         "metrics (without timings) and every other file that the command leaves are compared, bit for bit, with "
-        "those of a process that was never killed. Before 2026-11-24 less was compared: of an export nothing, of an "
-        "addition its manifest, and of a run its newest checkpoint and its metrics.",
+        "those of a process that was never killed. What was made before that is counted apart: of an export nothing "
+        "was compared then, of an addition its manifest, and of a run its newest checkpoint and its metrics. Two kinds "
+        "have two processes, of which one is killed and the other must name it.",
     ),
     "faults": (
         "Faults",
@@ -60,6 +62,8 @@ _INTRODUCTION = (
 )
 TARGETS = {"kills": ("kills", 500), "fuzz": ("inputs", 20_000)}
 """part -> what is counted, and how many there are to be"""
+AT_ONCE = {"kills": 100}
+"""part -> how many of these one call of the campaign is to make"""
 
 
 def write(path: Path = log.RECORDED, page: Path = PAGE) -> None:
@@ -80,8 +84,10 @@ def lines(batches: Batches) -> Iterator[str]:
         yield ""
         yield what
         yield ""
-        yield from _table(own)
-        yield from _missing(part, own)
+        today, earlier = _judged(part, own)
+        yield from _table(today)
+        yield from _earlier(earlier)
+        yield from _missing(part, today)
         yield from _defects(own)
     yield from _made(batches)
 
@@ -92,11 +98,48 @@ def _summary(batches: Batches) -> Iterator[str]:
     for part, (heading, _) in PARTS.items():
         own = [each for each in batches if each["part"] == part]
         name, target = TARGETS.get(part, ("cases", 0))
-        counted = _counts(own)[name] if part in TARGETS else _cases(own)
+        today, _ = _judged(part, own)
+        counted = _counts(today)[name] if part in TARGETS else _cases(today)
         still = sum(1 for _ in log.open_defects(own))
         found = len({(each["kind"], defect["seed"]) for each in own for defect in each["defects"]})
-        cases = _cases(own)
+        cases = _cases(today)
         yield f"| {heading} | {cases:,} | {counted:,} {name} | {f'{target:,}' if target else ''} | {found} | {still} |"
+    yield ""
+    for part, target in AT_ONCE.items():
+        name, _ = TARGETS[part]
+        today, _ = _judged(part, [each for each in batches if each["part"] == part])
+        calls = {each["call"]: [] for each in today if each["call"]}
+        for each in today:
+            calls.get(each["call"], []).append(each)
+        most = max((_counts(own)[name] for own in calls.values()), default=0)
+        yield f"The most {name} that one call of the campaign made: {most:,} (target: {target:,})."
+        yield ""
+
+
+def _module(part: str) -> ModuleType:
+    from campaign import damage, faults, fuzz, hygiene, kills
+
+    return next(each for each in (kills, faults, damage, fuzz, hygiene) if part == each.NAME)
+
+
+def _judged(part: str, batches: Batches) -> tuple[Batches, Batches]:
+    """Those that were judged as cases are today, and those of which less was asked."""
+    module = _module(part)
+    today = [each for each in batches if each["judged"] == module.judged(each["kind"])]
+    return today, [each for each in batches if each not in today]
+
+
+def _earlier(batches: Batches) -> Iterator[str]:
+    """Cases of which less was asked, in one sentence: the tables leave them out."""
+    if not _cases(batches):
+        return
+    outcomes = sum((Counter(each["outcomes"]) for each in batches if not each["again"]), Counter())
+    wrong = len({(each["kind"], defect["seed"]) for each in batches for defect in each["defects"]})
+    said = [f"{count:,} {what}" for what, count in outcomes.most_common()] + [f"{wrong} defects"] * bool(wrong)
+    counted = "".join(f" with {count:,} {what}" for what, count in _counts(batches).items())
+    last = max(each["date"] for each in batches)
+    made = f"{_cases(batches):,} cases{counted}, {', '.join(said)}"
+    yield f"Not counted, since less was asked of them until {last}: {made}."
     yield ""
 
 
@@ -122,9 +165,7 @@ def _table(batches: Batches) -> Iterator[str]:
 
 def _missing(part: str, batches: Batches) -> Iterator[str]:
     """What the full form has, and the log has not."""
-    from campaign import damage, faults, fuzz, hygiene, kills
-
-    of = next(each for each in (kills, faults, damage, fuzz, hygiene) if part == each.NAME)
+    of = _module(part)
     made = {each["kind"] for each in batches}
     missing = [kind for kind in of.kinds() if kind not in made and of.cases_of(kind)]
     if batches and missing:

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,10 @@ TEXT = ("--task.corpus", "in/words.txt", "--task.length", "16", "--task.holdout"
 CARRIED = (*TEXT, "--carry", "--model.max-length", "8", "--model.layers", "2")
 PARTS = ("--accumulation", "2", "--model.dropout", "0.1", "--model.layers", "1")
 PICTURES = ("--task.data", "in/pictures.npz")
+STORED = ("--task.corpus", "in/tokens", "--task.length", "16")
+BESIDE = ("--datastore", "in/store", "--datastore-model", "in/decoder")
+CHOOSING = "early_exit(exits=aligned, heads=layer, confidence=classifier)"
+LISTED = "memorizing(pairs=40, top=4, recent=6, index=ivf, probes=2)"
 
 TRAININGS: dict[str, Sequence[str]] = {
     "text": ("--task", "text", *TEXT, *PARTS),
@@ -37,10 +42,16 @@ TRAININGS: dict[str, Sequence[str]] = {
     "recomputed blocks": ("--task", "text", *TEXT, *PARTS, "--model.checkpoint", "block"),
     "ponder steps": ("--task", "text", *TEXT, *PARTS, "--model.depth", "universal"),
     "exits": ("--task", "text", *TEXT, *PARTS, "--model.depth", "early_exit"),
+    "exits that are learnt": ("--task", "text", *TEXT, *PARTS, "--model.layers", "2", "--model.depth", CHOOSING),
     "recent memory": (*CARRIED, "--model.memory", "recent(length=12)"),
     "compressive memory": (*CARRIED, "--model.memory", "compressive(length=6, compressed=4, rate=3)"),
     "memorizing memory": (*CARRIED, "--model.memory", "recent(length=6)", "memorizing(pairs=40, top=4, recent=6)"),
+    "indexed memory": (*CARRIED, "--model.memory", "recent(length=6)", LISTED),
     "half precision": ("--task", "text", *TEXT, *PARTS, "--dtype", "bfloat16"),
+    "neighbours": ("--task", "text", *TEXT, *PARTS, "--model.neighbours", "2", *BESIDE),
+    "text of a token store": ("--task", "text", *STORED, *PARTS),
+    "two processes": ("--task", "text", *TEXT, *PARTS),
+    "two processes with shards": ("--task", "text", *TEXT, *PARTS),
 }
 """name -> words of `regard train`; `task.num_examples` and the like are added where a task draws its own data"""
 DRAWN = {
@@ -83,6 +94,7 @@ class Work:
 
     words: the next command, by what is there already. result: what the command leaves. differences: of that from
     another one. prepare: commands that are run once, in the folder of inputs, by which it gets what it needs.
+    whole_again: what is said where it is whole already. processes: that run it together.
     """
 
     name: str
@@ -91,7 +103,7 @@ class Work:
     differences: Callable[[Path, Path], list[str]]
     prepare: tuple[tuple[str, ...], ...] = ()
     whole_again: str | None = None
-    """what is said, where it is whole already"""
+    processes: int = 1
 
 
 def training(name: str) -> Work:
@@ -99,20 +111,41 @@ def training(name: str) -> Work:
     pace = PACE if name != "stages" else PACE[2:]
     words = ("train", "--out", "run", *TINY[4:], *pace, *TRAININGS[name], *DRAWN.get(name, ()))
     words = words if name == "stages" else (*words, *TINY[:4])
+    divided = DIVIDED.get(name, ())
 
     def following(place: Path) -> Sequence[str]:
-        return ("train", "--resume", "run") if (place / "run" / "config.toml").exists() else words
+        there = (place / "run" / "config.toml").exists()
+        return (*(("train", "--resume", "run") if there else words), *divided)
 
-    return Work(name, following, "run", equal.runs)
+    return Work(name, following, "run", equal.runs, PREPARED.get(name, ()), processes=TOGETHER.get(name, 1))
 
 
 DECODER = ("train", "--out", "decoder", *TINY, *PACE, "--task.corpus", "words.txt", "--task.length", "16")
 EXITS = (*DECODER, "--model.depth", "early_exit", "--model.layers", "3", "--task.cache", "cache")
 STORE = ("knn", "build", "--model", "decoder", "words.txt", "--out", "store")
 BUILT = ("knn", "build", "--model", "in/decoder", "in/words.txt", "--out", "store")
+TOKENS = ("tokens", "build", "{}texts", "--out", "{}tokens", "--holdout", "0.1", "--shard-size", "1")
+TOKENS += ("--tokenizer", "bpe", "--vocab-size", "300", "--sample", "1")
 CALIBRATED = ("calibrate", "in/decoder", "--out", "exits", "--risk", "0.9", "--thresholds", "0.9", "0.1")
 CALIBRATED += ("--passages", "60", "--length", "8", "--threads", "1", "--corpus", "in/words.txt")
+LIGHT = (*CALIBRATED, "--heads", "light", "--head-passages", "60")
 _DECODER = ((*DECODER, "--task.cache", "cache"),)
+
+
+def stored(inside: str, processes: int) -> tuple[str, ...]:
+    """A token store of the folder of texts, both in one folder."""
+    return (*(word.format(inside) for word in TOKENS), "--processes", str(processes))
+
+
+PREPARED: dict[str, tuple[tuple[str, ...], ...]] = {
+    "neighbours": (*_DECODER, STORE),
+    "text of a token store": (stored("", 1),),
+}
+"""name of a training -> commands that make what it reads"""
+TOGETHER = {"two processes": 2, "two processes with shards": 2}
+"""name of a training -> how many processes it has"""
+DIVIDED = {"two processes with shards": ("--parallel.shard",)}
+"""name of a training -> what its processes share, which every call says"""
 
 
 def _index(place: Path) -> Sequence[str]:
@@ -125,6 +158,11 @@ def _added(place: Path) -> Sequence[str]:
     if not (place / "store").exists():
         shutil.copytree(place / "in" / "store", place / "store")
     return ("knn", "build", "--model", "in/decoder", "in/more.txt", "--out", "store", "--add")
+
+
+def _stored(processes: int, place: Path) -> Sequence[str]:
+    words = stored("in/", processes)
+    return [word.removeprefix("in/") if word == "in/tokens" else word for word in words]
 
 
 def _exported(place: Path) -> Sequence[str]:
@@ -151,6 +189,9 @@ OTHERS = (
     Work("addition", _added, "store", _added_once, prepare=(*_DECODER, STORE)),
     Work("indices", _index, "store", equal.folders, prepare=(*_DECODER, STORE)),
     Work("calibration", lambda place: CALIBRATED, "exits", equal.folders, prepare=(EXITS,), whole_again="exists"),
+    Work("heads for exits", lambda place: LIGHT, "exits", equal.folders, prepare=_DECODER, whole_again="exists"),
+    Work("token store", partial(_stored, 1), "tokens", equal.folders, whole_again="is a token store already"),
+    Work("token store by two", partial(_stored, 2), "tokens", equal.folders, whole_again="is a token store already"),
     Work("export", _exported, "weights.safetensors", equal.folders, prepare=_DECODER, whole_again="exists"),
 )
 
@@ -175,6 +216,10 @@ def write_inputs(folder: Path) -> None:
     rows = "".join(f"{at} is {('even', 'odd')[at % 2]},{('even', 'odd')[at % 2]}\n" for at in range(40))
     (folder / "labels.csv").write_text(f"text,label\n{rows}")
     (folder / "stages.toml").write_text(STAGES)
+    (folder / "texts").mkdir()
+    for part in range(3):  # each fills a shard
+        rows = (f"{at} and {part} make {at + part}, " * 1200 for at in range(40))
+        (folder / "texts" / f"{part}.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
     draw = np.random.default_rng(0)
     labels = np.arange(32) % 2
     values = draw.integers(0, 90, (32, 8, 8), np.uint8)

@@ -70,13 +70,14 @@ def machines() -> tuple[Machine, Machine]:
 class Attention:
     """What was counted of a mechanism, for `HEADS` heads.
 
-    linear, quadratic: forward operations for each token, and for each pair of tokens. backward: operations of both
-    passes over those of the forward pass. exchange: what devices that share a sequence send each other. kept: bytes in
-    float32 of that: for each token of a ring, of the window of a halo, of a state.
+    start, linear, quadratic: forward operations once, for each token, and for each pair of tokens. backward: operations
+    of both passes over those of the forward pass. exchange: what devices that share a sequence send each other. kept:
+    bytes in float32 of that: for each token of a ring, of the window of a halo, of a state.
     """
 
     name: str
     family: str
+    start: float
     linear: float
     quadratic: float
     backward: float
@@ -86,7 +87,8 @@ class Attention:
 
     def operations(self, length: int) -> float:
         """Of both passes of one layer over a sequence."""
-        return self.backward * (self.linear * length + self.quadratic * pairs(length, causal=self.causal))
+        of_pairs = self.quadratic * pairs(length, causal=self.causal)
+        return self.backward * (self.start + self.linear * length + of_pairs)
 
 
 def pairs(length: int, *, causal: bool) -> int:
@@ -101,29 +103,31 @@ def attentions() -> list[Attention]:
     for name in catalog.names():
         one, _ = costs.recorded(name)
         cls, _ = catalog.resolve(name)
-        linear, quadratic = fitted(one["operations"], causal=one["causal"])
-        family, more = cls.__module__.split(".")[-2], HEADS / costs.HEADS
-        exchange, kept = exchanged(cls.describe(costs.options(cls)).state, family, one["state_bytes"])
-        found.append(
-            Attention(
-                name, family, more * linear, more * quadratic, backward[name], exchange, more * kept, one["causal"]
-            )
-        )
+        info, family, more = cls.describe(costs.options(cls)), cls.__module__.split(".")[-2], HEADS / costs.HEADS
+        operations = (more * each for each in fitted(one["operations"], causal=one["causal"], time=info.time))
+        exchange, kept = exchanged(info.state, family, one["state_bytes"])
+        found.append(Attention(name, family, *operations, backward[name], exchange, more * kept, one["causal"]))
     return sorted(found, key=lambda each: (each.family, each.name))
 
 
-def fitted(relative: list[float], *, causal: bool) -> tuple[float, float]:
-    """Operations for each token, and for each pair, from those counted at two lengths relative to exact attention.
+def fitted(relative: list[float], *, causal: bool, time: float) -> tuple[float, float, float]:
+    """Operations once, for each token and for each pair, from those counted at two lengths relative to exact attention.
+
+    Where they grow with the length (`info.time` is 1), each further token costs what those between the two lengths did:
+    at the first of them windows have no past yet, and whatever were left over for pairs would grow with the square.
 
     Example:
-        >>> fitted([1.0, 1.0], causal=True)
-        (0.0, 512.0)
+        >>> fitted([1.0, 1.0], causal=True, time=2)
+        (0.0, 0.0, 512.0)
     """
     exact = 4 * costs.DIM * costs.HEADS
     (one, two), (few, many) = costs.LENGTHS, (pairs(length, causal=causal) for length in costs.LENGTHS)
     less, more = relative[0] * exact * few, relative[1] * exact * many
-    quadratic = max(0.0, (more / two - less / one) / (many / two - few / one))
-    return max(0.0, (less - quadratic * few) / one), quadratic
+    quadratic = (more / two - less / one) / (many / two - few / one) if time > 1 else 0.0
+    if quadratic > 0:
+        return 0.0, (less - quadratic * few) / one, quadratic
+    linear = (more - less) / (two - one)
+    return less - linear * one, linear, 0.0
 
 
 def exchanged(state: str, family: str, nbytes: list[int] | None) -> tuple[str, float]:
@@ -165,8 +169,8 @@ def shared(attention: Attention, devices: int, machine: Machine, length: int = L
     """The cost of sequence parallel training of one layer, both passes.
 
     ring: P - 1 hops of the keys and values of length/P tokens; in the backward pass of these and of their gradients.
-    halo: the window before a device's tokens, from as many neighbours as it reaches over; the same again backward,
-    twice. state: one state forward and its gradient backward, handed from device to device: P - 1 waits of each; as a
+    halo: the window before a device's tokens, from as many neighbours as it reaches over; its gradients backward.
+    state: one state forward and its gradient backward, handed from device to device: P - 1 waits of each; as a
     tree, ceil(log2 P), in each of which a link may carry one.
     """
     kept = attention.kept * machine.number / 4
@@ -176,7 +180,7 @@ def shared(attention: Attention, devices: int, machine: Machine, length: int = L
     elif attention.exchange == "halo":
         token = kept / window(attention)
         hops = max(1, min(devices - 1, -(-window(attention) * devices // length)))
-        nbytes, messages = 3 * token * min(window(attention), length), 2 * hops
+        nbytes, messages = 2 * token * min(window(attention), length), 2 * hops
         seconds = messages * machine.latency + nbytes / machine.bandwidth
     else:
         waits = (devices - 1).bit_length() if tree else devices - 1

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -19,12 +20,15 @@ from annotated_types import Ge, Gt, Interval, Le, Lt, MultipleOf
 from torch import Tensor, nn
 
 import regard
+from regard import catalog, memory
 from regard.attention.dense.cosine import Cosine
 from regard.attention.dense.softmax import Softmax
 from regard.core import Attended, Attention, Call
-from regard.errors import ConfigError
+from regard.errors import ConfigError, UnsupportedError
 from regard.info import Heads, Info, Supports
+from regard.memory import build_memory
 from regard.options import Configured, Options, validate, weight
+from regard.specs import Spec
 from regard.testing.checks.configuration import misfits
 
 HEADS = Heads(count=2, key_dim=8, causal=True)
@@ -352,3 +356,29 @@ def test_heads_of_another_type_are_refused(wrong, message):
 def test_a_mechanism_serves_heads():
     with pytest.raises(ConfigError, match=r"mechanism cosine serves Heads.*, got 3"):
         Cosine(3)  # type: ignore[arg-type]
+
+
+def built(kind: str, name: str, options: dict[str, Any]) -> nn.Module:
+    if kind == "memory":
+        return build_memory(str(Spec(name, options)), HEADS, 16)
+    causal = regard.describe(name).supports.causal
+    return regard.build(str(Spec(name, options)), replace(HEADS, causal=causal, max_length=16))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("mechanism", name) for name in regard.names()] + [("memory", name) for name in memory.names()],
+)
+def test_a_whole_number_stands_for_a_number(kind, name):
+    """`gate=-4` is `gate=-4.0`: a weight that begins with an option is no integer."""
+    cls = memory.memory_class(name) if kind == "memory" else catalog.resolve(name)[0]
+    for sample in ({}, *cls.samples):
+        for option, value in {**cls.defaults, **sample}.items():
+            for whole in (round(value), 0, 1) if type(value) is float else ():
+                given = {**sample, option: whole}
+                try:
+                    built(kind, name, {**given, option: float(whole)})
+                except (ConfigError, UnsupportedError):
+                    continue
+                made = built(kind, name, given)
+                assert all(x.is_floating_point() for x in made.parameters()), given

@@ -19,7 +19,7 @@ from regard import state as states
 from regard.bias import ScoreBias
 from regard.errors import ShapeError, UnsupportedError
 from regard.models import LanguageModel, ModelConfig
-from regard.patterns import Pattern
+from regard.patterns import Pattern, parse
 from regard.state import Tape
 
 HEADS = Heads(count=2, key_dim=8, causal=True, max_length=64)
@@ -114,7 +114,7 @@ def test_a_dump_that_lacks_a_tensor_is_refused(name):
     x = draw(6, batch=2)
     dump = after(mechanism, x[[1, 1, 2]]).state.dump()
     fresh = mechanism.initial_state(1, dtype=WIDE)
-    for gone in dump:
+    for gone in dump.keys() - {"of"}:
         with pytest.raises(ShapeError, match="this state has"):
             fresh.load({key: y for key, y in dump.items() if key != gone})
     with pytest.raises(ShapeError, match="this state has"):
@@ -182,6 +182,8 @@ def test_a_state_of_other_options_is_refused(name):
         for state in (kept, one.initial_state(2, dtype=WIDE), kept.select(torch.tensor([1, 0]))):
             with pytest.raises(ShapeError, match=f"the state of a {name} with .*, must have"):
                 after(other, x[..., 5:, :], state)
+            with pytest.raises(ShapeError, match=rf"this is the state of {name}\(.*must be of {name}\("):
+                other.initial_state(2, dtype=WIDE).load(state.dump())
 
 
 @torch.no_grad()
@@ -191,9 +193,35 @@ def test_what_options_say_nothing_of_a_state():
     first = built("linear")
     whole, state = first(*x).values, after(first, x[..., :5, :]).state
     others = [copy.deepcopy(first), *map(built, ("linear(impl=torch)", "linear(normalise=True, rotary=False)"))]
+    assert "of" in state.dump()
     for other in others:
         for kept in (state, other.initial_state(2, dtype=WIDE).load(state.dump()), copy.deepcopy(state)):
             torch.testing.assert_close(after(other, x[..., 5:, :], kept).values, whole[..., 5:, :])
+
+
+def capped(q, k):
+    return 3 * torch.tanh(q @ k.mT)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (lambda: regard.build("cosine", HEADS, gain=3), lambda: regard.build("cosine", HEADS, gain=3.0)),
+        (lambda: regard.build("score", HEADS, function=capped), lambda: regard.build("score", HEADS, function=capped)),
+        (
+            lambda: regard.build("pattern", HEADS, rule=parse("window(2) | strided(3)")),
+            lambda: regard.build("pattern", HEADS, rule=parse("window(2) | strided(3)")),
+        ),
+    ],
+    ids=["numbers", "a function", "a pattern"],
+)
+def test_a_file_of_a_state_is_read_by_what_was_built_alike(one, other):
+    x = draw(6, batch=2)[[1, 1, 2]]
+    state = after(one().double(), x[..., :5, :]).state
+    written = bytes(state.dump()["of"].tolist()).decode()
+    assert "0x" not in written  # an address would be another one in another process
+    assert other().double().initial_state(2, dtype=WIDE).load(state.dump()).length == 5
 
 
 @torch.no_grad()

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.distributed import asked, interval
+
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "turns.py"
 spec = importlib.util.spec_from_file_location("turns", SCRIPT)
 turns = importlib.util.module_from_spec(spec)
@@ -14,6 +16,21 @@ spec.loader.exec_module(turns)
 @pytest.mark.parametrize(("count", "left"), [(1, 0), (3, 0), (6, 0), (9, 1), (15, 3), (20, 5), (31, 9), (101, 40)])
 def test_the_interval_is_that_of_the_sign_test(count, left):
     assert turns.interval(list(range(count))[::-1]) == (left, count - 1 - left)
+
+
+@pytest.mark.parametrize("count", [*range(6, 22), 31, 101])
+def test_so_is_that_of_several_processes(count):
+    values = [float(x) for x in range(count)][::-1]
+    assert interval(values) == ((count - 1) / 2, *turns.interval(values))
+
+
+def test_fewer_than_six_turns_have_no_interval():
+    """Least and greatest of five values hold the median 15 times of 16."""
+    with pytest.raises(AssertionError, match="5 values have no such bounds"):
+        interval([1.0, 2.0, 3.0, 4.0, 5.0])
+    with pytest.raises(SystemExit, match="ask for 6 or more"):
+        asked(["5", "softmax"], 9)
+    assert (asked(["6"], 9), asked([], 9)) == (6, 9)
 
 
 class Side:

@@ -110,3 +110,14 @@ def test_one_default_temperature():
 
     for call in (generate, stream, TrainedModel.generate, TrainedModel.draw, PublishedModel.generate):
         assert inspect.signature(call).parameters["temperature"].default == Sampling().temperature
+
+
+def test_a_lack_of_memory_is_no_wrong_type():
+    """Whatever was given meanwhile: arrays stumble over nothing."""
+
+    @typed
+    def measured(items: np.ndarray, said: str) -> None:
+        raise RuntimeError(said)
+
+    with pytest.raises(RuntimeError, match="can't allocate memory"):
+        measured(np.zeros((2, 3)), "DefaultCPUAllocator: can't allocate memory")

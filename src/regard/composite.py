@@ -7,9 +7,8 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
+from regard.dump import signed, unsigned
 from regard.errors import ShapeError
-from regard.options import registered_name
-from regard.owner import Owner
 from regard.state import State
 
 
@@ -39,9 +38,11 @@ class States(State):
         return self._of({name: part.with_tensors(_below(tensors, name)) for name, part in self.parts.items()})
 
     def dump(self) -> dict[str, Tensor]:
-        return {f"{name}.{key}": x for name, part in self.parts.items() for key, x in part.dump().items()}
+        parts = {f"{name}.{key}": x for name, part in self.parts.items() for key, x in part.dump().items()}
+        return signed(parts, self.of)
 
     def load(self, tensors: Mapping[str, Tensor]) -> Self:
+        tensors = unsigned(tensors, self.of)
         strange = [key for key in tensors if not any(key.startswith(f"{name}.") for name in self.parts)]
         if strange:
             raise ShapeError(f"this state has the parts {sorted(self.parts)}, got {sorted(strange)}")
@@ -75,55 +76,6 @@ class States(State):
         if self.of is not None and not torch.compiler.is_compiling():
             state.belong(self.of)
         return state
-
-
-_OF = "of"
-"""the part of a dump that says whose state it is"""
-
-
-def described(owner: Owner) -> str:
-    """A kind with its options, as they are told apart: `recent(length=5)`."""
-    told = ", ".join(f"{name}={value!r}" for name, value in owner.options.items())
-    return f"{registered_name(owner.kind)}({told})"
-
-
-def signed(tensors: Mapping[str, Tensor], owner: Owner | None) -> dict[str, Tensor]:
-    """A dump that says whose state it is, as text in bytes; of an owner that is not known, as it is."""
-    if owner is None:
-        return dict(tensors)
-    return {**tensors, _OF: torch.frombuffer(bytearray(described(owner).encode()), dtype=torch.uint8)}
-
-
-def unsigned(tensors: Mapping[str, Tensor], owner: Owner | None) -> dict[str, Tensor]:
-    """What `signed` was given. A dump that says nothing, as those of earlier versions, is taken as it is.
-
-    Raises:
-        ShapeError: the state of another owner than this one, or of this one under other options.
-    """
-    said = tensors.get(_OF)
-    if said is not None and owner is not None:
-        text = bytes(said.tolist()).decode(errors="replace") if said.dtype == torch.uint8 and said.ndim == 1 else ""
-        if text != described(owner):
-            raise ShapeError(
-                f"this is the state of {text or 'nothing known'}, must be of {described(owner)}; begin anew"
-            )
-    return {name: x for name, x in tensors.items() if name != _OF}
-
-
-class Signed(States):
-    """Template: states whose files say whose they are, since the same numbers under other options would mean others."""
-
-    def dump(self) -> dict[str, Tensor]:
-        """As `State.dump`, and whose state it is."""
-        return signed(super().dump(), self.of)
-
-    def load(self, tensors: Mapping[str, Tensor]) -> Self:
-        """As `State.load`.
-
-        Raises:
-            ShapeError: also the state of another owner, or of this one under other options.
-        """
-        return super().load(unsigned(tensors, self.of))
 
 
 def _below(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:

@@ -105,8 +105,6 @@ class Attention(Mechanism, ABC):
         elif not isinstance(inputs, (dict, Mapping)):  # dict first: an abstract class is asked in Python
             raise ShapeError(f"{self._name} takes the inputs {sorted(self.info.inputs)} by name, got {kind_of(inputs)}")
         info = self.info
-        if rows is not None:
-            self.check_rows(state)
         self._check_call(q, k, v, key_mask, bias, marks, state, query_start, rows)
         if state is not None:
             self.check_state(state, k)
@@ -202,6 +200,8 @@ class Attention(Mechanism, ABC):
             raise ShapeError(f"{self._name}: q, k and v must be tensors, got {', '.join(map(kind_of, (q, k, v)))}")
         heads, supports = self.heads, self.info.supports
         shapes, dtype = (q.shape, k.shape, v.shape), q.dtype
+        if rows is not None:
+            self.check_rows(rows, len(k), state)
         batch = shapes[0][0] if rows is None else shapes[1][0]
         for label, shape in zip("qkv", shapes, strict=True):
             count, width = self.widths[label]

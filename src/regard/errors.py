@@ -104,14 +104,23 @@ def shortened(text: str) -> str:
     )
 
 
-_NO_MEMORY = (
-    "can't allocate memory",
-    "out of memory",
-    "Storage size calculation overflowed",
-    "integer multiplication overflow",
-    "Overflow when unpacking long",
-)
+_NO_SIZE = ("Storage size calculation overflowed", "integer multiplication overflow", "Overflow when unpacking long")
+"""what torch says of sizes that are no number of elements"""
+_NO_MEMORY = ("can't allocate memory", "out of memory", *_NO_SIZE)
 """what torch says of tensors that no memory holds"""
+
+
+def no_size(error: BaseException) -> bool:
+    """Whether an exception says that a size is one that no tensor can have, on whatever machine.
+
+    Example:
+        >>> no_size(TypeError("empty(): Overflow when unpacking long long")), no_size(MemoryError())
+        (True, False)
+    """
+    text = str(error)
+    return isinstance(error, OverflowError) or (
+        isinstance(error, RuntimeError | TypeError) and any(said in text for said in _NO_SIZE)
+    )
 
 
 def out_of_memory(error: BaseException) -> bool:

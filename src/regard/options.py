@@ -1,7 +1,6 @@
 """Options as annotated class attributes: written once, read by Python, specifications, docs and type checkers."""
 
 import inspect
-import re
 import typing
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal, dataclass_transform
@@ -9,6 +8,7 @@ from typing import Any, ClassVar, Literal, dataclass_transform
 from torch import nn
 
 from regard.errors import ConfigError, nearest
+from regard.owner import registered_name as registered_name
 from regard.types_of import hints, validate
 
 _WEIGHT, _REQUIRED = object(), object()
@@ -115,8 +115,3 @@ def unknown(label: str, name: str, known: typing.Iterable[str]) -> ConfigError:
     if not known:
         return ConfigError(f"{label} has no options, got {name!r}")
     return ConfigError(f"{label} has no option {name!r}: {nearest(name, known)}")
-
-
-def registered_name(cls: type) -> str:
-    """The catalog name of a mechanism class: `DenseSynthesizer` -> `dense_synthesizer`, `Local2d` -> `local_2d`."""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[a-z])(?=[0-9])", "_", cls.__name__).lower()

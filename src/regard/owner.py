@@ -1,12 +1,18 @@
 """Whose state it is."""
 
 import copy
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import FunctionType, NoneType
 from typing import Self
 
 from torch import Tensor, nn
+
+
+def registered_name(cls: type) -> str:
+    """The catalog name of a mechanism class: `DenseSynthesizer` -> `dense_synthesizer`, `Local2d` -> `local_2d`."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[a-z])(?=[0-9])", "_", cls.__name__).lower()
 
 
 @dataclass(frozen=True)
@@ -29,6 +35,11 @@ class Owner:
             told["impl"] = "auto"
         return cls(kind, told, noun)
 
+    def __str__(self) -> str:
+        """A kind with its options, as they are told apart: `recent(length=5)`. The same in every process."""
+        told = ", ".join(f"{name}={_told(value)}" for name, value in self.options.items())
+        return f"{registered_name(self.kind)}({told})"
+
     def unlike(self, other: "Owner") -> list[str]:
         """Names of the options in which another owner of this kind differs."""
         return [name for name, value in self.options.items() if value != other.options[name]]
@@ -39,3 +50,10 @@ def _lasts(value: object) -> bool:
     if isinstance(value, str | bool | int | float | NoneType | FunctionType):
         return True
     return not isinstance(value, nn.Module | Tensor) and (copy.deepcopy(value) == value) is True
+
+
+def _told(value: object) -> str:
+    """An option as text, without where it lies in memory."""
+    if isinstance(value, FunctionType):
+        return f"{value.__module__}.{value.__qualname__}"
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))

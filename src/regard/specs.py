@@ -204,6 +204,26 @@ def paths(value: object) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def counted(part: str) -> tuple[str, int]:
+    """A specification and the number behind it: of how many layers one after the other it is, 1 where nothing is said.
+
+    Raises:
+        ConfigError: a number that is 0 or has more than nine digits.
+
+    Example:
+        >>> counted("recent(length=4):12")
+        ('recent(length=4)', 12)
+    """
+    require_text(part)
+    inner = unshared(part)
+    if inner == part:
+        return part, 1
+    number = split(part, ":")[-1].lstrip("0")
+    if not 0 < len(number) <= 9:
+        raise ConfigError(f"{part!r}: the number behind a specification is of layers, from 1 to 999999999")
+    return inner, int(number)
+
+
 def unshared(part: str) -> str:
     """A part of a mix without its number of heads.
 

@@ -10,7 +10,7 @@ from typing import Literal, Self
 import torch
 from torch import Tensor
 
-from regard.dump import SLOT_AXIS, loaded
+from regard.dump import SLOT_AXIS, loaded, signed, unsigned
 from regard.errors import ShapeError, UnsupportedError
 from regard.owner import Owner
 from regard.precision import accumulation_dtype
@@ -112,15 +112,16 @@ class State(ABC):
         return self.with_tensors({name: change(x) for name, x in self.tensors().items()})
 
     def dump(self) -> dict[str, Tensor]:
-        """Everything as tensors, for a safetensors file; `load` is the inverse."""
-        return {**{name: x.contiguous() for name, x in self.tensors().items()}, "length": torch.tensor(self.length)}
+        """Everything as tensors, for a safetensors file, and under `of` whose state it is; `load` is the inverse."""
+        content = {name: x.contiguous() for name, x in self.tensors().items()}
+        return signed({**content, "length": torch.tensor(self.length)}, self.of)
 
     @abstractmethod
     def load(self, tensors: Mapping[str, Tensor]) -> Self:
         """The state that `dump` wrote; called on any state of the same mechanism (an initial one).
 
         Raises:
-            ShapeError: tensors that are missing, not its own, or of other shapes.
+            ShapeError: tensors that are missing, not its own, or of other shapes; another owner's, or of other options.
         """
 
 
@@ -142,7 +143,7 @@ class Summary(State):
         return type(self)(dict(tensors), self.length, self.of)
 
     def load(self, tensors: Mapping[str, Tensor]) -> Self:
-        length, content = loaded(tensors, self.content)
+        length, content = loaded(unsigned(tensors, self.of), self.content)
         return type(self)(content, length, self.of)
 
     def __getitem__(self, name: str) -> Tensor:
@@ -221,7 +222,8 @@ class Slots(State):
         return type(self)(tape, 0, self.kept, self.length, steady, self.of)
 
     def load(self, tensors: Mapping[str, Tensor]) -> Self:
-        length, content = loaded(tensors, self.tensors(), slots=frozenset({*self.tape.data, "key_mask"}))
+        slots = frozenset({*self.tape.data, "key_mask"})
+        length, content = loaded(unsigned(tensors, self.of), self.tensors(), slots=slots)
         steady = {name: content.pop(name) for name in self.steady}
         first = next(iter(content.values()))
         kept = first.shape[SLOT_AXIS[first.ndim]]
@@ -276,8 +278,7 @@ class Slots(State):
         """The kept slots, all of them real."""
         old = self.view()
         first = next(iter(old.values()))
-        mask = torch.ones(first.shape[0], self.kept, dtype=torch.bool, device=first.device)
-        return {**old, "key_mask": mask}
+        return {**old, "key_mask": torch.ones(first.shape[0], self.kept, dtype=torch.bool, device=first.device)}
 
     def _roomy(self, old: Mapping[str, Tensor], count: int) -> Tape:
         """A new tape that holds the kept slots and has taken `count` behind them, with room to double."""
@@ -326,8 +327,7 @@ class Slots(State):
     def keep(self, picked: Tensor) -> Self:
         """The state with only the picked kept slots (int indices into the kept ones, ascending)."""
         data = {name: x.index_select(SLOT_AXIS[x.ndim], picked) for name, x in self.view().items()}
-        count = len(picked)
-        return type(self)(Tape(data, count, count), 0, count, self.length, self.steady)
+        return type(self)(Tape(data, len(picked), len(picked)), 0, len(picked), self.length, self.steady)
 
 
 Kept = torch.dtype | Literal["call", "accumulation"]

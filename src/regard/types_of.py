@@ -8,7 +8,7 @@ from dataclasses import is_dataclass
 from functools import cache, wraps
 from typing import Any, Literal, ParamSpec, TypeVar
 
-from regard.errors import ConfigError, RegardError, kind_of, nearest
+from regard.errors import ConfigError, RegardError, kind_of, nearest, no_size, out_of_memory
 
 _Arguments = ParamSpec("_Arguments")
 _Answer = TypeVar("_Answer")
@@ -55,7 +55,7 @@ def typed(call: Callable[_Arguments, _Answer]) -> Callable[_Arguments, _Answer]:
         try:
             return call(*args, **kwargs)
         except (TypeError, AttributeError, ValueError, RuntimeError, IndexError, KeyError) as error:
-            if not isinstance(error, RegardError):
+            if not isinstance(error, RegardError) and (no_size(error) or not out_of_memory(error)):
                 _explain(label, call, args, kwargs, error)
             raise
 

@@ -14,6 +14,7 @@ DEPTHS = (
     "early_exit",
     "early_exit(threshold=0.03, decaying=True, horizon=8)",
     "early_exit(confidence=saturation)",
+    "early_exit(thresholds=(None, -3.0))",
     "early_exit(threshold=0.5, confidence=multinomial, exits=aligned)",
     "early_exit(threshold=0.5, confidence=sequence, exits=aligned)",
     "light_exit(threshold=0.5, whole=0)",
@@ -104,6 +105,7 @@ def test_what_nothing_beats():
     points = [(3.0, 1.0), (1.0, 2.0), (2.0, 2.0), (4.0, 1.0), (2.0, 1.5)]
     assert pareto(points) == [1, 4, 0]
     assert pareto([]) == []
+    assert pareto([(1.0, 1.0), (2.0, 1.0), (1.0, 1.0)]) == [0, 2], "an equal one beats nothing"
 
 
 def test_what_is_beaten_is_so_beyond_chance():

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from regard.benchmark.exits import drawn, exits_of
-from regard.errors import CheckpointError, UnsupportedError
+from regard.benchmark.exits import drawn, exits_of, measure, passages, require_items
+from regard.errors import CheckpointError, DataError, UnsupportedError
 from regard.integrations import exits
 from regard.models import LanguageModel, ModelConfig
 from regard.models.depth import build_depth
 from regard.retrieval.documents import fingerprint
+from regard.tasks.reader import Encoded
 
 
 def model_of(seed: int) -> LanguageModel:
@@ -34,6 +35,26 @@ def test_drawn_parts_have_nothing_in_common() -> None:
     both = np.concatenate([heads, items])[:, 0].tolist()
     assert len(set(both)) == 19, "a passage was drawn twice"
     assert both != sorted(both)
+
+
+def test_passages_are_whole_and_have_a_token_behind_them() -> None:
+    documents = [Encoded(np.arange(count), np.ones(count, np.int64)) for count in (8, 9, 16, 17)]
+    found = passages(documents, 8)
+    assert [row.tolist() for row in found] == [list(range(start, start + 9)) for start in (0, 0, 0, 8)]
+
+
+def test_as_many_passages_as_are_needed_are_enough() -> None:
+    require_items(59, risk=0.05, confidence=0.95, test="hoeffding_bentkus")
+    with pytest.raises(DataError, match="that takes 59 passages"):
+        require_items(58, risk=0.05, confidence=0.95, test="hoeffding_bentkus")
+
+
+def test_a_passage_is_left_at_the_threshold_itself() -> None:
+    """Heads that nobody fitted have a confidence of 1/2."""
+    model = model_of(0)
+    model.depth = build_depth("light_exit(whole=0)", model.config).eval()
+    found = measure(model, np.arange(12).reshape(2, 6), (0.501, 0.5))
+    assert found.exits.tolist() == [[0, 0, 10], [10, 0, 0]]
 
 
 def test_a_calibration_is_of_its_weights() -> None:

@@ -5,9 +5,12 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
 from regard.calibration import grid_search
 from regard.errors import ConfigError, InputError, ShapeError
+from regard.models import LanguageModel, ModelConfig
+from regard.models.depth import build_depth
 
 GRID = [0.3, 0.5, 0.8]
 
@@ -21,11 +24,12 @@ def drawn(seed: int, tokens: int = 40, blocks: int = 4) -> tuple[np.ndarray, np.
     return sure, wrong.astype(np.float64)
 
 
-def cost(sure: np.ndarray, losses: np.ndarray, thresholds: tuple[float, ...], price: float) -> float:
+def cost(sure: np.ndarray, losses: np.ndarray, thresholds: tuple[float | None, ...], price: float) -> float:
     """Token by token."""
     total = 0.0
     for one, loss in zip(sure, losses, strict=True):
-        used = next((n for n, (c, tau) in enumerate(zip(one, thresholds, strict=True), 1) if c >= tau), len(loss))
+        leaves = [tau is not None and c >= tau for c, tau in zip(one, thresholds, strict=True)]
+        used = leaves.index(True) + 1 if True in leaves else len(loss)
         total += loss[used - 1] + price * used
     return total / len(sure)
 
@@ -35,7 +39,7 @@ def cost(sure: np.ndarray, losses: np.ndarray, thresholds: tuple[float, ...], pr
 def test_the_search_against_all_combinations(seed: int, price: float) -> None:
     sure, losses = drawn(seed)
     found = grid_search(sure, losses, GRID, price=price)
-    levels = [*GRID, math.inf]
+    levels = [*GRID, None]
     got = cost(sure, losses, found.thresholds, price)
     assert got == pytest.approx(found.loss + price * found.blocks, rel=1e-12)
     assert all(one in levels for one in found.thresholds)
@@ -56,7 +60,7 @@ def test_blocks_differ_where_their_confidences_do() -> None:
     found = grid_search(sure, losses, GRID, price=0.05)
     assert len(set(found.thresholds)) > 1
     assert cost(sure, losses, found.thresholds, 0.05) < min(
-        cost(sure, losses, (level,) * 3, 0.05) - 0.01 for level in [*GRID, math.inf]
+        cost(sure, losses, (level,) * 3, 0.05) - 0.01 for level in [*GRID, None]
     )
 
 
@@ -65,11 +69,25 @@ def test_what_does_not_pay_is_not_taken() -> None:
     assert grid_search(sure, np.zeros_like(losses), GRID, price=0.0).loss == 0
     assert grid_search(sure, losses, [0.0], price=9.0).thresholds == (0.0, 0.0, 0.0)
     never = grid_search(sure, losses * 0 + np.array([1.0, 1.0, 1.0, 0.0]), GRID, price=0.01)
-    assert never.thresholds == (math.inf,) * 3
+    assert never.thresholds == (None,) * 3
     assert never.blocks == 4
     nowhere = grid_search(np.full_like(sure, np.nan), losses, GRID, price=9.0)
     assert nowhere.blocks == 4
     assert grid_search(sure[:, :0], losses[:, :1], GRID, price=0.1).thresholds == ()
+
+
+def test_a_model_takes_what_was_found() -> None:
+    """Blocks that no token leaves behind included."""
+    found = grid_search(np.full((2, 2), 0.5), np.array([[9.0, 0.0, 0.0]] * 2), [0.5], price=0.1)
+    assert found.thresholds == (None, 0.5)
+    config = ModelConfig(dim=8, heads=2, layers=3, vocab_size=9)
+    depth = build_depth(f"early_exit(thresholds={found.thresholds!r})", config)
+    assert depth.options["thresholds"] == found.thresholds
+    model = LanguageModel(config).eval()
+    model.depth = depth.eval()
+    assert 1 not in model(torch.arange(9)[None]).steps
+    model.depth = build_depth("early_exit(thresholds=(None, -1.0))", config).eval()
+    assert (model(torch.arange(9)[None]).steps == 2).all()
 
 
 def test_what_makes_no_sense_is_named() -> None:

@@ -53,6 +53,7 @@ def test_the_search_by_hand():
     assert fixed_sequence([0.0, float("nan"), 0.0], 0.1) == (0,)
     assert fixed_sequence([], 0.1) == bonferroni([], 0.1) == ()
     assert bonferroni([0.06, 0.04, 0.2], 0.15) == (1,)
+    assert bonferroni([0.025, 0.9], 0.05) == (0,)
 
 
 def test_what_is_found_and_said():
@@ -98,6 +99,7 @@ def test_what_makes_no_sense_is_named():
         ({"thresholds": [float("nan")], "losses": losses[:, :1]}, ConfigError, "thresholds must fall"),
         ({"thresholds": [], "losses": losses[:, :0]}, ConfigError, "thresholds must fall"),
         ({"thresholds": [3, 2, 1]}, ShapeError, "losses must be .items, thresholds=3., got .100, 2."),
+        ({"losses": losses + 1.1}, InputError, "losses must lie in .0, 1."),
         ({"losses": losses - 0.1}, InputError, "losses must lie in .0, 1."),
         ({"losses": losses + np.nan}, InputError, "losses must lie in .0, 1."),
         ({"losses": losses + 0.5, "test": "binomial"}, InputError, "losses of 0 and 1"),

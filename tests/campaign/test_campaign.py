@@ -1,16 +1,19 @@
 """The campaign sees what is wrong: planted defects of every part; and its page is what its log gives."""
 
+import argparse
 import errno
 import json
 import os
 import re
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
-from campaign import broken, children, damage, equal, faults, fuzz, injected, inputs, log, page, works
+from campaign import __main__ as main
+from campaign import broken, children, damage, equal, faults, fuzz, injected, inputs, kills, log, page, several, works
 from campaign.kills import Scene
 from campaign.works import Work
 
@@ -28,7 +31,7 @@ def test_the_page_is_what_the_log_gives():
 
 def test_the_log_is_small_and_names_no_place():
     text = log.RECORDED.read_text(encoding="utf-8")
-    assert len(text) < 200_000
+    assert len(text) < 300_000
     assert not re.search(r"/(tmp|home|root|work)/", text)
     assert os.uname().nodename not in text
     for batch in log.read(log.RECORDED):
@@ -38,11 +41,12 @@ def test_the_log_is_small_and_names_no_place():
 
 def test_a_log_goes_on_where_it_ended_and_knows_what_is_open(tmp_path):
     path = tmp_path / "log.jsonl"
-    for first, outcomes in ((0, "rwr"), (3, "wr")):
-        batch = log.Batch("kills", "text", first, "python -m campaign")
+    for first, outcomes, judged in ((0, "rwr", 1), (3, "wr", 2)):
+        batch = log.Batch("kills", "text", first, "python -m campaign", judged=judged, call=f"call {first}")
         for at, letter in enumerate(outcomes):
             wrong = letter == "w"
-            batch.add(first + at, log.Outcome("a /tmp/x/file differs" if wrong else "same bits", wrong), 1.0)
+            said = "a /tmp/x/file differs" if wrong else "same bits"
+            batch.add(first + at, log.Outcome(said, wrong, {"kills": 3}), 1.0)
         log.append(path, batch)
     log.append(path, log.Batch("kills", "text", 9, ""))
     assert (log.following(log.read(path), "kills", "text"), log.following(log.read(path), "kills", "copy")) == (5, 0)
@@ -53,8 +57,44 @@ def test_a_log_goes_on_where_it_ended_and_knows_what_is_open(tmp_path):
     log.append(path, mended)
     assert [each["seed"] for each in log.open_defects(log.read(path))] == [1]
     text = "\n".join(page.lines(log.read(path)))
-    assert "| Kills | 5 | 0 kills | 500 | 2 | 1 |" in text
+    assert "| Kills | 2 | 6 kills | 500 | 2 | 1 |" in text  # the first three were judged otherwise
+    assert "less was asked of them until" in text
+    assert ": 3 cases with 9 kills, 2 same bits, 1 defects." in text
+    assert "The most kills that one call of the campaign made: 6 (target: 100)." in text
+    assert [log.made(log.read(path), "kills", "text", judged) for judged in (1, 2)] == [3, 2]
     assert "| text | 3 | right | `a file differs` |" in text
+
+
+def test_what_an_old_log_does_not_say_is_as_it_was(tmp_path):
+    """And such cases are made again, with seeds behind theirs."""
+    batch = json.loads(log.Batch("kills", "text", 0, "python -m campaign").line())
+    old = {key: value for key, value in batch.items() if key not in ("judged", "call")}
+    (tmp_path / "log.jsonl").write_text(json.dumps(old | {"count": 12}) + "\n")
+    read = log.read(tmp_path / "log.jsonl")
+    assert (read[0]["judged"], read[0]["call"]) == (1, "")
+    assert (log.following(read, "kills", "text"), log.made(read, "kills", "text", 2)) == (12, 0)
+    planned = main._planned(kills, ["text"], argparse.Namespace(again=False, short=False, first=None, cases=None,
+                                                                seconds=None), read)  # fmt: skip
+    assert [(kind, [*seeds]) for kind, seeds in planned] == [("text", [*range(12, 12 + kills.CASES)])]
+
+
+@pytest.mark.parametrize(
+    ("codes", "said", "wanted"),
+    [
+        ([0, 0], "", 0),
+        ([-9, 6], "regard train: process 1 of 2: lost process 0, which left", -9),
+        ([6, -9], "regard train: process 0 of 2: lost process 1, which left", -9),
+        ([6, -9], "regard train: the 2 processes of torchrun did not all come within 20 seconds", -9),
+        ([-9, 0], "", -9),
+        ([-9, 6], "regard train: lost process 1", 6),
+        ([-9, 1], "lost process 0", 1),
+        ([3, 6], "", 3),
+    ],
+)
+def test_of_two_processes_the_one_that_is_left_names_the_other(monkeypatch, codes, said, wanted):
+    told = children.Ended(0, f"more\n{json.dumps(codes)}", said, 0.1, 0.1, 0)
+    monkeypatch.setattr(children, "call", lambda *arguments: told)
+    assert several.command((), Path()).code == wanted
 
 
 def _written(place: Path) -> int:
@@ -96,12 +136,30 @@ def test_operations_are_refused(tmp_path, error, for_good, refused):
     assert done.out.split("\n")[:-1] == [f"{number} {errno.errorcode[error]}" for number in refused]
 
 
+def spins() -> int:
+    while True:
+        pass
+
+
+def slowly() -> int:
+    """As on a busy machine: half of the time."""
+    until = time.monotonic() + 1.8
+    while time.monotonic() < until:
+        turn = time.monotonic() + 0.01
+        while time.monotonic() < turn:
+            pass
+        time.sleep(0.01)
+    return 0
+
+
 def test_a_child_is_seen_to_fail_to_hang_and_to_take_memory(tmp_path):
     def fails() -> int:
         raise ValueError("planted")
 
     assert children.call(fails, tmp_path).traceback
     assert children.call(lambda: int(bool(signal.pause())), tmp_path, seconds=0.2).hung
+    assert children.call(spins, tmp_path, seconds=0.2).hung
+    assert not children.call(slowly, tmp_path, seconds=1.0).hung
     assert children.call(lambda: len(bytearray(b"x" * (1 << 26))) & 0, tmp_path).peak > 1 << 25
     assert children.call(lambda: len(bytearray(1 << 30)) & 0, tmp_path, memory=1 << 24).traceback
     stopped = children.call(lambda: int(bool(signal.pause())), tmp_path, stop=(0.1, signal.SIGTERM))
@@ -118,6 +176,27 @@ def test_other_bits_and_leftovers_are_differences(tmp_path):
     (tmp_path / "other" / "below" / "b").unlink()
     (tmp_path / "other" / ".c.partial").write_bytes(b"")
     assert equal.folders(tmp_path / "other", tmp_path / "whole") == ["a", "below/b is missing", "left: .c.partial"]
+
+
+def _tensors(path: Path, values: bytes, shape: int, *said: tuple[str, str]) -> Path:
+    head = {"__metadata__": dict(said), "x": {"dtype": "U8", "shape": [shape], "data_offsets": [0, len(values)]}}
+    text = json.dumps(head).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + values)
+    return path
+
+
+def test_of_tensors_every_bit_is_compared_and_not_the_order_of_what_is_said_of_them(tmp_path):
+    """Which safetensors draws by lot."""
+    said = ("a", "1"), ("b", '{"x": [1], "y": [2]}')
+    whole = _tensors(tmp_path / "whole.safetensors", b"abc", 3, *said)
+    for name, values, shape, others, wanted in (
+        ("order", b"abc", 3, (("b", '{"y": [2], "x": [1]}'), ("a", "1")), True),
+        ("bits", b"abb", 3, said, False),
+        ("shape", b"abc", 2, said, False),
+        ("what is said", b"abc", 3, (("b", '{"y": [2], "x": [3]}'), ("a", "1")), False),
+    ):
+        other = _tensors(tmp_path / f"{name}.safetensors", values, shape, *others)
+        assert (equal.folders(other, whole) == []) is wanted, name
 
 
 JUDGED = [

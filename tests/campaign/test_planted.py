@@ -1,7 +1,6 @@
 """Defects that are planted in what the campaign attacks: each part sees its own, and nothing where there is none."""
 
 import os
-import shutil
 import signal
 import time
 import warnings
@@ -14,6 +13,7 @@ import torch
 from campaign import children, damage, equal, faults, fuzz, hygiene, kills, log, page
 from campaign.kills import Scene
 from campaign.works import Work
+from regard.errors import ConfigError
 from regard.testing.inputs import Subject
 from tests.mutants import toys
 
@@ -153,11 +153,45 @@ def test_an_error_without_a_word_is_none_of_a_fault(tmp_path):
     found = faults._judged(scene, scene.place("case"), wordless, "no home", codes=(6,))
     assert found.defect
     assert "without an error" in found.what
-    killed = children.Ended(-signal.SIGTERM, "", "", 0.1, 0.1, 0)
-    scene.finished = lambda place: ([], killed)  # type: ignore[method-assign]
-    shutil.rmtree(scene.folder / "case", ignore_errors=True)
-    found = faults._judged(scene, scene.place("case"), killed, "a signal", codes=(143, -signal.SIGTERM))
-    assert (found.defect, found.what) == (False, "ended, then the same bits")
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "wanted"),
+    [
+        (143, "regard train: interrupted; nothing was kept\n", None),
+        (143, "more\ntrain: SIGTERM: saved at step 3; continue with --resume\n", None),
+        (143, "", "without a word"),
+        (143, "train: step 3  loss 5.1\n", "without a word"),
+        (-signal.SIGTERM, "", "exit code -15"),
+        (130, "regard train: interrupted; nothing was kept\n", "exit code 130"),
+    ],
+)
+def test_a_signal_that_ends_a_command_without_a_word_is_seen(tmp_path, code, said, wanted):
+    """And one that ends it with another exit code, as where nobody answers it."""
+    scene = Acted(tmp_path, _sound)
+    stopped = children.Ended(code, "", said, 0.1, 0.1, 0)
+    scene.finished = lambda place: ([], stopped)  # type: ignore[method-assign]
+    found = faults._judged(scene, scene.place("case"), stopped, "a signal", codes=faults._CODES[signal.SIGTERM])
+    assert found.defect is (wanted is not None)
+    assert (wanted or "named, then the same bits") in found.what
+
+
+def test_a_limit_of_memory_is_met_on_the_way(tmp_path):
+    """Also by what its parent left free, and never where there is as much as is needed."""
+
+    def takes() -> int:
+        # Beside these an arena of the allocator, 64 MiB, is little.
+        return len([bytearray(1 << 25) for _ in range(8)]) & 0
+
+    kept = [bytearray(1 << 16) for _ in range(1 << 8)]
+    del kept[::2]
+    report = tmp_path / "needed"
+    assert children.call(takes, tmp_path, full=True, needed=report).code == 0
+    needed = int(report.read_text())
+    assert needed > 7 << 25  # of eight blocks at least seven
+    for share in (0.1, 0.4, 0.7):
+        assert children.call(takes, tmp_path, full=True, memory=int(share * needed)).traceback
+    assert children.call(takes, tmp_path, full=True, memory=2 * needed).code == 0
 
 
 # Damage
@@ -274,6 +308,61 @@ class Drawing(toys.ToyDense):
         return super().attend(q, k, v, call)
 
 
+class Setting(toys.ToyDense):
+    """Sets something for everybody at its first call, once and for all."""
+
+    def attend(self, q, k, v, call):
+        torch.set_float32_matmul_precision("high")
+        return super().attend(q, k, v, call)
+
+
+class Exporting(toys.ToyDense):
+    """Leaves a variable in the environment."""
+
+    def attend(self, q, k, v, call):
+        os.environ["CAMPAIGN_PLANTED"] = "1"
+        return super().attend(q, k, v, call)
+
+
+HOARD = bytearray()
+
+
+class Hoarding(toys.ToyDense):
+    """Keeps bytes of every call, in a single object."""
+
+    def attend(self, q, k, v, call):
+        HOARD.extend(os.urandom(1 << 18))
+        return super().attend(q, k, v, call)
+
+
+class Told(toys.ToyDense):
+    """Computes what only this process was told."""
+
+    more = 0.0
+
+    def attend(self, q, k, v, call):
+        got = super().attend(q, k, v, call)
+        return got._replace(values=got.values + Told.more)
+
+
+class Greedy(toys.ToyDense):
+    """Takes memory and time before it refuses a size."""
+
+    def setup(self):
+        if self.heads.max_length == hygiene.HUGE:
+            torch.ones(hygiene._peak() // 4)
+            _slow()
+            raise ConfigError("no such size")
+
+
+class Wordless(toys.ToyDense):
+    """Refuses a size without a word."""
+
+    def setup(self):
+        if self.heads.max_length == hygiene.HUGE:
+            raise ConfigError("")
+
+
 class Raw(toys.ToyDense):
     """Takes any size for a number."""
 
@@ -289,15 +378,29 @@ class Raw(toys.ToyDense):
         (hygiene._fork, Forked, "other bits"),
         (hygiene._global_state, Filtering, "warnings"),
         (hygiene._global_state, Drawing, "torch's random state"),
+        (hygiene._global_state, Setting, "precision of products"),
+        (hygiene._global_state, Exporting, "environment"),
+        (hygiene._spawn, Told, "other bits"),
         (lambda subject, folder: hygiene._steps(subject, folder, steps=80), Keeping, "more objects"),
+        (lambda subject, folder: hygiene._steps(subject, folder, steps=80), Hoarding, "KiB more after 80 steps"),
         (hygiene._limits, Raw, "heads.max_length=1099511627776: IndexError"),
+        (hygiene._limits, Greedy, "MiB"),
+        (hygiene._limits, Greedy, "s; heads.max_length=1099511627776: took"),
+        (hygiene._limits, Wordless, "heads.max_length=1099511627776: an error without a message"),
     ],
 )
-def test_a_guest_that_misbehaves_is_seen(tmp_path, check, guest, wanted):
+def test_a_guest_that_misbehaves_is_seen(tmp_path, monkeypatch, check, guest, wanted):
     Forked.mine = os.getpid()
+    monkeypatch.setattr(Told, "more", 1.0)
+    monkeypatch.setattr(hygiene, "SECONDS", 0.2)
+    monkeypatch.setenv("CAMPAIGN_PLANTED", "0")
+    precision = torch.get_float32_matmul_precision()
     assert check(Subject(toys.ToyDense, {}), tmp_path) == ""
-    with warnings.catch_warnings():
-        assert wanted in check(Subject(guest, {}), tmp_path)
+    try:
+        with warnings.catch_warnings():
+            assert wanted in check(Subject(guest, {}), tmp_path)
+    finally:
+        torch.set_float32_matmul_precision(precision)
 
 
 @pytest.mark.parametrize("script", ["raise SystemExit(3)", "import os; os.kill(os.getpid(), 9)"])

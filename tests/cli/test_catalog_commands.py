@@ -167,6 +167,12 @@ def test_more_than_one_mechanism_is_told_so(regard, verb, spec, message):
     assert message in answer.err
 
 
+@pytest.mark.parametrize("path", ["runs/001", "./nothing", "runs/"])
+def test_info_of_a_run_that_is_not_there_says_so(regard, path):
+    answer = regard("info", path)
+    assert (answer.code, f"{path} is not a run: it has no config.toml" in answer.err) == (2, True), answer.err
+
+
 def test_info_shows_the_facts_that_hold_with_options(regard):
     assert json.loads(regard("info", "linear", "--json").out)["rows_sum_to_one"] is True
     found = json.loads(regard("info", "linear(normalise=False)", "--json").out)

@@ -80,6 +80,73 @@ def test_what_cannot_be_said_beside_weights(regard, network, tmp_path, words):
     assert not (tmp_path / "tuned").exists()
 
 
+@pytest.fixture
+def deep(tmp_path, network) -> str:
+    """A folder with another decoder of the same letters: three layers, rotary positions."""
+    del network
+    words = {"dim": 16, "heads": 4, "layers": 3, "vocab_size": len(WORDS), "max_length": 24, "dropout": 0.0}
+    letters = pretrained.load(tmp_path / "letters")
+    model = LanguageModel(presets.build("llama", **words))
+    pretrained.export(model, tmp_path / "deep", tokenizer=letters.tokenizer)
+    return "deep"
+
+
+@pytest.mark.parametrize("file", [False, True])
+def test_attention_for_every_layer_of_a_network_of_any_depth(regard, deep, tmp_path, file):
+    """What is said fits the network, however many layers a new one would have."""
+    specs = ["softmax", "local(window=3)", "local(window=2)"]
+    (tmp_path / "layers.toml").write_text(f"[model]\nattention = {json.dumps(specs)}\n")
+    words = ["--config", "layers.toml"] if file else ["--model.attention", *specs]
+    answer = regard("train", "--from", deep, *SHORT, *words, "--out", "tuned")
+    assert answer.code == 0, answer.err
+    assert load("tuned").config.model.attention == tuple(specs)
+    words = ["--model.attention", "softmax", "softmax"]
+    answer = regard("train", "--from", deep, *SHORT, *words, "--out", "other")
+    assert answer.code == 2
+    assert "one for each of the 3 layers" in answer.err
+
+
+MEMORY = ("none:2", "memorizing(pairs=8, top=2, gate=-4)")
+
+
+@pytest.mark.parametrize("file", [False, True])
+def test_a_memory_for_one_layer(regard, deep, tmp_path, file):
+    (tmp_path / "memory.toml").write_text(f"[model]\nmemory = {json.dumps(MEMORY)}\nmax_length = 4\n")
+    said_so = ["--model.memory", *MEMORY, "--model.max-length", "4"]
+    words = ["--config", "memory.toml"] if file else said_so
+    answer = regard("train", "--from", deep, *SHORT, *words, "--only", "*.memory", "--out", "tuned")
+    assert answer.code == 0, answer.err
+    published = dict(pretrained.load(deep).decoder.named_parameters())
+    assert all(x.equal(published[name]) for name, x in load("tuned").model.named_parameters() if name in published)
+    model = load("tuned").config.model
+    assert (model.memories, model.max_length) == ((None, None, MEMORY[1]), 4)
+    assert [line["step"] for line in said(tmp_path / "tuned", "evaluate")] == [0, 2]
+    assert regard("evaluate", "tuned", "--json").code == 0
+    assert regard("generate", "tuned", "a b c d e f g", "--max-new-tokens", "6").code == 0
+    assert regard("train", "--resume", "tuned", "--steps", "3").code == 0
+
+
+MISFITS = {
+    "--model.memory none:3 recent": "one for each of the 3 layers, got 4",
+    "--model.memory recnt": "memory: unknown memory 'recnt': did you mean 'recent'",
+    "--model.memory recent": "memory='recent' would remember nothing: a segment has model.max_length=24",
+}
+
+
+@pytest.mark.parametrize("words", MISFITS)
+def test_memories_that_do_not_fit(regard, deep, words):
+    answer = regard("train", "--from", deep, *SHORT, *words.split(), "--out", "tuned")
+    assert (answer.code, MISFITS[words] in answer.err) == (2, True), answer.err
+    assert not Path("tuned").exists()
+
+
+def test_a_memory_beside_a_position_table(regard, network):
+    words = ["--model.memory", "recent(length=4)", "--model.max-length", "4"]
+    answer = regard("train", "--from", network, *SHORT, *words, "--out", "tuned")
+    assert answer.code == 2
+    assert "memory='recent(length=4)' puts earlier segments before one of max_length=4 positions" in answer.err
+
+
 def test_more_positions(regard, network, tmp_path):
     words = ["--task.length", "30", "--model.max-length", "30"]
     answer = regard("train", "--from", network, *SHORT, *words, "--out", "tuned")

@@ -1,4 +1,4 @@
-"""Ctrl-C in a comparison: no traceback from any of its processes, what was done is kept, and that is said."""
+"""Ctrl-C and SIGTERM: no traceback from any process, what was done is kept, and that and how to go on is said."""
 
 import os
 import signal
@@ -7,7 +7,11 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
+from regard import report, retrieval, tokens, training
 from regard.benchmark import comparison
+from regard.cli import main
 
 SOURCE = Path(__file__).parents[2] / "src"
 WORDS = ["--shape.dim=8", "--shape.heads=1", "--recall-shape.dim=8", "--recall-shape.heads=1", "--text.length=32"]
@@ -49,3 +53,85 @@ def test_before_anything_was_written(regard, monkeypatch, tmp_path):
     answer = regard("compare", "--out", str(tmp_path / "out"))
     assert (answer.code, answer.out) == (130, "")
     assert answer.err == "regard compare: interrupted; nothing was kept\n"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_a_command_with_a_word(regard, monkeypatch, number, code):
+    """What tidies up is passed on the way out, and the next command meets signals as this one did."""
+    passed = []
+
+    def interrupted(words):
+        try:
+            signal.raise_signal(number)
+            passed.append("it went on")
+        finally:
+            passed.append("tidied up")
+
+    monkeypatch.setattr(main, "_run", interrupted)
+    answer = regard("doctor")
+    assert (answer.code, passed) == (code, ["tidied up"])
+    assert answer.err == ("regard doctor: interrupted; nothing is left half-written; give the same command again\n")
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_second_signal_is_the_systems_and_one_that_is_ignored_stays_so(regard, monkeypatch):
+    met = []
+
+    def interrupted(words):
+        met.append(signal.getsignal(signal.SIGTERM))
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        except KeyboardInterrupt:
+            met.append(signal.getsignal(signal.SIGTERM))
+            raise
+        return 0
+
+    monkeypatch.setattr(main, "_run", interrupted)
+    assert regard("doctor").code == 143
+    assert met[1] is signal.SIG_DFL
+    monkeypatch.setattr(signal, "getsignal", lambda number: signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        assert regard("doctor").code == 0
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("words", "module", "name", "said"),
+    [
+        (
+            ["knn", "build", "{text}", "--model", "{trained}", "--out", "store"],
+            retrieval,
+            "build",
+            "the same command goes on where it stopped, with what is in store",
+        ),
+        (
+            ["knn", "build", "{text}", "--model", "{trained}", "--out", "store", "--index", "flat"],
+            retrieval.Index,
+            "save",
+            "store is whole; its indices: regard knn index store --index flat",
+        ),
+        (
+            ["tokens", "build", "{text}", "--out", "tokens"],
+            tokens,
+            "build",
+            "the same command goes on where it stopped, with what is in tokens",
+        ),
+        (["train", "--resume", "{trained}"], training, "resume", "go on with regard train --resume {trained}"),
+        (["train", "--steps", "1", "--out", "run"], training, "train", "nothing is left half-written; give the same"),
+        (["compare", "--out", "out"], report, "compare", "nothing was kept"),
+    ],
+)
+def test_how_to_go_on(regard, monkeypatch, trained, text, words, module, name, said, number):
+    place = {"trained": str(trained), "text": str(text)}
+
+    def stopped(*arguments, **named):
+        signal.raise_signal(number)
+
+    monkeypatch.setattr(module, name, stopped)
+    answer = regard(*(word.format(**place) for word in words))
+    assert answer.code == 128 + number
+    assert answer.err.splitlines()[-1].startswith(f"regard {words[0]}: interrupted; {said.format(**place)}")

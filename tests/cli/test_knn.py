@@ -15,6 +15,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from regard.integrations import pretrained
 from regard.integrations._tokenizer import PretrainedTokenizer
 from regard.models import LanguageModel, presets
+from regard.retrieval import Datastore
 from regard.training import files
 
 WORDS = ["[unk]", *"abcdefghij"]
@@ -156,6 +157,43 @@ def test_an_index_is_made_later_and_made_again(regard, network):
     answer = regard("knn", "index", "store")
     assert (answer.code, "knn index needs --index with the kinds" in answer.err) == (2, True)
     assert json.loads(regard("knn", "index", "store", "--index", "flat", "hnsw", "--json").out)["indices"]
+
+
+def test_datastores_are_merged_and_documents_deleted(regard, network):
+    """As from Python: the bytes of the merge, and of what is left the search."""
+    for folder, out in (("folder", "a store"), ("other.txt", "two")):
+        assert regard("knn", "build", "--model", network, folder, "--out", out).code == 0
+    first, second = (Datastore.open(name) for name in ("a store", "two"))
+    answer = regard("knn", "merge", "a store", "two", "a store", "--out", "all", "--json")
+    assert answer.code == 0, answer.err
+    assert json.loads(answer.out)["entries"] == 2 * len(first) + len(second)
+    wanted = Datastore.merge("wanted", [first, second, first])
+    for path in wanted.folder.iterdir():
+        assert Path("all", path.name).read_bytes() == path.read_bytes()
+
+    names = list(first.stats().documents)
+    answer = regard("knn", "delete", "all", "--document", names[0], "nothing")
+    assert (answer.code, "all has no document 'nothing'; regard knn stats --json lists" in answer.err) == (2, True)
+    assert len(Datastore.open("all")) == len(wanted)
+    answer = regard("knn", "delete", "all", "--document", *names, "--json")
+    assert answer.code == 0, answer.err
+    left = json.loads(answer.out)
+    assert (left["entries"], left["documents"]) == (len(second), second.stats().documents)
+    query = torch.randn(3, 16, generator=torch.Generator().manual_seed(0))
+    found = [store.search(query, 4).values for store in (Datastore.open("all"), second)]
+    assert torch.equal(*found)
+
+    for words, code, said in (
+        (["merge", "a store", "--out", "new"], 2, "knn merge needs another one"),
+        (["merge", "a store", "two"], 2, "knn merge needs --out"),
+        (["merge", "a store", "folder", "--out", "new"], 2, "folder is no datastore"),
+        (["delete", "all"], 2, "knn delete needs --document"),
+        (["search", "all", "a", "b", "--model", network], 2, "a text stands in quotes"),
+        (["build", "folder", "--model", network, "--out", "a store"], 2, "regard knn index 'a store'"),
+    ):
+        answer = regard("knn", *words)
+        assert (answer.code, said in answer.err) == (code, True), (words, answer.err)
+    assert not Path("new").exists()
 
 
 def test_a_missing_faiss_is_said_before_the_work(regard, network, monkeypatch):

@@ -217,12 +217,15 @@ def _seconds_of_children():
 
 @pytest.mark.parametrize("words", [["--help"], ["list"], ["train", "--help"], ["compare", "--help"]])
 def test_answers_in_half_a_second(environment, words):
-    def call():
+    """Where importing tyro and rich takes a tenth of a second; a slower processor may take as many times longer."""
+
+    def call(program):
         before = _seconds_of_children()
-        subprocess.run([*PROGRAM, *words], stdout=subprocess.DEVNULL, env=environment, check=True)
+        subprocess.run(program, stdout=subprocess.DEVNULL, env=environment, check=True)
         return _seconds_of_children() - before
 
-    assert _least(call, 0.5) < 0.5
+    limit = max(0.5, 5 * min(call([sys.executable, "-c", "import tyro, rich.console"]) for _ in range(3)))
+    assert _least(lambda: call([*PROGRAM, *words]), limit) < limit
 
 
 def test_importing_costs_little_beside_torch(environment):

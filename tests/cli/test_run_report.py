@@ -10,14 +10,16 @@ import pytest
 import torch
 
 import regard as package
+from regard import checksums
 from regard.cli.main import main
-from regard.training.files import load_folder
+from regard.training.files import load_folder, save_folder
 
 SMALL = ["--model.dim", "16", "--model.heads", "2", "--task.length", "32", "--batch-size", "4", "--warmup", "1"]
 SMALL += ["--threads", "1", "--steps", "30"]
 DYNAMIC = "dynamic_span(max_span=24, ramp=4)"
 RUNS = {
     "early": ["--model.layers", "3", "--model.depth", "early_exit"],
+    "own": ["--model.layers", "3", "--model.depth", "early_exit(thresholds=(0.01, None))"],
     "plain": ["--model.layers", "1"],
     "ponder": ["--model.layers", "1", "--model.depth", "universal(steps=3, epsilon=0.3)"],
     "looking": ["--model.layers", "2", "--model.attention", "adaptive_span(max_span=24, ramp=4, initial=0.5)", DYNAMIC],
@@ -27,7 +29,7 @@ LIMIT = ["--limit", "6", "--threads", "1"]
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Four runs on a text that is easy, the first one calibrated, and one on another text; never to be changed."""
+    """Five runs on a text that is easy, the first one calibrated, and one on another text; never to be changed."""
     folder = tmp_path_factory.mktemp("runs")
     for name, first in (("numbers", 0), ("others", 5000)):
         lines = (f"{number} is followed by {number + 1}.\n" for number in range(first, first + 3000))
@@ -187,6 +189,33 @@ def test_another_threshold_and_a_run_that_nobody_calibrated(regard, runs, tmp_pa
     assert regard("generate", "early", "12 is", "--max-new-tokens", "2").code == 0, "a run with a report is a run"
 
 
+def test_thresholds_of_every_block_are_used_as_they_are(regard, runs):
+    found, page = reported(regard, runs / "own", "--max-new-tokens", "9")
+    (run,) = found["runs"]
+    taken = run["used"]["taken"]
+    assert taken[0] > 0
+    assert taken[1] == 0
+    assert (run["used"]["threshold"], run["exits"], len(run["fixed"])) == (None, [], 3)
+    assert [at["taken"].index(found["tokens"]) for at in run["fixed"]] == [0, 1, 2]
+    cost = sum(one * count for one, count in zip(run["operations"], taken, strict=True)) / found["tokens"]
+    assert run["used"]["operations"] == pytest.approx(cost)
+    assert "threshold 1" not in page
+    refused = regard("report", runs / "own", *LIMIT, "--threshold", "0.5", "--out", "page.html")
+    assert refused.code == 2
+    assert "a threshold of its own" in refused.err
+    told = json.loads(regard("evaluate", runs / "own", "--limit", "6", "--json").out)["depth"]
+    assert told == {"mean_layers": pytest.approx(run["used"]["depth"]), "of_layers": 3}
+
+
+def test_runs_are_told_apart_by_their_names(regard, runs, tmp_path, monkeypatch):
+    shutil.copytree(runs / "early", tmp_path / "early")
+    monkeypatch.chdir(tmp_path / "early")
+    for other, names in (("plain", ["early", "plain"]), ("early", [".", str(runs / "early")])):
+        found, page = reported(regard, ".", "--beside", runs / other, "--max-new-tokens", "1")
+        assert [run["name"] for run in found["runs"]] == names
+        assert [row[0] for row in Page(page).tables[0][1:]] == names
+
+
 def test_ponder_steps(regard, runs):
     found, page = reported(regard, runs / "ponder", "--max-new-tokens", "20")
     (run,) = found["runs"]
@@ -232,7 +261,8 @@ def test_info_of_a_run(regard, runs, monkeypatch):
     found = json.loads(regard("info", runs / "early", "--json").out)
     kept = json.loads(load_folder(runs / "early" / "exits")["calibration.json"])
     assert (found["kind"], found["step"], found["depth"]) == ("run", 30, "early_exit")
-    assert found["exits"] == {"heads": "trained", "guarantee": kept["guarantee"], **kept["calibrated"]}
+    promised = {"heads": "trained", "guarantee": kept["guarantee"], "of_these_weights": True}
+    assert found["exits"] == {**promised, **kept["calibrated"]}
     model = package.load(runs / "early").model
     assert found["parameters"] == sum(x.numel() for x in model.parameters())
     assert kept["guarantee"] in regard("info", runs / "early").out
@@ -242,6 +272,38 @@ def test_info_of_a_run(regard, runs, monkeypatch):
         "a name of the catalog comes first"
     )
     assert json.loads(regard("info", "./linear", "--json").out)["kind"] == "run"
+
+
+def test_info_promises_nothing_of_other_weights(regard, runs, tmp_path):
+    shutil.copytree(runs / "early", tmp_path / "early")
+    kept = load_folder(runs / "early" / "exits")
+    document = checksums.opened(kept["calibration.json"])
+    shutil.rmtree(tmp_path / "early" / "exits")
+    other = json.dumps(checksums.sealed({**document, "model": "0" * 64})).encode()
+    save_folder(tmp_path / "early" / "exits", {**kept, "calibration.json": other})
+    assert json.loads(regard("info", "early", "--json").out)["exits"]["of_these_weights"] is False
+    shown = regard("info", "early")
+    assert shown.code == 0
+    assert document["guarantee"] not in shown.out
+    assert "for other weights than these" in shown.out
+
+
+def test_a_calibration_that_is_not_whole_is_refused(regard, runs, tmp_path):
+    """Its checksums are right, and so is what generating reads of it."""
+    kept = load_folder(runs / "early" / "exits")
+    document = checksums.opened(kept["calibration.json"])
+    less = {name: value for name, value in document["calibrated"].items() if name != "thresholds"}
+    edits = [{"guarantee": None}, {"curve": None}, {"curve": [{}]}, {"sample": [[["a", "b"]]]}, {"calibrated": less}]
+    edits += [{"sample": [["a"]]}, {"loss": 3}, {"layers": 10**400}]
+    for at, edit in enumerate(edits):
+        run = tmp_path / str(at)
+        shutil.copytree(runs / "early", run, ignore=shutil.ignore_patterns("exits"))
+        changed = json.dumps(checksums.sealed({**document, **edit})).encode()
+        save_folder(run / "exits", {**kept, "calibration.json": changed})
+        for verb in (("report", run, *LIMIT), ("info", run)):
+            answer = regard(*verb)
+            assert answer.code == 4, (edit, answer.err)
+            assert "calibration.json is not whole" in answer.err
 
 
 @pytest.mark.parametrize(

@@ -232,6 +232,17 @@ def unlike_checkpoints(folder: Path, ranks: Ranks, config: str) -> None:
     resume(folder / ("older" if ranks.rank else "run"), steps=16, ranks=ranks)
 
 
+def unlike_ways(folder: Path, ranks: Ranks, config: str) -> None:
+    """One process is told to share something else."""
+    shards = ParallelConfig(shard=True)
+    trained(folder, ranks_for(ranks.group, shards) if ranks.rank else ranks, config)  # type: ignore[attr-defined]
+
+
+def unlike_calls(folder: Path, ranks: Ranks, config: str) -> None:
+    """One process goes on with the run that the other one begins or goes on with."""
+    (continued if ranks.rank else trained)(folder, ranks, config)
+
+
 def failing(folder: Path, ranks: Ranks, config: str) -> None:
     def fail() -> None:
         raise DataError("a page of the book is missing")
@@ -271,7 +282,9 @@ _ALL = (
     failing,
     diverging,
     unlike,
+    unlike_calls,
     unlike_checkpoints,
+    unlike_ways,
 )
 SCENARIOS = {each.__name__: each for each in _ALL}
 

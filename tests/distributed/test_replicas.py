@@ -99,13 +99,31 @@ def test_nobody_leaves_before_the_checkpoint_is_written(started, config, tmp_pat
 
 
 @pytest.mark.processes
-def test_processes_that_see_other_checkpoints_are_refused(started, config, tmp_path):
-    assert started("trained", 2, tmp_path, config)[0] == [0, 0]
+@pytest.mark.parametrize("way", ["", "@shard=yes"])
+@pytest.mark.parametrize("left", ["step-00000006", ""])
+def test_processes_that_see_other_checkpoints_are_refused(started, config, tmp_path, way, left):
+    """One without the newest, and one without any."""
+    assert started(f"trained{way}", 2, tmp_path, config)[0] == [0, 0]
     shutil.copytree(tmp_path / "run", tmp_path / "older")
-    shutil.rmtree(tmp_path / "older" / "checkpoints" / "step-00000008")
-    codes, said = started("unlike_checkpoints", 2, tmp_path, config)
+    for path in (tmp_path / "older" / "checkpoints").iterdir():
+        if path.name != left:
+            shutil.rmtree(path)
+    codes, said = started(f"unlike_checkpoints{way}", 2, tmp_path, config)
     assert codes == [2, 2], said
-    assert all("have another checkpoint than process 0" in line for line in said), said
+    assert all("have another list of checkpoints than process 0" in line for line in said), said
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("scenario", "wanted"),
+    [("unlike_ways", "another way to share"), ("unlike_calls", "is elsewhere in its work")],
+)
+def test_processes_that_are_told_other_things_are_refused(started, config, tmp_path, scenario, wanted):
+    """What they share, and whether a run begins."""
+    assert started("trained", 2, tmp_path, config)[0] == [0, 0]
+    codes, said = started(scenario, 2, tmp_path, config)
+    assert codes == [2, 2], said
+    assert all(wanted in line and "start all of them with the same command" in line for line in said), said
 
 
 @pytest.mark.processes

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from regard.distributed.sequence import way_of
 from regard.distributed.sequence.context import require
 from regard.errors import UnsupportedError
 from regard.layer import AttentionLayer
-from regard.models import Classifier, Encoder, EncoderConfig, LanguageModel
+from regard.models import Classifier, Encoder, EncoderConfig, LanguageModel, MaskedLanguageModel
 from regard.models.config import ModelConfig
 from regard.tasks import RecallConfig
 from regard.training import RunConfig, TrainingConfig, checkpoint, resume, toml
@@ -178,6 +179,7 @@ def test_mechanisms_without_an_exchange_are_refused_by_name(spec, causal, reason
         ({"short_convolution": 3}, "a convolution over its tokens"),
         ({"depth": "universal(steps=2)"}, "a depth that its tokens decide"),
         ({"memory": "recent(length=8)"}, "a memory"),
+        ({"neighbours": 2}, "neighbours that a search gives"),
         ({"attention": ("local(window=4)", "gaussian")}, "gaussian cannot share a sequence"),
     ],
 )
@@ -192,3 +194,16 @@ def test_models_that_pool_or_cross_are_refused():
         require(Classifier(Encoder(shape), classes=2))
     with pytest.raises(UnsupportedError, match="attention to another sequence"):
         require(AttentionLayer(16, "softmax", heads=2, context_dim=16))
+    with pytest.raises(UnsupportedError, match="a token in front of every sequence"):
+        require(MaskedLanguageModel(Encoder(replace(shape, cls_token=True))))
+    with pytest.raises(UnsupportedError, match="rows of their own for global tokens"):
+        require(AttentionLayer(16, "longformer(window=4)", heads=2, causal=False, projections="global"))
+
+
+def test_a_model_whose_cache_is_reduced_is_refused_until_it_is_whole_again():
+    model = LanguageModel(ModelConfig(dim=16, heads=2, layers=1, vocab_size=16, max_length=16)).eval()
+    model.reduce_cache("h2o(budget=4)")
+    with pytest.raises(UnsupportedError, match="a cache policy"):
+        require(model)
+    model.reduce_cache(None)
+    require(model)

@@ -9,6 +9,7 @@ import scale
 import torch
 
 from regard import Heads, build, catalog
+from regard.models import LanguageModel, ModelConfig
 
 MEASURED = scale.Machine("measured", 1e9, 1e6, 1e-3, 4, True)
 
@@ -49,12 +50,31 @@ def test_what_is_exchanged_is_what_a_decoder_keeps():
 
 
 def test_operations_go_through_both_counts():
-    for name in ("softmax", "linear", "performer", "bigbird"):
-        recorded, _ = costs.recorded(name)
-        found = one(name)
+    """The formula has as many numbers as counts, so that it goes through both, of every mechanism."""
+    for found in scale.attentions():
+        recorded, _ = costs.recorded(found.name)
         for length, relative in zip(costs.LENGTHS, recorded["operations"], strict=True):
             exact = 4 * costs.DIM * scale.HEADS * scale.pairs(length, causal=recorded["causal"])
-            assert found.operations(length) / found.backward == pytest.approx(relative * exact, rel=0.02)
+            assert found.operations(length) / found.backward == pytest.approx(relative * exact), found.name
+
+
+def test_what_grows_with_the_length_does_so_beyond_what_was_counted():
+    """Up to the length of the page a token costs what one of the longest count did, but for the first windows."""
+    for found in scale.attentions():
+        cls, _ = catalog.resolve(found.name)
+        if cls.describe(costs.options(cls)).time == 1:
+            tokens = [found.operations(length) / length for length in (costs.LENGTHS[1], scale.LENGTH)]
+            assert tokens[1] == pytest.approx(tokens[0], rel=0.2), found.name
+
+
+@pytest.mark.parametrize("name", ["local", "longformer", "efficient"])
+def test_operations_between_and_beyond_the_counts_are_those_counted_there(name):
+    """At 2,048 and at 8,192 tokens, within what three decimals of a recorded ratio can say."""
+    for length in (2048, 8192):
+        cost = costs.cost(name, (length,))
+        exact = 4 * costs.DIM * scale.HEADS * scale.pairs(length, causal=cost["causal"])
+        found = one(name)
+        assert found.operations(length) / found.backward == pytest.approx(cost["operations"][0] * exact, rel=0.02)
 
 
 @pytest.mark.parametrize("devices", [2, 8, 64])
@@ -76,10 +96,50 @@ def test_formulas_are_those_of_the_page(devices):
     waits = {2: 1, 8: 3, 64: 6}[devices]
     assert tree.sending == pytest.approx(2 * waits * (1e-3 + one("linear").kept / 1e6))
     halo = scale.shared(one("local"), devices, MEASURED, length)
-    assert halo.nbytes == pytest.approx(3 * one("local").kept)
+    assert halo.nbytes == pytest.approx(2 * one("local").kept)  # keys and values forward, their gradients backward
     assert halo.messages == 2 * -(-scale.window(one("local")) * devices // length)
     assert found.operations * devices == pytest.approx(ring.operations(length) + 6 * scale.BLOCK * length)
     assert scale.reduced(devices, MEASURED)[0] == pytest.approx(8 * scale.PARAMETERS * (1 - 1 / devices))
+
+
+def test_weights_are_those_of_a_decoder_of_this_library():
+    """Of another width: matrices of a block, and with the table of tokens all of them."""
+    width, tokens = 64, 100
+    model = LanguageModel(ModelConfig(dim=width, heads=4, layers=scale.LAYERS, vocab_size=tokens))
+    of_block = sum(x.numel() for x in model.blocks[0].parameters() if x.ndim == 2)
+    assert of_block * scale.WIDTH**2 == scale.BLOCK * width**2
+    every = sum(x.numel() for x in model.parameters() if x.ndim == 2)
+    assert every == scale.LAYERS * of_block + tokens * width
+    assert scale.PARAMETERS == scale.LAYERS * scale.BLOCK + scale.VOCABULARY * scale.WIDTH
+
+
+def test_the_assumed_machine_is_the_one_of_the_page():
+    """40 % of the data sheet's 989e12 operations in two bytes, 400 Gbit/s, 10 microseconds."""
+    assumed = scale.ACCELERATOR
+    assert assumed.rate == pytest.approx(0.4 * 989e12, rel=0.02)
+    assert (assumed.bandwidth, assumed.latency, assumed.number) == (400e9 / 8, 10e-6, 2)
+    assert scale.machines()[0].number == 4  # float32
+
+
+def test_columns_have_what_their_heads_say():
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in scale.sequences()]
+    machines = {machine.name: machine for machine in scale.machines()}
+    for name in ("softmax", "linear", "local"):
+        row = dict(zip(lines[0], next(line for line in lines if line[1] == f"`{name}`"), strict=True))
+        for machine, count in ((m, n) for m in machines for n in scale.DEVICES):
+            found = scale.shared(one(name), count, machines[machine])
+            assert float(row[f"{machine}, {count:,}"]) == pytest.approx(found.ratio, rel=0.06)
+        assert float(row["bytes over a link, 8"]) == pytest.approx(
+            scale.shared(one(name), 8, machines["core"]).nbytes, rel=6e-3
+        )
+    head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in scale.data_parallel())
+    for cells in rows:
+        members = scale.families()[cells[0]]
+        for title, cell in zip(head[1:], cells[1:], strict=True):
+            machine, _, count = title.partition(", ")
+            wanted = [scale.least_tokens(each, int(count.replace(",", "")), machines[machine]) for each in members]
+            shown = [float(part.replace(",", "")) for part in cell.split(" to ")]
+            assert (shown[0], shown[-1]) == pytest.approx((min(wanted), max(wanted)), abs=0.5)
 
 
 def test_overtaking_is_the_first_count_where_the_ratio_is_above_one():

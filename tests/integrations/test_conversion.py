@@ -228,3 +228,90 @@ def test_loading_converts(tmp_path: Path) -> None:
     with torch.no_grad():
         assert torch.allclose(wide.model(ids()).logits, model(ids()).logits, rtol=0, atol=1e-5)
         assert wide.model(ids(40)).logits.shape == (2, 40, 29)
+
+
+SEGMENT = 5
+CLOSED = "memorizing(pairs=64, top=3, gate=-100)"
+
+
+def test_a_closed_gate_leaves_every_segment_by_itself() -> None:
+    """gate -> -inf: what the network says of a segment is what it said of it, without a memory."""
+    own = decoder()
+    got = pretrained.convert(own, None, memory=("none", CLOSED), max_length=SEGMENT)
+    assert got.config.memories == (None, CLOSED)  # type: ignore[union-attr]
+    tokens = ids()
+    wanted = torch.cat([found(own, part) for part in tokens.split(SEGMENT, 1)], 1)
+    assert (found(got, tokens) - wanted).abs().max() <= 1e-12 * wanted.abs().max()
+    opened = pretrained.convert(own, None, memory=("none", CLOSED.replace("-100", "0")), max_length=SEGMENT)
+    assert torch.equal(found(opened, tokens)[:, :SEGMENT], found(got, tokens)[:, :SEGMENT])
+    assert (found(opened, tokens)[:, SEGMENT:] - wanted[:, SEGMENT:]).abs().amax((1, 2)).min() > 1e-3
+
+
+@pytest.mark.parametrize("length", [LENGTH, SEGMENT])
+def test_recent_memories_stand_in_front_where_rotary_positions_put_them(length: int) -> None:
+    """With room for all of the text the network says what it says of the whole; one position off would be seen."""
+    own, tokens = decoder(), ids()
+    got = pretrained.convert(own, None, memory=f"recent(length={length})", max_length=SEGMENT)
+    whole, first = found(own, tokens), 2 * SEGMENT
+    results = found(got, tokens)
+    assert (results[:, :first] - whole[:, :first]).abs().max() <= 1e-10 * whole.abs().max()
+    later = (results[:, first:] - whole[:, first:]).abs().max()
+    assert later <= 1e-10 * whole.abs().max() if length == LENGTH else later > 1e-3
+
+
+@pytest.mark.parametrize(
+    "memory",
+    [
+        "recent(length=7)",
+        "compressive(length=4, compressed=3, rate=2)",
+        "compressive(length=4, compressed=3, rate=2, function=convolution)",
+        ("none", "memorizing(pairs=9, top=3)"),
+        "memorizing(pairs=9, top=3, recent=4)",
+    ],
+)
+def test_a_network_with_a_memory_is_saved_streams_and_keeps_what_it_had(memory, tmp_path) -> None:
+    own = decoder()
+    got = pretrained.convert(own, None, memory=memory, max_length=SEGMENT)
+    for name, weight in own.model.state_dict().items():
+        assert torch.equal(got.model.state_dict()[name], weight), name
+    added = got.model.state_dict().keys() - own.model.state_dict().keys()
+    assert all(".memory." in name for name in added)
+    tokens = ids()
+    whole = found(got, tokens)
+    state, pieces = got.decoder.initial_state(2), []
+    with torch.no_grad():
+        for piece in tokens.split([3, 4, 1, 9], 1):
+            answer = got.decoder(piece, state=state)
+            state, _ = answer.state, pieces.append(answer.logits)
+    assert (torch.cat(pieces, 1) - whole).abs().max() <= 1e-10 * whole.abs().max()
+    pretrained.save(got, tmp_path / "saved")
+    again = pretrained.load(tmp_path / "saved")
+    assert again.config == got.config
+    assert torch.equal(found(again, tokens), whole)
+    with pytest.raises(UnsupportedError, match="memory="):
+        pretrained.export(got, tmp_path / "exported")
+
+
+def test_a_memory_that_grows_keeps_what_it_has_learned() -> None:
+    own = pretrained.convert(decoder(), None, memory=("none", "memorizing(pairs=4, top=3)"), max_length=SEGMENT)
+    gates = own.decoder.layers[1].memory.gates
+    with torch.no_grad():
+        gates.copy_(torch.tensor([0.3, -1.7]))
+    grown = pretrained.convert(own, None, memory=("none", "memorizing(pairs=64, top=3, gate=-3)"))
+    assert torch.equal(grown.decoder.layers[1].memory.gates, gates)
+    kept = pretrained.convert(own, "local(window=3)")
+    assert torch.equal(kept.decoder.layers[1].memory.gates, gates)
+    moved = pretrained.convert(own, None, memory=("memorizing(pairs=4, top=3, gate=-3)", "none"))
+    assert torch.equal(moved.decoder.layers[0].memory.gates, torch.full((2,), -3.0, dtype=torch.float64))
+    assert pretrained.convert(own, None, memory="none").config == replace(decoder().config, max_length=SEGMENT)
+
+
+def test_networks_that_take_no_memory() -> None:
+    with pytest.raises(UnsupportedError, match="a memory is of earlier segments, which Encoder, an encoder, has not"):
+        pretrained.convert(encoder(), None, memory="recent(length=4)")
+    with pytest.raises(ConfigError, match="puts earlier segments before one of max_length=5 positions"):
+        pretrained.convert(decoder("gpt"), None, memory="recent(length=4)", max_length=5)
+    with pytest.raises(ConfigError, match="one for each of the 2 layers, got 3"):
+        pretrained.convert(decoder(), None, memory=("none:2", "recent"))
+    with pytest.raises(ConfigError, match="pairs=0"):
+        pretrained.convert(decoder(), None, memory="memorizing(pairs=0)")

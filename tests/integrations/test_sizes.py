@@ -7,13 +7,16 @@ import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import torch
 
+from regard.checksums import MANIFEST, write_manifest
 from regard.errors import CheckpointError, RegardError
 from regard.integrations import pretrained
+from regard.models import ModelConfig
 from tests.integrations.test_pretrained import llama_file, network
 
 SPARE = 1 << 29
@@ -102,6 +105,28 @@ def test_sizes_of_a_gguf_file(key: str, tmp_path: Path):
     ):
         path.write_bytes(whole[:at] + wrong + whole[at + 8 :])
         assert refused(path), wrong
+
+
+def test_sizes_of_a_saved_network(tmp_path: Path):
+    """Every number of its configuration, those that it does not say too."""
+    folder = tmp_path / "it"
+    pretrained.save(pretrained.load(exported(tmp_path / "published")), folder)
+    whole = json.loads((folder / "network.json").read_text())
+    numbers = [each.name for each in fields(ModelConfig) if "int" in str(each.type)]
+    assert {"vocab_size", "short_convolution", "mlp_dim", "layers", "max_length"} <= {*numbers}
+    for name in numbers:
+        for wrong in WRONG:
+            document = {**whole, "config": {**whole["config"], name: wrong}}
+            (folder / "network.json").write_text(json.dumps(document))
+            files = [path.name for path in folder.iterdir() if path.name != MANIFEST]
+            write_manifest(folder, files)
+            assert refused(folder) or name in ("max_length", "seed", "mlp_chunks"), (name, wrong)
+
+
+def exported(folder: Path) -> Path:
+    """A published decoder."""
+    pretrained.export(network("LlamaForCausalLM"), folder)
+    return folder
 
 
 def test_sizes_that_are_small_each_and_large_together(tmp_path: Path):

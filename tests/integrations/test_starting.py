@@ -270,3 +270,64 @@ def test_weights_that_are_no_numbers(tmp_path, published, text):
     with torch.no_grad():
         loaded.decoder.norm.weight.fill_(1e5)  # type: ignore[union-attr]
     assert pretrained.evaluate(loaded, text)["perplexity"] is None
+
+
+MEMORIES = {
+    "closed": ("none", "memorizing(pairs=64, top=4, gate=-100)"),
+    "searched": ("none", "memorizing(pairs=64, top=4, gate=-1)"),
+    "recent": "recent(length=16)",
+    "compressive": ("compressive(length=8, compressed=8, rate=2, function=convolution)", "none"),
+}
+SEGMENT = 8
+
+
+@pytest.mark.parametrize("kind", MEMORIES)
+def test_a_published_decoder_gets_a_memory(tmp_path, published, text, kind):
+    """It begins as the network that reads so; where nothing passes the gate, as the network on every segment."""
+    given = {"memory": MEMORIES[kind], "max_length": SEGMENT}
+    run = train(RunConfig(task=text, training=TRAINING), tmp_path / "run", start=start(published, **given))
+    found, segments = evaluations(run), replace(text, length=SEGMENT)
+    before = pretrained.evaluate(pretrained.load(published, **given), text, split="valid")["bits_per_byte"]
+    alone = pretrained.evaluate(pretrained.load(published), segments, split="valid")["bits_per_byte"]
+    assert list(found) == [0, 3, 6]
+    assert found[0] == pytest.approx(before, rel=1e-6)
+    assert (found[0] == pytest.approx(alone, rel=1e-6)) is (kind == "closed")
+    assert found[6] < found[0] - 0.5
+    assert (run.config.model.memory, run.config.model.max_length) == (MEMORIES[kind], SEGMENT)
+    assert evaluate(run.path)["bits_per_byte"] == pytest.approx(found[6], rel=1e-6)
+    loaded = load(run.path)
+    tokens = loaded.tokenizer.encode("12 is followed by 13, 14 is followed by 15")
+    assert len(tokens) > SEGMENT
+    wanted = loaded.model(torch.from_numpy(tokens)[None]).logits[0, -1].argmax()
+    said = loaded.generate("12 is followed by 13, 14 is followed by 15", max_new_tokens=1, temperature=0)
+    assert said == loaded.tokenizer.decode([int(wanted)])
+    again = train(RunConfig(task=text, training=TRAINING), tmp_path / "again", start=start(run.path))
+    assert evaluations(again)[0] == pytest.approx(found[6], rel=1e-6)
+    assert again.config.model == run.config.model
+
+
+@pytest.mark.parametrize("carry", [False, True])
+def test_a_killed_run_with_a_memory_goes_on_to_the_same_bits(tmp_path, published, text, carry):
+    given = {"memory": MEMORIES["searched"], "max_length": SEGMENT}
+    config = RunConfig(task=text, training=replace(TRAINING, carry=carry))
+    whole = train(config, tmp_path / "whole", start=start(published, **given))
+
+    def kill(event):
+        if (event["kind"], event["step"]) == ("step", 5):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "run", start=start(published, **given), on_progress=kill)
+    shutil.rmtree(published)
+    again = resume(tmp_path / "run")
+    ours, theirs = (newest(run.path / "checkpoints")[0] for run in (again, whole))
+    for name in ("model", "optimizer", "rng", "memory")[: 4 if carry else 3]:
+        files = [each.path / f"{name}.safetensors" for each in (ours, theirs)]  # type: ignore[union-attr]
+        assert filecmp.cmp(*files, shallow=False), name
+    assert evaluations(again) == evaluations(whole)
+
+
+def test_a_memory_without_a_second_segment_is_refused(tmp_path, published, text):
+    with pytest.raises(ConfigError, match=r"would remember nothing: a segment has model\.max_length=48"):
+        train(RunConfig(task=text, training=TRAINING), tmp_path / "run", start=start(published, memory="recent"))
+    assert not (tmp_path / "run").exists()

@@ -1,11 +1,13 @@
 """Rows of a batch that are asked for, against the whole batch: schemes, projections, mechanisms that can and cannot."""
 
+from typing import Any
+
 import pytest
 import torch
 
-from regard import AttentionLayer, Heads, UnsupportedError, build
+from regard import AttentionLayer, Heads, ShapeError, UnsupportedError, build
 from regard.layer import of_rows
-from regard.testing.compare import assert_close, assert_identical
+from regard.testing.compare import assert_close
 from regard.testing.inputs import mask_with_holes, randn
 
 LENGTH, ROWS = 9, [1, 2, 4]
@@ -63,7 +65,7 @@ def test_some_rows_are_those_of_all(spec, options, count):
         for name, tensor in whole.state.tensors().items():
             assert_close(some.state.tensors()[name], tensor, tolerance=1e-12, what=name)
     plain = of_rows(attention, x, ROWS)
-    assert_identical(plain.hidden, attention(x).hidden[ROWS], what="without a state")
+    assert_close(plain.hidden, attention(x).hidden[ROWS], tolerance=1e-12, what="without a state")
 
 
 def test_averages_are_those_of_the_rows_alone():
@@ -82,3 +84,39 @@ def test_rows_are_refused_where_all_are_averaged():
         linear(q, k, v, state=linear.initial_state(3), rows=[0])
     with pytest.raises(UnsupportedError, match="takes rows with a state and in eval"):
         softmax(q, k, v, rows=[0])
+
+
+SOFTMAX = Heads(count=2, key_dim=4, causal=True)
+
+
+@torch.no_grad()
+def test_rows_that_the_batch_does_not_have_are_refused():
+    softmax, x = build("softmax", SOFTMAX).eval(), randn(3, 2, 1, 4, seed="x")
+    state = softmax.initial_state(3)
+    wrong: tuple[Any, ...] = ([3], [-1], [0, 3], [2, 1], [1, 1], [True], [1.0], ["1"], "12", torch.tensor([1]), 1)
+    for rows in wrong:
+        with pytest.raises(ShapeError, match="rows must be numbers of the batch, ascending, from 0 to 2"):
+            softmax(x[:1], x, x, state=state, rows=rows)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("rows", [[0, 2], range(1, 3)])
+def test_rows_have_their_log_sum_exp(rows):
+    softmax, x = build("softmax", SOFTMAX).eval(), randn(3, 2, 5, 4, seed="x")
+    whole = softmax(x, x, x, state=softmax.initial_state(3), lse=True)
+    some = softmax(x[list(rows)], x, x, state=softmax.initial_state(3), lse=True, rows=rows)
+    assert whole.lse is not None
+    assert some.lse is not None
+    assert_close(some.lse, whole.lse[list(rows)], tolerance=1e-6, what="log-sum-exp")
+    assert_close(some.values, whole.values[list(rows)], tolerance=1e-6, what="values")
+
+
+@torch.no_grad()
+def test_no_row_has_no_values():
+    softmax, x = build("softmax", SOFTMAX).eval(), randn(3, 2, 5, 4, seed="x")
+    some = softmax(x[:0], x, x, state=softmax.initial_state(3), rows=[], lse=True)
+    assert some.values.shape == (0, 2, 5, 4)
+    assert some.lse is not None
+    assert some.lse.shape == (0, 2, 5)
+    assert some.state is not None
+    assert some.state.length == 5

@@ -189,3 +189,52 @@ def test_what_cannot_be_is_refused(monkeypatch):
     with pytest.raises(UnsupportedError, match="regard\\[knn\\]"):
         AttentionLayer(16, "softmax", heads=2, memory="memorizing(index=ivf)")
     assert memory_of().index == "exact"
+
+
+def test_lists_are_not_rounded_by_autocast():
+    """A key belongs to the list of its nearest centre, whatever the layer around it computes in."""
+    memory = memory_of(index="ivf", probes=1)
+    plain = filled(memory)
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = filled(memory)
+    assert_identical(rounded["centres"], plain["centres"], what="centres")
+    assert_identical(rounded["lists"], plain["lists"], what="lists")
+
+
+def test_kept_lists_are_those_of_the_state():
+    """Two states with the same keys and other lists are told apart, however few the queries are."""
+    memory = memory_of(index="ivf", probes=1)
+    state, q, local = filled(memory), asked(1), randn(2, HEADS, 1, DIM, seed=5)
+    before = memory.read(q, local, state)
+    other = replace(state, content={**state.content, "lists": state["lists"].roll(7, 2)})
+    new = replace(other, content={name: x.clone() for name, x in other.content.items()})
+    wanted = memory.read(q, local, new)
+    assert not torch.equal(wanted, before)
+    assert_identical(memory.read(q, local, other), wanted, what="with lists of its own")
+    centres = replace(state, content={**state.content, "centres": state["centres"].roll(1, 2)})
+    new = replace(centres, content={name: x.clone() for name, x in centres.content.items()})
+    assert_identical(memory.read(q, local, centres), memory.read(q, local, new), what="with centres of its own")
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("centres", lambda x: x[:, :, 1:]),
+        ("centres", lambda x: torch.cat([x, x], 2)),
+        ("centres", lambda x: x[:, :1]),
+        ("lists", lambda x: x[:, :1]),
+        ("lists", lambda x: x + 20),
+        ("lists", lambda x: x - 1),
+        ("keys", lambda x: x[:, :1]),
+        ("values", lambda x: torch.cat([x, x], 1)),
+        ("key_mask", lambda x: x[:, 1:]),
+        ("key_mask", lambda x: x[:, :, None]),
+    ],
+)
+def test_a_file_with_other_lists_is_refused(name, change):
+    """Sizes that do not belong together, and lists of centres that are not there."""
+    memory = memory_of(index="ivf", probes=2)
+    saved = filled(memory, key_mask=torch.ones(2, 9 * SEGMENT, dtype=torch.bool)).dump()
+    assert memory.initial_state(2).load(dict(saved)).length == 9 * SEGMENT
+    with pytest.raises(ShapeError, match=name):
+        memory.initial_state(2).load({**saved, name: change(saved[name])})

@@ -3,11 +3,13 @@
 import dataclasses
 import subprocess
 import sys
+import tomllib
 
 import pytest
 
 from regard.errors import ConfigError
 from regard.models.config import ModelConfig
+from regard.training import RunConfig, toml
 
 
 @pytest.mark.parametrize(
@@ -30,6 +32,12 @@ from regard.models.config import ModelConfig
         ({"memory": "recnt"}, "memory: unknown memory 'recnt': did you mean 'recent'"),
         ({"block": "recnt"}, "block: unknown block 'recnt'"),
         ({"memory": 3}, "memory: a specification is a text"),
+        ({"memory": ("none", "recent", "none")}, "one for each of the 2 layers, got 3"),
+        ({"memory": ("none:2", "recent")}, "one for each of the 2 layers, got 3"),
+        ({"memory": "recent:3"}, "one for each of the 2 layers, got 3"),
+        ({"memory": ("none:0", "recent:2")}, "memory: 'none:0': the number behind a specification is of layers"),
+        ({"memory": f"none:{10**30}"}, "the number behind a specification is of layers, from 1 to 999999999"),
+        ({"memory": ("none:999999999", "recent")}, "one for each of the 2 layers, got 1000000000"),
         ({"short_convolution": 1}, "at least 2"),
         ({"short_convolution": -1}, "at least 2"),
         ({"both_streams": True, "tied": False}, "is for block='reversible', which has two; got block='residual'"),
@@ -92,3 +100,17 @@ def test_a_width_of_heads_of_its_own() -> None:
     config = ModelConfig(dim=100, heads=3, head_dim=16)
     assert config.key_dim == 16
     assert ModelConfig(dim=96, mlp="geglu").mlp_width == 256
+
+
+def test_a_number_behind_a_memory_is_of_layers() -> None:
+    """However it is written, each layer has its own; a model and a file of settings take it as it is."""
+    spec = "memorizing(pairs=8, top=2)"
+    config = ModelConfig(layers=6, memory=("none:3", spec, "recent(length=4):2"))
+    assert config.memories == (None, None, None, spec, "recent(length=4)", "recent(length=4)")
+    assert config.remembers
+    assert ModelConfig(layers=4, memory=("none:4",)).remembers is False
+    assert ModelConfig(layers=4, memory=("none", "none:2", spec)).memories == (None, None, None, spec)
+    assert ModelConfig(layers=3, memory=f"{spec}:3").memories == (spec,) * 3
+    assert ModelConfig(layers=3, memory=spec).memories == (spec,) * 3
+    run = RunConfig(config)
+    assert toml.from_table(tomllib.loads(toml.dumps(run))).model == config

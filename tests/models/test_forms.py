@@ -77,11 +77,12 @@ def test_forms_may_change_at_any_token(spec: str, masked: bool) -> None:
     model = model_of(spec)
     single = model(tokens, key_mask=mask).logits
     switched = {form: streamed(model, tokens, mask, lengths) for form, lengths in FORMS.items()}
-    for form, got in switched.items():
-        off = (got - single)[real].abs().max().item()
-        assert off <= 1e-5 * single[real].abs().max().item(), (form, off)
     model = model.double()
     whole = model(tokens, key_mask=mask).logits
+    lost = (single - whole)[real].abs().max().item()  # of totals of signed features near 0 more than of others
+    for form, got in switched.items():
+        off = (got - single)[real].abs().max().item()
+        assert off <= 1e-5 * single[real].abs().max().item() + 4 * lost, (form, off, lost)
     for form, lengths in FORMS.items():
         off = (streamed(model, tokens, mask, lengths) - whole)[real].abs().max().item()
         assert off <= 1e-10, (form, off)

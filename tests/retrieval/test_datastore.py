@@ -97,6 +97,12 @@ def test_datastores_are_merged_in_their_order(store, documents, tmp_path):
     foreign = Datastore.create(tmp_path / "foreign", DIM, vocab_size=VOCAB, origin={"model": "another"})
     with pytest.raises(CheckpointError, match="not made by the same model"):
         Datastore.merge(tmp_path / "wrong", [store, foreign])
+    for number, other in enumerate(({"dim": DIM, "vocab_size": VOCAB + 1}, {"dim": DIM + 1, "vocab_size": VOCAB})):
+        unlike = Datastore.create(tmp_path / f"unlike {number}", **other, origin=store.manifest.origin)
+        with pytest.raises(CheckpointError, match="not made by the same model"):
+            Datastore.merge(tmp_path / "wrong", [store, unlike])
+    with pytest.raises(ConfigError, match="no datastore to merge"):
+        Datastore.merge(tmp_path / "wrong", [])
     assert not (tmp_path / "wrong").exists()
 
 
@@ -154,6 +160,30 @@ def test_an_interrupted_addition_refuses_other_documents_or_is_taken_back(store,
     assert unfinished.abandon() == Datastore.open(store.folder)
     assert same(Datastore.open(store.folder), documents)
     assert len(contents(store.folder)) == 11
+
+
+def test_an_interrupted_addition_knows_its_documents_without_digests(store):
+    """By the entries that are stored of each: of four all 15, and of five 5 of 30."""
+    four, five = entries(15), entries(30)
+
+    def add_too_little() -> None:
+        with store.adding() as adding:
+            adding.begin("four", entries=15)
+            adding.append(*four)
+            adding.begin("five", entries=30)
+            adding.append(*(x[:10] for x in five))
+
+    with pytest.raises(ShapeError, match="lacks 20"):
+        add_too_little()
+    unfinished = Datastore.open(store.folder, unfinished=True)
+    assert [one.entries for one in unfinished.manifest.documents[-2:]] == [15, 5]
+    for count in (9, 31):
+        with pytest.raises(CheckpointError, match="had other documents"), unfinished.adding() as adding:
+            adding.begin("four", entries=count)
+    with unfinished.adding() as adding:
+        assert [adding.begin("four", entries=15), adding.begin("five", entries=30)] == [15, 5]
+        adding.append(*(x[5:] for x in five))
+    assert len(Datastore.open(store.folder)) == 95
 
 
 @pytest.mark.parametrize("foreign", [False, True])
@@ -254,8 +284,9 @@ def test_what_makes_no_sense_is_refused(store, tmp_path):
         adding.begin("four", entries=3)
         with pytest.raises(ShapeError, match=f"keys must be \\(entries, {DIM}\\)"):
             adding.append(keys[:, 1:], values)
-        with pytest.raises(InputError, match="from 0 to 10"):
-            adding.append(keys, values + VOCAB)
+        for outside in (values + VOCAB, values - VOCAB):
+            with pytest.raises(InputError, match="from 0 to 10"):
+                adding.append(keys, outside)
         with pytest.raises(NumericsError, match="float16 does not hold"):
             adding.append(keys * 1e6, values)
         with pytest.raises(ShapeError, match="lacks 3"):
@@ -283,7 +314,7 @@ def test_a_merge_that_was_interrupted_goes_on(store, documents, tmp_path, monkey
         early.setattr(files, "_write", killed)
         with pytest.raises(KeyboardInterrupt):
             Datastore.merge(tmp_path / "both", [store, more])
-    with pytest.raises(CheckpointError, match="give the same regard knn build again, or in Python the same merge"):
+    with pytest.raises(CheckpointError, match="give the same regard knn build or regard knn merge again"):
         Datastore.open(tmp_path / "both")
     with pytest.raises(CheckpointError, match="had other documents"):
         Datastore.merge(tmp_path / "both", [more, store])
@@ -295,6 +326,9 @@ def test_a_merge_that_was_interrupted_goes_on(store, documents, tmp_path, monkey
         Datastore.merge(tmp_path / "both", [store, more])
     with pytest.raises(ConfigError, match="exists"):
         Datastore.merge(store.folder, [more])
+    Datastore.create(tmp_path / "foreign", DIM, vocab_size=VOCAB, origin={"model": "another"}, unfinished=True)
+    with pytest.raises(CheckpointError, match="of another model that was interrupted"):
+        Datastore.merge(tmp_path / "foreign", [store, more])
     assert Datastore.open(tmp_path / "taken", unfinished=True).abandon() is None
     assert not (tmp_path / "taken").exists()
     assert len(Datastore.merge(tmp_path / "taken", [more, store])) == len(whole)

@@ -91,6 +91,31 @@ def test_an_index_of_another_kind_is_refused(faiss, many, kind):
         Index.load(many, kind)
 
 
+@pytest.mark.parametrize("kind", ["flat", "ivf", "hnsw"])
+def test_an_index_of_other_entries_is_refused(faiss, many, tmp_path, kind):
+    """Of another number of entries, in what is sealed as if it were of these."""
+    other = filled(tmp_path / "other", {"a": entries(900, 1)})
+    path, said = Index(many, kind).save(), many.folder / f"{kind}.json"
+    path.write_bytes(Index(other, kind).save().read_bytes())
+    document = checksums.opened(said.read_bytes())
+    document["sha256 of the index"] = checksums.Entry.at(path).sha256
+    said.write_text(json.dumps(checksums.sealed(document)))
+    with pytest.raises(CheckpointError, match="does not fit the datastore"):
+        Index.load(many, kind)
+
+
+def test_as_many_centres_as_entries_can_teach(faiss, many, tmp_path):
+    """The root of the entries, and at most one for each 39 of them; one that is loaded looks into as many as asked."""
+    few = filled(tmp_path / "few", {"a": entries(100, 1)})
+    assert [Index(store, "ivf")._index.nlist for store in (many, few)] == [45, 2]
+    Index(many, "ivf").save()
+    queries = entries(40, 3)[0]
+    one, all_of_them = (Index.load(many, "ivf", probes=probes).search(queries, 10) for probes in (1, 45))
+    exact = many.search(queries, 10)
+    assert recall(one, exact) < recall(all_of_them, exact) == 1
+    assert torch.equal(one.ids, Index(many, "ivf", probes=1).search(queries, 10).ids)
+
+
 def test_what_makes_no_sense_is_refused(faiss, many, tmp_path):
     queries = entries(2)[0]
     with pytest.raises(ConfigError, match="has no index ivf; make it"):

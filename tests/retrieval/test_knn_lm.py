@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.errors import CheckpointError, ConfigError, LimitError, UnsupportedError
+from regard.errors import CheckpointError, ConfigError, DataError, LimitError, UnsupportedError
 from regard.integrations.pretrained import windows
 from regard.models import LanguageModel, ModelConfig
 from regard.models.depth import build_depth
 from regard.models.generate import generate
 from regard.retrieval import Datastore, KnnLm, Neighbours, bootstrap, build, look, mixed, sweep
-from regard.retrieval.documents import Text, digest
+from regard.retrieval.documents import Text, digest, fingerprint
 from regard.retrieval.evaluation import Looked
 from regard.retrieval.keys import joined, kept_keys
 from regard.retrieval.own import Own
@@ -227,6 +227,11 @@ def test_other_models_widths_and_windows_are_refused(decoder, tmp_path):
         KnnLm(model, Datastore.create(tmp_path / "empty", 16, vocab_size=VOCAB))
     with pytest.raises(LimitError, match="windows must have at least 1 token"):
         build(model, [], tmp_path / "new", origin={}, length=0)
+    placed = LanguageModel(ModelConfig(dim=16, vocab_size=VOCAB, position="learned", max_length=8))
+    with pytest.raises(LimitError, match="at most the model's 8 positions; got 9"):
+        build(placed, [], tmp_path / "new", origin={}, length=9)
+    with pytest.raises(CheckpointError, match="has 11 tokens, the model 12"):
+        built(decoder(vocab_size=12), tmp_path / "store", add=True)
     gated = LanguageModel(
         ModelConfig(dim=16, vocab_size=VOCAB, block="gated_unit", mlp="none", attention=("relu_squared",), heads=1)
     )
@@ -307,6 +312,38 @@ def test_own_entries_are_left_out_and_no_others(decoder, tmp_path):
     assert gain[0] > 1 > 0 > gain[1]
 
 
+def test_of_many_examples_some_are_looked_up_evenly_spaced(decoder, tmp_path):
+    """Five windows of 16 targets: of two, the first and the third."""
+    model = decoder()
+    store, examples = built(model, tmp_path / "store"), windows([text(21, 81)], Letters(), 16)
+    every, two = (look(model, store, examples, k=2, limit=limit) for limit in (0, 2))
+    assert len(every.targets) == 80
+    assert torch.equal(two.targets, torch.cat([every.targets[:16], every.targets[32:48]]))
+    assert torch.equal(two.neighbours.ids, torch.cat([every.neighbours.ids[:16], every.neighbours.ids[32:48]]))
+    with pytest.raises(DataError, match="there is no target to look up"):
+        look(model, store, [], k=2)
+
+
+def test_a_fingerprint_is_of_configuration_names_kinds_shapes_and_bytes(decoder):
+    """What makes other keys of the same bytes is another model."""
+    model, other = decoder(heads=2, kv_heads=2), decoder(heads=4, kv_heads=4)
+    other.load_state_dict(model.state_dict())
+    assert fingerprint(model) == fingerprint(decoder(heads=2, kv_heads=2)) != fingerprint(other)
+    weight, found = torch.arange(16.0), set()
+    for x in (weight.view(2, 8), weight.view(4, 4), weight.view(4, 4).view(torch.int32), -weight.view(4, 4)):
+        for name in ("one", "two"):
+            module = torch.nn.Module()
+            module.register_buffer(name, x)
+            found.add(fingerprint(module))
+    assert len(found) == 8
+
+
+def test_neighbours_are_1024_or_as_many_as_there_are(decoder, tmp_path):
+    model = decoder()
+    assert KnnLm(model, built(model, tmp_path / "few")).k == 102
+    assert KnnLm(model, built(model, tmp_path / "many", [text(22, 1100)])).k == 1024
+
+
 def test_looking_up_and_evaluating_agree(decoder, tmp_path):
     """Targets alone, and log p of the whole vocabulary through `score`, own entries left out in both."""
     model = decoder()
@@ -382,3 +419,5 @@ def test_the_bootstrap_covers_and_can_exclude_zero():
     noise = bootstrap(other + 0.3 * torch.randn(400, generator=draw), other, documents)
     assert noise.low < 0 < noise.high
     assert bootstrap(other, other, documents)[:] == (0.0, 0.0, 0.0)
+    with pytest.raises(DataError, match="needs two of them"):
+        bootstrap(other - 0.2, other, torch.zeros(400).long())

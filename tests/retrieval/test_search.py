@@ -60,6 +60,19 @@ def test_keys_far_from_the_origin_keep_their_order(tmp_path):
     assert (products.gather(1, found.ids) - found.distances).abs().max() > 0.1  # so the products alone would not do
 
 
+@pytest.mark.parametrize("small", [False, True])
+def test_of_equal_distances_the_earlier_entry_is_first(tmp_path, small_blocks, small, monkeypatch):
+    """Every key four times, in other blocks and in one."""
+    if small:
+        monkeypatch.setattr(search, "_NUMBERS", 40)
+    keys, values = entries(6)
+    store = filled(tmp_path / "store", {"a": (keys.repeat(4, 1), values.repeat(4))})
+    found = store.search(keys, 8)
+    for at, expected in enumerate(sorted_by_hand(keys.repeat(4, 1), keys, 8)):
+        assert found.ids[at].tolist() == [number for _, number in expected]
+        assert found.ids[at, :4].tolist() == [at, at + 6, at + 12, at + 18]
+
+
 def test_memory_does_not_grow_with_the_entries(tmp_path, monkeypatch):
     """Numbers that are alive at a time, counted, for four times the entries; and the maps are of files."""
     monkeypatch.setattr(search, "_NUMBERS", 4000)

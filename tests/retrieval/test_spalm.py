@@ -115,7 +115,7 @@ def test_masked_tokens_find_nothing_for_others(decoder, tmp_path):
     assert not torch.allclose(one, unmasked, rtol=1e-3, atol=1e-3), "they change nothing anyway"
 
 
-def test_what_does_not_fit_is_refused(decoder, tmp_path):
+def test_what_does_not_fit_is_refused(decoder, task, tmp_path):
     keys, store = made(decoder, tmp_path / "store")
     with pytest.raises(LimitError, match="k=88 neighbours"):
         Lookup(keys, store, k=88)
@@ -129,6 +129,30 @@ def test_what_does_not_fit_is_refused(decoder, tmp_path):
         Spalm(decoder(), Lookup(keys, store, k=1))
     with pytest.raises(CheckpointError, match="has 11 tokens, the model 12"):
         Spalm(spalm_of(vocab_size=12), Lookup(keys, store, k=1))
+    with pytest.raises(CheckpointError, match="has 11 tokens, the text 256"):
+        LookedUp(task, Lookup(keys, store, k=1), leaving_out=None)
+
+
+def test_they_stream_where_both_decoders_do(decoder, tmp_path):
+    class Still(LanguageModel):
+        streams = False  # type: ignore[assignment]
+
+    keys, store = made(decoder, tmp_path / "store")
+    still = Still(keys.config)
+    assert Spalm(spalm_of(), Lookup(keys, store, k=1)).streams
+    assert not Spalm(spalm_of(), Lookup(still, store, k=1)).streams
+    assert not Spalm(Still(spalm_of().config), Lookup(keys, store, k=1)).streams
+
+
+def test_all_targets_of_a_split_are_told(task, tmp_path):
+    """Every token but the first of each document; of the training text all are in the datastore."""
+    found = looked_up(task, tmp_path / "store")
+    windows = task.examples("train")
+    targets = sum(len(windows.place(first)[0]) - 1 for first in windows.begins.tolist())
+    assert len(windows.begins) > 20
+    assert found.own("train")[:2] == (targets, targets)
+    assert found.own("valid").own < found.own("valid").targets
+    assert looked_up(task, tmp_path / "store", own=True).own("train").targets == 0
 
 
 @pytest.fixture

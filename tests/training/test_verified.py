@@ -341,6 +341,10 @@ MAKERS = {
     "padding": lambda: torch.nn.functional.pad(torch.ones(3), (0, 9 * HUGE)),
     "choice": lambda: torch.ones(9000)[torch.zeros(900_000, 1, dtype=torch.long).expand(900_000, 200)],
     "doubling": lambda: doubled(torch.ones(3)),
+    "no size of torch's": lambda: torch.empty(10**39, 2),
+    "no size of torch's, later": lambda: torch.ones(3).repeat(10**39),
+    "no number of bytes": lambda: torch.empty(1 << 40, 1 << 40),
+    "no number of bytes, later": lambda: torch.ones(1, 1).repeat(1 << 40, 1 << 40),
 }
 
 

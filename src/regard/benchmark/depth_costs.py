@@ -50,18 +50,22 @@ def leaving_after(model: nn.Module, blocks: int, *, asks: bool = False) -> Itera
         leaves = next(asked) == blocks < most
         return read.new_full(read.shape[:2], yes if leaves else no, dtype=torch.float32)
 
-    threshold = getattr(depth, "threshold", None)
+    threshold, of_blocks = getattr(depth, "threshold", None), getattr(depth, "thresholds", ())
     hook = depth.register_forward_pre_hook(begin)
     try:
         setattr(depth, name, decided)
         if threshold is not None:
             depth.threshold = 0.5  # at 1 no token is asked
+        if of_blocks:
+            depth.thresholds = ()
         yield
     finally:
         hook.remove()
         delattr(depth, name)
         if threshold is not None:
             depth.threshold = threshold
+        if of_blocks:
+            depth.thresholds = of_blocks
 
 
 def token_operations(model: nn.Module, example: Batch) -> tuple[list[int], list[int]]:
@@ -103,13 +107,15 @@ def _operations(model: nn.Module, example: Batch) -> int:
 def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
     """The indices of those (cost, loss) that no other one beats in one without being worse in the other; by cost.
 
+    Equal ones beat nothing: all of them are there, or none.
+
     Example:
         >>> pareto([(3.0, 1.0), (1.0, 2.0), (2.0, 2.0), (4.0, 1.0)])
         [1, 0]
     """
     kept: list[int] = []
     for at in sorted(range(len(points)), key=lambda at: points[at]):
-        if not kept or points[at][1] < points[kept[-1]][1]:
+        if not kept or points[at][1] < points[kept[-1]][1] or points[at] == points[kept[-1]]:
             kept.append(at)
     return kept
 

@@ -13,9 +13,9 @@ from regard.types_of import typed
 
 @dataclass(frozen=True)
 class Searched:
-    """thresholds: of every block but the last; inf: no token leaves there. loss, blocks: the means over the tokens."""
+    """thresholds: of every block but the last; None: no token leaves there. loss, blocks: the means over the tokens."""
 
-    thresholds: tuple[float, ...]
+    thresholds: tuple[float | None, ...]
     loss: float
     blocks: float
 
@@ -28,13 +28,14 @@ def grid_search(
     *,
     price: float,
 ) -> Searched:
-    """Thresholds tau_n of a grid, or inf, with a small mean of (loss at the exit taken) + price (blocks taken).
+    """Thresholds tau_n of a grid, or None, with a small mean of (loss at the exit taken) + price (blocks taken).
 
-    A token takes exit n = min {n : c^n >= tau_n}, the last one if there is none. Begins at the best threshold that all
-    blocks share, and then takes the best one for each block in turn, from the deepest up, until no change of one alone
-    is better: no worse than any shared threshold, and the best of all only where the search does not get stuck. What
-    is searched on the tokens of a text promises nothing for others (see `calibrate`); and confidences that were read
-    with every block say nothing of the keys of copied states, so that the model is to be measured with what was found.
+    A token takes exit n = min {n : c^n >= tau_n}, the last one if there is none; at None no token leaves. Begins at the
+    best threshold that all blocks share, and then takes the best one for each block in turn, from the deepest up, until
+    no change of one alone is better: no worse than any shared threshold, and the best of all only where the search does
+    not get stuck. What is searched on the tokens of a text promises nothing for others (see `calibrate`); and
+    confidences that were read with every block say nothing of the keys of copied states, so that the model is to be
+    measured with what was found.
 
     Cost: O(tokens exits grid) operations for each block and round.
 
@@ -88,7 +89,8 @@ def grid_search(
                 if (found := spent(tried)) < least:
                     best, least, better = tried, found, True
     used = taken(confidences, best)
-    return Searched(tuple(best), float(_picked(losses.astype(np.float64), used).mean()), float(used.mean()))
+    chosen = tuple(None if level == math.inf else level for level in best)
+    return Searched(chosen, float(_picked(losses.astype(np.float64), used).mean()), float(used.mean()))
 
 
 def taken(confidences: Shaped[np.ndarray, "tokens exits"], thresholds: Sequence[float]) -> Int64[np.ndarray, " tokens"]:

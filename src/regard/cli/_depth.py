@@ -99,14 +99,14 @@ class Evaluated:
     def counting(self, model: "nn.Module", forward: "Forward") -> "Forward":
         """`forward`, which also counts; itself where every token takes every block."""
         from regard.models import LanguageModel
-        from regard.models.depth.early_exit import PLANNED
+        from regard.models.depth import Leaving
 
         depth = model.depth if isinstance(model, LanguageModel) else None
         if depth is None or depth.most is None:
             return forward
         each = depth.each
         self._found |= {"of_layers": depth.most}
-        if hasattr(depth, "threshold") and getattr(depth, "confidence", None) not in PLANNED:
+        if isinstance(depth, Leaving) and depth.asks:
             self._found["threshold"] = depth.threshold
 
         def counted(model: "nn.Module", batch: "Batch", examples: "Examples") -> Any:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = 16
 """validation examples whose tokens say how far they look"""
+_OTHERS = "calibrated for other weights than these, for which nothing is promised; remove them and calibrate again"
 
 
 def is_run(name: str) -> bool:
@@ -39,14 +40,20 @@ def show(path: str, *, trust: bool, json: bool) -> int:
         if any(one["low"] != one["high"] for one in spans):
             screen.print(f"Spans of tokens: the mean, and 10 to 90 % of them, over {EXAMPLES} validation examples.")
     if calibration:
-        screen.print(f"\nExits ({calibration['heads']}): {calibration['guarantee']}", markup=False)
+        said = calibration["guarantee"] if calibration["of_these_weights"] else _OTHERS
+        screen.print(f"\nExits ({calibration['heads']}): {said}", markup=False)
     return 0
 
 
 def described(path: str, *, trust: bool) -> dict[str, Any]:
-    """A run as plain data: `spans` of every head that has one, `exits` as regard calibrate left them."""
+    """A run as plain data: `spans` of every head that has one, `exits` as regard calibrate left them.
+
+    Raises:
+        CheckpointError: a calibration that does not say what it promises. Others: as `regard.load`.
+    """
     from regard.benchmark.decisions import body, learned_spans, lookers
     from regard.integrations import exits
+    from regard.retrieval.documents import fingerprint
     from regard.training import load
 
     run = load(path, trust=trust)
@@ -56,6 +63,8 @@ def described(path: str, *, trust: bool) -> dict[str, Any]:
         spans = _of_tokens(run)
     folder = run.path / exits.FOLDER
     calibration = exits.stored(folder)[0] if folder.is_dir() else None
+    if calibration is not None:
+        exits.require_whole(folder, calibration)
     shape: Any = run.config.model
     return {
         "kind": "run",
@@ -67,7 +76,12 @@ def described(path: str, *, trust: bool) -> dict[str, Any]:
         "depth": getattr(shape, "depth", "fixed"),
         "spans": [asdict(one) for one in spans],
         "exits": calibration
-        and {"heads": calibration["heads"], "guarantee": calibration["guarantee"], **calibration["calibrated"]},
+        and {
+            "heads": calibration["heads"],
+            "guarantee": calibration["guarantee"],
+            "of_these_weights": calibration["model"] == fingerprint(run.model),
+            **calibration["calibrated"],
+        },
     }
 
 

@@ -19,6 +19,7 @@ from regard.models.config import ModelConfig
 from regard.models.encoder_config import EncoderConfig
 from regard.models.encoder_decoder_config import EncoderDecoderConfig
 from regard.reading import text
+from regard.specs import counted
 from regard.specs import parse as parse_spec
 from regard.tasks.config import (
     ClassificationConfig,
@@ -38,7 +39,10 @@ from regard.training.parallel_config import ParallelConfig
 
 CHANGEABLE = ("steps", "learning_rate")
 """of a run that is continued"""
-CONVERTED = ("attention", "max_length", "projections")
+CONVERTED = ("attention", "max_length", "projections", "memory")
+_PER_LAYER = ("attention", "memory")
+_MOST_LAYERS = 1000
+"""of weights that a command line speaks of layer by layer"""
 STARTED = (*CONVERTED, "dropout", "attention_dropout", "checkpoint")
 """of the model of a run that starts from weights; those in CONVERTED convert them"""
 TASKS: dict[str, type] = {kind.name: kind for kind in get_args(TaskConfig)}
@@ -53,7 +57,7 @@ class _Options:
     start: Annotated[str | None, tyro.conf.arg(name="from")] = None
     """start from these weights instead of new ones: published ones (a .gguf file, a Hugging Face folder, package:NAME;
     for the task text), or those of a run on the same task. Shape and tokenizer are theirs; --model.attention,
-    --model.max-length and --model.projections convert them, and dropout may be another"""
+    --model.max-length, --model.projections and --model.memory convert them, and dropout may be another"""
     resume: str | None = None
     """continue this run, with its own configuration; beside it --steps trains longer, also after the end, and
     --learning-rate goes on with another one, as after a loss that was not finite; --json, --trust, --edited,
@@ -237,7 +241,8 @@ def parse(words: Sequence[str], description: str) -> Options:
     if first.task is not None and first.task not in TASKS:
         raise ConfigError(f"unknown task {first.task!r}: {nearest(first.task, TASKS)}")
     shaped = () if first.start is None else _shaped(first, rest)
-    config = _layered(first, words)
+    layers = None if first.start is None else _layers(first, rest)
+    config = _layered(first, words, layers)
     task = config.task.name
     default: Any = KINDS[task](kind=task, model=config.model, training=config.training, task=config.task)  # type: ignore[call-arg]
     read: Options = tyro.cli(
@@ -277,8 +282,36 @@ def _shaped(first: argparse.Namespace, words: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name.removeprefix("model.") for name in said if name.startswith("model.")))
 
 
-def _layered(first: argparse.Namespace, words: Sequence[str]) -> RunConfig:
-    """The run before the flags: defaults, the preset, the file; and the flags that decide the kind of model."""
+def _layers(first: argparse.Namespace, words: Sequence[str]) -> int | None:
+    """How many layers the specifications of the flags and the file are for; None: one for all, or none.
+
+    Weights have their own number, which these are compared with once they are read; until then a model stands in.
+    """
+    said: dict[str, list[str]] = {}
+    if first.config is not None:
+        with suppress(OSError, ValueError, RecursionError):
+            model = tomllib.loads(text(Path(first.config))).get("model", {})
+            said |= {name: model[name] for name in _PER_LAYER if isinstance(model.get(name), list)}
+    name = ""
+    for word in words:
+        if word.startswith("--"):
+            flag, equals, value = word.partition("=")
+            name = flag.removeprefix("--model.")
+            said |= {name: [value] if equals else []}
+        else:
+            said.setdefault(name, []).append(word)
+    counts = [len(said.get("attention", ())), 0]
+    with suppress(ConfigError):  # what is wrong is said with all that is
+        counts[1] = sum(counted(spec)[1] for spec in said.get("memory", ()))
+    return max((count for count in counts if 1 < count <= _MOST_LAYERS), default=None)
+
+
+def _layered(first: argparse.Namespace, words: Sequence[str], layers: int | None) -> RunConfig:
+    """The run before the flags: defaults, the preset, the file; and the flags that decide the kind of model.
+
+    Args:
+        layers: of the model, where it stands in for that of weights; None: as said.
+    """
     config, able = RunConfig(), list(SHAPES)
     if first.preset is not None:
         model = _preset(first.preset, words, first.config)
@@ -290,7 +323,8 @@ def _layered(first: argparse.Namespace, words: Sequence[str]) -> RunConfig:
             )
         config = RunConfig(model=model, task=TASKS[able[0]]())
     if first.config is not None:
-        named = {} if first.task is None else {"task.name": first.task}
+        named: dict[str, object] = {} if first.task is None else {"task.name": first.task}
+        named |= {} if layers is None else {"model.layers": layers}
         layered = toml.layer(config, Path(first.config), named, trust=first.trust)
         if first.data is not None and layered.task.name == ClassificationConfig.name:
             layered = toml.layer(config, Path(first.config), {**named, "task.data": first.data}, trust=first.trust)
@@ -299,7 +333,8 @@ def _layered(first: argparse.Namespace, words: Sequence[str]) -> RunConfig:
         if first.data is not None and isinstance(task, ClassificationConfig):
             task = replace(task, data=first.data)
         if first.preset is None:
-            return RunConfig(task=task)
+            config = RunConfig(task=task)
+            return config if layers is None else replace(config, model=replace(config.model, layers=layers))
         layered = replace(config, task=task) if task.name in able else RunConfig(task=task)
     if layered.task.name not in able:
         raise ConfigError(

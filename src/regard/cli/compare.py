@@ -12,6 +12,7 @@ from typing import Literal
 import tyro
 
 from regard.benchmark.config import DEFAULT_SPECS, CompareConfig, quick
+from regard.cli._interrupted import leaving
 from regard.cli._output import console, emit, table
 from regard.errors import ConfigError
 
@@ -40,22 +41,21 @@ def run(options: Options) -> int:
 
     config = configured(options)
     notes = console(machine=True)
-    try:
+    with leaving(lambda: _left(options.out)):
         results = compare(
             config=config, out=options.out, language=options.language, tell=lambda line: notes.print(line, markup=False)
         )
-    except KeyboardInterrupt:
-        kept = (Path(options.out) / "comparison.json").exists()
-        way = (
-            f"the same command goes on where it stopped, with what is in {options.out}" if kept else "nothing was kept"
-        )
-        notes.print(f"regard compare: interrupted; {way}", markup=False)
-        return 130
     if options.json:
         emit(results)
         return 0
     show(results, Path(options.out), options.language)
     return 0
+
+
+def _left(out: str) -> str:
+    """What an interrupted comparison leaves."""
+    kept = (Path(out) / "comparison.json").exists()
+    return f"the same command goes on where it stopped, with what is in {out}" if kept else "nothing was kept"
 
 
 def configured(options: Options) -> CompareConfig:

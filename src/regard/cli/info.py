@@ -49,6 +49,11 @@ def run(options: Options) -> int:
     """Print what the catalog has of that name, or what a run is."""
     if _run_info.is_run(options.name) and ("/" in options.name or not _catalogued(options.name)):
         return _run_info.show(options.name, trust=options.trust, json=options.json)
+    parts = options.name.split("/")
+    if len(parts) > 1 and not any(map(_catalogued, parts)):  # linear / softmax are layers
+        raise ConfigError(
+            f"{options.name} is not a run: it has no config.toml; give the folder of one, or a name of regard list"
+        )
     if options.trust:
         raise ConfigError(f"--trust is for runs, and {options.name!r} is none; leave it out")
     entries = [_mechanism(name) if kind == MECHANISM else _part(kind, name) for kind, name in find(options.name)]

@@ -1,13 +1,15 @@
-"""Build, index, search, verify or describe a datastore of what a model saw, which evaluate and generate take."""
+"""Build, search, index, verify, merge or cut datastores of what a model saw, which evaluate and generate take."""
 
 import dataclasses
 import sys
 from dataclasses import dataclass, replace
+from shlex import quote
 from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
 from regard.cli._datastore import KnnOptions, searched
+from regard.cli._interrupted import leaving
 from regard.cli._output import console, emit, given, table
 from regard.errors import ConfigError, InputError
 from regard.tasks.config import TextConfig
@@ -27,27 +29,30 @@ _CONTEXT = 24
 class Options:
     """An action on a datastore."""
 
-    action: tyro.conf.Positional[Literal["build", "index", "search", "verify", "stats", "sweep"]]
+    action: tyro.conf.Positional[Literal["build", "index", "search", "verify", "stats", "sweep", "merge", "delete"]]
     """build: of a corpus; a build that was interrupted goes on when it is given again. index: indices of one that is
     there, made anew where it has them. search: what is near the end of a text. verify: every file against its SHA-256,
     exit 4 if one is damaged. stats: what is in it. sweep: nats per token of a corpus by weight, neighbours and
-    temperature, best first"""
+    temperature, best first. merge: a new one of several; one that was interrupted goes on when it is given again.
+    delete: documents of one that is there"""
     what: tyro.conf.Positional[str]
     """build: a bundled corpus, a file of text, one with a text in every row, or a folder of such files; the others: the
     folder of the datastore"""
-    text: tyro.conf.Positional[str | None] = None
-    """search: the text, of which the end is looked up; sweep: the corpus. - reads the text from standard input"""
+    more: tyro.conf.Positional[tuple[str, ...]] = ()
+    """search: the text, of which the end is looked up, - reads it from standard input; sweep: the corpus; merge: the
+    other datastores"""
     model: str | None = None
     """build, search and sweep: directory of a run; or published weights: a .gguf file, a Hugging Face folder, what
     `pretrained.save` wrote, or package:NAME"""
     out: str | None = None
-    """build: the new folder"""
+    """build and merge: the new folder"""
     add: bool = False
     """build: --out is a whole datastore, which the corpus is added to"""
     index: tuple[Literal["flat", "ivf", "hnsw"], ...] = ()
     """build and index: make these indices of FAISS, for --knn.index"""
     document: tuple[str, ...] = ()
-    """build and sweep: only these documents, years of state_of_the_union"""
+    """build and sweep: only these documents, years of state_of_the_union; delete: those that go, by the names that
+    stats --json says"""
     field: str | None = None
     """build and sweep: column of a file with a text in every row that holds the text"""
     separator: str | None = None
@@ -71,10 +76,12 @@ class Options:
 _TAKEN = {
     "build": ("model", "out", "add", "index", "document", "field", "separator", "suffixes", "length"),
     "index": ("index",),
-    "search": ("text", "model"),
+    "search": ("more", "model"),
     "verify": (),
     "stats": (),
-    "sweep": ("text", "model", "document", "field", "separator", "suffixes", "length", "limit"),
+    "sweep": ("more", "model", "document", "field", "separator", "suffixes", "length", "limit"),
+    "merge": ("more", "out"),
+    "delete": ("document",),
 }
 _KNN_TAKEN = {"search": ("k", "index", "probes"), "sweep": ("k", "index", "probes", "own")}
 
@@ -82,7 +89,16 @@ _KNN_TAKEN = {"search": ("k", "index", "probes"), "sweep": ("k", "index", "probe
 def run(options: Options) -> int:
     """Do it."""
     _only(options)
-    actions = {"build": _build, "index": _index, "search": _search, "verify": _verify, "stats": _stats, "sweep": _sweep}
+    actions = {
+        "build": _build,
+        "index": _index,
+        "search": _search,
+        "verify": _verify,
+        "stats": _stats,
+        "sweep": _sweep,
+        "merge": _merge,
+        "delete": _delete,
+    }
     return actions[options.action](options)
 
 
@@ -95,18 +111,24 @@ def _only(options: Options) -> None:
     for name, default in vars(KnnOptions()).items():
         if name not in _KNN_TAKEN.get(options.action, ()) and getattr(options.knn, name) != default:
             raise ConfigError(f"knn {options.action} has no use for --knn.{name}; leave it out")
-    for name in ("model", *(("out",) if options.action == "build" else ())):
+    for name in ("model", "out"):
         if name in taken and getattr(options, name) is None:
             raise ConfigError(f"knn {options.action} needs {_flag(name)}")
     if options.action == "index" and not options.index:
         raise ConfigError("knn index needs --index with the kinds to make, such as --index ivf")
-    if "text" in taken and options.text is None:
-        wants = "a text to look up" if options.action == "search" else "a corpus to predict"
-        raise ConfigError(f"knn {options.action} needs {wants} after the datastore")
+    if options.action == "delete" and not options.document:
+        raise ConfigError(
+            "knn delete needs --document with the names of those that go; regard knn stats --json lists them"
+        )
+    if "more" in taken and not options.more:
+        wants = {"search": "a text to look up", "sweep": "a corpus to predict", "merge": "another one"}
+        raise ConfigError(f"knn {options.action} needs {wants[options.action]} after the datastore")
+    if "more" in taken and options.action != "merge" and len(options.more) > 1:
+        raise ConfigError(f"knn {options.action} takes one word after the datastore; a text stands in quotes")
 
 
 def _flag(name: str) -> str:
-    return {"text": "a second word"}.get(name, f"--{name}")
+    return {"more": "a second word"}.get(name, f"--{name}")
 
 
 def _model(options: Options) -> "tuple[LanguageModel, Reader, int]":
@@ -152,17 +174,22 @@ def _build(options: Options) -> int:
             said = entries
             print(f"{entries:,} entries", file=sys.stderr, flush=True)
 
-    store = build(
-        model,
-        texts(documents, reader),
-        options.out,
-        origin=origin(model, reader),
-        length=length,
-        add=options.add,
-        progress=tell,
+    with leaving(lambda: f"the same command goes on where it stopped, with what is in {options.out}"):
+        store = build(
+            model,
+            texts(documents, reader),
+            options.out,
+            origin=origin(model, reader),
+            length=length,
+            add=options.add,
+            progress=tell,
+        )
+    way = (
+        f"{options.out} is whole; its indices: regard knn index {quote(options.out)} --index {' '.join(options.index)}"
     )
-    for kind in options.index:
-        Index(store, kind).save()
+    with leaving(lambda: way):
+        for kind in options.index:
+            Index(store, kind).save()
     return _stats(replace(options, what=options.out))
 
 
@@ -177,6 +204,24 @@ def _index(options: Options) -> int:
     if options.json:
         emit({"datastore": options.what, "indices": [str(path) for path in paths]})
     return 0
+
+
+def _merge(options: Options) -> int:
+    from regard.retrieval import Datastore
+
+    assert options.out is not None
+    Datastore.merge(options.out, [Datastore.open(folder) for folder in (options.what, *options.more)])
+    return _stats(replace(options, what=options.out))
+
+
+def _delete(options: Options) -> int:
+    from regard.retrieval import Datastore
+
+    store = Datastore.open(options.what)
+    store.require_documents(options.document)  # before any of them goes
+    for name in dict.fromkeys(options.document):
+        store = store.delete(name)
+    return _stats(options)
 
 
 def _stats(options: Options) -> int:
@@ -215,8 +260,7 @@ def _search(options: Options) -> int:
 
     model, reader, _ = _model(options)
     found_in = searched(options.what, options.knn, model, reader)
-    assert options.text is not None
-    ids = torch.as_tensor(reader.encode(given(options.text)))
+    ids = torch.as_tensor(reader.encode(given(options.more[0])))
     if not len(ids):
         raise InputError("the text has no token; give some text to look up")
     ids = ids if model.limit is None else ids[-model.limit :]
@@ -254,8 +298,7 @@ def _sweep(options: Options) -> int:
     from regard.integrations.pretrained import windows
     from regard.retrieval import look, sweep
 
-    assert options.text is not None
-    documents = _corpus(options, options.text)
+    documents = _corpus(options, options.more[0])
     model, reader, length = _model(options)
     found_in = searched(options.what, options.knn, model, reader)
     most = min(1024, max(1, len(found_in.store))) if options.knn.k is None else options.knn.k

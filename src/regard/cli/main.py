@@ -13,20 +13,25 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from regard import __version__, consent
+from regard.cli._interrupted import terminable, told
 from regard.errors import ConfigError, RegardError, nearest, out_of_memory, shortened
 
 _LONGEST_OPTION = 1000
 """characters of its name: what is longer is said here, because tyro repeats it in full"""
 
 
+def _files() -> dict[str, Path]:
+    """Verb -> its file."""
+    paths = sorted(Path(__file__).parent.glob("*.py"))
+    return {path.stem: path for path in paths if path.stem != "main" and not path.stem.startswith("_")}
+
+
 def verbs() -> dict[str, str]:
     """Verb -> its one-line description, from the files of this folder, without importing them."""
-    descriptions: dict[str, str] = {}
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        if path.stem not in ("__init__", "main") and not path.stem.startswith("_"):
-            described = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-            descriptions[path.stem] = described.partition("\n")[0]
-    return descriptions
+    described = {
+        verb: ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "" for verb, path in _files().items()
+    }
+    return {verb: text.partition("\n")[0] for verb, text in described.items()}
 
 
 def usage() -> str:
@@ -53,17 +58,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if argv is None else argv)
     _open_streams()
+    try:
+        with terminable():
+            return _answered(words)
+    except KeyboardInterrupt as stop:
+        return told(_name(words), stop)
+
+
+def _name(words: list[str]) -> str:
+    """Who says something."""
+    return " ".join(["regard", *(word for word in words[:1] if word in _files())])
+
+
+def _answered(words: list[str]) -> int:
+    """The exit code of a command, and the error that it said."""
     name = "regard"
     try:
-        name = " ".join([name, *(word for word in words[:1] if word in verbs())])
+        name = _name(words)
         code = _run(words)
         sys.stdout.flush()
         return code
     except RegardError as error:
         print(f"{name}: {error}", file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:
-        return 130
     except BrokenPipeError:
         os.close(sys.stdout.fileno())  # whose number is free now, even where no other is
         os.open(os.devnull, os.O_WRONLY)  # nobody reads: leave without a second error
@@ -110,7 +127,7 @@ def _run(words: list[str]) -> int:
     if words[0] in ("-V", "--version"):
         print(__version__)
         return 0
-    verb, known = words[0], verbs()
+    verb, known = words[0], _files()
     if verb not in known:
         raise ConfigError(f"unknown command {verb!r}: {nearest(verb, known)}")
     module = importlib.import_module(f"regard.cli.{verb}")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import tyro
 
+from regard.cli._interrupted import leaving
 from regard.cli._output import console, emit, table
 from regard.errors import ConfigError
 
@@ -84,24 +85,25 @@ def _build(options: Options) -> int:
     if options.vocab_size is not None and options.tokenizer != "bpe":
         raise ConfigError(f"--vocab-size is for --tokenizer bpe, not for {options.tokenizer}; leave it out")
     given = options.tokenizer if options.tokenizer in ("bytes", "bpe") else _reader(options)
-    store: TokenStore = build(
-        options.what,
-        options.out,
-        tokenizer=given,  # type: ignore[arg-type]
-        vocab_size=options.vocab_size or 4096,
-        processes=options.processes or len(os.sched_getaffinity(0)),
-        shard_bytes=options.shard_size << 20,
-        sample_bytes=options.sample << 20,
-        holdout=options.holdout,
-        field=options.field,
-        separator=options.separator,
-        suffixes=options.suffixes,
-        progress=lambda done, count, shard: print(
-            f"shard {done} of {count}: {sum(each.tokens for each in shard.amounts.values()):,} tokens",
-            file=sys.stderr,
-            flush=True,
-        ),
-    )
+    with leaving(lambda: f"the same command goes on where it stopped, with what is in {options.out}"):
+        store: TokenStore = build(
+            options.what,
+            options.out,
+            tokenizer=given,  # type: ignore[arg-type]
+            vocab_size=options.vocab_size or 4096,
+            processes=options.processes or len(os.sched_getaffinity(0)),
+            shard_bytes=options.shard_size << 20,
+            sample_bytes=options.sample << 20,
+            holdout=options.holdout,
+            field=options.field,
+            separator=options.separator,
+            suffixes=options.suffixes,
+            progress=lambda done, count, shard: print(
+                f"shard {done} of {count}: {sum(each.tokens for each in shard.amounts.values()):,} tokens",
+                file=sys.stderr,
+                flush=True,
+            ),
+        )
     return _shown(store, options)
 
 

@@ -10,6 +10,7 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from regard.cli import _run_options
+from regard.cli._interrupted import leaving
 from regard.cli._output import console, emit
 from regard.cli._run_options import CONVERTED, Options, run_config
 from regard.errors import ConfigError, DataError, ResourceError, UnsupportedError
@@ -40,15 +41,16 @@ def run(options: Options) -> int:
     with together(options.parallel) as ranks, Display() if ranks.main else nullcontext() as display:
         if options.resume is not None:
             given = {name: getattr(options.training, name) for name in options.changed}
-            result = resume(
-                options.resume,
-                **given,
-                on_progress=display,
-                trust=options.trust,
-                edited=options.edited,
-                beside=opened,
-                ranks=ranks,
-            )
+            with leaving(partial(_left, Path(options.resume))):
+                result = resume(
+                    options.resume,
+                    **given,
+                    on_progress=display,
+                    trust=options.trust,
+                    edited=options.edited,
+                    beside=opened,
+                    ranks=ranks,
+                )
         else:
             with settings_of(options.config):
                 config, start = run_config(options), None
@@ -57,7 +59,7 @@ def run(options: Options) -> int:
                 require_memory(config, options.config)
                 if not options.out and ranks.count > 1:
                     raise ConfigError("several processes write one run: name it with --out")
-                with nullcontext(Path(options.out)) if options.out else free() as out:
+                with nullcontext(Path(options.out)) if options.out else free() as out, leaving(partial(_left, out)):
                     result = train(config, out, start=start, on_progress=display, beside=opened, ranks=ranks)
         main = ranks.main
     if not main:
@@ -124,6 +126,11 @@ def started(options: Options) -> tuple[RunConfig, "Start"]:
     return start.configured(RunConfig(replace(start.shape, **given), options.task, options.training)), start
 
 
+def _left(run: Path) -> str | None:
+    """How a run goes on that a signal stopped beside its steps, where it has begun."""
+    return f"go on with regard train --resume {quote(str(run))}" if (run / "config.toml").exists() else None
+
+
 def _next(task: TaskConfig, run: str) -> str:
     """The command that shows what a run has learned."""
     if isinstance(task, ImagesConfig):
@@ -142,7 +149,7 @@ def require_memory(config: RunConfig, file: str | None) -> None:
 
     Raises:
         ResourceError: weights of the blocks, gradients and the two moments of AdamW, 4 bytes each, are more than there
-            is.
+            is; where only some parameters learn, the weights alone.
     """
     from regard.training.device import chosen_device
 
@@ -153,11 +160,12 @@ def require_memory(config: RunConfig, file: str | None) -> None:
     blocks = model.layers * (attention + mlp)
     if isinstance(model, EncoderDecoderConfig):  # whose decoder also has attention to the source
         blocks += model.layers * attention + model.encoder.layers * (attention + mlp)
-    needed = 4 * 4 * blocks
+    needed = (4 if config.training.only else 4 * 4) * blocks
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else needed
     if chosen_device(config.training.device).type == "cpu" and needed > there:
         raise ResourceError(
-            f"a model of this shape takes {needed / 2**30:.0f} GiB for weights, gradients and optimizer, and this "
+            f"a model of this shape takes {needed / 2**30:.0f} GiB for weights"
+            f"{'' if config.training.only else ', gradients and optimizer'}, and this "
             f"machine has {there / 2**30:.0f} GiB; choose a smaller --model.dim (now {model.dim}) or --model.layers "
             f"(now {model.layers})" + (f"; the settings are those of {file} and of the flags" if file else "")
         )

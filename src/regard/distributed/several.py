@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -33,15 +33,31 @@ class Several(Ranks):
         except Exception as raised:  # of any kind: the others would wait for this process
             error = raised
         said = None if error is None else (type(error).__name__, str(error))
-        everyone = self.group.gathered(said)
+        everyone = self.group.gathered(("block", said))
         if error is not None:
             raise error
-        for rank, words in enumerate(everyone):
-            if words is not None:
+        self._agree(everyone, "block")
+
+    def _agree(self, everyone: Sequence[tuple[str, Any]], where: str) -> None:
+        """Raise what processes say that failed in a block; refuse those that are at another place than this one.
+
+        Raises:
+            RegardError: of another process. ConfigError: one does other work.
+        """
+        for rank, (place, words) in enumerate(everyone):
+            if place == "block" and words is not None:
                 raise error_of(words[0], f"process {rank} of {self.count}: {words[1]}")
+        for rank, (place, _) in enumerate(everyone):
+            if place != where:
+                raise ConfigError(
+                    f"process {rank} of {self.count} is elsewhere in its work than process {self.rank}; start all of "
+                    "them with the same command, data and versions"
+                )
 
     def same(self, facts: Mapping[str, str]) -> None:
-        everyone = self.group.gathered(dict(facts))
+        told = self.group.gathered(("facts", dict(facts)))
+        self._agree(told, "facts")
+        everyone = [found for _, found in told]
         for name in facts:
             others = [rank for rank, found in enumerate(everyone) if found.get(name) != everyone[0].get(name)]
             if others:

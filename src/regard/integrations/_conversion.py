@@ -1,4 +1,4 @@
-"""A network with other attention and more positions, from the weights that it has."""
+"""A network with other attention, more positions or a memory, from the weights that it has."""
 
 import re
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ from regard.catalog import describe
 from regard.errors import UnsupportedError
 from regard.integrations._shape import Shape
 from regard.integrations.weights import listed, settle
+from regard.memory import Memory
 from regard.models import Classifier, Encoder, EncoderConfig, LanguageModel, MaskedLanguageModel, ModelConfig, Regressor
 from regard.models.block_config import Projections
 from regard.position.learned import Learned
@@ -21,24 +22,31 @@ _GLOBAL = re.compile(r"(.*)\.global_rows\.(query|key|value)(?:_l2g|_g2g)?\.(weig
 
 
 def converted(
-    model: nn.Module, attention: Sequence[str] | None, *, max_length: int | None, projections: Projections | None
+    model: nn.Module,
+    attention: Sequence[str] | None,
+    *,
+    max_length: int | None,
+    projections: Projections | None,
+    memory: str | Sequence[str] | None = None,
 ) -> nn.Module:
-    """The same network with other attention and more positions; `model` stays as it is.
+    """The same network with other attention, more positions or a memory; `model` stays as it is.
 
     Every weight is copied. What the network has no values for begins as follows: rows of a longer position table repeat
     the old ones, as Longformer's authors extended RoBERTa's; projections of global tokens are copies of the ordinary
-    ones; the labels of `etc` are 0. So it computes what it did, as long as everything is visible that was.
+    ones; the labels of `etc` are 0; a memory's own weights are those of a new one, but where the network has the like.
+    So it computes what it did, as long as everything is visible that was, and no more.
 
     Args:
         model: a decoder or an encoder, bare or with a head.
         attention: one specification for all layers, or one for each; None: its own.
         max_length: longest sequence; None: its own.
         projections: as `BlockConfig`; None: its own.
+        memory: as `ModelConfig`, of a decoder; None: its own.
 
     Raises:
-        ConfigError: unknown names or options, wrong numbers.
-        UnsupportedError: another kind of model, a mechanism that cannot stand there, one with weights that the network
-            has no values for, or one that leaves weights of the network without use.
+        ConfigError: unknown names or options, wrong numbers; a memory beside absolute positions.
+        UnsupportedError: another kind of model, a memory of an encoder, a mechanism that cannot stand there, one with
+            weights that the network has no values for, or one that leaves weights of the network without use.
 
     Source: Beltagy et al. 2020, section 5.
     """
@@ -49,6 +57,12 @@ def converted(
         )
     old = model if isinstance(model, LanguageModel | Encoder) else model.encoder
     config = _config(old.config, attention, max_length, projections)
+    if memory is not None:
+        if not isinstance(config, ModelConfig):
+            raise UnsupportedError(
+                f"a memory is of earlier segments, which {type(model).__name__}, an encoder, has not: leave it out"
+            )
+        config = replace(config, memory=memory if isinstance(memory, str) else tuple(memory))
     new = replace(Shape.of(model), config=config).built().to(next(model.parameters())).train(model.training)
     _fill(model, new, offset=config.position_offset if isinstance(config, EncoderConfig) else 0)
     return new
@@ -76,8 +90,9 @@ def _fill(old: nn.Module, new: nn.Module, *, offset: int) -> None:
     weights, wanted = old.state_dict(), new.state_dict()
     tables = {f"{path}.table" for path, module in new.named_modules() if isinstance(module, Learned)}
     labels = {f"{path}.labels" for path, module in new.named_modules() if isinstance(module, Etc)}
-    drawn = set(dict(new.named_buffers()))
-    without = [name for name in dict(old.named_parameters()) if name in weights and name not in wanted]
+    drawn = set(dict(new.named_buffers())) | _remembering(new)
+    spare = _remembering(old)
+    without = [name for name in dict(old.named_parameters()) if name in weights and name not in {*wanted, *spare}]
     missing = []
     with torch.no_grad():
         for name, weight in wanted.items():
@@ -99,6 +114,12 @@ def _fill(old: nn.Module, new: nn.Module, *, offset: int) -> None:
             + listed([f"there are no values for {name}" for name in missing])
             + listed([f"{name} would have no use" for name in without])
         )
+
+
+def _remembering(model: nn.Module) -> set[str]:
+    """The weights of memories, which another memory has no use for, and a new one begins without."""
+    memories = [(path, module) for path, module in model.named_modules() if isinstance(module, Memory)]
+    return {f"{path}.{name}" for path, module in memories for name, _ in module.named_parameters()}
 
 
 def _repeated(table: Tensor, rows: int, offset: int) -> Tensor:

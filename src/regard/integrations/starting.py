@@ -23,6 +23,7 @@ def start(
     attention: str | Sequence[str] | None = None,
     max_length: int | None = None,
     projections: Projections | None = None,
+    memory: str | Sequence[str] | None = None,
     best: bool = False,
     trust: bool = False,
 ) -> Start:
@@ -31,7 +32,7 @@ def start(
     Args:
         path: published weights, as `pretrained.load` takes them, which start the task text; or the directory of a run,
             which starts another one on its task.
-        attention, max_length, projections: as `pretrained.convert`; None: as the weights have them.
+        attention, max_length, projections, memory: as `pretrained.convert`; None: as the weights have them.
         best: of a run, the checkpoint with the lowest validation loss; otherwise the newest.
         trust: of a run, as `regard.load`; of a network that was saved, as `pretrained.load`.
 
@@ -51,7 +52,9 @@ def start(
             f"there are no weights in {path}: give a run, a .gguf file, a Hugging Face folder, or {PACKAGE}NAME"
         )
     if pretrained.recognised(path):
-        loaded = pretrained.load(path, attention=attention, max_length=max_length, projections=projections, trust=trust)
+        loaded = pretrained.load(
+            path, attention=attention, max_length=max_length, projections=projections, memory=memory, trust=trust
+        )
         source = str(path) if str(path).startswith(PACKAGE) else str(loaded.path.resolve())
         origin = Origin(source, _files(loaded.path), loaded.stop_tokens)
         return Start(loaded.model, loaded.tokenizer, origin)
@@ -60,9 +63,9 @@ def start(
     weights = run.checkpoint / _folder.WEIGHTS
     origin = Origin(str(run.checkpoint.resolve()), {weights.name: Entry.at(weights)}, run.stop_tokens)
     model = run.model
-    if (attention, max_length, projections) != (None, None, None):
+    if (attention, max_length, projections, memory) != (None, None, None, None):
         specs = (attention,) if isinstance(attention, str) else attention
-        model = converted(run.model, specs, max_length=max_length, projections=projections)
+        model = converted(run.model, specs, max_length=max_length, projections=projections, memory=memory)
     return Start(model, run.tokenizer, origin, run.config.task)
 
 

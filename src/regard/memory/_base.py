@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from regard.composite import described, signed, unsigned
 from regard.core import registered_name
+from regard.dump import unsigned
 from regard.errors import ShapeError
 from regard.info import Heads
 from regard.options import Configured, option, weight
@@ -60,10 +60,6 @@ class MemoryState(Summary):
         ours, theirs = (MemoryState({**real, **state.content}, state.length, state.of) for state in (self, other))
         return cast("MemoryState", Summary.where(ours, rows, theirs))
 
-    def dump(self) -> dict[str, Tensor]:
-        """As `State.dump`, and whose state it is."""
-        return signed(super().dump(), self.of)
-
     def load(self, tensors: Mapping[str, Tensor]) -> "MemoryState":
         """As `State.load`; masks, and a segment that is not over, may be there or not.
 
@@ -78,7 +74,9 @@ class MemoryState(Summary):
         content = {name: x for name, x in tensors.items() if name != "length"}
         for name, like in own.items():
             x = content[name]
-            if x.ndim != like.ndim or x.shape[-1] != like.shape[-1]:
+            slots = {0, _slots(like)}  # the axes that may be of any size
+            sizes = [(at, size) for at, size in enumerate(like.shape) if at not in slots]
+            if x.ndim != like.ndim or any(x.shape[at] != size for at, size in sizes):
                 raise ShapeError(f"{name} of this memory must be like {tuple(like.shape)}, got {tuple(x.shape)}")
         if len({x.shape[0] for x in content.values()}) > 1:
             shapes = {name: tuple(x.shape) for name, x in content.items()}
@@ -87,13 +85,31 @@ class MemoryState(Summary):
             kind = torch.bool if name.endswith("mask") else own[name].dtype if name in own else torch.float32
             if not x.is_floating_point() if kind.is_floating_point else x.dtype != kind:
                 raise ShapeError(f"{name} of this memory must be {kind}, got {x.dtype}")
+        self._require_masks(content)
         length = tensors["length"]
         if length.ndim or length.dtype != torch.int64 or int(length) < 0:
             raise ShapeError(f"the length of a memory is one integer, at least 0; got {length.tolist()}")
         found = MemoryState(content, int(length), self.of)
         if self.of is not None:
             require_slots(found, self.of)
+            _require_numbers(found, self.of)
         return found
+
+    def _require_masks(self, content: Mapping[str, Tensor]) -> None:
+        """Refuse masks of nothing, or of other slots than there are.
+
+        Raises:
+            ShapeError: there is one.
+        """
+        of = {} if self.of is None else cast("type[Memory]", self.of.kind).masks
+        masked = {mask: name for name, mask in {**of, "waiting": "waiting_mask"}.items()}
+        for mask in (name for name in content if name.endswith("mask")):
+            x = content.get(masked.get(mask, ""))
+            if x is None:
+                raise ShapeError(f"this memory has nothing that {mask} masks")
+            wanted = len(x), x.shape[_slots(x)]
+            if content[mask].shape != wanted:
+                raise ShapeError(f"{mask} of this memory must be {wanted}, got {tuple(content[mask].shape)}")
 
     def without_waiting(self) -> "MemoryState":
         """The content alone."""
@@ -109,11 +125,30 @@ def require_slots(state: MemoryState, owner: Owner) -> None:
     """
     for name, wanted in cast("type[Memory]", owner.kind).kept_slots(owner.options, state.length).items():
         x = state.content.get(name)
-        slots = wanted if x is None else x.shape[2 if x.ndim == 4 else 1]  # (batch, [heads], slots, width)
+        slots = wanted if x is None else x.shape[_slots(x)]
         if slots != wanted:
             raise ShapeError(
-                f"this memory, {described(owner)}, keeps {wanted} slots of {state.length} positions, and the state has "
+                f"this memory, {owner}, keeps {wanted} slots of {state.length} positions, and the state has "
                 f"{slots} ({name}): it is of one with other options; begin anew"
+            )
+
+
+def _slots(x: Tensor) -> int:
+    """The axis of the slots: of (batch, heads, slots, width), (batch, slots, width); of (batch, width), none."""
+    return {4: 2, 3: 1}.get(x.ndim, 0)
+
+
+def _require_numbers(state: MemoryState, owner: Owner) -> None:
+    """Refuse whole numbers that name what is not there.
+
+    Raises:
+        ShapeError: there is one.
+    """
+    for name, count in cast("type[Memory]", owner.kind).numbers(owner.options).items():
+        x = state[name]
+        if ((x < 0) | (x >= count)).any():
+            raise ShapeError(
+                f"{name} of this memory are numbers from 0 to {count - 1}, and the state has others: it is damaged"
             )
 
 
@@ -169,6 +204,12 @@ class Memory(Configured, ABC):
         del options, length
         return {}
 
+    @classmethod
+    def numbers(cls, options: Mapping[str, Any]) -> Mapping[str, int]:
+        """Content that numbers something from 0 on, and how many of it there are. A file with others is refused."""
+        del options
+        return {}
+
     @property
     def losses(self) -> Mapping[str, float]:
         """Losses that `write` returns in training, with their default weights."""
@@ -189,9 +230,7 @@ class Memory(Configured, ABC):
         if of is own:
             return
         if of is not None and (of.kind is not own.kind or of.unlike(own)):
-            raise ShapeError(
-                f"memory {described(own)}: this is the state of {described(of)}; begin with initial_state of this one"
-            )
+            raise ShapeError(f"memory {own}: this is the state of {of}; begin with initial_state of this one")
         require_slots(state, own)
 
     @abstractmethod
@@ -226,8 +265,7 @@ class Memory(Configured, ABC):
         for name, mask in {**self.masks, "waiting": "waiting_mask"}.items():
             if name in blank:
                 x = blank[name]
-                slots = x.shape[2 if x.ndim == 4 else 1]  # (batch, heads, slots, width), or (batch, slots, width)
-                blank[mask] = x.new_zeros((len(x), slots), dtype=torch.bool)
+                blank[mask] = x.new_zeros((len(x), x.shape[_slots(x)]), dtype=torch.bool)
         return MemoryState(blank, state.length, state.of).where(rows, state)
 
     @abstractmethod

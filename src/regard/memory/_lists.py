@@ -96,8 +96,9 @@ def nearest(
 ) -> Int[Tensor, "batch kv_heads keys 1"]:
     """The centre with the largest inner product, for every key."""
     step = max(1, _BUFFER // (centres.shape[0] * centres.shape[1] * centres.shape[2] or 1))
-    wide = centres.float().mT
-    found = [(part.float() @ wide).argmax(-1, keepdim=True) for part in keys.split(step, 2)]
+    with torch.autocast(keys.device.type, enabled=False):
+        wide = centres.float().mT
+        found = [(part.float() @ wide).argmax(-1, keepdim=True) for part in keys.split(step, 2)]
     return torch.cat(found, 2).int() if found else keys.new_zeros(*keys.shape[:3], 1, dtype=torch.int32)
 
 
@@ -133,7 +134,7 @@ def found(
     options = faiss().SearchParametersIVF(nprobe=min(probes, lists.centres.shape[2]))
     asked = q.detach().float().cpu().unflatten(1, (kv, group))
     places = torch.full((*asked.shape[:4], top), -1, dtype=torch.int64)
-    kept = _kept(keys, real) if group * q.shape[2] <= _FEW else {}
+    kept = _kept(keys, real, lists) if group * q.shape[2] <= _FEW else {}
     for row in rows.nonzero()[:, 0].tolist():
         for head in range(kv):
             index = kept.get((row, head))
@@ -170,15 +171,16 @@ def _index(keys: Tensor, real: Tensor | None, lists: Lists, row: int, head: int)
 
 
 _INDICES: Any = WeakTensorKeyDictionary()
-"""keys of a memory -> the mask they were read with, and the lists of each row and head"""
+"""keys of a memory -> the mask, centres and lists that they were read with, and FAISS's of each row and head"""
 _LOCK = threading.Lock()
 
 
-def _kept(keys: Tensor, real: Tensor | None) -> dict[tuple[int, int], Any]:
-    """The lists that were made of these very keys, as long as somebody holds them."""
+def _kept(keys: Tensor, real: Tensor | None, lists: Lists) -> dict[tuple[int, int], Any]:
+    """The lists that were made of these very tensors, as long as somebody holds the keys."""
+    beside = (real, *lists)
     with _LOCK:
-        mask, indices = _INDICES.get(keys, (None, None))
-        if indices is None or mask is not real:
+        known, indices = _INDICES.get(keys, ((), {}))
+        if len(known) != len(beside) or any(old is not new for old, new in zip(known, beside, strict=True)):
             indices = {}
-            _INDICES[keys] = real, indices
+            _INDICES[keys] = beside, indices
         return indices

@@ -86,15 +86,26 @@ class Memorizing(Memory):
 
     def setup(self) -> None:
         self.log_gain = nn.Parameter(torch.full((self.heads.count,), self.gain).log())
-        self.gates = nn.Parameter(torch.full((self.heads.count,), self.gate))
+        self.gates = nn.Parameter(torch.full((self.heads.count,), float(self.gate)))
         if self.index == "ivf":
             lists.faiss()
 
     @classmethod
     def kept_slots(cls, options: Mapping[str, Any], length: int) -> Mapping[str, int]:
-        """The newest pairs, and the newest hidden states."""
-        pairs = min(options["pairs"], length)
-        return {"keys": pairs, "values": pairs, "lists": pairs, "hidden": min(options["recent"], length)}
+        """The newest pairs, and the newest hidden states; as many centres from the beginning on."""
+        pairs, hidden = min(options["pairs"], length), min(options["recent"], length)
+        return {
+            "keys": pairs,
+            "values": pairs,
+            "lists": pairs,
+            "centres": lists.count(options["pairs"]),
+            "hidden": hidden,
+        }
+
+    @classmethod
+    def numbers(cls, options: Mapping[str, Any]) -> Mapping[str, int]:
+        """The lists."""
+        return {"lists": lists.count(options["pairs"])} if options["index"] == "ivf" else {}
 
     @property
     def compares(self) -> bool:

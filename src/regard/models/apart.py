@@ -8,7 +8,7 @@ def blocks_apart(model: nn.Module) -> list[nn.Module]:
 
     So it is not where the number of calls depends on the data (the depth is not `steady`), where a backward pass
     computes the block again without calling it (it is not `called`), where earlier segments are written with its
-    projections (a memory), and for weights that belong to other blocks too.
+    projections (a memory), and for weights that belong to other blocks too, or to the embeddings.
     """
     found: list[nn.Module] = []
     for owner in model.modules():
@@ -29,11 +29,13 @@ def blocks_apart(model: nn.Module) -> list[nn.Module]:
 
 
 def _elsewhere(model: nn.Module, blocks: list[nn.Module]) -> set[nn.Parameter]:
-    """Parameters of modules that are in none of the blocks."""
-    inside = {module for block in blocks for module in block.modules()}
-    return {
-        parameter
-        for module in model.modules()
-        if module not in inside
-        for parameter in module.parameters(recurse=False)
-    }
+    """Parameters that a path leads to which goes through none of the blocks, though another one may."""
+    seen, waiting = set(blocks), [model]
+    found: set[nn.Parameter] = set()
+    while waiting:
+        module = waiting.pop()
+        if module not in seen:
+            seen.add(module)
+            found.update(module.parameters(recurse=False))
+            waiting += module.children()
+    return found

@@ -29,7 +29,8 @@ class ModelConfig(InputConfig):
     bias: bool = False
     """Bias terms in linear layers and LayerNorm."""
     memory: str | tuple[str, ...] = "none"
-    """Memory of earlier segments in every layer, such as recent(length=256), or one for each layer; none: no memory."""
+    """Memory of earlier segments in every layer, such as recent(length=256); none: no memory. Or one for each layer,
+    where a number behind it is of how many layers it is: none:24 memorizing(pairs=4096) none:5."""
     max_length: int = 512
     """Longest sequence, for schemes and mechanisms whose weights depend on it; others go beyond it. With a memory the
     tokens of a segment: fewer than the task's length, such as half of it. With --carry they may be as many."""
@@ -87,24 +88,33 @@ class ModelConfig(InputConfig):
         return problems
 
     def _memories(self) -> list[str]:
-        given = self.memory if isinstance(self.memory, tuple) else (self.memory,)
-        problems = self._specs("memory", self.layers) if isinstance(self.memory, tuple) else []
-        known = sorted(specs.files("regard.memory"))
-        for spec in dict.fromkeys(given):
+        problems, known, layers = [], sorted(specs.files("regard.memory")), 0
+        for part in self._given_memories:
             try:
+                spec, count = specs.counted(part)
                 name = specs.parse(spec).name
             except ConfigError as error:
                 problems.append(f"memory: {error}")
                 continue
+            layers += count
             if name not in (*known, "none"):
                 problems.append(f"memory: unknown memory {name!r}: {nearest(name, known)}")
-        return problems
+        if not problems and layers not in {1, self.layers}:
+            problems.append(
+                f"memory must be a tuple of one specification, or of one for each of the {self.layers} layers, got "
+                f"{layers}: {self.memory!r:.200}; a number behind one says of how many it is, as in none:{self.layers}"
+            )
+        return list(dict.fromkeys(problems))
+
+    @property
+    def _given_memories(self) -> tuple[str, ...]:
+        return self.memory if isinstance(self.memory, tuple) else (self.memory,)
 
     @property
     def memories(self) -> tuple[str | None, ...]:
         """The memory of every layer; None: it has none."""
-        given = (self.memory,) if isinstance(self.memory, str) else self.memory
-        return tuple(None if spec == "none" else spec for spec in per_layer(given, self.layers))
+        each = tuple(spec for spec, count in map(specs.counted, self._given_memories) for _ in range(count))
+        return tuple(None if spec == "none" else spec for spec in per_layer(each, self.layers))
 
     @property
     def remembers(self) -> bool:

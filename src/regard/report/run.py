@@ -14,7 +14,6 @@ from regard.benchmark.exits import COSINES
 from regard.errors import ConfigError
 from regard.integrations import exits
 from regard.models import LanguageModel
-from regard.models.depth.early_exit import PLANNED
 from regard.models.depth.universal import Universal
 from regard.models.generate import stream
 from regard.report import _page, depth_text
@@ -79,6 +78,8 @@ def measure(
     found = [
         _run(one, task, limit=limit, threshold=None if at else threshold, tell=tell) for at, one in enumerate(loaded)
     ]
+    for one, name in zip(found, names([run.path for run in loaded]), strict=True):
+        one["name"] = name
     if not any(one["used"]["taken"] or one["spans"] for one in found):
         raise ConfigError(
             f"every token of {' and '.join(str(run) for run in runs)} takes every block, and no head has a span: there "
@@ -90,15 +91,30 @@ def measure(
     return {"version": __version__, "limit": limit, "tokens": tokens, "runs": found, "texts": texts}
 
 
+def names(runs: Sequence[Path]) -> list[str]:
+    """What runs are called: by their folders, or where these have the same name as they were given.
+
+    Example:
+        >>> names([Path("a/small"), Path("b/small"), Path("b/../large/")])
+        ['a/small', 'b/small', 'large']
+    """
+    folders = [run.resolve().name for run in runs]
+    return [name if folders.count(name) == 1 else str(run) for name, run in zip(folders, runs, strict=True)]
+
+
 def _run(
     run: TrainedModel, task: Task, *, limit: int, threshold: float | None, tell: Callable[[str], None]
 ) -> dict[str, Any]:
     """One run; its model keeps the exits that it is used with."""
     model, folder = run.model, run.path / exits.FOLDER
     calibration = exits.install(model, folder) if folder.is_dir() and isinstance(model, LanguageModel) else None
+    if calibration is not None:
+        exits.require_whole(folder, calibration)
     depth, most = body(model).depth, most_steps(model)
-    asks = most is not None and hasattr(depth, "threshold") and getattr(depth, "confidence", None) not in PLANNED
+    asks: bool = getattr(depth, "asks", False)
     if threshold is not None:
+        if getattr(depth, "thresholds", ()):
+            raise ConfigError(f"every block of {run.path} has a threshold of its own; leave --threshold out")
         if not asks:
             raise ConfigError(f"{run.path} has no exits with a threshold; leave --threshold out")
         if not 0 <= threshold <= 1:

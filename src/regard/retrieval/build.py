@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from shlex import quote
 
 import numpy as np
 import torch
@@ -76,7 +77,7 @@ def _opened(folder: Path, model: LanguageModel, origin: Mapping[str, str], add: 
     if store.manifest.adding is None and len(store) and not add:
         raise ConfigError(
             f"{folder} is a whole datastore; say that it is to be added to, or choose another name. An index of it is "
-            f"made by regard knn index {folder}"
+            f"made by regard knn index {quote(str(folder))}"
         )
     if store.manifest.adding is not None and bool(store.manifest.adding) != add:
         began = "an addition" if store.manifest.adding else "a build"

@@ -1,7 +1,7 @@
 """Datastores: keys and values on disk, memory-mapped: added to, searched, verified, merged and deleted from."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -121,7 +121,7 @@ class Datastore:
         if found.manifest.adding is not None and not unfinished:
             raise CheckpointError(
                 f"{folder} is not whole: what added to it was interrupted after {len(found):,} entries; "
-                "give the same regard knn build again, or in Python the same merge, which goes on from there; "
+                "give the same regard knn build or regard knn merge again, which goes on from there; "
                 "abandon() of Datastore.open(folder, unfinished=True) takes it back"
             )
         try:
@@ -286,8 +286,7 @@ class Datastore:
             manifest = current.manifest
             if manifest.adding is not None:
                 raise CheckpointError(f"{self.folder} is still being added to; finish that first")
-            if name not in {document.name for document in manifest.documents}:
-                raise ConfigError(f"{self.folder} has no document {name!r}; regard knn stats lists them")
+            current.require_documents([name])
             kept = np.repeat(
                 [document.name != name for document in manifest.documents],
                 [document.entries for document in manifest.documents],
@@ -336,6 +335,18 @@ class Datastore:
             for store in stores:
                 writer.copy(store.manifest.documents, store.pieces())
         return cls.open(folder, checked=False)
+
+    def require_documents(self, names: Iterable[str]) -> None:
+        """Refuse names that no document has.
+
+        Raises:
+            ConfigError: there are some.
+        """
+        unknown = sorted(set(names) - {document.name for document in self.manifest.documents})
+        if unknown:
+            raise ConfigError(
+                f"{self.folder} has no document {', '.join(map(repr, unknown))}; regard knn stats --json lists them"
+            )
 
     def own(self, digest: str) -> list[int]:
         """Numbers of the first entries of the documents with this digest: none, one, or one for each copy."""

@@ -3,6 +3,7 @@
 import importlib
 import json
 from pathlib import Path
+from shlex import quote
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -124,7 +125,7 @@ class Index:
         """
         library = faiss()
         _require_options(kind, None, probes)
-        path, again = store.folder / f"{kind}.faiss", f"regard knn index {store.folder} --index {kind}"
+        path, again = store.folder / f"{kind}.faiss", f"regard knn index {quote(str(store.folder))} --index {kind}"
         if not path.exists() or not path.with_suffix(".json").exists():
             raise ConfigError(f"{store.folder} has no index {kind}; make it with {again}")
         try:

@@ -44,10 +44,15 @@ class Batch:
         return int((self.targets != IGNORE).sum())
 
     @property
+    def sides(self) -> list[int]:
+        """Real positions of the inputs, and of the source where there is one."""
+        sides = ((self.inputs, self.key_mask), (self.source, self.source_mask))
+        return [x.shape[0] * x.shape[1] if mask is None else int(mask.sum()) for x, mask in sides if x is not None]
+
+    @property
     def positions(self) -> int:
         """Real input positions, the source's included."""
-        sides = ((self.inputs, self.key_mask), (self.source, self.source_mask))
-        return sum(x.shape[0] * x.shape[1] if mask is None else int(mask.sum()) for x, mask in sides if x is not None)
+        return sum(self.sides)
 
     def through(self, model: Callable[..., Any], state: State | None = None) -> Any:
         """The output of a model for the batch: an encoder-decoder reads the source too, one with global tokens marks.

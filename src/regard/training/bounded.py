@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from regard.checksums import MANIFEST, entries
-from regard.errors import CheckpointError
+from regard.errors import CheckpointError, no_size
 from regard.reading import content
 from regard.training import shards
 from regard.training.checkpoint import newest, paths
@@ -123,5 +123,10 @@ def no_larger(stored: int, problem: str) -> Iterator[None]:
     Raises:
         CheckpointError: so much was asked for; it was not taken.
     """
-    with _Counting(2 * stored + _BESIDE, problem):
-        yield
+    try:
+        with _Counting(2 * stored + _BESIDE, problem):
+            yield
+    except (OverflowError, RuntimeError, TypeError) as error:
+        if not no_size(error):  # which torch refuses before it can be counted
+            raise
+        raise CheckpointError(problem) from None

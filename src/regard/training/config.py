@@ -110,6 +110,10 @@ class TrainingConfig:
     """of a text and a model with a memory: every row of a batch reads documents window after window and goes on with
     its memory, which is cleared where a document begins; whole documents are evaluated so. Otherwise a window begins
     with an empty memory"""
+    only: tuple[str, ...] = ()
+    """parameters that learn, by their names or by those of modules, for all that they hold; * stands for anything in a
+    name: '*.memory', blocks.24. The others keep their bits and have no gradients (codebooks still learn from calls);
+    without any, all learn"""
     log_every: int = 10
     """steps per line of metrics.jsonl"""
     evaluate_every: int = 250

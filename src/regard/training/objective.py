@@ -1,9 +1,12 @@
 """The loss that is trained on, where it is another than that of the targets."""
 
+from collections.abc import Iterable
+
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.tasks.base import IGNORE
+from regard.training.batches import Batch
 
 
 def smoothed(logits: Tensor, targets: Tensor, nats: Tensor, share: float) -> Tensor:
@@ -20,3 +23,17 @@ def smoothed(logits: Tensor, targets: Tensor, nats: Tensor, share: float) -> Ten
     if not share:
         return nats
     return F.cross_entropy(logits, targets, ignore_index=IGNORE, reduction="sum", label_smoothing=share)
+
+
+def counts(model: nn.Module, batch: Batch, losses: Iterable[str]) -> dict[str, int]:
+    """How many things each of a model's own losses is a mean over, so that parts of a batch weigh what they have.
+
+    Those of exits: targets. Of an encoder that another part reads: tokens of the source; of that part's own layers,
+    those that it reads. All others: all tokens, and the one that some encoders put before each sequence.
+    """
+    config = getattr(getattr(model, "encoder", model), "config", None)
+    front = len(batch.inputs) if batch.source is None and getattr(config, "cls_token", False) else 0
+    sides = dict(zip(("decoder", "encoder"), batch.sides, strict=False)) if batch.source is not None else {}
+    exits = {"depth": batch.tokens} if getattr(model, "reads_targets", False) else {}
+    of_kind = sides | exits
+    return {name: of_kind.get(name.partition(".")[0], batch.positions + front) for name in losses}

@@ -36,6 +36,11 @@ class Ranks:
         """Whether this is the process that writes the run."""
         return self.rank == 0
 
+    @property
+    def way(self) -> str:
+        """What these processes share and how, which all of them must be told alike."""
+        return type(self).__name__
+
     def require(self, config: TrainingConfig) -> None:
         """Refuse a configuration that these processes cannot share.
 

@@ -325,7 +325,8 @@ def _finish(
     edited: bool = False,
     ranks: Ranks,
 ) -> RunResult:
-    ranks.same({"configuration": toml.dumps(config), "data": task.fingerprint, "versions": str(environment.versions())})
+    facts = {"configuration": toml.dumps(config), "data": task.fingerprint, "versions": str(environment.versions())}
+    ranks.same({"way to share": ranks.way, **facts})
     stages = Stages(config, task)
     most = stored(run / "checkpoints")
     with nullcontext() if most is None else no_larger(most, _LARGER.format(run)):

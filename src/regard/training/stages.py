@@ -14,6 +14,7 @@ from regard.training import network
 from regard.training.carried import Carrying
 from regard.training.checkpoint import own_tensors
 from regard.training.config import AnyModelConfig, RunConfig, Stage
+from regard.training.only import learning
 
 _WINDOWED = ("attention", "encoder_attention")
 """fields of a model's configuration whose mechanisms take a stage's window; a source is read whole"""
@@ -122,8 +123,9 @@ class Stages:
         """Refuse networks that cannot be built or cannot follow one another, before any work.
 
         Raises:
-            ConfigError: a stage whose weights have other names or shapes than the first one's; a memory, and no stage
-                with examples of two segments; others as `model_of`, `data` and the networks.
+            ConfigError: a pattern of `training.only` that no parameter has; a stage whose weights have other names or
+                shapes than the first one's; a memory, and no stage with examples of two segments; others as `model_of`,
+                `data` and the networks.
         """
         first: dict[str, tuple[int, ...]] | None = None
         numbers = range(max(len(self.config.training.stages), 1))
@@ -134,6 +136,7 @@ class Stages:
             _require_segments(self.config.model, max(self.data(number).length for number in numbers))
         for number in numbers:
             model = self.network(number)
+            learning(model, self.config.training.only)
             shapes = {name: tuple(x.shape) for name, x in own_tensors(model).items()}
             first = shapes if first is None else first
             other = sorted(name for name in shapes.keys() | first.keys() if shapes.get(name) != first.get(name))

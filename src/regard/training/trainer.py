@@ -27,7 +27,8 @@ from regard.training.files import discard, unlinked
 from regard.training.identity import Identity
 from regard.training.interruption import Interrupted, Signals
 from regard.training.metrics import Interval, MetricsLog, Record, Stopwatch
-from regard.training.objective import smoothed
+from regard.training.objective import counts, smoothed
+from regard.training.only import apart, required
 from regard.training.optimizer import adamw, set_rate
 from regard.training.ranks import ALONE, Ranks
 from regard.training.schedule import learning_rate
@@ -41,9 +42,9 @@ class Trainer:
 
     The objective is the mean loss per target (of smoothed targets, if the configuration says so) plus sum(weight .
     loss) over the model's own losses; the loss that is logged is that of the targets themselves. A step is computed in
-    `accumulation` parts: the targets of a part count as in one big batch, its own losses by its share of the input
-    tokens. Everything that the loop needs to go on is in the newest checkpoint, so a run that was killed at any moment
-    gives the same bits as one that was not.
+    `accumulation` parts: the targets of a part count as in one big batch, its own losses by its share of what they are
+    a mean over. Everything that the loop needs to go on is in the newest checkpoint, so a run that was killed at any
+    moment gives the same bits as one that was not.
 
     Args:
         model: called by `Batch.through` -> output with `logits` and `losses`; `loss_weights` says the weight of each.
@@ -59,7 +60,7 @@ class Trainer:
         ranks: the processes that train it together, each with a share of every part of a batch; the first one writes.
 
     Raises:
-        ConfigError: stages in the configuration alone.
+        ConfigError: stages in the configuration alone. UnsupportedError: `config.only` of several processes.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class Trainer:
     def _use(self, model: nn.Module, task: Task) -> None:
         """Train this network on this data from now on."""
         config = self.config
-        self.model = self.ranks.placed(model.to(self.device))
+        self.model = self.ranks.placed(apart(model, config.only, self.ranks.count).to(self.device))
         self.weights: dict[str, float] = model.loss_weights  # type: ignore[assignment]
         self.train_examples = task.examples("train")
         self.carrying = Carrying(self.model, self.train_examples, config) if config.carry else None
@@ -241,13 +242,14 @@ class Trainer:
 
     def _gradients(self, parts: list[Batch]) -> tuple[dict[str, float], int, list[ModelState | None]]:
         """Accumulate the gradient over the parts; the metrics' sums, the positions, what each part's rows remember."""
-        counts = {"tokens": sum(part.tokens for part in parts), "positions": sum(part.positions for part in parts)}
-        everywhere = self.ranks.total(counts)
+        owned = [counts(self.model, part, self.weights) for part in parts]
+        every = {"tokens": sum(part.tokens for part in parts), "positions": sum(part.positions for part in parts)}
+        everywhere = self.ranks.total(every | {f"of {name}": sum(own[name] for own in owned) for name in self.weights})
         tokens, positions = everywhere["tokens"], everywhere["positions"]
         sums = {"nats": 0.0, "tokens": float(tokens), "objective": 0.0}
         states: list[ModelState | None] = []
         for number, part in enumerate(parts):
-            share = part.positions / positions
+            shares = {name: count / max(everywhere[f"of {name}"], 1) for name, count in owned[number].items()}
             batch = part.to(self.device)
             with self.ranks.adding(number == len(parts) - 1):
                 with autocast(self.device, self.dtype):
@@ -259,13 +261,13 @@ class Trainer:
                 nats = F.cross_entropy(logits, targets, ignore_index=IGNORE, reduction="sum")
                 objective = smoothed(logits, targets, nats, self.config.label_smoothing) / max(tokens, 1)
                 for name, loss in output.losses.items():
-                    objective = objective + self.weights[name] * share * accumulated(loss)
-                losses = {f"losses.{name}": share * loss.item() for name, loss in output.losses.items()}
+                    objective = objective + self.weights[name] * shares[name] * accumulated(loss)
+                losses = {f"losses.{name}": shares[name] * loss.item() for name, loss in output.losses.items()}
                 found = self.ranks.total({"nats": nats.item(), "objective": objective.item(), **losses})
                 if not math.isfinite(found["objective"]):
                     named = {"task": nats.item(), **{name: loss.item() for name, loss in output.losses.items()}}
                     self._not_finite("loss", part.ids, f" ({', '.join(f'{n} {x:.4g}' for n, x in named.items())})")
-                objective.backward()
+                required(objective, self.model).backward()
             self.ranks.learned()
             for name, value in found.items():
                 sums[name] = sums.get(name, 0.0) + value
@@ -366,6 +368,7 @@ class Trainer:
         with self.ranks.together():
             for leftover in self.checkpoints.glob(".step-*") if self.ranks.main else ():
                 discard(leftover)
+        self.ranks.same({"list of checkpoints": " ".join(path.name for path in checkpoint.paths(self.checkpoints))})
         saved, self.damaged = checkpoint.newest(self.checkpoints, self.ranks.read)
         self.ranks.same({"checkpoint": repr(saved and saved.progress)})
         if self.identity is not None:

@@ -69,13 +69,15 @@ class Dense(Attention):
     def of_rows(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         """The averages of the rows of a call, from keys and values of all: one call for those that lie side by side."""
         assert call.rows is not None
-        values: list[Tensor] = []
-        for ours, theirs in side_by_side(call.rows):
+        answers: list[Attended] = []
+        for ours, theirs in side_by_side(call.rows) or [(slice(0), slice(0))]:
             bias, real = call.bias, call.key_mask
             bias, real = None if bias is None else bias.rows(ours), None if real is None else real[theirs]
             given = call._replace(bias=bias, key_mask=real, rows=None)
-            values.append(self.average(q[ours], k[theirs], v[theirs], given).values)
-        return Attended(torch.cat(values), call.state)
+            answers.append(self.average(q[ours], k[theirs], v[theirs], given))
+        sums = [one.lse for one in answers if one.lse is not None]
+        values = torch.cat([one.values for one in answers])
+        return Attended(values, call.state, lse=torch.cat(sums) if sums else None)
 
     def average(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         """The average over every key, from projected q and k."""
@@ -119,7 +121,7 @@ def side_by_side(rows: Sequence[int]) -> list[tuple[slice, slice]]:
         [(slice(0, 2, None), slice(1, 3, None)), (slice(2, 3, None), slice(5, 6, None))]
     """
     starts = [at for at, row in enumerate(rows) if not at or row != rows[at - 1] + 1]
-    ends = [*starts[1:], len(rows)]
+    ends = [*starts, len(rows)][1:]
     return [(slice(a, b), slice(rows[a], rows[a] + b - a)) for a, b in zip(starts, ends, strict=True)]
 
 

@@ -71,7 +71,7 @@ class AdaptiveSpan(Sparse):
     """the pattern of `max_span`"""
 
     def draw_weights(self) -> None:
-        self.span = nn.Parameter(torch.full((self.heads.count,), self.initial))
+        self.span = nn.Parameter(torch.full((self.heads.count,), float(self.initial)))
         self.reach = self.needed()
 
     def needed(self) -> int:

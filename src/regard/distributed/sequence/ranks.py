@@ -47,6 +47,10 @@ class SequenceParts(Replicas):
         self.parts: Parts | None = None
         self._stack = ExitStack()
 
+    @property
+    def way(self) -> str:
+        return f"{super().way} of {self.size}"
+
     def require(self, config: TrainingConfig) -> None:
         size = config.batch_size // config.accumulation
         if size % self.sets:

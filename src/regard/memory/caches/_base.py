@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regard.bias import ScoreBias
 from regard.call import Attended
-from regard.composite import Signed, States
+from regard.composite import States
 from regard.core import Attention, State, registered_name
 from regard.errors import ConfigError, ShapeError, UnsupportedError, kind_of
 from regard.info import Heads
@@ -24,7 +24,7 @@ from regard.state import Slots
 
 
 @dataclass(frozen=True)
-class CacheState(Signed):
+class CacheState(States):
     """A state whose slots a policy chose: `slots`, what the mechanism keeps of them, for every head of keys its own;
     `kept`, where they are (`slot`, -1 for padding) and, under policies that weigh, their summed weights (`weight`)."""
 

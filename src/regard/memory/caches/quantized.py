@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.bias import ScoreBias
 from regard.call import Attended
-from regard.composite import Signed, States
+from regard.composite import States
 from regard.core import Attention
 from regard.errors import ConfigError, UnsupportedError
 from regard.memory.caches._base import Cache
@@ -20,7 +20,7 @@ from regard.state import Slots, Tape
 
 
 @dataclass(frozen=True)
-class CodedState(Signed):
+class CodedState(States):
     """Codes of older slots, and the newest ones exactly.
 
     `keys`, `values`: exact. `key_codes`: a row of codes per slot; `key_ranges`: low and step of each channel, per group

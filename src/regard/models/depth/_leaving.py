@@ -70,6 +70,11 @@ class Leaving(Depth, ABC):
 
     notes: ClassVar[Notes | None] = None
 
+    @property
+    def asks(self) -> bool:
+        """Whether one threshold, `threshold`, says where tokens leave."""
+        return True
+
     @abstractmethod
     def limit(self, slots: Tensor) -> Tensor | float:
         """The confidence at which tokens in these slots leave; it falls with the threshold."""

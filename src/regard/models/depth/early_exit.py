@@ -1,6 +1,5 @@
 """Each block once, in order, until the model is sure of a token."""
 
-import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Annotated, ClassVar, Literal, cast, final
@@ -85,13 +84,14 @@ class EarlyExit(Leaving):
         {"threshold": 0.5, "confidence": "multinomial", "whole": 2},
         {"threshold": 0.5, "confidence": "sequence", "penalty": 0.1, "whole": 3},
         {"threshold": 0.05, "exits": "mixed", "heads": "layer"},
-        {"thresholds": (0.03, 1.5, 0.06)},
+        {"thresholds": (0.03, None, 0.06)},
     )
 
     threshold: Annotated[float, Ge(0), Le(1)] = 1.0
     """lambda: a token leaves once its confidence is as high; 1: none does"""
-    thresholds: tuple[float, ...] = ()
-    """tau_n of each block but the last in place of lambda, as `regard.calibration.grid_search` finds; none: lambda"""
+    thresholds: tuple[float | None, ...] = ()
+    """tau_n of each block but the last in place of lambda, as `regard.calibration.grid_search` finds, None where no
+    token leaves; none: lambda"""
     confidence: Literal["softmax", "saturation", "classifier", "geometric", "multinomial", "sequence"] = "softmax"
     """c: the gap between the two likeliest outputs, how little the last block turned the hidden state, or one that is
     learnt"""
@@ -152,7 +152,7 @@ class EarlyExit(Leaving):
             raise ConfigError("early_exit has no exit to train below the last in a model of one layer; use layers=2")
         if self.thresholds:
             count = self.config.layers - 1
-            if len(self.thresholds) != count or any(math.isnan(one) for one in self.thresholds):
+            if len(self.thresholds) != count:
                 raise ConfigError(
                     f"thresholds are {count} numbers, one for every block but the last: {self.thresholds}"
                 )
@@ -175,6 +175,11 @@ class EarlyExit(Leaving):
     def obeys(self) -> bool:
         """It takes the depth of every token from whoever calls it."""
         return True
+
+    @property
+    def asks(self) -> bool:
+        """Whether one threshold says where tokens leave: unless every block has its own, or exits are planned."""
+        return not self.thresholds and self.confidence not in PLANNED
 
     @property
     def reads_out(self) -> bool:
@@ -345,7 +350,8 @@ class EarlyExit(Leaving):
         if not self.thresholds:
             return limit
         own = self.thresholds[at]
-        return torch.where(slots < self.whole, float("inf"), own) if self.whole else own
+        least = float("inf") if own is None else own
+        return torch.where(slots < self.whole, float("inf"), least) if self.whole else least
 
     def taught(
         self,

@@ -276,7 +276,8 @@ def _leaves(
     if t < depth.whole:
         return False
     if depth.thresholds:
-        limit = depth.thresholds[steps - 1] if steps < LAYERS else 2.0
+        own = depth.thresholds[steps - 1] if steps < LAYERS else None
+        limit = math.inf if own is None else own
     elif limit == 1:
         return False
     if depth.decaying:
