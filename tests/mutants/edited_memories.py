@@ -154,8 +154,8 @@ SEARCHED = (
     Edit(
         "lists that were kept answer for another mask",
         f"{LISTS}:_kept",
-        "indices is None or mask is not real",
-        "indices is None",
+        "in zip(known, beside, strict=True)",
+        "in zip(known[1:], beside[1:], strict=True)",
         OF_LISTS,
         "test_queries_one_by_one_find_what_all_find",
     ),
