@@ -4,7 +4,7 @@ BIN := .venv/bin
 # First and by its exact version: a bare `torch` drags in gigabytes on a machine without a GPU.
 TORCH := torch==2.13.0
 
-.PHONY: demo test test-lowest test-highest sbom licences test-claims test-processes test-avx2 quick lint docs screenshots five-minutes \
+.PHONY: demo test test-cuda test-lowest test-highest sbom licences test-claims test-processes test-avx2 quick lint docs screenshots five-minutes \
 	bench mutation campaign campaign-short external clean
 .DELETE_ON_ERROR:
 
@@ -38,6 +38,10 @@ test-claims: .venv/.test  ## claims reach their controls, do not hold of somethi
 
 test-processes: .venv/.test  ## several processes train together: replicas, shards, heads, sequences
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/distributed -m processes
+
+test-cuda:  ## what needs a CUDA device, with the python that has torch for it and the packages of the test extra
+	OMP_NUM_THREADS=1 PYTHONPATH=src:$(PYTHONPATH) $(PYTHON) -m pytest --numprocesses 4 --dist worksteal tests/gpu
+	OMP_NUM_THREADS=1 PYTHONPATH=src:$(PYTHONPATH) $(PYTHON) -m pytest tests/external/test_triton.py -m external
 
 test-avx2: .venv/.test  ## the conformance suite and its mutants, with the rounding of a processor without AVX-512
 	OMP_NUM_THREADS=1 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 \

@@ -111,7 +111,7 @@ def moved(x: Tensor, random: torch.Generator) -> Tensor:
     """Floating numbers moved to the one above, the one below, or not at all; what is 0, infinite or counts stays."""
     if not x.is_floating_point():
         return x
-    way = torch.randint(-1, 2, x.shape, generator=random)
+    way = torch.randint(-1, 2, x.shape, generator=random).to(x.device)
     return torch.where((x == 0) | x.isinf() | (way == 0), x, torch.nextafter(x, way * math.inf))
 
 

@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -22,6 +24,24 @@ LONG = 150
 
 BOUND_MARGIN = 0.02
 """how far declared inputs keep from their bounds"""
+
+
+_HERE: ContextVar[str] = ContextVar("device of the checks", default="cpu")
+
+
+def here() -> torch.device:
+    """The device of the checks that run now: what they build and draw lies on it."""
+    return torch.device(_HERE.get())
+
+
+@contextmanager
+def on(device: str) -> Iterator[None]:
+    """Within it, checks build and draw on this device; the numbers are those of the CPU."""
+    before = _HERE.set(device)
+    try:
+        yield
+    finally:
+        _HERE.reset(before)
 
 
 @dataclass(frozen=True)
@@ -92,7 +112,7 @@ class Inputs:
 
 def randn(*shape: int, seed: int | str, dtype: torch.dtype = torch.float32) -> Tensor:
     """Signed random numbers of a seed, the same in every dtype up to rounding."""
-    return torch.randn(*shape, generator=generator(0, str(seed)), dtype=torch.float64).to(dtype)
+    return torch.randn(*shape, generator=generator(0, str(seed)), dtype=torch.float64).to(here()).to(dtype)
 
 
 @dataclass(frozen=True)
@@ -138,7 +158,7 @@ class Subject:
     def fresh(self, causal: bool, **changes: int | float | None) -> Attention:
         """The mechanism as built, in evaluation mode."""
         options: dict[str, Any] = dict(self.options)
-        return self.cls(self.heads(causal, **changes), **options).eval()
+        return self.cls(self.heads(causal, **changes), **options).eval().to(here())
 
     def build(self, causal: bool, *, dtype: torch.dtype = torch.float32, **changes: int | float | None) -> Attention:
         """The mechanism in evaluation mode with its parameters moved off their initial values.
@@ -365,7 +385,7 @@ def under_mask(x: Inputs, keep: Tensor, content: float, info: Info) -> Inputs:
 
 def mask_with_holes(batch: int, keys: int) -> Tensor:
     """A key mask that keeps slot 0 and hides other keys in every row, differently per row."""
-    keep = torch.rand(batch, keys, generator=generator(0, "holes", keys)) > 0.35
+    keep = torch.rand(batch, keys, generator=generator(0, "holes", keys)).to(here()) > 0.35
     keep[:, 0] = True
     keep[0, keys // 2] = False if keys > 1 else keep[0, 0]
     return keep

@@ -38,7 +38,7 @@ from regard.testing.checks import (  # noqa: F401 - each module enters its check
     transforms,
     weights,
 )
-from regard.testing.inputs import Subject
+from regard.testing.inputs import Subject, on
 from regard.testing.registry import REGISTERED, Check, CheckResult, conduct
 from regard.types_of import typed
 
@@ -58,6 +58,7 @@ def check_attention(
     options: Sequence[Mapping[str, object]] | None = None,
     checks: Iterable[str] | None = None,
     stop_at_failure: bool = False,
+    device: str = "cpu",
 ) -> list[CheckResult]:
     """Run the conformance suite over a mechanism.
 
@@ -66,6 +67,7 @@ def check_attention(
         options: the option sets to check; None: those of the specification, else the mechanism's `samples`.
         checks: names of checks to run; None: all of `CHECKS`.
         stop_at_failure: stop after the first failed check.
+        device: where it runs, such as "cuda"; what is drawn is the same everywhere.
 
     Returns:
         One result per check and option set. A check is excused only by a fact in the mechanism's own `info`, or by its
@@ -95,7 +97,8 @@ def check_attention(
         for each in wanted:
             if each.once and at > 0:
                 continue
-            results.append(conduct(each.again if at > 0 else each, subject))
+            with on(device):
+                results.append(conduct(each.again if at > 0 else each, subject))
             if stop_at_failure and results[-1].status == "failed":
                 return results
     return results
@@ -115,13 +118,14 @@ def _require_built(subject: Subject) -> None:
 
 
 @typed
-def check_part(part: type, *, checks: Iterable[str] | None = None) -> list[CheckResult]:
+def check_part(part: type, *, checks: Iterable[str] | None = None, device: str = "cpu") -> list[CheckResult]:
     """Run the laws of its kind over a part of a model: a class of the library's, or one of your own.
 
     Args:
         part: a subclass of `Position`, `Memory`, `Cache`, `AttentionLayer`, `Block`, `CrossBlock`, `LanguageModel`,
             `EncoderDecoder` or `Windows` (the data of `TextTask`).
         checks: names of checks to run; None: all of its kind.
+        device: as of `check_attention`.
 
     Returns:
         One result per check.
@@ -140,7 +144,8 @@ def check_part(part: type, *, checks: Iterable[str] | None = None) -> list[Check
         kinds = sorted({each.kind.__name__ for each in PART_CHECKS.values()})
         names = [each.name for each in wanted]
         raise ConfigError(f"{part.__name__} is none of {', '.join(kinds)}, or {names} is not for it")
-    return [conduct(each, part) for each in laws]
+    with on(device):
+        return [conduct(each, part) for each in laws]
 
 
 def _named(among: Mapping[str, Check], names: Iterable[str] | None) -> list[Check]:

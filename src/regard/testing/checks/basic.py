@@ -14,7 +14,7 @@ from regard.bias import ScoreBias
 from regard.core import Attention, Heads, State
 from regard.errors import ConfigError, LimitError, ShapeError, UnsupportedError
 from regard.testing.compare import assert_close, assert_identical
-from regard.testing.inputs import LENGTH, Inputs, Subject, call, changed, definition, exact_copy, randn, run
+from regard.testing.inputs import LENGTH, Inputs, Subject, call, changed, definition, exact_copy, here, randn, run
 from regard.testing.registry import Failure, check, require
 
 
@@ -67,7 +67,7 @@ def inputs_untouched(subject: Subject) -> None:
     for causal in subject.modes:
         mechanism = subject.build(causal)
         x = subject.inputs(mechanism)
-        mask = torch.ones(2, LENGTH, dtype=torch.bool)
+        mask = torch.ones(2, LENGTH, dtype=torch.bool, device=here())
         mask[1, LENGTH - 2 :] = False
         masked = subject.info.supports.key_mask
         tensors = {**x.named(), **({"key_mask": mask} if masked else {})}
@@ -160,14 +160,16 @@ def refusals(subject: Subject) -> None:
         mechanism = subject.build(causal)
         x = subject.inputs(mechanism)
         if not supports.key_mask:
-            _refuses(lambda: run(mechanism, x, key_mask=torch.ones(2, LENGTH, dtype=torch.bool)), "key_mask")
+            _refuses(
+                lambda: run(mechanism, x, key_mask=torch.ones(2, LENGTH, dtype=torch.bool, device=here())), "key_mask"
+            )
         if not supports.bias:
-            curve = ScoreBias(high=LENGTH - 1, curve=torch.zeros(2, 2 * LENGTH - 1))
-            table = ScoreBias(table=torch.zeros(1, 1, LENGTH, LENGTH))
+            curve = ScoreBias(high=LENGTH - 1, curve=torch.zeros(2, 2 * LENGTH - 1, device=here()))
+            table = ScoreBias(table=torch.zeros(1, 1, LENGTH, LENGTH, device=here()))
             _refuses(lambda: run(mechanism, x, bias=curve), "bias")
             _refuses(lambda: run(mechanism, x, bias=table), "bias.table")
         if not supports.marks:
-            _refuses(lambda: run(mechanism, x, marks=torch.zeros(2, LENGTH, dtype=torch.long)), "marks")
+            _refuses(lambda: run(mechanism, x, marks=torch.zeros(2, LENGTH, dtype=torch.long, device=here())), "marks")
         if not supports.state:
             _refuses(lambda: mechanism.initial_state(2, dtype=torch.float32), "initial_state")
             _refuses(lambda: mechanism.state_nbytes(2, LENGTH, torch.float32), "state_nbytes")
@@ -184,7 +186,7 @@ def refusals(subject: Subject) -> None:
             if causal:
                 _refuses(lambda: run(mechanism, x, query_start=2 * LENGTH), "keys that end before the queries")
         if not subject.info.inputs:
-            unknown = {"no_such_input": torch.zeros(2, 2, LENGTH, 1)}
+            unknown = {"no_such_input": torch.zeros(2, 2, LENGTH, 1, device=here())}
             _refuses(lambda: mechanism(x.q, x.k, x.v, inputs=unknown), "an unknown input", ShapeError)
 
 

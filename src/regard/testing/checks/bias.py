@@ -17,6 +17,7 @@ from regard.testing.inputs import (
     define,
     definition,
     draw,
+    here,
     mask_with_holes,
     randn,
     run,
@@ -59,7 +60,7 @@ def as_table(bias: ScoreBias, queries: int, keys: int, causal: bool, batch: int 
     rows = []
     for i in range(queries):
         column = [bias.high - (i + shift - j) for j in range(keys)]
-        row = torch.zeros(batch, 2, keys, dtype=torch.float64)
+        row = torch.zeros(batch, 2, keys, dtype=torch.float64, device=here())
         if bias.curve is not None:
             row = row + bias.curve[:, column]
         if bias.query is not None and bias.relative is not None:
@@ -89,8 +90,8 @@ def bias_zero(subject: Subject) -> None:
         forms = {
             "curve": replace(curve, curve=torch.zeros_like(curve.curve)),
             "query . relative": replace(product, query=torch.zeros_like(product.query)),
-            "table": ScoreBias(table=torch.zeros(1, 1, LENGTH, LENGTH, dtype=torch.float64)),
-            "boolean table": ScoreBias(table=torch.ones(1, 1, LENGTH, LENGTH, dtype=torch.bool)),
+            "table": ScoreBias(table=torch.zeros(1, 1, LENGTH, LENGTH, dtype=torch.float64, device=here())),
+            "boolean table": ScoreBias(table=torch.ones(1, 1, LENGTH, LENGTH, dtype=torch.bool, device=here())),
             "nothing": ScoreBias(),
         }
         for name, bias in forms.items():
@@ -148,8 +149,8 @@ def bias_table(subject: Subject) -> None:
         for shape in ((2, 2), (1, 2), (2, 1), (1, 1)):
             keep = randn(*shape, LENGTH, LENGTH, seed=f"keep {shape}") > -0.5
             keep[:, :, 0] = False
-            keep |= torch.eye(LENGTH, dtype=torch.bool) & (torch.arange(LENGTH) > 0)
-            infinite = torch.zeros(keep.shape, dtype=torch.float64).masked_fill(~keep, float("-inf"))
+            keep |= torch.eye(LENGTH, dtype=torch.bool, device=here()) & (torch.arange(LENGTH, device=here()) > 0)
+            infinite = torch.zeros(keep.shape, dtype=torch.float64, device=here()).masked_fill(~keep, float("-inf"))
             chosen = run(mechanism, x, bias=ScoreBias(table=keep)).values
             expected = definition(mechanism, x, bias=ScoreBias(table=keep))
             assert_close(chosen, expected, tolerance=1e-10, what=f"boolean table {shape}, {causal=}")

@@ -10,7 +10,7 @@ import annotated_types
 
 from regard.errors import ConfigError
 from regard.testing.compare import assert_identical
-from regard.testing.inputs import Subject, run
+from regard.testing.inputs import Subject, here, run
 from regard.testing.registry import Failure, check, require
 
 _NO_CHOICE = "no such choice"
@@ -36,7 +36,7 @@ def options(subject: Subject) -> None:
             )
             kept = getattr(mechanism, name)  # None stands for a value that depends on the others or on the heads
             require(wanted is None or _same(kept, wanted), f"option {name}={wanted!r} is the attribute {kept!r}")
-        again = cls(mechanism.heads, **mechanism.options).eval()
+        again = cls(mechanism.heads, **mechanism.options).eval().to(here())
         again.load_state_dict(mechanism.state_dict())
         x = subject.inputs(mechanism)
         assert_identical(run(again, x).values, run(mechanism, x).values, what="rebuilt from its options")

@@ -8,7 +8,7 @@ import torch
 from regard.core import Attention
 from regard.info import Info
 from regard.testing.counting import Count, count
-from regard.testing.inputs import Inputs, Subject, call, draw, run
+from regard.testing.inputs import Inputs, Subject, call, draw, here, run
 from regard.testing.registry import check, require
 
 SHORT_LENGTH, LONGEST_LENGTH = 512, 16384
@@ -43,7 +43,7 @@ def _call(
     """A mechanism built for this length, its inputs, and the mask of its keys."""
     mechanism = subject.build(causal, count=heads, max_length=length)
     x = draw(mechanism.heads, subject.info, length, length, 1, "cost")
-    return mechanism, x, torch.arange(length)[None] < FEW_KEYS if masked else None
+    return mechanism, x, torch.arange(length, device=here())[None] < FEW_KEYS if masked else None
 
 
 def _costs(subject: Subject, causal: bool, length: int) -> tuple[Count, Count]:

@@ -13,13 +13,17 @@ from regard.models.depth.early_exit import EarlyExit
 from regard.models.depth.fixed import Fixed
 from regard.models.depth.universal import Universal
 from regard.testing.compare import assert_close, assert_identical
-from regard.testing.inputs import randn
+from regard.testing.inputs import here, randn
 from regard.testing.registry import check, require
 
 STEPS, LAYERS, CUT = 5, 4, 6
 SIZES = {"depth.halt.weight": 0.1, "depth.halt.bias": -3.0, "depth.chooser.weight": 1.0, "depth.chooser.bias": 0.0}
 """of what is added to weights that decide, so that tokens differ; 0.2 to others"""
-TOKENS = torch.arange(3 * 11).reshape(3, 11) * 7 % 20
+
+
+def texts() -> Tensor:
+    """Three texts of 11 tokens."""
+    return torch.arange(3 * 11, device=here()).reshape(3, 11) * 7 % 20
 
 
 def model_of(part: type[Depth], layers: int = 2, shape: Any = None, **options: object) -> LanguageModel:
@@ -33,6 +37,7 @@ def model_of(part: type[Depth], layers: int = 2, shape: Any = None, **options: o
     config = ModelConfig(dim=16, heads=2, layers=layers, vocab_size=20, mlp=mlp, **(shape or {}))
     model = LanguageModel(config)
     model.depth = part(config, **options)
+    model.to(here())
     with torch.no_grad():
         for name, weight in model.named_parameters():
             size = SIZES.get(name, 0.2)
@@ -43,11 +48,11 @@ def model_of(part: type[Depth], layers: int = 2, shape: Any = None, **options: o
 @check(kind=Depth)
 def depth_keeps_the_future_out(part: type[Depth]) -> None:
     """What a token gives, and how many steps it takes, does not depend on later tokens."""
-    later = torch.cat([TOKENS[:, :CUT], (TOKENS[:, CUT:] + 5) % 20], 1)
+    later = torch.cat([texts()[:, :CUT], (texts()[:, CUT:] + 5) % 20], 1)
     for options in part.samples:
         model = model_of(part, LAYERS, **options)
         with torch.no_grad():
-            one, other = model(TOKENS), model(later)
+            one, other = model(texts()), model(later)
         assert_close(other.logits[:, :CUT], one.logits[:, :CUT], tolerance=1e-12, what="logits before what changed")
         if one.steps is not None and other.steps is not None:
             assert_identical(other.steps[:, :CUT], one.steps[:, :CUT], what="steps before what changed")
@@ -59,29 +64,30 @@ def depth_streams(part: type[Depth]) -> None:
     for options in part.samples:
         model = model_of(part, LAYERS, **options)
         with torch.no_grad():
-            whole = model(TOKENS)
+            whole = model(texts())
             for split in ((4, 1, 6), (1,) * 11):
                 state, logits, steps = model.initial_state(3), [], []
-                for piece in TOKENS.split(list(split), 1):
+                for piece in texts().split(list(split), 1):
                     got = model(piece, state=state)
                     state, _, _ = got.state, logits.append(got.logits), steps.append(got.steps)
                 assert_close(torch.cat(logits, 1), whole.logits, tolerance=1e-12, what=f"pieces of {split}")
                 if whole.steps is not None:
                     assert_identical(torch.cat(steps, 1), whole.steps, what=f"steps in pieces of {split}")
-            rows = torch.cat([model(row[None]).logits for row in TOKENS])
+            rows = torch.cat([model(row[None]).logits for row in texts()])
         assert_close(rows, whole.logits, tolerance=1e-12, what="each row alone")
 
 
 @check(kind=Depth)
 def depth_reads_no_padding(part: type[Depth]) -> None:
     """Masked tokens change nothing of the others, whatever they hold."""
-    keep = torch.ones(3, 11, dtype=torch.bool)
+    keep = torch.ones(3, 11, dtype=torch.bool, device=here())
     keep[0, 2] = keep[1, 8:] = keep[2, 0] = False
     for options in part.samples:
         model = model_of(part, LAYERS, **options)
         with torch.no_grad():
             one, other = (
-                model(torch.where(keep, TOKENS, fill), key_mask=keep).logits for fill in (torch.zeros_like(TOKENS), 19)
+                model(torch.where(keep, texts(), fill), key_mask=keep).logits
+                for fill in (torch.zeros_like(texts()), 19)
             )
         assert_close(other[keep], one[keep], tolerance=1e-12, what="logits of real tokens")
 
@@ -94,13 +100,13 @@ def depth_reads_nothing(part: type[Depth]) -> None:
         with torch.no_grad():
             for shape in ((3, 0), (0, 5), (0, 0)):
                 for state in (None, model.initial_state(shape[0])):
-                    got = model(torch.zeros(shape, dtype=torch.long), state=state)
+                    got = model(torch.zeros(shape, dtype=torch.long, device=here()), state=state)
                     what = f"of a batch of {shape} with {options}"
                     require(got.logits.shape == (*shape, 20), f"logits {tuple(got.logits.shape)} {what}")
                     require(got.steps is None or got.steps.shape == shape, f"steps {what}")
-            before = model(TOKENS, state=model.initial_state(3)).state
-            after = model(TOKENS[:, :0], state=before).state
-        require(after.length == TOKENS.shape[1], f"{after.length} tokens of {TOKENS.shape[1]} with {options}")
+            before = model(texts(), state=model.initial_state(3)).state
+            after = model(texts()[:, :0], state=before).state
+        require(after.length == texts().shape[1], f"{after.length} tokens of {texts().shape[1]} with {options}")
         for name, x in before.tensors().items():
             assert_identical(after.tensors()[name], x, what=f"{name} after no token with {options}")
 
@@ -116,23 +122,23 @@ def depth_rounds_in_autocast(part: type[Depth]) -> None:
         for shape in ({}, {"block": "parallel"}, {"norm": "post"}):
             model = model_of(part, LAYERS, shape, **options).float()
             with torch.no_grad():
-                wanted, pieces = model(TOKENS), []
-                with torch.autocast("cpu", dtype=torch.bfloat16):
-                    got, state = model(TOKENS), model.initial_state(3)
-                    for piece in TOKENS.split(1, 1):
+                wanted, pieces = model(texts()), []
+                with torch.autocast(here().type, dtype=torch.bfloat16):
+                    got, state = model(texts()), model.initial_state(3)
+                    for piece in texts().split(1, 1):
                         pieces.append(model(piece, state=state))
                         state = pieces[-1].state
             for parts in ([got], pieces):
                 alike, answer = (
-                    torch.ones(TOKENS.shape, dtype=torch.bool),
+                    torch.ones(texts().shape, dtype=torch.bool, device=here()),
                     torch.cat([part.logits for part in parts], 1),
                 )
                 if wanted.steps is not None:
                     alike = (torch.cat([part.steps for part in parts], 1) == wanted.steps).cumprod(1).bool()
                 require(bool(alike[:, 0].any()), f"no token leaves where it would, with {options}")
                 assert_close(answer.float()[alike], wanted.logits[alike], tolerance=0.15, what=f"logits, {options}")
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                learnt = model.train()(TOKENS)
+            with torch.autocast(here().type, dtype=torch.bfloat16):
+                learnt = model.train()(texts())
             total = learnt.logits.float().square().mean() + sum(learnt.losses.values())
             slopes = torch.autograd.grad(total, list(model.parameters()), allow_unused=True)
             require(all(x is None or bool(x.isfinite().all()) for x in slopes), f"slopes with {options}, {shape}")
@@ -145,7 +151,7 @@ def depth_counts_blocks(part: type[Depth]) -> None:
         model, run, found = model_of(part, LAYERS, **options), list[object](), set[int]()
         for block in model.blocks:
             block.register_forward_hook(lambda block, *_, run=run: run.append(block))
-        for token in TOKENS.flatten()[:20]:
+        for token in texts().flatten()[:20]:
             run.clear()
             with torch.no_grad():
                 taken = model.hidden(token.view(1, 1)).blocks
@@ -164,11 +170,11 @@ def halting_average(part: type[Universal]) -> None:
     depth = model.depth
     assert isinstance(depth, Universal)
     with torch.no_grad():
-        start = model.embeddings(TOKENS)
+        start = model.embeddings(texts())
         hidden, wanted = start, torch.zeros_like(start)
-        left = torch.ones(TOKENS.shape, dtype=torch.float64)
-        steps = torch.zeros(TOKENS.shape, dtype=torch.long)
-        halted = [[False] * TOKENS.shape[1] for _ in TOKENS]
+        left = torch.ones(texts().shape, dtype=torch.float64, device=here())
+        steps = torch.zeros(texts().shape, dtype=torch.long, device=here())
+        halted = [[False] * texts().shape[1] for _ in texts()]
         for step in range(STEPS):
             after = hidden
             for block in model.blocks:
@@ -186,7 +192,7 @@ def halting_average(part: type[Universal]) -> None:
                     wanted[row, at] += p * after[row, at]
                     left[row, at] -= p
             hidden = after
-        got = model.hidden(TOKENS)
+        got = model.hidden(texts())
         wanted = wanted if model.norm is None else model.norm(wanted)
     require(len(steps.unique()) > 2, f"tokens take {steps.unique().tolist()} steps, which shows too little")
     assert got.steps is not None
@@ -202,7 +208,7 @@ def ponder_slope(part: type[Universal]) -> None:
     bias = model.depth.halt.bias
 
     def loss() -> Tensor:
-        return model(TOKENS).losses["depth.ponder"]
+        return model(texts()).losses["depth.ponder"]
 
     (slope,) = torch.autograd.grad(loss(), [bias])
     with torch.no_grad():
@@ -221,11 +227,11 @@ def no_exit_is_the_full_model(part: type[EarlyExit]) -> None:
     for options in ({"threshold": 1.0}, {"threshold": 1.0, "decaying": True}, {"threshold": 1 - 1e-6}):
         model = model_of(part, LAYERS, **options)
         with torch.no_grad():
-            wanted, got = (each(TOKENS, state=each.initial_state(3)) for each in (full, model))
+            wanted, got = (each(texts(), state=each.initial_state(3)) for each in (full, model))
         assert_identical(got.logits, wanted.logits, what=f"logits with {options}")
         for name, tensor in wanted.state.tensors().items():
             assert_identical(got.state.tensors()[name], tensor, what=f"{name} with {options}")
-        assert_identical(got.steps, torch.full_like(TOKENS, LAYERS), what=f"blocks of each token with {options}")
+        assert_identical(got.steps, torch.full_like(texts(), LAYERS), what=f"blocks of each token with {options}")
 
 
 @check(kind=EarlyExit)
@@ -236,8 +242,8 @@ def exits_by_definition(part: type[EarlyExit]) -> None:
         depth, length = model.depth, 7
         assert isinstance(depth, EarlyExit)
         with torch.no_grad():
-            got = model.hidden(TOKENS[:, :length])
-            for row, start in enumerate(model.embeddings(TOKENS[:, :length])):
+            got = model.hidden(texts()[:, :length])
+            for row, start in enumerate(model.embeddings(texts()[:, :length])):
                 entering: list[list[Tensor]] = [[] for _ in model.blocks]  # of each block, its input of each token
                 for t, x in enumerate(start):
                     stands, steps, read = False, 0, start[: t + 1].sum(0) / (t + 1)

@@ -10,15 +10,27 @@ from regard.models.decoder import LanguageModel
 from regard.models.depth import Depth
 from regard.models.depth.early_exit import LEARNT, EarlyExit
 from regard.models.depth.light_exit import LightExit
-from regard.testing.checks.depth import LAYERS, TOKENS, headed, model_of
+from regard.testing.checks.depth import LAYERS, headed, model_of, texts
 from regard.testing.compare import assert_close, assert_identical
+from regard.testing.inputs import here
 from regard.testing.registry import check, require
 
-TOLD = TOKENS * 5 % 7 % LAYERS + 1
-"""after how many blocks each token leaves"""
-TARGETS = torch.where(TOKENS % 5 == 1, -1, TOKENS * 3 % 20)
-KEEP = torch.ones(TOKENS.shape, dtype=torch.bool)
-KEEP[1, 8:] = KEEP[2, :2] = False
+
+def told() -> Tensor:
+    """After how many blocks each token leaves."""
+    return texts() * 5 % 7 % LAYERS + 1
+
+
+def wanted_tokens() -> Tensor:
+    """What is to be predicted; -1: nothing."""
+    return torch.where(texts() % 5 == 1, -1, texts() * 3 % 20)
+
+
+def kept() -> Tensor:
+    """A mask that hides the end of one text and the start of another."""
+    keep = torch.ones(texts().shape, dtype=torch.bool, device=here())
+    keep[1, 8:] = keep[2, :2] = False
+    return keep
 
 
 @check(kind=Depth)
@@ -26,8 +38,8 @@ def depth_losses_are_declared(part: type[Depth]) -> None:
     """In training a model gives exactly the losses that it has weights for, each a finite number; otherwise none."""
     for options in part.samples:
         model = model_of(part, LAYERS, **options)
-        require(model(TOKENS).losses == {}, f"losses outside of training with {options}")
-        got, declared = model.train()(TOKENS).losses, {f"depth.{name}" for name in model.depth.losses}
+        require(model(texts()).losses == {}, f"losses outside of training with {options}")
+        got, declared = model.train()(texts()).losses, {f"depth.{name}" for name in model.depth.losses}
         require(got.keys() == declared, f"losses {sorted(got)} with {options}, declared: {sorted(declared)}")
         require(
             all(loss.ndim == 0 and math.isfinite(loss.item()) for loss in got.values()), f"losses {got} with {options}"
@@ -46,23 +58,23 @@ def told_exits(part: type[EarlyExit]) -> None:
         depth = model.depth
         assert isinstance(depth, EarlyExit)
         with torch.no_grad():
-            whole = model.hidden(TOKENS, depths=TOLD)
-            for row, entering in enumerate(_copied(model, TOLD)):
+            whole = model.hidden(texts(), depths=told())
+            for row, entering in enumerate(_copied(model, told())):
                 wanted = torch.stack(
-                    [headed(model, depth, entering[LAYERS][t], int(n)) for t, n in enumerate(TOLD[row])]
+                    [headed(model, depth, entering[LAYERS][t], int(n)) for t, n in enumerate(told()[row])]
                 )
                 assert_close(whole.hidden[row], wanted, tolerance=1e-10, what=f"hidden states of row {row}")
             assert whole.steps is not None
-            assert_identical(whole.steps, TOLD, what="blocks of each token")
+            assert_identical(whole.steps, told(), what="blocks of each token")
             for split in ((4, 1, 6), (1,) * 11):
                 state, pieces = model.initial_state(3), []
-                for tokens, told in zip(TOKENS.split(list(split), 1), TOLD.split(list(split), 1), strict=True):
-                    pieces.append(model.hidden(tokens, state=state, depths=told))
+                for piece, depths in zip(texts().split(list(split), 1), told().split(list(split), 1), strict=True):
+                    pieces.append(model.hidden(piece, state=state, depths=depths))
                     state = pieces[-1].state
                 hidden = torch.cat([piece.hidden for piece in pieces], 1)
                 assert_close(hidden, whole.hidden, tolerance=1e-12, what=f"told exits in pieces of {split}")
-            full, deep = model_of(part, LAYERS, **{**options, "threshold": 1.0}), torch.full_like(TOKENS, LAYERS)
-            assert_identical(model(TOKENS, depths=deep).logits, full(TOKENS).logits, what="logits at full depth")
+            full, deep = model_of(part, LAYERS, **{**options, "threshold": 1.0}), torch.full_like(texts(), LAYERS)
+            assert_identical(model(texts(), depths=deep).logits, full(texts()).logits, what="logits at full depth")
 
 
 @check(kind=EarlyExit)
@@ -86,8 +98,8 @@ def _leave_at_one_half(part: type[Depth], **options: object) -> None:
         with torch.no_grad():
             for weight in model.depth.parameters():
                 weight.zero_()
-            steps = model(TOKENS).steps
-        wanted = torch.full_like(TOKENS, LAYERS)
+            steps = model(texts()).steps
+        wanted = torch.full_like(texts(), LAYERS)
         if threshold == 0.5:
             wanted[:, whole:] = 1
         require(steps is not None, "tokens do not say how many blocks they take")
@@ -97,7 +109,7 @@ def _leave_at_one_half(part: type[Depth], **options: object) -> None:
 def _copied(model: LanguageModel, told: Tensor) -> list[list[list[Tensor]]]:
     """Of every row, what each block is entered with and the last one gives, token by token; copied where one left."""
     rows = []
-    for row, start in enumerate(model.embeddings(TOKENS)):
+    for row, start in enumerate(model.embeddings(texts())):
         entering: list[list[Tensor]] = [[] for _ in range(LAYERS + 1)]
         for t, x in enumerate(start):
             for at, block in enumerate(model.blocks):
@@ -118,8 +130,8 @@ def mixed_training(part: type[EarlyExit]) -> None:
     model = model_of(part, LAYERS, exits="mixed", heads="layer").train()
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        one, other = model(TOKENS), model(TOKENS)
-        drawn = torch.cat([model(TOKENS).steps for _ in range(40)]).flatten()
+        one, other = model(texts()), model(texts())
+        drawn = torch.cat([model(texts()).steps for _ in range(40)]).flatten()
     assert one.steps is not None
     assert other.steps is not None
     require(not torch.equal(one.steps, other.steps), "a second call draws the same depths")
@@ -128,7 +140,7 @@ def mixed_training(part: type[EarlyExit]) -> None:
     # 1,320 draws of 4: a share is within 0.25 +- 4.2 deviations of 0.012
     require(bool((shares - 1 / LAYERS).abs().amax() < 0.05), f"depths 1 to {LAYERS} are drawn in shares of {shares}")
     with torch.no_grad():
-        wanted = model.eval()(TOKENS, depths=one.steps)
+        wanted = model.eval()(texts(), depths=one.steps)
     assert_close(one.logits, wanted.logits, tolerance=1e-12, what="logits of drawn depths")
 
 
@@ -148,23 +160,23 @@ LESSONS: tuple[dict[str, object], ...] = (
 def exit_losses(part: type[EarlyExit]) -> None:
     """What exits learn, number by number: the mean of the losses below the last, and -log q of the oracle's exit."""
     for options in LESSONS:
-        for mask in (None, KEEP):
+        for mask in (None, kept()):
             model = model_of(part, LAYERS, **options)
             depth = model.depth
             assert isinstance(depth, EarlyExit)
             with torch.no_grad():
                 states = _exits(model, mask)
                 wanted = _by_definition(model, depth, states, mask)
-                got = model.train()(TOKENS, targets=TARGETS, key_mask=mask).losses
+                got = model.train()(texts(), targets=wanted_tokens(), key_mask=mask).losses
             require(got.keys() == {f"depth.{name}" for name in wanted}, f"losses {sorted(got)} with {options}")
             for name, loss in wanted.items():
-                actual, expected = got[f"depth.{name}"], torch.tensor(loss, dtype=torch.float64)
+                actual, expected = got[f"depth.{name}"], torch.tensor(loss, dtype=torch.float64, device=here())
                 assert_close(actual, expected, tolerance=1e-10, what=f"{name} with {options}")
 
 
 def _exits(model: LanguageModel, mask: Tensor | None) -> list[Tensor]:
     """What the first block is entered with, and the hidden states after each, of the full model."""
-    states = [model.embeddings(TOKENS)]
+    states = [model.embeddings(texts())]
     for block in model.blocks:
         states.append(block(states[-1], key_mask=mask).hidden)
     return states
@@ -177,19 +189,19 @@ def _by_definition(
     nats: list[list[float]] = []
     choices: list[float] = []
     agreements: list[list[tuple[bool, float]]] = [[] for _ in range(LAYERS - 1)]
-    for row in range(len(TOKENS)):
-        slots = [t for t in range(TOKENS.shape[1]) if mask is None or mask[row, t]]
-        counted = [t for t in slots if TARGETS[row, t] >= 0]
+    for row in range(len(texts())):
+        slots = [t for t in range(texts().shape[1]) if mask is None or mask[row, t]]
+        counted = [t for t in slots if wanted_tokens()[row, t] >= 0]
         likelihood: dict[int, list[float]] = {}
         said: dict[int, list[int]] = {}
         for t in counted:
             logits = [model.logits(headed(model, depth, x[row, t], n + 1)).tolist() for n, x in enumerate(states[1:])]
-            target = int(TARGETS[row, t])
+            target = int(wanted_tokens()[row, t])
             likelihood[t] = [each[target] - math.log(sum(map(math.exp, each))) for each in logits]
             said[t] = [each.index(max(each)) for each in logits]
             nats.append([-ll for ll in likelihood[t]])
         scores = {
-            t: likelihood[t] if depth.oracle == "likelihood" else [float(s == TARGETS[row, t]) for s in said[t]]
+            t: likelihood[t] if depth.oracle == "likelihood" else [float(s == wanted_tokens()[row, t]) for s in said[t]]
             for t in counted
         }
         for t in counted:
@@ -269,7 +281,7 @@ def exit_slopes(part: type[EarlyExit]) -> None:
                 what = f"slope of {name} by {what} with {options}"
 
                 def loss(name: str = name, model: LanguageModel = model) -> Tensor:
-                    return model.train()(TOKENS, targets=TARGETS).losses[f"depth.{name}"]
+                    return model.train()(texts(), targets=wanted_tokens()).losses[f"depth.{name}"]
 
                 (slope,) = torch.autograd.grad(loss(), [weight], allow_unused=True)
                 if stopped and weight is norm:

@@ -19,6 +19,7 @@ from regard.testing.inputs import (
     as_queries,
     call,
     define,
+    here,
     mask_with_holes,
     projected,
     randn,
@@ -197,7 +198,7 @@ def losses(subject: Subject) -> None:
         if returned and info.supports.key_mask:
             x = x.map(Tensor.detach)
             padded = x.map(lambda y: torch.nn.functional.pad(y, (0, 0, 0, 5)))
-            keep = torch.arange(LENGTH + 5).expand(2, -1) < LENGTH
+            keep = torch.arange(LENGTH + 5, device=here()).expand(2, -1) < LENGTH
             longer = call(subject.build(causal).train(), padded, key_mask=keep).losses
             for name, loss in longer.items():
                 assert_close(loss.detach(), returned[name].detach(), tolerance=1e-5, what=f"{name} with 5 hidden keys")
@@ -273,7 +274,7 @@ def _mean_is_unchanged(drawn: Tensor, expected: Tensor) -> None:
     z = (off.abs() / error.clamp_min(1e-12)).max().item()
     require(z < 5, f"the mean over {draws} draws is {z:.1f} standard errors away")
     apart = drawn - drawn.mean(0)
-    least = (ROUNDING * expected.abs().max()) ** 2 * torch.eye(expected.shape[-1], dtype=expected.dtype)
+    least = (ROUNDING * expected.abs().max()) ** 2 * torch.eye(expected.shape[-1], dtype=expected.dtype, device=here())
     known = torch.linalg.inv(torch.einsum("nhid,nhie->hide", apart, apart) / (draws - 1) + least)
     rest = (known @ off[..., None])[..., 0].abs() / known.diagonal(dim1=-2, dim2=-1).sqrt() * draws**0.5
     z = rest.max().item()

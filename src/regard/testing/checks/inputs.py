@@ -17,6 +17,7 @@ from regard.testing.inputs import (
     Subject,
     activated,
     changed,
+    here,
     mask_with_holes,
     projected,
     randn,
@@ -139,7 +140,7 @@ def activation(subject: Subject) -> None:
             _same(_activated(mechanism, _other(x, slice(None), at)), whole, f"beside other raw inputs in slot {at}", at)
         for row in range(3):
             other = _other(x, slice(row, row + 1), slice(None))
-            rest = torch.arange(3) != row
+            rest = torch.arange(3, device=here()) != row
             _same(_rows(_activated(mechanism, other), rest), _rows(whole, rest), f"beside another row {row}")
         for first, stop in ((0, 1), (0, 5), (5, 6), (5, LENGTH), (LENGTH - 1, LENGTH)):
             _close(_activated(mechanism, x.slots(first, stop)), whole, subject, slice(first, stop), slice(first, stop))

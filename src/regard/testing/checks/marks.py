@@ -17,6 +17,7 @@ from regard.testing.inputs import (
     define,
     definition,
     draw,
+    here,
     mask_with_holes,
     run,
 )
@@ -28,7 +29,7 @@ _NOT_CAUSAL = ("not supports.causal", "refusals")
 
 def some_marks(keys: int) -> dict[str, Tensor]:
     """Marks of two rows that differ: above 0, below 0, and segments of four tokens, the first of which sums them up."""
-    at, positive = torch.arange(keys), torch.zeros(2, keys, dtype=torch.long)
+    at, positive = torch.arange(keys, device=here()), torch.zeros(2, keys, dtype=torch.long, device=here())
     positive[0, 1::5], positive[1, 2::7] = 1, 1
     segment = (torch.stack([at, at + 2]) // 4 + 1) * torch.where(torch.stack([at, at + 2]) % 4 == 0, -1, 1)
     return {"positive": positive, "negative": -positive, "segments": segment}
@@ -42,7 +43,7 @@ def marks(subject: Subject) -> None:
             mechanism = subject.build(causal, dtype=torch.float64, max_length=max(length, 32))
             x = draw(mechanism.heads, subject.info, length, length, 2, "marked").to(torch.float64)
             plain, moved = run(mechanism, x).values, 0.0
-            none = torch.zeros(2, length, dtype=torch.long)
+            none = torch.zeros(2, length, dtype=torch.long, device=here())
             assert_close(run(mechanism, x, marks=none).values, plain, tolerance=1e-12, what="marks of 0")
             short, every = length == LENGTH, some_marks(length)
             for name, labels in every.items() if short else [("segments", every["segments"])]:

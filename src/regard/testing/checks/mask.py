@@ -14,6 +14,7 @@ from regard.testing.inputs import (
     changed,
     definition,
     draw,
+    here,
     mask_with_holes,
     run,
     under_mask,
@@ -31,7 +32,7 @@ def key_mask(subject: Subject) -> None:
         mechanism = subject.build(causal, dtype=torch.float64)
         x = subject.inputs(mechanism, dtype=torch.float64)
         free = run(mechanism, x).values
-        full = run(mechanism, x, key_mask=torch.ones(2, LENGTH, dtype=torch.bool)).values
+        full = run(mechanism, x, key_mask=torch.ones(2, LENGTH, dtype=torch.bool, device=here())).values
         assert_close(full, free, tolerance=1e-12, what="a mask of True")
         for n, mechanism_n in (
             (LENGTH, mechanism),
@@ -93,7 +94,7 @@ def empty_rows(subject: Subject) -> None:
     for causal in subject.modes:
         mechanism = subject.build(causal)
         x = subject.inputs(mechanism)
-        keep = torch.ones(2, LENGTH, dtype=torch.bool)
+        keep = torch.ones(2, LENGTH, dtype=torch.bool, device=here())
         keep[1] = False
         leaves = x.leaves()
         values = call(mechanism, leaves, key_mask=keep).values
@@ -141,7 +142,7 @@ def left_padding_refusal(subject: Subject) -> None:
     for causal in subject.modes:
         mechanism = subject.build(causal)
         x = subject.inputs(mechanism)
-        keep = torch.ones(2, LENGTH, dtype=torch.bool)
+        keep = torch.ones(2, LENGTH, dtype=torch.bool, device=here())
         keep[1, :3] = False
         states = [None, mechanism.initial_state(2)] if causal and subject.info.supports.state else [None]
         for state in states:
@@ -172,7 +173,7 @@ def _pad(subject: Subject, x: Inputs, before: int, behind: int) -> tuple[Inputs,
     """The sequence between positions with other content, and the mask that hides those."""
     real = x.k.shape[2]
     wide = x.map(lambda y: torch.nn.functional.pad(y, (0, 0, before, behind)))
-    keep = torch.zeros(x.k.shape[0], before + real + behind, dtype=torch.bool)
+    keep = torch.zeros(x.k.shape[0], before + real + behind, dtype=torch.bool, device=here())
     keep[:, before : before + real] = True
     heads = subject.heads(subject.modes[0])
     return changed(wide, ~keep[0], heads, subject.info, "padding", scale=2.0), keep

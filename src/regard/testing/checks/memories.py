@@ -13,7 +13,7 @@ from regard.memory.compressive import Compressive
 from regard.memory.memorizing import Memorizing
 from regard.memory.recent import Recent
 from regard.testing.compare import assert_close, assert_identical
-from regard.testing.inputs import randn
+from regard.testing.inputs import here, randn
 from regard.testing.registry import check, require
 
 DIM, HEADS, SEGMENT, LENGTH = 8, 2, 6, 24
@@ -21,11 +21,11 @@ DIM, HEADS, SEGMENT, LENGTH = 8, 2, 6, 24
 
 def _layer(part: type[Memory], options: Mapping[str, object]) -> Any:
     """A layer in float64 with the memory, whose weights are off their initial values."""
-    memory = part(Heads(count=HEADS, key_dim=DIM // HEADS, causal=True), DIM, **options)
+    memory = part(Heads(count=HEADS, key_dim=DIM // HEADS, causal=True), DIM, **options).to(here())
     with torch.no_grad():
         for name, weight in memory.named_parameters():
             weight.add_(0.3 * randn(*weight.shape, seed=name))
-    return AttentionLayer(DIM, "softmax", heads=HEADS, memory=memory, position="rotary").double().eval()
+    return AttentionLayer(DIM, "softmax", heads=HEADS, memory=memory, position="rotary").to(here()).double().eval()
 
 
 def _sampled(part: type[Memory]) -> Iterator[tuple[Any, str]]:
@@ -38,7 +38,7 @@ def _read(
     layer: Any, x: Tensor, key_mask: Tensor | None = None, memory: MemoryState | None = None
 ) -> tuple[Tensor, MemoryState]:
     """The outputs of every segment, and the memory after the last."""
-    memory = layer.memory.initial_state(len(x), dtype=x.dtype) if memory is None else memory
+    memory = layer.memory.initial_state(len(x), dtype=x.dtype, device=here()) if memory is None else memory
     pieces: list[Tensor] = []
     for first in range(0, x.shape[1], SEGMENT):
         cut = slice(first, first + SEGMENT)
@@ -80,7 +80,7 @@ def no_gradient_reaches_earlier_segments(part: type[Memory]) -> None:
 def what_is_masked_is_not_remembered(part: type[Memory]) -> None:
     """Masked positions have no influence on later segments, whatever they hold; a segment of them leaves nothing."""
     for layer, what in _sampled(part):
-        x, keep = _input(), torch.ones(2, LENGTH, dtype=torch.bool)
+        x, keep = _input(), torch.ones(2, LENGTH, dtype=torch.bool, device=here())
         keep[0, [1, 8, 9]] = keep[1, [0, 10, 11, 12]] = False
         with torch.no_grad():
             wanted = _read(layer, x.masked_fill(~keep[..., None], 0), keep)[0][keep]
@@ -98,9 +98,9 @@ def what_is_masked_is_not_remembered(part: type[Memory]) -> None:
 def forgotten_rows_begin_anew(part: type[Memory]) -> None:
     """Rows whose document ended are as before the first segment, and the others go on as if nothing had happened."""
     for layer, what in _sampled(part):
-        x, after, rows = _input(), _input(4 * SEGMENT, "after"), torch.tensor([False, True])
+        x, after, rows = _input(), _input(4 * SEGMENT, "after"), torch.tensor([False, True], device=here())
         for masked in (False, True):
-            keep = torch.ones(2, LENGTH, dtype=torch.bool)
+            keep = torch.ones(2, LENGTH, dtype=torch.bool, device=here())
             keep[:, 3 : 3 + masked] = False
             with torch.no_grad():
                 memory = _read(layer, x, keep if masked else None)[1]
@@ -113,7 +113,7 @@ def forgotten_rows_begin_anew(part: type[Memory]) -> None:
 def memories_are_bounded(part: type[Memory]) -> None:
     """The bytes of a memory do not depend on how long the text is that was read, beyond what fills it."""
     for layer, what in _sampled(part):
-        memory, sizes = layer.memory.initial_state(2, dtype=torch.float64), []
+        memory, sizes = layer.memory.initial_state(2, dtype=torch.float64, device=here()), []
         with torch.no_grad():
             for at in range(60):
                 memory = layer(_input(SEGMENT, f"segment {at}"), memory=memory).memory

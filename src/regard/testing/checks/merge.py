@@ -10,7 +10,7 @@ from regard.bias import ScoreBias
 from regard.core import Attended, Attention, accumulation_dtype, merge
 from regard.testing.checks.bias import far_curve
 from regard.testing.compare import assert_close, assert_gradients, largest_error
-from regard.testing.inputs import LENGTH, Inputs, Subject, call, definition, mask_with_holes, randn, run
+from regard.testing.inputs import LENGTH, Inputs, Subject, call, definition, here, mask_with_holes, randn, run
 from regard.testing.registry import check, require
 
 _CUT = 5
@@ -29,7 +29,7 @@ def mergeable(subject: Subject) -> None:
             whole = call(mechanism, x, bias=bias, lse=True)
             plain = run(mechanism, x, bias=bias).values
             assert_close(whole.values.detach(), plain, tolerance=1e-12, what=f"values beside a log-sum-exp, {what}")
-            masks = (mask_with_holes(2, LENGTH), torch.arange(LENGTH).expand(2, -1) < _CUT)
+            masks = (mask_with_holes(2, LENGTH), torch.arange(LENGTH, device=here()).expand(2, -1) < _CUT)
             for keep in masks if supports.key_mask and (supports.bias or not x.of_keys) else ():
                 parts = [_only(mechanism, x, mask, bias) for mask in (keep, ~keep)]
                 _require_merged(parts, whole, x, f"complementary masks, {what}")
@@ -98,7 +98,7 @@ def _neutral_behind(subject: Subject, x: Inputs, keep: Tensor | None) -> dict[st
     """Inputs of keys, neutral where the mask hides those behind the first part, of which its own mask knows nothing."""
     if keep is None:
         return x.of_keys
-    hidden = ~keep[:, None, :, None] & (torch.arange(LENGTH) >= _CUT)[:, None]
+    hidden = ~keep[:, None, :, None] & (torch.arange(LENGTH, device=here()) >= _CUT)[:, None]
     return {name: y.masked_fill(hidden, subject.info.inputs[name].neutral) for name, y in x.of_keys.items()}
 
 
@@ -136,7 +136,7 @@ def log_sum_exp(subject: Subject) -> None:
         mechanism = subject.build(causal, dtype=torch.float64)
         x = subject.inputs(mechanism, dtype=torch.float64)
         if supports.key_mask:
-            keep = torch.ones(2, LENGTH, dtype=torch.bool)
+            keep = torch.ones(2, LENGTH, dtype=torch.bool, device=here())
             keep[1] = False
             empty = _lse(run(mechanism, x, key_mask=keep, lse=True))[1]
             require(bool(empty.isneginf().all()), f"{empty.max().item():.3g} is the log-sum-exp of no keys, {causal=}")

@@ -8,7 +8,7 @@ from torch import Tensor
 from regard.bias import ScoreBias
 from regard.core import Attention
 from regard.errors import ShapeError
-from regard.testing.inputs import LENGTH, Subject, randn
+from regard.testing.inputs import LENGTH, Subject, here, randn
 from regard.testing.registry import Failure, check
 
 
@@ -38,12 +38,12 @@ def _wrong(subject: Subject, mechanism: Attention, x: dict[str, Tensor]) -> Iter
     if causal:
         yield "more queries than keys", {"k": x["k"][:, :, 1:], "v": x["v"][:, :, 1:]}
     if supports.key_mask:
-        keep = torch.ones(2, LENGTH, dtype=torch.bool)
+        keep = torch.ones(2, LENGTH, dtype=torch.bool, device=here())
         yield "a mask of one row for all", {"key_mask": keep[:1]}
         yield "a mask of one key less", {"key_mask": keep[:, 1:]}
         yield "a mask of numbers", {"key_mask": keep.float()}
     if supports.marks:
-        labels = torch.zeros(2, LENGTH, dtype=torch.long)
+        labels = torch.zeros(2, LENGTH, dtype=torch.long, device=here())
         yield "marks of one row for all", {"marks": labels[:1]}
         yield "marks of one key less", {"marks": labels[:, 1:]}
         yield "marks of floating numbers", {"marks": labels.float()}
@@ -59,9 +59,9 @@ def _wrong_biases() -> Iterator[tuple[str, dict[str, object]]]:
     yield "rows of 3 heads", {"bias": ScoreBias(high=LENGTH - 1, query=query[:, :1], relative=rows)}
     yield "a query of 3 heads", {"bias": ScoreBias(high=LENGTH - 1, query=query, relative=rows[:1])}
     for batch, heads, queries, keys in ((3, 2, 0, 0), (2, 3, 0, 0), (2, 2, 1, 0), (2, 2, 0, 1), (2, 2, 0, -1)):
-        table = torch.zeros(batch, heads, LENGTH + queries, LENGTH + keys)
+        table = torch.zeros(batch, heads, LENGTH + queries, LENGTH + keys, device=here())
         yield f"a table of {tuple(table.shape)}", {"bias": ScoreBias(table=table)}
-    yield "a table without a batch", {"bias": ScoreBias(table=torch.zeros(2, LENGTH, LENGTH))}
+    yield "a table without a batch", {"bias": ScoreBias(table=torch.zeros(2, LENGTH, LENGTH, device=here()))}
 
 
 def _refused(mechanism: Attention, arguments: Mapping[str, object], inputs: Mapping[str, Tensor], what: str) -> None:

@@ -13,7 +13,7 @@ from regard.memory.caches import Cache, Eviction, compressing
 from regard.models import LanguageModel, ModelConfig, ModelState
 from regard.testing.checks.depth import SIZES
 from regard.testing.compare import assert_close, assert_identical
-from regard.testing.inputs import randn
+from regard.testing.inputs import here, randn
 from regard.testing.registry import check, require
 
 WORDS, SEGMENT, LENGTH, LATER, LEFT = 20, 6, 15, 8, 10
@@ -32,7 +32,7 @@ DECODERS: tuple[Mapping[str, object], ...] = (
 
 def _decoder(part: type[LanguageModel], **options: object) -> LanguageModel:
     shape: dict[str, Any] = {"dim": 16, "layers": 2, "heads": 2, "vocab_size": WORDS, "seed": 3, **options}
-    return part(ModelConfig(**shape)).double().eval()
+    return part(ModelConfig(**shape)).to(here()).double().eval()
 
 
 def _named(part: type, options: Mapping[str, object]) -> str:
@@ -44,7 +44,7 @@ def _remembering(part: type[Memory]) -> Iterator[tuple[LanguageModel, str]]:
     for options in part.samples:
         model = _decoder(LanguageModel, memory="recent", position="rotary", max_length=SEGMENT)
         for layer in model.layers:
-            layer.memory = part(layer.heads, layer.dim, **options).double().eval()
+            layer.memory = part(layer.heads, layer.dim, **options).to(here()).double().eval()
         yield model, _named(part, options)
 
 
@@ -53,7 +53,7 @@ def _reduced(part: type[Cache], **shape: object) -> Iterator[tuple[LanguageModel
     for options in part.samples:
         model = _decoder(LanguageModel, **{"position": "rotary", "kv_heads": 1, **shape})
         for layer in model.layers:
-            layer.cache = part(layer.heads, **options).eval()
+            layer.cache = part(layer.heads, **options).to(here()).eval()
             layer.cache.check(layer.attention)
         yield model, _named(part, options)
 
@@ -64,7 +64,7 @@ def _plain(part: type[LanguageModel]) -> Iterator[tuple[LanguageModel, str]]:
 
 
 def _text(seed: str, batch: int = 1, length: int = LENGTH) -> Tensor:
-    return torch.randint(WORDS, (batch, length), generator=generator(0, "text", seed))
+    return torch.randint(WORDS, (batch, length), generator=generator(0, "text", seed)).to(here())
 
 
 def _read(
@@ -100,7 +100,7 @@ def _forks(model: LanguageModel, what: str) -> None:
         got, wanted = torch.cat(logits[turn], 1), _from_nothing(model, prompt, text)
         assert_close(got, wanted, tolerance=1e-10, what=f"{what}: continuation {turn + 1} of one state")
     rows = _text("rows", 3, LATER)
-    shared = state.select(torch.zeros(3, dtype=torch.long))
+    shared = state.select(torch.zeros(3, dtype=torch.long, device=here()))
     require(shared.length == state.length, f"{what}: {shared.length} slots of a prompt of {state.length}")
     got, wanted = _read(model, rows, shared)[0], _from_nothing(model, prompt.expand(3, -1), rows)
     assert_close(got, wanted, tolerance=1e-10, what=f"{what}: 3 rows that share a prompt")
@@ -188,7 +188,7 @@ def decoders_with_a_cache_read_nothing(part: type[Cache]) -> None:
     """
     for attention, position in (("softmax", "rotary"), ("shaw", "none")):
         for model, what in _reduced(part, attention=(attention,), position=position):
-            text, none = _text("prompt"), torch.zeros(1, 0, dtype=torch.long)
+            text, none = _text("prompt"), torch.zeros(1, 0, dtype=torch.long, device=here())
             with torch.no_grad():
                 before = _read(model, text)[1]
                 got = model(none, state=before)

@@ -21,7 +21,7 @@ from regard.tasks.text import Windows
 from regard.tasks.token_files import Tokens
 from regard.tasks.tokenizer import ByteTokenizer
 from regard.testing.compare import assert_close, assert_identical
-from regard.testing.inputs import randn
+from regard.testing.inputs import here, randn
 from regard.testing.registry import check, require
 
 DIM = 16
@@ -29,6 +29,7 @@ DIM = 16
 
 def _moved(module: Any) -> Any:
     """In float64, in evaluation, with weights off their initial values: a norm's gain is not 1."""
+    module.to(here())
     with torch.no_grad():
         for name, weight in module.named_parameters():
             weight.add_(0.2 * randn(*weight.shape, seed=name))
@@ -54,7 +55,7 @@ def _sublayer(x: Tensor, branch: Any, norm: Any, place: str) -> Tensor:
 def global_rows_have_their_own_projections(part: type[AttentionLayer]) -> None:
     """Rows of global tokens are those of a dense layer with their projections, all others of one with the ordinary."""
     layer = _moved(part(DIM, "longformer(window=1, num_global=2)", heads=2, causal=False, projections="global"))
-    x, slots = randn(2, 7, DIM, seed="hidden", dtype=torch.float64), torch.arange(7)
+    x, slots = randn(2, 7, DIM, seed="hidden", dtype=torch.float64), torch.arange(7, device=here())
     near, spread = (slots[:, None] - slots).abs() <= 1, slots < 2
     seen = near | spread[:, None] | spread
     with torch.no_grad():
@@ -145,9 +146,9 @@ def undone_gradients(part: type[Reversible]) -> None:
 @check(kind=Block)
 def skipped_block_remembers(part: type[Block]) -> None:
     """Hidden states that skip a block leave the state that a whole call leaves: same keys, places and mask."""
-    x, keep = randn(2, 5, DIM, seed="hidden", dtype=torch.float64), torch.ones(2, 5, dtype=torch.bool)
+    x, keep = randn(2, 5, DIM, seed="hidden", dtype=torch.float64), torch.ones(2, 5, dtype=torch.bool, device=here())
     keep[0, 3] = keep[1, 0] = False
-    places = torch.tensor([[0, 2, 3, 7, 8], [4, 5, 9, 1, 6]])
+    places = torch.tensor([[0, 2, 3, 7, 8], [4, 5, 9, 1, 6]], device=here())
     x = part.enter(x)
     for place in part.places:
         layer = AttentionLayer(DIM, "softmax", heads=2, position="rotary")
@@ -181,11 +182,11 @@ def residual_of_each_attention(part: type[CrossBlock]) -> None:
 @check(kind=EncoderDecoder)
 def decoder_reads_the_past(part: type[EncoderDecoder]) -> None:
     """To predict a token the decoder reads the start and the tokens before it, and neither it nor later ones."""
-    model = part(EncoderDecoderConfig(dim=DIM, heads=2, vocab_size=20, start_token=3)).eval()
-    targets = torch.tensor([[7, 9, 8, 6, 5], [4, 5, 6, IGNORE, IGNORE]])
-    wanted = torch.tensor([[3, 7, 9, 8, 6], [3, 4, 5, 6, 3]])
+    model = part(EncoderDecoderConfig(dim=DIM, heads=2, vocab_size=20, start_token=3)).eval().to(here())
+    targets = torch.tensor([[7, 9, 8, 6, 5], [4, 5, 6, IGNORE, IGNORE]], device=here())
+    wanted = torch.tensor([[3, 7, 9, 8, 6], [3, 4, 5, 6, 3]], device=here())
     assert_identical(model.shift(targets), wanted, what="what the decoder reads")
-    source = torch.tensor([[1, 2, 3]])
+    source = torch.tensor([[1, 2, 3]], device=here())
     with torch.no_grad():
         first = model(source, model.shift(targets[:1])).logits
         for at in range(5):

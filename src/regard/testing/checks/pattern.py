@@ -8,7 +8,7 @@ from regard.attention.sparse import PatternSoftmax
 from regard.engines.tiles.layout import Layout
 from regard.engines.tiles.plan import Positions, find_plan
 from regard.patterns import Pattern
-from regard.testing.inputs import LENGTH, LONG, Subject
+from regard.testing.inputs import LENGTH, LONG, Subject, here
 from regard.testing.registry import check, require
 
 
@@ -19,7 +19,7 @@ def partition(subject: Subject) -> None:
         mechanism = subject.build(causal)
         assert isinstance(mechanism, PatternSoftmax)
         for length in (LENGTH, LONG, 3 * LONG):
-            positions = torch.arange(length)
+            positions = torch.arange(length, device=here())
             held = times_held(mechanism.pattern, length, mechanism.heads.count)
             wrong = (held != mechanism.pattern.mask(positions, positions).to(held.dtype)).nonzero().tolist()
             require(
@@ -34,9 +34,9 @@ def future_keys(subject: Subject) -> None:
     """A key is kept for the queries to come as long as one of them may see it."""
     mechanism = subject.build(True)
     assert isinstance(mechanism, PatternSoftmax)
-    keys = torch.arange(LONG)
+    keys = torch.arange(LONG, device=here())
     for first in (1, 4, 5, LENGTH, 16, LONG // 2, LONG):
-        seen = mechanism.pattern.mask(torch.arange(first, 3 * LONG), keys[:first]).flatten(0, -2).any(0)
+        seen = mechanism.pattern.mask(torch.arange(first, 3 * LONG, device=here()), keys[:first]).flatten(0, -2).any(0)
         lost = (seen & ~mechanism.pattern.alive(keys[:first], first)).nonzero().flatten().tolist()
         require(not lost, f"after {first} keys, a later query sees keys {lost}, which are dropped")
 
@@ -44,9 +44,9 @@ def future_keys(subject: Subject) -> None:
 def times_held(pattern: Pattern, length: int, heads: int) -> Int[Tensor, "heads queries keys"]:
     """How often the tiles of a pattern hold each pair of a sequence, head by head."""
     positions = Positions(0, length)
-    like = {"device": torch.device("cpu"), "dtype": torch.float32}
+    like = {"device": here(), "dtype": torch.float32}
     plan = find_plan(pattern.text, positions, positions, whole=0, biased=False, **like)
-    held = torch.zeros(heads, length, length, dtype=torch.long)
+    held = torch.zeros(heads, length, length, dtype=torch.long, device=here())
     for head in range(heads):
         for layout in plan.of(head):
             _count(layout, held[head])
@@ -60,7 +60,7 @@ def _count(layout: Layout, held: Int[Tensor, "queries keys"]) -> None:
     key = _lanes(layout.keys, None, keys, size)
     for group in layout.groups:
         for step in group.steps:
-            seen = torch.ones(step.count, tile, group.slots * size, dtype=torch.bool)
+            seen = torch.ones(step.count, tile, group.slots * size, dtype=torch.bool, device=here())
             for slot, mask in group.hidden(step):
                 hidden = mask if mask.dtype == torch.bool else mask.isneginf()
                 seen[:, :, slot * size : (slot + 1) * size] = ~hidden
@@ -68,12 +68,12 @@ def _count(layout: Layout, held: Int[Tensor, "queries keys"]) -> None:
                 lanes, columns = query[row], key[tiles].flatten()
                 inside = (visible & (lanes >= 0)[:, None] & (columns >= 0)).nonzero()
                 pairs = lanes[inside[:, 0]], columns[inside[:, 1]]
-                held.index_put_(pairs, torch.ones(len(inside), dtype=torch.long), accumulate=True)
+                held.index_put_(pairs, torch.ones(len(inside), dtype=torch.long, device=here()), accumulate=True)
 
 
 def _lanes(order: Tensor | None, padding: Tensor | None, length: int, tile: int) -> Int[Tensor, "tiles tile"]:
     """The position of each lane, -1 for padding."""
-    lanes = torch.arange(length + -length % tile) if order is None else order.clone()
+    lanes = torch.arange(length + -length % tile, device=here()) if order is None else order.clone()
     lanes[lanes >= length] = -1
     if padding is not None:
         lanes[padding] = -1

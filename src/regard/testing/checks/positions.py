@@ -10,7 +10,7 @@ from regard.layer import AttentionLayer
 from regard.position import Position
 from regard.testing.compare import assert_close, assert_identical
 from regard.testing.definitions import DEFINITIONS
-from regard.testing.inputs import randn
+from regard.testing.inputs import here, randn
 from regard.testing.registry import check, require
 
 HEADS, KEY_DIM, DIM = 6, 8, 12
@@ -22,7 +22,7 @@ QUERIES = (0, 1, 17, 70, LENGTH - 1)
 
 def _scheme(part: type[Position], causal: bool) -> Position:
     """In float64, with weights off their initial values."""
-    scheme = part(Heads(count=HEADS, key_dim=KEY_DIM, causal=causal, max_length=LENGTH), DIM).double()
+    scheme = part(Heads(count=HEADS, key_dim=KEY_DIM, causal=causal, max_length=LENGTH), DIM).to(here()).double()
     with torch.no_grad():
         for name, weight in scheme.named_parameters():
             weight.add_(0.3 * randn(*weight.shape, seed=name, dtype=weight.dtype))
@@ -31,7 +31,7 @@ def _scheme(part: type[Position], causal: bool) -> Position:
 
 def _logits(scheme: Position, q: Tensor, k: Tensor) -> Tensor:
     """The logits that a layer around scaled dot products adds up, for all pairs."""
-    slots = torch.arange(LENGTH)
+    slots = torch.arange(LENGTH, device=here())
     turned, keys = scheme.transform(q, k, slots, slots)
     bias = scheme.bias(q, 1 - LENGTH, LENGTH - 1) or ScoreBias()
     return turned @ keys.mT / KEY_DIM**0.5 + bias.logits(slots, slots)
@@ -56,7 +56,7 @@ def published_logits(part: type[Position]) -> None:
                 for i in QUERIES:
                     keys = range(i + 1 if causal else LENGTH)
                     wanted = [DEFINITIONS[name](scheme, q[0, head, i], k[0, head, j], head, i, j) for j in keys]
-                    expected = torch.tensor(wanted, dtype=torch.float64)
+                    expected = torch.tensor(wanted, dtype=torch.float64, device=here())
                     got = logits[head, i, : len(keys)]
                     what = f"{causal=}, head {head}, query {i}"
                     assert_close(got - got[0], expected - expected[0], tolerance=1e-10, what=what)
@@ -89,7 +89,7 @@ def positions_are_added(part: type[Position]) -> None:
     """An absolute scheme adds to a hidden state what belongs to its position alone, to each another vector."""
     scheme = _scheme(part, causal=True)
     x = randn(2, LENGTH, DIM, seed="hidden", dtype=torch.float64)
-    at = torch.arange(LENGTH)
+    at = torch.arange(LENGTH, device=here())
     with torch.no_grad():
         added = scheme.embed(torch.zeros_like(x[:1]), at)[0]
         require((added[:, None] - added).abs().amax(-1).fill_diagonal_(1).min().item() > 1e-6, "two positions are one")
@@ -106,10 +106,10 @@ def values_know_no_position(part: type[AttentionLayer]) -> None:
     for name in position.names():
         if position.position_class(name).absolute:
             continue
-        layer = part(16, "softmax", heads=2, position=name, causal=False, max_length=16).double().eval()
+        layer = part(16, "softmax", heads=2, position=name, causal=False, max_length=16).to(here()).double().eval()
         with torch.no_grad():
             for at in (0, 5):
-                keep = torch.arange(9)[None] == at
+                keep = torch.arange(9, device=here())[None] == at
                 got = layer(x, key_mask=keep).hidden
                 assert layer.projections.value is not None
                 value = layer.projections.output(layer.projections.value(x[:, at : at + 1])).expand_as(got)
@@ -119,11 +119,11 @@ def values_know_no_position(part: type[AttentionLayer]) -> None:
 @check(kind=AttentionLayer)
 def keys_move_with_queries(part: type[AttentionLayer]) -> None:
     """A rotation of queries and keys by the same number of slots changes nothing; of the queries alone, something."""
-    layer = part(16, "softmax", heads=2, position="rotary", causal=False).double().eval()
-    x, here = randn(1, 9, 16, seed="hidden", dtype=torch.float64), torch.arange(9)
+    layer = part(16, "softmax", heads=2, position="rotary", causal=False).to(here()).double().eval()
+    x, slots = randn(1, 9, 16, seed="hidden", dtype=torch.float64), torch.arange(9, device=here())
     with torch.no_grad():
         still = layer(x).hidden
-        assert_identical(layer(x, positions=here).hidden, still, what="positions that are the slots")
-        assert_close(layer(x, positions=here + 100).hidden, still, tolerance=1e-10, what="100 slots later")
-        stretched = layer(x, positions=3 * here).hidden
+        assert_identical(layer(x, positions=slots).hidden, still, what="positions that are the slots")
+        assert_close(layer(x, positions=slots + 100).hidden, still, tolerance=1e-10, what="100 slots later")
+        stretched = layer(x, positions=3 * slots).hidden
     require((stretched - still).abs().max().item() > 1e-3, "distances three times as large change nothing")

@@ -22,6 +22,7 @@ from regard.testing.inputs import (
     draw,
     exact_copy,
     has_margin,
+    here,
     randn,
     run,
 )
@@ -111,7 +112,7 @@ def clear_choices(subject: Subject) -> None:
             x = draw(mechanism.heads, subject.info, LENGTH, LENGTH, MANY, "clear choices").to(dtype)
             exact, oracle = x.to(torch.float64), exact_copy(mechanism)
             wanted = definition(oracle, exact)
-            clear = torch.ones(wanted.shape[:3], dtype=torch.bool)
+            clear = torch.ones(wanted.shape[:3], dtype=torch.bool, device=here())
             for trial in range(2):
                 ways = [definition(oracle, _moved(exact, mechanism, way, trial)) for way in (CLOSE_CALL, -CLOSE_CALL)]
                 # what is smooth cancels but for the square of the step; a choice that one way changes does not
@@ -190,7 +191,7 @@ def autocast(subject: Subject) -> None:
             mechanism = subject.build(causal)
             x = subject.inputs(mechanism, dtype=dtype).leaves()
             expected = definition(exact_copy(mechanism), x.to(torch.float64))
-            with torch.autocast("cpu", dtype=torch.bfloat16):
+            with torch.autocast(here().type, dtype=torch.bfloat16):
                 out = call(mechanism, x).values
             require(out.dtype == dtype, f"{dtype} in, {out.dtype} out")
             what = f"{dtype} under autocast, {causal=}"
@@ -215,7 +216,7 @@ def exact_definition(subject: Subject) -> None:
         x = explicit.inputs(mechanism)
         expected = definition(mechanism, x)
         assert_identical(run(mechanism, x).values, expected, what=f"the definition, {causal=}")
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast(here().type, dtype=torch.bfloat16):
             assert_identical(run(mechanism, x).values, expected, what=f"the definition under autocast, {causal=}")
     if not (subject.info.supports.state and subject.info.supports.causal and explicit.info.inputs):
         return

@@ -10,7 +10,7 @@ from regard.core import Attention, State
 from regard.errors import ShapeError, UnsupportedError
 from regard.testing.checks.state import same_state, start, stream
 from regard.testing.compare import assert_close, assert_identical
-from regard.testing.inputs import LENGTH, Inputs, Subject, mask_with_holes, run
+from regard.testing.inputs import LENGTH, Inputs, Subject, here, mask_with_holes, run
 from regard.testing.registry import check, require
 
 _STATELESS = ("not supports.state", "refusals")
@@ -22,7 +22,7 @@ def state_where(subject: Subject) -> None:
     """`state.where(rows, other)` goes on in every row from the state that the row was taken from."""
     mechanism = subject.build(True, dtype=torch.float64)
     x, y = (subject.inputs(mechanism, batch=3, seed=seed, dtype=torch.float64) for seed in (0, 1))
-    rows, keep = torch.tensor([True, False, True]), mask_with_holes(3, LENGTH)[:, :8]
+    rows, keep = torch.tensor([True, False, True], device=here()), mask_with_holes(3, LENGTH)[:, :8]
     masks = ((None, None), (keep, None), (None, keep)) if subject.info.supports.key_mask else ((None, None),)
     for ours, theirs in masks:
         first = run(mechanism, x.slots(0, 8), key_mask=ours, state=start(mechanism, 3)).state
@@ -105,7 +105,7 @@ def _forks(mechanism: Attention, x: Inputs, other: Inputs) -> None:
         back, farther = old.rewind(3), old.rewind(5)
     except UnsupportedError:
         return
-    third = x.rows(torch.tensor([1, 0]))
+    third = x.rows(torch.tensor([1, 0], device=here()))
     mixed = Inputs.joined([x.slots(0, 7), other.slots(7, LENGTH)], 2)
     living = {
         "the state that went back": (back, x, 7),
@@ -136,7 +136,7 @@ def prefix_reuse(subject: Subject) -> None:
     assert state is not None
     before = {name: y.clone() for name, y in state.tensors().items()}
     for seed, (batch, cut) in enumerate(((1, (5,)), (3, (1, 4)), (1, (2, 3)), (2, (1, 1, 3)))):
-        rows = torch.zeros(batch, dtype=torch.long)
+        rows = torch.zeros(batch, dtype=torch.long, device=here())
         more = subject.inputs(mechanism, batch=batch, seed=seed + 1, dtype=torch.float64).slots(8, LENGTH)
         whole = run(mechanism, Inputs.joined([prompt.rows(rows), more], 2)).values[:, :, 8:]
         now, out, at = state if batch == 1 else state.select(rows), list[Tensor](), 0

@@ -18,6 +18,7 @@ from regard.testing.inputs import (
     Subject,
     call,
     draw,
+    here,
     mask_with_holes,
     randn,
     run,
@@ -181,7 +182,7 @@ def state_select(subject: Subject) -> None:
     """`state.select(rows)` is the state of those rows, in that order, repeats allowed; `detach` cuts the graph."""
     mechanism = subject.build(True, dtype=torch.float64)
     x = subject.inputs(mechanism, batch=3, dtype=torch.float64)
-    rows = torch.tensor([2, 0, 0, 1])
+    rows = torch.tensor([2, 0, 0, 1], device=here())
     keep = mask_with_holes(3, LENGTH) if subject.info.supports.key_mask else None
     for masked in (None, keep):
         state = start(mechanism, 3)
@@ -282,7 +283,7 @@ def state_gradients(subject: Subject) -> None:
     way = randn(2, 2, LENGTH, 6, seed="way", dtype=torch.float64)
     total = (call(mechanism, x).values * way).sum()
     wanted = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
-    state, total, at = start(mechanism, 2), torch.zeros((), dtype=torch.float64), 0
+    state, total, at = start(mechanism, 2), torch.zeros((), dtype=torch.float64, device=here()), 0
     for count in (5, 1, 7):
         answer = call(mechanism, x.slots(at, at + count), state=state)
         total = total + (answer.values * way[:, :, at : at + count]).sum()
@@ -359,7 +360,7 @@ def remember(subject: Subject) -> None:
 
 def _real(mask: Tensor | None, first: int) -> Tensor:
     """Rows of the queries from `first` on that are real themselves."""
-    rows = torch.ones(2, LENGTH, dtype=torch.bool) if mask is None else mask
+    rows = torch.ones(2, LENGTH, dtype=torch.bool, device=here()) if mask is None else mask
     return rows[:, None, first:].expand(-1, 2, -1)
 
 

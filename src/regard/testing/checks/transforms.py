@@ -13,7 +13,7 @@ from torch import Tensor, func, nn
 from regard.core import Attention, registered_name
 from regard.errors import ConfigError, UnsupportedError
 from regard.testing.compare import assert_close
-from regard.testing.inputs import LENGTH, Inputs, Subject, as_queries, call, define, mask_with_holes, randn
+from regard.testing.inputs import LENGTH, Inputs, Subject, as_queries, call, define, here, mask_with_holes, randn
 from regard.testing.registry import check, require
 
 Leaves = Mapping[str, Tensor]
@@ -117,7 +117,7 @@ def _cases(subject: Subject) -> Iterator[_Case]:
 
 def _weighed(values: Tensor) -> Tensor:
     """A sum with as good as random weights; `vmap` would refuse to draw some."""
-    way = torch.arange(1, values.numel() + 1, dtype=values.dtype).square().mul(7.3).sin()
+    way = torch.arange(1, values.numel() + 1, dtype=values.dtype, device=here()).square().mul(7.3).sin()
     return (values.flatten() * way).sum()
 
 

@@ -7,7 +7,7 @@ import torch
 from regard.core import Attention
 from regard.functional import weights
 from regard.testing.compare import assert_close, largest_error
-from regard.testing.inputs import LENGTH, Inputs, Subject, as_queries, draw, mask_with_holes, randn, run
+from regard.testing.inputs import LENGTH, Inputs, Subject, as_queries, draw, here, mask_with_holes, randn, run
 from regard.testing.registry import check, require
 from regard.testing.sizes import growing
 
@@ -127,7 +127,7 @@ def permutation(subject: Subject) -> None:
     mechanism = subject.build(False, dtype=torch.float64)
     x = subject.inputs(mechanism, dtype=torch.float64)
     whole = run(mechanism, x).values
-    shuffled = torch.arange(LENGTH - 1, -1, -1).roll(3)
+    shuffled = torch.arange(LENGTH - 1, -1, -1, device=here()).roll(3)
     moved = {name: y[:, :, shuffled] for name, y in x.named().items()}
     if subject.info.shares_query_key:
         out = run(mechanism, x.replaced(**moved)).values
@@ -143,7 +143,7 @@ def permutation(subject: Subject) -> None:
 def order(subject: Subject) -> None:
     """A mechanism that is declared to depend on positions does."""
     for mechanism, x in subject.growing(False):
-        shuffled = torch.arange(x.q.shape[2] - 1, -1, -1).roll(3)
+        shuffled = torch.arange(x.q.shape[2] - 1, -1, -1, device=here()).roll(3)
         out = run(mechanism, x.map(lambda y, at=shuffled: y[:, :, at])).values
         if largest_error(out, run(mechanism, x).values[:, :, shuffled]) > 1e-4:
             return
@@ -206,7 +206,8 @@ def approximation(subject: Subject) -> None:
     for causal in subject.modes:
         start, errors = getattr(subject.fresh(causal), info.knob), []
         for length in growing(LENGTH, subject.size):
-            exact = build(info.approximates, subject.heads(causal, max_length=max(length, 32))).double().eval()
+            exact = build(info.approximates, subject.heads(causal, max_length=max(length, 32)))
+            exact = exact.to(here()).double().eval()
             errors = []
             for factor in (1, 4, 16):
                 each = Subject(subject.cls, {**subject.options, info.knob: start * factor})
