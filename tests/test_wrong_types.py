@@ -99,8 +99,14 @@ def test_an_error_from_inside_stays_where_all_types_are_right():
     def broken(number: int) -> int:
         return number + None  # type: ignore[operator]
 
+    @typed
+    def inside(items: np.ndarray, weights: torch.Tensor) -> None:
+        raise ValueError("something else")
+
     with pytest.raises(TypeError, match="unsupported operand"):
         broken(3)
+    with pytest.raises(ValueError, match="something else"):
+        inside(np.zeros((2, 3)), torch.zeros(2))
     with pytest.raises(regard.ConfigError, match="broken: option number='3' is not valid"):
         broken("3")
 

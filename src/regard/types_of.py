@@ -91,7 +91,7 @@ def _problem(value: object) -> str | None:
         return "Input should be a finite number"
     if kind is int and not -(1 << 63) <= typing.cast(int, value) < 1 << 63:
         return "Input should be an integer of 64 bits"
-    if kind not in (int, float, bool) and hasattr(kind, "__float__"):  # of torch and numpy
+    if kind not in (int, float, bool) and hasattr(kind, "__float__") and not getattr(value, "ndim", 0):  # no array
         return f"Input should be a plain number, not {kind.__module__}.{kind.__qualname__}"
     return None
 
