@@ -163,8 +163,7 @@ class TextTask(Task):
         self.vocab_size = self.tokenizer.vocab_size
         self.fingerprint = _hash(content, self.tokenizer.to_json(), config.length)
         self._tokens = files.splits
-        for split in SPLITS:
-            self._require_window(split)
+        self._require_windows()
 
     def examples(self, split: Split) -> Windows | StoredWindows:
         if split not in SPLITS:
@@ -196,25 +195,28 @@ class TextTask(Task):
                     f"{config.corpus} holds no document of the {split} split, which the hash of each decides: build it "
                     f"of more documents, or with another --holdout than {self._store.facts.holdout}"
                 )
-            self._require_window(split)
+        self._require_windows()
 
-    def _require_window(self, split: Split) -> None:
-        if self._store is not None:
-            windows = self.examples(split)
-            assert isinstance(windows, StoredWindows)
-            longest = windows.longest
-        else:
-            longest = int(np.diff(self._tokens[split].starts).max())
-        if longest <= self.length:
+    def _require_windows(self) -> None:
+        longest = {split: self._longest(split) for split in SPLITS}
+        split = min(longest, key=longest.__getitem__)
+        if longest[split] <= self.length:
             needed = self.length + 1
             share = f" or a larger --task.holdout than {self.config.holdout}" if split != "train" else ""
             share = "" if self._store is not None else share
-            shorter = f"set --task.length to {longest - 1} or less, or " if longest > 2 else ""
+            shorter = f"set --task.length to {longest[split] - 1} or less, or " if longest[split] > 2 else ""
             raise DataError(
                 f"{self.config.corpus} is too small for windows of {self.length} tokens: each takes {needed} tokens of "
-                f"one document, and the longest {split} document has {longest} ({self.tokenizer.kind}, with what "
-                f"stands at both ends); {shorter}give longer documents{share}"
+                f"one document, and the longest {split} document has {longest[split]} ({self.tokenizer.kind}, with "
+                f"what stands at both ends); {shorter}give longer documents{share}"
             )
+
+    def _longest(self, split: Split) -> int:
+        if self._store is None:
+            return int(np.diff(self._tokens[split].starts).max())
+        windows = self.examples(split)
+        assert isinstance(windows, StoredWindows)
+        return windows.longest
 
 
 def _require_unsaid(config: TextConfig, tokenizer: Reader | None) -> None:
