@@ -112,6 +112,8 @@ window.addEventListener("load", () => {
     clipped: Array.from(document.querySelectorAll("#summary th, #summary td"), (x) => x.scrollWidth - x.clientWidth),
     tables: tall("table.data"), charts: tall("div.chart"),
     colours: Array.from(document.querySelectorAll("td"), (x) => getComputedStyle(x).color),
+    scrolled: Array.from(document.querySelectorAll(".scroll"), (x) => x.scrollWidth - x.clientWidth),
+    cells: Array.from(document.querySelectorAll(".heatmap-label text"), (x) => getComputedStyle(x).fill),
     images: Array.from(document.images, (x) => [x.complete, x.naturalWidth, x.naturalHeight, x.alt]),
   });
 });
@@ -230,9 +232,11 @@ def test_approximations_are_drawn(microscope, tmp_path):
     assert all(shown.traces.values())
 
 
-def test_what_runs_decide_is_drawn(tmp_path):
-    page = tmp_path / "run.html"
-    run.write(runs.results(), page)
+def test_what_runs_decide_is_drawn(tmp_path, monkeypatch):
+    page, results = tmp_path / "run.html", runs.results()
+    results["runs"][0]["depth"] = "early_exit(" + ", ".join(f"option={number}" for number in range(9)) + ")"
+    monkeypatch.setitem(globals(), "FLAGS", f"{FLAGS} --blink-settings=preferredColorScheme=0")
+    run.write(results, page)
     page.write_text(page.read_text(encoding="utf-8").replace("</body>", PROBE), encoding="utf-8")
     found = visit(page, tmp_path)
     assert (found.console, found.requests) == ([], [])
@@ -243,4 +247,8 @@ def test_what_runs_decide_is_drawn(tmp_path):
     drawn = [count for name, count in shown.traces.items() if "spans" not in name]
     assert all(drawn), "a heat map is an image"
     (probe,) = re.findall(r'data-probe="([^"]*)"', found.dom)
-    assert json.loads(probe.replace("&quot;", '"').replace("&amp;", "&"))["overflow"] <= 0
+    seen = json.loads(probe.replace("&quot;", '"').replace("&amp;", "&"))
+    assert seen["overflow"] <= 0
+    assert seen["scrolled"][0] <= 0, "the summary shows all of its columns"
+    assert set(seen["cells"]) == {"rgb(230, 234, 240)"}, "numbers of a heat map can be read in the dark"
+    assert len(seen["cells"]) == 6

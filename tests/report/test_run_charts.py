@@ -117,11 +117,11 @@ def test_the_caption_counts_the_fixed_depths_that_are_beaten():
     early = run(exits=[], fixed=[point(0, [0] * 3, blocks=one, depth=2.0, nats=[3.0, 3.0]) for one in (1, 2)])
     for nats, depth, count in (([2.9, 2.8], 2.0, 2), ([3.0, 3.0], 2.0, 0), ([2.9, 2.8], 2.1, 0)):
         early["used"] |= {"nats": nats, "depth": depth}
-        said = f"Of 2 fixed depths, decisions of early beat {count}: less loss at no more blocks."
+        said = f"early beats {count} of 2 fixed depths: less loss at no more blocks."
         assert said in quality([early], "depth").caption
     shallow = plain("shallow", 0)
     shallow["used"] |= {"depth": 2.2, "nats": [3.0, 3.0]}
-    assert "Of 3 fixed depths, decisions of early beat 1" in quality([early, shallow], "depth").caption
+    assert "early beats 1 of 3 fixed depths" in quality([early, shallow], "depth").caption
 
 
 def test_exits_are_shares_of_the_tokens_that_took_so_many():

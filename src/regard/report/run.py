@@ -230,7 +230,7 @@ def notes(results: Results) -> list[str]:
         + (f" of {results['limit']} examples, evenly spaced." if results["limit"] else ".")
     ]
     for run in results["runs"]:
-        if run["used"]["threshold"] == 1:
+        if run["used"]["threshold"] == 1 and run["most"] > 1:
             why = "nothing was certified" if run["calibration"] else "it was trained to be used so"
             text = run["used"]["bits_per_byte"] is not None
             lines.append(

@@ -51,7 +51,8 @@ def quality(runs: Sequence[Run], field: str) -> Chart:
     """Loss over mean depth or over counted operations, with the line of what nothing beats."""
     metric, scale = measure_of(runs), 1e-6 if field == "operations" else 1.0
     label = f"validation {MEASURES[metric]} (lower is better)"
-    figure = empty({"title": {"text": AXES[field]}, "nticks": 6, "tickangle": 0}, {"title": {"text": label}})
+    across = {"title": {"text": AXES[field]}, "nticks": 6, "tickangle": 0, "rangemode": "nonnegative"}
+    figure = empty(across, {"title": {"text": label}})
     everything = [(run, point) for run in runs for point in points(run)]
     places = [(point[field] * scale, point[metric]) for _, point in everything]
     best = pareto(places)
@@ -122,7 +123,7 @@ def _said(runs: Sequence[Run], field: str) -> str:
             one, other = ([Lost(point[field], point["nats"]) for point in some] for some in (fixed, tried))
             count = len(beaten(one, by=other))
             what = "no more blocks" if field == "depth" else "no more operations"
-            lines.append(f"Of {len(fixed)} fixed depths, decisions of {run['name']} beat {count}: less loss at {what}.")
+            lines.append(f"{run['name']} beats {count} of {len(fixed)} fixed depths: less loss at {what}.")
     if lines:
         lines.append("Less: by more than twice the standard error of paired differences over the examples.")
     if field == "operations":
