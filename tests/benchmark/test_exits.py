@@ -57,6 +57,12 @@ def test_a_passage_is_left_at_the_threshold_itself() -> None:
     assert found.exits.tolist() == [[0, 0, 10], [10, 0, 0]]
 
 
+def test_one_block_has_no_exit() -> None:
+    model = LanguageModel(ModelConfig(dim=16, heads=2, layers=1, depth="early_exit"))
+    with pytest.raises(UnsupportedError, match="a model of one block has no exit before its last one"):
+        measure(model, np.arange(12).reshape(2, 6), (0.5,))
+
+
 def test_a_calibration_is_of_its_weights() -> None:
     installed(model_of(0), model_of(0), 0.5)
     with pytest.raises(CheckpointError, match="was calibrated for other weights than these"):

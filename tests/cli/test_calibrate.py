@@ -165,6 +165,17 @@ def test_what_is_asked_is_what_is_measured(regard, with_exits, words, loss, spli
         assert [one[name] for one in found["curve"]] == pytest.approx(wanted.mean(0).tolist(), rel=1e-6), name
 
 
+def test_trained_exits_are_tested_down_to_every_token_leaving_at_once(regard, with_exits):
+    few = ("--passages", "20", "--length", "8", "--risk", "0.9", "--threads", "1")
+    answer = regard("calibrate", with_exits, *few, "--out", "kept", "--json")
+    assert answer.code == 0, answer.err
+    lowest = json.loads(answer.out)["curve"][-1]
+    assert (lowest["threshold"], lowest["layers"]) == (0.0, 1.0)
+    assert "The last threshold passed too" not in answer.err
+    answer = regard("calibrate", with_exits, *few, "--thresholds", "0.9", "--out", "other")
+    assert "The last threshold passed too" in answer.err
+
+
 def test_what_is_not_certified_lets_no_token_leave(regard, with_exits):
     answer = regard("calibrate", with_exits, "--risk", "0.05", *GRID, "--thresholds", "0", "--out", "kept", "--json")
     assert answer.code == 0, answer.err
@@ -217,7 +228,7 @@ def test_a_decoder_without_exits_is_given_some(regard, text, tmp_path, heads, mo
         (("--confidence", "1.0"), "confidence must lie between 0 and 1"),
         (("--passages", "20"), "that takes 59 passages or more"),
         (("--passages", "60", "--search", "bonferroni"), "passages or more"),
-        (("--passages", "100000"), "and 100000 are asked for"),
+        (("--passages", "100000"), "(--passages, 59 at least)"),
         (("--test", "binomial"), "--loss last"),
         (("--head-passages", "9"), "--heads light"),
         (("--thresholds", "0.5", "0.9"), "thresholds must fall"),

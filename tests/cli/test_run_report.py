@@ -271,6 +271,7 @@ def test_info_of_a_run(regard, runs, monkeypatch):
     assert json.loads(regard("info", "linear", "--json").out)["kind"] == "mechanism", (
         "a name of the catalog comes first"
     )
+    assert regard("info", "linear", "--json").err == "There is a run linear too: regard info ./linear\n"
     assert json.loads(regard("info", "./linear", "--json").out)["kind"] == "run"
 
 

@@ -37,6 +37,8 @@ THRESHOLDS = (0.998, 0.995, 0.99, 0.98, 0.965, 0.95, 0.93, 0.91, 0.88, 0.84, 0.7
 """for confidences that are probabilities or differences of them"""
 COSINES = (0.9999, 0.9995, 0.999, 0.998, 0.995, 0.99, 0.98, 0.96, 0.93, 0.9)
 """for the confidence that is a cosine"""
+LOWER = (0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.0)
+"""further down, for exits that were trained: they may be right long before they are sure"""
 
 
 @dataclass(frozen=True)
@@ -69,25 +71,28 @@ def passages(documents: Sequence[Encoded], length: int) -> Int64[np.ndarray, "it
 
 
 def drawn(
-    found: Int64[np.ndarray, "items tokens"], *counts: int, seed: int
+    found: Int64[np.ndarray, "items tokens"], *counts: int, seed: int, least: int = 1
 ) -> tuple[Int64[np.ndarray, "items tokens"], ...]:
     """Disjoint parts of so many passages, at random: which ones is a matter of the seed and of their number alone.
 
     Raises:
-        DataError: fewer passages than that; it says how many there are.
+        DataError: fewer passages than that; it says how many there are, and of how few (`least`) the last part may be.
     """
     if len(found) < sum(counts):
         raise DataError(
             f"the text has {len(found)} passages of {found.shape[1] - 1} tokens, and {sum(counts)} are asked for; give "
-            "more text, shorter passages (--length) or fewer of them"
+            f"more text, shorter passages (--length) or fewer of them (--passages, {least} at least)"
         )
     order = torch.randperm(len(found), generator=generator(seed, "passages")).numpy()
     ends = np.cumsum(counts)
     return tuple(found[order[end - count : end]] for count, end in zip(counts, ends, strict=True))
 
 
-def require_items(items: int, *, risk: float, confidence: float, test: TestName, hypotheses: int = 1) -> None:
+def require_items(items: int, *, risk: float, confidence: float, test: TestName, hypotheses: int = 1) -> int:
     """Refuse too few calibration items before anything is computed.
+
+    Returns:
+        How many it takes.
 
     Raises:
         ConfigError: a risk or confidence out of bounds.
@@ -99,13 +104,15 @@ def require_items(items: int, *, risk: float, confidence: float, test: TestName,
             f"{items} calibration passages certify no threshold at risk={risk:g} and confidence={confidence:g}, even "
             f"without any loss: that takes {needed} passages or more"
         )
+    return needed
 
 
 def exits_of(model: LanguageModel) -> EarlyExit | LightExit:
     """What lets tokens of this model leave.
 
     Raises:
-        UnsupportedError: a model without exits, or to which none can be added; one whose exits ask for no threshold.
+        UnsupportedError: a model without exits, or to which none can be added; one block; exits that ask for no
+            threshold.
     """
     depth = model.depth
     if not isinstance(depth, EarlyExit | LightExit):
@@ -114,6 +121,8 @@ def exits_of(model: LanguageModel) -> EarlyExit | LightExit:
             f"a model of depth={model.config.depth!r} has no exits, so there is no threshold to find; train one with "
             "--model.depth early_exit, or give it exits with --heads own or --heads light"
         )
+    if model.config.layers < 2:
+        raise UnsupportedError("a model of one block has no exit before its last one, so there is no threshold to find")
     if isinstance(depth, EarlyExit) and depth.confidence in PLANNED:
         raise UnsupportedError(
             f"the exits of confidence={depth.confidence!r} are planned and ask for no threshold, so there is none to "

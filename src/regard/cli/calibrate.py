@@ -128,7 +128,7 @@ def _calibrate(options: Options) -> int:
         exits.put(model, exits.own_exits(model))
     grid = options.thresholds or _grid(model, heads)
     hypotheses = 1 if options.search == "fixed_sequence" else len(grid)
-    measuring.require_items(options.passages, **asked, hypotheses=hypotheses)
+    least = measuring.require_items(options.passages, **asked, hypotheses=hypotheses)
     documents = _documents(text, split, reader)
     longest = max(len(document.ids) for document in documents)
     if options.length >= longest:
@@ -137,7 +137,7 @@ def _calibrate(options: Options) -> int:
             "tokens; choose a smaller --length"
         )
     found = measuring.passages(documents, options.length)
-    fitting, items = measuring.drawn(found, fitted, options.passages, seed=options.seed)
+    fitting, items = measuring.drawn(found, fitted, options.passages, seed=options.seed, least=least)
     if heads == "light":
         exits.put(model, fit_light_heads(model, torch.from_numpy(fitting[:, :-1]), tell=tell))
     measured = measuring.measure(model, items, grid, loss=options.loss, batch_size=options.batch_size, tell=tell)
@@ -179,6 +179,8 @@ def _calibrate(options: Options) -> int:
     screen.print(f"All blocks: {calibration['full']['right']:.1%} of next tokens right.", markup=False)
     screen.print(promise, markup=False)
     screen.print("Of other text, and of longer passages, nothing is promised.", markup=False)
+    if chosen.threshold == grid[-1] > 0:
+        told.print("The last threshold passed too: lower ones might, --thresholds of a new calibration names them.")
     if seen:
         told.print("The run was trained on some of these passages: text that it has not seen may lose more.")
     if target is not None:
@@ -248,16 +250,17 @@ def _documents(text: "TextConfig", split: str | None, reader: "Reader") -> "Sequ
 
 
 def _grid(model: "LanguageModel", heads: "HeadsKind") -> tuple[float, ...]:
-    """Thresholds for the confidence of these exits.
+    """Thresholds for the confidence of these exits; for trained ones down to 0.
 
     Raises:
         UnsupportedError: a model without exits.
     """
-    from regard.benchmark.exits import COSINES, THRESHOLDS, exits_of
+    from regard.benchmark.exits import COSINES, LOWER, THRESHOLDS, exits_of
 
     if heads == "light":
         return THRESHOLDS
-    return COSINES if getattr(exits_of(model), "confidence", None) == "saturation" else THRESHOLDS
+    grid = COSINES if getattr(exits_of(model), "confidence", None) == "saturation" else THRESHOLDS
+    return (*grid, *LOWER) if heads == "trained" else grid
 
 
 def _pieces(reader: "Reader", ids: Any, steps: "Sequence[int]") -> list[tuple[str, int]]:

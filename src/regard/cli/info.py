@@ -54,6 +54,8 @@ def run(options: Options) -> int:
         raise ConfigError(
             f"{options.name} is not a run: it has no config.toml; give the folder of one, or a name of regard list"
         )
+    if _run_info.is_run(options.name):
+        console(machine=True).print(f"There is a run {options.name} too: regard info ./{options.name}", markup=False)
     if options.trust:
         raise ConfigError(f"--trust is for runs, and {options.name!r} is none; leave it out")
     entries = [_mechanism(name) if kind == MECHANISM else _part(kind, name) for kind, name in find(options.name)]

@@ -188,7 +188,8 @@ def install(model: LanguageModel, folder: Path) -> dict[str, Any]:
     found, weights = stored(folder)
     if found["model"] != fingerprint(model):
         raise CheckpointError(
-            f"{folder} was calibrated for other weights than these, for which it promises nothing; calibrate again"
+            f"{folder} was calibrated for other weights than these, for which it promises nothing; remove it and "
+            "calibrate again"
         )
     threshold = found["calibrated"]["threshold"]
     if found["heads"] == "light":
