@@ -275,6 +275,15 @@ def test_info_of_a_run(regard, runs, monkeypatch):
     assert json.loads(regard("info", "./linear", "--json").out)["kind"] == "run"
 
 
+def test_info_names_the_memory_of_a_run(regard, runs, tmp_path):
+    data = ["--task.corpus", runs / "numbers.txt", "--task.cache", runs / "cache", "--steps", "1", "--carry"]
+    memory = ["--model.memory", "recent(length=8)", "none"]
+    regard("train", *SMALL[:-2], *data, "--model.layers", "2", *memory, "--out", tmp_path / "run")
+    assert json.loads(regard("info", tmp_path / "run", "--json").out)["memory"] == ["recent(length=8)", "none"]
+    assert "recent(length=8), none" in regard("info", tmp_path / "run").out
+    assert json.loads(regard("info", runs / "plain", "--json").out)["memory"] == ["none"]
+
+
 def test_info_promises_nothing_of_other_weights(regard, runs, tmp_path):
     shutil.copytree(runs / "early", tmp_path / "early")
     kept = load_folder(runs / "early" / "exits")

@@ -104,6 +104,20 @@ def test_an_index_of_other_entries_is_refused(faiss, many, tmp_path, kind):
         Index.load(many, kind)
 
 
+def test_faiss_takes_the_threads_of_torch(faiss, many):
+    """They may have one OpenMP or two, by which is loaded first."""
+    before = torch.get_num_threads()
+    index = Index(many, "flat")
+    try:
+        for count in (1, 2):
+            faiss.omp_set_num_threads(5)
+            torch.set_num_threads(count)
+            index.search(torch.zeros(1, DIM), 1)
+            assert faiss.omp_get_max_threads() == count
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_as_many_centres_as_entries_can_teach(faiss, many, tmp_path):
     """The root of the entries, and at most one for each 39 of them; one that is loaded looks into as many as asked."""
     few = filled(tmp_path / "few", {"a": entries(100, 1)})

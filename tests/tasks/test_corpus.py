@@ -93,8 +93,9 @@ def test_a_folder_is_read_in_order_and_says_what_it_leaves_out(tmp_path: Path, c
         write(tmp_path / name, f"{name}\n" * 9)
     write(tmp_path / "b" / "d.csv", 'text,id\n"one, or\ntwo",1\nthree,2\n')
     write(tmp_path / "e.jsonl", '{"text": "four"}\n')
-    for name in (".hidden.txt", ".git/c.txt", ".git/d.txt", "b/__init__.py", "noise.txt", "x.png"):
-        write(tmp_path / name, {"b/__init__.py": "", "noise.txt": b"a\0b"}.get(name, "not read"))
+    for name in (".hidden.txt", ".git/c.txt", ".git/d.txt", "b/__init__.py", "noise.txt", "wide.txt", "x.png"):
+        kept = {"b/__init__.py": "", "noise.txt": b"a\0b", "wide.txt": "caf\xe9".encode("utf-16")}
+        write(tmp_path / name, kept.get(name, "not read"))
     (tmp_path / "z" / "back").symlink_to(tmp_path, target_is_directory=True)  # a circle
     corpus = open_corpus(TextConfig(corpus=str(tmp_path)))
     paths = ["a.txt", "b/c.py", "b/d.csv", "b.md", "e.jsonl", "z/y/x.TXT"]
@@ -108,7 +109,8 @@ def test_a_folder_is_read_in_order_and_says_what_it_leaves_out(tmp_path: Path, c
         "four",
         "z/y/x.T",
     ]
-    assert corpus.left_out == "; left out: 1 binary, 1 empty, 2 hidden, 1 link(s) to folders, 1 of other kinds"
+    left = "1 binary, 1 empty, 2 hidden, 1 link(s) to folders, 1 of UTF-16, 1 of other kinds"
+    assert corpus.left_out == f"; left out: {left}"
     build_task(TextConfig(corpus=str(tmp_path), length=4, cache=str(tmp_path / ".cache")))
     assert f"{tmp_path}: 6 file(s) are read; left out: 1 binary" in caplog.text
     assert [path.name for path in open_corpus(TextConfig(corpus=str(tmp_path), suffixes=(".md",))).paths] == ["b.md"]
@@ -170,6 +172,8 @@ def test_malformed_json_lines(tmp_path: Path, content: bytes, message: str) -> N
     [
         (b"", "a.txt is empty"),
         (b"\x89PNG\r\n\0\0", "binary, with a zero byte at byte 1 of line 2"),
+        ("caf\xe9".encode("utf-16"), "UTF-16 by its first two bytes; convert .*iconv -f UTF-16"),
+        ("caf\xe9".encode("utf-16-be"), "binary, with a zero byte at byte 1"),
         (b"caf\xe9 au lait", "no UTF-8: byte 0xe9 at byte 4 .*iconv"),
         ("天".encode()[:2], "byte 1 "),
     ],

@@ -73,6 +73,7 @@ def described(path: str, *, trust: bool) -> dict[str, Any]:
         "step": run.step,
         "parameters": sum(x.numel() for x in run.model.parameters()),
         "attention": list(getattr(model.config, "specs", shape.attention)),
+        "memory": [spec or "none" for spec in getattr(model.config, "memories", [None])],
         "depth": getattr(shape, "depth", "fixed"),
         "spans": [asdict(one) for one in spans],
         "exits": calibration

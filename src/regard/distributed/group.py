@@ -114,7 +114,8 @@ class Group:
         """The error of a process that found another one missing."""
         for rank, said in self._last_words().items():
             name, _, message = said.partition(": ")
-            return error_of(name, f"process {rank} of {self.count}: {message}")
+            own = f"process {rank} of {self.count}: "
+            return error_of(name, own + message.removeprefix(own))
         gone = self._gone()
         if not gone:
             return ResourceError(

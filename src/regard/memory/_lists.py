@@ -62,7 +62,7 @@ def draws(age: int, pairs: int) -> int:
 
 
 def faiss() -> Any:
-    """The library.
+    """The library, which from now on takes as many CPU threads in this thread as torch.
 
     Raises:
         UnsupportedError: it is not installed, or what it is to read is not there yet.
@@ -73,11 +73,13 @@ def faiss() -> Any:
             "index='exact' there"
         )
     try:
-        return importlib.import_module("faiss")
+        library = importlib.import_module("faiss")
     except ImportError:
         raise UnsupportedError(
             "memorizing(index='ivf') needs FAISS: pip install 'regard[knn]'; index='exact' works without it"
         ) from None
+    library.omp_set_num_threads(torch.get_num_threads())
+    return library
 
 
 def centres_of(keys: Float[Tensor, "keys dim"], wanted: int, seed: int) -> Float[Tensor, "centres dim"]:

@@ -95,7 +95,8 @@ class Index:
         if not len(queries):
             return ranked(self._pieces, queries, torch.empty(0, k, dtype=torch.int64), k)
         # Of this call: threads share the index.
-        options = faiss().SearchParametersHNSW(efSearch=max(self._length, wanted)) if self.kind == "hnsw" else None
+        library = faiss()
+        options = library.SearchParametersHNSW(efSearch=max(self._length, wanted)) if self.kind == "hnsw" else None
         found = self._index.search(np.ascontiguousarray(queries.numpy()), wanted, params=options)[1]
         candidates = torch.from_numpy(found)
         if own is not None:
@@ -185,14 +186,16 @@ def _manifest(store: Datastore) -> str:
 
 
 def faiss() -> Any:
-    """The library.
+    """The library, which from now on takes as many CPU threads in this thread as torch.
 
     Raises:
         UnsupportedError: it is not installed.
     """
     try:
-        return importlib.import_module("faiss")
+        library = importlib.import_module("faiss")
     except ImportError:
         raise UnsupportedError(
             "an index needs FAISS: pip install 'regard[knn]'; exact search works without it, with no index named"
         ) from None
+    library.omp_set_num_threads(torch.get_num_threads())
+    return library

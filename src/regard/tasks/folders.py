@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from regard.errors import DataError
 from regard.reading import plain
+from regard.tasks.text_files import is_utf16
 
 _LOOKED_AT = 1 << 13
 """bytes at the beginning of a file: what is binary has a zero byte there"""
@@ -64,4 +65,6 @@ def _unread(path: Path, suffixes: Collection[str]) -> str | None:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
     if not beginning:
         return "empty"
-    return "binary" if b"\0" in beginning and path.suffix.lower() not in _UNPACKED else None
+    if path.suffix.lower() in _UNPACKED:
+        return None
+    return "of UTF-16" if is_utf16(beginning) else "binary" if b"\0" in beginning else None

@@ -11,6 +11,14 @@ _READ_BYTES = 1 << 20
 """at a time, at least, of a file that is not read whole"""
 
 
+_UTF16 = "UTF-16 by its first two bytes; convert the file first, with iconv -f UTF-16 -t UTF-8"
+
+
+def is_utf16(raw: bytes) -> bool:
+    """Whether bytes begin as a file of UTF-16 does."""
+    return raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+
+
 def read_text(path: Path) -> str:
     """A file of UTF-8 text.
 
@@ -81,6 +89,8 @@ def parts(path: Path, separator: str) -> Iterator[str]:
 
 def _decoded(decoder: codecs.IncrementalDecoder, raw: bytes, at: int, path: Path) -> str:
     """The text of the next bytes; none are the end."""
+    if at == 0 and is_utf16(raw):
+        raise DataError(f"{path}: {_UTF16}")
     if b"\0" in raw:
         raise DataError(f"{path}: binary, with a zero byte behind byte {at + raw.index(0)}; regard reads UTF-8 text")
     begun = len(decoder.getstate()[0])
@@ -100,6 +110,8 @@ def decode(raw: bytes, where: str, *, first: bool = True) -> str:
     Raises:
         DataError: it is binary, or in another encoding.
     """
+    if first and is_utf16(raw):
+        raise DataError(f"{where}: {_UTF16}")
     if b"\0" in raw:
         raise DataError(f"{where}: binary, with a zero byte{_place(raw, raw.index(0))}; regard reads UTF-8 text")
     try:
