@@ -38,6 +38,7 @@ def test_every_token_leaves_where_it_is_told(depth, asks):
                 assert (told.steps == blocks).all()
         if model.depth.obeys:
             assert torch.equal(told.logits, model(TOKENS, depths=torch.full_like(TOKENS, blocks)).logits)
+    assert not model.depth._forward_pre_hooks
     after = model(TOKENS)
     assert torch.equal(after.logits, before.logits)
     assert torch.equal(after.steps, before.steps)
@@ -83,6 +84,13 @@ def test_the_operations_of_softmax_gaps_by_arithmetic():
     remembered = 2 * 2 * dim * dim  # keys and values of a block that is skipped
     assert fixed == [n * block + (3 - n) * remembered + readout for n in (1, 2, 3)]
     assert [one - other for one, other in zip(deciding, fixed, strict=True)] == [readout, 2 * readout, 2 * readout]
+
+
+def test_a_text_of_one_token_costs_what_its_token_does():
+    model = model_of(depth="early_exit", layers=3)
+    tokens = TOKENS[:, :1]
+    deciding, fixed = token_operations(model, EXAMPLE.__class__([0], tokens, tokens, None, [0], [0]))
+    assert 0 < fixed[0] < fixed[1] < deciding[2]
 
 
 def test_learned_spans_cost_what_they_reach():

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from regard.benchmark.exits import LOSSES, leaving_at, measure
+from regard.benchmark.exits import leaving_at, measure
+from regard.benchmark.rereading import Rereading
 from regard.errors import ConfigError
 from regard.models import LanguageModel, ModelConfig
 from regard.testing.compare import assert_close, assert_identical
@@ -25,18 +26,19 @@ def model_of(depth: str, **options: object) -> LanguageModel:
     return model.double().eval()
 
 
-@pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize(
-    ("depth", "scale"),
+    ("depth", "scale", "loss"),
     [
-        ("light_exit", 1.0),
-        ("light_exit(whole=0)", 1.0),
-        ("early_exit", 0.15),
-        ("early_exit(whole=2)", 0.15),
-        ("early_exit(decaying=True, horizon=6)", 0.2),
-        ("early_exit(confidence=saturation)", 1.3),
-        ("early_exit(confidence=classifier, exits=aligned, heads=layer)", 1.0),
-        ("early_exit(confidence=geometric, exits=aligned)", 1.0),
+        ("light_exit", 1.0, "disagreement"),
+        ("light_exit(whole=0)", 1.0, "last"),
+        ("early_exit", 0.15, "disagreement"),
+        ("early_exit", 0.15, "last"),
+        ("early_exit", 0.15, "accuracy"),
+        ("early_exit(whole=2)", 0.15, "accuracy"),
+        ("early_exit(decaying=True, horizon=6)", 0.2, "disagreement"),
+        ("early_exit(confidence=saturation)", 1.3, "accuracy"),
+        ("early_exit(confidence=classifier, exits=aligned, heads=layer)", 1.0, "disagreement"),
+        ("early_exit(confidence=geometric, exits=aligned)", 1.0, "last"),
     ],
 )
 @pytest.mark.parametrize("batch_size", [5, 16])
@@ -80,7 +82,8 @@ def test_what_does_not_change_is_not_computed_again():
             with leaving_at(model, threshold):
                 steps.append(model(torch.from_numpy(ITEMS[:, :-1])).steps)
     ran.clear()
-    measure(model, ITEMS, THRESHOLDS)
+    told: list[str] = []
+    measure(model, ITEMS, THRESHOLDS, tell=told.append)
     wanted = [(at, len(ITEMS)) for at in range(5)]
     for before, now in pairwise(steps):
         rows = (now != before).any(1)
@@ -90,6 +93,50 @@ def test_what_does_not_change_is_not_computed_again():
             wanted += [(at, int(rows.sum())) for at in range(first, last)]
     assert ran == wanted
     assert len(ran) < 5 * len(THRESHOLDS)
+    again = sum(rows for _, rows in wanted[5:]) / (5 * len(ITEMS) * len(THRESHOLDS))
+    assert f"read 12 of 12 passages; {again:.0%} of blocks again" in told[0]
+
+
+@torch.no_grad()
+def test_confidences_are_asked_again_above_what_leaves_anew():
+    """Only of tokens at or behind it that are there; what is above where others left before is not begun earlier."""
+    model, asked, tokens = model_of("early_exit"), [], torch.from_numpy(ITEMS)
+    with leaving_at(model, 1.0):
+        reading = Rereading(model, tokens)
+    sureness = model.depth.sureness
+    model.depth.sureness = lambda x, *rest, **named: asked.append(len(x[0])) or sureness(x, *rest, **named)
+    before, least, blocks = torch.full((12, 9), 5), 0, 0
+    for threshold in (0.3, 0.12, 0.117, 0.114, 0.09, 0.089):
+        with leaving_at(model, threshold):
+            now = model(tokens[:, :-1]).steps
+            asked.clear()
+            assert_identical(reading.at_threshold().steps, now, what=f"blocks at {threshold}")
+        same = torch.where(now < before, now, 5).cummin(1).values
+        changed = same[:, -1] < 5
+        assert sum(asked) == sum(int(((now >= n) & (n > same))[changed].sum()) for n in range(1, 5))
+        if changed.any():
+            blocks += int(changed.sum()) * int(now[changed].amax() - same.amin())
+            least = max(least, int(same.amin()))
+        assert reading.computed == blocks
+        before = now
+    assert least > 1, "at every threshold a token leaves behind the first block"
+
+
+@torch.no_grad()
+def test_tokens_may_go_further_at_a_lower_threshold():
+    """Because one before them leaves now, and its keys make them less sure."""
+    model, tokens, further = model_of("early_exit"), torch.from_numpy(ITEMS), 0
+    with leaving_at(model, 1.0):
+        reading = Rereading(model, tokens)
+    before = reading.answers.steps.clone()
+    for threshold in np.linspace(0.12, 0, 40).tolist():
+        with leaving_at(model, threshold):
+            wanted, got = model(tokens[:, :-1]), reading.at_threshold()
+        assert_identical(got.steps, wanted.steps, what=f"blocks at {threshold}")
+        assert_identical(got.likeliest, wanted.logits.argmax(-1), what=f"answers at {threshold}")
+        further += int((wanted.steps > before).sum())
+        before = wanted.steps
+    assert further
 
 
 def test_thresholds_fall():

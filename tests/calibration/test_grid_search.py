@@ -64,6 +64,22 @@ def test_blocks_differ_where_their_confidences_do() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("losses", "sure", "thresholds"),
+    [
+        ([[1.0, 3.0, 1.0], [5.0, 0.0, 1.0]], [[0.9, 0.9], [0.1, 0.9]], (0.5, 0.5)),  # no change of None alone is better
+        ([[1.0, 2.0, 0.0]], [[0.9, 0.9]], (None, None)),  # and here none of 0.5
+        ([[2.0, 0.5, 3.0], [9.0, 3.2, 2.0]], [[0.9, 0.9], [0.1, 0.9]], (None, 0.5)),  # from above: (0.5, None)
+    ],
+)
+def test_it_begins_with_what_is_best_for_all_and_goes_from_the_deepest_up(losses, sure, thresholds) -> None:
+    assert grid_search(np.array(sure), np.array(losses), [0.5], price=0.0).thresholds == thresholds
+
+
+def test_of_equal_thresholds_the_highest_is_taken() -> None:
+    assert grid_search(np.array([[0.9]]), np.array([[0.0, 1.0]]), [0.2, 0.5], price=0.0).thresholds == (0.5,)
+
+
 def test_what_does_not_pay_is_not_taken() -> None:
     sure, losses = drawn(1)
     assert grid_search(sure, np.zeros_like(losses), GRID, price=0.0).loss == 0

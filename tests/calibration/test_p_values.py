@@ -77,6 +77,7 @@ def test_items_needed():
     assert items_needed(risk=0.05, confidence=0.95, test="hoeffding") == 600
     assert items_needed(risk=0.05, confidence=0.95) == items_needed(risk=0.05, confidence=0.95, test="binomial") == 59
     assert items_needed(risk=0.5, confidence=0.75, test="binomial") == 2  # 0.5^2 is just enough
+    assert items_needed(risk=0.8, confidence=0.8) == 1  # 0.2 too, which 1 - 0.8 is not in binary
     assert items_needed(risk=0.99, confidence=0.01) == 1
     for name, p_value in TESTS.items():
         for hypotheses in (1, 20):

@@ -29,8 +29,6 @@ def leaving_after(model: nn.Module, blocks: int, *, asks: bool = False) -> Itera
         asks: compute what decides all the same, so that its operations are counted; else nothing is asked.
     """
     depth: Any = body(model).depth
-    most = most_steps(model)
-    assert most is not None
     planned = getattr(depth, "confidence", None) in PLANNED
     universal = isinstance(body(model).depth, Universal)
     name = "odds" if universal else "plan" if planned else "sureness"
@@ -47,7 +45,7 @@ def leaving_after(model: nn.Module, blocks: int, *, asks: bool = False) -> Itera
             own(read, *arguments, **named)
         if planned:
             return torch.full(read.shape[:2], blocks, device=read.device)
-        leaves = next(asked) == blocks < most
+        leaves = next(asked) == blocks
         return read.new_full(read.shape[:2], yes if leaves else no, dtype=torch.float32)
 
     threshold, of_blocks = getattr(depth, "threshold", None), getattr(depth, "thresholds", ())
@@ -99,7 +97,7 @@ def _operations(model: nn.Module, example: Batch) -> int:
     if not isinstance(model, LanguageModel) or not model.streams:
         return round(counted(lambda: example.through(model)).operations / example.positions)
     tokens: Tensor = example.inputs
-    place = max(1, tokens.shape[1] // 2)
+    place = tokens.shape[1] // 2
     before = model(tokens[:, :place], state=model.initial_state(1)).state
     return counted(lambda: model(tokens[:, place : place + 1], state=before)).operations
 

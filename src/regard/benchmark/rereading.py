@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from regard.models import LanguageModel
 from regard.models.depth import Begin, Leaving, Notes
@@ -50,7 +51,7 @@ class Rereading:
         notes = Notes(holds=True)
         with self.depth.noting(notes):
             self.answers = self._read(tokens)
-        self.sure = torch.stack(notes.sure, -1) if notes.sure else self.answers.nats.new_zeros(*tokens[:, 1:].shape, 0)
+        self.sure = torch.stack(notes.sure, -1)
         self.hidden = notes.behind
         self.computed = 0
         """passages times blocks that were computed again"""
@@ -60,7 +61,7 @@ class Rereading:
         """The answers at the threshold that the model has now, which is no higher than before."""
         limit = self.depth.limit(torch.arange(self.tokens.shape[1] - 1, device=self.tokens.device))
         leaves = self.sure >= (limit[:, None] if isinstance(limit, Tensor) else limit)
-        first = torch.where(leaves.any(-1), leaves.int().argmax(-1) + 1, self.last)
+        first = F.pad(leaves, (0, 1), value=True).int().argmax(-1) + 1
         changed = first < self.answers.steps
         rows = changed.any(1).nonzero()[:, 0]
         if len(rows):
@@ -77,20 +78,14 @@ class Rereading:
         steps, active = first.clamp(max=begin), first > begin
         behind = torch.arange(1, self.last, device=rows.device)
         known = self.sure[rows].masked_fill(behind > same[..., None], float("nan"))
-        known = known.masked_fill(known.isneginf(), float("nan"))
         notes = Notes(Begin(begin, self.hidden[begin - 1][rows], active, steps), known)
         with self.depth.noting(notes):
             self.answers.put(rows, self._read(self.tokens[rows]))
-        sure = self.sure[rows]
-        sure[..., begin:] = float("-inf")
-        sure = sure.masked_fill(torch.arange(sure.shape[-1], device=sure.device) >= first[..., None], float("-inf"))
-        for at in range(begin, self.last - 1):
-            found = at - begin < len(notes.sure)
-            if found:
-                sure[..., at] = notes.sure[at - begin]
-            self.hidden[at][rows] = notes.behind[at - begin] if found else self.hidden[at - 1][rows]
-        self.sure[rows] = sure
-        self.computed += len(rows) * (self.last - begin)
+        # what earlier calls noted of tokens behind where they leave now is never read
+        for at, (sure, hidden) in enumerate(zip(notes.sure, notes.behind, strict=True), begin):
+            self.sure[rows, :, at] = sure
+            self.hidden[at][rows] = hidden
+        self.computed += len(rows) * (int(self.answers.steps[rows].amax()) - begin)
 
     def _read(self, tokens: Tensor) -> Answers:
         output = self.model.hidden(tokens[:, :-1])

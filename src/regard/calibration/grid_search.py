@@ -32,10 +32,10 @@ def grid_search(
 
     A token takes exit n = min {n : c^n >= tau_n}, the last one if there is none; at None no token leaves. Begins at the
     best threshold that all blocks share, and then takes the best one for each block in turn, from the deepest up, until
-    no change of one alone is better: no worse than any shared threshold, and the best of all only where the search does
-    not get stuck. What is searched on the tokens of a text promises nothing for others (see `calibrate`); and
-    confidences that were read with every block say nothing of the keys of copied states, so that the model is to be
-    measured with what was found.
+    no change of one alone is better, of equal ones the highest: no worse than any shared threshold, and the best of all
+    only where the search does not get stuck. What is searched on the tokens of a text promises nothing for others (see
+    `calibrate`); and confidences that were read with every block say nothing of the keys of copied states, so that the
+    model is to be measured with what was found.
 
     Cost: O(tokens exits grid) operations for each block and round.
 

@@ -56,7 +56,7 @@ class Notes:
     holds: bool = False
     """whether all tokens take all blocks, whatever is found"""
     sure: list[Tensor] = field(default_factory=list)
-    """confidences behind each block that was run (batch, length), -inf of tokens that had left"""
+    """confidences behind each block that was run (batch, length); of tokens that had left anything"""
     behind: list[Tensor] = field(default_factory=list)
     """hidden states there, as tokens left (batch, length, dim)"""
 
@@ -104,7 +104,7 @@ class Leaving(Depth, ABC):
         unknown = active if known is None else active & known.isnan()
         sure = sureness(unknown)
         sure = sure if known is None else torch.where(unknown, sure, known)
-        notes.sure.append(sure.masked_fill(~active, float("-inf")))
+        notes.sure.append(sure)
         notes.behind.append(hidden)
         return active if notes.holds else active & ~(sure >= limit)
 
