@@ -41,7 +41,7 @@ test-processes: .venv/.test  ## several processes train together: replicas, shar
 
 test-cuda:  ## what needs a CUDA device, with the python that has torch for it and the packages of the test extra
 	OMP_NUM_THREADS=1 PYTHONPATH=src:$(PYTHONPATH) $(PYTHON) -m pytest --numprocesses 4 --dist worksteal tests/gpu
-	OMP_NUM_THREADS=1 PYTHONPATH=src:$(PYTHONPATH) $(PYTHON) -m pytest tests/external/test_triton.py -m external
+	OMP_NUM_THREADS=1 PYTHONPATH=src:$(PYTHONPATH) $(PYTHON) -m pytest tests/external/test_triton.py
 
 test-avx2: .venv/.test  ## the conformance suite and its mutants, with the rounding of a processor without AVX-512
 	OMP_NUM_THREADS=1 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 \

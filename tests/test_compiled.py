@@ -8,6 +8,7 @@ import regard
 from regard import catalog
 from regard.errors import UnsupportedError
 from regard.integrations.torch import MultiheadAttention, replace_attention
+from regard.models import EncoderDecoder, EncoderDecoderConfig
 from regard.testing.inputs import Subject, draw, run
 
 LONGEST = 2048
@@ -177,3 +178,11 @@ def test_what_was_said_of_a_mask_is_asserted_when_the_graph_runs(spec, causal, g
     x = torch.randn(1, 9, 16)
     with pytest.raises(RuntimeError, match=message):
         in_one_graph(attention)(x, x, x, need_weights=False, **given)
+
+
+def test_an_encoder_decoder_is_one_graph():
+    model = EncoderDecoder(EncoderDecoderConfig(dim=16, heads=2, layers=1, vocab_size=20))
+    source, tokens = torch.arange(14).reshape(2, 7), torch.arange(10).reshape(2, 5)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    assert torch.allclose(compiled(source, tokens).logits, model(source, tokens).logits, atol=1e-5)

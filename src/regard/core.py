@@ -130,9 +130,8 @@ class Attention(Mechanism, ABC):
         answer = served(self._name, run, q, k, v, call)
         if answer.state is not None and not torch.compiler.is_compiling():
             answer.state.belong(self.owner)
-        if answer.values.dtype == q.dtype:
-            return answer
-        return answer._replace(values=answer.values.to(q.dtype))  # autocast leaves the dtype of its last product
+        # Autocast leaves the dtype of its last product. Anew, since torch 2.11 compiles no answer that `_replace` made.
+        return Attended(answer.values.to(q.dtype), answer.state, answer.losses, answer.lse)
 
     def _check_inputs(
         self,

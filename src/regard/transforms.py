@@ -27,6 +27,13 @@ KERNEL = "the fused kernel of torch"
 NO_SECOND = f"has a first derivative only (create_graph=True, torch.func.hessian); for further ones {WAY_OUT}"
 
 
+def exporting() -> bool:
+    """Whether torch.export writes a call down: read from torch's flag, since inside of torch.compile, torch 2.11's own
+    `torch.compiler.is_exporting` says True.
+    """
+    return torch.compiler._is_exporting_flag  # pyright: ignore[reportPrivateUsage]
+
+
 class _Served(threading.local):
     """The mechanism that this thread is calling, or whose backward pass it runs, for messages."""
 

@@ -324,7 +324,8 @@ class EncoderDecoder(nn.Module):
         """
         encoded = self.encoder(source, key_mask=source_mask, marks=source_marks)
         output = self._decoded(tokens, encoded, key_mask, None)
-        return output._replace(losses={**{f"encoder.{name}": x for name, x in encoded.losses.items()}, **output.losses})
+        losses = {f"encoder.{name}": x for name, x in encoded.losses.items()}
+        return EncoderDecoderOutput(output.logits, output.state, {**losses, **output.losses})
 
     def _decoded(
         self, tokens: Tensor, encoded: Encoded | None, key_mask: Tensor | None, state: EncoderDecoderState | None

@@ -13,7 +13,7 @@ from regard.core import Call, accumulation_dtype
 from regard.engines.dense.chunks import Rule, chunked, publish, softmax
 from regard.engines.tiles import tiled_attention
 from regard.patterns import causal, everything
-from regard.transforms import higher_order, refuse_twice, transformed
+from regard.transforms import exporting, higher_order, refuse_twice, transformed
 
 MATERIALISED_PAIRS = 1 << 20
 """queries x keys up to which logits may exist as one tensor"""
@@ -98,7 +98,7 @@ def choose(queries: int, keys: int, call: Call, dropout: float) -> str:
     if not (dropout or by_distance or leading):
         return "torch"
     # An exported graph serves every length, so it does not ask for this one.
-    if not torch.compiler.is_exporting() and queries * keys <= MATERIALISED_PAIRS:
+    if not exporting() and queries * keys <= MATERIALISED_PAIRS:
         return "torch"
     return "chunks" if dropout else "tiles"
 
@@ -157,7 +157,7 @@ def fused(q: Tensor, k: Tensor, v: Tensor, call: Call, *, scale: float, dropout:
     )
     if special or values.requires_grad:
         refuse_twice(values)
-    if q.device.type == "cpu" and not torch.compiler.is_exporting() and keys < LANES:  # an export serves every length
+    if q.device.type == "cpu" and not exporting() and keys < LANES:  # an export serves every length
         values = _lost(values, q, k, mask, scale=scale, causal=square)
     return values if width == wide else values[..., :width]
 

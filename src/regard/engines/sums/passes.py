@@ -25,7 +25,7 @@ from torch import Tensor
 from regard.core import accumulation_dtype
 from regard.errors import UnsupportedError
 from regard.features.maps import LOG2E, FeatureMap
-from regard.transforms import known_within, transformed
+from regard.transforms import exporting, known_within, transformed
 
 CHUNK = 64
 SPAN = 8
@@ -73,7 +73,7 @@ def learning(*tensors: Tensor | None) -> bool:
 
     An exported graph keeps nothing: how much there is depends on the length, by a formula that no exporter bounds.
     """
-    if torch.compiler.is_exporting():
+    if exporting():
         return False
     # Under `vmap` a tensor does not say whether it needs a gradient.
     return transformed() or (torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors))

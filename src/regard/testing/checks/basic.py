@@ -171,7 +171,7 @@ def refusals(subject: Subject) -> None:
         if not supports.marks:
             _refuses(lambda: run(mechanism, x, marks=torch.zeros(2, LENGTH, dtype=torch.long, device=here())), "marks")
         if not supports.state:
-            _refuses(lambda: mechanism.initial_state(2, dtype=torch.float32), "initial_state")
+            _refuses(lambda: mechanism.initial_state(2, dtype=torch.float32, device=here()), "initial_state")
             _refuses(lambda: mechanism.state_nbytes(2, LENGTH, torch.float32), "state_nbytes")
         if not supports.dropout:
             _refuses(lambda: subject.fresh(causal, dropout=0.5), "dropout")
@@ -192,7 +192,7 @@ def refusals(subject: Subject) -> None:
 
 def _any_state(subject: Subject, mechanism: Attention) -> State:
     owner = subject.fresh(True) if subject.info.supports.causal else mechanism
-    return owner.initial_state(2, dtype=torch.float32)
+    return owner.initial_state(2, dtype=torch.float32, device=here())
 
 
 def _refuses(attempt: Callable[[], object], what: str, expected: type[Exception] = UnsupportedError) -> None:
@@ -223,7 +223,7 @@ def length_limit(subject: Subject) -> None:
         _exceeds(lambda: run(mechanism, subject.inputs(longer, queries=LENGTH + 1)), "one call")
         _exceeds(lambda: definition(mechanism, subject.inputs(longer, queries=LENGTH + 1)), "the definition")
         if causal and subject.info.supports.state:
-            state = run(mechanism, x, state=mechanism.initial_state(2, dtype=torch.float32)).state
+            state = run(mechanism, x, state=mechanism.initial_state(2, dtype=torch.float32, device=here())).state
             _exceeds(lambda: run(mechanism, x.slots(0, 1), state=state), "through a state")
 
 

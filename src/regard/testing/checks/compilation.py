@@ -7,7 +7,7 @@ import torch
 
 from regard.core import Attended, Attention, State
 from regard.testing.compare import assert_close
-from regard.testing.inputs import Inputs, Subject, call, draw, run
+from regard.testing.inputs import Inputs, Subject, call, draw, here, run
 from regard.testing.registry import Failure, check, require
 
 LENGTHS = (24, 200, 77)
@@ -78,7 +78,7 @@ def compilation_behind_a_state(subject: Subject) -> None:
     mechanism = subject.build(True, max_length=2 * PAST)
     uncalled = copy.deepcopy(mechanism)  # whatever a first call keeps for later ones is made inside of the graph
     x = draw(mechanism.heads, subject.info, PAST + STEPS, PAST + STEPS, 1, "compile")
-    before = run(mechanism, x.slots(0, PAST), state=mechanism.initial_state(1)).state
+    before = run(mechanism, x.slots(0, PAST), state=mechanism.initial_state(1, device=here())).state
     torch._dynamo.reset()
     compiled: Any = torch.compile(uncalled, backend="eager", fullgraph=True, dynamic=True)
     states = before, before

@@ -93,7 +93,7 @@ def marks_state(subject: Subject) -> None:
     for name, labels in some_marks(LENGTH).items():
         whole = run(mechanism, x, marks=labels).values
         for cut in ((5, 8), (1,) * LENGTH, (4, 1, 1, 7)):
-            state, at = mechanism.initial_state(2, dtype=torch.float64), 0
+            state, at = mechanism.initial_state(2, dtype=torch.float64, device=here()), 0
             for count in cut:
                 piece = x.slots(at, at + count)
                 answer = run(mechanism, piece, marks=labels[:, at : at + count], state=state)
@@ -105,7 +105,12 @@ def marks_state(subject: Subject) -> None:
     x = draw(mechanism.heads, subject.info, LONG, LONG, 2, "marked stream").to(torch.float64)
     for name, labels in some_marks(LONG).items():
         whole = run(mechanism, x, marks=labels).values
-        first = run(mechanism, x.slots(0, 70), marks=labels[:, :70], state=mechanism.initial_state(2, dtype=x.k.dtype))
+        first = run(
+            mechanism,
+            x.slots(0, 70),
+            marks=labels[:, :70],
+            state=mechanism.initial_state(2, dtype=x.k.dtype, device=here()),
+        )
         second = run(mechanism, x.slots(70, LONG), marks=labels[:, 70:], state=first.state)
         out = torch.cat([first.values, second.values], 2)
         assert_close(out, whole, tolerance=1e-10, what=f"{name} marks, pieces of 70 and {LONG - 70}")

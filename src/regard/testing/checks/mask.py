@@ -144,7 +144,7 @@ def left_padding_refusal(subject: Subject) -> None:
         x = subject.inputs(mechanism)
         keep = torch.ones(2, LENGTH, dtype=torch.bool, device=here())
         keep[1, :3] = False
-        states = [None, mechanism.initial_state(2)] if causal and subject.info.supports.state else [None]
+        states = [None, mechanism.initial_state(2, device=here())] if causal and subject.info.supports.state else [None]
         for state in states:
             what = "" if state is None else ", with a state of no slots"
             try:

@@ -107,7 +107,7 @@ def _behind_a_state(
 ) -> None:
     """The same keys in a state and a call, and then the slots that follow them."""
     first, new, late = (None if keep is None else keep[:, a:b] for a, b in ((0, 3), (3, _CUT), (_CUT, None)))
-    start = mechanism.initial_state(2, dtype=torch.float64)
+    start = mechanism.initial_state(2, dtype=torch.float64, device=here())
     state = run(mechanism, x.slots(0, 3), key_mask=first, state=start).state
     rest = front.keys(3).replaced(k=front.k[:, :, 3:], v=front.v[:, :, 3:])
     got = run(mechanism, rest, key_mask=new, query_start=at, state=state, lse=True)
@@ -145,7 +145,10 @@ def log_sum_exp(subject: Subject) -> None:
             dropping = subject.build(causal, dtype=torch.float64, dropout=0.5).train()
             assert_close(_lse(run(dropping, x, lse=True)), whole, tolerance=1e-10, what=f"with dropout, {causal=}")
         if causal and supports.state:
-            whole, state = _lse(run(mechanism, x, lse=True)), mechanism.initial_state(2, dtype=torch.float64)
+            whole, state = (
+                _lse(run(mechanism, x, lse=True)),
+                mechanism.initial_state(2, dtype=torch.float64, device=here()),
+            )
             for first, stop in ((0, _CUT), (_CUT, _CUT + 1), (_CUT + 1, LENGTH)):
                 answer = run(mechanism, x.slots(first, stop), state=state, lse=True)
                 assert answer.state is not None

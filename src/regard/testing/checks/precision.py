@@ -223,7 +223,7 @@ def exact_definition(subject: Subject) -> None:
     mechanism = explicit.build(True, dtype=torch.bfloat16)
     x = explicit.inputs(mechanism)
     narrow = x.to(torch.bfloat16).replaced(**x.more)  # `activate` may give wider numbers than it gets
-    state, out = mechanism.initial_state(2, dtype=torch.bfloat16), []
+    state, out = mechanism.initial_state(2, dtype=torch.bfloat16, device=here()), []
     for name, entry in mechanism.layout().items():
         if name in x.of_keys:
             kept = entry.dtype_of(torch.bfloat16)

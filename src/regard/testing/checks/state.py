@@ -32,7 +32,7 @@ _NOT_CAUSAL = ("not supports.causal", "refusals")
 
 
 def start(mechanism: Attention, batch: int, dtype: torch.dtype = torch.float64) -> State:
-    return mechanism.initial_state(batch, dtype=dtype)
+    return mechanism.initial_state(batch, dtype=dtype, device=here())
 
 
 def stream(mechanism: Attention, x: Inputs, cut: tuple[int, ...], keep: Tensor | None = None) -> tuple[Tensor, State]:

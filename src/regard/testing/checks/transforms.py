@@ -46,7 +46,7 @@ class _Called(nn.Module):
             return define(mechanism, x)
         if not self.decodes:
             return call(mechanism, x, key_mask=key_mask).values
-        state = mechanism.initial_state(2, dtype=torch.float64)
+        state = mechanism.initial_state(2, dtype=torch.float64, device=here())
         state = call(mechanism, x.slots(0, LENGTH - 1), state=state).state
         return call(mechanism, x.slots(LENGTH - 1, LENGTH), state=state).values
 

@@ -177,7 +177,7 @@ def grouped_heads(subject: Subject) -> None:
             require(
                 half < 0.75 * full, f"state of 2 key heads takes {half} bytes, of 4 {full}: it holds expanded heads"
             )
-            state = grouped.initial_state(2, dtype=torch.float64)
+            state = grouped.initial_state(2, dtype=torch.float64, device=here())
             first = run(grouped, x.slots(0, 5), state=state)
             second = run(grouped, x.slots(5, LENGTH), state=first.state)
             streamed = torch.cat([first.values, second.values], 2)
