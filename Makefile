@@ -4,7 +4,10 @@ BIN := .venv/bin
 # First and by its exact version: a bare `torch` drags in gigabytes on a machine without a GPU.
 TORCH := torch==2.13.0
 
-.PHONY: demo test test-cuda test-lowest test-highest sbom licences test-claims test-processes test-avx2 quick lint docs screenshots five-minutes \
+# What `make test` runs; what it leaves out has targets of its own, which .ci/run calls.
+MAIN := not external and not study and not processes and not mutants
+
+.PHONY: demo test test-cuda test-lowest test-highest sbom licences test-mutants test-claims test-processes test-avx2 quick lint docs screenshots five-minutes \
 	bench mutation campaign campaign-short external clean
 .DELETE_ON_ERROR:
 
@@ -31,7 +34,10 @@ demo: .venv/.base  ## compare attention mechanisms on real text; the report land
 	$(BIN)/regard compare softmax 'local(window=32)' linear 'linear / softmax' --out demo --budget 5m
 
 test: .venv/.test  ## the test suite
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m 'not external and not study and not processes'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m '$(MAIN)'
+
+test-mutants: .venv/.test  ## what is broken on purpose is noticed: mechanisms, parts, lines of code, guests of the campaign
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m mutants
 
 test-claims: .venv/.test  ## claims reach their controls, do not hold of something wrong, and do of something made for them
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal tests/claims -m study
@@ -63,7 +69,7 @@ VERSION_TESTS ?=
 	@touch $@
 
 test-lowest test-highest: test-%: .venv-%/.done  ## the suite (or VERSION_TESTS of it) with the lowest or highest versions
-	OMP_NUM_THREADS=1 .venv-$*/bin/python -m pytest --numprocesses 2 --dist worksteal -m 'not external and not study and not processes' $(VERSION_TESTS)
+	OMP_NUM_THREADS=1 .venv-$*/bin/python -m pytest --numprocesses 2 --dist worksteal -m '$(MAIN)' $(VERSION_TESTS)
 
 .venv-sbom/.done: pyproject.toml
 	$(PYTHON) -m venv .venv-sbom
@@ -80,7 +86,7 @@ licences: .venv-sbom/.done  ## docs/recorded/licences.json, from what is install
 	.venv-sbom/bin/python docs/licences.py
 
 quick: .venv/.test  ## the tests without the conformance suite, mutants and installs
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m 'not external and not study and not processes and not install' \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m '$(MAIN) and not install' \
 		--ignore tests/test_conformance.py --ignore tests/test_mutants.py
 
 external: .venv/.external  ## published packages agree

@@ -17,6 +17,7 @@ from regard.testing.inputs import LENGTH, Subject, changed, draw, has_margin, ma
 from tests.mutants import toys
 
 
+@pytest.mark.mutants
 @pytest.mark.parametrize("toy", toys.TOYS, ids=lambda cls: cls.__name__)
 def test_a_sound_mechanism_passes(toy):
     results = check_attention(toy)

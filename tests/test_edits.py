@@ -17,6 +17,7 @@ from tests.mutants.edited_search import SEARCH_AND_SAMPLING
 EDITS = BACKWARD + CACHES + DATASTORES + ENGINES + EXITS + MEMORIES + MODELS + REPORTS + SEARCH_AND_SAMPLING
 
 
+@pytest.mark.mutants
 @pytest.mark.parametrize("edit", EDITS, ids=lambda edit: edit.name)
 def test_caught(edit):
     assert edit.objection() == ""

@@ -61,6 +61,7 @@ def test_every_change_is_one_change_that_parses():
         assert 8 < variant.line < 22
 
 
+@pytest.mark.mutants
 def test_the_suite_kills_most_mutants():
     outcomes = mechanical.study("uniform", limit=4, jobs=2)
     assert len(outcomes) == 4
@@ -88,6 +89,7 @@ def test_survivors_are_listed(capsys, monkeypatch):
     assert "line 3" not in out
 
 
+@pytest.mark.mutants
 def test_survivors_of_the_suite_face_the_tests(tmp_path):
     failing, passing = tmp_path / "test_failing.py", tmp_path / "test_passing.py"
     failing.write_text("def test_it():\n    assert False\n")
@@ -98,6 +100,7 @@ def test_survivors_of_the_suite_face_the_tests(tmp_path):
     assert mechanical._judged("uniform", module, source, str(passing)).killer is None
 
 
+@pytest.mark.mutants
 def test_the_tests_see_a_mutant_that_the_suite_never_imports():
     """The import hook that checks types in tests would import the module from its file."""
     module = "regard.position.alibi"

@@ -18,6 +18,7 @@ for module in pkgutil.iter_modules(mutants.__path__, f"{mutants.__name__}."):
 MUTANTS = [mutant for mutant in mutants.MUTANTS if issubclass(mutant.parent, Attention)]
 
 
+@pytest.mark.mutants
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
 def test_caught_by_its_check(mutant):
     assert objection(mutant) == ""

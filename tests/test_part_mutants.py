@@ -37,6 +37,7 @@ def test_ours_keep_every_law_of_their_kind(part):
     assert stood_in <= run, "an excuse that names no check that ran in its place"
 
 
+@pytest.mark.mutants
 @pytest.mark.parametrize("mutant", PART_MUTANTS, ids=lambda mutant: mutant.name)
 def test_caught_by_its_check(mutant):
     assert objection(mutant) == ""

@@ -371,6 +371,7 @@ class Raw(toys.ToyDense):
             raise IndexError("no such size")
 
 
+@pytest.mark.mutants
 @pytest.mark.parametrize(
     ("check", "guest", "wanted"),
     [
