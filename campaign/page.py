@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -164,16 +164,18 @@ def _table(batches: Batches) -> Iterator[str]:
 
 
 def _missing(part: str, batches: Batches) -> Iterator[str]:
-    """What the full form has, and the log has not."""
+    """What the full form has, and the log has not, or not all of."""
     of = _module(part)
-    made = {each["kind"] for each in batches}
-    missing = [kind for kind in of.kinds() if kind not in made and of.cases_of(kind)]
-    if batches and missing:
-        yield f"Not yet made: {', '.join(missing)}."
-        yield ""
+    made = {kind: _cases(each for each in batches if each["kind"] == kind) for kind in of.kinds()}
+    missing = [kind for kind, count in made.items() if not count and of.cases_of(kind)]
+    some = [f"{kind} ({count} of {of.cases_of(kind)})" for kind, count in made.items() if 0 < count < of.cases_of(kind)]
+    for said, kinds in (("Not yet made", missing), ("Begun", some)):
+        if batches and kinds:
+            yield f"{said}: {', '.join(kinds)}."
+            yield ""
 
 
-def _cases(batches: Batches) -> int:
+def _cases(batches: Iterable[dict[str, Any]]) -> int:
     """Those that were made once more, since they were defects, count once."""
     return sum(each["count"] for each in batches if not each["again"])
 

@@ -423,6 +423,7 @@ def test_the_page_says_what_was_not_made_and_counts_a_case_once():
     assert "| threads | 3 | 1 as it should be, 2 defects | 0.0 | 2 |" in text
     assert "| Guests in a process | 3 | 3 cases |  | 2 | 2 |" in text
     assert "Not yet made: fork, spawn, global state, steps, limits." in text
+    assert f"Begun: threads (3 of {hygiene.cases_of('threads')})." in text
     assert "| threads | 3 |" in "\n".join(page.lines([vars(batch) | FACTS]))
 
 
