@@ -5,12 +5,13 @@ import math
 import pytest
 import torch
 
-from regard.benchmark.decisions import HeadSpan, learned_spans, lookers, most_steps, observe
+from regard.benchmark.decisions import HeadSpan, _counted, learned_spans, lookers, most_steps, observe
 from regard.models import LanguageModel, ModelConfig
 from regard.tasks import build_task
 from regard.tasks.base import IGNORE
 from regard.tasks.config import RecallConfig
 from regard.testing.inputs import randn
+from regard.training.batches import Batch
 
 TASK = build_task(RecallConfig(vocab_size=16, length=16, num_pairs=2, num_held_out=20))
 SHAPE = {"dim": 12, "heads": 3, "layers": 2, "vocab_size": TASK.vocab_size, "position": "rotary", "max_length": 32}
@@ -123,6 +124,13 @@ def test_blocks_are_counted_where_there_is_a_target(depth, most):
     assert len(found.nats) == len(examples)
     assert sum(found.nats) == pytest.approx(nats, rel=1e-5)
     assert (found.total.nats, found.total.correct) == pytest.approx((nats, right), rel=1e-5)
+
+
+def test_of_whole_examples_real_positions_count():
+    tokens, keep = torch.zeros(2, 3, dtype=torch.long), torch.tensor([[True, True, False], [True] * 3])
+    for mask, wanted in ((keep, keep), (None, torch.ones_like(keep))):
+        batch = Batch([0, 1], tokens, torch.tensor([[5], [6]]), mask, [0, 1], [0, 0])
+        assert torch.equal(_counted(batch, tokens), wanted)
 
 
 @pytest.mark.parametrize("depth", ["fixed", "universal(steps=4, halting=False)"])

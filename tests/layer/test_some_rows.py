@@ -32,6 +32,7 @@ def layer(spec: str, **options: object) -> AttentionLayer:
         ("softmax", {"projections": "none"}),
         ("cosine", {"position": "shaw_keys"}),
         ("additive", {}),
+        ("additive", {"kv_heads": 2}),
         ("quantized", {}),
         ("linear", {"position": "rotary"}),
         ("local(window=3)", {}),
@@ -80,8 +81,10 @@ def test_averages_are_those_of_the_rows_alone():
 def test_rows_are_refused_where_all_are_averaged():
     q, k, v = (randn(count, 2, 1, 4, seed=name) for name, count in (("q", 1), ("k", 3), ("v", 3)))
     linear, softmax = (build(spec, Heads(count=2, key_dim=4, causal=True)).eval() for spec in ("linear", "softmax"))
-    with pytest.raises(UnsupportedError, match="linear computes averages of all rows here"):
-        linear(q, k, v, state=linear.initial_state(3), rows=[0])
+    reference = build("softmax", Heads(count=2, key_dim=4, causal=True), impl="reference").eval()
+    for mechanism, name in ((linear, "linear"), (reference, "softmax")):
+        with pytest.raises(UnsupportedError, match=f"{name} computes averages of all rows here"):
+            mechanism(q, k, v, state=mechanism.initial_state(3), rows=[0])
     with pytest.raises(UnsupportedError, match="takes rows with a state and in eval"):
         softmax(q, k, v, rows=[0])
 

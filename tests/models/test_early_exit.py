@@ -39,6 +39,20 @@ def test_the_fall_of_the_threshold():
     assert EarlyExit(ModelConfig(), threshold=0.8).limit(torch.tensor([0, 9])) == 0.8
 
 
+@pytest.mark.parametrize(
+    ("options", "asks"),
+    [
+        ({}, True),
+        ({"confidence": "geometric", "exits": "aligned"}, True),
+        ({"thresholds": (0.5, None)}, False),
+        ({"confidence": "multinomial"}, False),
+        ({"confidence": "sequence"}, False),
+    ],
+)
+def test_who_asks_for_one_threshold(options, asks):
+    assert EarlyExit(ModelConfig(layers=3), **options).asks is asks
+
+
 def test_confidence_by_hand():
     x, before = torch.tensor([[[3.0, 4.0]]]), torch.tensor([[[4.0, 3.0]]])
     logits = torch.tensor([[[0.5, 0.2, 0.3]]]).log()
@@ -178,6 +192,10 @@ def test_each_block_may_have_a_threshold_of_its_own():
         assert_identical(own(TOKENS).steps, shared(TOKENS).steps, what="blocks at one threshold for all")
         assert_identical(own(TOKENS).logits, shared(TOKENS).logits, what="logits")
         assert (never(TOKENS).steps == 2).all()
+    sure = model_of("early_exit(confidence=classifier, thresholds=(None, 1.0, None))")
+    with torch.no_grad():
+        sure.depth.chooser.bias.fill_(99)
+        assert (sure(TOKENS).steps == 2).all(), "None is no threshold of 1, which a confidence may reach"
     for options, message in (
         ("thresholds=(0.5, 0.5)", "thresholds are 3 numbers, one for every block but the last"),
         ("thresholds=(0.5, 0.5, 0.5), decaying=True", "thresholds of each block do not decay"),

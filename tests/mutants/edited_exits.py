@@ -105,6 +105,22 @@ WHO = (
         "one judge for all blocks", f"{LIGHT}:LightExit.sureness", "self.judge[at]", "self.judge[0]", OF_LIGHT, FORMULAS
     ),
     Edit(
+        "None is a threshold of 1",
+        "regard.models.depth.early_exit:EarlyExit.asked",
+        'float("inf") if own is None',
+        "1.0 if own is None",
+        OF_EARLY,
+        "test_each_block_may_have_a_threshold_of_its_own",
+    ),
+    Edit(
+        "padding ponders",
+        "regard.models.depth.universal:Universal.after",
+        "torch.where(stops, rest, halting.rest)",
+        "rest",
+        "tests.models.test_universal",
+        "test_an_encoder_ponders_too",
+    ),
+    Edit(
         "no guess",
         f"{LIGHT}:LightExit.guesses",
         "self.guessed(hidden[here], count - 1)",

@@ -146,8 +146,7 @@ class Universal(Depth):
         own: dict[str, Tensor] = {}
         if self.training:
             real = torch.ones_like(halting.active) if key_mask is None else key_mask
-            pondered = (halting.count + halting.rest).masked_fill(~real, 0)
-            own["ponder"] = pondered.sum() / real.sum().clamp(min=1)
+            own["ponder"] = (halting.count + halting.rest).sum() / real.sum().clamp(min=1)  # of padding both are 0
         return Looped(halting.mean.to(x.dtype), states, memories, run.losses, own=own, steps=halting.count)
 
     def odds(self, hidden: Tensor) -> Tensor:
