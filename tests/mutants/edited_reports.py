@@ -123,4 +123,28 @@ REPORTS = (
         OF_CHARTS,
         "test_exits_are_shares_of_the_tokens_that_took_so_many",
     ),
+    Edit(
+        "charts: what was certified is what was not",
+        f"{CHARTS}:calibrated",
+        '"yes" if one["threshold"] in certified else ""',
+        '"" if one["threshold"] in certified else "yes"',
+        OF_CHARTS,
+        "test_what_was_certified_is_said_of_every_threshold",
+    ),
+    Edit(
+        "charts: fixed depths are beaten at fewer blocks, whatever the axis",
+        f"{CHARTS}:_said",
+        'Lost(point[field], point["nats"])',
+        'Lost(point["depth"], point["nats"])',
+        OF_CHARTS,
+        "test_decisions_are_compared_by_the_axis_of_the_chart",
+    ),
+    Edit(
+        "charts: every run is the first",
+        f"{CHARTS}:charts",
+        "drawn += [taken(run, at) for at",
+        "drawn += [taken(run, 0) for at",
+        OF_CHARTS,
+        "test_runs_are_told_apart_by_colours_and_deciding_ones_by_marks",
+    ),
 )

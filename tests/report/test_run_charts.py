@@ -6,7 +6,7 @@ import pytest
 
 from regard.report import depth_text
 from regard.report.run import render
-from regard.report.run_charts import charts, points, quality, spans, taken
+from regard.report.run_charts import calibrated, charts, points, quality, spans, taken
 
 LOSSES = ("bits_per_byte", "nats_per_token")
 
@@ -52,8 +52,8 @@ def span(layer: int, head: int, z: float) -> dict[str, Any]:
 def results() -> dict[str, Any]:
     """A whole report, made up, of names that would end a script."""
     curve = [
-        {"threshold": one, "loss": loss, "p_value": loss, "layers": layers, "right": 0.5, "nats": 1.0, "exits": exits}
-        for one, loss, layers, exits in ((0.9, 0.01, 2.5, [1, 0, 3]), (0.5, 0.2, 1.5, [3, 0, 1]))
+        {"threshold": one, "loss": loss, "p_value": p, "layers": layers, "right": 0.5, "nats": 1.0, "exits": exits}
+        for one, loss, p, layers, exits in ((0.9, 0.01, 0.01, 2.5, [1, 0, 3]), (0.5, 0.2, 0.02, 1.5, [3, 0, 1]))
     ]
     found = {"threshold": 0.9, "risk": 0.1, "certified": [0.9], "confidence": 0.95}
     calibration = {"curve": curve, "calibrated": found, "loss": "disagreement", "layers": 3, "guarantee": "A < b."}
@@ -124,6 +124,56 @@ def test_the_caption_counts_the_fixed_depths_that_are_beaten():
     assert "early beats 1 of 3 fixed depths" in quality([early, shallow], "depth").caption
 
 
+def test_decisions_are_compared_by_the_axis_of_the_chart():
+    """With every threshold that was tried, not the one in use alone: by depth it costs too much, by operations not."""
+    early = run(fixed=[point(0, [0] * 3, blocks=2, depth=2.0, operations=9e6, nats=[3.0, 3.0])])
+    early["exits"] = [point(0, [1, 2, 1], threshold=0.5, depth=2.1, operations=8e6, nats=[2.9, 2.8])]
+    early["used"] |= {"depth": 9.0, "operations": 9e9}
+    for field, count, what in (("depth", 0, "no more blocks"), ("operations", 1, "no more operations")):
+        assert f"early beats {count} of 1 fixed depths: less loss at {what}." in quality([early], field).caption
+
+
+def test_runs_are_told_apart_by_colours_and_deciding_ones_by_marks():
+    first, second = run(), plain("small", 9)
+    chart = quality([first, second], "depth")
+    assert (chart.title, quality([first], "operations").title) == (
+        "Quality against mean depth",
+        "Quality against counted operations",
+    )
+    marks = {key.name: (key.symbol, key.colour) for key in chart.keys}
+    assert [marks[f"early: {what}"][0] for what in ("exits", "fixed blocks", "as used")] == ["●", "□", "★"]
+    assert [trace(chart, f"early: {what}").marker.symbol for what in ("exits", "fixed blocks", "as used")] == [
+        "circle", "square-open", "star",
+    ]  # fmt: skip
+    own = trace(chart, "small: as used").marker
+    assert (own.symbol, marks["small: as used"]) == ("diamond", ("◆", own.color))
+    assert len({marks[f"early: {what}"][1] for what in ("exits", "fixed blocks", "as used")} | {own.color}) == 2
+    assert [one.name for one in charts([first, run("late")])][2:] == ["taken-0", "taken-1"]
+
+
+def test_a_threshold_that_was_tried_is_named_by_it_where_it_is_in_use_too():
+    early = run()
+    early["exits"] = [dict(early["used"])]
+    assert [row[1] for row in quality([early], "depth").rows][:2] == ["as used, threshold 0.25", "threshold 0.25"]
+
+
+def test_of_many_thresholds_the_ends_and_the_middle_are_drawn():
+    tried = [point(at, [4 - at, at, 0], threshold=one) for at, one in enumerate((0.9, 0.5, 0.25, 0.1, 0.05))]
+    for used, drawn in ((0.3, ("0.9", "0.25", "0.05")), (0.25, ("0.9", "0.05"))):
+        chart = taken(run(used=point(5, [3, 0, 1], threshold=used), exits=tried), 1)
+        names = [f"as used, threshold {used}", *(f"threshold {one}" for one in drawn)]
+        assert [one.name for one in chart.figure.data] == [key.name for key in chart.keys] == names
+        assert len({one.marker.color for one in chart.figure.data}) == len(names)
+        assert [row[0] for row in chart.rows] == [names[0], *(f"threshold {one['threshold']}" for one in tried)]
+    assert chart.figure.layout.yaxis.tickformat == ".0%"
+    assert chart.caption == (
+        "4 tokens of the validation part: how many blocks each took before it left. Numbers: tokens by blocks."
+    )
+    ponder = taken(run(unit="steps", exits=[], used=point(0, [1] * 30)), 0)
+    assert "how many steps each took until it halted. Numbers: tokens by steps." in ponder.caption
+    assert ponder.figure.layout.xaxis.dtick == 2, "30 numbers have no room"
+
+
 def test_exits_are_shares_of_the_tokens_that_took_so_many():
     chart = taken(run(), 0)
     drawn = trace(chart, "as used, threshold 0.25")
@@ -135,6 +185,19 @@ def test_exits_are_shares_of_the_tokens_that_took_so_many():
     ponder = taken(run(unit="steps", exits=[]), 0)
     assert ponder.title == "Ponder steps of early"
     assert "steps that a token took" in ponder.figure.layout.xaxis.title.text
+
+
+def test_what_was_certified_is_said_of_every_threshold():
+    chart = calibrated(results()["runs"][0], 0)
+    heads = ("threshold", "mean loss", "p-value", "mean blocks", "right", "certified")
+    assert chart.columns == (*heads, "left after 1", "left after 2", "left after 3")
+    assert chart.rows == [
+        ("0.9", "0.0100", "0.01", "2.50", "50.0%", "yes", "1", "0", "3"),
+        ("0.5", "0.2000", "0.02", "1.50", "50.0%", "", "3", "0", "1"),
+    ]
+    assert list(trace(chart, "certified").text) == ["threshold 0.9, p-value 0.01"]
+    assert list(trace(chart, "not certified").text) == ["threshold 0.5, p-value 0.02"]
+    assert [(one.name, one.symbol) for one in chart.keys] == [("certified", "●"), ("not certified", "○")]
 
 
 def test_layers_are_down_and_heads_are_across():
