@@ -11,7 +11,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from regard import checksums
+from regard import checksums, reading, specs
 from regard.errors import ResourceError
 from regard.integrations import _folder, _gguf
 from regard.tasks import TextConfig, build_task
@@ -136,3 +136,13 @@ def test_a_file_is_not_damaged_because_no_descriptor_is_left(tmp_path, reader):
                 break
     assert 0 < len(said) < 30
     assert all("Too many open files" in each for each in said)
+
+
+def test_a_folder_that_cannot_be_read_is_not_empty(tmp_path):
+    """Of `Path.glob` it is, on Python 3.12, and the catalog would know no name."""
+    (tmp_path / "here.py").touch()
+    with descriptors(0), pytest.raises(OSError, match="Too many open files"):
+        reading.found_in(tmp_path, ".py")
+    with descriptors(0), pytest.raises(OSError, match="Too many open files"):
+        specs.files.__wrapped__("regard.attention")
+    assert [path.name for path in reading.found_in(tmp_path, ".py")] == ["here.py"]

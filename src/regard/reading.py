@@ -29,6 +29,17 @@ def reading(path: Path) -> Iterator[None]:
         raise ResourceError(f"cannot read {path}: {error.strerror}; nothing was changed") from error
 
 
+def found_in(folder: Path, ending: str = "") -> list[Path]:
+    """What is in a folder under names with this ending, in their order.
+
+    `Path.glob` finds nothing in a folder that it cannot read, from Python 3.12 on for whatever reason.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    return sorted(path for path in folder.iterdir() if path.name.endswith(ending))
+
+
 def plain(path: Path) -> BufferedReader:
     """Open a plain file.
 

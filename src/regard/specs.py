@@ -13,6 +13,7 @@ from pathlib import Path
 
 from regard.consent import PATH, paths_in
 from regard.errors import ConfigError, nearest
+from regard.reading import found_in
 
 _CLASS = re.compile(r"([A-Za-z_][\w.]*:[A-Z]\w*)\s*(\(.*\))?", re.DOTALL)
 _BARE_WORDS = {"true": True, "false": False}
@@ -125,15 +126,10 @@ def files(package: str) -> Mapping[str, str]:
     folder is read as a folder: `pkgutil.walk_packages` imports packages by their bare names, whoever's they are.
     """
     folder = Path(__file__).parent.joinpath(*package.split(".")[1:])
-    inner = {path.parent: path.read_text(encoding="utf-8") for path in folder.glob("*/__init__.py")}
-    of_package = {folder, *(below for below, text in inner.items() if "\nPACKAGE = " not in text)}
-    modules: dict[str, str] = {}
-    for path in sorted([*folder.glob("*.py"), *folder.glob("*/*.py")]):
-        inside = path.relative_to(folder).with_suffix("").parts
-        whole = path.parent in of_package
-        if whole and not inside[-1].startswith("_"):
-            modules[path.stem] = ".".join((package, *inside))
-    return modules
+    inner = [path for path in found_in(folder) if (path / "__init__.py").is_file()]
+    inner = [path for path in inner if "\nPACKAGE = " not in (path / "__init__.py").read_text(encoding="utf-8")]
+    found = sorted(path for each in (folder, *inner) for path in found_in(each, ".py") if path.stem[:1] != "_")
+    return {path.stem: ".".join((package, *path.relative_to(folder).with_suffix("").parts)) for path in found}
 
 
 def camel(name: str) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from regard import __version__, consent
 from regard.cli._interrupted import terminable, told
 from regard.errors import ConfigError, RegardError, nearest, out_of_memory, shortened
+from regard.reading import found_in
 
 _LONGEST_OPTION = 1000
 """characters of its name: what is longer is said here, because tyro repeats it in full"""
@@ -22,7 +23,7 @@ _LONGEST_OPTION = 1000
 
 def _files() -> dict[str, Path]:
     """Verb -> its file."""
-    paths = sorted(Path(__file__).parent.glob("*.py"))
+    paths = found_in(Path(__file__).parent, ".py")
     return {path.stem: path for path in paths if path.stem != "main" and not path.stem.startswith("_")}
 
 

@@ -13,6 +13,7 @@ from regard.integrations._conversion import converted
 from regard.integrations._packages import PACKAGE
 from regard.integrations._saved import NETWORK
 from regard.models.block_config import Projections
+from regard.reading import found_in
 from regard.training import load
 from regard.training.start import Origin, Start
 
@@ -73,5 +74,5 @@ def _files(path: Path) -> dict[str, Entry]:
     """The files that published weights are read from: the one, or of a folder its configuration and tensors."""
     if not path.is_dir():
         return {path.name: Entry.at(path)}
-    names = [_folder.CONFIG, NETWORK, _folder.TOKENIZER, *sorted(each.name for each in path.glob("*.safetensors"))]
+    names = [_folder.CONFIG, NETWORK, _folder.TOKENIZER, *(each.name for each in found_in(path, ".safetensors"))]
     return {name: Entry.at(path / name) for name in names if (path / name).exists()}

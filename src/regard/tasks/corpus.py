@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from regard.errors import ConfigError, DataError, nearest
-from regard.reading import plain
+from regard.reading import found_in, plain
 from regard.tasks.base import SPLITS, Split
 from regard.tasks.config import TABLES, TEXTS, TextConfig
 from regard.tasks.folders import read_folder
@@ -163,7 +163,7 @@ def _modules() -> tuple[Path, ...]:
         DataError: this Python has none as files.
     """
     folder = Path(sysconfig.get_path("stdlib"))
-    modules = tuple(path for path in sorted(folder.glob("*.py")) if path.stat().st_size)
+    modules = tuple(path for path in found_in(folder, ".py") if path.stat().st_size)
     if not modules:
         raise DataError(f"{LIBRARY}: this Python has no modules as files in {folder}; give a file or a folder")
     return modules
