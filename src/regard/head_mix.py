@@ -13,6 +13,7 @@ from regard.errors import ConfigError, ShapeError
 from regard.info import Heads, Info, Input, Supports
 from regard.mechanism import Mechanism
 from regard.owner import Owner
+from regard.randomness import drawn_on_cpu
 from regard.state import Entry, State
 from regard.types_of import typed
 
@@ -107,6 +108,7 @@ class HeadMix(Attention):
     """
 
     @typed
+    @drawn_on_cpu
     def __init__(self, heads: Heads, parts: Sequence[tuple[str, Attention]]) -> None:
         if not len(parts):
             raise ConfigError("a mix over heads needs at least one part")

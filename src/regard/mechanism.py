@@ -14,6 +14,7 @@ from regard.info import Heads, Info, Input
 from regard.moved import follow
 from regard.options import Configured, option, registered_name, weight
 from regard.owner import Owner
+from regard.randomness import drawn_on_cpu
 from regard.state import Entry, Slots, State, Summary, begin, per_slot
 from regard.transforms import plain
 from regard.types_of import typed
@@ -50,6 +51,7 @@ class Mechanism(Configured):
 
     if not TYPE_CHECKING:  # type checkers make the signature from the annotated attributes
 
+        @drawn_on_cpu
         def __init__(self, heads, **options):
             super().__init__()
             if not isinstance(heads, Heads):

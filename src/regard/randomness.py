@@ -1,14 +1,18 @@
 """Draws that are repeatable: a generator for every use, and passes that are run again."""
 
+import functools
 import hashlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 import torch
+from torch import nn
 
 Choice = TypeVar("Choice")
+Module = TypeVar("Module", bound=nn.Module)
+Arguments = ParamSpec("Arguments")
 
 
 class _Choices(threading.local):
@@ -34,6 +38,26 @@ def generator(seed: int, *parts: int | str) -> torch.Generator:
     """A generator for one use, named by `parts`, so that uses of the same seed draw independently."""
     digest = hashlib.sha256(repr((seed, *parts)).encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") & (2**63 - 1))
+
+
+def drawn_on_cpu(
+    init: Callable[Concatenate[Module, Arguments], None],
+) -> Callable[Concatenate[Module, Arguments], None]:
+    """An `__init__` that makes its weights on the CPU, where generators draw the same for every device.
+
+    They end on the default device, such as that of `with torch.device("cuda")`.
+    """
+
+    @functools.wraps(init)
+    def made(module: Module, *args: Arguments.args, **kwargs: Arguments.kwargs) -> None:
+        wanted = torch.get_default_device()
+        if wanted.type == "cpu":
+            return init(module, *args, **kwargs)
+        with torch.device("cpu"):
+            init(module, *args, **kwargs)
+        module.to(wanted)
+
+    return made
 
 
 def decided(choose: Callable[[], Choice]) -> Choice:

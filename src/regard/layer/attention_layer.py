@@ -21,6 +21,7 @@ from regard.memory import Memory, MemoryState, build_memory
 from regard.memory.caches import Cache, build_cache
 from regard.moved import follow
 from regard.position import Position, build_position
+from regard.randomness import drawn_on_cpu
 from regard.state import State
 from regard.types_of import typed
 
@@ -75,6 +76,7 @@ class AttentionLayer(nn.Module):
     """
 
     @typed
+    @drawn_on_cpu
     def __init__(
         self,
         dim: int,

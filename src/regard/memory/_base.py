@@ -14,6 +14,7 @@ from regard.errors import ShapeError
 from regard.info import Heads
 from regard.options import Configured, option, weight
 from regard.owner import Owner
+from regard.randomness import drawn_on_cpu
 from regard.state import Summary
 
 Project = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -181,6 +182,7 @@ class Memory(Configured, ABC):
 
     if not TYPE_CHECKING:  # type checkers make the signature from the annotated attributes
 
+        @drawn_on_cpu
         def __init__(self, heads, dim, **options):
             super().__init__()
             self.heads, self.dim = heads, dim

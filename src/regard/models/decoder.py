@@ -25,6 +25,7 @@ from regard.models.output import Hidden, ModelOutput
 from regard.models.parts import ShortConvolution, build_norm
 from regard.models.sharing import save_once, share_between_layers
 from regard.moved import follow
+from regard.randomness import drawn_on_cpu
 from regard.state import State
 from regard.types_of import typed
 
@@ -72,6 +73,7 @@ class LanguageModel(nn.Module):
     """whether its weights are of 8 bits, see `regard.models.packed`"""
 
     @typed
+    @drawn_on_cpu
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config

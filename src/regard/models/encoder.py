@@ -16,6 +16,7 @@ from regard.models.encoder_config import EncoderConfig
 from regard.models.losses import add_losses, loss_names, loss_weights, of_depth
 from regard.models.parts import build_norm
 from regard.models.sharing import save_once, share_between_layers
+from regard.randomness import drawn_on_cpu
 from regard.types_of import typed
 
 Marks = Literal["none", "tokens", "segments"]
@@ -58,6 +59,7 @@ class Encoder(nn.Module):
     """
 
     @typed
+    @drawn_on_cpu
     def __init__(self, config: EncoderConfig, *, table: nn.Embedding | None = None) -> None:
         super().__init__()
         self.config = config

@@ -23,6 +23,7 @@ from regard.models.parts import Mlp, build_norm, in_pieces
 from regard.models.recompute import recomputed
 from regard.models.sharing import save_once, share_between_layers
 from regard.position import Position
+from regard.randomness import drawn_on_cpu
 from regard.state import State
 from regard.types_of import typed
 
@@ -86,6 +87,7 @@ class CrossBlock(nn.Module):
     """
 
     @typed
+    @drawn_on_cpu
     def __init__(
         self, config: EncoderDecoderConfig, attention: AttentionLayer, cross: AttentionLayer, *, seed: int
     ) -> None:
@@ -195,6 +197,7 @@ class EncoderDecoder(nn.Module):
     """
 
     @typed
+    @drawn_on_cpu
     def __init__(self, config: EncoderDecoderConfig) -> None:
         super().__init__()
         self.config = config

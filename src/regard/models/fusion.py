@@ -13,6 +13,7 @@ from regard.layer import linear
 from regard.models.encoder import Encoder
 from regard.models.fusion_config import FusionConfig
 from regard.models.heads import pooled
+from regard.randomness import drawn_on_cpu
 from regard.types_of import typed
 
 
@@ -52,6 +53,7 @@ class Fusion(nn.Module):
     """
 
     @typed
+    @drawn_on_cpu
     def __init__(self, dim: int, *, hidden: int | None = None, seed: int = 0) -> None:
         super().__init__()
         width = dim if hidden is None else hidden
@@ -133,6 +135,7 @@ class FusionClassifier(nn.Module):
     """
 
     @typed
+    @drawn_on_cpu
     def __init__(self, config: FusionConfig, *, classes: int) -> None:
         super().__init__()
         if classes < 1:

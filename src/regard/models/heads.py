@@ -17,6 +17,7 @@ from regard.models.decoder import ModelOutput
 from regard.models.encoder import Encoded, Encoder
 from regard.models.encoder_config import Pooling
 from regard.models.parts import build_norm
+from regard.randomness import drawn_on_cpu
 from regard.types_of import typed
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "tanh"]
@@ -70,6 +71,7 @@ class MaskedLanguageModel(nn.Module):
     """
 
     @typed
+    @drawn_on_cpu
     def __init__(self, encoder: Encoder, *, activation: Activation = "gelu") -> None:
         super().__init__()
         config = encoder.config
@@ -139,6 +141,7 @@ class SequenceHead(nn.Module):
     """
 
     @typed
+    @drawn_on_cpu
     def __init__(self, encoder: Encoder, *, outputs: int, activation: Activation = "tanh") -> None:
         super().__init__()
         if outputs < 1:
@@ -189,6 +192,7 @@ class Classifier(SequenceHead):
     """
 
     @typed
+    @drawn_on_cpu
     def __init__(self, encoder: Encoder, *, classes: int, activation: Activation = "tanh") -> None:
         super().__init__(encoder, outputs=classes, activation=activation)
 
@@ -209,5 +213,6 @@ class Regressor(SequenceHead):
     """
 
     @typed
+    @drawn_on_cpu
     def __init__(self, encoder: Encoder, *, targets: int = 1) -> None:
         super().__init__(encoder, outputs=targets)

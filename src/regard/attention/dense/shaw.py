@@ -14,26 +14,29 @@ from regard.info import Info, Supports
 from regard.options import weight
 
 
-def _rows(distances: Tensor, table: Tensor) -> Tensor:
-    """The row of the table for each distance i - j: clip(j - i, -c, c) + c."""
-    most = table.shape[0] // 2
-    return (-distances).clamp(-most, most) + most
-
-
 def score(q: Tensor, k: Tensor, distances: Tensor, key_table: Tensor, value_table: Tensor) -> Tensor:
     """q . (k + a^K), from one logit per query and row of the table: no tensor of queries x keys x dim."""
     del value_table
+    most = key_table.shape[0] // 2
     by_row = q @ key_table.mT
-    rows = _rows(distances, key_table).expand(*q.shape[:2], -1, -1)
-    return (q @ k.mT + by_row.gather(-1, rows)) * q.shape[-1] ** -0.5
+    rows = (most - distances).clamp(0, 2 * most).expand(*q.shape[:2], -1, -1)
+    # Not the outer rows too: the gradient of numbers that many keys read would be added up in any order on a GPU.
+    near = by_row.gather(-1, rows)
+    ends = torch.where(distances >= most, by_row[..., :1], by_row[..., -1:])
+    return (q @ k.mT + torch.where(distances.abs() >= most, ends, near)) * q.shape[-1] ** -0.5
 
 
 def average(weights: Tensor, v: Tensor, distances: Tensor, key_table: Tensor, value_table: Tensor) -> Tensor:
-    """Weights times (v + a^V), from the total weight of each row of the table."""
+    """Weights times (v + a^V), from the total weight of each row of the table: one key's, or of an outer row many."""
     del key_table
-    rows = _rows(distances, value_table).expand_as(weights)
-    by_row = weights.new_zeros(*weights.shape[:-1], value_table.shape[0]).scatter_add(-1, rows, weights)
-    return weights @ v + by_row @ value_table
+    most, keys = value_table.shape[0] // 2, weights.shape[-1]
+    keys_of_rows = distances[:, :1] + torch.arange(1 - most, most, device=weights.device)
+    real = (keys_of_rows >= 0) & (keys_of_rows < keys)
+    near = weights.gather(-1, keys_of_rows.clamp(0, keys - 1).expand(*weights.shape[:2], -1, -1))
+    first, last = (
+        torch.where(beyond, weights, 0.0).sum(-1, keepdim=True) for beyond in (distances >= most, distances <= -most)
+    )
+    return weights @ v + torch.cat([first, torch.where(real, near, 0.0), last], -1) @ value_table
 
 
 RULE = publish("shaw", Rule(score, softmax, relative=True, average=average))

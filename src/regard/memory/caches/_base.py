@@ -20,6 +20,7 @@ from regard.memory.caches._rows import Seen, together
 from regard.memory.caches._slots import only_slots, pick, rows_of
 from regard.options import Configured, option, weight
 from regard.owner import Owner
+from regard.randomness import drawn_on_cpu
 from regard.state import Slots
 
 
@@ -78,6 +79,7 @@ class Cache(Configured, ABC):
 
     if not TYPE_CHECKING:  # type checkers make the signature from the annotated attributes
 
+        @drawn_on_cpu
         def __init__(self, heads, **options):
             super().__init__()
             self.heads = heads
