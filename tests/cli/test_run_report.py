@@ -11,17 +11,19 @@ import torch
 
 import regard as package
 from regard import checksums
+from regard.cli._run_info import span_rows
 from regard.cli.main import main
 from regard.training.files import load_folder, save_folder
 
 SMALL = ["--model.dim", "16", "--model.heads", "2", "--task.length", "32", "--batch-size", "4", "--warmup", "1"]
 SMALL += ["--threads", "1", "--steps", "30"]
 DYNAMIC = "dynamic_span(max_span=24, ramp=4)"
+OWN = "early_exit(thresholds=(0.01, None))"
 RUNS = {
     "early": ["--model.layers", "3", "--model.depth", "early_exit"],
-    "own": ["--model.layers", "3", "--model.depth", "early_exit(thresholds=(0.01, None))"],
+    "own": ["--model.layers", "3", "--model.depth", OWN, "--model.position", "learned", "--model.max-length", "64"],
     "plain": ["--model.layers", "1"],
-    "ponder": ["--model.layers", "1", "--model.depth", "universal(steps=3, epsilon=0.3)"],
+    "ponder": ["--model.layers", "2", "--model.depth", "universal(steps=3, epsilon=0.3)"],
     "looking": ["--model.layers", "2", "--model.attention", "adaptive_span(max_span=24, ramp=4, initial=0.5)", DYNAMIC],
 }
 LIMIT = ["--limit", "6", "--threads", "1"]
@@ -190,8 +192,11 @@ def test_another_threshold_and_a_run_that_nobody_calibrated(regard, runs, tmp_pa
 
 
 def test_thresholds_of_every_block_are_used_as_they_are(regard, runs):
-    found, page = reported(regard, runs / "own", "--max-new-tokens", "9")
+    found, page = reported(regard, runs / "own", "--max-new-tokens", "99")
     (run,) = found["runs"]
+    (written,) = found["texts"]
+    assert len(written["prompt"]) == 16 - 1, "the first token is that of a beginning"
+    assert len(written["pieces"]) == package.load(runs / "own").model.limit - 15, "as far as its positions go"
     taken = run["used"]["taken"]
     assert taken[0] > 0
     assert taken[1] == 0
@@ -227,8 +232,9 @@ def test_ponder_steps(regard, runs):
     assert bars["y"] == [count / found["tokens"] for count in run["used"]["taken"]]
     assert "Ponder steps of ponder" in page
     got = json.loads(regard("generate", runs / "ponder", "1", "--max-new-tokens", "9", "--json").out)
-    assert got["of_layers"] == 3, "of one block that is taken up to three times"
-    assert max(got["layers"]) <= 3
+    assert got["of_layers"] == 6, "of two blocks that are taken up to three times"
+    assert max(got["layers"]) <= 6
+    assert {taken for _, taken in found["texts"][0]["pieces"]} <= {1, 2, 3}, "steps, as everywhere on the page"
 
 
 def test_spans_by_layer_and_head(regard, runs):
@@ -255,6 +261,18 @@ def test_spans_by_layer_and_head(regard, runs):
     for layer, name in enumerate(("adaptive_span", "dynamic_span")):
         (line,) = re.findall(rf"^ +{layer} +{name} .*$", told.out, re.MULTILINE)
         assert line.index(f" {wanted[layer, 0]:.1f}") < line.rindex(f" {wanted[layer, 1]:.1f}")
+
+
+def test_spans_of_layers_as_info_shows_them():
+    def one(layer: int, head: int, z: float, kept: int, **of_tokens: float) -> dict[str, object]:
+        given = {"layer": layer, "head": head, "span": z, "kept": kept, "mechanism": "adaptive_span"}
+        return {**given, "low": z, "high": z, **of_tokens}
+
+    spans = [one(2, 0, 1.0, 64), one(2, 1, 2.0, 1728), one(0, 1, 30.0, 64, low=8.0, high=44.4)]
+    assert span_rows(spans) == [
+        ("0", "adaptive_span", "", "30.0 (8 to 44)", "64"),
+        ("2", "adaptive_span", "1.0", "2.0", "1,728"),
+    ]
 
 
 def test_info_of_a_run(regard, runs, monkeypatch):

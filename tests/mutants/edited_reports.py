@@ -147,4 +147,20 @@ REPORTS = (
         OF_CHARTS,
         "test_runs_are_told_apart_by_colours_and_deciding_ones_by_marks",
     ),
+    Edit(
+        "notes: what nobody calibrated was not certified",
+        "regard.report.run:notes",
+        'if run["calibration"] else',
+        'if not run["calibration"] else',
+        "tests.report.test_run",
+        "test_the_summary_and_its_notes",
+    ),
+    Edit(
+        "info: the state of a layer keeps what its shortest head does",
+        "regard.cli._run_info:span_rows",
+        "max(one['kept']",
+        "min(one['kept']",
+        "tests.cli.test_run_report",
+        "test_spans_of_layers_as_info_shows_them",
+    ),
 )

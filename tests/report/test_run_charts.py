@@ -207,6 +207,8 @@ def test_layers_are_down_and_heads_are_across():
     (drawn,) = chart.figure.data
     assert [list(row) for row in drawn.z] == [[1.0, 20.0, 3.0], [None, 40.0, 50.0]]
     assert (list(drawn.x), list(drawn.y)) == ([0, 1, 2], [0, 1])
+    assert (drawn.zmin, drawn.zmax, drawn.colorbar.title.text) == (0, 50, "tokens")
+    assert drawn.hovertemplate == "layer %{y}, head %{x}: %{z:.1f} tokens<extra></extra>"
     assert chart.figure.layout.xaxis.title.text == "head"
     assert chart.figure.layout.yaxis.title.text == "layer"
     assert list(chart.figure.layout.yaxis.ticktext) == ["0", "2"]
