@@ -1,4 +1,4 @@
-"""Under `torch.device(...)` everything is drawn as on the CPU and ends there. "meta" stands for a device that draws not."""
+"""Under `torch.device(...)` everything is drawn as on the CPU and ends there. "meta" stands for a GPU."""
 
 import pytest
 import torch
@@ -29,8 +29,9 @@ def test_mechanisms(name):
 @pytest.mark.parametrize("kind", [LanguageModel, Encoder, EncoderDecoder])
 def test_models(kind):
     config = {LanguageModel: ModelConfig, Encoder: EncoderConfig, EncoderDecoder: EncoderDecoderConfig}[kind]
+    attention = ("performer", "softmax:1 + lsh:1")
     with torch.device("meta"):
-        built = kind(config(dim=16, heads=2, attention=("performer", "softmax:1 + lsh:1"), position="learned", bias=True))
+        built = kind(config(dim=16, heads=2, attention=attention, position="learned", bias=True))
     assert devices(built) == {"meta"}
 
 

@@ -203,6 +203,16 @@ def test_rows_in_pieces_and_small_buffers(pattern: Pattern, monkeypatch: pytest.
     compare(pattern, queries=330, keys=330, batch=1, whole=0, curve=True)
 
 
+@pytest.mark.parametrize("pattern", PATTERNS[:9:2], ids=lambda p: p.text)
+def test_buffers_of_a_gpu(pattern: Pattern, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that takes more at once computes the same."""
+    monkeypatch.setattr(layouts, "ROOM", {})
+    monkeypatch.setattr(plans, "_cache", plans.OrderedDict())
+    for setting in ("tiles", "one tile, everything", "masked, biased", "holes"):
+        compare(pattern, **SETTINGS[setting])
+    compare(pattern, queries=330, keys=330, batch=1, whole=0, curve=True)
+
+
 CAUSAL = [pattern for pattern in PATTERNS if pattern.distances[0] >= 0]
 
 

@@ -17,6 +17,8 @@ from regard.transforms import transformable
 
 CHUNK_ELEMENTS = 1 << 18
 """numbers in the largest tensor of a chunk, 1 MiB in float32"""
+DEVICE_CHUNK_ELEMENTS = 1 << 25
+"""the same on a GPU, where many small chunks are many small kernels"""
 
 LEAST_ROWS = 64
 """queries in a chunk, at least, however short the reach"""
@@ -150,7 +152,8 @@ def _chunks(tensors: dict[str, Tensor], fixed: Fixed) -> Iterator[tuple[slice, s
     batch, heads, queries = tensors["q"].shape[:3]
     keys, rule = tensors["k"].shape[2], RULES[fixed.rule]
     reach = keys if rule.reach is None else rule.reach
-    step = max(1, CHUNK_ELEMENTS // max(1, batch * heads * min(keys, 2 * reach) * rule.depth))
+    elements = CHUNK_ELEMENTS if tensors["q"].device.type == "cpu" else DEVICE_CHUNK_ELEMENTS
+    step = max(1, elements // max(1, batch * heads * min(keys, 2 * reach) * rule.depth))
     step = step if rule.reach is None else min(step, max(reach, LEAST_ROWS))
     for first in range(0, queries, step):
         last = min(first + step, queries)

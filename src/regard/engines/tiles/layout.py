@@ -6,6 +6,7 @@ tiles that see the same arrangement of masks form a group, which one batched pro
 masks, those whose masks stand in the same slots.
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +21,8 @@ from regard.patterns.intervals import Span
 
 BUDGET = 1 << 18
 """Scores in one buffer, about 1 MiB in float32: a core's second-level cache."""
+ROOM = {"cpu": 1}
+"""Times these budgets that a device takes at once: on a GPU each buffer is a handful of kernels to start."""
 BUDGET_APART = 1 << 15
 """The same where positions are sorted by residue: more classes at once are no faster, and take memory."""
 BUDGET_MIXED = 1 << 16
@@ -32,6 +35,11 @@ ARRANGEMENT_TILES = 4
 """Arrangements that fewer query tiles see, on the average, are served together."""
 ADDED_MASKS = 256
 """Up to this many distinct masks are kept as numbers to add, which is faster; more as booleans, which is smaller."""
+
+
+def room(device: torch.device) -> int:
+    """Times the budgets of scores in a buffer that a device takes at once."""
+    return ROOM.get(device.type, 128)
 
 
 def make_layout(
@@ -52,12 +60,13 @@ def make_layout(
     row, column, full = row[order], column[order], full[order]
     q, k = _Tiles.of(queries), _Tiles.of(keys)
     row, column, kind, masks = _masks(pattern, q, k, row, column, full, step)
-    groups = _group(q.positions, k.positions, row, column, kind, step if biased else None)
+    widest = max(1, BUDGET * room(device) // math.prod(sizes))
+    groups = _group(q.positions, k.positions, row, column, kind, step if biased else None, widest)
     hidden = [(~mask).to(device) for mask in masks]
     if len(hidden) <= ADDED_MASKS:
         hidden = [torch.zeros(x.shape, dtype=dtype, device=device).masked_fill_(x, float("-inf")) for x in hidden]
     tables: dict[tuple[int, ...], Tensor] = {}
-    made, budget = [], BUDGET if step == 1 else BUDGET_APART
+    made, budget = [], (BUDGET if step == 1 else BUDGET_APART) * room(device)
     for (piece, arrangement, *_), rows in sorted(groups.items(), key=lambda item: item[0][0]):
         slots = torch.arange(len(arrangement))
         tiles, kinds = (x[torch.tensor([start for _, start in rows])[:, None] + slots] for x in (column, kind))
@@ -68,7 +77,7 @@ def make_layout(
         present, alike = tuple(used.tolist()), bool((which == which[0]).all())
         if not alike and present not in tables:
             tables[present] = torch.stack([hidden[x - 1] for x in present])
-        most = budget if alike else min(budget, BUDGET_MIXED)
+        most = budget if alike else min(budget, BUDGET_MIXED * room(device))
         seen = [hidden[present[x] - 1] for x in which[0].tolist()] if alike else [tables[present]] * len(partial)
         made.append(
             Group(
@@ -205,10 +214,9 @@ def _even(tiles: Tensor, step: int) -> Bool[Tensor, " tiles"]:
 
 
 def _group(
-    q: Tensor, k: Tensor, row: Tensor, column: Tensor, kind: Tensor, step: int | None
+    q: Tensor, k: Tensor, row: Tensor, column: Tensor, kind: Tensor, step: int | None, widest: int
 ) -> dict[tuple, list[tuple[int, int]]]:
-    """Arrangement -> (query tile, where its tiles start in `column`) of the query tiles that have it."""
-    widest = max(1, BUDGET // (q.shape[1] * k.shape[1]))
+    """Arrangement of up to `widest` tiles -> (query tile, where its tiles start in `column`) of those that have it."""
     kinds, bounds = kind.tolist(), torch.bincount(row, minlength=len(q)).cumsum(0).tolist()
     offsets = (q[row, 0] - k[column, 0]).tolist() if step else []
     even = (_even(q, step)[row] & _even(k, step)[column]).tolist() if step else []

@@ -91,7 +91,7 @@ def forward(plan: Plan, operands: Operands) -> tuple[Tensor, Tensor]:
     values = x.q.new_zeros(*x.q.shape[:3], x.v.shape[3])
     lse = x.q.new_full((*x.q.shape[:3], 1), -math.inf)
     scratch = Scratch(x.q)
-    for share in plan.shares(x.q.shape[0], x.q.shape[1], x.k.shape[1]):
+    for share in plan.shares(x.q.shape[0], x.q.shape[1], x.k.shape[1], x.q.device):
         scores = Scores(x, share, scratch)
         dropped = None if x.labels is None else Dropped(x.labels, share, scratch)
         v, out, level = share.keys(x.v), share.blank_queries(values), share.blank_queries(lse, -math.inf)
@@ -159,7 +159,7 @@ def backward(
         )
     )
     scratch = Scratch(x.q)
-    for share in plan.shares(x.q.shape[0], x.q.shape[1], x.k.shape[1]):
+    for share in plan.shares(x.q.shape[0], x.q.shape[1], x.k.shape[1], x.q.device):
         scores = Scores(x, share, scratch)
         dropped = None if x.labels is None else Dropped(x.labels, share, scratch)
         tops, outs, slopes_lse, outers = (share.queries(y) for y in (level, values, of_lse, of_values))

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from regard.engines.tiles.layout import BUDGET, distances_of, make_layout, steps_of
+from regard.engines.tiles.layout import BUDGET, distances_of, make_layout, room, steps_of
 from regard.engines.tiles.operands import Group, Layout, Share
 from regard.engines.tiles.parts import TILE, arranged, natural, split
 from regard.patterns import Pattern
@@ -39,11 +39,11 @@ class Plan(NamedTuple):
         """Sizes of the query and key tiles that cut the operands in their natural order."""
         return self.parts[0][0].sizes if self.whole else (TILE, TILE)
 
-    def shares(self, batch: int, heads: int, kv_heads: int) -> Iterator[Share]:
+    def shares(self, batch: int, heads: int, kv_heads: int, device: torch.device) -> Iterator[Share]:
         """All parts of all heads of all batch rows, as many together as fill the buffers."""
         group, together, rows = heads // kv_heads, 1, 1
         if self.whole:
-            most = max(1, BUDGET // math.prod(self.tiles))
+            most = max(1, BUDGET * room(device) // math.prod(self.tiles))
             together = max((h for h in range(group, heads + 1, group) if heads % h == 0 and h <= most), default=1)
             rows = max(1, most // heads) if together == heads else 1
         for b in range(0, batch, rows):
@@ -157,7 +157,7 @@ def _one_tile(
     group = Group(
         slots=1,
         masks=() if mask.all() else ((0, hidden),),
-        steps=steps_of(at, at[None], sizes[0] * sizes[1], device, BUDGET),
+        steps=steps_of(at, at[None], sizes[0] * sizes[1], device, BUDGET * room(device)),
         again=False,
         runs=runs,
         distances=None if distances is None else distances.to(device),
