@@ -11,6 +11,7 @@ import regard
 from regard import Heads, build, catalog
 from regard.errors import ConfigError, ShapeError, UnsupportedError
 from regard.memory.caches import build_cache
+from regard.memory.caches.random import lots
 
 LENGTH, BUDGET, SINKS = 40, 9, 4
 HEADS = Heads(count=4, kv_count=2, key_dim=5, value_dim=3, causal=True)
@@ -112,6 +113,23 @@ def test_of_equal_slots_the_earlier_goes():
         kept = state.kept.view()["slot"][0, 0].tolist()
         # Under equal keys every slot is given the same by every row, so that older ones have more and stay.
         assert kept == ([*range(32, 40)] if policy == "key_norm" else [*range(6), 38, 39])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("norms", "kept"), [((1.0, 1.001, 9.0), [0, 2]), ((1.0, 1.00001, 9.0), [1, 2])])
+def test_norms_are_compared_to_12_bits(norms, kept):
+    _, k, v = draw(3, 1)
+    k *= torch.tensor(norms)[:, None] / k.norm(dim=-1, keepdim=True)
+    mechanism, cache = started("key_norm(budget=2, recent=1)")
+    state = cache(
+        mechanism, k.repeat_interleave(2, 1), k, v, state=cache.initial_state(mechanism, 1, dtype=k.dtype)
+    ).state
+    assert state.kept.view()["slot"][0].tolist() == [kept, kept]
+
+
+def test_lots_are_drawn_for_seeds_heads_and_slots():
+    drawn = [lots(0, 0, 2, 0), lots(1, 0, 2, 0), lots(0, 1, 2, 0), lots(0, 0, 2, 1)]
+    assert len({float(x) for table in drawn for x in table.flatten()[[0, 1, -1]]}) == 12
 
 
 @torch.no_grad()
@@ -271,6 +289,7 @@ def test_a_state_is_a_value(policy):
         state.rewind(1)
     young = cache(mechanism, *(x[:, :, :6] for x in at), state=cache.initial_state(mechanism, 2, dtype=q.dtype)).state
     if policy == "h2o":
+        assert young.rewind(0).length == 6
         with pytest.raises(UnsupportedError, match="weights are sums"):
             young.rewind(1)
     else:
