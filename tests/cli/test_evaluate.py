@@ -129,3 +129,10 @@ def test_a_continuation_that_fails_leaves_the_configuration(regard, tiny, text, 
     assert regard("train", "--resume", "r").code == 0
     assert regard("train", "--resume", "r", "--steps", "3").code == 0
     assert "steps = 3\n" in (tmp_path / "r/config.toml").read_text()
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "generate"])
+def test_what_is_neither_a_run_nor_weights_is_called_so(regard, verb):
+    answer = regard(verb, "nowhere", *(["text"] if verb == "generate" else []), "--max-length", "9")
+    assert answer.code == 2
+    assert "nowhere is not a run" in answer.err

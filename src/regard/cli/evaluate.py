@@ -145,6 +145,7 @@ def _run(options: Options, said: Evaluated) -> dict[str, object]:
     from regard.training.beside import alone
     from regard.training.evaluation import straight
 
+    loaded = load(options.run, device=options.device, trust=options.trust)
     for name in ("document", "attention", "max_length", "weights"):
         if getattr(options, name) is not None:
             flag = name.replace("_", "-")
@@ -153,7 +154,6 @@ def _run(options: Options, said: Evaluated) -> dict[str, object]:
     given = _given(options)
     if given and options.corpus is None:
         raise ConfigError(f"{options.run} is a run, whose task says what is read: {_flags(given)} goes with --corpus")
-    loaded = load(options.run, device=options.device, trust=options.trust)
     if options.exits is not None:
         if not isinstance(loaded.model, LanguageModel) or loaded.config.task.name != "text":
             raise ConfigError(f"{options.run} was trained on {loaded.config.task.name}: --exits are for text")

@@ -136,16 +136,16 @@ def _written(options: Options) -> int:
             return _converse(options, published)
         model = _beside(options, published.decoder, published.reader)
         return _continue(options, model, published.reader, published.stop_tokens)
+    from regard.models import LanguageModel
+    from regard.training import load
+
+    loaded = load(options.run, device=options.device, trust=options.trust)
     if options.chat:
         raise ConfigError(f"{options.run} is a run, and no run is trained to converse: --chat is for published weights")
     for name in ("attention", "max_length"):
         if getattr(options, name) is not None:
             flag = name.replace("_", "-")
             raise ConfigError(f"{options.run} is a run, whose model is as trained: --{flag} is for published weights")
-    from regard.models import LanguageModel
-    from regard.training import load
-
-    loaded = load(options.run, device=options.device, trust=options.trust)
     task = loaded.config.task.name
     mixes = isinstance(loaded.model, LanguageModel) and loaded.model.config.neighbours > 0
     if options.datastore is None and not mixes:
