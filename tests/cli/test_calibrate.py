@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -167,13 +168,16 @@ def test_what_is_asked_is_what_is_measured(regard, with_exits, words, loss, spli
 
 def test_trained_exits_are_tested_down_to_every_token_leaving_at_once(regard, with_exits):
     few = ("--passages", "20", "--length", "8", "--risk", "0.9", "--threads", "1")
+    told = regard("calibrate", with_exits, *few, "--out", "first")
+    assert told.err.splitlines()[0] == "measuring 20 passages at 20 thresholds, 16 at a time"
+    test = re.search("the same command with (.*) --out FOLDER", told.out)
+    assert test is not None
+    tested = json.loads(regard("calibrate", with_exits, *few, *test[1].split(), "--out", "test", "--json").out)
+    assert (len(tested["curve"]), tested["text"].split()[1]) == (1, "test")
     answer = regard("calibrate", with_exits, *few, "--out", "kept", "--json")
     assert answer.code == 0, answer.err
     lowest = json.loads(answer.out)["curve"][-1]
     assert (lowest["threshold"], lowest["layers"]) == (0.0, 1.0)
-    assert "The last threshold passed too" not in answer.err
-    answer = regard("calibrate", with_exits, *few, "--thresholds", "0.9", "--out", "other")
-    assert "The last threshold passed too" in answer.err
 
 
 def test_what_is_not_certified_lets_no_token_leave(regard, with_exits):
@@ -214,6 +218,8 @@ def test_a_decoder_without_exits_is_given_some(regard, text, tmp_path, heads, mo
         assert [one["loss"] for one in found["curve"]] == pytest.approx(losses.tolist())
     got = json.loads(regard("generate", "plain", "12 is", "--exits", "kept", "--json", "--max-new-tokens", "5").out)
     assert len(got["layers"]) == 5
+    del asked[4:7]
+    assert "The last threshold passed too" in regard("calibrate", "plain", "--heads", heads, *asked).err
     other = regard("train", *words[1:], "--seed", "1", "--out", "other", "--task.cache", tmp_path / "cache")
     assert other.code == 0
     refused = regard("generate", "other", "12 is", "--exits", "kept")

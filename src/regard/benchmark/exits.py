@@ -191,6 +191,7 @@ def measure(
     exits = np.zeros((len(thresholds), blocks), np.int64)
     full_right, full_nats = np.zeros(count), np.zeros(count)
     computed = 0
+    tell(f"measuring {count} passages at {len(thresholds)} thresholds, {batch_size} at a time")
     with evaluation(model):
         for start in range(0, count, batch_size):
             part = slice(start, start + batch_size)

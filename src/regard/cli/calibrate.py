@@ -179,15 +179,16 @@ def _calibrate(options: Options) -> int:
     screen.print(f"All blocks: {calibration['full']['right']:.1%} of next tokens right.", markup=False)
     screen.print(promise, markup=False)
     screen.print("Of other text, and of longer passages, nothing is promised.", markup=False)
-    if chosen.threshold == grid[-1] > 0:
+    if not options.thresholds and chosen.threshold == grid[-1] > 0:
         told.print("The last threshold passed too: lower ones might, --thresholds of a new calibration names them.")
     if seen:
         told.print("The run was trained on some of these passages: text that it has not seen may lose more.")
     if target is not None:
         exits.save(target, calibration, model.depth)
         screen.print(f"Kept in {target}: use it with --exits {_named(options, target)}", markup=False)
-        if split == "valid":
-            screen.print("Test the promise on other text: regard evaluate with --split test", markup=False)
+        if split == "valid" and heads != "light" and chosen.threshold is not None:
+            other = f"--split test --thresholds {chosen.threshold:g} --out FOLDER"
+            screen.print(f"Test the promise on other text: the same command with {other}", markup=False)
     if options.json:
         emit({**calibration, "folder": None if target is None else str(target), "options": asdict(options)})
     return 0

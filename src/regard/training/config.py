@@ -85,7 +85,8 @@ class TrainingConfig:
     batch_size: int = 16
     """examples per optimizer step"""
     accumulation: int = 1
-    """parts in which a batch is computed; changes the memory, not the result"""
+    """parts in which a batch is computed, to need less memory; the result is the same, but for dropout, and for the few
+    losses and gradients that docs/distributed.md lists"""
     learning_rate: float = 1e-3
     """the peak, reached after the warm-up; under the schedule noam a factor of the formula, 1 as published"""
     betas: tuple[float, float] = (0.9, 0.95)
