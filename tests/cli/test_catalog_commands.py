@@ -249,7 +249,7 @@ def test_check_says_what_passed_and_what_a_fact_excused(regard, monkeypatch):
         )
         for status in ("passed", "excused")
     ]
-    monkeypatch.setattr(testing, "check", lambda name: results)
+    monkeypatch.setattr(testing, "check", lambda name, device: results)
     answer = regard("check", "uniform", "linear(feature_map=relu)")
     assert answer.code == 0
     assert "uniform: passed (1 passed, 1 excused by a fact, 0 failed, " in answer.out

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import Literal
 
 import tyro
 from rich.markup import escape
@@ -19,6 +20,8 @@ class Options:
     """names from `regard list`, specifications such as 'local(window=3)', or `module:Class`; `all` for the catalog"""
     json: bool = False
     """machine output on stdout"""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "cpu"
+    """where the mechanisms run; auto: cuda, else mps, else cpu"""
     verbose: bool = False
     """print passed and excused checks too"""
 
@@ -26,14 +29,16 @@ class Options:
 def run(options: Options) -> int:
     """Run the conformance suite."""
     from regard.testing import check
+    from regard.training.device import chosen_device
 
     if not options.names:
         raise ConfigError("name what to check: names from `regard list`, module:Class, or all")
+    device = chosen_device(options.device).type
     names = catalog.names() if options.names == ("all",) else list(options.names)
     screen = console(machine=options.json)
     everything = {}
     for name in names:
-        results = check(name)
+        results = check(name, device=device)
         everything[name] = [asdict(result) for result in results]
         count = {status: sum(r.status == status for r in results) for status in ("passed", "excused", "failed")}
         verdict = "[red]FAILED[/red]" if count["failed"] else "[green]passed[/green]"

@@ -99,8 +99,10 @@ def determinism(subject: Subject) -> None:
             require(not torch.equal(other, first), "info.stochastic, but the seed makes no difference")
 
 
-def _generators() -> tuple[bytes, str, str]:
-    return torch.get_rng_state().numpy().tobytes(), repr(random.getstate()), repr(np.random.get_state())  # noqa: NPY002
+def _generators() -> tuple[bytes, bytes, str, str]:
+    ours = torch.cuda.get_rng_state(here()).numpy().tobytes() if here().type == "cuda" else b""
+    cpu = torch.get_rng_state().numpy().tobytes()
+    return cpu, ours, repr(random.getstate()), repr(np.random.get_state())  # noqa: NPY002
 
 
 @check()
