@@ -46,7 +46,11 @@ def test_a_budget_that_holds_the_context_is_none():
 
 def test_a_policy_that_refuses_a_budget_is_left_out_before_anything_is_measured():
     config, told = cache.CacheConfig(budgets=(3,), context=128, scored=2, texts=1, keys=1), list[str]()
-    results = cache.measure(model_of(), config, TEXT, encode, tell=told.append)
+    model = model_of()
+    model.reduce_cache("h2o(budget=5)")
+    before = model.layers[0].cache
+    results = cache.measure(model, config, TEXT, encode, tell=told.append)
+    assert model.layers[0].cache is before
     names = {"h2o", "snapkv", "key_norm", "random"}
     wanted = {f"{name}(budget=3)" for name in names}
     assert {row["spec"] for row in results["rows"] if "budget" in row["spec"]} == wanted
@@ -103,6 +107,42 @@ def test_the_key_stands_in_the_text_and_the_question_before_or_behind_it():
     assert found["unknown"].answer == 6
 
 
+def test_texts_stand_side_by_side_and_keys_at_depths_of_their_own():
+    config = cache.CacheConfig(budgets=(8,), context=120, scored=10, texts=2, keys=2)
+    first, second, *keyed = cache.rows(config, TEXT, encode)
+    assert bytes([*first.context, *first.tail, *second.context, *second.tail]).decode() == TEXT[:260]
+    assert {len(row.tail) for row in (first, second)} == {10} == {row.answer for row in (first, second)}
+    keys = [bytes(row.tail[-5:]).decode() for row in keyed]
+    assert keys[0] == keys[1] != keys[2] == keys[3]
+    for row, share in zip(keyed, (1, 1, 2, 2), strict=True):
+        room = 120 - len(cache.NEEDLE.format(key="12345")) - (len(cache.PROMPT) if row.kind == "known" else 0)
+        behind = bytes(row.context).decode().removeprefix(cache.PROMPT)
+        assert behind.index(" The pass key is") == room * share // 3
+
+
+@torch.no_grad()
+def test_a_key_is_found_where_all_of_it_is_the_likeliest():
+    model, context = model_of(), encode(TEXT[:40])
+    said = int(model(torch.tensor([context])).logits[0, -1].argmax())
+    then = int(model(torch.tensor([[*context, said]])).logits[0, -1].argmax())
+    rows = [cache.Row("text", context, [said, then], 2)]
+    for tail, found in (([said, then], 1.0), ([said, then + 1], 0.0), ([said + 1, then], 0.0)):
+        got = cache._losses(model, [*rows, *(cache.Row(kind, context, tail, 2) for kind in ("known", "unknown"))])
+        assert got["known_right"] == got["unknown_right"] == found
+    half = [cache.Row("known", context, tail, 2) for tail in ([said, then], [said, then + 1])]
+    assert cache._losses(model, [*rows, *half])["known_right"] == 0.5
+
+
+def test_unrounded_the_losses_of_the_quarters_are_those_of_one_call(results):
+    (row, *_) = cache.rows(CONFIG, TEXT, encode)
+    tokens = torch.tensor([row.context + row.tail])
+    with torch.no_grad():
+        logits = model_of()(tokens).logits[0, :-1]
+    nats = torch.nn.functional.cross_entropy(logits, tokens[0, 1:], reduction="none")
+    got = next(one["nats"] for one in results["rounded"] if one["rounding"] == "none")
+    assert got == pytest.approx([float(part.mean()) for part in nats.chunk(4)], abs=1e-5)
+
+
 def test_rounding_loses_more_in_fewer_digits(results):
     of = {one["rounding"]: one["nats"] for one in results["rounded"]}
     full = torch.tensor(of["none"])
@@ -122,8 +162,30 @@ def test_the_page_holds_every_number_and_asks_the_network_for_nothing(results, m
     for row in page.rows(results):
         assert all(cell in text for cell in (row[0], row[1]))
     assert any("512 slots hold all that was read" in line for line in page.notes(results))
-    assert len(page.figure(results).data) == 3 * 7
+    full, *others = results["rows"]
+    by_kind = {"text": 2, "known": 3, "unknown": 5}
+    for shown, row in zip(page.rows(results), results["rows"], strict=True):
+        for kind, at in by_kind.items():
+            loss = row[f"{kind}_nats"]
+            more = "" if row is full else f" ({loss - full[f'{kind}_nats']:+.3f})"
+            assert shown[at] == f"{loss:.3f}{more}"
+        assert (shown[4], shown[6]) == (f"{100 * row['known_right']:.0f}%", f"{100 * row['unknown_right']:.0f}%")
+    drawn = page.figure(results)
+    assert len(drawn.data) == 3 * 7
+    assert [line.y0 for line in drawn.layout.shapes] == [full[f"{kind}_nats"] for kind in by_kind]
+    evicted = [(row["state_bytes"], row["text_nats"]) for row in others if row["policy"] == "h2o"]
+    (trace,) = (one for one in drawn.data if one.name == "h2o" and one.showlegend)
+    assert list(zip(trace.x, trace.y, strict=True)) == sorted(evicted)
     json.dumps(results)
+
+
+@pytest.mark.parametrize(("known", "unknown", "said"), [(1, 1, False), (0.5, 1, True), (1, 0, True)])
+def test_keys_that_no_model_finds_and_budgets_that_hold_all_are_noted(results, known, unknown, said):
+    full = {**results["rows"][0], "known_right": known, "unknown_right": unknown}
+    config = {**results["config"], "budgets": (127, 128)}
+    lines = page.notes({**results, "rows": [full], "config": config})
+    assert any("not every key is found" in line for line in lines) is said
+    assert "Budgets of 128 slots hold all that was read: they are no policy." in lines
 
 
 def test_the_model_is_left_as_it_was_and_what_makes_no_sense_is_refused():

@@ -129,6 +129,11 @@ def test_without_a_query_that_chooses_the_newest_stay(name):
     for queries in (q[:, :, :0], q):
         state = cache(mechanism, queries, k, v, counted=nobody, state=begin).state
         assert (state.kept.view()["slot"] == torch.arange(30 - BUDGET, 30)).all()
+    chosen = cache(mechanism, q, k, v, state=begin).state
+    choosing = (torch.arange(30) >= 30 - WINDOW).expand(2, -1)
+    same = cache(mechanism, q, k, v, counted=choosing, state=begin).state
+    assert torch.equal(same.kept.view()["slot"], chosen.kept.view()["slot"]), "other tokens choose nothing anyway"
+    assert not torch.equal(same.kept.view()["slot"], state.kept.view()["slot"])
     got = cache(mechanism, *(x[:, :, :0] for x in (q, k, v)), state=before)
     assert got.values.shape == (2, 4, 0, 3)
     assert (got.state.kept.view()["slot"] == torch.arange(30 - BUDGET, 30)).all()
