@@ -269,12 +269,23 @@ def test_check_says_what_passed_and_what_a_fact_excused(regard, monkeypatch):
         (["nope"], "unknown mechanism 'nope'"),
         (["linear(foo=1)"], "mechanism linear has no option 'foo'"),
         (["pathlib:Path"], "is not a subclass of"),
+        (["memory:nope"], "there is no memory 'nope': valid"),
+        (["calm"], "calm is a preset, a whole model"),
+        (["universal(steps=2)"], "depth universal is checked with its own samples of options"),
     ],
 )
 def test_check_of_what_is_not_there(regard, words, message):
     answer = regard("check", *words)
     assert (answer.code, answer.out) == (2, "")
     assert message in answer.err
+
+
+def test_check_of_a_part(regard):
+    """By its name alone where no mechanism has it."""
+    for name in ("alibi", "block:residual", "depth:fixed"):
+        found = json.loads(regard("check", name, "--json").out)[name]
+        assert {result["status"] for result in found} <= {"passed", "excused"}
+        assert any(result["status"] == "passed" for result in found)
 
 
 def test_doctor(regard):

@@ -1,23 +1,29 @@
-"""Check that a mechanism keeps every promise of the protocol; exits 7 if one is broken."""
+"""Check that a mechanism, or a part of models, keeps every promise of its kind; exits 7 if one is broken."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import tyro
 from rich.markup import escape
 
-from regard import catalog
+from regard import catalog, specs
+from regard.cli._kinds import PACKAGES
 from regard.cli._output import console, emit, table
+from regard.cli.info import find
 from regard.errors import ConfigError
+
+if TYPE_CHECKING:
+    from regard.testing import CheckResult
 
 
 @dataclass(frozen=True)
 class Options:
-    """The mechanisms to check."""
+    """The mechanisms and parts of models to check."""
 
     names: tyro.conf.Positional[tuple[str, ...]]
-    """names from `regard list`, specifications such as 'local(window=3)', or `module:Class`; `all` for the catalog"""
+    """names from `regard list`, specifications such as 'local(window=3)', or `module:Class`; `all` for the
+    mechanisms of the catalog; or names of positions, memories, cache policies, blocks and depths, such as depth:fixed"""
     json: bool = False
     """machine output on stdout"""
     device: Literal["auto", "cpu", "cuda", "mps"] = "cpu"
@@ -28,7 +34,6 @@ class Options:
 
 def run(options: Options) -> int:
     """Run the conformance suite."""
-    from regard.testing import check
     from regard.training.device import chosen_device
 
     if not options.names:
@@ -38,7 +43,7 @@ def run(options: Options) -> int:
     screen = console(machine=options.json)
     everything = {}
     for name in names:
-        results = check(name, device=device)
+        results = _results(name, device)
         everything[name] = [asdict(result) for result in results]
         count = {status: sum(r.status == status for r in results) for status in ("passed", "excused", "failed")}
         verdict = "[red]FAILED[/red]" if count["failed"] else "[green]passed[/green]"
@@ -54,6 +59,28 @@ def run(options: Options) -> int:
     if options.json:
         emit(everything)
     return 7 if any(r["status"] == "failed" for results in everything.values() for r in results) else 0
+
+
+def _results(name: str, device: str) -> "list[CheckResult]":
+    """Of a mechanism, or else of a part of that name."""
+    from regard.testing import check, check_part
+
+    kind, _, inner = name.partition(":")
+    if kind not in PACKAGES:
+        if specs.is_path(name) or catalog.several(name):
+            return check(name, device=device)
+        plain = name.partition("(")[0].strip()
+        kinds = [kind for kind in PACKAGES if plain in specs.files(PACKAGES[kind])]
+        if plain in catalog.names() or not kinds:
+            return check(name, device=device)
+        kind, inner = kinds[0], name
+    find(f"{kind}:{inner}")  # refuses what is not there
+    parsed = specs.parse(inner)
+    if kind == "preset":
+        raise ConfigError(f"{parsed.name} is a preset, a whole model: check its mechanism and parts by their names")
+    if parsed.options:
+        raise ConfigError(f"{kind} {parsed.name} is checked with its own samples of options; leave the options out")
+    return check_part(specs.load(kind, parsed.name, specs.files(PACKAGES[kind])), device=device)
 
 
 def options_text(options: Mapping[str, object]) -> str:

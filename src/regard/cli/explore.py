@@ -5,6 +5,7 @@ from typing import Literal
 
 import tyro
 
+from regard.cli import _run_info
 from regard.cli._output import console, emit, given, table
 from regard.errors import ConfigError
 
@@ -42,7 +43,7 @@ def run(options: Options) -> int:
     def chosen(model: str, attention: str | None, flag: str) -> Explorable:
         if attention is None:
             return model
-        if not pretrained.recognised(model):
+        if _run_info.is_run(model):
             raise ConfigError(f"{model} is a run, whose model is as trained: {flag} is for published weights")
         return pretrained.load(model, device=options.device, attention=attention, trust=options.trust)
 

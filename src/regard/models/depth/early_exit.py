@@ -154,7 +154,7 @@ class EarlyExit(Leaving):
             count = self.config.layers - 1
             if len(self.thresholds) != count:
                 raise ConfigError(
-                    f"thresholds are {count} numbers, one for every block but the last: {self.thresholds}"
+                    f"thresholds are {count} numbers or None, one for every block but the last: {self.thresholds}"
                 )
             if self.decaying or self.confidence in PLANNED:
                 raise ConfigError(
