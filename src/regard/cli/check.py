@@ -23,7 +23,7 @@ class Options:
 
     names: tyro.conf.Positional[tuple[str, ...]]
     """names from `regard list`, specifications such as 'local(window=3)', or `module:Class`; `all` for the
-    mechanisms of the catalog; or names of positions, memories, cache policies, blocks and depths, such as depth:fixed"""
+    mechanisms of the catalog; names of positions, memories, cache policies, blocks and depths, such as depth:fixed"""
     json: bool = False
     """machine output on stdout"""
     device: Literal["auto", "cpu", "cuda", "mps"] = "cpu"
