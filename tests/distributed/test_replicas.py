@@ -133,6 +133,34 @@ def test_parts_that_do_not_divide_are_refused_with_those_that_do(started, config
     assert all("gives 4 examples to 3 processes" in line and "batch_size=6 or 12" in line for line in said), said
 
 
+LEAVING = """
+import faulthandler, os, sys
+import torch, torch.distributed as dist
+from torch import nn
+from regard.distributed import group, replicas
+
+faulthandler.dump_traceback_later(60, exit=True)
+sys.setswitchinterval(10)  # so that threads of gloo wait for Python's lock
+store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+os.environ |= {"RANK": "0", "WORLD_SIZE": "1"}
+for _ in range(40):
+    with group.joined() as joined:
+        model = replicas.Shared(nn.Linear(2, 2))
+        model.replicate(unused=False)
+        model(torch.ones(1, 2)).sum().backward()
+        joined.gathered("a word")
+    del model
+"""
+
+
+@pytest.mark.processes
+def test_a_replica_that_outlives_its_group_waits_for_nobody(tmp_path):
+    """Its last reference is freed with Python's lock in hand, which gloo's threads may want."""
+    done = subprocess.run([sys.executable, "-c", LEAVING], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.processes
 def test_torchrun_starts_the_command(tmp_path):
     """As a user types it: the run is written once, and its lines are those of a run by one process."""

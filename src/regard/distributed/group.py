@@ -1,5 +1,6 @@
 """The processes that `torchrun` started, and what is known of one that left."""
 
+import atexit
 import itertools
 import os
 import re
@@ -26,6 +27,11 @@ TIMEOUT = "REGARD_TIMEOUT"
 _WAITING = 600.0
 _GROUPS = itertools.count()
 """numbers of the groups that this process joins, one after the other: each has keys of its own in the store"""
+_LEFT: list[Any] = []
+"""The group that was left last, until the next one or the end. A replica of a model has it too, and frees what it had
+last with Python's lock in hand, while it waits for threads of gloo that may want that lock: for ever. From here it is
+freed without the lock."""
+atexit.register(_LEFT.clear)
 _GRACE = 5.0
 """seconds in which a process that leaves with an error has said so"""
 _BROKEN = re.compile(r"gloo|NCCL|connection (closed|reset|refused)|broken pipe|timed? ?out|recv.*bytes|store", re.I)
@@ -223,6 +229,8 @@ def joined() -> Iterator[Group]:
             f"seconds: {str(error).splitlines()[0]:.200}"
         ) from None
     group = Group(rank, count, store)
+    assert dist.group.WORLD is not None
+    _LEFT[:] = [dist.group.WORLD]
     try:
         yield group
     except BaseException as error:
