@@ -50,6 +50,16 @@ def by_size(memory: float) -> dict[str, Callable[..., object]]:
     }
 
 
+def by_published(tuned: float) -> dict[str, Callable[..., object]]:
+    """Bits of later text, 5 without a memory; of repeated text a memory saves all."""
+
+    def measured(self: Any, text: str, seed: int, steps: int) -> tuple[dict[str, list[float]], list[float]]:
+        bits = {"without": 5.0, "with": tuned + 0.0001 * seed if text == "on" else 0.0, "other": 5.0, "whole": 4.5}
+        return {name: [each] * self.segments for name, each in bits.items()}, OVER
+
+    return {"measured": measured}
+
+
 def by_age(compressed: float) -> dict[str, Callable[..., object]]:
     """Weights that fall with the age of a slot of the memory to 1, and are as large as this where it is compressed."""
 

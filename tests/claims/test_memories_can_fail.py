@@ -9,11 +9,17 @@ import torch
 from torch import Tensor
 
 from regard import claims
-from regard.claims import distances_do_not_help, eviction_question_last, longer_memory, memory_against_size
+from regard.claims import (
+    distances_do_not_help,
+    eviction_question_last,
+    longer_memory,
+    memory_against_size,
+    published_memory,
+)
 from regard.claims._letters import text
 from regard.claims._plateau import lasting
-from regard.claims._segments import Rows, lagged, read
-from regard.models import LanguageModel
+from regard.claims._segments import Rows, lagged, learned, read
+from regard.models import LanguageModel, ModelConfig
 from regard.tasks.base import IGNORE
 from tests.claims.memory_stand_ins import by_distance
 
@@ -246,3 +252,60 @@ def test_text_made_for_a_memory_is_won_by_it_and_text_made_for_size_by_size(won_
     claim = claims.build("memory_against_size", tiny=True, settings={**MADE[won_by], **same})
     memory, large = (memory_against_size.counted(claim.text(kind, 0, claim.steps)[0]) for kind in ("memory", "large"))
     assert (large - memory if won_by == "memory" else memory - large) > 0.1
+
+
+NAMES = {"names": 4, "symbols": 6}
+
+
+@pytest.fixture(scope="module")
+def reader() -> LanguageModel:
+    """A decoder without a memory that has learnt to find what was bound in its segment."""
+    shape = ModelConfig(
+        vocab_size=12, dim=32, layers=1, heads=2, attention=("cosine",), max_length=32, short_convolution=4
+    )
+    model, draw = LanguageModel(shape), torch.Generator().manual_seed(0)
+
+    def rows() -> Rows:
+        return memory_against_size.bound(32, segment=16, segments=1, **NAMES, draw=draw)[:2]
+
+    learned(model, rows, steps=120, learning_rate=2e-2)
+    return model
+
+
+@pytest.mark.parametrize("telling", [True, False])
+def test_a_published_decoder_gains_what_its_memories_hold_of_the_same_row(telling, reader, monkeypatch):
+    """Texts whose names keep their values, and texts of which nothing can be known."""
+    draw = torch.Generator().manual_seed(1)
+
+    def text() -> Tensor:
+        names, _, _ = memory_against_size.bound(1, segment=32, segments=1, **NAMES, draw=draw)
+        return names[0] if telling else torch.randint(12, (64,), generator=draw)
+
+    texts = [(str(1979 + at % 2), text()) for at in range(40)]
+    monkeypatch.setattr(published_memory, "opened", lambda network: (reader, texts))
+    same = {"layers": (0,), "segment": 8, "segments": 4, "steps": 20, "rows": 40}
+    claim = claims.build("published_memory", tiny=True, settings=same)
+    found, _ = claim.measured("on", 0, claim.steps)
+    gained, own = (sum(found[name][2:]) - sum(found["with"][2:]) for name in ("without", "other"))
+    assert (gained > 3, own > 3) == (telling, telling)
+
+
+def test_rows_of_a_published_decoder_are_of_their_time_and_go_on_or_repeat_themselves(monkeypatch):
+    old, new = torch.arange(40), torch.arange(100, 150)
+    texts = [("1979", old), ("1980", new), ("1981", new[:6])]
+    monkeypatch.setattr(published_memory, "opened", lambda network: (None, texts))
+    claim = claims.build("published_memory", tiny=True, settings={"segment": 4, "segments": 4})
+    draw = torch.Generator().manual_seed(0)
+    for later, first in ((False, 0), (True, 100)):
+        begun = set()
+        for _ in range(30):
+            inputs, targets = claim.row("on", draw, later=later)
+            assert torch.equal(inputs + 1, targets)
+            assert inputs.shape == (1, 16)
+            begun.add(int(inputs[0, 0]) - first)
+            assert 0 <= min(begun) <= max(begun) < 40
+            inputs, targets = claim.row("twice", draw, later=later)
+            assert torch.equal(inputs[:, :8], inputs[:, 8:])
+            assert torch.equal(inputs[:, 1:], targets[:, :-1])
+            assert targets[0, -1] == inputs[0, 0]
+        assert len(begun) > 5
