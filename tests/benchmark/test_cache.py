@@ -186,6 +186,9 @@ def test_keys_that_no_model_finds_and_budgets_that_hold_all_are_noted(results, k
     lines = page.notes({**results, "rows": [full], "config": config})
     assert any("not every key is found" in line for line in lines) is said
     assert "Budgets of 128 slots hold all that was read: they are no policy." in lines
+    shown = page.rows({**results, "rows": [full]})[0]
+    assert (shown[4], shown[6]) == (f"{100 * known:.0f}%", f"{100 * unknown:.0f}%")
+    assert page.KINDS["known"].startswith("pass key asked for before the text")
 
 
 def test_the_model_is_left_as_it_was_and_what_makes_no_sense_is_refused():

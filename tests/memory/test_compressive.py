@@ -184,8 +184,10 @@ def test_a_loss_is_nothing_where_nothing_is_lost():
             assert losses_of(memory_of(length=2, rate=3, function=name, loss=loss), x, 6).item() > 1e-3
 
 
-def test_the_losses_by_their_definitions():
-    x = randn(2, 12, DIM)
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_losses_by_their_definitions(masked):
+    x, keep = randn(2, 12, DIM), torch.ones(2, 6, dtype=torch.bool)
+    keep[1, 4:] = not masked
     for loss in ("attention", "auto_encoding"):
         memory = memory_of(length=3, compressed=4, rate=2, function="convolution", loss=loss)
         for weight in memory.parameters():
@@ -193,7 +195,7 @@ def test_the_losses_by_their_definitions():
         layer = AttentionLayer(DIM, "softmax", heads=HEADS, memory=memory).double().train()
         state = layer.memory.initial_state(2, dtype=x.dtype)
         state = layer(x[:, :6], memory=state).memory
-        got = layer(x[:, 6:], memory=state).losses[f"memory.{loss}"]
+        got = layer(x[:, 6:], key_mask=keep if masked else None, memory=state).losses[f"memory.{loss}"]
         # 6 = 3 + 2 + 1: the first segment leaves 0 1; 4 + 6 = 3 + 3 2 + 1: the second leaves 2 to 7.
         old, total = x[:, 2:8], 0.0
         new = torch.stack([sum(old[:, 2 * b + t] @ memory.taps[t] for t in range(2)) for b in range(3)], 1)
@@ -204,7 +206,7 @@ def test_the_losses_by_their_definitions():
                     again = new[row, at // 2] @ memory.decoder[at % 2]
                     squares = squares + (old[row, at] - again).square().sum()
             else:
-                q = layer.projections.queries(x[:, 6:])[row]
+                q = layer.projections.queries(x[:, 6:])[row, :, keep[row]]
                 for head in range(HEADS):
                     found = []
                     for kept in (old, new):

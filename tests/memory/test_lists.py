@@ -112,6 +112,21 @@ def test_when_centres_are_drawn():
     assert _lists.draws(1, 1) > 0
 
 
+def test_centres_are_about_the_root_and_as_few_keys_as_centres_make_some():
+    assert [_lists.count(pairs) for pairs in (1, 2, 6, 8, 400)] == [1, 1, 2, 3, 20]
+    keys = unit(randn(3, DIM), 1e-6)
+    assert_close(_lists.centres_of(keys, 3, 0).sort(0).values, keys.sort(0).values, tolerance=1e-6, what="centres")
+    assert not _lists.centres_of(keys, 4, 0).any()
+
+
+def test_padding_is_not_written():
+    keep = torch.ones(2, 3 * SEGMENT, dtype=torch.bool)
+    keep[1, 5:100] = False
+    state = filled(memory_of(index="ivf"), 3, keep)
+    assert state["written"].tolist() == [[192], [97]]
+    assert _lists.Lists(state["centres"], state["lists"]).drawn.tolist() == [True, False]
+
+
 def test_the_lists_are_part_of_the_state():
     """What is found depends on the tensors alone: read from a file, picked, or in a row of its own, it is the same."""
     memory = memory_of(index="ivf", probes=2)

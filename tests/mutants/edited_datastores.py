@@ -53,6 +53,14 @@ STORED = (
 
 LOOKED_UP = (
     Edit(
+        "a drawn document has as many targets as any other",
+        "regard.retrieval.evaluation:bootstrap",
+        "size[drawn].sum(1) for x",
+        "size.sum() for x",
+        "tests.retrieval.test_knn_lm",
+        "test_the_bootstrap_draws_documents_with_all_of_their_targets",
+    ),
+    Edit(
         "the temperature is ignored",
         f"{KNN_LM}:neighbour_log_probabilities",
         "scaled(neighbours.distances, temperature)",

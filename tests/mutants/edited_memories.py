@@ -72,12 +72,22 @@ COMPRESSED = (
         ("attention", "convolution"),
     ),
     Edit(
+        "padding asks what was compressed",
+        f"{COMPRESSIVE}._loss",
+        "difference = difference * key_mask[:, None, :, None]",
+        "pass",
+        OF_COMPRESSIVE,
+        "test_the_losses_by_their_definitions",
+        (True,),
+    ),
+    Edit(
         "losses of rows are added",
         f"{COMPRESSIVE}._loss",
         "norms.mean() if",
         "norms.sum() if",
         OF_COMPRESSIVE,
         "test_the_losses_by_their_definitions",
+        (False,),
     ),
 )
 
@@ -134,6 +144,14 @@ SEARCHED = (
         "of[row] = of[row]",
         OF_LISTS,
         "test_recall_against_an_exact_search_grows_with_the_lists_that_are_read",
+    ),
+    Edit(
+        "padding counts towards centres",
+        f"{MEMORIZING}:Memorizing._listed",
+        "key_mask.sum(1, keepdim=True)",
+        "length",
+        OF_LISTS,
+        "test_padding_is_not_written",
     ),
     Edit(
         "lists have what is not real",

@@ -54,6 +54,26 @@ def test_what_was_added_is_there_in_blocks(store, documents):
     assert torch.equal(store.values(15, 21), all_of(documents)[1][15:21])
 
 
+def test_copies_are_counted_together_and_known_by_their_digest_alone(store):
+    with store.adding() as adding:
+        for digest in ("four", ""):
+            adding.begin("one", entries=2, digest=digest)
+            adding.append(*entries(2))
+    both = Datastore.open(store.folder)
+    assert both.stats().documents == {"one": 21, "two": 25, "none": 0, "three": 8}
+    assert (both.own("one"), both.own("four"), both.own("five")) == ([0], [50], [])
+
+
+def test_a_full_block_is_on_disk_before_its_document_ends(store):
+    with store.adding() as adding:
+        adding.begin("four", entries=40)
+        for count, on_disk in ((4, 5), (31, 8)):
+            adding.append(*entries(count))
+            assert len(list(store.folder.glob("*.keys"))) == on_disk
+        assert adding.entries == 85
+        adding.append(*entries(5))
+
+
 def test_documents_are_added_later_in_blocks_of_their_own(store, documents):
     more = entries(13, 9)
     with store.adding() as adding:
@@ -284,7 +304,7 @@ def test_what_makes_no_sense_is_refused(store, tmp_path):
         adding.begin("four", entries=3)
         with pytest.raises(ShapeError, match=f"keys must be \\(entries, {DIM}\\)"):
             adding.append(keys[:, 1:], values)
-        for outside in (values + VOCAB, values - VOCAB):
+        for outside in (values * 0 + VOCAB, values * 0 - 1):
             with pytest.raises(InputError, match="from 0 to 10"):
                 adding.append(keys, outside)
         with pytest.raises(NumericsError, match="float16 does not hold"):
@@ -409,6 +429,15 @@ def test_blocks_that_cannot_be_are_refused(store, kind, value, said):
     block[2 if kind == "keys" else 3] = list(checksums.Entry.of(data.tobytes()))
     path.write_text(json.dumps(checksums.sealed(document)))
     with pytest.raises(CheckpointError, match=f"{block[0]}.{kind} has .* {said}"):
+        Datastore.open(store.folder)
+
+
+def test_the_next_block_has_a_number_of_its_own(store):
+    path = store.folder / "manifest.json"
+    document = checksums.opened(path.read_bytes())
+    assert document["following"] == 5
+    path.write_text(json.dumps(checksums.sealed({**document, "following": 4})))
+    with pytest.raises(CheckpointError, match="no block before number 4 is called '00000004'"):
         Datastore.open(store.folder)
 
 

@@ -408,6 +408,13 @@ def test_the_bootstrap_is_of_95_percent():
         assert side == pytest.approx(1.96 * error, rel=0.08)
 
 
+def test_the_bootstrap_draws_documents_with_all_of_their_targets():
+    """Of two documents, of 1 target and of 9: a quarter of the draws has the one twice, a quarter the other."""
+    nats = torch.tensor([1.0] + [3.0] * 9).double()
+    found = bootstrap(nats, torch.zeros(10).double(), (nats > 1).long())
+    assert found[:] == pytest.approx((math.exp(2.8) - 1, math.e - 1, math.exp(3) - 1))
+
+
 def test_the_bootstrap_covers_and_can_exclude_zero():
     draw = torch.Generator().manual_seed(0)
     other, documents = torch.rand(400, generator=draw) + 1, torch.arange(400) // 20

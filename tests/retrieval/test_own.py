@@ -121,6 +121,23 @@ def test_a_word_that_was_cut_has_other_tokens_and_the_rest_is_known(tmp_path):
     store = stored(tmp_path / "store", texts)
     found, _ = own_of(store, ["aaaaaaaa" + TEXT[108:300] + "bbbbbbb"])
     assert found[8:200] == [{entry(texts, 0, 108 + at)} for at in range(192)]
+    wrong = [at for at in range(8) if TEXT[100 + at] != "a"]
+    assert len(wrong) > 1
+    assert not any(found[: wrong[-1] + 1]), "behind the last that differs"
+
+
+def test_a_stored_text_of_16_entries_is_known(tmp_path):
+    found, _ = own_of(stored(tmp_path / "store", [OTHER, TEXT[-15:]]), [TEXT])
+    assert found[-16:] == [{entry([OTHER], 1, at)} for at in range(16)]
+
+
+def test_in_a_batch_every_example_has_its_own(tmp_path):
+    store = stored(tmp_path / "store", [TEXT])
+    for texts in ([TEXT[:23], OTHER[:23]], [OTHER[:23], TEXT[:23]]):
+        own = Own(store)(examples := windows(texts, Separated(), 24), collate(examples, [0, 1], VOCAB))
+        assert own is not None
+        rows = {text: own.unflatten(0, (2, 24))[at, :23, 0].tolist() for at, text in enumerate(texts)}
+        assert rows == {TEXT[:23]: list(range(23)), OTHER[:23]: [-1] * 23}
 
 
 def test_endless_repetitions_are_refused_and_end(tmp_path):
