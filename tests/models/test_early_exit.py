@@ -197,7 +197,7 @@ def test_each_block_may_have_a_threshold_of_its_own():
         sure.depth.chooser.bias.fill_(99)
         assert (sure(TOKENS).steps == 2).all(), "None is no threshold of 1, which a confidence may reach"
     for options, message in (
-        ("thresholds=(0.5, 0.5)", "thresholds are 3 numbers, one for every block but the last"),
+        ("thresholds=(0.5, 0.5)", "thresholds are 3 numbers or None, one for every block but the last"),
         ("thresholds=(0.5, 0.5, 0.5), decaying=True", "thresholds of each block do not decay"),
         ("thresholds=(0.5, 0.5, 0.5), confidence=multinomial", "planned exits ask for none"),
     ):
