@@ -39,7 +39,7 @@ def some_calls(*, typechecker: Callable[..., Any] | None) -> Callable[[Any], Any
         @functools.wraps(function)
         def call(*arguments: Any, **named: Any) -> Any:
             if torch.compiler.is_compiling():
-                return strict(*arguments, **named)
+                return function(*arguments, **named)
             number = next(calls)
             return (strict if number < FIRST or not number % THEN else function)(*arguments, **named)
 

@@ -91,6 +91,6 @@ def test_rows_without_weight_are_zero():
 
 @pytest.mark.parametrize("spec", ["linear(impl=triton)", "linear(impl=triton,rotary=True)"])
 def test_the_mechanism_keeps_the_contract(spec):
-    results = check_attention(spec)
+    results = check_attention(spec, device=DEVICE)
     assert [f"{r.check}: {r.message}" for r in results if r.status == "failed"] == []
     assert len(results) == len(CHECKS)

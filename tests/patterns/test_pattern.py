@@ -9,10 +9,12 @@ import pytest
 import torch
 
 import regard
+from regard import catalog
 from regard.errors import ConfigError
 from regard.patterns import Pattern, block, causal, everything, parse, per_head, random_blocks, window
-from regard.patterns.intervals import Span
+from regard.patterns.intervals import FAR, Possibility, Span
 from regard.patterns.pattern import resolve
+from regard.testing.inputs import Subject
 
 DEFINITIONS: dict[str, Callable[[int, int], bool]] = {
     "causal": lambda i, j: j <= i,
@@ -270,3 +272,24 @@ def test_products_beyond_64_bits() -> None:
     both = causal & Pattern(lambda i, j: i * large * large * large >= j)
     with pytest.raises(ConfigError, match="64 bits"):
         both.over(Span(0, 300), Span(0, 300))
+
+
+def test_spans_stay_on_their_device() -> None:
+    """Numbers on a CPU among them end in an error of some operators, which a rule is forgiven: no key would ever go."""
+    span = Span(torch.arange(3, device="meta"), torch.arange(3, device="meta") + 7)
+    made = [span, span + 2, 5 - span, -span, span * 3, abs(span - 4), span // 2, span % 3, span // 2 * 3 % 4 - 1]
+    assert {x.device.type for each in made for x in (each.lo, each.hi, each.step)} == {"meta"}
+    for answer in (span <= 3, span - 3 >= span, span == 4, span % 2 != 1):
+        assert {answer.may.device.type, answer.must.device.type} == {"meta"}
+
+
+@pytest.mark.parametrize("name", ["bigbird", "image_local_1d", "image_local_2d", "fixed_union", "strided_union"])
+def test_rules_of_mechanisms_are_followed_on_another_device(name: str) -> None:
+    cls, _ = catalog.resolve(name)
+    for options in cls.samples:
+        subject = Subject(cls, options)
+        pattern = subject.fresh(subject.modes[0]).pattern
+        first, keys = torch.tensor(5, device="meta"), torch.arange(9, device="meta")
+        for head in range(pattern.heads or 1):
+            found = pattern.of(head).rule(Span(first, first + FAR), Span(keys, keys, 0))
+            assert isinstance(found, Possibility)

@@ -59,7 +59,8 @@ class Span:
     """at least the magnitude of every position"""
 
     def __init__(self, lo: Tensor | int, hi: Tensor | int, step: Tensor | int = 1, *, reach: int = 2 * FAR) -> None:
-        self.lo, self.hi, self.step = torch.as_tensor(lo), torch.as_tensor(hi), torch.as_tensor(step)
+        self.lo = torch.as_tensor(lo)
+        self.hi, self.step = (torch.as_tensor(x, device=self.lo.device) for x in (hi, step))
         self.reach = reach
 
     def within(self, reach: int) -> "Span":
@@ -71,7 +72,8 @@ class Span:
             return other
         if isinstance(other, bool) or not isinstance(other, int):
             raise TypeError(f"positions combine with integers, got {type(other).__name__}")
-        return Span(other, other, 0, reach=abs(other))
+        place = torch.as_tensor(other, device=self.lo.device)
+        return Span(place, place, 0, reach=abs(other))
 
     def _whole(self, divisor: int) -> Tensor:
         if isinstance(divisor, bool) or not isinstance(divisor, int) or divisor < 1:

@@ -1,5 +1,7 @@
 """impl="flex" on a CPU: equal to the definition in float64, from blocks that were found without queries x keys."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import Tensor
@@ -7,6 +9,7 @@ from torch import Tensor
 from regard import ConfigError, Heads, UnsupportedError, build
 from regard.attention.sparse.longformer import Longformer
 from regard.bias import ScoreBias
+from regard.engines.gpu import flex
 from regard.engines.gpu.flex import block_mask, flexed
 from regard.engines.tiles import Dropout, tiled_attention
 from regard.patterns import Pattern, block, causal, everything, first, per_head, random_blocks, strided, window
@@ -128,3 +131,35 @@ def test_refusals() -> None:
 def test_dropout_is_refused() -> None:
     with pytest.raises(UnsupportedError, match='impl="flex" drops no weights'):
         flexed(*draw(9, 9), causal, scale=1.0, query_positions=0, dropout=Dropout.drawn(0.1))
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Compiled as on a GPU, but without making kernels; torch's own limit of graphs is 1."""
+    monkeypatch.setattr(flex, "_attention", lambda device: flex._compiled)
+    graph = torch.compile(flex.flex_attention, fullgraph=True, backend="eager")
+    monkeypatch.setattr(flex, "_graph", lambda: graph)
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(recompile_limit=1):
+        yield
+
+
+def test_every_pattern_is_compiled(compiled: None, recwarn: pytest.WarningsRecorder) -> None:
+    """Behind a limit of graphs torch would compute all pairs without a word."""
+    q, k, v = draw(200, 200)
+    for pattern in PATTERNS[1:3]:
+        expected, _ = tiled_attention(q, k, v, pattern, scale=0.25, query_positions=0)
+        values, _ = flexed(q, k, v, pattern, scale=0.25, query_positions=0)
+        torch.testing.assert_close(values, expected, rtol=0, atol=1e-10)
+    assert not [each for each in recwarn if "materializes the full scores" in str(each.message)]
+
+
+def test_a_rule_that_is_not_compiled_is_refused(compiled: None) -> None:
+    rule = Pattern(lambda i, j: (j <= i) & (int(str(3)) + (i - j) < input_of(7)))
+    with pytest.raises(UnsupportedError, match="does not compile the rule"):
+        flexed(*draw(9, 9), rule, scale=1.0, query_positions=0)
+
+
+@torch._dynamo.disable
+def input_of(number: int) -> int:
+    return number

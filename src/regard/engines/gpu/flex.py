@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch._dynamo.exc import Unsupported
 from torch.nn.attention import flex_attention as flex_module
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask, flex_attention
 
@@ -24,6 +25,8 @@ from regard.transforms import transformed
 
 BLOCK = 128
 """positions in a block: the least that FlexAttention takes by default"""
+GRAPHS = 1 << 10
+"""of a process, each for a pattern in a type and a mode; behind its own 8 torch would go on without a kernel"""
 
 
 def flexed(
@@ -54,7 +57,8 @@ def flexed(
         (values, lse); a query without keys has value 0 and lse -inf.
 
     Raises:
-        UnsupportedError: dropout; other parts of a bias; on a CPU, inputs that need a gradient; transforms.
+        UnsupportedError: dropout; other parts of a bias; on a CPU, inputs that need a gradient; transforms; a rule that
+            torch does not compile.
         ConfigError: a pattern per head for another number of heads.
     """
     if pattern.heads is not None and pattern.heads != q.shape[1]:
@@ -89,12 +93,25 @@ def flexed(
 
 
 def _attention(device: str) -> Callable[..., tuple[Tensor, AuxOutput]]:
-    return _eager if device == "cpu" else _compiled()
+    if torch.compiler.is_compiling():
+        return flex_attention  # type: ignore[return-value]
+    return _eager if device == "cpu" else _compiled
 
 
 @functools.cache
-def _compiled() -> Callable[..., tuple[Tensor, AuxOutput]]:
-    return torch.compile(flex_attention)  # type: ignore[return-value]
+def _graph() -> Callable[..., tuple[Tensor, AuxOutput]]:
+    return torch.compile(flex_attention, fullgraph=True)  # type: ignore[return-value]
+
+
+def _compiled(*operands: Tensor, **options: object) -> tuple[Tensor, AuxOutput]:
+    """FlexAttention as a kernel or not at all: what torch does not compile it computes from queries x keys logits."""
+    with torch._dynamo.config.patch(recompile_limit=GRAPHS):
+        try:
+            return _graph()(*operands, **options)
+        except Unsupported as error:
+            raise UnsupportedError(
+                f'impl="flex": torch does not compile the rule of this pattern; impl="torch" takes any. {error}'
+            ) from error
 
 
 def _eager(*operands: Tensor, **options: object) -> tuple[Tensor, AuxOutput]:

@@ -266,7 +266,7 @@ def state_file(subject: Subject) -> None:
         early, late = (keep[:, :8], keep[:, 8:]) if masked else (None, None)
         state = run(mechanism, x.slots(0, 8), key_mask=early, state=start(mechanism, 2, torch.float32)).state
         assert state is not None
-        loaded = start(mechanism, 2, torch.float32).load(load(save(state.dump())))
+        loaded = start(mechanism, 2, torch.float32).load(load(save(state.dump()))).map(lambda y: y.to(here()))
         require(loaded.length == state.length, f"length {state.length} was loaded as {loaded.length}")
         require(loaded.nbytes == state.nbytes, f"{state.nbytes} bytes were loaded as {loaded.nbytes}")
         tail = x.slots(8, LENGTH)
