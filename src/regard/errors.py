@@ -124,15 +124,18 @@ def no_size(error: BaseException) -> bool:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that memory ran out. torch says so with an error that is told by its text.
+    """Whether an exception says that memory ran out. torch says so with an error that is told by its text, and so does
+    what is written in Rust, with one that is no `Exception`.
 
     Example:
         >>> out_of_memory(MemoryError())
         True
     """
     text = str(error)
-    return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError | TypeError) and any(said in text for said in _NO_MEMORY)
+    return (
+        isinstance(error, MemoryError)
+        or (isinstance(error, RuntimeError | TypeError) and any(said in text for said in _NO_MEMORY))
+        or (type(error).__name__ == "PanicException" and "PyObject pointer is null" in text)
     )
 
 

@@ -245,3 +245,21 @@ def test_help_says_what_an_option_takes(regard):
     assert "--kv-heads INT" in regard("train", "--help").out.replace("model.", "")
     answer = regard("train", "--model.kv-heads", "None", "--model.dim", "7")
     assert "heads must divide dim" in answer.out + answer.err  # so that None was read
+
+
+def test_a_panic_of_rust_for_want_of_memory_is_named(regard, monkeypatch):
+    """It is no `Exception`; one that says anything else is a bug of somebody's."""
+
+    class PanicException(BaseException):
+        pass
+
+    def panics(words):
+        raise PanicException(said)
+
+    monkeypatch.setattr("regard.cli.main._run", panics)
+    said = "PyObject pointer is null"
+    answer = regard("list")
+    assert (answer.code, answer.err) == (6, "regard list: out of memory; use a smaller model, batch or length\n")
+    said = "index out of bounds"
+    with pytest.raises(PanicException):
+        regard("list")

@@ -93,10 +93,12 @@ def _answered(words: list[str]) -> int:
         return 6
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 2
-    except Exception as error:
+    except BaseException as error:
         if out_of_memory(error):
             print(f"{name}: out of memory; use a smaller model, batch or length", file=sys.stderr)
             return 6
+        if not isinstance(error, Exception):
+            raise
         fault = consent.fault(error)
         if fault is None:
             return _bug()
