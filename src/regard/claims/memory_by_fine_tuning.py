@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 
 from regard.benchmark.fitting import averages
-from regard.claims._base import About, Claim, Control, Finding, Observation, Plot
+from regard.claims._base import About, Claim, Control, Finding, Observation, Plot, Revision
 from regard.claims._letters import LETTERS
 from regard.claims._plateau import FINISHED, change
 from regard.claims._remembering import bits, far, held_out, on_letters, share_right
@@ -15,6 +15,8 @@ from regard.claims._segments import learned
 from regard.core import generator
 from regard.models import LanguageModel, ModelConfig
 
+EFFECT = 0.005
+"""bits per letter that are to be seen"""
 SHORT = 3
 """width of the convolution over embeddings"""
 NONE = {"none": "memorizing(pairs=1, top=1, gate=-100.0)"}
@@ -38,7 +40,7 @@ class MemoryByFineTuning(Claim):
         measures="Bits per letter on held-out addresses behind the first segment, of decoders trained here in two "
         "stages of as many steps, on the same samples within a seed: without a memory, then with one or without; with "
         "a small one, then with a large one; with the large one twice. Learning rates rise and fall in both stages. "
-        "No published network is fine-tuned: that would take hours on one core. Seen on a seed that does not count, "
+        "Seen on a seed that does not count, "
         "against a baseline whose convolution did not read across segments: 0.015 bits gained by adding a memory.",
     )
     controls = (
@@ -54,11 +56,17 @@ class MemoryByFineTuning(Claim):
         FINISHED,
     )
     findings = (
-        Finding(value="added", title="bits per letter, tuned without - with memory", at_least=0.0),
-        Finding(value="enlarged", title="bits per letter, large throughout - small first", at_least=0.0),
+        Finding(value="added", title="bits per letter, tuned without - with memory", at_least=EFFECT),
+        Finding(value="enlarged", title="bits per letter, large throughout - small first", at_least=EFFECT),
         Finding(value="late", title="bits per letter, memory added - large throughout", at_most=0.05, states=False),
     )
     least_seeds = 5
+    revised = Revision(
+        what="Memories were to gain any bits at all, which a gain of none can never be told from: seeds 0 to 4 gave "
+        "0.0000 (-0.0006 to 0.0005) when one is added and -0.0004 (-0.0020 to 0.0011) when it is enlarged. They have "
+        "to gain 0.005 now, a third of what the pilot saw. Settings and controls are as they were.",
+        seen=(0, 1, 2, 3, 4),
+    )
     plots = (
         Plot(name="bits", title="Held-out text", x="memory", y="bits per letter"),
         Plot(name="loss", title="Last training", x="step", y="nats per letter"),
