@@ -50,9 +50,8 @@ class AttentionLayer(nn.Module):
         max_length: longest sequence in positions, for mechanisms and positions that need to know.
         dropout: probability of dropping an attention weight, in training.
         projections: `none`: queries, keys and values are the hidden states themselves, split into heads, and their
-            averages are the output. What weights remain are the mechanism's and the position scheme's. `global`: the
-            rows of global tokens have their own; `separate`: and global tokens have keys and values of their own.
-            `gated`: those of a gated attention unit.
+            averages are the output; only the mechanism and the position scheme have weights. `global`: the rows of
+            global tokens have their own; `separate`: and their keys and values; `gated`: as a gated attention unit.
         bias: whether the projections have biases.
         output_bias: whether the output projection has one; None: as `bias`.
         seed: of every initial weight.
@@ -117,8 +116,7 @@ class AttentionLayer(nn.Module):
         self.attention = spec if isinstance(spec, Attention) else build(spec, wanted)
         if any(getattr(self.attention.heads, fact) != getattr(wanted, fact) for fact in _SERVED):
             raise ConfigError(f"the shared mechanism serves {self.attention.heads}, this layer needs {wanted}")
-        self.heads = wanted
-        info = self.attention.info
+        self.heads, info = wanted, self.attention.info
         if self.cross and not info.supports.cross:
             self.attention.refuse("cross-attention (context_dim)", "cross")
         if info.shares_query_key and wanted.kv_heads != heads:

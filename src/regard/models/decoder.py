@@ -53,8 +53,7 @@ class LanguageModel(nn.Module):
     Raises:
         ConfigError: an unknown mechanism, position or option; a memory beside one whose weights or buckets are for
             `max_length` positions, which is one segment.
-        UnsupportedError: a mechanism that cannot be causal, or cannot take the position scheme, the memory or the
-            dropout.
+        UnsupportedError: a mechanism that cannot be causal, or take the position scheme, the memory or the dropout.
 
     Example:
         >>> import torch
@@ -389,8 +388,7 @@ class LanguageModel(nn.Module):
         blocks, nothing = [cast(Block, block) for block in self.blocks], [None] * len(self.blocks)
         threads = Threads(nothing, nothing) if state is None else state.threads(len(blocks))
         looped = self.depth(blocks, x, threads, key_mask=key_mask, positions=positions, **told)
-        x = looped.hidden
-        losses: dict[str, Tensor] = {}
+        x, losses = looped.hidden, dict[str, Tensor]()
         for of_layer, names in zip(looped.losses, self.loss_names, strict=True):
             add_losses(losses, of_layer, names)
         losses |= of_depth(looped.own)
