@@ -222,7 +222,7 @@ def test_runs_are_told_apart_by_their_names(regard, runs, tmp_path, monkeypatch)
 
 
 def test_ponder_steps(regard, runs):
-    found, page = reported(regard, runs / "ponder", "--max-new-tokens", "20")
+    found, page = reported(regard, runs / "ponder", "--prompt", "1", "--max-new-tokens", "9")
     (run,) = found["runs"]
     assert (run["unit"], run["most"], run["exits"], len(run["fixed"])) == ("steps", 3, [], 3)
     assert sum(run["used"]["taken"]) == found["tokens"]
@@ -234,7 +234,7 @@ def test_ponder_steps(regard, runs):
     got = json.loads(regard("generate", runs / "ponder", "1", "--max-new-tokens", "9", "--json").out)
     assert got["of_layers"] == 6, "of two blocks that are taken up to three times"
     assert max(got["layers"]) <= 6
-    assert {taken for _, taken in found["texts"][0]["pieces"]} <= {1, 2, 3}, "steps, as everywhere on the page"
+    assert [2 * taken for _, taken in found["texts"][0]["pieces"]] == got["layers"], "steps, as everywhere on the page"
 
 
 def test_spans_by_layer_and_head(regard, runs):
@@ -253,6 +253,7 @@ def test_spans_by_layer_and_head(regard, runs):
     assert found["texts"] == []
     told = regard("info", runs / "looking")
     assert told.code == 0
+    assert "Spans of tokens: the mean, and 10 to 90 % of them" in told.out
     shown = json.loads(regard("info", runs / "looking", "--json").out)["spans"]
     wanted = {(one["layer"], one["head"]): one["span"] for one in shown}
     assert wanted[0, 0] == pytest.approx(spans[0, 0]["span"])
