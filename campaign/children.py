@@ -80,7 +80,7 @@ def call(
         function: gives the exit code.
         place: its working folder.
         before: is called in the child first.
-        stop: (seconds, signal): what it gets after that time.
+        stop: (seconds, signal): what it gets after that time; the function lets signals in (`command` does).
         memory: bytes of address space that it may take beside its parent's; None: any.
         full: what its allocator still has of its parent is taken first, so that all it needs is asked of the system.
         needed: file for the bytes of address space that it took at most, beside what it began with.
@@ -90,7 +90,11 @@ def call(
         sys.stdout.flush()
         sys.stderr.flush()
         reader, writer = os.pipe()
+        # What is to get a signal waits for it from its birth on: before the command begins, nothing answers it.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING if stop is not None else ())
         pid = os.fork()
+        if pid:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if pid == 0:
             os.write(writer, str(_resident()).encode())
             os.close(reader)

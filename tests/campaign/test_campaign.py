@@ -162,7 +162,13 @@ def test_a_child_is_seen_to_fail_to_hang_and_to_take_memory(tmp_path):
     assert not children.call(slowly, tmp_path, seconds=1.0).hung
     assert children.call(lambda: len(bytearray(b"x" * (1 << 26))) & 0, tmp_path).peak > 1 << 25
     assert children.call(lambda: len(bytearray(1 << 30)) & 0, tmp_path, memory=1 << 24).traceback
-    stopped = children.call(lambda: int(bool(signal.pause())), tmp_path, stop=(0.1, signal.SIGTERM))
+
+    def waits() -> int:
+        time.sleep(0.2)  # the signal comes now, and waits
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        return int(bool(signal.pause()))
+
+    stopped = children.call(waits, tmp_path, stop=(0.0, signal.SIGTERM))
     assert stopped.code == -signal.SIGTERM
 
 
