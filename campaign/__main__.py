@@ -29,9 +29,11 @@ SETTINGS = {
     "PYTHONHASHSEED": "0",
     "MKL_NUM_THREADS": "1",
     "OMP_STACKSIZE": "512k",
+    "RUST_BACKTRACE": "0",
 }
 """what a process that forks needs: no threads of its own, small stacks for those that are asked for, since what is
-reserved counts as memory here; and what makes cases the same again"""
+reserved counts as memory here; what makes cases the same again; and no backtrace of what is written in Rust, which
+hangs in printing it where no memory is left (seen of safetensors)"""
 
 
 def main(words: Sequence[str]) -> int:
