@@ -10,8 +10,8 @@ from pathlib import Path
 from regard.training import begun
 from regard.training.checkpoint import newest
 
-OF_THE_RUN = ("config.toml", "manifest.json", "progress.json", "metrics.jsonl")
-"""that hold the folder, the id or the timings of a run, or checksums of files that do"""
+OF_THE_RUN = ("config.toml", "env.json", "manifest.json", "progress.json", "metrics.jsonl")
+"""that hold the folder, the id, the checkout or the timings of a run, or checksums of files that do"""
 TENSORS = ".safetensors"
 LEFT = (".partial", ".removing")
 """endings of what is not whole yet, or not gone yet"""
@@ -45,6 +45,8 @@ def runs(run: Path, whole: Path) -> list[str]:
         found.append("metrics.jsonl")
     if _settings(run) != _settings(whole):
         found.append("config.toml")
+    if (run / "env.json").exists() and _environments(run) != _environments(whole):
+        found.append("env.json")
     return found + _different(run, whole, but=OF_THE_RUN, free=r"checkpoints/|\.begun$")
 
 
@@ -86,6 +88,15 @@ def _settings(run: Path) -> list[str]:
     """The lines of config.toml that name no place."""
     text = (run / "config.toml").read_text(encoding="utf-8")
     return [line for line in text.splitlines() if '= "/' not in line]
+
+
+def _environments(run: Path) -> list[dict[str, object]]:
+    """Those of env.json, one after the other, without the checkout, which the log of the campaign itself changes."""
+    last = json.loads((run / "env.json").read_text())
+    every = [last, *last.pop("continued", [])]
+    for each in every:
+        del each["revision"]
+    return [each for at, each in enumerate(every) if at == 0 or each != every[at - 1]]
 
 
 def leftovers(folder: Path) -> list[str]:

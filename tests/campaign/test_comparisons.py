@@ -76,6 +76,7 @@ CHANGES: dict[str, tuple[Callable[[Path], None], list[str]]] = {
     ),
     "a line": (replaced("metrics.jsonl", '"step": 10', '"step": 11'), ["metrics.jsonl"]),
     "a setting": (replaced("config.toml", "batch_size = 4", "batch_size = 5"), ["config.toml"]),
+    "the threads": (replaced("env.json", '"threads": 1', '"threads": 2'), ["env.json"]),
     "the run": (of_another, ["the id of the run"]),
     "a file more": (lambda run: (run / "notes.txt").touch(), ["notes.txt is beside them"]),
     "a file less": (lambda run: (run / "env.json").unlink(), ["env.json is missing"]),
@@ -89,6 +90,16 @@ def test_what_differs_of_a_run_is_told(whole, tmp_path, what):
     change, wanted = CHANGES[what]
     change(tmp_path / "run")
     assert equal.runs(tmp_path / "run", whole) == wanted
+
+
+def test_another_checkout_is_no_difference_and_other_threads_behind_it_are(whole, tmp_path):
+    """The log that the campaign writes makes the checkout another one."""
+    shutil.copytree(whole, tmp_path / "run")
+    path = tmp_path / "run" / "env.json"
+    first = json.loads(path.read_text())
+    for change, wanted in (({"revision": "other"}, []), ({"revision": "other", "threads": 7}, ["env.json"])):
+        path.write_text(json.dumps(first | {"continued": [first | change]}))
+        assert equal.runs(tmp_path / "run", whole) == wanted
 
 
 def test_half_a_line_of_metrics_is_no_run(whole, tmp_path):
