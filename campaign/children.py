@@ -154,7 +154,7 @@ def _child(
         memory, full, needed = limits
         if full:
             _fill()
-        had = _virtual()
+        had = 0 if memory is None and needed is None else _virtual()  # which needs a descriptor
         if memory is not None:
             resource.setrlimit(resource.RLIMIT_AS, (had + memory, had + memory))
         code = function()
