@@ -111,7 +111,8 @@ def _signalled_at(scene: Scene, seed: int) -> Outcome:
 
 def _limited(scene: Scene, seed: int) -> Outcome:
     """The system's own limit on the size of a file."""
-    most = random.Random(f"limit {scene.work.name} {seed}").randint(0, 60_000)
+    # What is said goes to a file too.
+    most = max(1000, random.Random(f"limit {scene.work.name} {seed}").randint(0, 60_000))
     place = scene.place(f"case{seed}")
     done = scene.go_on(place, before=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most)))
     return _judged(scene, place, done, f"files of at most {most} bytes", codes=(6,), says="File too large")
