@@ -388,7 +388,8 @@ class LanguageModel(nn.Module):
         blocks, nothing = [cast(Block, block) for block in self.blocks], [None] * len(self.blocks)
         threads = Threads(nothing, nothing) if state is None else state.threads(len(blocks))
         looped = self.depth(blocks, x, threads, key_mask=key_mask, positions=positions, **told)
-        x, losses = looped.hidden, dict[str, Tensor]()
+        x = looped.hidden
+        losses: dict[str, Tensor] = {}  # dict[str, Tensor]() would not compile
         for of_layer, names in zip(looped.losses, self.loss_names, strict=True):
             add_losses(losses, of_layer, names)
         losses |= of_depth(looped.own)
