@@ -3,7 +3,8 @@
     killed_run.py CONFIG RUN                trains to the end
     killed_run.py CONFIG RUN operations     for K = 1, 2, ... until there is no Kth: a child in RUN.K kills itself
                                             before its Kth file operation, and another one finishes the run
-    killed_run.py CONFIG RUN seconds S ...  per S: a child in RUN is killed after S seconds; a last one finishes it
+    killed_run.py CONFIG RUN shares X ...   per X: a child in RUN is killed after the Xth part of the time that the
+                                            whole run takes on this machine; a last one finishes it
     killed_run.py step K CONFIG RUN ...     per CONFIG and RUN: a child kills itself after step K, another finishes it
 
 Children are forks, so that torch is imported once. Leaves an uninterrupted run in RUN.whole. Prints one line per kill:
@@ -76,11 +77,15 @@ def main(config: str, run: str, how: str = "", *arguments: str) -> None:
             died = fate(child(config, place, partial(die_before, number, place)))
             print(number, died, fate(child(config, place)), flush=True)
         return
-    for seconds in map(float, arguments):
-        pid = child(config, run)
-        time.sleep(seconds)
-        os.kill(pid, signal.SIGKILL)
-        print(seconds, fate(pid), flush=True)
+    if how == "shares":
+        begun = time.monotonic()
+        fate(child(config, f"{run}.timed"))
+        whole = time.monotonic() - begun
+        for share in map(float, arguments):
+            pid = child(config, run)
+            time.sleep(share * whole)
+            os.kill(pid, signal.SIGKILL)
+            print(share, fate(pid), flush=True)
     train(toml.load(Path(config)), run, resume=True)
 
 

@@ -53,8 +53,8 @@ def test_killed_at_random_moments(small, tmp_path):
     small = replace(small, training=replace(small.training, steps=90, checkpoint_every=7, evaluate_every=14))
     toml.save(small, tmp_path / "config.toml")
     chance = random.Random(5)
-    moments = [round(chance.uniform(0.03, 0.25), 3) for _ in range(6)]
-    results = fates(start(tmp_path / "config.toml", tmp_path / "run", "seconds", *moments))
+    shares = [round(chance.uniform(0.05, 0.25), 3) for _ in range(6)]
+    results = fates(start(tmp_path / "config.toml", tmp_path / "run", "shares", *shares))
     assert sum(fate == -signal.SIGKILL for _, fate in results) >= 2
     require_equal(tmp_path / "run", tmp_path / "run.whole")
 

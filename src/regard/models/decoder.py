@@ -18,7 +18,7 @@ from regard.models.config import ModelConfig
 from regard.models.depth import Threads, build_depth
 from regard.models.depth_arguments import arguments
 from regard.models.embeddings import Embeddings, build_attention, check_mask
-from regard.models.losses import add_losses, loss_names, loss_weights, of_depth
+from regard.models.losses import added_up, loss_names, loss_weights, of_depth
 from regard.models.model_state import ModelState
 from regard.models.neighbours import NeighbourGate, NeighbourTokens, given
 from regard.models.output import Hidden, ModelOutput
@@ -388,13 +388,10 @@ class LanguageModel(nn.Module):
         blocks, nothing = [cast(Block, block) for block in self.blocks], [None] * len(self.blocks)
         threads = Threads(nothing, nothing) if state is None else state.threads(len(blocks))
         looped = self.depth(blocks, x, threads, key_mask=key_mask, positions=positions, **told)
-        x = looped.hidden
-        losses: dict[str, Tensor] = {}  # dict[str, Tensor]() would not compile
-        for of_layer, names in zip(looped.losses, self.loss_names, strict=True):
-            add_losses(losses, of_layer, names)
-        losses |= of_depth(looped.own)
+        losses = added_up(looped, self.loss_names)
         after = None if state is None else ModelState.of(looped.states, looped.memories, tail)
-        return Hidden(x if self.norm is None else self.norm(x), after, losses, looped.steps, self.depth.each)
+        x = looped.hidden if self.norm is None else self.norm(looped.hidden)
+        return Hidden(x, after, losses, looped.steps, self.depth.each)
 
     def _readout(self, hidden: Tensor) -> Tensor:
         """The logits of hidden states that have not passed the last norm."""

@@ -13,7 +13,7 @@ from regard.models.blocks import Block, block_class
 from regard.models.depth import Threads, build_depth
 from regard.models.embeddings import Embeddings, build_attention, check_mask, with_usual_logits
 from regard.models.encoder_config import EncoderConfig
-from regard.models.losses import add_losses, loss_names, loss_weights, of_depth
+from regard.models.losses import added_up, loss_names, loss_weights, of_depth
 from regard.models.parts import build_norm
 from regard.models.sharing import save_once, share_between_layers
 from regard.randomness import drawn_on_cpu
@@ -148,12 +148,9 @@ class Encoder(nn.Module):
         looped = self.depth(
             blocks, x, Threads(nothing, nothing), key_mask=key_mask, positions=positions, marks=of_layers
         )
-        x = looped.hidden
-        losses: dict[str, Tensor] = {}
-        for of_layer, names in zip(looped.losses, self.loss_names, strict=True):
-            add_losses(losses, of_layer, names)
-        losses |= of_depth(looped.own)
-        return Encoded(x if self.norm is None else self.norm(x), key_mask, losses, looped.steps)
+        losses = added_up(looped, self.loss_names)
+        x = looped.hidden if self.norm is None else self.norm(looped.hidden)
+        return Encoded(x, key_mask, losses, looped.steps)
 
     def _cut(self, inputs: Tensor) -> Tensor:
         """The patches of images; anything else as it is."""

@@ -6,6 +6,7 @@ from typing import TypeVar
 from torch import Tensor
 
 from regard.layer import AttentionLayer
+from regard.models.depth import Looped
 
 Value = TypeVar("Value")
 
@@ -49,6 +50,14 @@ def loss_weights(layers: Sequence[AttentionLayer]) -> dict[str, float]:
 def of_depth(losses: Mapping[str, Value]) -> dict[str, Value]:
     """The losses of the scheme that runs the blocks, under the model's names."""
     return {f"depth.{name}": value for name, value in losses.items()}
+
+
+def added_up(looped: Looped, names: Sequence[Mapping[str, str]]) -> dict[str, Tensor]:
+    """The losses of all blocks and of the scheme that ran them, under the model's names."""
+    total: dict[str, Tensor] = {}  # a call of dict[str, Tensor] would not compile under Python 3.11
+    for of_layer, of_model in zip(looped.losses, names, strict=True):
+        add_losses(total, of_layer, of_model)
+    return total | of_depth(looped.own)
 
 
 def add_losses(total: dict[str, Tensor], layer: Mapping[str, Tensor], names: Mapping[str, str]) -> None:
