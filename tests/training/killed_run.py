@@ -86,6 +86,8 @@ def main(config: str, run: str, how: str = "", *arguments: str) -> None:
             time.sleep(share * whole)
             os.kill(pid, signal.SIGKILL)
             print(share, fate(pid), flush=True)
+    elif how:
+        raise ValueError(how)
     train(toml.load(Path(config)), run, resume=True)
 
 

@@ -99,7 +99,7 @@ def test_every_kind_of_model_continues_with_the_same_bits(kinds, tmp_path, name)
 def test_a_killed_run_on_hidden_tokens(kinds, tmp_path):
     training = replace(kinds["masked"].training, steps=60, checkpoint_every=9, evaluate_every=30)
     toml.save(replace(kinds["masked"], training=training), tmp_path / "config.toml")
-    results = fates(start(tmp_path / "config.toml", tmp_path / "run", "seconds", 0.1, 0.15))
+    results = fates(start(tmp_path / "config.toml", tmp_path / "run", "shares", 0.2, 0.3))
     assert sum(fate == -signal.SIGKILL for _, fate in results) >= 1
     require_equal(tmp_path / "run", tmp_path / "run.whole")
 
