@@ -1,6 +1,6 @@
 """Run by the tests as a program: several processes train together, and some misbehave.
 
-    processes.py SCENARIO[@OPTION=VALUE] COUNT FOLDER [CONFIG] [then ...]
+    processes.py SCENARIO[@OPTION=VALUE[,...]] COUNT FOLDER [CONFIG] [then ...]
 
 OPTION is one of `ParallelConfig`, such as heads=2, or shard=yes. What is behind `then` is another such job, done after
 it by the same program.
@@ -122,7 +122,7 @@ def compared(models: dict[str, dict[str, Any]], folder: Path, ranks: Ranks, coun
             "losses": [line["loss"] for line in lines if line["kind"] == "train"],
             "norms": [line["gradient_norm"] for line in lines if line["kind"] == "train"],
             "valid": [line["nats_per_token"] for line in lines if line["kind"] == "evaluate"],
-            "tensors": {key: _whole(x).double().flatten().tolist() for key, x in model.state_dict().items()},
+            "tensors": {key: whole(x).double().flatten().tolist() for key, x in model.state_dict().items()},
             "saved": {key: x.double().flatten().tolist() for key, x in _saved(folder / name).items()},
         }
     (folder / f"{ranks.rank}.json").write_text(json.dumps(found))
@@ -135,7 +135,7 @@ def _saved(run: Path) -> dict[str, torch.Tensor]:
     return found.model | found.optimizer
 
 
-def _whole(x: torch.Tensor) -> torch.Tensor:
+def whole(x: torch.Tensor) -> torch.Tensor:
     return x.full_tensor() if isinstance(x, DTensor) else x
 
 
@@ -291,14 +291,14 @@ SCENARIOS = {each.__name__: each for each in _ALL}
 
 def child(scenario: str, folder: Path, rest: list[str], count: int) -> int:
     """One of the processes; its exit code, as the command's."""
-    name, _, option = scenario.partition("@")
-    key, _, value = option.partition("=")
+    name, _, said = scenario.partition("@")
+    options = dict(option.split("=") for option in said.split(",") if option)
     try:
         if not count:
             SCENARIOS[name](folder, ALONE, *rest)
             return 0
         with joined() as group:
-            parallel = ParallelConfig(**({key: value == "yes" or int(value)} if key else {}))
+            parallel = ParallelConfig(**{key: value == "yes" or int(value) for key, value in options.items()})
             SCENARIOS[name](folder, ranks_for(group, parallel), *rest)
     except RegardError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)

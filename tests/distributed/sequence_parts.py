@@ -22,6 +22,7 @@ from regard import catalog
 from regard.core import Attention
 from regard.distributed.group import Group
 from regard.distributed.sequence import Parts, SequenceParts, attended, sequence_parallel, way_of
+from regard.distributed.sequence.sharded import ShardedSequences
 from regard.errors import UnsupportedError
 from regard.info import Heads
 from regard.layer import AttentionLayer
@@ -226,7 +227,9 @@ def curves(folder: Path, ranks: Ranks) -> Found:
             "valid": [
                 line[key] for line in lines if line["kind"] == "evaluate" for key in ("nats_per_token", "tokens")
             ],
-            "tensors": {key: x.double().flatten().tolist() for key, x in model.state_dict().items()},
+            "tensors": {
+                key: processes.whole(x).double().flatten().tolist() for key, x in model.state_dict().items()
+            },
         }
     return found
 
@@ -242,6 +245,10 @@ def in_threes(folder: Path, group: Group) -> Found:
 
 def in_pairs(folder: Path, group: Group) -> Found:
     return curves(folder, SequenceParts(group, 2))
+
+
+def in_sharded_pairs(folder: Path, group: Group) -> Found:
+    return curves(folder, ShardedSequences(group, 2))
 
 
 def counted(folder: Path, group: Group) -> Found:
@@ -320,7 +327,7 @@ def interrupted(folder: Path, group: Group, config: str) -> Found:
 JOBS: dict[str, tuple[int, tuple[Callable[..., Found], ...]]] = {
     "one": (1, (alone,)),
     "three": (3, (in_threes, mechanisms, mutants)),
-    "four": (4, (in_pairs, layers, counted, dropped)),
+    "four": (4, (in_pairs, in_sharded_pairs, layers, counted, dropped)),
     "killed": (2, (killed,)),
     "interrupted": (2, (interrupted,)),
 }

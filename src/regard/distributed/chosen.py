@@ -17,14 +17,16 @@ def ranks_for(group: Group, parallel: ParallelConfig) -> Ranks:
     Raises:
         ConfigError: a number of processes that does not fit.
     """
-    if parallel.sequence > 1:
-        return SequenceParts(group, parallel.sequence)
-    if parallel.shard:
-        from regard.distributed.sharded import (
-            Sharded,  # with torch's sharding and checkpoints, which others do not need
-        )
+    if parallel.shard:  # with torch's sharding and checkpoints, which others do not need
+        if parallel.sequence > 1:
+            from regard.distributed.sequence.sharded import ShardedSequences
+
+            return ShardedSequences(group, parallel.sequence)
+        from regard.distributed.sharded import Sharded
 
         return Sharded(group)
+    if parallel.sequence > 1:
+        return SequenceParts(group, parallel.sequence)
     if parallel.heads > 1:
         from regard.distributed.heads import SharedHeads
 

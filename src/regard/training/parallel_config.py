@@ -11,7 +11,7 @@ class ParallelConfig:
     """How several processes train one run; a fact of the call and not of the run, which another one may go on with.
 
     Raises:
-        ConfigError: numbers below 1, or more than one of the three.
+        ConfigError: numbers below 1, or heads with one of the others.
     """
 
     shard: bool = False
@@ -27,8 +27,8 @@ class ParallelConfig:
         for name in ("heads", "sequence"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"parallel.{name} must be at least 1, got {getattr(self, name)}")
-        if len(self.named) > 1:
-            raise ConfigError(f"{' and '.join(self.named)} do not go together yet; choose one of them")
+        if self.heads > 1 and len(self.named) > 1:
+            raise ConfigError(f"{' and '.join(self.named)} do not go together yet; leave one of them out")
 
     @property
     def named(self) -> list[str]:

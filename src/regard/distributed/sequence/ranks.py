@@ -12,6 +12,7 @@ from regard.distributed.group import Group
 from regard.distributed.replicas import Replicas
 from regard.distributed.sequence.context import sequence_parallel
 from regard.distributed.sequence.parts import Parts
+from regard.distributed.several import SharedExamples
 from regard.errors import ConfigError, UnsupportedError
 from regard.training.batches import Batch
 from regard.training.config import TrainingConfig
@@ -19,11 +20,12 @@ from regard.training.config import TrainingConfig
 Item = TypeVar("Item")
 
 
-class SequenceParts(Replicas):
-    """Processes with the same weights, of which `size` side by side take the same examples, each its own positions.
+class SharedPositions(SharedExamples):
+    """Processes of which `size` side by side take the same examples, each its own positions.
 
     What sums over positions is added up over all of them: targets, losses, gradients. With more processes than `size`
-    each set of them has its share of the examples, as replicas have. See `sequence_parallel` for what is exchanged.
+    each set of them has its share of the examples. See `sequence_parallel` for what is exchanged. A mixin: what the
+    processes have of the weights is said by the class behind it.
 
     Args:
         group: the processes.
@@ -103,3 +105,7 @@ class SequenceParts(Replicas):
         self._stack.close()  # of the network of the stage before
         self.parts = self._stack.enter_context(sequence_parallel(model, self.group, self.size))
         return super().replicated(model)
+
+
+class SequenceParts(SharedPositions, Replicas):
+    """Processes that share positions and have the same weights."""
