@@ -227,9 +227,7 @@ def curves(folder: Path, ranks: Ranks) -> Found:
             "valid": [
                 line[key] for line in lines if line["kind"] == "evaluate" for key in ("nats_per_token", "tokens")
             ],
-            "tensors": {
-                key: processes.whole(x).double().flatten().tolist() for key, x in model.state_dict().items()
-            },
+            "tensors": {key: processes.whole(x).double().flatten().tolist() for key, x in model.state_dict().items()},
         }
     return found
 

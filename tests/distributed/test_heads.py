@@ -9,12 +9,19 @@ from regard.training import checkpoint
 
 @pytest.mark.processes
 def test_every_step_is_that_of_one_process_and_so_is_the_checkpoint(started, tmp_path):
-    """In float64: grouped heads, gated MLPs, biases, weights of each head, recomputed blocks."""
-    one, two = tmp_path / "one", tmp_path / "two"
-    codes, said = started("heads_curves", 0, one, "then", "heads_curves@heads=2", "2", str(two))
-    assert codes == [[0], [0, 0]], said
+    """In float64, of two processes and of two sets of two.
+
+    Grouped heads, gated MLPs, biases, weights of each head, recomputed blocks.
+    """
+    one, two, four = (tmp_path / name for name in ("one", "two", "four"))
+    heads = "heads_curves@heads=2"
+    codes, said = started("heads_curves", 0, one, "then", heads, "2", str(two), "then", heads, "4", str(four))
+    assert codes == [[0], [0, 0], [0, 0, 0, 0]], said
     expected = json.loads((one / "0.json").read_text())
-    several = [json.loads((two / f"{rank}.json").read_text()) for rank in range(2)]
+    of_two = [json.loads((two / f"{rank}.json").read_text()) for rank in range(2)]
+    of_four = [json.loads((four / f"{rank}.json").read_text()) for rank in range(4)]
+    assert of_four[:2] == of_four[2:], "sets have other weights"
+    several = of_two + of_four
     for name, alone in expected.items():
         for found in several:
             for curve in ("losses", "norms", "valid"):
@@ -36,6 +43,7 @@ def test_a_run_goes_on_with_shared_heads_and_without(started, config, tmp_path):
         "plain": ("kept", 0, "8", "heads"),
         "shards": ("kept@shard=yes", 2, "8", "heads"),
         "again": ("kept@heads=2", 2, "8", "begun"),
+        "sets": ("kept@heads=2", 4, "8", "heads"),
     }
     words: list[str] = []
     for name, (scenario, count, until, before) in jobs.items():
@@ -79,4 +87,4 @@ def test_heads_that_cannot_be_shared_are_refused_with_the_reason(started, tmp_pa
 def test_other_processes_than_parts_are_refused(started, config, tmp_path):
     codes, said = started("trained@heads=2", 3, tmp_path, config)
     assert codes == [2, 2, 2]
-    assert all("--parallel.heads 2 is for 2 processes, and torchrun started 3" in line for line in said)
+    assert all("--parallel.heads 2 does not divide 3 processes; start 2 of them or a multiple" in line for line in said)

@@ -54,6 +54,7 @@ def test_what_four_processes_saved_any_number_goes_on_with(started, config, tmp_
         "plain": ("kept", 0, "8", "four"),
         "replicas": ("kept", 2, "8", "four"),
         "from_one": (sharded, 2, "8", "begun"),
+        "sequences": ("kept@shard=yes,sequence=2", 4, "8", "four"),
     }
     words: list[str] = []
     for name, (scenario, count, until, before) in jobs.items():

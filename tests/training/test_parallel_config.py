@@ -23,6 +23,7 @@ def test_what_makes_no_sense_is_refused(wrong, said):
 def test_one_process_of_each_is_nothing_to_share():
     assert ParallelConfig().named == ParallelConfig(heads=1, sequence=1).named == []
     assert ParallelConfig(heads=4).named == ["--parallel.heads 4"]
+    assert ParallelConfig(shard=True, sequence=2).named == ["--parallel.shard", "--parallel.sequence 2"]
 
 
 def test_it_may_be_said_beside_resume_and_anything_else():

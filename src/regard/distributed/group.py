@@ -63,14 +63,19 @@ class Group:
         self.exchange(lambda: dist.all_gather_object(found, own))
         return found
 
-    def reduced(self, numbers: Sequence[float], operation: dist.ReduceOp.RedOpType) -> list[float]:
-        """Numbers of all, in float64.
+    def reduced(
+        self,
+        numbers: Sequence[float],
+        operation: dist.ReduceOp.RedOpType,
+        among: dist.ProcessGroup | None = None,
+    ) -> list[float]:
+        """Numbers of all, or of those `among` which this process is, in float64.
 
         Raises:
             ResourceError: one has left.
         """
         values = torch.tensor(numbers, dtype=torch.float64, device=self.device)
-        self.exchange(lambda: dist.all_reduce(values, op=operation))
+        self.exchange(lambda: dist.all_reduce(values, op=operation, group=among))
         return values.tolist()
 
     def summed(self, x: Tensor) -> None:
@@ -80,6 +85,13 @@ class Group:
             ResourceError: one has left.
         """
         self.exchange(lambda: dist.all_reduce(x))
+
+    def among(self, blocks: Sequence[Sequence[int]]) -> dist.ProcessGroup:
+        """Of blocks that hold every process once, the group of that with this one; all processes make all of them."""
+        made = [dist.new_group(list(block), timeout=self.timeout) for block in blocks]
+        (own,) = (x for x, block in zip(made, blocks, strict=True) if self.rank in block)
+        assert isinstance(own, dist.ProcessGroup)
+        return own
 
     @property
     def timeout(self) -> timedelta:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from regard.distributed.group import Group
-from regard.distributed.several import Several
+from regard.distributed.several import InSets, merged_scores
 from regard.errors import ConfigError, UnsupportedError
 from regard.head_parts import cut_at, head_part, piece
 from regard.layer import AttentionLayer, Projections
@@ -22,51 +22,49 @@ from regard.options import registered_name
 from regard.training import checkpoint
 from regard.training.checkpoint import Checkpoint, Progress
 from regard.training.config import TrainingConfig
-from regard.training.ranks import ALONE, Ranks
+from regard.training.evaluation import Scores
 
 
-class SharedHeads(Several):
-    """Processes of which each has the weights of some heads and of a part of every MLP; all have the rest.
+class SharedHeads(InSets):
+    """Processes of which `size` side by side each have the weights of some heads and of a part of every MLP.
 
-    x W^q, x W^k, x W^v and the MLP's first products are cut by columns, those with W^o and the MLP's last one by rows,
-    whose results are added up; so are gradients of x. A step is that of one process up to rounding. Dropout draws the
-    same elements in every process: of attention weights, those of the heads of one process are those of another.
-
-    Args:
-        group: the processes.
-        parts: into which the heads are cut, as many.
-
-    Raises:
-        ConfigError: other processes than parts.
+    All have the rest. x W^q, x W^k, x W^v and the MLP's first products are cut by columns, those with W^o and the MLP's
+    last one by rows, whose results are added up; so are gradients of x. A step is that of one process up to rounding.
+    Dropout draws the same elements in every process of a set: of attention weights, those of the heads of one process
+    are those of another.
 
     Cost: hidden states are sent four times for each layer and pass, twice forward and twice backward, and those of
-    queries, keys and values apart. Every process has all the activations between layers.
+    queries, keys and values apart; between sets the gradients of what a process has, once for a step. Every process has
+    all the activations between layers.
 
     Source: Shoeybi et al. 2019, Megatron-LM, section 3.
     """
 
-    def __init__(self, group: Group, parts: int) -> None:
-        super().__init__(group)
-        if group.count != parts:
-            raise ConfigError(
-                f"--parallel.heads {parts} is for {parts} processes, and torchrun started {group.count}: give both the "
-                "same number"
-            )
+    option = "--parallel.heads"
+
+    def __init__(self, group: Group, size: int) -> None:
+        super().__init__(group, size)
+        every = range(group.count)
+        self._among = group.among([every[first : first + size] for first in every[::size]])
+        self._peers = group.among([every[place::size] for place in range(size)])
+        """processes of the other sets with the same heads"""
         self.cuts: dict[str, int] = {}
         """by the names of weights and buffers, the dimension in which this process has a slice"""
-        self._partial: list[nn.Parameter] = []
+        self._weights: list[nn.Parameter] = []
+        self._partial: set[nn.Parameter] = set()
         """whole weights of mechanisms, whose gradients are those of this process's heads"""
         self._cut: set[nn.Parameter] = set()
 
     def require(self, config: TrainingConfig) -> None:
-        if config.compile:
-            raise UnsupportedError("training.compile does not go with --parallel.heads; leave one of them out")
+        super().require(config)
+        if config.carry and self.sets > 1:
+            raise UnsupportedError("training.carry keeps what each row remembers in one set of processes; leave it out")
 
     def placed(self, model: nn.Module) -> nn.Module:
         with torch.no_grad():
             for tensor in (*model.parameters(), *model.buffers()):
                 self.group.exchange(functools.partial(dist.broadcast, tensor, 0))
-        self.cuts, self._partial = {}, []
+        self.cuts, self._partial = {}, set()
         layers = {name: x for name, x in model.named_modules() if isinstance(x, AttentionLayer)}
         mlps = {name: x for name, x in model.named_modules() if isinstance(x, Mlp)}
         if not layers:
@@ -75,9 +73,9 @@ class SharedHeads(Several):
         for name, layer in layers.items():
             self._require(name, layer)
         for name, mlp in mlps.items():
-            if mlp.up.out_features % self.count:
+            if mlp.up.out_features % self.size:
                 raise ConfigError(
-                    f"--parallel.heads {self.count}: the width {mlp.up.out_features} of {name} does not divide; choose "
+                    f"--parallel.heads {self.size}: the width {mlp.up.out_features} of {name} does not divide; choose "
                     "another mlp_dim, or other processes"
                 )
         for name, layer in layers.items():
@@ -86,6 +84,7 @@ class SharedHeads(Several):
             self._columns(f"{name}.", mlp, [each for each in ("gate", "up") if getattr(mlp, each) is not None])
             self._rows(f"{name}.", mlp, "down")
         self._cut = {x for name, x in model.named_parameters() if name in self.cuts}
+        self._weights = [x for x in model.parameters() if x.requires_grad]
         return model
 
     def _require(self, name: str, layer: AttentionLayer) -> None:
@@ -116,17 +115,17 @@ class SharedHeads(Several):
                     f"--parallel.heads: {registered_name(type(attention))} in {name}: {reason}. Leave the option out, "
                     "or choose --parallel.shard"
                 )
-        head_part(attention, 0, self.count)
+        head_part(attention, 0, self.size)
 
     def _share(self, name: str, layer: AttentionLayer) -> None:
         """Leave this process's heads of a layer."""
         whole = layer.attention
-        part = head_part(whole, self.rank, self.count)
+        part = head_part(whole, self.place, self.size)
         for key, cut in cut_at(whole, part).items():
             if cut is not None:
                 self.cuts[f"{name}.attention.{key}"] = cut
         weights = dict(part.named_parameters())
-        self._partial += [x for key, x in weights.items() if f"{name}.attention.{key}" not in self.cuts]
+        self._partial |= {x for key, x in weights.items() if f"{name}.attention.{key}" not in self.cuts}
         layer.attention, layer.heads, layer.projections.heads = part, part.heads, part.heads
         projections = layer.projections
         made = [each for each in ("query", "key", "value") if getattr(projections, each) is not None]
@@ -138,7 +137,7 @@ class SharedHeads(Several):
         for name in names:
             whole = owner.get_submodule(name)
             assert isinstance(whole, nn.Linear)
-            owner.register_module(name, Columns(whole, self.rank, self.count))
+            owner.register_module(name, Columns(whole, self.place, self.size, self._among))
             self.cuts[f"{prefix}{name}.weight"] = 0
             if whole.bias is not None:
                 self.cuts[f"{prefix}{name}.bias"] = 0
@@ -146,7 +145,7 @@ class SharedHeads(Several):
     def _rows(self, prefix: str, owner: nn.Module, name: str) -> None:
         whole = owner.get_submodule(name)
         assert isinstance(whole, nn.Linear)
-        owner.register_module(name, Rows(whole, self.rank, self.count))
+        owner.register_module(name, Rows(whole, self.place, self.size, self._among))
         self.cuts[f"{prefix}{name}.weight"] = 1
 
     @contextmanager
@@ -156,35 +155,43 @@ class SharedHeads(Several):
             yield
 
     def stopped(self, asked: bool) -> bool:
-        return bool(self.highest(int(asked)))
+        return bool(self.group.reduced([asked], dist.ReduceOp.MAX, self._among)[0])
 
     @contextmanager
     def adding(self, last: bool) -> Iterator[None]:
         with self.group.watching():
             yield
-            if last and self._partial:
-                there = self.group.reduced([float(x.grad is not None) for x in self._partial], dist.ReduceOp.MAX)
-                for parameter, anywhere in zip(self._partial, there, strict=True):
-                    if anywhere:
-                        parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                        dist.all_reduce(parameter.grad)
+            if last:
+                self._add_up()
+
+    def _add_up(self) -> None:
+        """Gradients: of a set's heads, of what other sets have with the same heads."""
+        summed = [x for x in self._weights if self.sets > 1 or x in self._partial]
+        there = self.group.reduced([x.grad is not None for x in summed], dist.ReduceOp.MAX)
+        for parameter, anywhere in zip(summed, there, strict=True):
+            if anywhere:
+                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                dist.all_reduce(parameter.grad, group=None if parameter in self._partial else self._peers)
+
+    def total(self, numbers: Mapping[str, float]) -> dict[str, float]:
+        return dict(
+            zip(numbers, self.group.reduced(list(numbers.values()), dist.ReduceOp.SUM, self._peers), strict=True)
+        )
+
+    def merged(self, scores: Scores | None) -> Scores | None:
+        return merged_scores(self.group.gathered(scores)[:: self.size])
 
     def norm(self, parameters: Sequence[nn.Parameter]) -> Tensor:
         squares = {True: 0.0, False: 0.0}
         for parameter in parameters:
             if parameter.grad is not None:
                 squares[parameter in self._cut] += float(parameter.grad.double().square().sum())
-        (others,) = self.group.reduced([squares[True]], dist.ReduceOp.SUM)
+        (others,) = self.group.reduced([squares[True]], dist.ReduceOp.SUM, self._among)
         return torch.tensor((others + squares[False]) ** 0.5, dtype=torch.float64)
 
-    def begin_random(self, seed: int, step: int) -> None:
-        ALONE.begin_random(seed, step)
-
-    def random_states(self, states: dict[str, Tensor]) -> dict[str, Tensor]:
-        return states
-
-    def own_random_states(self, saved: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-        return Ranks.own_random_states(self, saved)
+    @property
+    def draws(self) -> tuple[int, int]:
+        return self.number, self.sets
 
     def save(
         self,
@@ -197,23 +204,26 @@ class SharedHeads(Several):
         random: dict[str, Tensor],
     ) -> Path | None:
         del device
-        weights = self._joined(checkpoint.own_tensors(model))
-        means = self._joined(checkpoint.optimizer_tensors(model, optimizer))
+        weights, means = {}, {}
+        if not self.number:
+            weights = self._joined(checkpoint.own_tensors(model))
+            means = self._joined(checkpoint.optimizer_tensors(model, optimizer))
         with self.together():
             if self.main:
                 return checkpoint.write(folder, progress, weights, means, memory, random)
         return None
 
     def _joined(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Whole tensors, of the slices of all."""
+        """Whole tensors, of the slices of a set."""
         whole = {}
         for name, x in tensors.items():
             cut = self._cut_of(name) if x.ndim else None
             if cut is None:
                 whole[name] = x
                 continue
-            pieces = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(self.count)]
-            self.group.exchange(functools.partial(dist.all_gather, pieces, x.detach().contiguous()))
+            pieces = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(self.size)]
+            gather = functools.partial(dist.all_gather, pieces, x.detach().contiguous(), group=self._among)
+            self.group.exchange(gather)
             whole[name] = torch.cat(pieces, cut)
         return whole
 
@@ -233,8 +243,8 @@ class SharedHeads(Several):
 
     def _piece(self, x: Tensor, cut: int | None) -> Tensor:
         """This process's slice; of what cannot be cut, all, which does not fit the model and is refused as such."""
-        fits = cut is not None and cut < x.ndim and x.shape[cut] % self.count == 0
-        return piece(x, cut, self.rank, self.count).contiguous() if fits else x
+        fits = cut is not None and cut < x.ndim and x.shape[cut] % self.size == 0
+        return piece(x, cut, self.place, self.size).contiguous() if fits else x
 
 
 def _require_own(layers: Mapping[str, AttentionLayer]) -> None:
@@ -259,16 +269,18 @@ class Columns(nn.Linear):
     Args:
         whole: the layer.
         rank, count: which slice, of how many.
+        among: the processes that have the others.
     """
 
-    def __init__(self, whole: nn.Linear, rank: int, count: int) -> None:
+    def __init__(self, whole: nn.Linear, rank: int, count: int, among: dist.ProcessGroup) -> None:
         super().__init__(whole.in_features, whole.out_features // count, bias=False, device="meta")
         self.weight = _parameter(whole.weight, 0, rank, count)
         self.bias = None if whole.bias is None else _parameter(whole.bias, 0, rank, count)
+        self._among = among
 
     def forward(self, input: Tensor) -> Tensor:
         """Of the inputs, whose gradients are added up."""
-        return nn.functional.linear(_Entering.apply(input), self.weight, self.bias)  # type: ignore[arg-type]
+        return nn.functional.linear(_Entering.apply(input, self._among), self.weight, self.bias)  # type: ignore[arg-type]
 
 
 class Rows(nn.Linear):
@@ -277,16 +289,17 @@ class Rows(nn.Linear):
     Args:
         whole: the layer.
         rank, count: which slice, of how many.
+        among: the processes that have the others.
     """
 
-    def __init__(self, whole: nn.Linear, rank: int, count: int) -> None:
+    def __init__(self, whole: nn.Linear, rank: int, count: int, among: dist.ProcessGroup) -> None:
         super().__init__(whole.in_features // count, whole.out_features, bias=False, device="meta")
         self.weight = _parameter(whole.weight, 1, rank, count)
-        self.bias = whole.bias
+        self.bias, self._among = whole.bias, among
 
     def forward(self, input: Tensor) -> Tensor:
         """Of the slice, added up."""
-        whole: Tensor = _Leaving.apply(nn.functional.linear(input, self.weight))  # type: ignore[assignment]
+        whole: Tensor = _Leaving.apply(nn.functional.linear(input, self.weight), self._among)  # type: ignore[assignment]
         return whole if self.bias is None else whole + self.bias
 
 
@@ -299,31 +312,30 @@ class _Entering(torch.autograd.Function):
     """x; its gradient is the sum of those of all processes."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        del ctx
+    def forward(ctx: Any, x: Tensor, among: dist.ProcessGroup) -> Tensor:
+        ctx.among = among
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> Tensor:  # type: ignore[override]
-        del ctx
-        return _summed(slope)
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return _summed(slope, ctx.among), None
 
 
 class _Leaving(torch.autograd.Function):
     """The sum of x of all processes; the gradient of each is that of the sum."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, among: dist.ProcessGroup) -> Tensor:
         del ctx
-        return _summed(x)
+        return _summed(x, among)
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         del ctx
-        return slope
+        return slope, None
 
 
-def _summed(x: Tensor) -> Tensor:
+def _summed(x: Tensor, among: dist.ProcessGroup) -> Tensor:
     x = x.clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(x)
+    dist.all_reduce(x, group=among)
     return x

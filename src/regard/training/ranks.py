@@ -120,10 +120,16 @@ class Ranks:
         """The scores of all; None if one gave up."""
         return scores
 
+    @property
+    def draws(self) -> tuple[int, int]:
+        """Which of how many streams of random numbers this process draws from; those of one number draw the same."""
+        return self.rank, self.count
+
     def begin_random(self, seed: int, step: int) -> None:
-        """Seed torch's generators, which dropout draws from: of each process its own, those of the first by `seed`."""
-        if self.rank or step:
-            digest = hashlib.sha256(repr((seed, step, self.rank, self.count)).encode()).digest()
+        """Seed torch's generators, which dropout draws from: of each stream its own, those of the first by `seed`."""
+        number, count = self.draws
+        if number or step:
+            digest = hashlib.sha256(repr((seed, step, number, count)).encode()).digest()
             seed = int.from_bytes(digest[:7], "little")
         torch.manual_seed(seed)
 

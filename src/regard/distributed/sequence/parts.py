@@ -38,12 +38,9 @@ class Parts:
             raise ShapeError(f"{group.count} processes do not divide into sequences of {self.count} parts")
         self.group, self.rank, self.number = group, group.rank % self.count, group.rank // self.count
         self.bounds, self.numbers = tuple(range(self.count + 1)), 0
-        # Every process makes every group, in the same order; collectives of a model's replicas keep to their own.
+        # A group of its own, even of all: collectives of a model's replicas keep to theirs.
         blocks = [range(first, first + self.count) for first in range(0, group.count, self.count)]
-        made = [dist.new_group(list(block), timeout=group.timeout) for block in blocks]
-        among = made[self.number]
-        assert isinstance(among, dist.ProcessGroup)
-        self._among, self._ranks = among, blocks[self.number]
+        self._among, self._ranks = group.among(blocks), blocks[self.number]
 
     @property
     def start(self) -> int:

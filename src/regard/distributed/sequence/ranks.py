@@ -1,10 +1,10 @@
 """Training by processes that share the positions of every example."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import nn
 
@@ -12,20 +12,17 @@ from regard.distributed.group import Group
 from regard.distributed.replicas import Replicas
 from regard.distributed.sequence.context import sequence_parallel
 from regard.distributed.sequence.parts import Parts
-from regard.distributed.several import SharedExamples
-from regard.errors import ConfigError, UnsupportedError
+from regard.distributed.several import InSets
+from regard.errors import UnsupportedError
 from regard.training.batches import Batch
 from regard.training.config import TrainingConfig
 
-Item = TypeVar("Item")
 
-
-class SharedPositions(SharedExamples):
+class SharedPositions(InSets):
     """Processes of which `size` side by side take the same examples, each its own positions.
 
-    What sums over positions is added up over all of them: targets, losses, gradients. With more processes than `size`
-    each set of them has its share of the examples. See `sequence_parallel` for what is exchanged. A mixin: what the
-    processes have of the weights is said by the class behind it.
+    What sums over positions is added up over all of them: targets, losses, gradients. See `sequence_parallel` for what
+    is exchanged. A mixin: what the processes have of the weights is said by the class behind it.
 
     Args:
         group: the processes.
@@ -38,40 +35,20 @@ class SharedPositions(SharedExamples):
     arXiv:2105.13120, section 3; exchanges: see each.
     """
 
+    option = "--parallel.sequence"
+
     def __init__(self, group: Group, size: int) -> None:
-        super().__init__(group)
-        if group.count % size:
-            raise ConfigError(
-                f"--parallel.sequence {size} does not divide {group.count} processes; start {size} of them or a "
-                "multiple, or choose another number"
-            )
-        self.size, self.sets = size, group.count // size
+        super().__init__(group, size)
         self.parts: Parts | None = None
         self._stack = ExitStack()
 
-    @property
-    def way(self) -> str:
-        return f"{super().way} of {self.size}"
-
     def require(self, config: TrainingConfig) -> None:
-        size = config.batch_size // config.accumulation
-        if size % self.sets:
-            raise ConfigError(
-                f"training.batch_size={config.batch_size} in {config.accumulation} part(s) gives {size} examples to "
-                f"{self.sets} sets of {self.size} processes, which does not divide; use training.batch_size="
-                f"{max(size // self.sets, 1) * self.sets * config.accumulation}, or other processes"
-            )
+        super().require(config)
         if config.carry:
             raise UnsupportedError("training.carry keeps what each row remembers in one process; leave it out")
-        if config.compile:
-            raise UnsupportedError("training.compile has no graph for what processes exchange; leave it out")
 
     def stopped(self, asked: bool) -> bool:
         return asked if self.parts is None else self.parts.anywhere(asked)
-
-    def share(self, items: Sequence[Item]) -> Sequence[Item]:
-        number, total = self.rank // self.size, len(items)
-        return items[number * total // self.sets : (number + 1) * total // self.sets]
 
     @contextmanager
     def held(self, run: Path) -> Iterator[None]:
