@@ -64,6 +64,25 @@ def test_a_run_goes_on_with_shared_heads_and_without(started, config, tmp_path):
 
 
 @pytest.mark.processes
+def test_every_set_draws_its_own_dropout_and_a_killed_run_goes_on_to_the_same_bits(started, config, tmp_path):
+    heads = "trained@heads=2"
+    words = [word for name in ("killed", "whole") for word in ("then", heads, "4", str(tmp_path / name), config)]
+    codes, _ = started("killed@heads=2", 4, tmp_path / "killed", config, *words)
+    assert codes == [[6, -9, 6, 6], [0] * 4, [0] * 4]
+    ends = []
+    for name in ("killed", "whole"):
+        end, _ = checkpoint.newest(tmp_path / name / "run" / "checkpoints")
+        assert end is not None
+        ends.append(end)
+    for part in ("model", "optimizer", "rng"):
+        first, second = (getattr(end, part) for end in ends)
+        assert first.keys() == second.keys()
+        assert all(first[name].equal(second[name]) for name in first), part
+    assert ends[0].rng.keys() == {"cpu", "cpu@1"}
+    assert not ends[0].rng["cpu"].equal(ends[0].rng["cpu@1"])
+
+
+@pytest.mark.processes
 def test_heads_that_cannot_be_shared_are_refused_with_the_reason(started, tmp_path):
     codes, said = started("refused@heads=2", 2, tmp_path)
     assert codes == [0, 0], said
