@@ -19,6 +19,8 @@ NAME = "faults"
 BATCH = 50
 WORKS = ("text", "stages", "codebooks", "recent memory", "datastore", "addition", "indices", "calibration", "export")
 """that meet every fault"""
+SEVERAL = ("two processes", "two processes with shards", "two processes with sequences")
+"""works of several processes, of which one meets what can happen to one alone"""
 ERRORS = {
     "full disk": (errno.ENOSPC, False),
     "disk that stays full": (errno.ENOSPC, True),
@@ -39,12 +41,13 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 SHORT = {"text: full disk": 2, "text: signal at a moment": 2}
 _CODES = {signal.SIGTERM: (143,), signal.SIGINT: (130,)}
 _WORD = re.compile(r"regard( \w+)?: interrupted; \S|\w+: SIG\w+: saved at step \d+; continue with --resume$")
-"""what a command that a signal ends says last: what is left, or how to go on"""
+"""what a command that a signal ends says last: what is left, or how to go on; of several processes one of them"""
 
 
 def kinds() -> list[str]:
     """Every work with every fault."""
-    return [f"{work}: {fault}" for work in WORKS for fault in (*ERRORS, *OTHERS)]
+    of_one = [f"{work}: {fault}" for work in WORKS for fault in (*ERRORS, *OTHERS)]
+    return [*of_one, *(f"{work}: {fault}" for work in SEVERAL for fault in (*ERRORS, *OTHERS[:2]))]
 
 
 def judged(kind: str) -> int:
@@ -78,12 +81,17 @@ def cases(kind: str, folder: Path) -> Callable[[int], Outcome]:
 
 def _refused(scene: Scene, error: int, for_good: bool, seed: int) -> Outcome:
     """An operation on a file fails; in turn every one."""
-    number = 1 + seed % max(1, len(scene.operations))
-    place = scene.place(f"case{seed}")
+    round_, at = divmod(seed, max(1, len(scene.operations)))
+    number, place = at + 1, scene.place(f"case{seed}")
     act = injected.refused(number, error, for_good=for_good)
-    done = scene.go_on(place, before=lambda: injected.before_operations(act, place))
+    done = scene.go_on(place, before=lambda: injected.before_operations(act, place), **_which(scene, round_))
     what = f"{os.strerror(error)} at operation {number} of {len(scene.operations)} ({_kind(scene, number)})"
     return _judged(scene, place, done, what, codes=(6,), says=os.strerror(error))
+
+
+def _which(scene: Scene, number: int) -> dict[str, int]:
+    """The process that meets it, where there are several: in turn every one."""
+    return {"rank": number % scene.work.processes} if scene.work.processes > 1 else {}
 
 
 def _kind(scene: Scene, number: int) -> str:
@@ -97,7 +105,7 @@ def _signalled(scene: Scene, seed: int) -> Outcome:
     draw = random.Random(f"signal {scene.work.name} {seed}")
     number, when = SIGNALS[seed % 2], draw.uniform(0, scene.seconds)
     place = scene.place(f"case{seed}")
-    done = scene.go_on(place, stop=(when, number))
+    done = scene.go_on(place, stop=(when, number), **_which(scene, seed // 2))
     return _judged(scene, place, done, f"{number.name} after {when:.3f} s", codes=_CODES[number])
 
 
@@ -105,7 +113,7 @@ def _signalled_at(scene: Scene, seed: int) -> Outcome:
     number, at = SIGNALS[seed % 2], 1 + seed // 2 * 5 % max(1, len(scene.operations))
     place = scene.place(f"case{seed}")
     act = injected.signalled(at, number)
-    done = scene.go_on(place, before=lambda: injected.before_operations(act, place))
+    done = scene.go_on(place, before=lambda: injected.before_operations(act, place), **_which(scene, seed // 2))
     return _judged(scene, place, done, f"{number.name} at operation {at} ({_kind(scene, at)})", codes=_CODES[number])
 
 
@@ -163,22 +171,24 @@ def _judged(
 ) -> Outcome:
     """A named error, or none was needed; what was kept is enough to go on with the same bits."""
     wrong = []
-    named = done.code != 0
+    named, several = done.code != 0, scene.work.processes > 1
+    interrupted = codes[0] > 128 and done.code in (codes if not several else (*codes, 6))
+    words = (done.err.splitlines() or [""])[0 if several else -1 :]
     whole = scene.says_whole(done)
     if done.hung:
         wrong.append("hung")
     if done.traceback:
         wrong.append(f"a traceback: {done.said}")
-    elif done.code not in (0, *codes) and not whole:
+    elif done.code not in (0, *codes) and not interrupted and not whole:
         wrong.append(f"exit code {done.code}: {done.said}")
     elif named and done.code > 0 and says and says not in done.err and not whole:
         wrong.append(f"does not say {says!r}: {done.said}")
-    elif done.code >= 128 and not _WORD.match((done.err.splitlines() or [""])[-1]):
+    elif interrupted and not any(_WORD.match(line) for line in words):
         wrong.append(f"exit code {done.code} without a word of what is left: {done.said}")
     elif 0 < done.code < 128 and not any(line.startswith("regard") for line in done.err.splitlines()):
         wrong.append(f"exit code {done.code} without an error: {done.said}")
-    elif named and 0 < done.code < 128 and len(_lines(done.err)) > 1:
-        wrong.append(f"says it in {len(_lines(done.err))} lines: {done.said}")
+    elif named and 0 < done.code < 128 and len(_lines(done.err, several)) > scene.work.processes:
+        wrong.append(f"says it in {len(_lines(done.err, several))} lines: {done.said}")
     if not wrong:
         wrong, _ = scene.finished(place)
         wrong = [f"afterwards: {each}" for each in wrong]
@@ -189,8 +199,8 @@ def _judged(
     return Outcome(said, seconds=done.seconds, peak=done.peak)
 
 
-def _lines(text: str) -> list[str]:
-    """Of the error: what progress is shown ends where it begins."""
-    lines = text.splitlines()
+def _lines(text: str, several: bool) -> list[str]:
+    """Of the error: what progress is shown ends where it begins; among several processes torch says things too."""
+    lines = [line for line in text.splitlines() if line.startswith("regard") or not several]
     first = next((at for at, line in enumerate(lines) if line.startswith("regard")), 0)
     return lines[first:]

@@ -52,6 +52,9 @@ TRAININGS: dict[str, Sequence[str]] = {
     "text of a token store": ("--task", "text", *STORED, *PARTS),
     "two processes": ("--task", "text", *TEXT, *PARTS),
     "two processes with shards": ("--task", "text", *TEXT, *PARTS),
+    "two processes with heads": ("--task", "text", *TEXT, *PARTS),
+    "two processes with sequences": ("--task", "text", *TEXT, *PARTS),
+    "two processes with sequences and shards": ("--task", "text", *TEXT, *PARTS),
 }
 """name -> words of `regard train`; `task.num_examples` and the like are added where a task draws its own data"""
 DRAWN = {
@@ -142,10 +145,15 @@ PREPARED: dict[str, tuple[tuple[str, ...], ...]] = {
     "text of a token store": (stored("", 1),),
 }
 """name of a training -> commands that make what it reads"""
-TOGETHER = {"two processes": 2, "two processes with shards": 2}
-"""name of a training -> how many processes it has"""
-DIVIDED = {"two processes with shards": ("--parallel.shard",)}
+DIVIDED = {
+    "two processes with shards": ("--parallel.shard",),
+    "two processes with heads": ("--parallel.heads", "2"),
+    "two processes with sequences": ("--parallel.sequence", "2"),
+    "two processes with sequences and shards": ("--parallel.shard", "--parallel.sequence", "2"),
+}
 """name of a training -> what its processes share, which every call says"""
+TOGETHER = {"two processes": 2, **dict.fromkeys(DIVIDED, 2)}
+"""name of a training -> how many processes it has"""
 
 
 def _index(place: Path) -> Sequence[str]:

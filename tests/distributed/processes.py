@@ -251,6 +251,13 @@ def failing(folder: Path, ranks: Ranks, config: str) -> None:
     trained(folder, ranks, config)
 
 
+def interrupted(folder: Path, ranks: Ranks, config: str) -> None:
+    """One process is interrupted before there is anything that it could save."""
+    if ranks.rank:
+        raise KeyboardInterrupt
+    trained(folder, ranks, config)
+
+
 def diverging(folder: Path, ranks: Ranks, config: str) -> None:
     score = torch.nn.functional.cross_entropy
 
@@ -280,6 +287,7 @@ _ALL = (
     stopped,
     stopped_slowly,
     failing,
+    interrupted,
     diverging,
     unlike,
     unlike_calls,

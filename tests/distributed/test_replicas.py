@@ -83,6 +83,13 @@ def test_an_error_of_one_is_named_by_all(started, config, tmp_path, scenario, co
 
 
 @pytest.mark.processes
+def test_of_one_that_is_interrupted_before_it_begins_the_others_say_so(started, config, tmp_path):
+    codes, said = started("interrupted", 2, tmp_path / "run", config)
+    assert codes == [6, 1]
+    assert said[0] == "ResourceError: process 1 of 2: was interrupted, which ends all; it says how to go on"
+
+
+@pytest.mark.processes
 def test_a_signal_to_one_stops_all_with_a_checkpoint(started, config, tmp_path):
     codes, said = started("stopped", 2, tmp_path / "run", config)
     assert codes == [143, 143], said

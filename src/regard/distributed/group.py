@@ -148,8 +148,11 @@ class Group:
 
     def leave_word(self, error: BaseException) -> None:
         """Tell the others why this process leaves."""
+        said = f"{type(error).__name__}: {error}"
+        if isinstance(error, KeyboardInterrupt):
+            said = "ResourceError: was interrupted, which ends all; it says how to go on"
         with suppress(RuntimeError):
-            self.store.set(f"error/{self.rank}", f"{type(error).__name__}: {error}")
+            self.store.set(f"error/{self.rank}", said)
 
     def _last_words(self) -> dict[int, str]:
         """What processes that left with an error have said, by rank; waits a moment for it."""
