@@ -142,6 +142,15 @@ def test_a_baseline_that_only_counts_has_to_be_beaten(floor):
     assert advice.spec is None
 
 
+@pytest.mark.parametrize(
+    ("best", "word"), [(7.9, "trained too little"), (8.1, "all diverged; give a smaller learning")]
+)
+def test_worse_than_guessing_is_not_too_little_training(best, word):
+    needs, advice = found(text={"softmax": best, "linear": 9.0}, floor=3.0)
+    assert word in why(needs["text"])
+    assert advice.spec is None
+
+
 @pytest.mark.parametrize(("documents", "beaten"), [(1, {"2.1"}), (40, set())])
 def test_what_one_seed_beats_without_a_test(documents, beaten):
     """By its value alone where the text was coded as a whole; beside documents that differ a little nothing is told."""

@@ -12,6 +12,8 @@ from regard.benchmark.verdict import MOST_SEEDS, Difference, Sample, difference
 
 LEAST_SEEDS = 3
 """trainings of each before a difference between trainings is believed"""
+BITS_OF_A_BYTE = 8.0
+"""what a guess is worth that gives every byte the same probability"""
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,12 @@ def _too_little(board: Board, measure: Measure, best: str) -> list[dict[str, Any
     """Why nothing can be advised yet: something without attention is not beaten, or nothing was learned."""
     shown = quantity(measure, board.samples[measure.name][best].value)
     reasons = []
+    if measure.metric == "bits_per_byte" and board.samples[measure.name][best].value > BITS_OF_A_BYTE:
+        text = (
+            "the best specification, {spec} ({shown}), is worse than guessing every byte ({guess}): all diverged; give "
+            "a smaller learning rate"
+        )
+        return [sentence(text, spec=best, shown=shown, guess=quantity(measure, BITS_OF_A_BYTE))]
     if measure is board.first:
         for name in board.unbeaten(best):
             value = quantity(measure, board.baselines[name].sample.value)
