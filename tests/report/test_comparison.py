@@ -13,15 +13,16 @@ import pytest
 import tyro
 
 import regard
-from regard.benchmark import comparison, plan
+from regard.benchmark import comparison, job_files, plan, trainings
 from regard.benchmark.comparison import compare
 from regard.benchmark.config import CompareConfig, ShapeConfig
+from regard.benchmark.language import said
 from regard.benchmark.measures import TEXT
 from regard.benchmark.results import Expected, reproduce
 from regard.checksums import opened, sealed
 from regard.cli.compare import Options
 from regard.cli.main import main
-from regard.errors import CheckpointError, ConfigError, DataError, ResourceError
+from regard.errors import CheckpointError, ConfigError, DataError, NumericsError, ResourceError
 from regard.tasks.config import RecallConfig, TextConfig
 from tests.report.conftest import SPECS
 
@@ -181,13 +182,13 @@ def test_no_flipped_bit_of_a_job_is_believed(compared, copied, capsys):
     """Nor of the results, by the report."""
     named = 0
     for path in sorted((copied / "jobs").iterdir()):
-        data, wanted = path.read_bytes(), comparison._result(path)
+        data, wanted = path.read_bytes(), job_files.result(path)
         for bit in range(0, 8 * len(data), 8 * len(data) // 40 + 1):
             flipped = bytearray(data)
             flipped[bit // 8] ^= 1 << bit % 8
             path.write_bytes(flipped)
             try:
-                assert comparison._result(path) == wanted
+                assert job_files.result(path) == wanted
             except CheckpointError as error:
                 named += f"{path} is damaged" in str(error)
         path.write_bytes(data)
@@ -255,18 +256,49 @@ def test_a_mechanism_that_only_this_process_knows(tmp_path):
         catalog.unregister("only_here")
 
 
-def test_a_training_that_fails_says_whose_it_was(tmp_path, monkeypatch):
-    """A learning rate that blows up: the error is the trainer's, with the specification in front."""
-    from regard.benchmark import comparison
-    from regard.errors import NumericsError
-
+@pytest.mark.parametrize(
+    ("error", "wanted"),
+    [
+        (DataError("a page is missing"), r"^uniform, seed 0, text: a page is missing$"),
+        (
+            NumericsError("step 3: the loss is not finite. Go on"),
+            r"^every specification diverged; the last, uniform, in training on text with seed 0: step 3: the loss is "
+            r"not finite\. Compare with a smaller learning rate$",
+        ),
+    ],
+)
+def test_a_training_that_fails_says_whose_it_was(tmp_path, monkeypatch, error, wanted):
     def fail(jobs, *, threads, each=None):
-        raise NumericsError("the loss is not finite")
+        raise error
 
     monkeypatch.setattr(comparison, "_plan", lambda *_: Expected({"text": 1, "recall": 1}, 0.0, 0))
-    monkeypatch.setattr(comparison, "run_apart", fail)
-    with pytest.raises(NumericsError, match=r"^uniform, seed 0, text: the loss is not finite$"):
-        compare(small(tmp_path), tmp_path / "out")
+    monkeypatch.setattr(trainings, "run_apart", fail)
+    with pytest.raises(type(error), match=wanted):
+        compare(small(tmp_path, specs=("uniform",)), tmp_path / "out")
+
+
+def test_what_diverges_is_left_out_and_the_others_are_compared(tmp_path, in_this_process, monkeypatch):
+    run_apart, begun = trainings.run_apart, []
+
+    def diverging(jobs, **options):
+        begun.append(jobs[0].run)
+        if jobs[0].model.attention[0] == "linear" and jobs[0].model.seed == 1:
+            raise NumericsError("step 3: the loss is not finite")
+        return run_apart(jobs, **options)
+
+    monkeypatch.setattr(trainings, "run_apart", diverging)
+    config = small(tmp_path, specs=("linear", "uniform", "softmax"), seeds=3, recall_steps=0, text_steps=3)
+    results = compare(config, tmp_path / "out")
+    assert [entry["spec"] for entry in results["entries"]] == ["uniform", "softmax"]
+    assert results["config"]["specs"] == ["linear", "uniform", "softmax"]
+    left_out = "linear diverged in training on text with seed 1 and is left out; give a smaller learning rate"
+    assert left_out in [said("en", note) for note in results["notes"]]
+    assert len(begun) == 8, "what diverged was trained again"
+    assert compare(config, tmp_path / "out")["entries"] == results["entries"]
+    assert len(begun) == 8
+    (tmp_path / "out" / "results.json").rename(tmp_path / "results.json")
+    assert main(["report", str(tmp_path / "results.json"), "--out", str(tmp_path / "report.html")]) == 0
+    assert "linear diverged in training" in (tmp_path / "report.html").read_text()
 
 
 def test_the_command_to_reproduce_gives_the_same_configuration(compared):

@@ -2,24 +2,22 @@
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from regard import __version__, catalog, specs
-from regard.benchmark import jobs, plan, references, sweep
+from regard.benchmark import job_files, jobs, plan, references, sweep, trainings
 from regard.benchmark.budget import Budget, Clock
 from regard.benchmark.config import BaselineKind, CompareConfig, seconds
 from regard.benchmark.language import said
 from regard.benchmark.measures import TASKS, Measure, check_settings, chosen, taken
-from regard.benchmark.quality import STEP_TURNS_SECONDS, Job, run_apart, step_timings
+from regard.benchmark.quality import STEP_TURNS_SECONDS, step_timings
 from regard.benchmark.results import Expected, Speeds, assemble
-from regard.checksums import KEY, opened, sealed
-from regard.errors import CheckpointError, ConfigError, DataError, RegardError, ResourceError
-from regard.reading import content
+from regard.checksums import sealed
+from regard.errors import CheckpointError, ConfigError, DataError
 from regard.tasks import Task, build_task
 from regard.tasks.token_store import is_store
 from regard.training import network
@@ -28,7 +26,6 @@ from regard.training.files import write_json, writing
 PASS_SECONDS = 120.0
 """most seconds for one pass of a sweep, without a budget"""
 Tell = Callable[[str], None]
-Results = dict[tuple[str, int, str], dict[str, Any]]
 
 
 def compare(
@@ -51,7 +48,7 @@ def compare(
         DataError: texts or images that are missing, or too small for the windows and splits asked for.
         ResourceError: a folder that cannot be written.
         UnsupportedError: a mechanism that cannot do the task.
-        NumericsError: a training whose loss is no longer finite.
+        NumericsError: every specification diverged, or a baseline did.
         CheckpointError: a damaged file in `out`.
     """
     budget = Budget(None if config.budget is None else seconds(config.budget), clock)
@@ -61,11 +58,11 @@ def compare(
     notes = plan.told(config, expected, task)
     config, measures = plan.fitted(config, expected, task), taken(task, expected.steps)
     budget.expect(expected.seconds)
-    quality = _trainings(config, out, measures, expected, budget, tell)
+    quality, diverged = trainings.made(config, out, measures, expected, budget, tell)
     speeds = _speeds(config, out, measures[0], expected, budget, tell)
     costs = {name: _costs(config, out, measures[0], expected, budget, tell, name) for name in ("fixed", "default")}
     rows = _references(config, out, measures[0], expected, speeds, budget, tell)
-    results = assemble(config, task, expected, quality, speeds, costs, rows, notes)
+    results = assemble(config, task, expected, quality, speeds, costs, rows, notes, diverged)
     write_json(out / "results.json", sealed(results))
     return results
 
@@ -127,7 +124,7 @@ def _claim(config: CompareConfig, out: Path, task: str, data: Task) -> None:
         out.mkdir(parents=True, exist_ok=True)
         empty = not any(out.iterdir())
     if path.exists():
-        written = _read(path, "choose another --out, or remove that folder")
+        written = job_files.read(path, "choose another --out, or remove that folder")
         if written != settings:
             changed = sorted(name for name in settings if settings[name] != written.get(name))
             raise ConfigError(
@@ -140,53 +137,6 @@ def _claim(config: CompareConfig, out: Path, task: str, data: Task) -> None:
         raise ConfigError(f"{out} is not empty and holds no comparison; choose another --out")
 
 
-def _read(path: Path, way_out: str) -> dict[str, Any]:
-    """What an earlier call wrote, verified. What a version without checksums wrote is read as it is."""
-    try:
-        return opened(content(path), earlier=True)
-    except OSError as error:
-        raise ResourceError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise CheckpointError(f"{path} is damaged: {error}; {way_out}") from error
-
-
-def _result(path: Path, form: type | tuple[type, ...] = (dict, list)) -> Any:
-    """The result that a finished job left; a version that named no jobs left only that."""
-    way_out = "remove it, and only that job is repeated"
-    document = _read(path, way_out)
-    result = document.pop("result", None)
-    if document and document != _identity(path):
-        raise CheckpointError(f"{path} is not the file of this job of this comparison; {way_out}")
-    if not isinstance(result, form):
-        raise CheckpointError(f"{path} is damaged: its result is {type(result).__name__}; {way_out}")
-    return result
-
-
-def _write(path: Path, result: object) -> None:
-    write_json(path, sealed({**_identity(path), "result": result}))
-
-
-def _identity(path: Path) -> dict[str, str]:
-    """Which job of which comparison: the name says what was measured, the digest with which settings and data."""
-    settings = _read(path.parent.parent / "comparison.json", "choose another --out, or remove that folder")
-    return {"job": path.stem, "comparison": sealed(settings)[KEY]}
-
-
-def _kept(out: Path, name: str, make: Callable[[], Any], tell: Tell, label: str, form: type = dict) -> Any:
-    """A job's result, from its file if it ended before."""
-    path = out / "jobs" / f"{name}.json"
-    if path.exists():
-        return _result(path, form)
-    began = time.perf_counter()
-    try:
-        result = json.loads(json.dumps(make()))
-    except RegardError as error:
-        raise type(error)(f"{label}: {error}") from error
-    _write(path, result)
-    tell(f"{label}: {time.perf_counter() - began:.0f} s")
-    return result
-
-
 def _plan(config: CompareConfig, out: Path, task: str, budget: Budget, tell: Tell) -> Expected:
     """The plan, made or read back. A comparison that does not fit its budget leaves no folder behind."""
     beside = _beside(config, TASKS[task][0])
@@ -195,7 +145,7 @@ def _plan(config: CompareConfig, out: Path, task: str, budget: Budget, tell: Tel
         return asdict(plan.planned(config, task, out, beside, budget, tell))
 
     try:
-        found = _kept(out, "plan", make, tell, "plan")
+        found = job_files.kept(out, "plan", make, tell, "plan")
     except ConfigError:
         (out / "comparison.json").unlink()
         with suppress(OSError):  # which was there before, or holds what is not ours
@@ -229,80 +179,6 @@ def _beside(config: CompareConfig, measure: Measure) -> tuple[BaselineKind, ...]
     return config.baselines if measure.name == "classification" else ()
 
 
-def _trainings(
-    config: CompareConfig,
-    out: Path,
-    measures: Sequence[Measure],
-    expected: Expected,
-    budget: Budget,
-    tell: Tell,
-) -> Results:
-    """The quality of every (specification, seed, measure). The measures of one model share a process, the first one
-    first: it is its peak memory that is reported.
-    """
-    results: Results = {}
-    for seed in range(config.seeds):
-        for spec in config.specs:
-            described = {
-                measure.name: jobs.job(
-                    config,
-                    out,
-                    measure,
-                    spec,
-                    seed,
-                    expected.steps[measure.name],
-                    pictured=measure is measures[0],
-                )
-                for measure in measures
-            }
-            files = {name: out / "jobs" / f"{Path(job.run).name}.json" for name, job in described.items()}
-            missing = [name for name in files if not files[name].exists()]
-            results |= {(spec, seed, name): _result(files[name], dict) for name in files if name not in missing}
-            for name in set(files) - set(missing):
-                budget.done(plan.training(spec, name, seed))
-            if missing:
-                for name in missing:
-                    share = budget.share(plan.training(spec, name, seed))
-                    own = expected.after[name] + (expected.start if name == missing[0] else 0.0) if share else 0.0
-                    if share is not None:
-                        described[name] = replace(described[name], seconds=max(share - own, 0.0))
-                ended = partial(_ended, budget, spec, seed)
-                _train(described, files, missing, f"{spec}, seed {seed}", config.threads, tell, ended)
-                results |= {(spec, seed, name): _result(files[name], dict) for name in missing}
-    return results
-
-
-def _ended(budget: Budget, spec: str, seed: int, name: str) -> None:
-    budget.done(plan.training(spec, name, seed))
-
-
-def _train(
-    described: dict[str, Job],
-    files: dict[str, Path],
-    missing: list[str],
-    label: str,
-    threads: int,
-    tell: Tell,
-    ended: Callable[[str], None],
-) -> None:
-    """Run the missing jobs; each result is on disk as soon as it is there, and its name is told to `ended`."""
-    left = list(missing)
-    began = time.perf_counter()
-
-    def keep(result: dict[str, Any]) -> None:
-        nonlocal began
-        name = left.pop(0)
-        _write(files[name], result)
-        ended(name)
-        tell(f"{label}, {name}: {time.perf_counter() - began:.0f} s")
-        began = time.perf_counter()
-
-    try:
-        run_apart([described[name] for name in missing], threads=threads, each=keep)
-    except RegardError as error:
-        raise type(error)(f"{label}, {left[0]}: {error}") from error
-
-
 def _speeds(
     config: CompareConfig, out: Path, measure: Measure, expected: Expected, budget: Budget, tell: Tell
 ) -> Speeds:
@@ -317,7 +193,7 @@ def _speeds(
         timings = step_timings(list(described.values()), threads=config.threads, budget_seconds=limit)
         return dict(zip(described, timings, strict=True))
 
-    timings = _kept(out, "speed", make, tell, "training steps, timed in turns")
+    timings = job_files.kept(out, "speed", make, tell, "training steps, timed in turns")
     budget.done("speed")
     return timings
 
@@ -336,13 +212,13 @@ def _references(
     if not counting:
         return []
     label = f"{counting} baselines"
-    rows = _kept(out, "baselines", lambda: references.counted(config, measure, steps), tell, label, list)
+    rows = job_files.kept(out, "baselines", lambda: references.counted(config, measure, steps), tell, label, list)
     budget.done("baselines")
     if not _beside(config, measure):
         return rows
 
-    def kept(name: str, make: Callable[[], Any], label: str) -> Any:
-        found = _kept(out, name, make, tell, label)
+    def of_baseline(name: str, make: Callable[[], Any], label: str) -> Any:
+        found = job_files.kept(out, name, make, tell, label)
         budget.done(name)
         return found
 
@@ -350,7 +226,7 @@ def _references(
         given = budget.share(name)
         return None if given is None else max(given - expected.start - expected.after[measure.name], 0.0)
 
-    return rows + references.trained(config, out, steps, speeds, kept, share)
+    return rows + references.trained(config, out, steps, speeds, of_baseline, share)
 
 
 def _costs(
@@ -375,7 +251,7 @@ def _costs(
             for row in sweep.sweep(_sweep(config, measure, fixed=fixed, limit=limit), fixed_allocation=fixed)
         ]
 
-    rows = _kept(out, job, make, tell, f"cost over length, {name} allocation", list)
+    rows = job_files.kept(out, job, make, tell, f"cost over length, {name} allocation", list)
     budget.done(job)
     return rows
 

@@ -62,10 +62,13 @@ def assemble(
     costs: dict[str, list[dict[str, Any]]],
     references: Sequence[dict[str, Any]],
     notes: Sequence[dict[str, Any]] = (),
+    diverged: Mapping[str, dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """Everything measured and everything concluded, as plain data. Nothing is concluded from a timing that cannot be
-    trusted, or from trainings that were stopped where others were not.
+    trusted, or from trainings that were stopped where others were not; specifications that diverged are left out.
     """
+    asked, diverged = config, diverged or {}
+    config = replace(config, specs=tuple(spec for spec in config.specs if spec not in diverged))
     measures = taken(task, expected.steps)
     first = measures[0]
     samples = {measure.name: _samples(config, quality, measure.name, measure.metric) for measure in measures}
@@ -109,7 +112,7 @@ def assemble(
         "version": __version__,
         "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "task": task,
-        "config": json.loads(json.dumps(asdict(config))),
+        "config": json.loads(json.dumps(asdict(asked))),
         "expected": asdict(expected),
         "environment": {
             "python": platform.python_version(),
@@ -125,10 +128,10 @@ def assemble(
         "differences": plain(board.told(drawn)),
         "unit": unit,
         "recall_chance": chance,
-        "notes": plain([*notes, *stopped.values(), *_doubts(entries, beside, first)]),
+        "notes": plain([*notes, *diverged.values(), *stopped.values(), *_doubts(entries, beside, first)]),
         "advice": plain([asdict(one) for one in findings]),
         "recommendation": plain(asdict(advice)),
-        "reproduce": reproduce(config, expected),
+        "reproduce": reproduce(asked, expected),
     }
 
 

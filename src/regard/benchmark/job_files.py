@@ -1,0 +1,62 @@
+"""The files of a comparison: each job leaves its result in one, which a later call reads."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from regard.checksums import KEY, opened, sealed
+from regard.errors import CheckpointError, RegardError, ResourceError
+from regard.reading import content
+from regard.training.files import write_json
+
+
+def read(path: Path, way_out: str) -> dict[str, Any]:
+    """What an earlier call wrote, verified. What a version without checksums wrote is read as it is."""
+    try:
+        return opened(content(path), earlier=True)
+    except OSError as error:
+        raise ResourceError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged: {error}; {way_out}") from error
+
+
+def result(path: Path, form: type | tuple[type, ...] = (dict, list)) -> Any:
+    """The result that a finished job left; a version that named no jobs left only that."""
+    way_out = "remove it, and only that job is repeated"
+    document = read(path, way_out)
+    found = document.pop("result", None)
+    if document and document != _identity(path):
+        raise CheckpointError(f"{path} is not the file of this job of this comparison; {way_out}")
+    if not isinstance(found, form):
+        raise CheckpointError(f"{path} is damaged: its result is {type(found).__name__}; {way_out}")
+    return found
+
+
+def write(path: Path, found: object) -> None:
+    """Leave the result of a job."""
+    write_json(path, sealed({**_identity(path), "result": found}))
+
+
+def _identity(path: Path) -> dict[str, str]:
+    """Which job of which comparison: the name says what was measured, the digest with which settings and data."""
+    settings = read(path.parent.parent / "comparison.json", "choose another --out, or remove that folder")
+    return {"job": path.stem, "comparison": sealed(settings)[KEY]}
+
+
+def kept(
+    out: Path, name: str, make: Callable[[], Any], tell: Callable[[str], None], label: str, form: type = dict
+) -> Any:
+    """A job's result, from its file if it ended before."""
+    path = out / "jobs" / f"{name}.json"
+    if path.exists():
+        return result(path, form)
+    began = time.perf_counter()
+    try:
+        found = json.loads(json.dumps(make()))
+    except RegardError as error:
+        raise type(error)(f"{label}: {error}") from error
+    write(path, found)
+    tell(f"{label}: {time.perf_counter() - began:.0f} s")
+    return found
