@@ -121,7 +121,9 @@ def compared(models: dict[str, dict[str, Any]], folder: Path, ranks: Ranks, coun
         found[name] = {
             "losses": [line["loss"] for line in lines if line["kind"] == "train"],
             "norms": [line["gradient_norm"] for line in lines if line["kind"] == "train"],
-            "valid": [line["nats_per_token"] for line in lines if line["kind"] == "evaluate"],
+            "valid": [
+                line[key] for line in lines if line["kind"] == "evaluate" for key in ("nats_per_token", "tokens")
+            ],
             "tensors": {key: whole(x).double().flatten().tolist() for key, x in model.state_dict().items()},
             "saved": {key: x.double().flatten().tolist() for key, x in _saved(folder / name).items()},
         }

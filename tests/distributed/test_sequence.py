@@ -11,6 +11,7 @@ import pytest
 
 from regard import Heads, build
 from regard.distributed.sequence import way_of
+from regard.distributed.sequence.balance import Blocks, balanced, contiguous
 from regard.distributed.sequence.context import require
 from regard.errors import UnsupportedError
 from regard.layer import AttentionLayer
@@ -93,6 +94,20 @@ def test_every_step_is_that_of_one_process(compared, job, scenario):
         assert expected["losses"][-1] != pytest.approx(expected["losses"][0], rel=1e-3), "nothing was learned"
 
 
+@pytest.mark.parametrize(("length", "count"), [(64, 2), (96, 3), (61, 3), (1000, 8)])
+def test_a_balanced_ring_has_as_many_pairs_in_every_process(length, count):
+    """Of a query and a key that it sees; in contiguous parts the last process has almost twice the mean."""
+    bounds = [n * length // count for n in range(count + 1)]
+    mean = length * (length + 1) / 2 / count
+
+    def most(blocks: Blocks) -> float:
+        assert sorted(at for each in blocks for block in each for at in block) == list(range(length))
+        return max(sum(at + 1 for block in each for at in block) for each in blocks) / mean
+
+    assert most(balanced(bounds)) < 1 + 2 * count / length
+    assert most(contiguous(bounds)) > 2 - 1.5 / count
+
+
 @pytest.mark.processes
 def test_what_is_sent_grows_with_the_length_in_a_ring_alone(compared):
     """Forward and backward, at 96 and at 384 positions among 4 processes: batch 2, 2 heads, keys of 4, values of 3."""
@@ -106,7 +121,8 @@ def test_what_is_sent_grows_with_the_length_in_a_ring_alone(compared):
             else:
                 assert (long, long_back) == (short, short_back), name
     first, last = everyone[0], everyone[-1]
-    assert first["softmax"][0] == 2 * 2 * 24 * (4 + 3)
+    of_half = 2 * 2 * 12 * (4 + 4 + 3 + 3)  # queries, keys and values there, values back
+    assert first["softmax"][0] == 2 * 2 * 24 * 3 * (4 + 3) + of_half
     assert first["local(window=8)"] == 2 * [2 * 2 * 8 * (4 + 3), 0]
     assert last["local(window=8)"] == 2 * [0, 2 * 2 * 8 * (4 + 3)]
     assert first["linear"] == 2 * [3 * 2 * 2 * 4 * (3 + 1), 0]

@@ -3,13 +3,14 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from regard.bias import ScoreBias
 from regard.core import Attended, Attention, accumulation_dtype, merge
+from regard.distributed.sequence.balance import Blocks, balanced, contiguous, moved
 from regard.distributed.sequence.parts import Given, Parts
 from regard.patterns import Pattern, Span
 
@@ -34,8 +35,9 @@ def ring(
 
     Every process attends to the keys that it holds, sends them on to the next one and goes on with those of the one
     before; the backward pass does the same, computes each hop again and sends its gradients to the keys' owner. Causal,
-    keys never go back: a process sees those of earlier parts only. A process holds the keys of two parts at a time,
-    and the inputs that belong to keys (a number for each, such as a log gate) of the whole sequence.
+    a later part would see more keys than an earlier one: processes swap halves of their parts first, so that all have
+    as much to do (`balanced`), and swap the results back. A process holds the keys of two parts at a time, and the
+    inputs that belong to keys (a number for each, such as a log gate) of the whole sequence.
 
     Args:
         bias: for the distances of the whole sequence. The others: as `Attention.forward`, of this part.
@@ -49,62 +51,95 @@ def ring(
             if key_mask is not None:
                 x = x.masked_fill(~key_mask[:, None, :, None], each.neutral)
             of_keys[name] = parts.whole(x, 2)
-    hops = Hops(parts, attention, tuple(of_keys), tuple(rest), bias)
+    home, query = contiguous(parts.bounds), None if bias is None else bias.query
+    blocks = balanced(parts.bounds) if attention.heads.causal and parts.count > 1 else home
+    of_queries = [*rest.values(), *(() if query is None else (query,))]
+    if blocks != home:
+        q, k, v, *of_queries = moved(parts, home, blocks, [q, k, v, *of_queries], 2)
+        if key_mask is not None:
+            (key_mask,) = moved(parts, home, blocks, [key_mask], 1)
+    if bias is not None and query is not None:
+        bias = replace(bias, query=of_queries.pop())
+    hops = Hops(parts, attention, blocks, tuple(of_keys), tuple(rest), bias)
     of_bias = () if bias is None else tuple(x for x in (getattr(bias, name) for name in BIAS) if x is not None)
     mask = () if key_mask is None else (key_mask,)
     weights = tuple(x for x in attention.parameters() if x.requires_grad)
-    values = _Ring.apply(hops, len(mask), q, k, v, *mask, *of_keys.values(), *rest.values(), *of_bias, *weights)
-    return Attended(values.to(q.dtype))  # type: ignore[union-attr]
+    values: Tensor = _Ring.apply(hops, len(mask), q, k, v, *mask, *of_keys.values(), *of_queries, *of_bias, *weights)  # type: ignore[assignment]
+    values = values.to(q.dtype)
+    return Attended(values if blocks == home else moved(parts, blocks, home, [values], 2)[0])
+
+
+class Pair(NamedTuple):
+    """A block of queries and one of keys.
+
+    number: of the block among those of this process. i, j: positions of queries and keys. at, of: where they are in the
+    tensors of this process, and of the keys that it holds.
+    """
+
+    number: int
+    i: range
+    j: range
+    at: slice
+    of: slice
 
 
 @dataclass
 class Hops:
-    """What a process computes with the keys of a part.
+    """What a process computes with the keys of another.
 
-    of_keys, of_queries: names of the inputs of keys, whole, and of queries. bias: whose tensors are given anew.
+    blocks: of all. of_keys, of_queries: names of the inputs of keys, whole, and of queries. bias: whose tensors are
+    given anew.
     """
 
     parts: Parts
     attention: Attention
+    blocks: Blocks
     of_keys: tuple[str, ...]
     of_queries: tuple[str, ...]
     bias: ScoreBias | None
 
     def __post_init__(self) -> None:
-        self.bounds, self.rank, self.count = self.parts.bounds, self.parts.rank, self.parts.count
-        self.causal = self.attention.heads.causal
+        self.rank, self.count, self.causal = self.parts.rank, self.parts.count, self.attention.heads.causal
+        bias = [name for name in BIAS if self.bias is not None and getattr(self.bias, name) is not None]
+        self.by_query = [False] * len(self.of_keys) + [True] * len(self.of_queries) + [name == "query" for name in bias]
+        """of what is given behind q, k and v, whether it has a slot for each query"""
 
     def source(self, hop: int) -> int:
-        """Whose keys this process holds at a hop; below 0 where it holds none."""
-        return self.rank - hop if self.causal else (self.rank - hop) % self.count
+        """Whose keys this process holds at a hop."""
+        return (self.rank - hop) % self.count
 
     def reader(self, hop: int) -> int:
-        """Who holds this process's keys at a hop; `count` or more where nobody does."""
-        return self.rank + hop if self.causal else (self.rank + hop) % self.count
+        """Who holds this process's keys at a hop."""
+        return (self.rank + hop) % self.count
 
-    def seen(self, hop: int) -> bool:
-        """Whether a query of this process may see a key of the hop's part."""
-        source = self.source(hop)
-        return source >= 0 and self._visible(self.rank, source)
+    def pairs(self, reader: int, source: int) -> list[Pair]:
+        """The blocks of a process's queries and of another's keys of which some query may see some key."""
+        return [
+            Pair(number, i, j, at, of)
+            for number, (i, at) in enumerate(_placed(self.blocks[reader]))
+            for j, of in _placed(self.blocks[source])
+            if i and j and self._visible(i, j)
+        ]
 
-    def read(self, hop: int) -> bool:
-        """Whether the process that holds this one's keys at a hop may see one of them."""
-        reader = self.reader(hop)
-        return reader < self.count and self._visible(reader, self.rank)
-
-    def _visible(self, reader: int, source: int) -> bool:
+    def _visible(self, i: range, j: range) -> bool:
+        if self.causal and j.start > i.start:
+            return False
         pattern = getattr(self.attention, "pattern", None)
         if not isinstance(pattern, Pattern):
             return True
-        i, j = (Span(self.bounds[at], self.bounds[at + 1] - 1) for at in (reader, source))
-        return bool(pattern.over(i, j).may.any())
+        return bool(pattern.over(*(Span(block.start, block.stop - 1) for block in (i, j))).may.any())
 
-    def attended(self, hop: int, given: Sequence[Tensor], key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """(values, log-sum-exp) of the hop's part, from q, k, v, inputs and the tensors of the bias."""
+    def given(self, pair: Pair, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Of q, k, v, inputs and the tensors of the bias what a pair of blocks needs."""
+        q, k, v, *rest = tensors
+        cut = [x[:, :, pair.at] if mine else x for x, mine in zip(rest, self.by_query, strict=False)]
+        return [q[:, :, pair.at], k[:, :, pair.of], v[:, :, pair.of], *cut, *rest[len(cut) :]]
+
+    def attended(self, pair: Pair, given: Sequence[Tensor], key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(values, log-sum-exp) of a pair of blocks, from what is `given`."""
         (q, k, v), rest = given[:3], list(given[3:])
-        source = self.source(hop)
-        first, offset = self.bounds[source], self.bounds[self.rank] - self.bounds[source]
-        last = self.bounds[self.rank + 1] if self.causal else self.bounds[source + 1]
+        first, offset = pair.j.start, pair.i.start - pair.j.start
+        last = pair.i.stop if self.causal else pair.j.stop
         inputs = {name: rest.pop(0)[:, :, first:last] for name in self.of_keys}
         inputs |= {name: rest.pop(0) for name in self.of_queries}
         bias, start = self.bias, offset
@@ -112,12 +147,12 @@ class Hops:
             bias = replace(bias, **{name: rest.pop(0) for name in BIAS if getattr(bias, name) is not None})
         if not self.causal:  # slots count from the first query, and from the first key
             start, bias = 0, bias and replace(bias, high=bias.high - offset)
-        here = self.causal and not hop
+        here = self.causal and not offset
         got = self.attention(
             q,
             k,
             v,
-            key_mask=key_mask,
+            key_mask=None if key_mask is None else key_mask[:, pair.of],
             bias=bias,
             inputs=inputs,
             query_start=None if here else start,
@@ -127,21 +162,30 @@ class Hops:
         return got.values, got.lse
 
 
+def _placed(blocks: Sequence[range]) -> Iterator[tuple[range, slice]]:
+    """Blocks, and where they are in the tensors of the process that has them."""
+    first = 0
+    for block in blocks:
+        yield block, slice(first, first + len(block))
+        first += len(block)
+
+
 class _Ring(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hops: Hops, masks: int, *tensors: Tensor) -> Tensor:
-        parts, (q, k, v), rest = hops.parts, tensors[:3], tensors[3:]
+        (q, k, v), rest = tensors[:3], tensors[3:]
         mask, rest = (rest[0] if masks else None), rest[masks:]
         ctx.hops, ctx.masks, ctx.again = hops, masks, Again(q)
-        wide, found = accumulation_dtype(q.dtype), None
+        wide = accumulation_dtype(q.dtype)
+        found: list[tuple[Tensor, Tensor] | None] = [None] * len(hops.blocks[hops.rank])
         for hop, (key, value, real) in travelling(hops, (k, v, mask)):
-            if not hops.seen(hop):
-                continue
-            values, lse = hops.attended(hop, (q, key, value, *rest), real)
-            part = values.to(wide), lse
-            found = part if found is None else merge([found, part])
-        assert found is not None or not parts.length
-        values, lse = found or (q.new_empty(*q.shape[:3], v.shape[3], dtype=wide), q.new_empty(q.shape[:3], dtype=wide))
+            for pair in hops.pairs(hops.rank, hops.source(hop)):
+                values, lse = hops.attended(pair, hops.given(pair, (q, key, value, *rest)), real)
+                before, part = found[pair.number], (values.to(wide), lse)
+                found[pair.number] = part if before is None else merge([before, part])
+        parts = [part for part in found if part is not None]
+        none = q.new_empty(*q.shape[:2], 0, v.shape[3], dtype=wide), q.new_empty(*q.shape[:2], 0, dtype=wide)
+        values, lse = (torch.cat(each, 2) for each in zip(*(parts or [none]), strict=True))
         ctx.save_for_backward(values, lse, *tensors)
         return values
 
@@ -149,42 +193,39 @@ class _Ring(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         values, lse, *tensors = ctx.saved_tensors
-        hops, parts, masks = ctx.hops, ctx.hops.parts, ctx.masks
+        hops, masks = ctx.hops, ctx.masks
         (q, k, v), mask, rest = tensors[:3], (tensors[3] if masks else None), tensors[3 + masks :]
-        own = [torch.zeros_like(x) for x in (q, *rest)]
-        of_keys = [torch.zeros_like(k), torch.zeros_like(v)]
+        own, of_keys = [torch.zeros_like(x) for x in (q, *rest)], [torch.zeros_like(k), torch.zeros_like(v)]
         with ctx.again.begin():
             for hop, (key, value, real) in travelling(hops, (k, v, mask)):
-                sent: list[Given] = []
-                if hops.seen(hop):
-                    got = _hop_gradients(hops, hop, (q, key, value, *rest), real, values, lse, grad)
-                    for total, part in zip(own, (got[0], *got[3:]), strict=True):
+                pairs = hops.pairs(hops.rank, hops.source(hop))
+                of_these = [torch.zeros_like(x) for x in (key, value)] if hop and pairs else of_keys
+                for pair in pairs:
+                    of = tuple(x[:, :, pair.at] for x in (values, lse, grad))
+                    got = _pair_gradients(hops, pair, hops.given(pair, (q, key, value, *rest)), real, *of)
+                    totals = hops.given(pair, (own[0], *of_these, *own[1:]))
+                    for total, part in zip(totals, got, strict=True):
                         if part is not None:
                             total += part
-                    back = [
-                        torch.zeros_like(x) if g is None else g for x, g in zip((key, value), got[1:3], strict=True)
-                    ]
-                    if hop:
-                        sent = [(hops.source(hop), x) for x in back]
-                    else:
-                        of_keys = [total + x for total, x in zip(of_keys, back, strict=True)]
-                back = [x.new_empty(x.shape) for x in of_keys] if hop and hops.read(hop) else []
-                parts.swap(sent, [(hops.reader(hop), x) for x in back]).wait()
+                sent = [(hops.source(hop), x) for x in of_these] if hop and pairs else []
+                read = hop and hops.pairs(hops.reader(hop), hops.rank)
+                back = [x.new_empty(x.shape) for x in of_keys] if read else []
+                hops.parts.swap(sent, [(hops.reader(hop), x) for x in back]).wait()
                 for total, x in zip(of_keys, back, strict=False):
                     total += x
         return None, None, own[0], *of_keys, *[None] * masks, *own[1:]
 
 
-def _hop_gradients(
+def _pair_gradients(
     hops: Hops,
-    hop: int,
-    given: tuple[Tensor, ...],
+    pair: Pair,
+    given: Sequence[Tensor],
     key_mask: Tensor | None,
     values: Tensor,
     lse: Tensor,
     grad: Tensor,
 ) -> list[Tensor | None]:
-    """The gradients of what a hop was given, weights of the mechanism last.
+    """The gradients of what a pair of blocks was given, weights of the mechanism last.
 
     Of o = sum_r w_r o_r, w_r = exp(z_r - Z): w_r g for o_r, and w_r g . (o_r - o) for z_r.
     """
@@ -192,7 +233,7 @@ def _hop_gradients(
     content = given[: len(given) - len(weights)]
     leaves = [x.detach().requires_grad_(x.is_floating_point()) for x in content] + weights
     with torch.enable_grad():
-        part, z = hops.attended(hop, leaves, key_mask)
+        part, z = hops.attended(pair, leaves, key_mask)
     with torch.no_grad():
         share = torch.where(z.isneginf(), 0, torch.exp(z - torch.where(lse.isneginf(), 0, lse)))
         of_values = share[..., None] * grad
@@ -206,26 +247,19 @@ def _hop_gradients(
 
 
 def travelling(hops: Hops, own: Keys) -> Iterator[tuple[int, Keys]]:
-    """(hop, keys, values and their mask) of one part after the other; the next ones come while these are used."""
+    """(hop, keys, values and their mask) of one process after the other; the next ones come while these are used."""
     parts, held = hops.parts, own
     for hop in range(hops.count):
-        here, follows = hops.source(hop) >= 0, hop + 1 < hops.count
         sent: list[Given] = []
         received: list[Given] = []
         coming = held
-        if follows and here and (not hops.causal or hops.rank + 1 < hops.count):
-            sent = [((hops.rank + 1) % hops.count, x) for x in held if x is not None]
-        if follows and hops.source(hop + 1) >= 0:
-            source = hops.source(hop + 1)
-            slots = hops.bounds[source + 1] - hops.bounds[source]
-            mask = own[2]
+        if hop + 1 < hops.count:
+            slots, mask = sum(map(len, hops.blocks[hops.source(hop + 1)])), own[2]
             coming = _like(own[0], slots), _like(own[1], slots), None if mask is None else _like(mask, slots)
+            sent = [((hops.rank + 1) % hops.count, x) for x in held if x is not None]
             received = [((hops.rank - 1) % hops.count, x) for x in coming if x is not None]
         swap = parts.swap(sent, received)
-        if here:
-            yield hop, held
-        else:
-            yield hop, (own[0][:, :, :0], own[1][:, :, :0], None)
+        yield hop, held
         swap.wait()
         held = coming
 
