@@ -8,12 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from regard import Heads, build
-from regard.distributed.sequence import way_of
+from regard.distributed.group import Group
+from regard.distributed.sequence import SequenceParts, way_of
 from regard.distributed.sequence.balance import Blocks, balanced, contiguous
 from regard.distributed.sequence.context import require
-from regard.errors import UnsupportedError
+from regard.errors import ConfigError, UnsupportedError
 from regard.layer import AttentionLayer
 from regard.models import Classifier, Encoder, EncoderConfig, LanguageModel, MaskedLanguageModel
 from regard.models.config import ModelConfig
@@ -126,6 +128,21 @@ def test_what_is_sent_grows_with_the_length_in_a_ring_alone(compared):
     assert first["local(window=8)"] == 2 * [2 * 2 * 8 * (4 + 3), 0]
     assert last["local(window=8)"] == 2 * [0, 2 * 2 * 8 * (4 + 3)]
     assert first["linear"] == 2 * [3 * 2 * 2 * 4 * (3 + 1), 0]
+
+
+def test_what_sets_of_processes_cannot_share_is_refused_with_what_they_can():
+    ranks = SequenceParts(Group(1, 4, dist.HashStore()), 2)
+    fits = TrainingConfig(batch_size=8, accumulation=2)
+    ranks.require(fits)
+    with pytest.raises(ConfigError, match=r"gives 3 examples to 2 sets of 2 processes, .*; use training.batch_size=4"):
+        ranks.require(replace(fits, batch_size=6))
+    with pytest.raises(UnsupportedError, match=r"training\.carry"):
+        ranks.require(replace(fits, carry=True))
+    with pytest.raises(UnsupportedError, match=r"training.compile does not go with --parallel.sequence"):
+        ranks.require(replace(fits, compile=True))
+    with pytest.raises(ConfigError, match=r"--parallel.sequence 3 does not divide 4 processes; start 3 of them"):
+        SequenceParts(Group(1, 4, dist.HashStore()), 3)
+    assert [ranks.share(range(8)), ranks.number, ranks.place] == [range(4), 0, 1]
 
 
 @pytest.mark.processes
