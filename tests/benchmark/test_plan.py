@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from regard.benchmark import comparison, plan, references, sweep
+from regard.benchmark import comparison, plan, references, sweep, trainings
 from regard.benchmark.budget import Budget
 from regard.benchmark.comparison import compare
 from regard.benchmark.config import CompareConfig, ShapeConfig, quick, seconds
@@ -104,7 +104,7 @@ def run(tmp_path, monkeypatch):
     (tmp_path / "text.txt").write_text("".join(f"line {n} of the text\n" for n in range(300)))
 
     def made(machine: Machine, **changes: Any) -> tuple[dict[str, Any], list[str], float]:
-        for module in (plan, comparison, references):
+        for module in (plan, trainings, references):
             monkeypatch.setattr(module, "run_apart", machine.run_apart)
         monkeypatch.setattr(comparison, "step_timings", machine.step_timings)
         monkeypatch.setattr(sweep, "sweep", machine.sweep)

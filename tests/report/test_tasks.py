@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from regard.benchmark import comparison, references
+from regard.benchmark import references, trainings
 from regard.benchmark.comparison import compare
 from regard.checksums import opened
 from regard.cli.compare import configured
@@ -79,7 +79,7 @@ def test_the_table_and_the_page_of_every_task(of_task, task):
 @tasks
 def test_a_finished_comparison_is_only_read(of_task, task, monkeypatch):
     done = of_task(task)
-    monkeypatch.setattr(comparison, "run_apart", lambda *_, **__: pytest.fail("trained again"))
+    monkeypatch.setattr(trainings, "run_apart", lambda *_, **__: pytest.fail("trained again"))
     monkeypatch.setattr(references, "run_apart", lambda *_, **__: pytest.fail("trained again"))
     found = compare(done.config, done.folder)
     assert {**found, "created": ""} == {**done.results, "created": ""}
