@@ -95,6 +95,15 @@ def test_a_document_is_deleted_and_nothing_else(store, documents):
         left.delete("two")
 
 
+def test_who_still_has_it_open_is_told_to_open_it_again(store):
+    left = store.delete("two")
+    with pytest.raises(CheckpointError, match=r"another one since it was opened \(documents were deleted\); open it"):
+        store.search(torch.zeros(1, store.dim), 1)
+    (left.folder / f"{left.manifest.blocks[0].name}.keys").unlink()
+    with pytest.raises(CheckpointError, match=r"cannot map block .*: No such file"):
+        left.search(torch.zeros(1, store.dim), 1)
+
+
 def test_a_killed_deletion_leaves_the_documents_before(store, documents, monkeypatch):
     def fail(*given):
         raise KeyboardInterrupt

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.checksums import MANIFEST, Entry
-from regard.errors import CheckpointError, ConfigError, ResourceError
+from regard.errors import CheckpointError, ConfigError, RegardError, ResourceError
 from regard.retrieval.manifest import Manifest, unused
 from regard.retrieval.search import Neighbours, Piece, mapped, nearest, require_query
 from regard.retrieval.writer import Writer, written
@@ -185,7 +185,8 @@ class Datastore:
         """The entries, mapped block by block; no file stays open.
 
         Raises:
-            CheckpointError: a file is gone. ResourceError: it cannot be mapped.
+            CheckpointError: a file is gone, with documents that were deleted since or otherwise.
+            ResourceError: it cannot be mapped.
         """
         found, first = [], 0
         for block in self.manifest.blocks:
@@ -194,11 +195,17 @@ class Datastore:
                 values = mapped(self.folder / f"{block.name}.values", "<i4", block.entries)
             except OSError as error:
                 if error.errno in MISSING:
-                    raise CheckpointError(f"{self.folder}: cannot map block {block.name}: {error.strerror}") from None
+                    raise CheckpointError(self._gone(block.name, error.strerror)) from None
                 raise ResourceError(f"{self.folder}: cannot map block {block.name}: {error.strerror}") from error
             found.append(Piece(first, keys.reshape(-1, self.dim), values))
             first += block.entries
         return found
+
+    def _gone(self, block: str, why: str | None) -> str:
+        with suppress(RegardError):
+            if Manifest.read(self.folder) != self.manifest:
+                return f"{self.folder} is another one since it was opened (documents were deleted); open it again"
+        return f"{self.folder}: cannot map block {block}: {why}"
 
     def search(
         self, queries: Float[Tensor, "queries dim"], k: int, *, own: Int[Tensor, "queries copies"] | None = None
