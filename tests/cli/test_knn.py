@@ -395,3 +395,48 @@ def test_what_ended_before_the_first_block_goes_on(regard, network, monkeypatch)
     Path("other", "mine.txt").write_text("")
     answer = regard(*build, "other")
     assert (answer.code, "other is no datastore" in answer.err) == (2, True)
+
+
+def test_the_very_first_entry_is_found_too(regard, network):
+    regard("knn", "build", "--model", network, "folder", "--out", "store")
+    first = json.loads(regard("knn", "search", "store", "a", "--model", network, "--json").out)[0]
+    assert (first["place"], first["token"].strip()) == (1, "b")
+    assert first["distance"] == pytest.approx(0, abs=1e-3)
+
+
+def test_one_entry_is_a_datastore_that_serves(regard, network, tmp_path):
+    """Without --knn.k as many neighbours as there are."""
+    (tmp_path / "short.txt").write_text("a b")
+    shutil.rmtree(tmp_path / "folder")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "short.txt").rename(tmp_path / "folder" / "short.txt")
+    assert regard("knn", "build", "--model", network, "folder", "--out", "store").code == 0
+    assert figures(regard, network, "--corpus", "other.txt", "--datastore", "store")["datastore"]["k"] == 1
+    assert len(json.loads(regard("knn", "search", "store", "a b c", "--model", network, "--json").out)) == 1
+    swept = json.loads(regard("knn", "sweep", "store", "other.txt", "--model", network, "--json").out)
+    assert {one["k"] for one in swept["settings"]} == {1}
+
+
+def test_every_setting_is_tried_once(regard, network):
+    regard("knn", "build", "--model", network, "folder", "--out", "store")
+    for k in ("8", "9"):
+        swept = json.loads(regard("knn", "sweep", "store", "other.txt", "--model", network, "--knn.k", k, "--json").out)
+        settings = [(one["lam"], one["k"], one["temperature"]) for one in swept["settings"]]
+        assert len(set(settings)) == len(settings)
+        assert max(one[1] for one in settings) == int(k)
+
+
+def test_names_with_brackets_and_what_is_left_out_are_said_as_they_are(regard, network, tmp_path):
+    (tmp_path / "folder" / "empty.txt").write_text("")
+    (tmp_path / "[").mkdir()
+    answer = regard("knn", "build", "--model", network, "folder", "--out", "[/b]store", "--json")
+    assert json.loads(answer.out)["entries"] == 161
+    assert "left out: 1 empty" in answer.err
+    assert regard("knn", "verify", "[/b]store").out == "[/b]store: 161 entries, sound\n"
+    shown = {
+        line.split()[0]: line.split()[1:]
+        for line in regard("knn", "stats", "[/b]store").out.splitlines()
+        if line.strip()
+    }
+    assert "[/b]store" in shown
+    assert [len(word) for word in (*shown["model"], *shown["tokenizer"])] == [12, 12]

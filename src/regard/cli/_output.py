@@ -62,11 +62,13 @@ def console(*, machine: bool = False) -> Console:
 
 
 def table(*columns: str, rows: Sequence[Sequence[object]], title: str | None = None) -> Table:
-    """A plain table; numbers are right-aligned. Cells are shown as they are: brackets are no markup."""
-    built = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    """A plain table; numbers are right-aligned. All words are shown as they are: brackets are no markup."""
+    built = Table(
+        title=None if title is None else Text(title), box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False
+    )
     for at, column in enumerate(columns):
         numeric = all(str(row[at]).replace(".", "").replace("-", "").replace(",", "").isdigit() for row in rows)
-        built.add_column(column, justify="right" if rows and numeric else "left", overflow="fold")
+        built.add_column(Text(column), justify="right" if rows and numeric else "left", overflow="fold")
     for row in rows:
         built.add_row(*(Text(str(cell)) for cell in row))
     return built
