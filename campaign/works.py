@@ -126,6 +126,7 @@ def training(name: str) -> Work:
 DECODER = ("train", "--out", "decoder", *TINY, *PACE, "--task.corpus", "words.txt", "--task.length", "16")
 EXITS = (*DECODER, "--model.depth", "early_exit", "--model.layers", "3", "--task.cache", "cache")
 STORE = ("knn", "build", "--model", "decoder", "words.txt", "--out", "store")
+OTHER_STORE = ("knn", "build", "--model", "decoder", "more.txt", "--out", "other")
 BUILT = ("knn", "build", "--model", "in/decoder", "in/words.txt", "--out", "store")
 TOKENS = ("tokens", "build", "{}texts", "--out", "{}tokens", "--holdout", "0.1", "--shard-size", "1")
 TOKENS += ("--tokenizer", "bpe", "--vocab-size", "300", "--sample", "1")
@@ -168,6 +169,12 @@ def _added(place: Path) -> Sequence[str]:
     return ("knn", "build", "--model", "in/decoder", "in/more.txt", "--out", "store", "--add")
 
 
+def _deleted(place: Path) -> Sequence[str]:
+    if not (place / "store").exists():
+        shutil.copytree(place / "in" / "store", place / "store")
+    return ("knn", "delete", "store", "--document", "valid", "test")
+
+
 def _stored(processes: int, place: Path) -> Sequence[str]:
     words = stored("in/", processes)
     return [word.removeprefix("in/") if word == "in/tokens" else word for word in words]
@@ -195,6 +202,15 @@ OTHERS = (
         "datastore", lambda place: BUILT, "store", equal.folders, prepare=_DECODER, whole_again="is a whole datastore"
     ),
     Work("addition", _added, "store", _added_once, prepare=(*_DECODER, STORE)),
+    Work(
+        "merge",
+        lambda place: ("knn", "merge", "in/store", "in/other", "--out", "both"),
+        "both",
+        equal.folders,
+        prepare=(*_DECODER, STORE, OTHER_STORE),
+        whole_again="exists; choose another name",
+    ),
+    Work("deletion", _deleted, "store", equal.folders, prepare=(*_DECODER, STORE), whole_again="has no document"),
     Work("indices", _index, "store", equal.folders, prepare=(*_DECODER, STORE)),
     Work("calibration", lambda place: CALIBRATED, "exits", equal.folders, prepare=(EXITS,), whole_again="exists"),
     Work("heads for exits", lambda place: LIGHT, "exits", equal.folders, prepare=_DECODER, whole_again="exists"),

@@ -104,6 +104,35 @@ def test_who_still_has_it_open_is_told_to_open_it_again(store):
         left.search(torch.zeros(1, store.dim), 1)
 
 
+def test_documents_are_deleted_together_or_not_at_all(store, documents, monkeypatch):
+    with pytest.raises(ConfigError, match="no document 'five'"):
+        store.delete("one", "five")
+    assert same(Datastore.open(store.folder), documents)
+    assert same(store.delete("one", "three", "one"), documents, "two", "none")
+
+
+def test_a_deletion_that_is_given_again_clears_what_a_killed_one_left(store, monkeypatch):
+    """Whoever deletes a document wants its keys off the disk."""
+    sweeps = iter([Datastore._sweep, None])
+
+    def killed_behind_the_manifest(found: Datastore) -> None:
+        sweep = next(sweeps)
+        if sweep is None:
+            raise KeyboardInterrupt
+        sweep(found)
+
+    monkeypatch.setattr(Datastore, "_sweep", killed_behind_the_manifest)
+    with pytest.raises(KeyboardInterrupt):
+        Datastore.open(store.folder).delete("two")
+    monkeypatch.undo()
+    left = Datastore.open(store.folder)
+    named = {name for block in left.manifest.blocks for name in block.files} | {"manifest.json"}
+    assert set(contents(store.folder)) > named
+    with pytest.raises(ConfigError, match="no document 'two'"):
+        left.delete("two")
+    assert set(contents(store.folder)) == named
+
+
 def test_a_killed_deletion_leaves_the_documents_before(store, documents, monkeypatch):
     def fail(*given):
         raise KeyboardInterrupt

@@ -217,10 +217,7 @@ def _merge(options: Options) -> int:
 def _delete(options: Options) -> int:
     from regard.retrieval import Datastore
 
-    store = Datastore.open(options.what)
-    store.require_documents(options.document)  # before any of them goes
-    for name in dict.fromkeys(options.document):
-        store = store.delete(name)
+    Datastore.open(options.what).delete(*options.document)
     return _stats(options)
 
 

@@ -283,19 +283,20 @@ class Datastore:
                     self.folder.rmdir()
             return None
 
-    def delete(self, name: str) -> "Datastore":
-        """Without the documents of this name. Blocks that hold others too are written anew before the old ones go.
+    def delete(self, *names: str) -> "Datastore":
+        """Without the documents of these names, all in one step. Blocks that hold others too are written anew before
+        the old ones go.
 
         Raises:
-            ConfigError: there is none. CheckpointError: an addition is unfinished. ResourceError: as `adding`.
+            ConfigError: one has none. CheckpointError: an addition is unfinished. ResourceError: as `adding`.
         """
         with self._alone() as current:
             manifest = current.manifest
             if manifest.adding is not None:
                 raise CheckpointError(f"{self.folder} is still being added to; finish that first")
-            current.require_documents([name])
+            current._require_documents(names)
             kept = np.repeat(
-                [document.name != name for document in manifest.documents],
+                [document.name not in names for document in manifest.documents],
                 [document.entries for document in manifest.documents],
             )
             blocks, following = [], manifest.following
@@ -306,7 +307,7 @@ class Datastore:
                 elif keep.any():
                     blocks.append(written(self.folder, following, piece.keys[keep], piece.values[keep]))
                     following += 1
-            documents = tuple(document for document in manifest.documents if document.name != name)
+            documents = tuple(document for document in manifest.documents if document.name not in names)
             after = replace(manifest, documents=documents, blocks=tuple(blocks), following=following)
             after.write(self.folder)
             result = Datastore(self.folder, after)
@@ -343,7 +344,7 @@ class Datastore:
                 writer.copy(store.manifest.documents, store.pieces())
         return cls.open(folder, checked=False)
 
-    def require_documents(self, names: Iterable[str]) -> None:
+    def _require_documents(self, names: Iterable[str]) -> None:
         """Refuse names that no document has.
 
         Raises:
