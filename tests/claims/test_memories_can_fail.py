@@ -287,7 +287,8 @@ def test_a_published_decoder_gains_what_its_memories_hold_of_the_same_row(tellin
     claim = claims.build("published_memory", tiny=True, settings=same)
     found, _ = claim.measured("on", 0, claim.steps)
     gained, own = (sum(found[name][2:]) - sum(found["with"][2:]) for name in ("without", "other"))
-    assert (gained > 3, own > 3) == (telling, telling)
+    for bits in (gained, own):  # of the two segments behind a whole one
+        assert bits > 4 if telling else abs(bits) < 1
 
 
 def test_rows_of_a_published_decoder_are_of_their_time_and_go_on_or_repeat_themselves(monkeypatch):
