@@ -1,6 +1,5 @@
 """Inverted lists: keys by the nearest of some centres, of which a query looks into the nearest alone."""
 
-import importlib
 import math
 import threading
 from typing import Any, NamedTuple
@@ -11,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from regard import approximate
 from regard.errors import UnsupportedError
 from regard.transforms import transformed
 
@@ -72,14 +72,7 @@ def faiss() -> Any:
             "memorizing(index='ivf') asks FAISS, which torch.compile and torch.func do not see through; build it with "
             "index='exact' there"
         )
-    try:
-        library = importlib.import_module("faiss")
-    except ImportError:
-        raise UnsupportedError(
-            "memorizing(index='ivf') needs FAISS: pip install 'regard[knn]'; index='exact' works without it"
-        ) from None
-    library.omp_set_num_threads(torch.get_num_threads())
-    return library
+    return approximate.faiss("memorizing(index='ivf')", "index='exact' works without it")
 
 
 def centres_of(keys: Float[Tensor, "keys dim"], wanted: int, seed: int) -> Float[Tensor, "centres dim"]:

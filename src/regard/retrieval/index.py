@@ -1,6 +1,5 @@
 """FAISS indices of a datastore: candidates from FAISS, distances from the stored keys."""
 
-import importlib
 import json
 from pathlib import Path
 from shlex import quote
@@ -11,8 +10,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from regard import approximate
 from regard.checksums import MANIFEST, Entry, opened, sealed
-from regard.errors import CheckpointError, ConfigError, ResourceError, UnsupportedError, nearest
+from regard.errors import CheckpointError, ConfigError, ResourceError, nearest
 from regard.reading import content
 from regard.retrieval.datastore import Datastore
 from regard.retrieval.search import Neighbours, ranked, require_query
@@ -186,16 +186,5 @@ def _manifest(store: Datastore) -> str:
 
 
 def faiss() -> Any:
-    """The library, which from now on takes as many CPU threads in this thread as torch.
-
-    Raises:
-        UnsupportedError: it is not installed.
-    """
-    try:
-        library = importlib.import_module("faiss")
-    except ImportError:
-        raise UnsupportedError(
-            "an index needs FAISS: pip install 'regard[knn]'; exact search works without it, with no index named"
-        ) from None
-    library.omp_set_num_threads(torch.get_num_threads())
-    return library
+    """As `regard.approximate.faiss`."""
+    return approximate.faiss("an index", "exact search works without it, with no index named")
