@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from regard.retrieval.documents import Text, digest, fingerprint
 from regard.retrieval.evaluation import Looked
 from regard.retrieval.keys import joined, kept_keys
 from regard.retrieval.own import Own
-from regard.tasks.base import IGNORE
+from regard.tasks.base import IGNORE, Example
 from regard.tasks.reader import Encoded
 from regard.training.batches import collate
 from regard.training.evaluation import score
@@ -322,6 +323,33 @@ def test_of_many_examples_some_are_looked_up_evenly_spaced(decoder, tmp_path):
     assert torch.equal(two.neighbours.ids, torch.cat([every.neighbours.ids[:16], every.neighbours.ids[32:48]]))
     with pytest.raises(DataError, match="there is no target to look up"):
         look(model, store, [], k=2)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_targets_that_do_not_count_are_not_looked_up_wherever_they_are(decoder, tmp_path, own):
+    """The first ones too: what counts keeps its own context, neighbours and entries that are left out."""
+    model = decoder()
+    store, whole = built(model, tmp_path / "store"), windows([TEXTS[0], text(21, 50)], Letters(), 16)
+    counts = [np.arange(len(example.targets)) % 5 > 1 for example in whole]
+
+    class Some:
+        def __len__(self) -> int:
+            return len(whole)
+
+        def __getitem__(self, index: int) -> Example:
+            example = whole[index]
+            return example._replace(targets=np.where(counts[index], example.targets, IGNORE))
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(whole, name)
+
+    every, some = (look(model, store, examples, k=3, own=own) for examples in (whole, Some()))
+    kept = torch.from_numpy(np.concatenate(counts))
+    assert not kept[0]
+    assert torch.equal(some.targets, every.targets[kept])
+    torch.testing.assert_close(some.model, every.model[kept])
+    assert torch.equal(some.neighbours.ids, every.neighbours.ids[kept])
+    assert torch.equal(some.documents, every.documents[kept])
 
 
 def test_a_fingerprint_is_of_configuration_names_kinds_shapes_and_bytes(decoder):
