@@ -19,8 +19,8 @@ PARTS = {
         " given again, up to three kills in a row; in the end weights, optimizer, random states, memories, "
         "metrics (without timings) and every other file that the command leaves are compared, bit for bit, with "
         "those of a process that was never killed. What was made before that is counted apart: of an export nothing "
-        "was compared then, of an addition its manifest, and of a run its newest checkpoint and its metrics. Two kinds "
-        "have two processes, of which one is killed and the other must name it.",
+        "was compared then, of an addition its manifest, and of a run its newest checkpoint and its metrics. Some "
+        "kinds have two processes, of which one is killed and the other must name it.",
     ),
     "faults": (
         "Faults",
