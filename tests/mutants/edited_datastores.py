@@ -28,7 +28,7 @@ STORED = (
     Edit(
         "a deleted document is still found",
         f"{DATASTORE}:Datastore.delete",
-        "document.name != name for document in manifest.documents]",
+        "document.name not in names for document in manifest.documents]",
         "True for document in manifest.documents]",
         CONTRACT,
         "test_a_deleted_document_is_not_found",
