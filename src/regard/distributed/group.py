@@ -87,8 +87,13 @@ class Group:
         self.exchange(lambda: dist.all_reduce(x))
 
     def among(self, blocks: Sequence[Sequence[int]]) -> dist.ProcessGroup:
-        """Of blocks that hold every process once, the group of that with this one; all processes make all of them."""
-        made = [dist.new_group(list(block), timeout=self.timeout) for block in blocks]
+        """Of blocks that hold every process once, the group of that with this one; all processes make all of them.
+
+        Raises:
+            ResourceError: one has left.
+        """
+        with self.watching():
+            made = [dist.new_group(list(block), timeout=self.timeout) for block in blocks]
         (own,) = (x for x, block in zip(made, blocks, strict=True) if self.rank in block)
         assert isinstance(own, dist.ProcessGroup)
         return own

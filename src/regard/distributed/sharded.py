@@ -61,9 +61,9 @@ class Sharded(SharedExamples):
         with torch.no_grad():
             for tensor in (*model.parameters(), *model.buffers()):
                 self.group.exchange(functools.partial(dist.broadcast, tensor, 0))
-        mesh = dist.device_mesh.init_device_mesh(next(model.parameters()).device.type, (self.count,))
         self.count_calls(model)
         with self.group.watching():
+            mesh = dist.device_mesh.init_device_mesh(next(model.parameters()).device.type, (self.count,))
             for block in blocks_apart(model):
                 fully_shard(block, mesh=mesh, reshard_after_forward=True)
             fully_shard(model, mesh=mesh, reshard_after_forward=False)
