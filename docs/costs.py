@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard import Attention, Heads, catalog
-from regard.benchmark.cost import counted
+from regard.benchmark.cost import Cost, counted
 
 RECORDED = Path(__file__).parent / "recorded" / "costs.json"
 LENGTHS = (1024, 4096)
@@ -84,10 +84,9 @@ def cost(name: str, lengths: tuple[int, ...] = LENGTHS, *, causal: bool | None =
     causal = cls.describe(given).supports.causal if causal is None else causal
     operations, written, peak = [], [], []
     for length in lengths:
-        with Skipped() as skipped:
-            made = counted(forward(cls, given, length, causal=causal))
+        made, done = spent(cls, given, length, causal=causal)
         pairs = visible(length) if causal else length * length
-        operations.append(round((made.operations - skipped.operations) / (4 * DIM * HEADS * pairs), 3))
+        operations.append(round(done / (4 * DIM * HEADS * pairs), 3))
         written.append(round(made.elements / (3 * HEADS * length * DIM), 2))
         peak.append(round(made.peak / (3 * HEADS * length * DIM), 2))
     # The bytes follow from the layout, so no weights are drawn for the longest: a matrix of all pairs would fill 34 GB.
@@ -96,6 +95,13 @@ def cost(name: str, lengths: tuple[int, ...] = LENGTHS, *, causal: bool | None =
     text = {key: str(value) for key, value in given.items()}
     counts = {"operations": operations, "written": written, "peak": peak}
     return {"options": text, "causal": causal, **counts, "state_bytes": state}
+
+
+def spent(cls: type[Attention], given: dict[str, object], length: int, *, causal: bool) -> tuple[Cost, int]:
+    """What was counted of a call on random input, and the operations that it really did."""
+    with Skipped() as skipped:
+        made = counted(forward(cls, given, length, causal=causal))
+    return made, made.operations - skipped.operations
 
 
 def forward(cls: type[Attention], given: dict[str, object], length: int, *, causal: bool) -> Any:

@@ -1,7 +1,7 @@
 """A cost model of training on many devices: `python docs/scale.py` measures its constants, and the page is computed.
 
-Operations and bytes are counted: of attention from `recorded/costs.json` (`python docs/costs.py`), of its backward pass
-here. The tables of `scale.md` are written from what was recorded.
+Operations of attention are counted here, and bytes in `recorded/costs.json` (`python docs/costs.py`). The tables of
+`scale.md` are written from what was recorded.
 """
 
 import json
@@ -10,7 +10,7 @@ import socket
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,6 +36,8 @@ SHORT = 8192
 BLOCK = 12 * WIDTH * WIDTH
 """weights of a block: four projections of width x width, and a feed-forward part of four widths"""
 PARAMETERS = LAYERS * BLOCK + VOCABULARY * WIDTH
+COUNTED = (2048, 4096, 8192)
+"""tokens at which operations of a forward pass are counted"""
 TURNS = 7
 
 
@@ -70,8 +72,8 @@ def machines() -> tuple[Machine, Machine]:
 class Attention:
     """What was counted of a mechanism, for `HEADS` heads.
 
-    start, linear, quadratic: forward operations once, for each token, and for each pair of tokens. backward: operations
-    of both passes over those of the forward pass. exchange: what devices that share a sequence send each other. kept:
+    start, linear, quadratic: forward operations once, for each token, for their number squared. backward: operations of
+    both passes over those of the forward pass. exchange: what devices that share a sequence send each other. kept:
     bytes in float32 of that: for each token of a ring, of the window of a halo, of a state.
     """
 
@@ -83,51 +85,39 @@ class Attention:
     backward: float
     exchange: str
     kept: float
-    causal: bool
 
     def operations(self, length: int) -> float:
         """Of both passes of one layer over a sequence."""
-        of_pairs = self.quadratic * pairs(length, causal=self.causal)
-        return self.backward * (self.start + self.linear * length + of_pairs)
-
-
-def pairs(length: int, *, causal: bool) -> int:
-    """That may be looked at."""
-    return costs.visible(length) if causal else length * length
+        return self.backward * (self.start + self.linear * length + self.quadratic * length**2)
 
 
 def attentions() -> list[Attention]:
     """Every mechanism with what was counted of it, family by family."""
     found = []
-    backward = recorded()["backward"]
-    for name in catalog.names():
-        one, _ = costs.recorded(name)
+    for name, (forward, backward) in recorded()["operations"].items():
         cls, _ = catalog.resolve(name)
         info, family, more = cls.describe(costs.options(cls)), cls.__module__.split(".")[-2], HEADS / costs.HEADS
-        operations = (more * each for each in fitted(one["operations"], causal=one["causal"], time=info.time))
-        exchange, kept = exchanged(info.state, family, one["state_bytes"])
-        found.append(Attention(name, family, *operations, backward[name], exchange, more * kept, one["causal"]))
+        operations = (more * each for each in fitted(forward, time=info.time))
+        exchange, kept = exchanged(info.state, family, costs.recorded(name)[0]["state_bytes"])
+        found.append(Attention(name, family, *operations, backward, exchange, more * kept))
     return sorted(found, key=lambda each: (each.family, each.name))
 
 
-def fitted(relative: list[float], *, causal: bool, time: float) -> tuple[float, float, float]:
-    """Operations once, for each token and for each pair, from those counted at two lengths relative to exact attention.
+def fitted(counts: Sequence[float], *, time: float) -> tuple[float, float, float]:
+    """Operations once, for each token and for their number squared, which give those counted at `COUNTED` tokens.
 
-    Where they grow with the length (`info.time` is 1), each further token costs what those between the two lengths did:
-    at the first of them windows have no past yet, and whatever were left over for pairs would grow with the square.
+    Where they grow with the length (`info.time` is 1), each further token costs what those between the last two did:
+    at the first of them windows have no past yet, and whatever were left over would grow with the square.
 
     Example:
-        >>> fitted([1.0, 1.0], causal=True, time=2)
-        (0.0, 0.0, 512.0)
+        >>> fitted([3.0 + length + 2 * length**2 for length in COUNTED], time=2)
+        (3.0, 1.0, 2.0)
     """
-    exact = 4 * costs.DIM * costs.HEADS
-    (one, two), (few, many) = costs.LENGTHS, (pairs(length, causal=causal) for length in costs.LENGTHS)
-    less, more = relative[0] * exact * few, relative[1] * exact * many
-    quadratic = (more / two - less / one) / (many / two - few / one) if time > 1 else 0.0
-    if quadratic > 0:
-        return 0.0, (less - quadratic * few) / one, quadratic
-    linear = (more - less) / (two - one)
-    return less - linear * one, linear, 0.0
+    (one, two, three), (least, middle, most) = COUNTED, counts
+    early, late = (middle - least) / (two - one), (most - middle) / (three - two)
+    quadratic = max(0.0, (late - early) / (three - one)) if time > 1 else 0.0
+    linear = late - quadratic * (two + three)
+    return most - linear * three - quadratic * three**2, linear, quadratic
 
 
 def exchanged(state: str, family: str, nbytes: list[int] | None) -> tuple[str, float]:
@@ -325,11 +315,12 @@ def _from(counts: list[int | None]) -> str:
     return shown if len(known) == len(counts) else f"{shown}, or {never}"
 
 
-def backward(name: str) -> float:
-    """Operations of a forward and a backward pass over those of the forward pass, counted at 1,024 tokens."""
+def operations(name: str) -> tuple[list[int], float]:
+    """Of a forward pass at `COUNTED` tokens; and of both passes over those of the forward pass, at 1,024."""
     cls, _ = catalog.resolve(name)
     given = costs.options(cls)
     causal = cls.describe(given).supports.causal
+    forward = [costs.spent(cls, given, length, causal=causal)[1] for length in COUNTED]
     length = costs.LENGTHS[0]
     mechanism = cls(Heads(count=costs.HEADS, key_dim=costs.DIM, causal=causal, max_length=length), **given).eval()
     q, k, v = torch.randn(3, 1, costs.HEADS, length, costs.DIM, generator=torch.Generator().manual_seed(0))
@@ -345,8 +336,8 @@ def backward(name: str) -> float:
         if learn:
             out.sum().backward()
 
-    forward = counted(lambda: call(learn=False)).operations
-    return round(counted(lambda: call(learn=True)).operations / forward, 3) if forward else 3.0
+    once = counted(lambda: call(learn=False)).operations
+    return forward, round(counted(lambda: call(learn=True)).operations / once, 3) if once else 3.0
 
 
 def operations_per_second() -> list[float]:
@@ -412,9 +403,11 @@ def write_record() -> None:
         "bytes_per_second": statistics.median(widths),
         "slowest_bytes": min(widths),
         "latency_seconds": latency,
-        "backward": {name: backward(name) for name in catalog.names()},
     }
-    RECORDED.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    counts = {name: operations(name) for name in catalog.names()}
+    parts = (f'"{key}": {json.dumps(each)}' for key, each in found.items())
+    text = ",\n".join([*parts, f'"operations": {{\n{costs.lines(counts)}\n}}'])
+    RECORDED.write_text("{\n" + text + "\n}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
