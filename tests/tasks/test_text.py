@@ -2,7 +2,9 @@
 
 import errno
 import json
+import os
 import shutil
+import stat
 import threading
 import time
 from collections.abc import Callable
@@ -143,6 +145,18 @@ def test_token_files_are_mapped_and_written_once(poems: Path, tmp_path: Path, mo
     for one, other in zip(first.examples("test"), again.examples("test"), strict=True):
         assert all(np.array_equal(x, y) for x, y in zip(one, other, strict=True))
     assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
+def test_token_files_are_for_whom_the_umask_lets_read_them(poems: Path, tmp_path: Path) -> None:
+    """They had been for one user alone, whatever a shared `--task.cache` was."""
+    before = os.umask(0o027)
+    try:
+        build_task(TextConfig(corpus=str(poems), length=16, cache=str(tmp_path / "cache")))
+    finally:
+        os.umask(before)
+    (folder,) = (tmp_path / "cache").iterdir()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o750
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o640}
 
 
 def test_new_content_means_new_token_files(poems: Path, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """What tasks on text read with: a text to token ids and back, and the bytes that each id stands for."""
 
 import os
-import tempfile
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
@@ -61,16 +61,16 @@ class Reader(ABC):
             ResourceError: the file cannot be written.
         """
         path = Path(path)
+        partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
         try:
-            handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
             try:
-                with os.fdopen(handle, "w", encoding="utf-8") as file:
+                with partial.open("x", encoding="utf-8") as file:
                     file.write(self.to_json())
                     file.flush()
                     os.fsync(file.fileno())
-                os.replace(partial, path)
+                partial.replace(path)
             except BaseException:
-                Path(partial).unlink(missing_ok=True)
+                partial.unlink(missing_ok=True)
                 raise
         except OSError as error:
             raise ResourceError(f"cannot write the tokenizer to {path}: {error.strerror}") from error

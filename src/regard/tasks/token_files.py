@@ -3,8 +3,8 @@
 import errno
 import json
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
@@ -87,7 +87,8 @@ def token_files(folder: Path, key: str, source: Source) -> TokenFiles:
     if not path.exists():
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            partial = Path(tempfile.mkdtemp(dir=folder, prefix=".partial-"))
+            partial = folder / f".partial-{secrets.token_hex(8)}"
+            partial.mkdir()
         except OSError as error:
             raise _unwritable(folder, error) from error
         try:
