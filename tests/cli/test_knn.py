@@ -175,6 +175,10 @@ def test_datastores_are_merged_and_documents_deleted(regard, network):
     answer = regard("knn", "delete", "all", "--document", names[0], "nothing")
     assert (answer.code, "all has no document 'nothing'; regard knn stats --json lists" in answer.err) == (2, True)
     assert len(Datastore.open("all")) == len(wanted)
+    answer = regard("knn", "delete", "all", "--document", names[0][:12])
+    assert (answer.code, f"all has no document '{names[0][:12]}'; do you mean {names[0]}?" in answer.err) == (2, True)
+    answer = regard("knn", "stats", "all")
+    assert f"{len(names)} (texts that it has already)" in answer.out
     answer = regard("knn", "delete", "all", "--document", *names, "--json")
     assert answer.code == 0, answer.err
     left = json.loads(answer.out)

@@ -233,6 +233,7 @@ def _stats(options: Options) -> int:
         ("bytes", f"{stats.nbytes:,}"),
         ("numbers in a key", stats.dim),
         ("documents", f"{len(stats.documents):,}"),
+        *([("copies", f"{stats.copies:,} (texts that it has already)")] if stats.copies else []),
         *((name, value[:12] if len(value) == 64 else value) for name, value in stats.origin.items()),
     ]
     console().print(table(options.what, "", rows=rows))

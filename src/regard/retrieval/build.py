@@ -76,8 +76,8 @@ def _opened(folder: Path, model: LanguageModel, origin: Mapping[str, str], add: 
     store = Datastore.open(folder, unfinished=True)
     if store.manifest.adding is None and len(store) and not add:
         raise ConfigError(
-            f"{folder} is a whole datastore; say that it is to be added to, or choose another name. An index of it is "
-            f"made by regard knn index {quote(str(folder))}"
+            f"{folder} is a whole datastore; say that it is to be added to (--add), or choose another name. An index "
+            f"of it is made by regard knn index {quote(str(folder))}"
         )
     if store.manifest.adding is not None and bool(store.manifest.adding) != add:
         began = "an addition" if store.manifest.adding else "a build"

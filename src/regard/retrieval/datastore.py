@@ -24,13 +24,16 @@ _EXPONENT = np.uint16(0x7C00)
 
 
 class Stats(NamedTuple):
-    """entries, and nbytes of them on disk. dim: of a key. origin: what made the keys. documents: name -> entries."""
+    """entries, and nbytes of them on disk. dim: of a key. origin: what made the keys. documents: name -> entries.
+    copies: documents whose tokens are those of one before them, so that its neighbours are found twice.
+    """
 
     entries: int
     nbytes: int
     dim: int
     documents: dict[str, int]
     origin: Mapping[str, str]
+    copies: int
 
 
 @dataclass(frozen=True)
@@ -230,7 +233,9 @@ class Datastore:
         for document in self.manifest.documents:
             documents[document.name] += document.entries
         nbytes = sum(entry.size for block in self.manifest.blocks for entry in block.files.values())
-        return Stats(len(self), nbytes, self.dim, dict(documents), self.manifest.origin)
+        found = [document.digest for document in self.manifest.documents if document.digest and document.entries]
+        copies = len(found) - len(set(found))
+        return Stats(len(self), nbytes, self.dim, dict(documents), self.manifest.origin, copies)
 
     def starts(self) -> list[int]:
         """Number of the first entry of every document."""
@@ -350,11 +355,12 @@ class Datastore:
         Raises:
             ConfigError: there are some.
         """
-        unknown = sorted(set(names) - {document.name for document in self.manifest.documents})
+        known = {document.name for document in self.manifest.documents}
+        unknown = sorted(set(names) - known)
         if unknown:
-            raise ConfigError(
-                f"{self.folder} has no document {', '.join(map(repr, unknown))}; regard knn stats --json lists them"
-            )
+            meant = sorted(name for name in known if name.startswith(unknown[0])) if unknown[0] else []
+            way = f"do you mean {meant[0]}?" if len(meant) == 1 else "regard knn stats --json lists them"
+            raise ConfigError(f"{self.folder} has no document {', '.join(map(repr, unknown))}; {way}")
 
     def own(self, digest: str) -> list[int]:
         """Numbers of the first entries of the documents with this digest: none, one, or one for each copy."""

@@ -80,6 +80,8 @@ class Manifest:
             ResourceError: it cannot be read.
         """
         path = folder / MANIFEST
+        if not folder.exists():
+            raise ConfigError(f"there is no {folder}: make a datastore with regard knn build, or say where one is")
         if not path.exists():
             raise ConfigError(f"{folder} is no datastore: it has no {MANIFEST}. Make one with regard knn build")
         try:
