@@ -31,6 +31,11 @@ def letters(seed: int, length: int) -> str:
     return "".join(chr(ord("a") + at) for at in np.random.default_rng(seed).integers(10, size=length))
 
 
+def unlike(text: str) -> str:
+    """Another letter at every place."""
+    return text.translate(str.maketrans("abcdefghij", "bcdefghija"))
+
+
 def stored(folder: Path, texts: Sequence[str]) -> Datastore:
     """A datastore of texts; what its keys are does not matter."""
     documents = {}
@@ -124,6 +129,24 @@ def test_a_word_that_was_cut_has_other_tokens_and_the_rest_is_known(tmp_path):
     wrong = [at for at in range(8) if TEXT[100 + at] != "a"]
     assert len(wrong) > 1
     assert not any(found[: wrong[-1] + 1]), "behind the last that differs"
+
+
+@pytest.mark.parametrize("others", [8, 9])
+def test_eight_at_either_end_may_be_others_and_no_more(others, tmp_path):
+    """At the end the separator is one of them."""
+    store = stored(tmp_path / "store", [TEXT])
+    ends, _ = own_of(store, [TEXT[108:300] + unlike(TEXT[300 : 299 + others])])
+    begins, _ = own_of(store, [unlike(TEXT[108 - others : 108]) + TEXT[108:300]])
+    known = [{entry([TEXT], 0, 108 + at)} for at in range(192)] if others == 8 else [set()] * 192
+    assert (ends[:192], begins[others : others + 192]) == (known, known)
+
+
+@pytest.mark.parametrize("left", [14, 15])
+def test_behind_what_differs_there_are_16_or_nothing_is_known(left, tmp_path):
+    """With the separator at the end."""
+    found, _ = own_of(stored(tmp_path / "store", [TEXT]), [unlike(TEXT[-left - 8 : -left]) + TEXT[-left:]])
+    known = [{entry([TEXT], 0, 400 - left + at)} for at in range(left + 1)]
+    assert found[8:] == (known if left == 15 else [set()] * (left + 1))
 
 
 def test_a_stored_text_of_16_entries_is_known(tmp_path):
