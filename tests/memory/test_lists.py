@@ -27,7 +27,7 @@ def randn(*shape: int, seed: int = 0) -> Tensor:
 
 def memory_of(**options: object) -> Memorizing:
     heads = Heads(count=HEADS, kv_count=KV_HEADS, key_dim=DIM, causal=True)
-    return Memorizing(heads, WIDTH, **{"pairs": 400, "top": 8, **options})
+    return Memorizing(heads, WIDTH, **{"pairs": 400, "top": 10, **options})
 
 
 def filled(
