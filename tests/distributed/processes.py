@@ -98,7 +98,7 @@ def refused(folder: Path, ranks: Ranks) -> None:
     ):
         model = LanguageModel(ModelConfig(dim=16, heads=2, vocab_size=16, max_length=18, layers=2, **options))
         try:
-            ranks.placed(model)
+            ranks.require_model(model)
         except RegardError as error:
             said.append(str(error))
     (folder / f"{ranks.rank}.json").write_text(json.dumps(said))

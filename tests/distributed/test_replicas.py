@@ -138,6 +138,7 @@ def test_parts_that_do_not_divide_are_refused_with_those_that_do(started, config
     codes, said = started("trained", 3, tmp_path / "run", config)
     assert codes == [2, 2, 2]
     assert all("gives 4 examples to 3 processes" in line and "batch_size=6 or 12" in line for line in said), said
+    assert not (tmp_path / "run" / "run").exists()
 
 
 LEAVING = """

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,12 +16,14 @@ from regard.distributed.group import Group
 from regard.distributed.sequence import SequenceParts, way_of
 from regard.distributed.sequence.balance import Blocks, balanced, contiguous
 from regard.distributed.sequence.context import require
-from regard.errors import ConfigError, UnsupportedError
+from regard.errors import ConfigError, RegardError, UnsupportedError
 from regard.layer import AttentionLayer
 from regard.models import Classifier, Encoder, EncoderConfig, LanguageModel, MaskedLanguageModel
 from regard.models.config import ModelConfig
 from regard.tasks import RecallConfig
 from regard.training import RunConfig, TrainingConfig, checkpoint, resume, toml
+from regard.training.beside import alone
+from regard.training.new_run import made
 from tests.mutants.edited_sequence import SEQUENCE
 
 PROGRAM = Path(__file__).with_name("sequence_parts.py")
@@ -143,6 +146,23 @@ def test_what_sets_of_processes_cannot_share_is_refused_with_what_they_can():
     with pytest.raises(ConfigError, match=r"--parallel.sequence 3 does not divide 4 processes; start 3 of them"):
         SequenceParts(Group(1, 4, dist.HashStore()), 3)
     assert [ranks.share(range(8)), ranks.number, ranks.place] == [range(4), 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("model", "training", "said"),
+    [
+        ({"memory": "recent(length=4)", "max_length": 8}, {}, "this model has a memory; leave it out"),
+        ({}, {"batch_size": 3}, "gives 3 examples to 2 sets of 2 processes"),
+        ({}, {"only": ("blocks.0",)}, "several processes have not been taught to share"),
+    ],
+)
+def test_what_processes_cannot_share_leaves_no_run(tmp_path, model, training, said):
+    """Its name is free for the command that is right."""
+    shape = ModelConfig(**{"dim": 16, "heads": 2, "layers": 1, "max_length": 18, "position": "rotary"} | model)
+    config = RunConfig(shape, RecallConfig(num_examples=50), TrainingConfig(**{"batch_size": 8} | training))
+    with pytest.raises(RegardError, match=re.escape(said)):
+        made(config, tmp_path / "run", None, alone, SequenceParts(Group(0, 4, dist.HashStore()), 2))
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.processes

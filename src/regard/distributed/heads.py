@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,8 @@ from regard.training import checkpoint
 from regard.training.checkpoint import Checkpoint, Progress
 from regard.training.config import TrainingConfig
 from regard.training.evaluation import Scores
+
+Part = TypeVar("Part", bound=nn.Module)
 
 
 class SharedHeads(InSets):
@@ -60,13 +62,8 @@ class SharedHeads(InSets):
         if config.carry and self.sets > 1:
             raise UnsupportedError("training.carry keeps what each row remembers in one set of processes; leave it out")
 
-    def placed(self, model: nn.Module) -> nn.Module:
-        with torch.no_grad():
-            for tensor in (*model.parameters(), *model.buffers()):
-                self.group.exchange(functools.partial(dist.broadcast, tensor, 0))
-        self.cuts, self._partial = {}, set()
-        layers = {name: x for name, x in model.named_modules() if isinstance(x, AttentionLayer)}
-        mlps = {name: x for name, x in model.named_modules() if isinstance(x, Mlp)}
+    def require_model(self, model: nn.Module) -> None:
+        layers, mlps = _named(model, AttentionLayer), _named(model, Mlp)
         if not layers:
             raise UnsupportedError("--parallel.heads: this model has no heads; leave it out")
         _require_own(layers)
@@ -78,9 +75,15 @@ class SharedHeads(InSets):
                     f"--parallel.heads {self.size}: the width {mlp.up.out_features} of {name} does not divide; choose "
                     "another mlp_dim, or other processes"
                 )
-        for name, layer in layers.items():
+
+    def placed(self, model: nn.Module) -> nn.Module:
+        with torch.no_grad():
+            for tensor in (*model.parameters(), *model.buffers()):
+                self.group.exchange(functools.partial(dist.broadcast, tensor, 0))
+        self.cuts, self._partial = {}, set()
+        for name, layer in _named(model, AttentionLayer).items():
             self._share(name, layer)
-        for name, mlp in mlps.items():
+        for name, mlp in _named(model, Mlp).items():
             self._columns(f"{name}.", mlp, [each for each in ("gate", "up") if getattr(mlp, each) is not None])
             self._rows(f"{name}.", mlp, "down")
         self._cut = {x for name, x in model.named_parameters() if name in self.cuts}
@@ -245,6 +248,11 @@ class SharedHeads(InSets):
         """This process's slice; of what cannot be cut, all, which does not fit the model and is refused as such."""
         fits = cut is not None and cut < x.ndim and x.shape[cut] % self.size == 0
         return piece(x, cut, self.place, self.size).contiguous() if fits else x
+
+
+def _named(model: nn.Module, kind: type[Part]) -> dict[str, Part]:
+    """Modules of a kind by their names."""
+    return {name: x for name, x in model.named_modules() if isinstance(x, kind)}
 
 
 def _require_own(layers: Mapping[str, AttentionLayer]) -> None:

@@ -51,13 +51,15 @@ class Sharded(SharedExamples):
         if config.compile:
             raise UnsupportedError("training.compile does not go with --parallel.shard; leave one of them out")
 
-    def placed(self, model: nn.Module) -> nn.Module:
+    def require_model(self, model: nn.Module) -> None:
         small = [name for name, x in model.named_parameters() if not x.ndim]
         if small:
             raise UnsupportedError(
                 f"--parallel.shard cannot cut {small[0]}, a number without a dimension; give it the shape (1,), or "
                 "leave the option out"
             )
+
+    def placed(self, model: nn.Module) -> nn.Module:
         with torch.no_grad():
             for tensor in (*model.parameters(), *model.buffers()):
                 self.group.exchange(functools.partial(dist.broadcast, tensor, 0))

@@ -12,6 +12,7 @@ from regard.training.device import chosen_device
 from regard.training.files import writing
 from regard.training.fitted import fitted
 from regard.training.identity import Identity
+from regard.training.ranks import Ranks
 from regard.training.stages import Stages
 from regard.training.start import START, Start
 
@@ -19,18 +20,19 @@ LABELS = "labels.json"
 IMAGES = "images.json"
 
 
-def made(config: RunConfig, out: Path, start: Start | None, beside: Beside) -> Task:
-    """Make the directory of a new run, whole or not at all.
+def made(config: RunConfig, out: Path, start: Start | None, beside: Beside, ranks: Ranks) -> Task:
+    """Make the directory of a new run, whole or not at all, once what will train it can do so.
 
     Returns:
         The data.
 
     Raises:
-        ConfigError, DataError, ResourceError: as `regard.training.train`.
+        ConfigError, DataError, ResourceError, UnsupportedError: as `regard.training.train`.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} exists and is not a run; choose another name: nothing is ever overwritten")
     chosen_device(config.training.device)
+    ranks.require(config.training)
     with begun.fresh(out) as partial:
         task = build_task(config.task, seed=config.training.seed, tokenizer=None if start is None else start.tokenizer)
         if start is not None:
@@ -38,7 +40,7 @@ def made(config: RunConfig, out: Path, start: Start | None, beside: Beside) -> T
         task = beside(config, task)
         config, identity = fitted(config, task), Identity.new()
         stages = Stages(config, task)
-        stages.require()
+        stages.require(ranks)
         with writing(out):
             toml.save(config, partial / "config.toml")
             if task.tokenizer is not None:

@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 from torch import Tensor, nn
 
 from regard.errors import ConfigError, UnsupportedError, nearest
+from regard.training.ranks import Ranks
 
 
 def learning(model: nn.Module, only: Sequence[str]) -> None:
@@ -41,18 +42,19 @@ def learning(model: nn.Module, only: Sequence[str]) -> None:
         x.requires_grad_(x in chosen)
 
 
-def apart(model: nn.Module, only: Sequence[str], processes: int) -> nn.Module:
-    """The model of a training by so many processes, once `learning` was done.
+def apart(model: nn.Module, only: Sequence[str], ranks: Ranks) -> nn.Module:
+    """The model, once `learning` was done and processes took it that can share it.
 
     Raises:
-        UnsupportedError: several processes. ConfigError: as `learning`.
+        UnsupportedError: several processes, and not all learns. ConfigError: as `learning`. Both: as `require_model`.
     """
-    if only and processes > 1:
+    if only and ranks.count > 1:
         raise UnsupportedError(
             "training.only lets some parameters learn, which several processes have not been taught to share: leave it "
             "out, or train with one process"
         )
     learning(model, only)
+    ranks.require_model(model)
     return model
 
 

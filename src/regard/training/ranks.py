@@ -48,6 +48,13 @@ class Ranks:
             ConfigError, UnsupportedError: what does not fit, and what would.
         """
 
+    def require_model(self, model: nn.Module) -> None:
+        """Refuse a model that these processes cannot share; each looks for itself.
+
+        Raises:
+            ConfigError, UnsupportedError: what does not fit, and what would.
+        """
+
     def together(self) -> AbstractContextManager[None]:
         """A block that either succeeds in all processes or raises in all.
 
@@ -76,7 +83,7 @@ class Ranks:
         return batch
 
     def placed(self, model: nn.Module) -> nn.Module:
-        """The model as this process has it, on whose parameters the optimizer works."""
+        """The model as this process has it, on whose parameters the optimizer works, once `require_model` took it."""
         return model
 
     def whole(self, model: nn.Module) -> AbstractContextManager[None]:

@@ -106,7 +106,7 @@ def train(
             )
     with ranks.together():
         begins = not there and ranks.main
-        task = made(config, out, start, beside) if begins else None
+        task = made(config, out, start, beside, ranks) if begins else None
     with ranks.together():
         if task is not None:
             saved = fitted(config, task)

@@ -14,7 +14,8 @@ from regard.training import network
 from regard.training.carried import Carrying
 from regard.training.checkpoint import own_tensors
 from regard.training.config import AnyModelConfig, RunConfig, Stage
-from regard.training.only import learning
+from regard.training.only import apart
+from regard.training.ranks import Ranks
 
 _WINDOWED = ("attention", "encoder_attention")
 """fields of a model's configuration whose mechanisms take a stage's window; a source is read whole"""
@@ -119,10 +120,14 @@ class Stages:
             return self.task
         return build_task(_cut(config.task, length), seed=config.training.seed, tokenizer=self.task.tokenizer)
 
-    def require(self) -> None:
-        """Refuse networks that cannot be built or cannot follow one another, before any work.
+    def require(self, ranks: Ranks) -> None:
+        """Refuse networks that cannot be built, cannot follow one another or not be shared, before any work.
+
+        Args:
+            ranks: the processes that will train them.
 
         Raises:
+            UnsupportedError: a network that the processes cannot share.
             ConfigError: a pattern of `training.only` that no parameter has; a stage whose weights have other names or
                 shapes than the first one's; a memory, and no stage with examples of two segments; others as `model_of`,
                 `data` and the networks.
@@ -136,7 +141,7 @@ class Stages:
             _require_segments(self.config.model, max(self.data(number).length for number in numbers))
         for number in numbers:
             model = self.network(number)
-            learning(model, self.config.training.only)
+            apart(model, self.config.training.only, ranks)
             shapes = {name: tuple(x.shape) for name, x in own_tensors(model).items()}
             first = shapes if first is None else first
             other = sorted(name for name in shapes.keys() | first.keys() if shapes.get(name) != first.get(name))

@@ -98,7 +98,7 @@ class Trainer:
     def _use(self, model: nn.Module, task: Task) -> None:
         """Train this network on this data from now on."""
         config = self.config
-        self.model = self.ranks.placed(apart(model, config.only, self.ranks.count).to(self.device))
+        self.model = self.ranks.placed(apart(model, config.only, self.ranks).to(self.device))
         self.weights: dict[str, float] = model.loss_weights  # type: ignore[assignment]
         self.train_examples = task.examples("train")
         self.carrying = Carrying(self.model, self.train_examples, config) if config.carry else None

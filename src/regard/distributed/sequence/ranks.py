@@ -10,7 +10,7 @@ from torch import nn
 
 from regard.distributed.group import Group
 from regard.distributed.replicas import Replicas
-from regard.distributed.sequence.context import sequence_parallel
+from regard.distributed.sequence.context import require, sequence_parallel
 from regard.distributed.sequence.parts import Parts
 from regard.distributed.several import InSets
 from regard.errors import UnsupportedError
@@ -46,6 +46,10 @@ class SharedPositions(InSets):
         super().require(config)
         if config.carry:
             raise UnsupportedError("training.carry keeps what each row remembers in one process; leave it out")
+
+    def require_model(self, model: nn.Module) -> None:
+        require(model)
+        super().require_model(model)
 
     def stopped(self, asked: bool) -> bool:
         return asked if self.parts is None else self.parts.anywhere(asked)
