@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 from torch.nn.functional import cross_entropy
 
 from regard.errors import ConfigError, UnsupportedError
@@ -181,3 +182,10 @@ def test_patterns():
         assert {name for name, x in ours.named_parameters() if x.requires_grad} == wanted
     learning(model, ())
     assert all(x.requires_grad for x in model.parameters())
+
+
+def test_what_two_modules_share_has_both_names():
+    shared = nn.Linear(2, 2)
+    model = nn.ModuleDict({"first": shared, "second": shared, "other": nn.Linear(2, 2)})
+    learning(model, ("second.bias",))
+    assert [name for name, x in model.named_parameters() if x.requires_grad] == ["first.bias"]
