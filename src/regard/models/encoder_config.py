@@ -18,7 +18,7 @@ class InputConfig(BlockConfig):
     """
 
     vocab_size: int = 256
-    """Number of different tokens; 256 reads bytes."""
+    """Number of different tokens; 256 reads bytes. A training takes the number of its task."""
     position: str = "sinusoidal"
     """Position scheme, such as learned or t5_bias; none: no scheme."""
     position_offset: int = 0
