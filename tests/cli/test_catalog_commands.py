@@ -167,7 +167,7 @@ def test_more_than_one_mechanism_is_told_so(regard, verb, spec, message):
     assert message in answer.err
 
 
-@pytest.mark.parametrize("path", ["runs/001", "./nothing", "runs/"])
+@pytest.mark.parametrize("path", ["runs/001", "./nothing", "runs/", "runs/spalm", "runs/local"])
 def test_info_of_a_run_that_is_not_there_says_so(regard, path):
     answer = regard("info", path)
     assert (answer.code, f"{path} is not a run: it has no config.toml" in answer.err) == (2, True), answer.err

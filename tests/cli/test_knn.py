@@ -275,6 +275,7 @@ def test_errors_say_what_is_wrong(regard, network, tmp_path):
     answer = regard("generate", str(tmp_path / "renamed"), "a", "--datastore", "store")
     assert (answer.code, "store was made with another tokenizer" in answer.err) == (4, True)
 
+    Path("table.csv").write_text("text\nto be\n")
     for words, code, said in (
         (["evaluate", network, *uses, "--knn.k", "9999"], 6, "k=9999 neighbours, and the datastore has"),
         (["evaluate", network, *uses, "--knn.lam", "2"], 2, "lam must be from 0"),
@@ -290,6 +291,10 @@ def test_errors_say_what_is_wrong(regard, network, tmp_path):
         (["knn", "verify", "store", "--knn.k", "3"], 2, "knn verify has no use for --knn.k"),
         (["knn", "search", "store", "a", "--model", network, "--knn.lam", "0.5"], 2, "no use for --knn.lam"),
         ([*build, "new", "--document", "1999"], 2, "folder has no document 1999"),
+        ([*build, "new", "--length", "0"], 2, "--length must be at least 1, got 0"),
+        (["knn", "build", "table.csv", "--model", network, "--out", "new", "--field", "no"], 3, "one with --field"),
+        (["knn", "sweep", "store", "other.txt", "--model", network, "--length", "0"], 2, "--length must be at least 1"),
+        (["knn", "sweep", "store", "other.txt", "--model", network, "--limit", "-1"], 2, "--limit must be at least 0"),
         ([*build, "new", "--length", "25"], 6, "at most the model's 24 positions"),
     ):
         answer = regard(*words)

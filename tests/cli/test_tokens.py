@@ -16,6 +16,7 @@ def built(tmp_path_factory) -> Path:
 
     folder = tmp_path_factory.mktemp("tokens")
     write(folder / "corpus", 300)
+    (folder / "table.csv").write_text("text\nto be\n")
     words = ["tokens", "build", str(folder / "corpus"), "--separator", "||", "--holdout", "0.1"]
     assert main([*words, "--out", str(folder / "store"), "--processes", "1"]) == 0
     assert main([*words, "--out", str(folder / "bpe"), "--tokenizer", "bpe", "--vocab-size", "300"]) == 0
@@ -94,6 +95,7 @@ def test_a_store_that_changed_is_not_gone_on_with(regard, tiny, built, tmp_path)
     ("words", "code", "said"),
     [
         (("build", "{}/corpus"), 2, "needs --out"),
+        (("build", "{}/table.csv", "--out", "x", "--field", "no"), 3, "choose one with --field"),
         (("build", "{}/corpus", "--out", "x", "--vocab-size", "300"), 2, "--vocab-size is for --tokenizer bpe"),
         (("build", "{}/corpus", "--out", "x", "--tokenizer", "gone.json"), 2, "there is no tokenizer 'gone.json'"),
         (("build", "{}/gone", "--out", "x"), 3, "no folder and no file"),

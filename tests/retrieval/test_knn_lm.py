@@ -221,6 +221,10 @@ def test_other_models_widths_and_windows_are_refused(decoder, tmp_path):
         KnnLm(decoder(dim=32), store)
     with pytest.raises(LimitError, match="k=103"):
         KnnLm(model, store, k=103)
+    with pytest.raises(ConfigError, match="at least 1 token, got 0"):
+        windows([text(8)], Letters(), 0)
+    with pytest.raises(ConfigError, match="limit must be at least 0"):
+        look(model, store, windows([text(8)], Letters(), 10), k=2, limit=-1)
     for wrong in ({"lam": 1.5}, {"lam": -0.1}, {"temperature": 0.0}, {"lam": math.nan}):
         with pytest.raises(ConfigError):
             KnnLm(model, store, **wrong)

@@ -1,6 +1,7 @@
 """The words after a verb, read into the dataclass of its options."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from types import NoneType
 from typing import TypeVar, get_args
@@ -12,6 +13,8 @@ from tyro.constructors import (
     PrimitiveTypeInfo,
     UnsupportedTypeAnnotationError,
 )
+
+from regard.errors import ConfigError, DataError, ResourceError
 
 Options = TypeVar("Options")
 TYPES = ConstructorRegistry()
@@ -33,6 +36,19 @@ def _optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | Unsupported
         is_instance=lambda value: value is None or is_one(value),
         str_from_instance=lambda value: ["None"] if value is None else shown(value),
     )
+
+
+@contextmanager
+def own_names() -> Iterator[None]:
+    """Options of the data, in messages, are called as the commands call them that take no `--task.*`."""
+    try:
+        yield
+    except (ConfigError, DataError, ResourceError) as error:
+        said = str(error).replace("--task.cache", "--token-files")
+        said = said.replace("--task.test-", "--").replace("--task.", "--")
+        if said == str(error):
+            raise
+        raise type(error)(said) from error
 
 
 def read(kind: type[Options], words: Sequence[str], *, verb: str, description: str | None) -> Options:

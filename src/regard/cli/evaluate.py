@@ -1,8 +1,8 @@
 """Evaluate a trained run or published weights: nats, bits per byte, accuracy, and the metrics of the task."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,8 +21,9 @@ from regard.cli._datastore import (
     tell_own,
 )
 from regard.cli._depth import Evaluated, depth_rows, leave_early, require_as_measured
+from regard.cli._options import own_names
 from regard.cli._output import console, emit, table, weights_of
-from regard.errors import ConfigError, DataError, ResourceError
+from regard.errors import ConfigError
 from regard.tasks.config import TABLES, TEXTS, ClassificationConfig, TextConfig, TranslationConfig
 
 if TYPE_CHECKING:
@@ -245,17 +246,9 @@ def _flags(names: Iterable[str]) -> str:
     return ", ".join(f"--{name.replace('_', '-')}" for name in names)
 
 
-@contextmanager
-def _named(options: Options) -> Iterator[None]:
-    """Options of the data, in messages, are called as this command calls them."""
-    try:
-        yield
-    except (ConfigError, DataError, ResourceError) as error:
-        said = str(error).replace("--task.cache", "--token-files")
-        said = said.replace("--task.test-", "--").replace("--task.", "--")
-        if options.corpus is None or said == str(error):
-            raise
-        raise type(error)(said) from error
+def _named(options: Options) -> AbstractContextManager[None]:
+    """Options of the data, in messages, are called as this command calls them; those of a run as `train` does."""
+    return nullcontext() if options.corpus is None else own_names()
 
 
 def _published(options: Options, said: Evaluated) -> dict[str, object]:

@@ -49,8 +49,8 @@ def run(options: Options) -> int:
     """Print what the catalog has of that name, or what a run is."""
     if _run_info.is_run(options.name) and ("/" in options.name or not _catalogued(options.name)):
         return _run_info.show(options.name, trust=options.trust, json=options.json)
-    parts = options.name.split("/")
-    if len(parts) > 1 and not any(map(_catalogued, parts)):  # linear / softmax are layers
+    first, slash, _ = options.name.partition("/")
+    if slash and not _catalogued(f"{MECHANISM}:{first.strip()}"):  # linear / softmax are layers, runs/softmax are not
         raise ConfigError(
             f"{options.name} is not a run: it has no config.toml; give the folder of one, or a name of regard list"
         )

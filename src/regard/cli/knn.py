@@ -10,6 +10,7 @@ import tyro
 
 from regard.cli._datastore import KnnOptions, searched
 from regard.cli._interrupted import leaving
+from regard.cli._options import own_names
 from regard.cli._output import console, emit, given, table
 from regard.errors import ConfigError, InputError
 from regard.tasks.config import TextConfig
@@ -99,7 +100,8 @@ def run(options: Options) -> int:
         "merge": _merge,
         "delete": _delete,
     }
-    return actions[options.action](options)
+    with own_names():
+        return actions[options.action](options)
 
 
 def _only(options: Options) -> None:
@@ -114,6 +116,10 @@ def _only(options: Options) -> None:
     for name in ("model", "out"):
         if name in taken and getattr(options, name) is None:
             raise ConfigError(f"knn {options.action} needs {_flag(name)}")
+    for name, least in (("length", 1), ("limit", 0)):
+        value = getattr(options, name)
+        if value is not None and value < least:
+            raise ConfigError(f"{_flag(name)} must be at least {least}, got {value}")
     if options.action == "index" and not options.index:
         raise ConfigError("knn index needs --index with the kinds to make, such as --index ivf")
     if options.action == "delete" and not options.document:

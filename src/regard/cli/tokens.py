@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import tyro
 
 from regard.cli._interrupted import leaving
+from regard.cli._options import own_names
 from regard.cli._output import console, emit, table
 from regard.errors import ConfigError
 
@@ -74,7 +75,8 @@ def run(options: Options) -> int:
             if getattr(options, name) != default:
                 flag = name.replace("_", "-")
                 raise ConfigError(f"tokens {options.action} has no use for --{flag}; leave it out")
-    return {"build": _build, "verify": _verify, "stats": _stats}[options.action](options)
+    with own_names():
+        return {"build": _build, "verify": _verify, "stats": _stats}[options.action](options)
 
 
 def _build(options: Options) -> int:

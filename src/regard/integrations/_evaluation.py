@@ -30,10 +30,12 @@ class Windows:
         length: targets in a window; the last one of a document has what is left.
 
     Raises:
-        DataError: no document of two tokens.
+        ConfigError: a length below 1. DataError: no document of two tokens.
     """
 
     def __init__(self, documents: Sequence[Encoded], length: int) -> None:
+        if length < 1:
+            raise ConfigError(f"windows must have at least 1 token, got {length}")
         self._documents, self._length = documents, length
         self._starts = [(at, start) for at, one in enumerate(documents) for start in range(0, len(one.ids) - 1, length)]
         if not self._starts:

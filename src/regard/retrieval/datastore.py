@@ -122,8 +122,9 @@ class Datastore:
         folder = Path(folder)
         found = cls(folder, Manifest.read(folder))
         if found.manifest.adding is not None and not unfinished:
+            what = "an addition" if found.manifest.adding else "its build"
             raise CheckpointError(
-                f"{folder} is not whole: what added to it was interrupted after {len(found):,} entries; "
+                f"{folder} is not whole: {what} was interrupted after {len(found):,} entries; "
                 "give the same regard knn build or regard knn merge again, which goes on from there; "
                 "abandon() of Datastore.open(folder, unfinished=True) takes it back"
             )

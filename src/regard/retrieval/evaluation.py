@@ -82,9 +82,11 @@ def look(
         limit: as many examples, evenly spaced; 0: all.
 
     Raises:
-        DataError: no target. CheckpointError, LimitError: as `Datastore.search`.
+        ConfigError: a limit below 0. DataError: no target. CheckpointError, LimitError: as `Datastore.search`.
         UnsupportedError: examples that do not say where they are from, and not `own`.
     """
+    if limit < 0:
+        raise ConfigError(f"limit must be at least 0 (all), got {limit}")
     nats, found, targets, documents = [], [], [], []
     device, leaving_out = model.table.weight.device, Own(found_in.store)
     with evaluation(model), torch.inference_mode():

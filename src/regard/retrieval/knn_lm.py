@@ -102,7 +102,7 @@ class KnnLm(Beside):
         if not 0 <= lam <= 1:
             raise ConfigError(f"lam must be from 0 (the model alone) to 1 (the neighbours alone), got {lam}")
         if not 0 < temperature < math.inf:
-            raise ConfigError(f"temperature must be more than 0, got {temperature}")
+            raise ConfigError(f"temperature must be more than 0 and finite, got {temperature}")
         require_keys(model)
         store = found_in.store
         store.require_origin({}, model.config.dim)
