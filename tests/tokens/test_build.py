@@ -214,6 +214,24 @@ def test_what_is_not_what_was_finished_is_written_again(corpus, tmp_path, change
     assert contents(tmp_path / "store") == contents(tmp_path / ("anew" if change == "text" else "whole"))
 
 
+def test_a_build_without_a_token_yet_is_begun_anew(tmp_path):
+    """Whoever mends what was refused, an option or a file, gives the command again."""
+    table = tmp_path / "table.csv"
+    table.write_text("text\n" + "".join(f"{number} and more\n" for number in range(400)))
+    for wanted in ("bytes", "bpe"):
+        options = {"tokenizer": wanted, "vocab_size": 260}
+        with pytest.raises(DataError, match="no column 'words'"):
+            build(table, tmp_path / wanted, field="words", **options)
+        build(table, tmp_path / wanted, field="text", **options)
+        build(table, tmp_path / f"{wanted} at once", field="text", **options)
+        assert contents(tmp_path / wanted) == contents(tmp_path / f"{wanted} at once")
+    table.write_bytes(b"\xff")
+    with pytest.raises(DataError):
+        build(table, tmp_path / "file")
+    table.write_text("text\nto be\n")
+    build(table, tmp_path / "file").verify()
+
+
 def test_a_build_that_goes_on_must_be_the_same(corpus, tmp_path):
     def stop(done: int, count: int, shard: object) -> None:
         raise KeyboardInterrupt

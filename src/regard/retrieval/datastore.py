@@ -1,11 +1,9 @@
 """Datastores: keys and values on disk, memory-mapped: added to, searched, verified, merged and deleted from."""
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,26 +12,13 @@ from torch import Tensor
 
 from regard.checksums import MANIFEST, Entry
 from regard.errors import CheckpointError, ConfigError, RegardError, ResourceError
-from regard.retrieval.manifest import Manifest, unused
+from regard.retrieval.manifest import Manifest, Stats, unused
 from regard.retrieval.search import Neighbours, Piece, mapped, nearest, require_query
 from regard.retrieval.writer import Writer, written
 from regard.training.files import MISSING, locked_folder, writing
 
 _EXPONENT = np.uint16(0x7C00)
 """bits of a float16 that are all set in infinities and NaN"""
-
-
-class Stats(NamedTuple):
-    """entries, and nbytes of them on disk. dim: of a key. origin: what made the keys. documents: name -> entries.
-    copies: documents whose tokens are those of one before them, so that its neighbours are found twice.
-    """
-
-    entries: int
-    nbytes: int
-    dim: int
-    documents: dict[str, int]
-    origin: Mapping[str, str]
-    copies: int
 
 
 @dataclass(frozen=True)
@@ -230,13 +215,7 @@ class Datastore:
 
     def stats(self) -> Stats:
         """What is in it."""
-        documents: Counter[str] = Counter()
-        for document in self.manifest.documents:
-            documents[document.name] += document.entries
-        nbytes = sum(entry.size for block in self.manifest.blocks for entry in block.files.values())
-        found = [document.digest for document in self.manifest.documents if document.digest and document.entries]
-        copies = len(found) - len(set(found))
-        return Stats(len(self), nbytes, self.dim, dict(documents), self.manifest.origin, copies)
+        return self.manifest.stats()
 
     def starts(self) -> list[int]:
         """Number of the first entry of every document."""

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -42,6 +43,19 @@ class Block(NamedTuple):
         return {f"{self.name}.keys": self.keys, f"{self.name}.values": self.values}
 
 
+class Stats(NamedTuple):
+    """entries, and nbytes of them on disk. dim: of a key. origin: what made the keys. documents: name -> entries.
+    copies: documents whose tokens are those of one before them, so that its neighbours are found twice.
+    """
+
+    entries: int
+    nbytes: int
+    dim: int
+    documents: dict[str, int]
+    origin: Mapping[str, str]
+    copies: int
+
+
 @dataclass(frozen=True)
 class Manifest:
     """dim: width of a key. vocab_size: values are below. origin: what made the keys, by name (model, tokenizer).
@@ -61,6 +75,15 @@ class Manifest:
     def entries(self) -> int:
         """Of all blocks."""
         return sum(block.entries for block in self.blocks)
+
+    def stats(self) -> Stats:
+        """What is in the datastore."""
+        documents: Counter[str] = Counter()
+        for document in self.documents:
+            documents[document.name] += document.entries
+        nbytes = sum(entry.size for block in self.blocks for entry in block.files.values())
+        found = [document.digest for document in self.documents if document.digest and document.entries]
+        return Stats(self.entries, nbytes, self.dim, dict(documents), self.origin, len(found) - len(set(found)))
 
     def write(self, folder: Path) -> None:
         """Replace the manifest of a folder in one step.

@@ -162,7 +162,11 @@ def _require_used(planned: Plan, field: str | None, separator: str | None) -> No
 
 
 def _begin(out: Path, options: dict[str, Any]) -> None:
-    """Say what is being built, or see that it is what was being built; remove what a killed process left of a file."""
+    """Say what is being built, or see that it is what was being built; remove what a killed process left of a file.
+
+    What was begun otherwise, and has no token yet, is begun anew: a corpus that could not be read, and now can be.
+    """
+    begins = json.dumps(sealed({"format": FORMAT, **options})).encode()
     if (out / BUILD).exists():
         try:
             begun = opened(content(out / BUILD))
@@ -171,14 +175,18 @@ def _begin(out: Path, options: dict[str, Any]) -> None:
         others = [
             f"{name}={begun.get(name)!r}, now {value!r}" for name, value in options.items() if begun.get(name) != value
         ]
-        if others or begun.get("format") != FORMAT:
+        if others and all(path.name in (BUILD, TOKENIZER) or path.name.startswith(".") for path in out.iterdir()):
+            with writing(out):
+                (out / TOKENIZER).unlink(missing_ok=True)
+            save_file(out / BUILD, begins)
+        elif others or begun.get("format") != FORMAT:
             raise ConfigError(
                 f"{out} was begun with {'; '.join(others) or 'another version'}; give the same, or another name"
             )
     else:
         if any(path.name != f".{BUILD}.partial" for path in out.iterdir()):
             raise ConfigError(f"{out} holds something else than a token store; choose another name")
-        save_file(out / BUILD, json.dumps(sealed({"format": FORMAT, **options})).encode())
+        save_file(out / BUILD, begins)
     with writing(out):
         for path in out.glob(".*.partial"):
             path.unlink(missing_ok=True)
