@@ -99,7 +99,7 @@ lint: .venv/.test
 	$(BIN)/lint-imports
 
 docs: .venv/.docs  ## docs/_build/html
-	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
+	$(BIN)/python -m sphinx -E -W --keep-going -b html docs docs/_build/html
 	$(BIN)/python docs/built.py docs/_build/html
 
 screenshots: .venv/.test docs  ## docs/_build/screenshots: main pages and reports, wide and narrow, without a network
