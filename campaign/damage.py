@@ -259,10 +259,10 @@ def cases(kind: str, folder: Path) -> Callable[[int], Outcome]:
     base, twin = folder / "base", folder / TWIN
     _prepare(subject, base)
     files = sorted(path.relative_to(base) for path in _files(base, subject.files))
-    wanted: dict[Words, tuple[str, str]] = {}
+    wanted: dict[Words, tuple[str, children.Ended]] = {}
     for words in subject.commands:
         done, result = _done(subject, base, folder / "whole", words)
-        wanted[words] = result, done.err + done.out
+        wanted[words] = result, done
         if done.code:
             raise RuntimeError(f"{kind}: regard {' '.join(words)} gives no result: {done.said}")
     return partial(_case, subject, base, twin, files, wanted, folder)
@@ -314,7 +314,7 @@ def _case(
     base: Path,
     twin: Path,
     files: list[Path],
-    wanted: dict[Words, tuple[str, str]],
+    wanted: dict[Words, tuple[str, children.Ended]],
     folder: Path,
     seed: int,
 ) -> Outcome:
@@ -339,7 +339,9 @@ def _case(
     return Outcome(said, seconds=done.seconds, peak=done.peak)
 
 
-def _judged(done: children.Ended, name: Path, *, same: bool, sealed: bool, usual: str = "") -> tuple[str, bool]:
+def _judged(
+    done: children.Ended, name: Path, *, same: bool, sealed: bool, usual: children.Ended | None = None
+) -> tuple[str, bool]:
     """What came of it, and whether that is a defect.
 
     Args:
@@ -347,7 +349,8 @@ def _judged(done: children.Ended, name: Path, *, same: bool, sealed: bool, usual
         name: of that file.
         same: it gave what it gives on the whole one.
         sealed: another result must be told.
-        usual: what it says of the whole one: a name that stands there too says nothing about damage.
+        usual: how it ends on the whole one: a name that it says there too, as often and to the same stream, says
+            nothing about damage.
     """
     told = f"exit code {done.code}: {done.said}"
     if done.hung or done.seconds > SECONDS:
@@ -356,12 +359,12 @@ def _judged(done: children.Ended, name: Path, *, same: bool, sealed: bool, usual
         return f"took {done.peak >> 20} MiB; {told}", True
     if done.traceback or done.code not in (0, *_CODES):
         return told, True
-    told_all = done.err + done.out
     names = [name.name, str(name.parent)] if len(name.parts) > 1 else [name.name]
     if done.code:
-        return ("named", False) if any(each in told_all for each in names) else (f"not named, {told}", True)
+        return ("named", False) if any(each in done.err + done.out for each in names) else (f"not named, {told}", True)
     if same:
         return "same bits", False
-    if any(told_all.count(each) > usual.count(each) for each in names):
+    streams = ((done.err, usual.err if usual else ""), (done.out, usual.out if usual else ""))
+    if any(now.count(each) > then.count(each) for now, then in streams for each in names):
         return "goes on without it, and says so", False
     return ("another result, and nothing is said", True) if sealed else ("read as what it now is", False)

@@ -20,7 +20,7 @@ from campaign.works import Work
 ENDED = children.Ended(0, "", "", 0.1, 0.1, 0)
 
 
-def ended(code: int, err: str = "", **more: float) -> children.Ended:
+def ended(code: int, err: str = "", **more: float | str) -> children.Ended:
     return children.Ended(**{**vars(ENDED), "code": code, "err": err, **more})
 
 
@@ -223,6 +223,20 @@ JUDGED = [
 def test_damage_is_judged(done, same, wanted):
     said, wrong = damage._judged(done, Path("run/step-1/it.json"), same=same, sealed=True)
     assert (said.startswith(wanted[0]), wrong) == (True, wanted[1])
+
+
+@pytest.mark.parametrize(
+    ("told", "printed", "wrong"),
+    [
+        ("skipped run/step-1", "run/step-0 -> out", False),
+        ("", "run/step-0 -> out", True),
+        ("", "run/step-1 -> x", True),
+    ],
+)
+def test_a_name_that_is_usually_printed_tells_of_damage_where_it_is_a_warning(told, printed, wrong):
+    usual, done = ended(0, out="run/step-1 -> out"), ended(0, told, out=printed)
+    name = Path("run/step-1/it.json")
+    assert damage._judged(done, name, same=False, sealed=True, usual=usual)[1] is wrong
 
 
 def test_files_of_others_may_be_read_as_what_they_are():
