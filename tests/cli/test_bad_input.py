@@ -8,7 +8,10 @@ import subprocess
 import sys
 
 import pytest
+import safetensors.torch
+import torch
 
+from regard.checksums import Entry
 from regard.tasks.tokenizer import BpeTokenizer
 from regard.training import begun, files
 
@@ -203,6 +206,29 @@ def test_a_configuration_that_became_none_is_named(regard, run, way):
     answer = regard("checkpoint", "verify", run)
     assert (answer.code, "Traceback" in answer.err) == (4, False)
     assert "config.toml is another one than when the run began, and no TOML" in answer.err
+
+
+def test_a_configuration_with_a_key_in_no_section_is_named(regard, run):
+    config = run / "config.toml"
+    config.write_text("depth = 3\n" + config.read_text())
+    answer = regard("checkpoint", "verify", run)
+    assert (answer.code, "Traceback" in answer.err) == (4, False)
+    assert f"{config} was edited" in answer.err
+    assert "depth: its default when it began, 3 now" in answer.err
+
+
+@pytest.mark.parametrize("states", [{"cpu.other": torch.zeros(8)}, {"cpu": torch.zeros(8)}], ids=["kind", "bytes"])
+def test_random_states_that_are_none_are_named(regard, tmp_path, run, states):
+    checkpoint = sorted((run / "checkpoints").iterdir())[-1]
+    written = checkpoint / "rng.safetensors"
+    safetensors.torch.save_file(states, written)
+    entry = Entry.at(written)
+    manifest = json.loads((checkpoint / "manifest.json").read_bytes())
+    manifest["files"][written.name] = {"sha256": entry.sha256, "bytes": entry.size}
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+    answer = regard("train", "--resume", run, "--steps", "14")
+    assert (answer.code, "Traceback" in answer.err) == (4, False)
+    assert str(written) in answer.err
 
 
 def test_bytes_of_a_checkpoint_are_those_of_what_it_names(regard, run):

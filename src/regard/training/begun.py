@@ -205,8 +205,9 @@ def _of(table: Mapping[str, object], name: str) -> str:
 
 
 def _flat(table: Mapping[str, Any]) -> dict[str, object]:
-    """Keys of sections, by their dotted names."""
+    """Keys of sections, by their dotted names; what is in no section, by its own."""
     flat: dict[str, object] = {}
     for section, values in table.items():
-        flat |= {f"{section}.{name}": value for name, value in values.items()}
+        keys = {f"{section}.{name}": value for name, value in values.items()} if isinstance(values, dict) else None
+        flat |= {section: values} if keys is None else keys
     return flat

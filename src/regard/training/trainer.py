@@ -394,7 +394,7 @@ class Trainer:
         if random is None:
             self.ranks.begin_random(self.config.seed, saved.progress.step)
         else:
-            random_states.use_rng_states(random, self.device)
+            random_states.use_rng_states(random, self.device, saved.path)
         if self.carrying is not None and saved.progress.step:
             self.carrying.restore(saved)
         self.progress, self._saved_step = replace(saved.progress, run=self.progress.run), saved.progress.step
