@@ -208,6 +208,8 @@ def _flat(table: Mapping[str, Any]) -> dict[str, object]:
     """Keys of sections, by their dotted names; what is in no section, by its own."""
     flat: dict[str, object] = {}
     for section, values in table.items():
-        keys = {f"{section}.{name}": value for name, value in values.items()} if isinstance(values, dict) else None
-        flat |= {section: values} if keys is None else keys
+        if isinstance(values, dict):
+            flat |= {f"{section}.{name}": value for name, value in values.items()}
+        else:
+            flat[section] = values
     return flat
