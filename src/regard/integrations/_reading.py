@@ -35,7 +35,7 @@ def from_gguf(path: Path) -> PublishedModel:
     problems: list[str] = []
     tokenizer, stops, template = None, (), None
     with noted(problems):
-        tokenizer = tokenizer_from_gguf(metadata, config.vocab_size)
+        tokenizer = tokenizer_from_gguf(metadata, config.vocab_size, str(path))
     with noted(problems):
         template = chat.from_gguf(metadata, path)
     with noted(problems):

@@ -31,8 +31,8 @@ def tokenizer_from_json(text: str, vocab_size: int, where: str) -> PretrainedTok
     return PretrainedTokenizer(model, vocab_size)
 
 
-def tokenizer_from_gguf(metadata: Mapping[str, object], vocab_size: int) -> PretrainedTokenizer:
-    """The byte-level BPE that a GGUF file's metadata describes.
+def tokenizer_from_gguf(metadata: Mapping[str, object], vocab_size: int, where: str) -> PretrainedTokenizer:
+    """The byte-level BPE that the metadata of a GGUF file describes, which errors call `where`.
 
     Raises:
         UnsupportedError: another kind of tokenizer, or another way to split words.
@@ -40,7 +40,9 @@ def tokenizer_from_gguf(metadata: Mapping[str, object], vocab_size: int) -> Pret
     """
     kind, split = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre")
     if kind != "gpt2":
-        raise UnsupportedError(f"the tokenizer is of kind {kind!r}; regard reads gpt2 (byte-level BPE) from GGUF")
+        raise UnsupportedError(
+            f"{where} has a tokenizer of kind {kind!r}; regard reads gpt2 (byte-level BPE) from GGUF"
+        )
     before = {
         "smollm": [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)],
         "gpt-2": [pre_tokenizers.ByteLevel(add_prefix_space=False)],
@@ -50,7 +52,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, object], vocab_size: int) -> Pret
         ],
     }
     if split not in before:
-        raise UnsupportedError(f"the tokenizer splits words as {split!r}; regard has {', '.join(before)}")
+        raise UnsupportedError(f"the tokenizer of {where} splits words as {split!r}; regard has {', '.join(before)}")
     tokens, kinds, merges = (metadata.get(f"tokenizer.ggml.{name}", []) for name in ("tokens", "token_type", "merges"))
     if not (isinstance(tokens, list) and isinstance(kinds, list) and isinstance(merges, list)):
         raise CheckpointError("tokens, token_type and merges of the tokenizer must be lists")
