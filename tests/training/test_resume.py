@@ -239,7 +239,7 @@ def test_the_small_run_uses_its_random_state(small: RunConfig, tmp_path):
     assert found is not None
     train(small, tmp_path / "whole")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(random_states, "use_rng_states", lambda states, device: None)
+        patch.setattr(random_states, "use_rng_states", lambda *states: None)
         train(small, tmp_path / "run", resume=True)
     with pytest.raises(AssertionError):
         require_equal(tmp_path / "run", tmp_path / "whole")
