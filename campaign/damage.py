@@ -333,24 +333,22 @@ def _case(
     what = f"{way} of {name}, regard {' '.join(words[:2])}"
     sealed = subject.sealed and way != "sealed value"
     whole, usual = wanted[words]
-    said, wrong = _judged(done, name, same=result == whole, sealed=sealed, usual=usual)
+    said, wrong = _judged(done, usual, name, same=result == whole, sealed=sealed)
     if wrong:
         return Outcome(f"{what}: {said}", True, seconds=done.seconds, peak=done.peak)
     return Outcome(said, seconds=done.seconds, peak=done.peak)
 
 
-def _judged(
-    done: children.Ended, name: Path, *, same: bool, sealed: bool, usual: children.Ended | None = None
-) -> tuple[str, bool]:
+def _judged(done: children.Ended, usual: children.Ended, name: Path, *, same: bool, sealed: bool) -> tuple[str, bool]:
     """What came of it, and whether that is a defect.
 
     Args:
         done: how the command ended on the damaged file.
+        usual: how it ends on the whole one: a name that it says there too, as often and to the same stream, says
+            nothing about damage.
         name: of that file.
         same: it gave what it gives on the whole one.
         sealed: another result must be told.
-        usual: how it ends on the whole one: a name that it says there too, as often and to the same stream, says
-            nothing about damage.
     """
     told = f"exit code {done.code}: {done.said}"
     if done.hung or done.seconds > SECONDS:
@@ -364,7 +362,7 @@ def _judged(
         return ("named", False) if any(each in done.err + done.out for each in names) else (f"not named, {told}", True)
     if same:
         return "same bits", False
-    streams = ((done.err, usual.err if usual else ""), (done.out, usual.out if usual else ""))
+    streams = (done.err, usual.err), (done.out, usual.out)
     if any(now.count(each) > then.count(each) for now, then in streams for each in names):
         return "goes on without it, and says so", False
     return ("another result, and nothing is said", True) if sealed else ("read as what it now is", False)

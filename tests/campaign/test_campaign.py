@@ -221,7 +221,7 @@ JUDGED = [
 
 @pytest.mark.parametrize(("done", "same", "wanted"), JUDGED)
 def test_damage_is_judged(done, same, wanted):
-    said, wrong = damage._judged(done, Path("run/step-1/it.json"), same=same, sealed=True)
+    said, wrong = damage._judged(done, ENDED, Path("run/step-1/it.json"), same=same, sealed=True)
     assert (said.startswith(wanted[0]), wrong) == (True, wanted[1])
 
 
@@ -235,12 +235,11 @@ def test_damage_is_judged(done, same, wanted):
 )
 def test_a_name_that_is_usually_printed_tells_of_damage_where_it_is_a_warning(told, printed, wrong):
     usual, done = ended(0, out="run/step-1 -> out"), ended(0, told, out=printed)
-    name = Path("run/step-1/it.json")
-    assert damage._judged(done, name, same=False, sealed=True, usual=usual)[1] is wrong
+    assert damage._judged(done, usual, Path("run/step-1/it.json"), same=False, sealed=True)[1] is wrong
 
 
 def test_files_of_others_may_be_read_as_what_they_are():
-    assert damage._judged(ENDED, Path("a.txt"), same=False, sealed=False) == ("read as what it now is", False)
+    assert damage._judged(ENDED, ENDED, Path("a.txt"), same=False, sealed=False) == ("read as what it now is", False)
 
 
 @pytest.mark.parametrize("way", broken.WAYS)

@@ -218,7 +218,7 @@ def test_a_configuration_with_a_key_in_no_section_is_named(regard, run):
 
 
 @pytest.mark.parametrize("states", [{"cpu.other": torch.zeros(8)}, {"cpu": torch.zeros(8)}], ids=["kind", "bytes"])
-def test_random_states_that_are_none_are_named(regard, tmp_path, run, states):
+def test_random_states_that_are_none_are_named(regard, run, states):
     checkpoint = sorted((run / "checkpoints").iterdir())[-1]
     written = checkpoint / "rng.safetensors"
     safetensors.torch.save_file(states, written)

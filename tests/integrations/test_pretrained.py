@@ -690,11 +690,11 @@ def test_a_gguf_file_of_another_architecture_is_refused(tmp_path: Path) -> None:
         pretrained.load(tmp_path / "it.gguf")
 
 
-@pytest.mark.parametrize(("bytes_of", "said"), [(b"gpt2", "kind 'gpt3'"), (b"gpt-2", "splits words as 'gpt-3'")])
-def test_a_gguf_file_with_another_tokenizer_is_named(tmp_path: Path, bytes_of: bytes, said: str) -> None:
+@pytest.mark.parametrize(("right", "said"), [(b"gpt2", "kind 'gpt3'"), (b"gpt-2", "splits words as 'gpt-3'")])
+def test_a_gguf_file_with_another_tokenizer_is_named(tmp_path: Path, right: bytes, said: str) -> None:
     path = tmp_path / "it.gguf"
     llama_file(path)
-    path.write_bytes(path.read_bytes().replace(bytes_of, bytes_of[:-1] + b"3"))
+    path.write_bytes(path.read_bytes().replace(right, right[:-1] + b"3"))
     with pytest.raises(UnsupportedError, match=f"{path}.*{said}"):
         pretrained.load(path)
 
