@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from regard import Heads, build
+from regard import Heads, UnsupportedError, build
 from regard.bias import ScoreBias
 from regard.engines.gpu.flex import flexed
 from regard.engines.tiles import tiled_attention
-from regard.patterns import Pattern, block, causal, everything, first, per_head, random_blocks, strided, window
+from regard.patterns import Pattern, block, causal, edges, everything, first, per_head, random_blocks, strided, window
 from regard.testing.compare import assert_close
 
 TOLERANCE = 2e-5
@@ -42,6 +42,12 @@ def test_flex_is_the_tiles(pattern: Pattern) -> None:
             results.append([x.detach().cpu().double() for x in (values, lse, *slopes)])
         for name, one, other in zip(("values", "lse", "q", "k", "v"), *results, strict=True):
             assert_close(one, other, tolerance=TOLERANCE, what=f"{name}, {biased=}")
+
+
+def test_flex_refuses_what_has_no_kernel() -> None:
+    q, k, v = (draw(1, 2, 300, 16, seed=at).float().cuda() for at in range(3))
+    with pytest.raises(UnsupportedError, match="does not compile the rule"):
+        flexed(q, k, v, edges(torch.tensor([[0, 3, 200], [1, 2, 7]]), 300), scale=1.0, query_positions=0)
 
 
 @pytest.mark.parametrize("spec", ["local(window=40)", "strided_union(stride=16)", "fixed_union(stride=16, columns=4)"])

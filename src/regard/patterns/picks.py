@@ -1,6 +1,7 @@
 """Random key blocks for every query block."""
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -41,14 +42,17 @@ def draw(
     return torch.stack(picks, 1) if picks else torch.empty(blocks, 0, dtype=torch.long)
 
 
-class Picked(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Picked:
     """A rule: a position in query block r sees the key blocks table[r] of `size` positions; -1 is none."""
 
     size: int
     table: Int[Tensor, "blocks picks"]
+    _there: dict[torch.device, tuple[Tensor, ...]] = field(default_factory=dict, repr=False)
+    """the columns of the table on the devices that asked: inside a compiled kernel nothing can be moved"""
 
     def __call__(self, i: Any, j: Any) -> Any:
-        size, table = self
+        size, table = self.size, self.table
         rows, columns = i // size, j // size
         if isinstance(rows, Span):
             last, device = rows.hi.clamp_max(len(table) - 1), rows.lo.device
@@ -58,5 +62,14 @@ class Picked(NamedTuple):
             low, high = columns.lo[..., None, None], columns.hi[..., None, None]
             may = ((picked >= low) & (picked <= high)).flatten(-2).any(-1)
             return Possibility(may, may & (rows.lo == rows.hi) & (columns.lo == columns.hi))
-        picked = table.to(rows.device)[rows.clamp(max=len(table) - 1)]
-        return (picked == columns[..., None]).any(-1) & (rows < len(table))
+        # pick by pick: FlexAttention's kernels are of elements, and an `any` over picks came out wrong in them
+        at, real = rows.clamp(max=len(table) - 1), rows < len(table)
+        held = torch.zeros_like(real & (columns == rows))
+        for picks in self._columns(rows.device):
+            held = held | (picks[at] == columns)
+        return held & real
+
+    def _columns(self, device: torch.device) -> tuple[Tensor, ...]:
+        if device not in self._there:
+            self._there[device] = tuple(x.contiguous() for x in self.table.to(device).unbind(1))
+        return self._there[device]

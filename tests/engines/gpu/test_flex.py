@@ -12,7 +12,7 @@ from regard.bias import ScoreBias
 from regard.engines.gpu import flex
 from regard.engines.gpu.flex import block_mask, flexed
 from regard.engines.tiles import Dropout, tiled_attention
-from regard.patterns import Pattern, block, causal, everything, first, per_head, random_blocks, strided, window
+from regard.patterns import Pattern, block, causal, edges, everything, first, per_head, random_blocks, strided, window
 from regard.testing.counting import count
 
 PATTERNS = [
@@ -147,7 +147,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_every_pattern_is_compiled(compiled: None, recwarn: pytest.WarningsRecorder) -> None:
     """Behind a limit of graphs torch would compute all pairs without a word."""
     q, k, v = draw(200, 200)
-    for pattern in PATTERNS[1:3]:
+    for pattern in (*PATTERNS[1:3], PATTERNS[-1]):
         expected, _ = tiled_attention(q, k, v, pattern, scale=0.25, query_positions=0)
         values, _ = flexed(q, k, v, pattern, scale=0.25, query_positions=0)
         torch.testing.assert_close(values, expected, rtol=0, atol=1e-10)
@@ -158,6 +158,24 @@ def test_a_rule_that_is_not_compiled_is_refused(compiled: None) -> None:
     rule = Pattern(lambda i, j: (j <= i) & (int(str(3)) + (i - j) < input_of(7)))
     with pytest.raises(UnsupportedError, match="does not compile the rule"):
         flexed(*draw(9, 9), rule, scale=1.0, query_positions=0)
+
+
+def test_a_rule_without_a_kernel_is_refused(compiled: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is traced, but made of more than elements; torch's own error is one of its compiler's."""
+    graph = torch.compile(flex.flex_attention, fullgraph=True)
+    monkeypatch.setattr(flex, "_graph", lambda: graph)
+    rule = edges(torch.tensor([[0, 3, 200], [1, 2, 7]]), 300)
+    with pytest.raises(UnsupportedError, match="does not compile the rule"):
+        flexed(*draw(300, 300), rule, scale=1.0, query_positions=0)
+
+
+def test_nothing_is_moved_inside_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    rule, positions = random_blocks(2, torch.tensor([[0, 1], [1, -1]])), torch.arange(4)
+    seen = block_mask(rule, positions, positions).mask_mod
+    monkeypatch.setattr(Tensor, "to", None)
+    head = torch.tensor(0)
+    mask = [[bool(seen(head, head, i, j)) for j in positions] for i in positions]
+    assert mask == [[True] * 4, [True] * 4, [False, False, True, True], [False, False, True, True]]
 
 
 @torch._dynamo.disable

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch._dynamo.exc import Unsupported
+from torch._inductor.exc import InductorError
 from torch.nn.attention import flex_attention as flex_module
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask, flex_attention
 
@@ -108,7 +109,7 @@ def _compiled(*operands: Tensor, **options: object) -> tuple[Tensor, AuxOutput]:
     with torch._dynamo.config.patch(recompile_limit=GRAPHS):
         try:
             return _graph()(*operands, **options)
-        except Unsupported as error:
+        except (Unsupported, InductorError) as error:
             raise UnsupportedError(
                 f'impl="flex": torch does not compile the rule of this pattern; impl="torch" takes any. {error}'
             ) from error
@@ -143,6 +144,8 @@ def block_mask(
     blocks = {one: _blocks(one, queries.cpu(), keys.cpu(), key_mask is None) for one in distinct}
     partial, full = (torch.stack([blocks[one][at] for one in heads])[None].to(queries.device) for at in (0, 1))
     which = torch.tensor([distinct.index(one) for one in heads], device=queries.device)
+    for one in distinct:
+        one.holds(queries[:1], keys[:1])  # tables of rules get to the device now: a kernel cannot move them
 
     def seen(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
         i, j = queries[query], keys[key]
