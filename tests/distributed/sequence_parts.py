@@ -70,7 +70,7 @@ def compared(parts: Parts, mechanism: Attention, x: Inputs, key_mask: Tensor | N
             y.masked_fill_(~key_mask[:, None, :, None], float("nan"))
     x = x.leaves()
     whole = mechanism(x.q, x.k, x.v, key_mask=key_mask, inputs=x.more).values
-    way = randn(*whole.shape, seed="way", dtype=torch.float64)
+    way = randn(*whole.shape, seed="way", dtype=torch.float64).to(whole.device)
     if key_mask is not None:  # what hidden queries get is nobody's business
         way = way.masked_fill(~key_mask[:, None, :, None], 0)
         whole = whole.masked_fill(~key_mask[:, None, :, None], 0)
@@ -101,7 +101,7 @@ def compared(parts: Parts, mechanism: Attention, x: Inputs, key_mask: Tensor | N
     return found
 
 
-def mechanisms(folder: Path, group: Group, only: str = "") -> Found:
+def mechanisms(folder: Path, group: Group, only: str = "", device: str = "cpu") -> Found:
     """Every mechanism that has an exchange; under options that are not the default with hidden keys too."""
     parts, found = Parts(group), {}
     for name, subject, causal in subjects():
@@ -115,7 +115,8 @@ def mechanisms(folder: Path, group: Group, only: str = "") -> Found:
             continue
         x = subject.inputs(mechanism, queries=LENGTH, dtype=torch.float64)
         plain = not subject.options or not subject.info.supports.key_mask
-        found[name] = {"way": way, **compared(parts, mechanism, x, None if plain else mask_with_holes(2, LENGTH))}
+        keep = None if plain else mask_with_holes(2, LENGTH).to(device)
+        found[name] = {"way": way, **compared(parts, mechanism.to(device), x.map(lambda y: y.to(device)), keep)}
     return found
 
 
@@ -210,11 +211,11 @@ def trained() -> Iterator[tuple[str, Network, Task]]:
     yield "both ways", MaskedLanguageModel(Encoder(shape)), task
 
 
-def curves(folder: Path, ranks: Ranks) -> Found:
+def curves(folder: Path, ranks: Ranks, device: str = "cpu") -> Found:
     """The losses of each kind of model in float64, and the weights and buffers that it ends with."""
-    config = TrainingConfig(
-        steps=3, batch_size=12, accumulation=2, warmup=2, log_every=1, evaluate_every=3, threads=1, learning_rate=1e-2
-    )
+    often = {"log_every": 1, "evaluate_every": 3}
+    size = {"steps": 3, "batch_size": 12, "accumulation": 2, "threads": 1, "device": device}
+    config = TrainingConfig(warmup=2, learning_rate=1e-2, **size, **often)
     found = {}
     for name, model, task in trained():
         (folder / name).mkdir(exist_ok=True)
