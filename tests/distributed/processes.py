@@ -348,13 +348,18 @@ def run(scenario: str, count: int, folder: Path, rest: list[str]) -> list[int]:
     return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
 
 
-if __name__ == "__main__":
+def main(words: list[str]) -> None:
+    """The jobs of the command line."""
     torch.set_num_threads(1)
     jobs: list[list[str]] = [[]]
-    for word in sys.argv[1:]:
+    for word in words:
         if word == "then":
             jobs.append([])
         else:
             jobs[-1].append(word)
     codes = [run(job[0], int(job[1]), Path(job[2]), job[3:]) for job in jobs]
     print(json.dumps(codes if len(codes) > 1 else codes[0]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,99 @@
+"""Several processes that share a CUDA device: what they train and compute is what one does."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from regard.training import checkpoint, toml
+from tests.distributed.test_sequence import differences, found
+from tests.gpu.test_runs import run_config
+
+ROOT = Path(__file__).parents[2]
+
+
+def started(program: str, *words: object) -> str:
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, str(Path(__file__).with_name(program)), *map(str, words)]
+    environment = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("shared")
+    started("shared_sequence.py", folder)
+    return folder
+
+
+def test_parts_of_a_sequence_give_what_the_whole_gives(shared):
+    ways = set()
+    for each in found(shared, "three", "mechanisms"):
+        for name, case in each.items():
+            ways.add(case["way"])
+            assert case["way"] == "refused" or max(differences(case).values()) < 1e-12, (name, case)
+    assert ways == {"ring", "window", "sums", "passed", "around", "refused"}
+
+
+def test_every_step_of_parts_is_that_of_one_process(shared):
+    (wanted,) = found(shared, "one", "alone")
+    for each in found(shared, "three", "together"):
+        for name, one in wanted.items():
+            for key in ("losses", "norms", "valid"):
+                assert each[name][key] == pytest.approx(one[key], rel=1e-9), (name, key)
+            for key, values in one["tensors"].items():
+                assert each[name]["tensors"][key] == pytest.approx(values, rel=1e-6, abs=1e-9), (name, key)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "scenario"),
+    [("every_curve", "curves"), ("every_curve", "sharded_curves@shard=yes"), ("heads_curves", "heads_curves@heads=2")],
+)
+def test_every_step_is_that_of_one_process(wanted, scenario, tmp_path):
+    """Replicas, shards, heads: losses, norms, and what the checkpoint holds, in float64."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    codes = json.loads(started("shared_processes.py", wanted, 0, one, "then", scenario, 2, two))
+    assert codes == [[0], [0, 0]], [(two / f"{rank}.txt").read_text()[-2000:] for rank in range(2)]
+    expected = json.loads((one / "0.json").read_text())
+    for rank in range(2):
+        for name, each in json.loads((two / f"{rank}.json").read_text()).items():
+            for key in ("losses", "norms", "valid"):
+                assert each[key] == pytest.approx(expected[name][key], rel=1e-9), (name, key)
+            for key, values in expected[name]["saved"].items():
+                assert each["saved"][key] == pytest.approx(values, rel=1e-6, abs=1e-9), (name, key)
+
+
+def test_what_processes_save_any_number_goes_on_with(tmp_path):
+    """Of shards, heads and one process, in float64."""
+    toml.save(
+        replace(run_config("softmax"), training=replace(run_config("softmax").training, batch_size=8)), tmp_path / "c"
+    )
+    jobs = {
+        "whole": ("kept", 0, "8", ""),
+        "shards": ("kept@shard=yes", 2, "4", ""),
+        "alone": ("kept", 0, "8", "shards"),
+        "heads": ("kept@heads=2", 2, "8", "shards"),
+        "begun": ("kept", 0, "4", ""),
+        "from_one": ("kept@shard=yes", 2, "8", "begun"),
+    }
+    words: list[object] = []
+    for name, (scenario, count, until, before) in jobs.items():
+        words += ["then", scenario, count, tmp_path / name, tmp_path / "c", until]
+        words += [tmp_path / before] if before else []
+    codes = json.loads(started("shared_processes.py", *words[1:]))
+    assert codes == [[0] * max(count, 1) for _, count, _, _ in jobs.values()]
+    weights = {}
+    for name, (_, _, until, _) in jobs.items():
+        saved, _ = checkpoint.newest(tmp_path / name / "run" / "checkpoints")
+        assert saved is not None
+        if until == "8":
+            weights[name] = saved.model | saved.optimizer
+    for name, each in weights.items():
+        assert each.keys() == weights["whole"].keys()
+        assert all(each[key].allclose(x, rtol=1e-6, atol=1e-9) for key, x in weights["whole"].items()), name
