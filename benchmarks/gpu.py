@@ -1,6 +1,6 @@
 """On a CUDA device: every causal mechanism beside the fused kernel, engines beside each other, decoding, and training.
 
-Run: python benchmarks/gpu.py [mechanisms] [engines] [decoding] [training] [search] [bits] [--seconds S] [--out FILE]
+Run: python benchmarks/gpu.py [mechanisms] [engines] [decoding] [training] [bits] [--seconds S] [--out FILE]
 Times are medians over turns, by CUDA events around a call that was warmed up; the fused kernel of torch
 (`scaled_dot_product_attention`) takes its turn beside each. bfloat16, batch 4, 16 heads of width 64, unless a row says
 otherwise. A call of more than `--seconds` (5) per mechanism and length is measured once and says so; what cannot be
