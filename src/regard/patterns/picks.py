@@ -48,8 +48,8 @@ class Picked:
 
     size: int
     table: Int[Tensor, "blocks picks"]
-    _there: dict[torch.device, tuple[Tensor, ...]] = field(default_factory=dict, repr=False)
-    """the columns of the table on the devices that asked: inside a compiled kernel nothing can be moved"""
+    _there: dict[torch.device, Tensor] = field(default_factory=dict, repr=False)
+    """the table on the devices that asked: inside a compiled kernel nothing can be moved"""
 
     def __call__(self, i: Any, j: Any) -> Any:
         size, table = self.size, self.table
@@ -58,18 +58,19 @@ class Picked:
             last, device = rows.hi.clamp_max(len(table) - 1), rows.lo.device
             reach = torch.arange(max(int((last - rows.lo).max()) + 1, 1), device=device)  # blocks that a span touches
             at = rows.lo[..., None] + reach
-            picked = table.to(device)[at.clamp(0, len(table) - 1)].masked_fill((at > last[..., None])[..., None], -1)
+            picked = self._on(device)[at.clamp(0, len(table) - 1)].masked_fill((at > last[..., None])[..., None], -1)
             low, high = columns.lo[..., None, None], columns.hi[..., None, None]
             may = ((picked >= low) & (picked <= high)).flatten(-2).any(-1)
             return Possibility(may, may & (rows.lo == rows.hi) & (columns.lo == columns.hi))
         # pick by pick: FlexAttention's kernels are of elements, and an `any` over picks came out wrong in them
         at, real = rows.clamp(max=len(table) - 1), rows < len(table)
         held = torch.zeros_like(real & (columns == rows))
-        for picks in self._columns(rows.device):
-            held = held | (picks[at] == columns)
+        table = self._on(rows.device)
+        for pick in range(table.shape[1]):
+            held = held | (table[at, pick] == columns)
         return held & real
 
-    def _columns(self, device: torch.device) -> tuple[Tensor, ...]:
+    def _on(self, device: torch.device) -> Int[Tensor, "blocks picks"]:
         if device not in self._there:
-            self._there[device] = tuple(x.contiguous() for x in self.table.to(device).unbind(1))
+            self._there[device] = self.table.to(device)
         return self._there[device]
