@@ -70,6 +70,9 @@ class Picked:
             held = held | (table[at, pick] == columns)
         return held & real
 
+    def __reduce__(self) -> tuple[type["Picked"], tuple[int, Tensor]]:
+        return Picked, (self.size, self.table)  # and not what other devices have
+
     def _on(self, device: torch.device) -> Int[Tensor, "blocks picks"]:
         if device not in self._there:
             self._there[device] = self.table.to(device)

@@ -1,5 +1,6 @@
 """impl="flex" on a CPU: equal to the definition in float64, from blocks that were found without queries x keys."""
 
+import pickle
 from collections.abc import Iterator
 
 import pytest
@@ -175,6 +176,8 @@ def test_nothing_is_moved_inside_a_kernel(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(Tensor, "to", None)
     head = torch.tensor(0)
     mask = [[bool(seen(head, head, i, j)) for j in positions] for i in positions]
+    monkeypatch.undo()
+    assert pickle.loads(pickle.dumps(rule.rule))._there == {}
     assert mask == [[True] * 4, [True] * 4, [False, False, True, True], [False, False, True, True]]
 
 
