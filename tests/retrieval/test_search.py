@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from regard.errors import CheckpointError, ConfigError, LimitError, ShapeError
+from regard.errors import CheckpointError, ConfigError, LimitError, NumericsError, ShapeError
 from regard.retrieval import Datastore, search
 from regard.testing.counting import count
 from tests.retrieval.conftest import DIM, VOCAB, entries, filled
@@ -73,6 +73,37 @@ def test_of_equal_distances_the_earlier_entry_is_first(tmp_path, small_blocks, s
         assert found.ids[at, :4].tolist() == [at, at + 6, at + 12, at + 18]
 
 
+@pytest.mark.parametrize("offset", [0.0, 1000.0])
+def test_of_equal_distances_the_earlier_entry_is_found(tmp_path, monkeypatch, offset):
+    """Also where more are equal than candidates are kept, in several blocks and reads, and own entries among them."""
+    monkeypatch.setattr(search, "_NUMBERS", 900)
+    keys, values = entries(600)
+    keys = (keys + offset).half().float()
+    keys[::3] = keys[0]
+    store = filled(tmp_path / "store", {"a": (keys[:350], values[:350]), "b": (keys[350:], values[350:])})
+    own = torch.tensor([[0, 6], [3, -1], [-1, -1]])
+    queries = torch.stack([keys[0], keys[0] + 0.25, keys[1]])
+    far = (queries.double()[:, None] - keys.double()).square().sum(2)
+    for row, left_out in enumerate(own):
+        far[row, left_out[left_out >= 0]] = torch.inf
+    for k in (1, 5, 190, 250):
+        found = store.search(queries, k, own=own)
+        order = far.argsort(dim=1, stable=True)[:, :k]
+        assert torch.equal(found.ids, order), k
+        torch.testing.assert_close(found.distances, far.gather(1, order), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("offset", [10.0, 1000.0])
+def test_keys_far_from_the_origin_are_told_apart(tmp_path, offset):
+    """Where |k|^2 - 2 q . k has no digits left."""
+    keys, values = entries(3000)
+    keys = (keys + offset).half().float()
+    queries = entries(40, 2)[0] + offset
+    found = filled(tmp_path / "store", {"a": (keys, values)}).search(queries, 8)
+    far = (queries.double()[:, None] - keys.double()).square().sum(2)
+    assert torch.equal(found.ids, far.argsort(dim=1, stable=True)[:, :8])
+
+
 def test_memory_does_not_grow_with_the_entries(tmp_path, monkeypatch):
     """Numbers that are alive at a time, counted, for four times the entries; and the maps are of files."""
     monkeypatch.setattr(search, "_NUMBERS", 4000)
@@ -95,8 +126,13 @@ def test_searches_without_an_answer_are_refused(store, tmp_path):
     queries = entries(2)[0]
     with pytest.raises(LimitError, match="k=51 neighbours, and the datastore has 50"):
         store.search(queries, 51)
-    with pytest.raises(ConfigError, match="k must be at least 1"):
+    with pytest.raises(ConfigError, match="k must be an integer of at least 1"):
         store.search(queries, 0)
+    with pytest.raises(ConfigError, match=r"at least 1, got 2\.5"):
+        store.search(queries, 2.5)  # type: ignore[arg-type]
+    for number in (float("nan"), float("inf"), 1e30):
+        with pytest.raises(NumericsError, match="queries must be finite"):
+            store.search(queries * number, 1)
     with pytest.raises(ShapeError, match=rf"float \(queries, {DIM}\)"):
         store.search(queries[:, 1:], 1)
     with pytest.raises(ShapeError, match=r"integers \(2, copies\)"):

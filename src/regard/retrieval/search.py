@@ -2,7 +2,7 @@
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.errors import CheckpointError, ConfigError, LimitError, ShapeError
+from regard.errors import CheckpointError, ConfigError, LimitError, NumericsError, ShapeError
 from regard.reading import plain
 
 _QUERIES = 1024
@@ -19,7 +19,11 @@ _QUERIES = 1024
 _NUMBERS = 1 << 23
 """float32 numbers in the keys of a piece and its distances: 32 MiB"""
 _SPARE = 32
-"""candidates beyond k: their distances as |q|^2 - 2 q . k + |k|^2 lose digits to cancellation, and decide nothing"""
+"""candidates beyond k: the products that find them lose digits to cancellation, and decide nothing"""
+_SLACK = 1e-6
+"""relative, for what is rounded in a distance itself"""
+_MOST = 1e15
+"""in a query: squares of more are no numbers of float32"""
 _GATHERED = 1 << 22
 """numbers of the candidates' keys that are held at a time"""
 
@@ -68,15 +72,18 @@ def require_query(queries: Tensor, k: int, own: Tensor | None, *, dim: int, entr
     Raises:
         CheckpointError: a datastore without entries. ConfigError: k below 1. LimitError: k above the entries.
         ShapeError: queries of another width, or own entries that are not one row for each query.
+        NumericsError: queries that are not finite, or beyond what float32 has squares of.
     """
     if not entries:
         raise CheckpointError("the datastore is empty, so there is nothing to find; add documents to it")
-    if k < 1:
-        raise ConfigError(f"k must be at least 1, got {k}")
+    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+        raise ConfigError(f"k must be an integer of at least 1, got {k}")
     if k > entries:
         raise LimitError(f"k={k} neighbours, and the datastore has {entries} entries; choose a smaller k")
     if queries.ndim != 2 or queries.shape[1] != dim or not queries.is_floating_point():
         raise ShapeError(f"queries must be float (queries, {dim}), got {queries.dtype} {tuple(queries.shape)}")
+    if not (queries.abs() < _MOST).all():
+        raise NumericsError(f"queries must be finite and below {_MOST:g}: what made them diverged")
     if own is not None and (own.ndim != 2 or len(own) != len(queries) or own.is_floating_point()):
         raise ShapeError(f"own must be integers ({len(queries)}, copies), got {own.dtype} {tuple(own.shape)}")
 
@@ -86,41 +93,129 @@ def nearest(
 ) -> Neighbours:
     """The k nearest entries: candidates by matrix products, piece by piece, then their distances from the stored keys.
 
+    A product says how near a key is at least, whatever was rounded in it. Where the nearest key that is no candidate
+    might be as near as the last of the k, as behind many equal ones, the keys are read once more for those queries.
+
     Memory: 32 MiB for a piece, 1,024 (k + 32) candidates, and 16 MiB of their keys; never the keys of all.
     """
     found = [
-        ranked(pieces, x, _candidates(pieces, x, k, None if own is None else own[first : first + _QUERIES]), k)
-        for first in range(0, len(queries), _QUERIES)
-        for x in (queries[first : first + _QUERIES],)
+        _nearest(pieces, queries[at : at + _QUERIES], k, None if own is None else own[at : at + _QUERIES])
+        for at in range(0, len(queries), _QUERIES)
     ]
     if not found:
         return ranked(pieces, queries, torch.empty(0, k, dtype=torch.int64), k)
     return Neighbours(*(torch.cat(parts) for parts in zip(*found, strict=True)))
 
 
-def _candidates(pieces: Sequence[Piece], queries: Tensor, k: int, own: Tensor | None) -> Tensor:
-    """Numbers of the nearest entries by products in float32; -1 where there is none."""
-    wanted = k + _SPARE
-    rows = len(queries)
+def _nearest(pieces: Sequence[Piece], queries: Tensor, k: int, own: Tensor | None) -> Neighbours:
     queries = queries.float()
-    best = torch.full((rows, 0), torch.inf)
-    ids = torch.zeros(rows, 0, dtype=torch.int64)
+    candidates, beyond = _candidates(pieces, queries, k, own)
+    found = ranked(pieces, queries, candidates, k)
+    last = found.distances[:, -1]
+    unsure = (last * (1 + _SLACK) >= beyond).nonzero()[:, 0]
+    if not len(unsure):
+        return found
+    some = _within(pieces, queries[unsure], k, None if own is None else own[unsure], last[unsure])
+    again = ranked(pieces, queries[unsure], some, k)
+    return Neighbours(*(x.index_copy(0, unsure, y) for x, y in zip(found, again, strict=True)))
+
+
+def _least(
+    pieces: Sequence[Piece], queries: Tensor, own: Tensor | None
+) -> Iterator[tuple[int, Float[Tensor, "queries keys"]]]:
+    """Some keys at a time: the number of the first, and the least that each one's |q - k|^2 - |q|^2 can be.
+
+    With q and k from the middle of some keys c on, as q' = q - c and k' = k - c, it is |k'|^2 - 2 q' . k' but for what
+    is rounded in n products and sums, at most n u (|k'|^2 + 2 |q'| |k'|), which is taken off twice. `own` entries are at infinity.
+    """
+    rows, dim = queries.shape
+    part, middle = 2 * (dim + 8) * 2.0**-24, _middle(pieces)
+    queries = queries - middle
+    queries = torch.cat([queries, part * queries.norm(dim=1, keepdim=True)], 1)
     for piece in pieces:
-        step = max(1, _NUMBERS // (piece.keys.shape[1] + rows))
+        step = max(1, _NUMBERS // (dim + rows))
         for at in range(0, len(piece.keys), step):
-            keys = torch.from_numpy(piece.keys[at : at + step]).float()
-            far = torch.addmm((keys * keys).sum(1), queries, keys.T, alpha=-2)  # |q|^2 orders nothing
+            some = torch.from_numpy(piece.keys[at : at + step])
+            keys = torch.empty(len(some), dim + 1)
+            torch.linalg.vector_norm(keys[:, :dim].copy_(some).sub_(middle), dim=1, out=keys[:, dim])
+            far = torch.addmm((1 - part) * keys[:, dim].square(), queries, keys.T, alpha=-2)
             begin = piece.first + at
             if own is not None:
                 column = own - begin
                 here = (column >= 0) & (column < len(keys))
                 row = torch.arange(rows)[:, None].expand_as(column)
                 far[row[here], column[here]] = torch.inf
-            few, place = far.topk(min(wanted, far.shape[1]), largest=False)
-            best, ids = torch.cat([best, few], 1), torch.cat([ids, place + begin], 1)
-            best, kept = best.topk(min(wanted, best.shape[1]), largest=False)
-            ids = ids.gather(1, kept)
-    return ids.masked_fill(best.isinf(), -1)
+            yield begin, far
+
+
+def _middle(pieces: Sequence[Piece]) -> Float[Tensor, "dim"]:
+    """About where keys are: the farther from there, the more is rounded."""
+    some = pieces[0].keys
+    return torch.from_numpy(some[:: -(-len(some) // 256)].astype(np.float32)).mean(0)
+
+
+def _squared(queries: Tensor, pieces: Sequence[Piece]) -> Float[Tensor, "queries"]:
+    """The least that |q'|^2 of `_least` can be."""
+    return (queries - _middle(pieces)).double().square().sum(1) * (1 - _SLACK)
+
+
+def _candidates(
+    pieces: Sequence[Piece], queries: Tensor, k: int, own: Tensor | None
+) -> tuple[Int[Tensor, "queries candidates"], Float[Tensor, "queries"]]:
+    """Numbers of the entries that may be nearest, -1 where there is none; no other one is nearer than the second."""
+    wanted, rows = k + _SPARE, len(queries)
+    best = torch.full((rows, 0), torch.inf)
+    ids = torch.zeros(rows, 0, dtype=torch.int64)
+    seen = 0
+    for begin, far in _least(pieces, queries, own):
+        few, place = far.topk(min(wanted, far.shape[1]), largest=False)
+        best, ids = torch.cat([best, few], 1), torch.cat([ids, place + begin], 1)
+        best, kept = best.topk(min(wanted, best.shape[1]), largest=False)
+        ids = ids.gather(1, kept)
+        seen += far.shape[1]
+    beyond = best.amax(1).double() + _squared(queries, pieces)
+    return ids.masked_fill(best.isinf(), -1), beyond if seen > wanted else beyond.new_full((rows,), torch.inf)
+
+
+def _within(
+    pieces: Sequence[Piece], queries: Tensor, k: int, own: Tensor | None, most: Float[Tensor, "queries"]
+) -> Int[Tensor, "queries k"]:
+    """Numbers of the k nearest entries, of which none is farther than `most`; -1 where there are fewer."""
+    room = most * (1 + _SLACK) - _squared(queries, pieces)
+    row, ids, far = np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0)
+    for begin, least in _least(pieces, queries, own):
+        near = (least <= room[:, None]) & least.isfinite()
+        more, column = (x.numpy() for x in near.nonzero(as_tuple=True))
+        if not len(more):
+            continue
+        distances, _ = _measured(pieces, queries, more, column + begin)
+        row, ids, far = (np.concatenate(x) for x in ((row, more), (ids, column + begin), (far, distances.numpy())))
+        order = np.lexsort((ids, far, row))
+        row, ids, far = row[order], ids[order], far[order]
+        rank = np.arange(len(row)) - np.searchsorted(row, row)
+        row, ids, far = (x[rank < k] for x in (row, ids, far))
+    found = np.full((len(queries), k), -1, np.int64)
+    found[row, np.arange(len(row)) - np.searchsorted(row, row)] = ids
+    return torch.from_numpy(found)
+
+
+def _measured(
+    pieces: Sequence[Piece], queries: Tensor, row: np.ndarray, entry: np.ndarray
+) -> tuple[Float[Tensor, "pairs"], Int[Tensor, "pairs"]]:
+    """sum_d (q_d - k_d)^2 of queries and stored keys, pair by pair, summed in float64; and the values."""
+    starts = np.array([piece.first for piece in pieces])
+    distances, values = torch.empty(len(row), dtype=torch.float64), torch.empty(len(row), dtype=torch.int64)
+    step = max(1, _GATHERED // max(1, queries.shape[1]))
+    for first in range(0, len(row), step):
+        some = slice(first, first + step)
+        of_piece = np.searchsorted(starts, entry[some], side="right") - 1
+        for at in np.unique(of_piece):
+            chosen = np.nonzero(of_piece == at)[0] + first
+            place = entry[chosen] - starts[at]
+            gap = queries[row[chosen]].float() - torch.from_numpy(pieces[at].keys[place]).float()
+            distances[chosen] = gap.square_().sum(1, dtype=torch.float64)
+            values[chosen] = torch.from_numpy(pieces[at].values[place].astype(np.int64))
+    return distances, values
 
 
 def ranked(
@@ -134,25 +229,11 @@ def ranked(
         candidates: numbers of entries; -1: none.
         k: at least as many candidates.
     """
-    starts = np.array([piece.first for piece in pieces])
     numbers = candidates.numpy()
+    row, column = np.nonzero(numbers >= 0)
     distances = torch.full(candidates.shape, torch.inf, dtype=torch.float64)
     values = torch.zeros(candidates.shape, dtype=torch.int64)
-    wide = candidates.shape[1] * queries.shape[1]
-    step = max(1, _GATHERED // max(1, wide))
-    for first in range(0, len(queries), step):
-        some = numbers[first : first + step]
-        row, column = np.nonzero(some >= 0)
-        entry = some[row, column]
-        of_piece = np.searchsorted(starts, entry, side="right") - 1
-        for at in np.unique(of_piece):
-            chosen = of_piece == at
-            place = entry[chosen] - starts[at]
-            key = torch.from_numpy(pieces[at].keys[place]).float()
-            gap = queries[first + row[chosen]].float() - key
-            where = torch.from_numpy(row[chosen] + first), torch.from_numpy(column[chosen])
-            distances[where] = gap.square_().sum(1, dtype=torch.float64)
-            values[where] = torch.from_numpy(pieces[at].values[place].astype(np.int64))
+    distances[row, column], values[row, column] = _measured(pieces, queries, row, numbers[row, column])
     by_number = candidates.argsort(dim=1, stable=True)  # equal distances: the earlier entry
     order = by_number.gather(1, distances.gather(1, by_number).argsort(dim=1, stable=True))[:, :k]
     return Neighbours(distances.gather(1, order), candidates.gather(1, order), values.gather(1, order))
