@@ -403,7 +403,7 @@ def test_what_ended_before_the_first_block_goes_on(regard, network, monkeypatch)
     Path("other").mkdir()
     Path("other", "mine.txt").write_text("")
     answer = regard(*build, "other")
-    assert (answer.code, "other is no datastore" in answer.err) == (2, True)
+    assert (answer.code, "other exists and is no datastore; choose another name" in answer.err) == (2, True)
 
 
 def test_the_very_first_entry_is_found_too(regard, network):

@@ -245,3 +245,19 @@ def test_a_batch_of_nothing(kind):
     answer = model(torch.zeros(0, 24, dtype=torch.long))
     assert answer.logits.shape == (0, 24, 50)
     assert all(loss.item() == 0 for loss in answer.losses.values())
+
+
+@pytest.mark.parametrize("memory", ["recent(length=9)", "compressive(length=5, compressed=3, rate=2)"])
+@pytest.mark.parametrize("attention", ["softmax", "linear", "additive", "shaw", "vector_quantized(num_codes=5)"])
+def test_a_row_that_is_emptied_reads_as_a_new_text(attention, memory):
+    """Also where scores of rotated queries and keys are none of distances alone."""
+    model, tokens = model_of(memory, "rotary", attention=(attention,)), tokens_of(3, 40)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.1 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(7)))
+        state = model(tokens[:, : 3 * SEGMENT], state=model.initial_state(3, dtype=torch.float64, segments=True)).state
+        rest = tokens[:, 3 * SEGMENT :]
+        emptied = model.forget(state, torch.tensor([True, False, True]))
+        whole = model(rest, state=emptied).logits
+        assert_close(whole[[0, 2]], model(rest[[0, 2]]).logits, tolerance=1e-12, what="emptied")
+        assert_close(whole[1], model(rest, state=state).logits[1], tolerance=1e-12, what="kept")

@@ -181,6 +181,15 @@ MEMORIZED = (
         "test_the_mask_of_every_segment_is_its_own",
     ),
     Edit(
+        "an emptied row goes on counting",
+        "regard.layer.memories:unread",
+        "None if remembered is None else (~remembered).cumprod(1).sum(1)",
+        "None",
+        MEMORY,
+        "test_a_row_that_is_emptied_reads_as_a_new_text",
+        ("linear", "recent(length=9)"),
+    ),
+    Edit(
         "a running segment forgets what waits",
         f"{MEMORIES}._base:MemoryState.wait",
         'join(content.pop("waiting", None), content.pop("waiting_mask", None), x.detach(), key_mask)',

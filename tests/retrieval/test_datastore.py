@@ -514,3 +514,78 @@ def test_a_folder_that_cannot_be_written_is_named(store, monkeypatch):
     monkeypatch.setattr(Path, "unlink", refused)
     with pytest.raises(ResourceError, match=r"cannot write .*00000099\.keys: Read-only file system"):
         store.delete("one")
+
+
+def test_files_of_somebody_else_stay(store):
+    """Whatever they are called; what is called as blocks are, and is in no manifest, was left by a killed process."""
+    kept = ("my-ssh.keys", "company.values", "1.keys", ".mine.keys.partial", "00000001.keys.bak")
+    for name in kept:
+        (store.folder / name).write_text("x")
+    (store.folder / "dir.keys").mkdir()
+    (store.folder / "00000099.values").mkdir()
+    left = ("00000077.keys", ".00000078.keys.partial", ".00000078.values.partial")
+    for name in left:
+        (store.folder / name).write_text("x")
+    store.delete("one")
+    there = {path.name for path in store.folder.iterdir()}
+    assert there >= {*kept, "dir.keys", "00000099.values"}
+    assert not there & set(left)
+
+
+def test_what_a_kill_left_of_a_first_block_is_in_nobodys_way(tmp_path):
+    """No manifest names it. Blocks that are whole are not taken for that: somebody may have lost the manifest."""
+    folder = tmp_path / "store"
+    folder.mkdir()
+    (folder / ".00000000.keys.partial").write_text("x")
+    filled(folder, {"a": entries(3)})
+    assert {path.name for path in folder.iterdir()} == {"manifest.json", "00000000.keys", "00000000.values"}
+    (folder / "manifest.json").unlink()
+    with pytest.raises(ConfigError, match="exists; choose another name"):
+        Datastore.create(folder, DIM, vocab_size=VOCAB)
+
+
+def test_an_addition_to_what_it_was_when_opened_refuses_what_another_process_made_of_it(store, documents):
+    opened = Datastore.open(store.folder)
+    with store.adding() as adding:
+        adding.begin("more", entries=0)
+    with pytest.raises(ResourceError, match="by another process meanwhile"), opened.adding(as_opened=True):
+        pass
+    assert [one.name for one in Datastore.open(store.folder).manifest.documents] == [*documents, "more"]
+
+
+def test_two_merges_at_once_do_not_both_add(store, tmp_path, monkeypatch):
+    """One ends between what the other one reads and when it begins to write."""
+    into = tmp_path / "both"
+    adding = Datastore.adding
+
+    def late(self: Datastore, **options: bool) -> object:
+        monkeypatch.setattr(Datastore, "adding", adding)
+        Datastore.merge(into, [store, store])
+        return adding(self, **options)
+
+    monkeypatch.setattr(Datastore, "adding", late)
+    with pytest.raises(ResourceError, match="by another process meanwhile"):
+        Datastore.merge(into, [store, store])
+    assert len(Datastore.open(into)) == 2 * len(store)
+
+
+def test_what_was_built_in_other_windows_is_told_apart_from_another_model(store, documents, tmp_path):
+    def built(name: str, **origin: str) -> Datastore:
+        return Datastore.create(tmp_path / name, DIM, vocab_size=VOCAB, origin={"model": "a", **origin})
+
+    short, long = built("short", length="16"), built("long", length="32")
+    with pytest.raises(CheckpointError, match=r"long was built in windows of 32 tokens and .*short of 16"):
+        Datastore.merge(tmp_path / "merged", [short, long])
+    with pytest.raises(CheckpointError, match="were not made by the same model"):
+        Datastore.merge(tmp_path / "merged", [short, built("other", length="32", tokenizer="b")])
+    with pytest.raises(CheckpointError, match="was built in windows of 16 tokens, not 32: give --length 16"):
+        short.require_origin({"model": "a", "length": "32"}, DIM)
+
+
+def test_a_manifest_that_is_sealed_and_lacks_a_part_is_named(store):
+    path = store.folder / "manifest.json"
+    document = checksums.opened(path.read_bytes())
+    document["blocks"][0][2] = []
+    path.write_text(json.dumps(checksums.sealed(document)))
+    with pytest.raises(CheckpointError, match=r"manifest.json describes no datastore .*IndexError"):
+        Datastore.open(store.folder)

@@ -64,8 +64,22 @@ def test_an_index_is_kept_and_damage_is_found(faiss, many, kind):
     with pytest.raises(CheckpointError, match=f"{kind}.json is damaged"):
         Index.load(many, kind)
     index.save()
+    with many.adding() as adding:
+        adding.begin("more", entries=0)
     with pytest.raises(CheckpointError, match="as it was before"):
-        Index.load(many.delete("a"), kind)
+        Index.load(Datastore.open(many.folder), kind)
+
+
+@pytest.mark.parametrize("kind", ["flat", "ivf", "hnsw"])
+def test_an_index_goes_with_what_is_deleted(faiss, many, kind):
+    """It holds the keys of every document."""
+    (many.folder / "mine.json").write_text("{}")
+    Index(many, kind).save()
+    left = many.delete("a")
+    assert {path.suffix for path in left.folder.iterdir()} == {".json", ".keys", ".values"}
+    assert (left.folder / "mine.json").exists()
+    with pytest.raises(ConfigError, match=f"has no index {kind}"):
+        Index.load(left, kind)
 
 
 @pytest.mark.parametrize("kind", ["flat", "ivf", "hnsw"])

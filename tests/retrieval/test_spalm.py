@@ -119,7 +119,7 @@ def test_what_does_not_fit_is_refused(decoder, task, tmp_path):
     keys, store = made(decoder, tmp_path / "store")
     with pytest.raises(LimitError, match="k=88 neighbours"):
         Lookup(keys, store, k=88)
-    with pytest.raises(ConfigError, match="k must be at least 1"):
+    with pytest.raises(ConfigError, match="k must be an integer of at least 1"):
         Lookup(keys, store, k=0)
     with pytest.raises(CheckpointError, match="keys of 16 numbers, and this model makes 32"):
         Lookup(decoder(dim=32), store, k=1)

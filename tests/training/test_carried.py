@@ -270,6 +270,7 @@ def test_a_checkpoint_without_its_memories_is_refused(texts, tmp_path):
     [
         ({"memory": "none"}, {}, "goes on with the memory of a decoder"),
         ({"position": "sinusoidal"}, {}, "position sinusoidal numbers all that a row has read"),
+        ({"attention": ("fixed(stride=8)",)}, {}, "counts its positions from the first slot"),
         ({}, {"evaluate_examples": 3}, "evaluate_examples=3 are windows of anywhere"),
     ],
 )

@@ -8,7 +8,7 @@ from regard.errors import ConfigError
 from regard.integrations import pretrained
 from regard.models import LanguageModel
 from regard.retrieval import Datastore, Index, LookedUp, Lookup, Own, origin
-from regard.retrieval.index import IndexKind
+from regard.retrieval.manifest import IndexKind
 from regard.tasks.base import Task
 from regard.tasks.config import TextConfig
 from regard.tasks.reader import Reader

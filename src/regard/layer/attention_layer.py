@@ -13,9 +13,9 @@ from regard.core import Attention
 from regard.errors import ConfigError, ShapeError, UnsupportedError
 from regard.info import Heads
 from regard.layer.exchange import Exchange
-from regard.layer.memories import check_memory, led, written
+from regard.layer.memories import check_memory, led, unread, written
 from regard.layer.outputs import LayerOutput, LayerValues, Prepared, prepared
-from regard.layer.positions import SLOTS_ONLY, check_position, placed, token_positions
+from regard.layer.positions import SLOTS_ONLY, check_position, placed, token_positions, turned
 from regard.layer.projections import InputProjections, build_projections, check_hidden
 from regard.memory import Memory, MemoryState, build_memory
 from regard.memory.caches import Cache, build_cache
@@ -327,8 +327,7 @@ class AttentionLayer(nn.Module):
                 distances = attention.bias_distances if marks is None else partial(Attention.bias_distances, attention)
                 bias = scheme.bias(q, *distances(length, keys, state))
             if scheme.transforms:
-                query_positions, key_positions = token_positions(scheme, past, length, keys, positions, x.device)
-                q, k = scheme.transform(q, k, query_positions, key_positions)
+                q, k, key_positions = turned(scheme, q, k, past, positions, unread(self.memory, memory))
             elif positions is not None and keys != length:
                 raise UnsupportedError(SLOTS_ONLY)
         start = query_start or 0 if self.cross else query_start  # queries of a source are none of its tokens

@@ -1,7 +1,7 @@
 """How a memory joins a layer."""
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.core import Attention
@@ -41,6 +41,12 @@ def led(
     if remembered is not None or key_mask is not None:
         key_mask = torch.cat([y.new_ones(y.shape[:2], dtype=torch.bool) if m is None else m for m, y in parts], 1)
     return torch.cat([leading, x], 1), key_mask
+
+
+def unread(memory: Memory | None, state: MemoryState | None) -> Int[Tensor, " batch"] | None:
+    """How many of the leading slots are in front of the first real one, in each row; None: every slot is real."""
+    remembered = None if memory is None or state is None else memory.leading(state)[1]
+    return None if remembered is None else (~remembered).cumprod(1).sum(1)
 
 
 def written(

@@ -52,16 +52,37 @@ def check_position(scheme: Position, attention: Attention, heads: Heads, dim: in
 
 
 def token_positions(
-    scheme: Position, past: int, queries: int, keys: int, positions: Tensor | None, device: torch.device
+    scheme: Position,
+    past: int,
+    queries: int,
+    keys: int,
+    positions: Tensor | None,
+    device: torch.device,
+    unread: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Where the queries and the keys are; one tensor for both where they are the same."""
+    """Where the queries and the keys are; one tensor for both where they are the same.
+
+    Args:
+        unread: slots in front of what each row has read, of a row whose memory was emptied: it counts from behind them.
+    """
     if positions is None:
         at = scheme.slots(past, past + keys, device)
+        if unread is not None:
+            at = (at - unread[:, None]).clamp_min(0)[:, None]
+            return at[..., keys - queries :], at
         return (at if keys == queries else at[keys - queries :]), at
     if keys != queries:
         raise UnsupportedError(SLOTS_ONLY)
     at = positions if positions.ndim == 1 else positions[:, None]
     return at, at
+
+
+def turned(
+    scheme: Position, q: Tensor, k: Tensor, past: int, positions: Tensor | None, unread: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries and keys as the scheme transforms them, and where the keys are; arguments as `token_positions`."""
+    at, of_keys = token_positions(scheme, past, q.shape[2], k.shape[2], positions, k.device, unread)
+    return *scheme.transform(q, k, at, of_keys), of_keys
 
 
 def placed(scheme: Position, x: Tensor, positions: Tensor | None, past: int) -> Tensor:

@@ -235,6 +235,11 @@ class Memory(Configured, ABC):
             raise ShapeError(f"memory {own}: this is the state of {of}; begin with initial_state of this one")
         require_slots(state, own)
 
+    @property
+    def leads(self) -> bool:
+        """Whether `leading` ever gives slots."""
+        return True
+
     @abstractmethod
     def initial_state(
         self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None

@@ -129,6 +129,11 @@ class Memorizing(Memory):
             content["written"] = torch.zeros(batch, 1, device=device, dtype=torch.int64)
         return MemoryState(content, of=self.owner)
 
+    @property
+    def leads(self) -> bool:
+        """With `recent` positions alone."""
+        return self.recent > 0
+
     def leading(self, state: MemoryState) -> tuple[Tensor, Tensor | None]:
         """The last `recent` hidden states."""
         if not self.recent:

@@ -13,7 +13,7 @@ from regard.models.generate import evaluation
 from regard.retrieval.datastore import Datastore
 from regard.retrieval.documents import Text, digest
 from regard.retrieval.keys import joined, kept_keys, require_keys
-from regard.retrieval.manifest import unused
+from regard.retrieval.manifest import require_datastore, unused
 
 
 def build(
@@ -54,7 +54,7 @@ def build(
     require_keys(model)
     store = _opened(Path(folder), model, {**origin, "length": str(length)}, add)
     device = model.table.weight.device
-    with store.adding() as writer, evaluation(model), torch.inference_mode():
+    with store.adding(as_opened=True) as writer, evaluation(model), torch.inference_mode():
         for document in documents:
             ids = torch.from_numpy(document.ids.astype(np.int64))
             stored = writer.begin(document.name, entries=max(0, len(ids) - 1), digest=digest(document.ids))
@@ -73,6 +73,8 @@ def _opened(folder: Path, model: LanguageModel, origin: Mapping[str, str], add: 
         return Datastore.create(
             folder, model.config.dim, vocab_size=model.config.vocab_size, origin=origin, unfinished=True
         )
+    if not add:
+        require_datastore(folder)
     store = Datastore.open(folder, unfinished=True)
     if store.manifest.adding is None and len(store) and not add:
         raise ConfigError(

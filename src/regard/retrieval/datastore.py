@@ -12,7 +12,15 @@ from torch import Tensor
 
 from regard.checksums import MANIFEST, Entry
 from regard.errors import CheckpointError, ConfigError, RegardError, ResourceError
-from regard.retrieval.manifest import Manifest, Stats, unused
+from regard.retrieval.manifest import (
+    Manifest,
+    Stats,
+    of_block,
+    remove_indices,
+    require_datastore,
+    require_same,
+    unused,
+)
 from regard.retrieval.search import Neighbours, Piece, mapped, nearest, require_query
 from regard.retrieval.writer import Writer, written
 from regard.training.files import MISSING, locked_folder, writing
@@ -227,16 +235,21 @@ class Datastore:
         return torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *parts]).astype(np.int64))
 
     @contextmanager
-    def adding(self) -> Iterator[Writer]:
+    def adding(self, *, as_opened: bool = False) -> Iterator[Writer]:
         """Add documents, or go on with an addition that was interrupted. Nobody else may write meanwhile.
 
         An error leaves what is in whole blocks, and the datastore unfinished: the same documents, given again to
         `adding` of one that was opened with `unfinished`, are gone on with.
 
+        Args:
+            as_opened: only to what this one was when it was opened, and not to what somebody made of it since.
+
         Raises:
-            ResourceError: it cannot be written, or somebody else is writing it.
+            ResourceError: it cannot be written, or somebody else is writing it, or has, where that matters.
         """
         with self._alone() as current:
+            if as_opened and current.manifest != self.manifest:
+                raise ResourceError(f"{self.folder} was written by another process meanwhile; look at what it is now")
             writer = Writer(self.folder, current.manifest)
             yield writer
             writer.finish()
@@ -270,7 +283,7 @@ class Datastore:
 
     def delete(self, *names: str) -> "Datastore":
         """Without the documents of these names, all in one step. Blocks that hold others too are written anew before
-        the old ones go.
+        the old ones go; indices go too.
 
         Raises:
             ConfigError: one has none. CheckpointError: an addition is unfinished. ResourceError: as `adding`.
@@ -297,6 +310,7 @@ class Datastore:
             after.write(self.folder)
             result = Datastore(self.folder, after)
             result._sweep()
+            remove_indices(self.folder)
             return result
 
     @classmethod
@@ -311,20 +325,19 @@ class Datastore:
             raise ConfigError("there is no datastore to merge")
         first = stores[0].manifest
         for store in stores[1:]:
-            other = store.manifest
-            if (other.dim, other.vocab_size, other.origin) != (first.dim, first.vocab_size, first.origin):
-                raise CheckpointError(f"{store.folder} and {stores[0].folder} were not made by the same model")
+            require_same(store.folder, store.manifest, stores[0].folder, first)
         folder = Path(folder)
         if unused(folder):
             merged = cls.create(folder, first.dim, vocab_size=first.vocab_size, origin=first.origin, unfinished=True)
         else:
+            require_datastore(folder)
             merged = cls.open(folder, unfinished=True)
             begun = merged.manifest
             if begun.documents and begun.adding != 0:
                 raise ConfigError(f"{folder} exists; choose another name: nothing is ever overwritten")
             if (begun.dim, begun.vocab_size, begun.origin) != (first.dim, first.vocab_size, first.origin):
                 raise CheckpointError(f"{folder} holds a build or a merge of another model that was interrupted")
-        with merged.adding() as writer:
+        with merged.adding(as_opened=True) as writer:
             for store in stores:
                 writer.copy(store.manifest.documents, store.pieces())
         return cls.open(folder, checked=False)
@@ -360,6 +373,10 @@ class Datastore:
             raise CheckpointError(f"{self.folder} has keys of {self.dim} numbers, and this model makes {dim}")
         for name, value in origin.items():
             made = self.manifest.origin.get(name)
+            if made != value and name == "length":
+                raise CheckpointError(
+                    f"{self.folder} was built in windows of {made} tokens, not {value}: give --length {made}"
+                )
             if made != value:
                 raise CheckpointError(
                     f"{self.folder} was made with another {name} (SHA-256 {str(made)[:12]}..., not {value[:12]}...); "
@@ -375,10 +392,9 @@ class Datastore:
             yield current
 
     def _sweep(self) -> None:
-        """Remove the blocks that a killed process left, or that were written anew."""
+        """Remove blocks that a killed process left or began, or that were written anew; no file of somebody else."""
         named = {name for block in self.manifest.blocks for name in block.files}
-        for kind in ("keys", "values"):
-            for path in self.folder.glob(f"*.{kind}"):
-                if path.name not in named:
-                    with writing(path):
-                        path.unlink(missing_ok=True)
+        for path in list(self.folder.iterdir()):
+            if of_block(path) and path.name not in named:
+                with writing(path):
+                    path.unlink(missing_ok=True)

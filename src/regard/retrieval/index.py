@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 from shlex import quote
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -15,12 +15,10 @@ from regard.checksums import MANIFEST, Entry, opened, sealed
 from regard.errors import CheckpointError, ConfigError, ResourceError, nearest
 from regard.reading import content
 from regard.retrieval.datastore import Datastore
+from regard.retrieval.manifest import IndexKind
 from regard.retrieval.search import Neighbours, ranked, require_query
 from regard.training.files import save_file
 
-IndexKind = Literal["flat", "ivf", "hnsw"]
-"""flat: every key, in float32; ivf: keys by their nearest of some centres, of which the nearest are searched
-(Sivic & Zisserman 2003; Jégou et al. 2011); hnsw: a navigable small world (Malkov & Yashunin 2018)"""
 _LINKS = 32
 """of an entry of hnsw, on each layer but the lowest"""
 _PER_CENTRE = 39

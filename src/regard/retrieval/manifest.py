@@ -7,18 +7,23 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from regard.checksums import MANIFEST, Entry, opened, sealed, whole
 from regard.errors import CheckpointError, ConfigError, ResourceError
 from regard.reading import content
-from regard.training.files import save_file
+from regard.training.files import save_file, writing
 
 FORMAT = 1
+IndexKind = Literal["flat", "ivf", "hnsw"]
+"""what `Index` makes, in files of these names. flat: every key, in float32; ivf: keys by their nearest of some centres,
+of which the nearest are searched (Sivic & Zisserman 2003; Jégou et al. 2011); hnsw: a navigable small world (Malkov &
+Yashunin 2018)"""
 KEY_BYTES, VALUE_BYTES = 2, 4
 """of one number of a key, float16, and of one value, int32"""
 _MOST = (1 << 31) - 1
 """of the width of a key, and of tokens: a value is int32"""
+_OF_BLOCK = re.compile(r"[0-9]{8,}\.(keys|values)|\.[0-9]{8,}\.(keys|values)\.partial", re.ASCII)
 
 
 class Stored(NamedTuple):
@@ -117,7 +122,7 @@ class Manifest:
             raise ConfigError(f"{folder} is no datastore, but something else with a {MANIFEST}; use regard knn build")
         try:
             return cls._of(document)
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
             raise CheckpointError(
                 f"{path} describes no datastore of this version ({type(error).__name__}: {error}); build it again"
             ) from None
@@ -160,10 +165,58 @@ class Manifest:
 
 
 def unused(folder: Path) -> bool:
-    """Whether there is no such folder, or nothing in it but the beginning of a first manifest."""
+    """Whether there is no such folder, or nothing in it but files that a process began before it was killed."""
     if not folder.is_dir():
         return not os.path.lexists(folder)
-    return {path.name for path in folder.iterdir()} <= {f".{MANIFEST}.partial"}
+    return all(
+        path.name == f".{MANIFEST}.partial" or (path.name.startswith(".") and of_block(path))
+        for path in folder.iterdir()
+    )
+
+
+def require_same(one: Path, ours: Manifest, other: Path, theirs: Manifest) -> None:
+    """Refuse to join what two folders have.
+
+    Raises:
+        CheckpointError: they are of other models, tokenizers, widths or windows.
+    """
+    mine, yours = dict(ours.origin), dict(theirs.origin)
+    if (ours.dim, ours.vocab_size, mine) == (theirs.dim, theirs.vocab_size, yours):
+        return
+    lengths = mine.pop("length", ""), yours.pop("length", "")
+    if mine != yours or lengths[0] == lengths[1]:
+        raise CheckpointError(f"{one} and {other} were not made by the same model")
+    raise CheckpointError(
+        f"{one} was built in windows of {lengths[0]} tokens and {other} of {lengths[1]}: only what has the same "
+        "--length is joined"
+    )
+
+
+def remove_indices(folder: Path) -> None:
+    """Without the indices of FAISS, which hold every key.
+
+    Raises:
+        ResourceError: one cannot be removed.
+    """
+    for kind in get_args(IndexKind):
+        for path in (folder / f"{kind}.faiss", folder / f"{kind}.json"):
+            with writing(path):
+                path.unlink(missing_ok=True)
+
+
+def require_datastore(folder: Path) -> None:
+    """Refuse to make a datastore where something else is.
+
+    Raises:
+        ConfigError: the folder is no datastore.
+    """
+    if not (folder / MANIFEST).exists():
+        raise ConfigError(f"{folder} exists and is no datastore; choose another name: nothing is ever overwritten")
+
+
+def of_block(path: Path) -> bool:
+    """Whether a file is called as those of blocks are, whole or begun."""
+    return bool(_OF_BLOCK.fullmatch(path.name)) and path.is_file()
 
 
 def _text(value: object) -> str:

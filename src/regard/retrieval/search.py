@@ -126,7 +126,8 @@ def _least(
     """Some keys at a time: the number of the first, and the least that each one's |q - k|^2 - |q|^2 can be.
 
     With q and k from the middle of some keys c on, as q' = q - c and k' = k - c, it is |k'|^2 - 2 q' . k' but for what
-    is rounded in n products and sums, at most n u (|k'|^2 + 2 |q'| |k'|), which is taken off twice. `own` entries are at infinity.
+    is rounded in n products and sums, at most n u (|k'|^2 + 2 |q'| |k'|), which is taken off twice. `own` entries are
+    at infinity.
     """
     rows, dim = queries.shape
     part, middle = 2 * (dim + 8) * 2.0**-24, _middle(pieces)
@@ -189,7 +190,8 @@ def _within(
         if not len(more):
             continue
         distances, _ = _measured(pieces, queries, more, column + begin)
-        row, ids, far = (np.concatenate(x) for x in ((row, more), (ids, column + begin), (far, distances.numpy())))
+        row, ids = np.concatenate([row, more]), np.concatenate([ids, column + begin])
+        far = np.concatenate([far, distances.numpy()])
         order = np.lexsort((ids, far, row))
         row, ids, far = row[order], ids[order], far[order]
         rank = np.arange(len(row)) - np.searchsorted(row, row)

@@ -205,4 +205,11 @@ def _checked(model: nn.Module, examples: Examples) -> tuple[LanguageModel, Conse
             f"training.carry reads on without an end, and position {model.config.position} numbers all that a row has "
             "read; use a scheme of distances (rotary, transformer_xl, alibi)"
         )
+    for layer in model.layers:
+        info = layer.attention.info
+        if info.anchored and layer.memory is not None and layer.memory.leads:
+            raise ConfigError(
+                f"training.carry empties the memory of a row where its document ends, and {info.title} counts its "
+                "positions from the first slot; use a mechanism of distances, such as local or softmax"
+            )
     return model, examples

@@ -19,19 +19,21 @@ from regard.testing.registry import check, require
 DIM, HEADS, SEGMENT, LENGTH = 8, 2, 6, 24
 
 
-def _layer(part: type[Memory], options: Mapping[str, object]) -> Any:
+def _layer(part: type[Memory], options: Mapping[str, object], spec: str) -> Any:
     """A layer in float64 with the memory, whose weights are off their initial values."""
     memory = part(Heads(count=HEADS, key_dim=DIM // HEADS, causal=True), DIM, **options).to(here())
     with torch.no_grad():
         for name, weight in memory.named_parameters():
             weight.add_(0.3 * randn(*weight.shape, seed=name))
-    return AttentionLayer(DIM, "softmax", heads=HEADS, memory=memory, position="rotary").to(here()).double().eval()
+    return AttentionLayer(DIM, spec, heads=HEADS, memory=memory, position="rotary").to(here()).double().eval()
 
 
-def _sampled(part: type[Memory]) -> Iterator[tuple[Any, str]]:
-    """A layer for every option set, and what to call it."""
+def _sampled(part: type[Memory], *specs: str) -> Iterator[tuple[Any, str]]:
+    """A layer for every option set and mechanism, softmax where none is named, and what to call it."""
     for options in part.samples:
-        yield _layer(part, options), f"{part.__name__}({', '.join(f'{k}={v}' for k, v in options.items())})"
+        for spec in specs or ("softmax",):
+            name = f"{part.__name__}({', '.join(f'{k}={v}' for k, v in options.items())})"
+            yield _layer(part, options, spec), name if spec == "softmax" else f"{name} of {spec}"
 
 
 def _read(
@@ -96,8 +98,11 @@ def what_is_masked_is_not_remembered(part: type[Memory]) -> None:
 
 @check(kind=Memory)
 def forgotten_rows_begin_anew(part: type[Memory]) -> None:
-    """Rows whose document ended are as before the first segment, and the others go on as if nothing had happened."""
-    for layer, what in _sampled(part):
+    """Rows whose document ended are as before the first segment, and the others go on as if nothing had happened.
+
+    Of `linear` too, whose scores of rotated queries and keys depend on where they are, and not on distances alone.
+    """
+    for layer, what in _sampled(part, "softmax", "linear"):
         x, after, rows = _input(), _input(4 * SEGMENT, "after"), torch.tensor([False, True], device=here())
         for masked in (False, True):
             keep = torch.ones(2, LENGTH, dtype=torch.bool, device=here())
@@ -153,7 +158,7 @@ def the_recent_past_in_order(part: type[Recent]) -> None:
 def slots_are_blocks_in_order(part: type[Compressive]) -> None:
     """Slots of whole blocks lead, oldest first, then the positions that are in none; of means, by a queue."""
     for options in part.samples:
-        layer, x = _layer(part, {**options, "function": "mean"}), _input()
+        layer, x = _layer(part, {**options, "function": "mean"}, "softmax"), _input()
         memory, kept, slots = layer.memory, list[int](), list[Tensor]()
         for at in range(LENGTH):
             kept.append(at)
@@ -170,7 +175,7 @@ def slots_are_blocks_in_order(part: type[Compressive]) -> None:
 def the_loss_trains_the_compression(part: type[Compressive]) -> None:
     """The memory's loss has a gradient for its own weights alone, and the loss of the task has none for them."""
     for loss in ("attention", "auto_encoding"):
-        layer = _layer(part, {"length": 4, "compressed": 3, "rate": 2, "loss": loss}).train()
+        layer = _layer(part, {"length": 4, "compressed": 3, "rate": 2, "loss": loss}, "softmax").train()
         memory = _read(layer, _input())[1]
         later = _input(SEGMENT, "later").requires_grad_()
         got = layer(later, memory=memory)
