@@ -17,7 +17,7 @@ from regard.testing.compare import assert_close, assert_identical
 LENGTH, SEGMENT = 20, 6
 
 
-def model_of(memory: str, position: str = "transformer_xl", **options) -> LanguageModel:
+def model_of(memory: str | tuple[str, ...], position: str = "transformer_xl", **options) -> LanguageModel:
     shape = {"dim": 16, "layers": 3, "heads": 2, "vocab_size": 20, "max_length": SEGMENT, "seed": 3, **options}
     return LanguageModel(ModelConfig(memory=memory, position=position, **shape)).double().eval()
 
@@ -261,3 +261,21 @@ def test_a_row_that_is_emptied_reads_as_a_new_text(attention, memory):
         whole = model(rest, state=emptied).logits
         assert_close(whole[[0, 2]], model(rest[[0, 2]]).logits, tolerance=1e-12, what="emptied")
         assert_close(whole[1], model(rest, state=state).logits[1], tolerance=1e-12, what="kept")
+
+
+MIXED = {
+    "none": ("none", "recent(length=7)", "recent(length=3)"),
+    "compressive": ("compressive(length=4, compressed=3, rate=2)", "none", "memorizing(pairs=9, top=2, recent=2)"),
+}
+
+
+@pytest.mark.parametrize("memory", MIXED)
+def test_a_state_of_other_memories_in_each_layer_is_loaded_again(memory):
+    """Of a running segment, whose mechanisms have other leading slots: what was dumped goes on to the same bits."""
+    model, tokens = model_of(MIXED[memory]), tokens_of(2, 24)
+    with torch.no_grad():
+        state = model(tokens[:, :15], state=model.initial_state(2, dtype=torch.float64)).state
+        again = model.initial_state(2, dtype=torch.float64).load(state.dump())
+        assert_identical(
+            model(tokens[:, 15:], state=again).logits, model(tokens[:, 15:], state=state).logits, what="loaded"
+        )

@@ -12,6 +12,13 @@ from regard.state import State, Summary
 
 
 @dataclass(frozen=True)
+class Led(States):
+    """States of mechanisms that count the slots of their own memories too, of which each layer may have others."""
+
+    aligned: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
 class ModelState(States):
     """The past of a decoder: `layers`, the states of its mechanisms in the running segment; `memories`, what earlier
     segments left; `convolution`, the last embeddings that the short convolution needs. Each where there is one."""
@@ -30,7 +37,8 @@ class ModelState(States):
         for name, states in (("layers", layers), ("memories", memories)):
             kept = {str(at): part for at, part in enumerate(states) if part is not None}
             if kept:
-                parts[name] = States(kept)
+                led = name == "layers" and any(memory is not None for memory in memories)
+                parts[name] = Led(kept) if led else States(kept)
         if convolution is not None:
             parts["convolution"] = convolution
         return cls(parts)
