@@ -449,3 +449,38 @@ def test_names_with_brackets_and_what_is_left_out_are_said_as_they_are(regard, n
     }
     assert "[/b]store" in shown
     assert [len(word) for word in (*shown["model"], *shown["tokenizer"])] == [12, 12]
+
+
+def test_neighbours_alone_that_do_not_have_a_target_are_no_diverged_weights(regard, network):
+    regard("knn", "build", "--model", network, "folder", "--out", "store")
+    beside = ("--corpus", "other.txt", "--datastore", "store", "--knn.lam", "1")
+    answer = regard("evaluate", network, *beside, "--knn.k", "1")
+    assert answer.code == 5, answer.err
+    assert (
+        "targets are none of their 1 neighbours' tokens: their loss is infinite. Choose a weight below 1" in answer.err
+    )
+    assert not any(word in answer.err for word in ("diverged", "fetch", "remove"))
+    assert regard("evaluate", network, *beside).code == 0  # of all, every word is somewhere
+
+
+def test_windows_of_another_length_are_said(regard, network):
+    regard("knn", "build", "--model", network, "folder", "--out", "store")
+    words = ("evaluate", network, "--corpus", "other.txt", "--datastore", "store")
+    told = "store was built in windows of 24 tokens, and this text is read in windows of 12"
+    assert told in regard(*words, "--length", "12").err
+    assert "windows" not in regard(*words).err
+    assert told in regard("knn", "sweep", "store", "other.txt", "--model", network, "--length", "12").err
+
+
+def test_what_is_there_already_is_told_from_a_datastore(regard, network):
+    regard("knn", "build", "--model", network, "folder", "--out", "store")
+    for words in (("build", "folder", "--model", network), ("merge", "store", "store")):
+        for there in ("other.txt", "folder"):
+            answer = regard("knn", *words, "--out", there)
+            assert answer.code == 2
+            assert f"{there} exists and is no datastore; choose another name" in answer.err
+    regard("knn", "build", "--model", network, "folder", "--length", "12", "--out", "short")
+    answer = regard("knn", "merge", "store", "short", "--out", "both")
+    assert (answer.code, "only what has the same --length is joined" in answer.err) == (4, True)
+    answer = regard("knn", "build", "--model", network, "folder", "--out", "short", "--add")
+    assert (answer.code, "was built in windows of 12 tokens, not 24: give --length 12" in answer.err) == (4, True)

@@ -189,3 +189,14 @@ def test_what_two_modules_share_has_both_names():
     model = nn.ModuleDict({"first": shared, "second": shared, "other": nn.Linear(2, 2)})
     learning(model, ("second.bias",))
     assert [name for name, x in model.named_parameters() if x.requires_grad] == ["first.bias"]
+
+
+def test_what_no_loss_reaches_is_not_decayed_either(texts, tmp_path):
+    """Convolutions of a memory without a loss: the bits of the beginning, however large the weight decay."""
+    model = replace(texts.model, memory=("none", "compressive(length=4, compressed=2, rate=2, loss=none)"))
+    run = train(replace(texts, model=model), tmp_path / "run")
+    saved = newest(tmp_path / "run" / "checkpoints")[0]
+    assert saved is not None
+    before = dict(LanguageModel(run.config.model).named_parameters())  # type: ignore[arg-type]
+    assert [name for name in before if ".memory." in name]
+    assert all(torch.equal(x, saved.model[name]) for name, x in before.items())

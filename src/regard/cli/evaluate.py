@@ -195,9 +195,9 @@ def _run(options: Options, said: Evaluated) -> dict[str, object]:
             tell(looked.cut_otherwise(split or "valid"))
             return looked
     elif options.datastore is not None:
-        if not isinstance(loaded.model, LanguageModel) or loaded.config.task.name != "text":
+        if not isinstance(loaded.model, LanguageModel) or not isinstance(read, TextConfig) or read.name != "text":
             raise ConfigError(f"{options.run} was trained on {loaded.config.task.name}: --datastore is for text")
-        forward, own = _forward(options, loaded.model, loaded.tokenizer)
+        forward, own = _forward(options, loaded.model, loaded.tokenizer, read.length)
     else:
         require_datastore(options.knn)
     with _named(options), tell_own(own):
@@ -214,13 +214,16 @@ def _run(options: Options, said: Evaluated) -> dict[str, object]:
         )
 
 
-def _forward(options: Options, model: "LanguageModel", reader: "Reader | None") -> "tuple[Forward, Own | None]":
+def _forward(
+    options: Options, model: "LanguageModel", reader: "Reader | None", length: int
+) -> "tuple[Forward, Own | None]":
     """What the model says of a batch with the datastore, and what leaves own entries out, unless they are asked for."""
+    from regard.retrieval.documents import other_windows
+
     assert options.datastore is not None
     mixture = looked_up(options.datastore, options.knn, model, reader)
-    if options.knn.own:
-        return lambda model, batch, examples: batch.through(mixture), None
-    return mixture.without_own, mixture.own
+    tell(other_windows(mixture.store, length))
+    return (mixture.with_own, None) if options.knn.own else (mixture.without_own, mixture.own)
 
 
 def _given(options: Options) -> dict[str, Any]:
@@ -280,7 +283,7 @@ def _published(options: Options, said: Evaluated) -> dict[str, object]:
     reduce(loaded.decoder, options.cache)
     forward, own = straight, None
     if options.datastore is not None:
-        forward, own = _forward(options, loaded.decoder, loaded.reader)
+        forward, own = _forward(options, loaded.decoder, loaded.reader, length)
     else:
         require_datastore(options.knn)
     with _named(options), tell_own(own):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
-from regard.cli._datastore import KnnOptions, searched
+from regard.cli._datastore import KnnOptions, searched, tell
 from regard.cli._interrupted import leaving
 from regard.cli._options import own_names
 from regard.cli._output import console, emit, given, table
@@ -301,11 +301,13 @@ def _search(options: Options) -> int:
 def _sweep(options: Options) -> int:
     from regard.integrations.pretrained import windows
     from regard.retrieval import look, sweep
+    from regard.retrieval.documents import other_windows
 
     documents = _corpus(options, options.more[0])
     model, reader, length = _model(options)
     found_in = searched(options.what, options.knn, model, reader)
     most = min(1024, max(1, len(found_in.store))) if options.knn.k is None else options.knn.k
+    tell(other_windows(found_in.store, length))
     examples = windows([one.text for one in documents], reader, length)
     looked = look(model, found_in, examples, k=most, own=options.knn.own, limit=options.limit)
     if looked.own is not None:

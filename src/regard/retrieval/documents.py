@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from regard.retrieval.datastore import Datastore
 from regard.tasks.corpus import Document
 from regard.tasks.reader import Reader
 
@@ -54,3 +55,15 @@ def origin(model: nn.Module, reader: Reader | None) -> Mapping[str, str]:
     if reader is not None:
         made["tokenizer"] = tokenizer_digest(reader)
     return made
+
+
+def other_windows(store: Datastore, length: int) -> str:
+    """That text in windows of `length` is read otherwise than a datastore's was; empty: it is not, or nobody knows."""
+    built = store.manifest.origin.get("length", "")
+    if not built.isdecimal() or not int(built) or int(built) == length:
+        return ""
+    return (
+        f"{store.folder} was built in windows of {built} tokens, and this text is read in windows of {length}: the "
+        "same tokens have other keys, and so other neighbours, than in its own windows. For the same ones, use windows "
+        f"of {built} tokens here, or build one with --length {length}"
+    )

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from regard.errors import ConfigError, UnsupportedError
+from regard.errors import ConfigError, NumericsError, UnsupportedError
 from regard.models import LanguageModel, ModelOutput
 from regard.models.decoder import Hidden, ModelState
 from regard.retrieval.beside import Beside
@@ -15,7 +15,7 @@ from regard.retrieval.index import Index
 from regard.retrieval.keys import joined, kept_keys, require_keys
 from regard.retrieval.own import Own
 from regard.retrieval.search import Neighbours
-from regard.tasks.base import Examples
+from regard.tasks.base import IGNORE, Examples
 from regard.training.batches import Batch
 
 
@@ -166,5 +166,24 @@ class KnnLm(Beside):
         """The output for a batch of examples in which no target finds the entry that was made of itself.
 
         A `forward` of `regard.training.evaluation.score`, whose model is the decoder.
+
+        Raises:
+            NumericsError: the neighbours alone (lam = 1) have no probability for a target.
         """
-        return self.eval()(batch.inputs, key_mask=batch.key_mask, own=self.own(examples, batch))
+        return self._scored(batch, self.own(examples, batch))
+
+    def with_own(self, model: nn.Module, batch: Batch, examples: Examples) -> ModelOutput:
+        """As `without_own`, where every target may find the entry that was made of itself."""
+        return self._scored(batch, None)
+
+    def _scored(self, batch: Batch, own: Tensor | None) -> ModelOutput:
+        output = self.eval()(batch.inputs, key_mask=batch.key_mask, own=own)
+        if self.lam == 1:
+            targets = batch.targets.to(output.logits.device)
+            found = output.logits.gather(2, targets.clamp_min(0)[..., None])[..., 0]
+            if missed := int(((targets != IGNORE) & found.isneginf()).sum()):
+                raise NumericsError(
+                    f"lam=1 leaves the model out, and {missed} of {batch.targets.ne(IGNORE).sum()} targets are none of "
+                    f"their {self.k} neighbours' tokens: their loss is infinite. Choose a weight below 1"
+                )
+        return output

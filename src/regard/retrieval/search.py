@@ -183,7 +183,7 @@ def _within(
 ) -> Int[Tensor, "queries k"]:
     """Numbers of the k nearest entries, of which none is farther than `most`; -1 where there are fewer."""
     room = most * (1 + _SLACK) - _squared(queries, pieces)
-    row, ids, far = np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0)
+    row, ids, far = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0)
     for begin, least in _least(pieces, queries, own):
         near = (least <= room[:, None]) & least.isfinite()
         more, column = (x.numpy() for x in near.nonzero(as_tuple=True))
@@ -194,8 +194,8 @@ def _within(
         far = np.concatenate([far, distances.numpy()])
         order = np.lexsort((ids, far, row))
         row, ids, far = row[order], ids[order], far[order]
-        rank = np.arange(len(row)) - np.searchsorted(row, row)
-        row, ids, far = (x[rank < k] for x in (row, ids, far))
+        kept = np.arange(len(row)) - np.searchsorted(row, row) < k
+        row, ids, far = row[kept], ids[kept], far[kept]
     found = np.full((len(queries), k), -1, np.int64)
     found[row, np.arange(len(row)) - np.searchsorted(row, row)] = ids
     return torch.from_numpy(found)

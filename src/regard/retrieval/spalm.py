@@ -16,7 +16,7 @@ from regard.models.generate import evaluation
 from regard.models.neighbours import NeighbourTokens
 from regard.retrieval.beside import Beside
 from regard.retrieval.datastore import Datastore
-from regard.retrieval.documents import tokenizer_digest
+from regard.retrieval.documents import other_windows, tokenizer_digest
 from regard.retrieval.index import Index
 from regard.retrieval.keys import joined, kept_keys, require_keys
 from regard.retrieval.own import Own, Placed, Tally
@@ -123,17 +123,10 @@ class LookedUp(Task):
         of another length, or in those that begin elsewhere, and other neighbours.
         """
         store = self.lookup.store
+        if said := other_windows(store, self.length):
+            return said
         built = store.manifest.origin.get("length", "")
-        if not built.isdecimal() or not int(built):
-            return ""
-        told = f"{store.folder} was built in windows of {built} tokens"
-        if int(built) != self.length:
-            return (
-                f"{told}, and this text is read in windows of {self.length}: the same tokens have other keys, and so "
-                f"other neighbours, than in its own windows. For the same ones, use windows of {built} tokens here, or "
-                f"build one with --length {self.length}"
-            )
-        if self.leaving_out is None:
+        if not built.isdecimal() or not int(built) or self.leaving_out is None:
             return ""
         examples, starts, moved, known = self.examples(split), np.array(store.starts()), 0, 0
         for index in range(len(examples)):
@@ -146,7 +139,8 @@ class LookedUp(Task):
         if not moved:
             return ""
         return (
-            f"{told}, and {moved:,} of the {known:,} windows of this text that it has begin elsewhere than there: "
+            f"{store.folder} was built in windows of {built} tokens, and {moved:,} of the {known:,} windows of this "
+            "text that it has begin elsewhere than there: "
             "their tokens have other keys, and so other neighbours, than in its own windows. For the same ones, build "
             "one with the documents of this run, cut as here"
         )

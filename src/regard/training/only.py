@@ -58,11 +58,9 @@ def apart(model: nn.Module, only: Sequence[str], ranks: Ranks) -> nn.Module:
     return model
 
 
-def required(objective: Tensor, model: nn.Module) -> Tensor:
-    """The objective, of which every parameter that learns has the gradient 0 where none of them took part in it.
+def differentiable(objective: Tensor) -> Tensor:
+    """The objective, whose backward pass gives no parameter a gradient where none that learns took part in it.
 
-    So it is where a memory learns alone and is still empty.
+    So it is where a memory learns alone and is still empty: weight decay then leaves it as it is.
     """
-    if objective.requires_grad:
-        return objective
-    return objective + sum(0.0 * x.sum() for x in model.parameters() if x.requires_grad)
+    return objective if objective.requires_grad else objective + objective.new_zeros((), requires_grad=True)

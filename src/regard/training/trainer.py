@@ -28,7 +28,7 @@ from regard.training.identity import Identity
 from regard.training.interruption import Interrupted, Signals
 from regard.training.metrics import Interval, MetricsLog, Record, Stopwatch
 from regard.training.objective import counts, smoothed
-from regard.training.only import apart, required
+from regard.training.only import apart, differentiable
 from regard.training.optimizer import adamw, set_rate
 from regard.training.ranks import ALONE, Ranks
 from regard.training.schedule import learning_rate
@@ -267,7 +267,7 @@ class Trainer:
                 if not math.isfinite(found["objective"]):
                     named = {"task": nats.item(), **{name: loss.item() for name, loss in output.losses.items()}}
                     self._not_finite("loss", part.ids, f" ({', '.join(f'{n} {x:.4g}' for n, x in named.items())})")
-                required(objective, self.model).backward()
+                differentiable(objective).backward()
             self.ranks.learned()
             for name, value in found.items():
                 sums[name] = sums.get(name, 0.0) + value
