@@ -19,7 +19,7 @@ STORED = (
     ),
     Edit(
         "distances that are not squared",
-        f"{SEARCH}:ranked",
+        f"{SEARCH}:_measured",
         "gap.square_()",
         "gap.abs_()",
         CONTRACT,
@@ -126,11 +126,43 @@ LOOKED_UP = (
     ),
     Edit(
         "the place of the own entry is not looked at",
-        f"{SEARCH}:_candidates",
+        f"{SEARCH}:_least",
         "far[row[here], column[here]] = torch.inf",
         "pass",
         CONTRACT,
         "test_training_text_does_not_find_itself",
+    ),
+    Edit(
+        "of many equal keys any are found",
+        f"{SEARCH}:_nearest",
+        "if not len(unsure)",
+        "if True",
+        CONTRACT,
+        "test_of_many_equal_keys_the_earlier_are_found",
+    ),
+    Edit(
+        "keys are compared from the origin",
+        f"{SEARCH}:_middle",
+        ".mean(0)",
+        ".mean(0) * 0 + 3e4",
+        CONTRACT,
+        "test_the_middle_is_among_the_keys",
+    ),
+    Edit(
+        "files of somebody else are removed",
+        "regard.retrieval.manifest:of_block",
+        "bool(_OF_BLOCK.fullmatch(path.name))",
+        "path.suffix in ('.keys', '.values')",
+        CONTRACT,
+        "test_files_of_somebody_else_stay",
+    ),
+    Edit(
+        "an addition to what somebody wrote meanwhile",
+        f"{DATASTORE}:Datastore.adding",
+        "as_opened and current.manifest != self.manifest",
+        "False",
+        CONTRACT,
+        "test_what_another_process_wrote_is_not_added_to",
     ),
 )
 

@@ -7,10 +7,10 @@ from tempfile import TemporaryDirectory
 import pytest
 import torch
 
-from regard.errors import CheckpointError
+from regard.errors import CheckpointError, ResourceError
 from regard.integrations.pretrained import windows
 from regard.models import LanguageModel, ModelConfig
-from regard.retrieval import Datastore, LookedUp, Lookup, Neighbours, Own, Text, build, mixed
+from regard.retrieval import Datastore, LookedUp, Lookup, Neighbours, Own, Text, build, mixed, search
 from regard.retrieval.documents import digest
 from regard.tasks import TextConfig
 from regard.tasks.text import TextTask
@@ -46,6 +46,42 @@ def test_distances_are_squared():
         found = store.search(torch.zeros(1, DIM), 2)
     assert found.distances.tolist() == [[8.0, 9.0]]  # |(2, -2)|^2 and 3^2: the sums of |x| are the other way round
     assert found.values.tolist() == [[7, 4]]
+
+
+def test_of_many_equal_keys_the_earlier_are_found():
+    """More than there are candidates, behind others that are as near but for what is rounded."""
+    with TemporaryDirectory() as folder:
+        keys = torch.zeros(400, DIM)
+        keys[:200] += 2.0
+        store = filled(Path(folder) / "store", {"a": (keys, torch.arange(400) % 10)})
+        found = store.search(torch.ones(1, DIM) * torch.tensor([[0.0], [1.0], [2.0]]), 3)
+    assert found.ids.tolist() == [[200, 201, 202], [0, 1, 2], [0, 1, 2]]
+
+
+def test_the_middle_is_among_the_keys():
+    with TemporaryDirectory() as folder:
+        keys, values = entries(50)
+        store = filled(Path(folder) / "store", {"a": ((keys + 100).half().float(), values)})
+        middle = search._middle(store.pieces())
+    assert (middle - 100).abs().max() < 1
+
+
+def test_files_of_somebody_else_stay():
+    with TemporaryDirectory() as folder:
+        store = filled(Path(folder) / "store", {"a": entries(5), "b": entries(5)})
+        other = store.folder / "company.values"
+        other.write_text("x")
+        store.delete("a")
+        assert other.exists()
+
+
+def test_what_another_process_wrote_is_not_added_to():
+    with TemporaryDirectory() as folder:
+        store = filled(Path(folder) / "store", {"a": entries(5)})
+        with store.adding() as adding:
+            adding.begin("b", entries=0)
+        with pytest.raises(ResourceError, match="meanwhile"), store.adding(as_opened=True):
+            pass
 
 
 def test_the_temperature_divides():
