@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from regard import Heads, build
@@ -20,8 +21,10 @@ from regard.errors import ConfigError, RegardError, UnsupportedError
 from regard.layer import AttentionLayer
 from regard.models import Classifier, Encoder, EncoderConfig, LanguageModel, MaskedLanguageModel
 from regard.models.config import ModelConfig
+from regard.models.neighbours import NeighbourTokens
 from regard.tasks import RecallConfig
 from regard.training import RunConfig, TrainingConfig, checkpoint, resume, toml
+from regard.training.batches import Batch
 from regard.training.beside import alone
 from regard.training.new_run import made
 from tests.mutants.edited_sequence import SEQUENCE
@@ -262,3 +265,19 @@ def test_a_model_whose_cache_is_reduced_is_refused_until_it_is_whole_again():
         require(model)
     model.reduce_cache(None)
     require(model)
+
+
+@pytest.mark.parametrize("given", ["source", "neighbours", "targets"])
+def test_a_batch_that_is_no_sequence_with_a_target_for_each_position_is_refused(given):
+    """Each of the three by itself, before anything is cut."""
+    tokens = torch.zeros(2, 6, dtype=torch.int64)
+    batch = Batch([0, 1], tokens, tokens, None, [0, 1], [6, 6])
+    ranks = object.__new__(SequenceParts)
+    ranks.parts = object()  # type: ignore[assignment]
+    other = {
+        "source": tokens,
+        "neighbours": NeighbourTokens(tokens[..., None], tokens[..., None].double()),
+        "targets": tokens[:, :1],
+    }
+    with pytest.raises(UnsupportedError, match="with a target for each position"):
+        ranks.cut(replace(batch, **{given: other[given]}))
