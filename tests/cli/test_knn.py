@@ -277,8 +277,8 @@ def test_errors_say_what_is_wrong(regard, network, tmp_path):
 
     Path("table.csv").write_text("text\nto be\n")
     for words, code, said in (
-        (["evaluate", network, *uses, "--knn.k", "9999"], 6, "k=9999 neighbours, and the datastore has"),
-        (["evaluate", network, *uses, "--knn.lam", "2"], 2, "lam must be from 0"),
+        (["evaluate", network, *uses, "--knn.k", "9999"], 6, "--knn.k=9999 neighbours, and the datastore has"),
+        (["evaluate", network, *uses, "--knn.lam", "2"], 2, "--knn.lam must be from 0"),
         (["evaluate", network, "--corpus", "other.txt", "--knn.lam", "0.5"], 2, "--knn.lam goes with --datastore"),
         (["evaluate", network, "--corpus", "other.txt", "--datastore", "folder"], 2, "folder is no datastore"),
         (["evaluate", network, *uses, "--knn.probes", "3"], 2, "--knn.probes is of an index"),
@@ -320,7 +320,7 @@ def test_datastores_that_do_not_serve_are_named(regard, network, tmp_path):
         (["knn", "search", "empty", "a", "--model", network], 4, "the datastore is empty"),
         (["knn", "sweep", "empty", "other.txt", "--model", network], 4, "the datastore is empty"),
         (["generate", wide, "a b", "--datastore", "store"], 4, "keys of 16 numbers, and this model makes 32"),
-        (["knn", "search", "store", "a", "--model", network, "--knn.k", "200"], 6, "k=200 neighbours"),
+        (["knn", "search", "store", "a", "--model", network, "--knn.k", "200"], 6, "--knn.k=200 neighbours"),
     ):
         answer = regard(*words)
         assert (answer.code, said in answer.err) == (code, True), (words, answer.err)

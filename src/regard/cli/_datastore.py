@@ -1,5 +1,6 @@
 """A datastore beside a model, for the commands that take one."""
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -7,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from regard.cli._output import console
-from regard.errors import ConfigError
+from regard.errors import ConfigError, LimitError
 
 if TYPE_CHECKING:
     from regard.models import LanguageModel
@@ -63,7 +64,8 @@ def looked_up(folder: str, options: KnnOptions, model: "LanguageModel", reader: 
     from regard.retrieval import KnnLm
 
     found_in = searched(folder, options, model, reader)
-    return KnnLm(model, found_in, **_settings(options, len(found_in.store))).eval()
+    with as_options():
+        return KnnLm(model, found_in, **_settings(options, len(found_in.store))).eval()
 
 
 def _settings(options: KnnOptions, entries: int) -> dict[str, Any]:
@@ -130,15 +132,27 @@ def mixing(folder: str | None, options: KnnOptions, loaded: "TrainedModel", *, d
             f"{loaded.path} was trained beside {training.datastore}, which is not there: put it back, or say where it "
             "is with --datastore"
         )
-    return lookup(
-        training.datastore if folder is None else folder,
-        training.datastore_model,
-        k=loaded.model.config.neighbours if options.k is None else options.k,  # type: ignore[union-attr]  # a decoder
-        index=options.index,
-        probes=options.probes,
-        device=device,
-        trust=trust,
-    )
+    with as_options():
+        return lookup(
+            training.datastore if folder is None else folder,
+            training.datastore_model,
+            k=loaded.model.config.neighbours if options.k is None else options.k,  # type: ignore[union-attr]
+            index=options.index,
+            probes=options.probes,
+            device=device,
+            trust=trust,
+        )
+
+
+@contextmanager
+def as_options() -> Iterator[None]:
+    """Numbers that are refused are called as the command calls them."""
+    try:
+        yield
+    except (ConfigError, LimitError) as error:
+        if re.match(r"(lam|k|temperature)\b", str(error)):
+            raise type(error)(f"--knn.{error}") from None
+        raise
 
 
 @contextmanager

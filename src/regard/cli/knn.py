@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
-from regard.cli._datastore import KnnOptions, searched, tell
+from regard.cli._datastore import KnnOptions, as_options, searched, tell
 from regard.cli._interrupted import leaving
 from regard.cli._options import own_names
 from regard.cli._output import console, emit, given, table
@@ -271,7 +271,8 @@ def _search(options: Options) -> int:
     with torch.inference_mode(), kept_keys(model.eval()) as pieces:
         model.hidden(ids[None].to(model.table.weight.device))
     k = min(10, max(1, len(found_in.store))) if options.knn.k is None else options.knn.k
-    neighbours = found_in.search(joined(pieces)[0, -1:].float(), k)
+    with as_options():
+        neighbours = found_in.search(joined(pieces)[0, -1:].float(), k)
     store, rows = found_in.store, []
     starts = torch.tensor(store.starts())
     for distance, number in zip(neighbours.distances[0].tolist(), neighbours.ids[0].tolist(), strict=True):
@@ -309,7 +310,8 @@ def _sweep(options: Options) -> int:
     most = min(1024, max(1, len(found_in.store))) if options.knn.k is None else options.knn.k
     tell(other_windows(found_in.store, length))
     examples = windows([one.text for one in documents], reader, length)
-    looked = look(model, found_in, examples, k=most, own=options.knn.own, limit=options.limit)
+    with as_options():
+        looked = look(model, found_in, examples, k=most, own=options.knn.own, limit=options.limit)
     if looked.own is not None:
         console(machine=True).print(str(looked.own), markup=False)
     ks = [k for k in _NEIGHBOURS if k < most] + [most]
