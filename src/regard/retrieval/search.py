@@ -22,8 +22,8 @@ _SPARE = 32
 """candidates beyond k: the products that find them lose digits to cancellation, and decide nothing"""
 _SLACK = 1e-6
 """relative, for what is rounded in a distance itself"""
-_MOST = 1e15
-"""in a query: squares of more are no numbers of float32"""
+_MOST = 1e6
+"""in a query: far beyond what a key can be, whose distances from it are all but equal"""
 _GATHERED = 1 << 22
 """numbers of the candidates' keys that are held at a time"""
 
@@ -72,7 +72,7 @@ def require_query(queries: Tensor, k: int, own: Tensor | None, *, dim: int, entr
     Raises:
         CheckpointError: a datastore without entries. ConfigError: k below 1. LimitError: k above the entries.
         ShapeError: queries of another width, or own entries that are not one row for each query.
-        NumericsError: queries that are not finite, or beyond what float32 has squares of.
+        NumericsError: queries that are not finite, or far beyond what a key can be.
     """
     if not entries:
         raise CheckpointError("the datastore is empty, so there is nothing to find; add documents to it")
@@ -131,7 +131,7 @@ def _least(
     """
     rows, dim = queries.shape
     part, middle = 2 * (dim + 8) * 2.0**-24, _middle(pieces)
-    queries = queries - middle
+    queries = (queries.double() - middle).float()
     queries = torch.cat([queries, part * queries.norm(dim=1, keepdim=True)], 1)
     for piece in pieces:
         step = max(1, _NUMBERS // (dim + rows))
@@ -157,7 +157,7 @@ def _middle(pieces: Sequence[Piece]) -> Float[Tensor, "dim"]:
 
 def _squared(queries: Tensor, pieces: Sequence[Piece]) -> Float[Tensor, "queries"]:
     """The least that |q'|^2 of `_least` can be."""
-    return (queries - _middle(pieces)).double().square().sum(1) * (1 - _SLACK)
+    return (queries.double() - _middle(pieces)).square().sum(1) * (1 - _SLACK)
 
 
 def _candidates(
