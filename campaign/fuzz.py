@@ -6,6 +6,7 @@ import os
 import random
 import resource
 import signal
+import sys
 import time
 import traceback
 import warnings
@@ -160,7 +161,8 @@ def _guarded(call: Callable[[], str]) -> str:
     """What a call says; `defect` for what no caller should see."""
     from regard.errors import RegardError
 
-    out, err = io.StringIO(), io.StringIO()
+    out, err, hook = io.StringIO(), io.StringIO(), sys.unraisablehook
+    sys.unraisablehook = _unraisable
     try:
         with redirect_stdout(out), redirect_stderr(err), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -173,6 +175,7 @@ def _guarded(call: Callable[[], str]) -> str:
         said = f"defect: {traceback.format_exc()[-240:]}"
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
+        sys.unraisablehook = hook
     if any(line.startswith("Traceback (most") for line in err.getvalue().splitlines()):
         return f"defect: {err.getvalue()[-300:]}"
     return said
@@ -184,6 +187,18 @@ def _peak() -> int:
 
 def _interrupted(*_: object) -> None:
     raise KeyboardInterrupt
+
+
+def _alarm(seconds: float) -> None:
+    """Interrupt what still works then, and again every second."""
+    signal.signal(signal.SIGALRM, _interrupted)
+    signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
+
+
+def _unraisable(found: Any) -> None:
+    """As Python says it, but for an alarm that came while an object was freed: it is lost, and another one follows."""
+    if not issubclass(found.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(found)
 
 
 class _Begins(SystemExit):
@@ -203,8 +218,7 @@ def _command(words: Sequence[str], told: str) -> str:
 
     Trainer.fit = _begins  # type: ignore[method-assign]
     subprocess.Popen.__init__ = _begins  # type: ignore[method-assign]
-    signal.signal(signal.SIGALRM, _interrupted)
-    signal.setitimer(signal.ITIMER_REAL, _WORKED)
+    _alarm(_WORKED)
     code = main(list(words))
     if code not in _CODES:
         return f"defect: exit code {code}"
@@ -267,8 +281,7 @@ def _specified(spec: Any, heads: dict[str, Any], how: str, told: str) -> str:
 
     import regard
 
-    signal.signal(signal.SIGALRM, _interrupted)
-    signal.setitimer(signal.ITIMER_REAL, _WORKED * 4)
+    _alarm(_WORKED * 4)
     if how == "build":
         regard.build(spec, regard.Heads(**heads))
     elif how == "describe":
@@ -303,8 +316,7 @@ def _calls(folder: Path) -> Callable[[random.Random], Callable[[], str]]:
 
 
 def _called(call: Callable[..., object], given: dict[str, Any], told: str) -> str:
-    signal.signal(signal.SIGALRM, _interrupted)
-    signal.setitimer(signal.ITIMER_REAL, _WORKED)
+    _alarm(_WORKED)
     call(**given)
     return "accepted"
 

@@ -313,6 +313,17 @@ def test_only_errors_of_the_library_may_come_out():
         assert fuzz._guarded(wrong).startswith("defect")
 
 
+@pytest.mark.parametrize(("kind", "said"), [(KeyboardInterrupt, "accepted"), (ValueError, "defect")])
+def test_an_interruption_while_an_object_is_freed_is_no_defect(kind, said):
+    """The alarm of a command that works may come there, and Python says of it what it says of an error."""
+
+    class Loud:
+        def __del__(self) -> None:
+            raise kind
+
+    assert fuzz._guarded(lambda: "accepted" if Loud() else "").startswith(said)
+
+
 def test_inputs_are_those_of_their_seed():
     import random
 
