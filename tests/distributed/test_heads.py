@@ -5,6 +5,7 @@ import json
 import pytest
 
 from regard.training import checkpoint
+from tests.distributed import going_on
 
 
 @pytest.mark.processes
@@ -45,22 +46,10 @@ def test_a_run_goes_on_with_shared_heads_and_without(started, config, tmp_path):
         "again": ("kept@heads=2", 2, "8", "begun"),
         "sets": ("kept@heads=2", 4, "8", "heads"),
     }
-    words: list[str] = []
-    for name, (scenario, count, until, before) in jobs.items():
-        there = [str(tmp_path / before)] if before else []
-        words += ["then", scenario, str(count), str(tmp_path / name), config, until, *there]
-    scenario, count, _, *rest = words[1:]
+    scenario, count, _, *rest = going_on.words(jobs, tmp_path, config)
     codes, said = started(scenario, int(count), tmp_path / "whole", *rest)
-    assert codes == [[0] * max(count, 1) for _, count, _, _ in jobs.values()], said
-    weights = {}
-    for name, (_, _, until, _) in jobs.items():
-        found, _ = checkpoint.newest(tmp_path / name / "run" / "checkpoints")
-        assert found is not None
-        if until == "8":
-            weights[name] = found.model | found.optimizer
-    for name, found in weights.items():
-        assert found.keys() == weights["whole"].keys()
-        assert all(found[key].allclose(x, rtol=1e-9, atol=1e-12) for key, x in weights["whole"].items()), name
+    assert codes == going_on.codes(jobs), said
+    going_on.require_alike(jobs, tmp_path)
 
 
 @pytest.mark.processes

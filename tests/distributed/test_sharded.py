@@ -14,6 +14,7 @@ import safetensors.torch
 from regard.checksums import Entry, manifest
 from regard.cli.main import main
 from regard.training import checkpoint, load, metrics, toml
+from tests.distributed import going_on
 
 
 def newest(run: Path) -> checkpoint.Checkpoint:
@@ -56,23 +57,10 @@ def test_what_four_processes_saved_any_number_goes_on_with(started, config, tmp_
         "from_one": (sharded, 2, "8", "begun"),
         "sequences": ("kept@shard=yes,sequence=2", 4, "8", "four"),
     }
-    words: list[str] = []
-    for name, (scenario, count, until, before) in jobs.items():
-        from_there = [str(tmp_path / before)] if before else []
-        words += ["then", scenario, str(count), str(tmp_path / name), config, until, *from_there]
-    scenario, count, folder, *rest = words[1:]
+    scenario, count, folder, *rest = going_on.words(jobs, tmp_path, config)
     codes, _ = started(scenario, int(count), Path(folder), *rest)
-    assert codes == [[0] * max(count, 1) for _, count, _, _ in jobs.values()]
-    expected = newest(tmp_path / "whole")
-    for name, (_, _, until, _) in jobs.items():
-        found = newest(tmp_path / name)
-        assert found.progress.step == int(until)
-        if until == "8":
-            assert found.progress.tokens == expected.progress.tokens
-            for part in ("model", "optimizer"):
-                ours, theirs = getattr(found, part), getattr(expected, part)
-                assert ours.keys() == theirs.keys()
-                assert all(ours[key].allclose(x, rtol=1e-9, atol=1e-12) for key, x in theirs.items()), (name, part)
+    assert codes == going_on.codes(jobs)
+    going_on.require_alike(jobs, tmp_path)
     names = {path.name for path in newest(tmp_path / "four").path.iterdir()}
     assert {f"{part}.{number}-of-4.safetensors" for part in ("model", "optimizer") for number in range(1, 5)} < names
     whole = json.loads((tmp_path / "whole" / "0.json").read_text())

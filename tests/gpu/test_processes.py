@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from torch.distributed.fsdp import FSDPModule
 
-from regard.training import checkpoint, toml
+from regard.training import toml
+from tests.distributed import going_on
 from tests.distributed.test_sequence import differences, found
 from tests.gpu.test_runs import run_config
 
@@ -90,18 +91,6 @@ def test_what_processes_save_any_number_goes_on_with(way, tmp_path):
         "begun": ("kept", 0, "4", ""),
         "from_one": (f"kept@{way}", 2, "8", "begun"),
     }
-    words: list[object] = []
-    for name, (scenario, count, until, before) in jobs.items():
-        words += ["then", scenario, count, tmp_path / name, tmp_path / "c", until]
-        words += [tmp_path / before] if before else []
-    codes = json.loads(started("shared_processes.py", *words[1:]))
-    assert codes == [[0] * max(count, 1) for _, count, _, _ in jobs.values()]
-    weights = {}
-    for name, (_, _, until, _) in jobs.items():
-        saved, _ = checkpoint.newest(tmp_path / name / "run" / "checkpoints")
-        assert saved is not None
-        if until == "8":
-            weights[name] = saved.model | saved.optimizer
-    for name, each in weights.items():
-        assert each.keys() == weights["whole"].keys()
-        assert all(each[key].allclose(x, rtol=1e-6, atol=1e-9) for key, x in weights["whole"].items()), name
+    codes = json.loads(started("shared_processes.py", *going_on.words(jobs, tmp_path, str(tmp_path / "c"))))
+    assert codes == going_on.codes(jobs)
+    going_on.require_alike(jobs, tmp_path, 1e-6)

@@ -108,20 +108,20 @@ def nearest(
 
 
 def _nearest(pieces: Sequence[Piece], queries: Tensor, k: int, own: Tensor | None) -> Neighbours:
-    queries = queries.float()
-    candidates, beyond = _candidates(pieces, queries, k, own)
+    queries, middle = queries.float(), _middle(pieces)
+    candidates, beyond = _candidates(pieces, middle, queries, k, own)
     found = ranked(pieces, queries, candidates, k)
     last = found.distances[:, -1]
     unsure = (last * (1 + _SLACK) >= beyond).nonzero()[:, 0]
     if not len(unsure):
         return found
-    some = _within(pieces, queries[unsure], k, None if own is None else own[unsure], last[unsure])
+    some = _within(pieces, middle, queries[unsure], k, None if own is None else own[unsure], last[unsure])
     again = ranked(pieces, queries[unsure], some, k)
     return Neighbours(*(x.index_copy(0, unsure, y) for x, y in zip(found, again, strict=True)))
 
 
 def _least(
-    pieces: Sequence[Piece], queries: Tensor, own: Tensor | None
+    pieces: Sequence[Piece], middle: Tensor, queries: Tensor, own: Tensor | None
 ) -> Iterator[tuple[int, Float[Tensor, "queries keys"]]]:
     """Some keys at a time: the number of the first, and the least that each one's |q - k|^2 - |q|^2 can be.
 
@@ -130,7 +130,7 @@ def _least(
     at infinity.
     """
     rows, dim = queries.shape
-    part, middle = 2 * (dim + 8) * 2.0**-24, _middle(pieces)
+    part = 2 * (dim + 8) * 2.0**-24
     queries = (queries.double() - middle).float()
     queries = torch.cat([queries, part * queries.norm(dim=1, keepdim=True)], 1)
     for piece in pieces:
@@ -155,36 +155,41 @@ def _middle(pieces: Sequence[Piece]) -> Float[Tensor, "dim"]:
     return torch.from_numpy(some[:: -(-len(some) // 256)].astype(np.float32)).mean(0)
 
 
-def _squared(queries: Tensor, pieces: Sequence[Piece]) -> Float[Tensor, "queries"]:
+def _squared(queries: Tensor, middle: Tensor) -> Float[Tensor, "queries"]:
     """The least that |q'|^2 of `_least` can be."""
-    return (queries.double() - _middle(pieces)).square().sum(1) * (1 - _SLACK)
+    return (queries.double() - middle).square().sum(1) * (1 - _SLACK)
 
 
 def _candidates(
-    pieces: Sequence[Piece], queries: Tensor, k: int, own: Tensor | None
+    pieces: Sequence[Piece], middle: Tensor, queries: Tensor, k: int, own: Tensor | None
 ) -> tuple[Int[Tensor, "queries candidates"], Float[Tensor, "queries"]]:
     """Numbers of the entries that may be nearest, -1 where there is none; no other one is nearer than the second."""
     wanted, rows = k + _SPARE, len(queries)
     best = torch.full((rows, 0), torch.inf)
     ids = torch.zeros(rows, 0, dtype=torch.int64)
     seen = 0
-    for begin, far in _least(pieces, queries, own):
+    for begin, far in _least(pieces, middle, queries, own):
         few, place = far.topk(min(wanted, far.shape[1]), largest=False)
         best, ids = torch.cat([best, few], 1), torch.cat([ids, place + begin], 1)
         best, kept = best.topk(min(wanted, best.shape[1]), largest=False)
         ids = ids.gather(1, kept)
         seen += far.shape[1]
-    beyond = best.amax(1).double() + _squared(queries, pieces)
+    beyond = best.amax(1).double() + _squared(queries, middle)
     return ids.masked_fill(best.isinf(), -1), beyond if seen > wanted else beyond.new_full((rows,), torch.inf)
 
 
 def _within(
-    pieces: Sequence[Piece], queries: Tensor, k: int, own: Tensor | None, most: Float[Tensor, "queries"]
+    pieces: Sequence[Piece],
+    middle: Tensor,
+    queries: Tensor,
+    k: int,
+    own: Tensor | None,
+    most: Float[Tensor, "queries"],
 ) -> Int[Tensor, "queries k"]:
     """Numbers of the k nearest entries, of which none is farther than `most`; -1 where there are fewer."""
-    room = most * (1 + _SLACK) - _squared(queries, pieces)
+    room = most * (1 + _SLACK) - _squared(queries, middle)
     row, ids, far = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0)
-    for begin, least in _least(pieces, queries, own):
+    for begin, least in _least(pieces, middle, queries, own):
         near = (least <= room[:, None]) & least.isfinite()
         more, column = (x.numpy() for x in near.nonzero(as_tuple=True))
         if not len(more):
