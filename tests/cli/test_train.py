@@ -103,6 +103,16 @@ def test_a_model_that_no_memory_holds_is_refused_before_it_is_built(regard, tmp_
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_step_that_no_memory_holds_is_refused_before_it_begins(regard, tmp_path):
+    step = ("train", "--task.length", "100000", "--batch-size", "100000", "--device", "cpu")
+    answer = regard(*step)
+    assert (answer.code, answer.out) == (6, "")
+    assert "a step of 100000 examples of 100000 positions keeps" in answer.err
+    assert "raise --accumulation (now 1) or lower --batch-size (now 100000)" in answer.err
+    assert "a step of 50000 examples" in regard(*step, "--accumulation", "2").err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_settings_of_a_model_that_is_too_large_are_those_of_a_file(regard, tmp_path):
     (tmp_path / "large.toml").write_text('[task]\nname = "recall"\n[model]\nlayers = 999999999999999\n')
     answer = regard("train", "--config", tmp_path / "large.toml", "--out", tmp_path / "run")

@@ -140,6 +140,16 @@ def test_a_first_step_whose_memory_is_empty_changes_nothing(texts, tmp_path):
     assert norms[1] > 0  # type: ignore[operator]
 
 
+@pytest.mark.parametrize("loss", ["none", "attention"])
+def test_who_learnt_nothing_is_told_so(texts, tmp_path, loss):
+    """No gradient goes through what a compressive memory keeps: without a loss of its own it does not learn."""
+    model = replace(texts.model, memory=f"compressive(length=4, compressed=4, rate=2, loss={loss})")
+    events = []
+    train(replace(texts, model=model), tmp_path / "run", on_progress=events.append)
+    told = [event for event in events if event["kind"] == "untaught"]
+    assert told == ([{"kind": "untaught", "step": 6, "only": ["*.memory"]}] if loss == "none" else [])
+
+
 @pytest.mark.parametrize(
     ("pattern", "message"),
     [

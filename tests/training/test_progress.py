@@ -68,3 +68,9 @@ def test_an_interruption_says_how_to_go_on(stream):
     with Display(stream=stream) as display:
         display({"kind": "interrupted", "step": 7, "signal": "SIGTERM"})
     assert "SIGTERM: saved at step 7; continue with --resume" in stream.getvalue()
+
+
+def test_a_training_that_taught_nothing_is_told():
+    with Display(stream=(stream := io.StringIO())) as display:
+        display({"kind": "untaught", "step": 6, "only": ["*.memory"]})
+    assert "nothing has learnt in 6 steps: no loss reached what training.only names" in stream.getvalue()

@@ -1,5 +1,6 @@
 """Train a model with any mechanism on any task; continues a run that was interrupted with --resume."""
 
+import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -56,7 +57,7 @@ def run(options: Options) -> int:
                 config, start = run_config(options), None
                 if options.start is not None:
                     config, start = started(options)
-                require_memory(config, options.config)
+                require_memory(config, options.config, ranks.count)
                 if not options.out and ranks.count > 1:
                     raise ConfigError("several processes write one run: name it with --out")
                 with nullcontext(Path(options.out)) if options.out else free() as out, leaving(partial(_left, out)):
@@ -141,15 +142,17 @@ def _next(task: TaskConfig, run: str) -> str:
     return f"regard generate {run} {example}"
 
 
-def require_memory(config: RunConfig, file: str | None) -> None:
-    """Refuse a model that this machine's memory cannot hold: a system that runs out of it ends other programs too.
+def require_memory(config: RunConfig, file: str | None, processes: int = 1) -> None:
+    """Refuse what this machine's memory cannot hold: a system that runs out of it ends other programs too.
 
     Args:
-        config: of the run. file: with its settings, for the error; None: flags alone have them.
+        config: of the run. file: with its settings, for the error; None: flags alone have them. processes: that share
+            a batch.
 
     Raises:
         ResourceError: weights of the blocks, gradients and the two moments of AdamW, 4 bytes each, are more than there
-            is; where only some parameters learn, the weights alone.
+            is; where only some parameters learn, the weights alone. Or the inputs of the blocks are, of the examples
+            that are in a step at a time.
     """
     from regard.training.device import chosen_device
 
@@ -161,13 +164,26 @@ def require_memory(config: RunConfig, file: str | None) -> None:
     if isinstance(model, EncoderDecoderConfig):  # whose decoder also has attention to the source
         blocks += model.layers * attention + model.encoder.layers * (attention + mlp)
     needed = (4 if config.training.only else 4 * 4) * blocks
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else needed
-    if chosen_device(config.training.device).type == "cpu" and needed > there:
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else None
+    if there is None or chosen_device(config.training.device).type != "cpu":
+        return
+    has = f"and this machine has {there / 2**30:.0f} GiB"
+    settings = f"; the settings are those of {file} and of the flags" if file else ""
+    if needed > there:
         raise ResourceError(
             f"a model of this shape takes {needed / 2**30:.0f} GiB for weights"
-            f"{'' if config.training.only else ', gradients and optimizer'}, and this "
-            f"machine has {there / 2**30:.0f} GiB; choose a smaller --model.dim (now {model.dim}) or --model.layers "
-            f"(now {model.layers})" + (f"; the settings are those of {file} and of the flags" if file else "")
+            f"{'' if config.training.only else ', gradients and optimizer'}, {has}; choose a smaller --model.dim (now "
+            f"{model.dim}) or --model.layers (now {model.layers}){settings}"
+        )
+    training, length = config.training, getattr(config.task, "length", 1)
+    rows = training.batch_size // training.accumulation
+    kept = 2 if model.block == "reversible" else model.layers
+    stored = (2 if training.dtype == "bfloat16" else 4) * math.ceil(rows / processes) * length * model.dim * kept
+    if stored > there:
+        raise ResourceError(
+            f"a step of {rows} examples of {length} positions keeps {stored / 2**30:.0f} GiB for what goes into the "
+            f"blocks alone, {has}; raise --accumulation (now {training.accumulation}) or lower "
+            f"--batch-size (now {training.batch_size}){settings}"
         )
 
 

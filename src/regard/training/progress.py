@@ -63,6 +63,12 @@ class Display:
                     quality = f"{event['bits_per_dimension']:.4f} bits per dimension"
                 scored = f"{event['split']}: {event['nats_per_token']:.4f} nats, {quality}"
                 self._line(f"step {event['step']}{_stage(event)}  {scored}", True)
+            case "untaught":
+                self._line(
+                    f"nothing has learnt in {event['step']} steps: no loss reached what training.only names; give it "
+                    "a loss of its own, such as a compressive memory's losses, or let more learn",
+                    True,
+                )
             case "interrupted":
                 self._line(f"{event['signal']}: saved at step {event['step']}; continue with --resume", True)
 

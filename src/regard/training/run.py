@@ -364,6 +364,8 @@ def _finish(
             raise
 
     trainer.fit(prepared)
+    if config.training.only and not trainer.optimizer.state and on_progress is not None:
+        on_progress({"kind": "untaught", "step": trainer.progress.step, "only": list(config.training.only)})
     lines = [line for line in metrics.read(run / "metrics.jsonl") if line["kind"] == "evaluate"]
     if not lines:
         raise CheckpointError(
