@@ -146,6 +146,7 @@ LAYERS = {
     "local(window=4):2 + linear:2": {"position": "rotary", "kv_heads": 2},
     "softmax:2 + local(window=3):2": {"position": "alibi"},
     "dynamic_span(max_span=9, ramp=3):3 + forgetting:1": {},
+    "pattern(rule='strided(4) & ~window(3)')": {"kv_heads": 2},  # the first queries see no key
 }
 """of width 32, 4 heads, with what stands around the mechanism"""
 

@@ -217,9 +217,10 @@ class SharedHeads(InSets):
         return None
 
     def _joined(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Whole tensors, of the slices of a set."""
+        """Whole tensors, of the slices of a set, asked for in one order: files are read in another one each time."""
         whole = {}
-        for name, x in tensors.items():
+        for name in sorted(tensors):
+            x = tensors[name]
             cut = self._cut_of(name) if x.ndim else None
             if cut is None:
                 whole[name] = x

@@ -170,6 +170,12 @@ def _placed(blocks: Sequence[range]) -> Iterator[tuple[range, slice]]:
         first += len(block)
 
 
+def _nothing(q: Tensor, v: Tensor, block: range, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """(values, log-sum-exp) of queries that have seen no key."""
+    shape = *q.shape[:2], len(block)
+    return v.new_zeros(*shape, v.shape[3], dtype=dtype), q.new_full(shape, -torch.inf, dtype=dtype)
+
+
 class _Ring(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hops: Hops, masks: int, *tensors: Tensor) -> Tensor:
@@ -177,15 +183,12 @@ class _Ring(torch.autograd.Function):
         mask, rest = (rest[0] if masks else None), rest[masks:]
         ctx.hops, ctx.masks, ctx.again = hops, masks, Again(q)
         wide = accumulation_dtype(q.dtype)
-        found: list[tuple[Tensor, Tensor] | None] = [None] * len(hops.blocks[hops.rank])
+        found = [_nothing(q, v, block, wide) for block in hops.blocks[hops.rank]]
         for hop, (key, value, real) in travelling(hops, (k, v, mask)):
             for pair in hops.pairs(hops.rank, hops.source(hop)):
                 values, lse = hops.attended(pair, hops.given(pair, (q, key, value, *rest)), real)
-                before, part = found[pair.number], (values.to(wide), lse)
-                found[pair.number] = part if before is None else merge([before, part])
-        parts = [part for part in found if part is not None]
-        none = q.new_empty(*q.shape[:2], 0, v.shape[3], dtype=wide), q.new_empty(*q.shape[:2], 0, dtype=wide)
-        values, lse = (torch.cat(each, 2) for each in zip(*(parts or [none]), strict=True))
+                found[pair.number] = merge([found[pair.number], (values.to(wide), lse)])
+        values, lse = (torch.cat(each, 2) for each in zip(*found, strict=True))
         ctx.save_for_backward(values, lse, *tensors)
         return values
 
