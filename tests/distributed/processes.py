@@ -31,7 +31,8 @@ from regard.distributed import joined, ranks_for
 from regard.errors import DataError, RegardError
 from regard.models import LanguageModel
 from regard.models.config import ModelConfig
-from regard.tasks import RecallConfig, build_task
+from regard.tasks import RecallConfig, Task, build_task
+from regard.tasks.base import Example, Examples
 from regard.training import Trainer, TrainingConfig, resume, toml, train, trainer
 from regard.training.parallel_config import ParallelConfig
 from regard.training.ranks import ALONE, Ranks
@@ -106,8 +107,43 @@ def refused(folder: Path, ranks: Ranks) -> None:
     (folder / f"{ranks.rank}.json").write_text(json.dumps(said))
 
 
-def compared(models: dict[str, dict[str, Any]], folder: Path, ranks: Ranks, count: int) -> None:
+class WithBytes:
+    """Examples of which each stands for bytes, another number of them."""
+
+    def __init__(self, examples: Examples) -> None:
+        self.examples = examples
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, index: int) -> Example:
+        return self.examples[index]._replace(nbytes=1 + index)
+
+
+def recalled(count: int) -> Task:
+    """What all learn, with so many examples held out."""
     task = build_task(RecallConfig(vocab_size=16, length=18, num_pairs=2, num_examples=50, num_held_out=count), seed=0)
+    drawn = task.examples
+    task.examples = lambda split: WithBytes(drawn(split))  # type: ignore[method-assign]
+    return task
+
+
+def curves_of(run: Path, model: torch.nn.Module) -> dict[str, Any]:
+    """What a training told, and the weights and buffers that it ended with."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    scores = [
+        [line[key] for key in ("nats_per_token", "tokens", "bytes")] for line in lines if line["kind"] == "evaluate"
+    ]
+    return {
+        "losses": [line["loss"] for line in lines if line["kind"] == "train"],
+        "norms": [line["gradient_norm"] for line in lines if line["kind"] == "train"],
+        "valid": [number for line in scores for number in line],
+        "tensors": {key: whole(x).double().flatten().tolist() for key, x in model.state_dict().items()},
+    }
+
+
+def compared(models: dict[str, dict[str, Any]], folder: Path, ranks: Ranks, count: int) -> None:
+    task = recalled(count)
     config = TrainingConfig(
         steps=8, batch_size=12, accumulation=2, warmup=2, log_every=1, evaluate_every=8, threads=1, learning_rate=1e-2
     )
@@ -119,16 +155,8 @@ def compared(models: dict[str, dict[str, Any]], folder: Path, ranks: Ranks, coun
         (folder / name).mkdir(exist_ok=True)
         Trainer(model, task, config, folder / name, ranks=ranks).fit()
         ranks.meet()
-        lines = [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
-        found[name] = {
-            "losses": [line["loss"] for line in lines if line["kind"] == "train"],
-            "norms": [line["gradient_norm"] for line in lines if line["kind"] == "train"],
-            "valid": [
-                line[key] for line in lines if line["kind"] == "evaluate" for key in ("nats_per_token", "tokens")
-            ],
-            "tensors": {key: whole(x).double().flatten().tolist() for key, x in model.state_dict().items()},
-            "saved": {key: x.double().flatten().tolist() for key, x in _saved(folder / name).items()},
-        }
+        saved = {key: x.double().flatten().tolist() for key, x in _saved(folder / name).items()}
+        found[name] = {**curves_of(folder / name, model), "saved": saved}
     (folder / f"{ranks.rank}.json").write_text(json.dumps(found))
 
 

@@ -28,7 +28,7 @@ from regard.info import Heads
 from regard.layer import AttentionLayer
 from regard.models import Encoder, EncoderConfig, LanguageModel, MaskedLanguageModel
 from regard.models.config import ModelConfig
-from regard.tasks import RecallConfig, Task, build_task
+from regard.tasks import Task
 from regard.testing.inputs import Inputs, Subject, mask_with_holes, randn
 from regard.training import Trainer, TrainingConfig
 from regard.training.network import Network
@@ -196,7 +196,7 @@ MODELS = {
 
 def trained() -> Iterator[tuple[str, Network, Task]]:
     """Language models, and one that reads in both directions."""
-    task = build_task(RecallConfig(vocab_size=16, length=18, num_pairs=2, num_examples=50, num_held_out=12), seed=0)
+    task = processes.recalled(12)
     for name, options in MODELS.items():
         shape = ModelConfig(dim=16, heads=2, layers=2, vocab_size=task.vocab_size, max_length=18, **options)
         yield name, LanguageModel(shape), task
@@ -222,15 +222,7 @@ def curves(folder: Path, ranks: Ranks, device: str = "cpu") -> Found:
         (folder / name).mkdir(exist_ok=True)
         Trainer(model.double(), task, config, folder / name, ranks=ranks).fit()
         ranks.meet()
-        lines = [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
-        found[name] = {
-            "losses": [line["loss"] for line in lines if line["kind"] == "train"],
-            "norms": [line["gradient_norm"] for line in lines if line["kind"] == "train"],
-            "valid": [
-                line[key] for line in lines if line["kind"] == "evaluate" for key in ("nats_per_token", "tokens")
-            ],
-            "tensors": {key: processes.whole(x).double().flatten().tolist() for key, x in model.state_dict().items()},
-        }
+        found[name] = processes.curves_of(folder / name, model)
     return found
 
 

@@ -7,6 +7,7 @@ import os
 import resource
 import shutil
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -392,6 +393,19 @@ def test_a_merge_that_was_interrupted_goes_on(store, documents, tmp_path, monkey
     assert Datastore.open(tmp_path / "taken", unfinished=True).abandon() is None
     assert not (tmp_path / "taken").exists()
     assert len(Datastore.merge(tmp_path / "taken", [more, store])) == len(whole)
+
+
+def test_an_addition_that_was_interrupted_is_no_merge(store, documents, tmp_path):
+    more = filled(tmp_path / "more", {"more": entries(33, 9)})
+    with suppress(KeyboardInterrupt), store.adding() as adding:
+        adding.begin("more", entries=33, digest="more")
+        adding.append(*(x[:20] for x in entries(33, 9)))
+        raise KeyboardInterrupt
+    with pytest.raises(ConfigError, match="exists"):
+        Datastore.merge(store.folder, [more])
+    left = Datastore.open(store.folder, unfinished=True).abandon()
+    assert left is not None
+    assert same(left, documents)
 
 
 def test_more_blocks_than_descriptors_are_read(tmp_path, small_blocks):

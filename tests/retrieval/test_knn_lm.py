@@ -212,6 +212,41 @@ def test_a_build_that_was_interrupted_ends_with_the_same_bytes(decoder, tmp_path
     assert len(more) == len(whole) + 69
 
 
+def test_another_model_neither_adds_nor_ends_a_build(decoder, tmp_path):
+    model, document = decoder(), Text("a", Letters().document(text(9)).ids)
+    built(model, tmp_path / "whole")
+
+    def stop(entries: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        built(model, tmp_path / "begun", progress=stop)
+    for folder, add in (("whole", True), ("begun", False)):
+        before = [path.read_bytes() for path in sorted((tmp_path / folder).iterdir())]
+        for part in ("model", "tokenizer"):
+            origin = {"model": "this", part: "that"}
+            with pytest.raises(CheckpointError, match=f"{folder} was made with another {part}"):
+                build(model, [document], tmp_path / folder, origin=origin, length=16, add=add)
+        assert [path.read_bytes() for path in sorted((tmp_path / folder).iterdir())] == before
+
+
+def test_a_model_in_training_makes_and_finds_the_keys_of_evaluation(decoder, tmp_path):
+    """Dropout would draw others, which no query finds again."""
+    model = decoder(dropout=0.5)
+    quiet = built(model, tmp_path / "quiet")
+    passages = windows([text(1)], Letters(), 16)
+    wanted = look(model, quiet, passages, k=2, own=True)
+    model.train()
+    store = built(model, tmp_path / "trained")
+    for ours, theirs in zip(store.pieces(), quiet.pieces(), strict=True):
+        assert (ours.keys == theirs.keys).all()
+    found = look(model, store, passages, k=2, own=True)
+    assert model.training
+    for name in ("distances", "ids"):
+        assert torch.equal(getattr(found.neighbours, name), getattr(wanted.neighbours, name))
+    assert torch.equal(found.nats(lam=0.0, k=2, temperature=1.0), wanted.nats(lam=0.0, k=2, temperature=1.0))
+
+
 def test_other_models_widths_and_windows_are_refused(decoder, tmp_path):
     model = decoder()
     store = built(model, tmp_path / "store")

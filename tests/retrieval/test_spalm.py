@@ -50,6 +50,18 @@ def test_neighbours_are_the_nearest_of_what_the_frozen_decoder_makes(decoder, tm
     assert torch.equal(near.tokens[1, :, 0], words(1)[1:10])  # a text that is stored finds itself, and what came next
 
 
+def test_of_neighbours_that_are_not_there_no_token_is_mixed_in(decoder, tmp_path):
+    """Each position has an entry of its own, so that one of all is missing."""
+    keys, store = made(decoder, tmp_path / "store")
+    own = torch.arange(9)[:, None]
+    near, _ = Lookup(keys, store, k=len(store)).read(words(0, 9)[None], own=own)
+    assert near.tokens.eq(-1).sum(-1).tolist() == [[1] * 9]
+    assert near.distances.isinf().eq(near.tokens == -1).all()
+    for at, row in enumerate(near.tokens[0]):
+        left = torch.cat([store.values(0, at), store.values(at + 1, len(store))])
+        assert row[row >= 0].sort().values.equal(left.sort().values)
+
+
 def test_keys_get_no_gradient_and_embeddings_do(decoder, tmp_path):
     keys, store = made(decoder, tmp_path / "store")
     model = Spalm(spalm_of(), Lookup(keys, store, k=3)).train()
@@ -232,6 +244,9 @@ def test_a_text_that_is_cut_otherwise_is_said(task, tmp_path):
     build(keys, moved, tmp_path / "moved", origin=origin(keys, task.tokenizer), length=24)
     said = looked_up(task, tmp_path / "moved").cut_otherwise("train")
     elsewhere = sum(-(-(len(text.ids) - 2) // 24) for text in texts[1::2])
+    both = [Text(f"{text.name} {kind}", text.ids) for kind, each in (("", texts), ("moved", moved)) for text in each]
+    build(keys, both, tmp_path / "both", origin=origin(keys, task.tokenizer), length=24)
+    assert looked_up(task, tmp_path / "both").cut_otherwise("train") == "", "a copy that begins as this text does"
     numbers = [int(word) for word in said.replace(",", "").split() if word.isdecimal()]
     assert "begin elsewhere than there" in said
     assert numbers[0] == 24

@@ -194,6 +194,15 @@ def test_patterns():
     assert all(x.requires_grad for x in model.parameters())
 
 
+def test_what_its_owner_froze_stays_so():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[0].bias.requires_grad_(False)
+    learning(model, ("0",))
+    assert [name for name, x in model.named_parameters() if x.requires_grad] == ["0.weight"]
+    with pytest.raises(ConfigError, match=r"nothing that learns is called '0\.bias'"):
+        learning(model, ("0.bias",))
+
+
 def test_what_two_modules_share_has_both_names():
     shared = nn.Linear(2, 2)
     model = nn.ModuleDict({"first": shared, "second": shared, "other": nn.Linear(2, 2)})

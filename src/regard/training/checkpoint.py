@@ -152,6 +152,12 @@ def opened(path: Path, files: Mapping[str, bytes], parts: Collection[str]) -> Ch
                 tensors[part] = safetensors.torch.load(files[f"{part}.safetensors"])
     except (KeyError, ValueError, safetensors.SafetensorError) as error:
         raise CheckpointError(f"{path} is incomplete or malformed ({type(error).__name__}: {error})") from None
+    for name, x in tensors["optimizer"].items():
+        if name.endswith("/exp_avg_sq") and bool((x < 0).any()):
+            raise CheckpointError(
+                f"{path}: {name} has numbers below 0, and no mean of squares is: what processes that share heads saved "
+                "before 2026-11-27, once resumed, may have moments of each other, and no training goes on from that"
+            )
     return Checkpoint(path, progress, **tensors)
 
 
