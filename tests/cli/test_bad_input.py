@@ -60,6 +60,8 @@ OPTIONS = [
     (["train", "--task", "recall", "--task.num-pairs", "100"], "num_pairs=100 is not possible"),
     (["train", "--task.field", "body"], "field='body' is for .jsonl, .csv, .parquet files"),
     (["train", "stray"], "stray"),
+    (["train", "--only"], "--only names what learns, and without a name everything would"),
+    (["train", "--only", "--steps", "3"], "--only names what learns"),
     (["compare", "--shape.heads", "3"], "heads must divide dim, got dim=128, heads=3"),
     (["compare", "--recall-shape.heads", "3"], "heads must divide dim, got dim=64, heads=3"),
     (["compare", "softmax", "softmax"], "specs must differ from one another"),

@@ -263,3 +263,20 @@ def test_a_panic_of_rust_for_want_of_memory_is_named(regard, monkeypatch):
     said = "index out of bounds"
     with pytest.raises(PanicException):
         regard("list")
+
+
+def test_an_error_is_a_line_in_one_write(monkeypatch):
+    """So that those of several processes do not run together."""
+    written = []
+
+    class Pipe:
+        def write(self, text: str) -> None:
+            written.append(text)
+
+        def flush(self) -> None: ...
+
+    monkeypatch.setattr(sys, "stderr", Pipe())
+    assert command.main(["no such verb"]) == 2
+    (line,) = written
+    assert line.startswith("regard: unknown command 'no such verb'")
+    assert line.endswith("\n")

@@ -9,6 +9,18 @@ LISTS, OF_LISTS = "regard.memory._lists", "tests.memory.test_lists"
 OF_MISFITS = "tests.memory.test_misfits"
 DEFINED = "test_the_joint_definition"
 
+REWOUND = (
+    Edit(
+        "the other end of a segment is given back",
+        "regard.memory._base:MemoryState.rewind",
+        "x[:, :left] for",
+        "x[:, -left:] for",
+        "tests.memory.test_rewind",
+        "test_the_running_segment_is_given_back_and_no_more",
+        (True,),
+    ),
+)
+
 COMPRESSED = (
     Edit(
         "the oldest slots stay",
@@ -256,4 +268,4 @@ MISFITS = (
     ),
 )
 
-MEMORIES = COMPRESSED + SEARCHED + MISFITS + THROUGH_TRAINING
+MEMORIES = COMPRESSED + REWOUND + SEARCHED + MISFITS + THROUGH_TRAINING

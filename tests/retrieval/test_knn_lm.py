@@ -14,11 +14,12 @@ from regard.models import LanguageModel, ModelConfig
 from regard.models.depth import build_depth
 from regard.models.generate import generate
 from regard.retrieval import Datastore, KnnLm, Neighbours, bootstrap, build, look, mixed, sweep
-from regard.retrieval.documents import Text, digest, fingerprint
+from regard.retrieval.documents import Text, digest, fingerprint, texts
 from regard.retrieval.evaluation import Looked
 from regard.retrieval.keys import joined, kept_keys
 from regard.retrieval.own import Own
 from regard.tasks.base import IGNORE, Example
+from regard.tasks.corpus import Document
 from regard.tasks.reader import Encoded
 from regard.training.batches import collate
 from regard.training.evaluation import score
@@ -162,6 +163,12 @@ def last_mlp_input(model: LanguageModel, tokens: Tensor) -> Tensor:
             return block.mlp_norm(middle)
         x = middle + block.mlp(block.mlp_norm(middle))
     raise AssertionError
+
+
+def test_empty_documents_are_left_out():
+    """Of a text that is shorter than its splits, say: they would vote for an end behind a beginning."""
+    found = texts([Document("ab", "train"), Document("", "valid"), Document("c", "test")], Letters())
+    assert [(each.name, each.ids.tolist()) for each in found] == [("train", [0, 1]), ("test", [2])]
 
 
 @pytest.mark.parametrize("options", [{}, {"mlp_chunks": 3}])

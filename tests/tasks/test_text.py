@@ -314,6 +314,9 @@ def test_too_little_text_says_how_much_is_missing(poems: Path, tmp_path: Path) -
     with pytest.raises(DataError, match=r"longest valid document has \d+ .*larger --task.holdout than 0.05"):
         build_task(TextConfig(corpus=str(small), cache=cache))
     assert isinstance(build_task(TextConfig(corpus=str(small), length=32, cache=cache)), TextTask)
+    small.write_text("  \n\n")
+    with pytest.raises(DataError, match=r"give longer documents$"):
+        build_task(TextConfig(corpus=str(small), cache=cache))
     small.write_text("To be or not to be.\n")
     with pytest.raises(DataError, match=r"longest (valid|test) document has 3 .*--task.length to 2 or less"):
         build_task(TextConfig(corpus=str(small), length=48, cache=cache))

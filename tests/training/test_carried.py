@@ -132,7 +132,7 @@ def test_evaluation_is_that_of_every_document_by_itself(kind, texts, tmp_path):
         assert report["tokens"] == count
         assert report["nats_per_token"] == pytest.approx(nats / count, rel=1e-5)
     assert evaluate(loaded.model, config.task)["nats_per_token"] != pytest.approx(nats / count, rel=1e-4)
-    with pytest.raises(ConfigError, match="limit=2 examples are windows of anywhere"):
+    with pytest.raises(ConfigError, match="limit=2: this run carries its memory through whole documents"):
         evaluate(loaded, limit=2)
     assert loaded.generate("3 after", max_new_tokens=20, temperature=0.0)
 
@@ -271,7 +271,7 @@ def test_a_checkpoint_without_its_memories_is_refused(texts, tmp_path):
         ({"memory": "none"}, {}, "goes on with the memory of a decoder"),
         ({"position": "sinusoidal"}, {}, "position sinusoidal numbers all that a row has read"),
         ({"attention": ("fixed(stride=8)",)}, {}, "counts its positions from the first slot"),
-        ({}, {"evaluate_examples": 3}, "evaluate_examples=3 are windows of anywhere"),
+        ({}, {"evaluate_examples": 3}, "evaluate_examples=3 are windows from anywhere"),
     ],
 )
 def test_what_cannot_be_carried_is_refused(model, training, message, texts, tmp_path):

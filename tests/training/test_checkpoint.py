@@ -211,7 +211,8 @@ def test_a_failed_save_names_the_path_keeps_the_previous_and_leaves_nothing(tmp_
         fsync(file)
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(ResourceError, match=f"step-00000002: {os.strerror(code)}"):
+    advice = "Free some space or choose a folder" if code == errno.ENOSPC else "Choose a folder that can be written"
+    with pytest.raises(ResourceError, match=rf"step-00000002: {os.strerror(code)}\. {advice}"):
         checkpoint.save(tmp_path, Progress(2), model, optimizer, CPU)
     monkeypatch.undo()
     found, damaged = checkpoint.newest(tmp_path)

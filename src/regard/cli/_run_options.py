@@ -238,6 +238,8 @@ def parse(words: Sequence[str], description: str) -> Options:
             )
     elif first.edited:
         raise ConfigError("--edited goes with --resume: a new run has no earlier configuration; leave it out")
+    if any(word == "--only" and behind[:2] in ("", "--") for word, behind in zip(words, [*words[1:], ""], strict=True)):
+        raise ConfigError("--only names what learns, and without a name everything would; give one, or leave it out")
     if first.task is not None and first.task not in TASKS:
         raise ConfigError(f"unknown task {first.task!r}: {nearest(first.task, TASKS)}")
     shaped = () if first.start is None else _shaped(first, rest)

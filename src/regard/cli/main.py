@@ -80,7 +80,7 @@ def _answered(words: list[str]) -> int:
         sys.stdout.flush()
         return code
     except RegardError as error:
-        print(f"{name}: {error}", file=sys.stderr)
+        _say(f"{name}: {error}")
         return error.exit_code
     except BrokenPipeError:
         os.close(sys.stdout.fileno())  # whose number is free now, even where no other is
@@ -89,21 +89,26 @@ def _answered(words: list[str]) -> int:
     except OSError as error:
         if error.errno is None:
             return _bug()
-        print(shortened(f"{name}: {error.strerror}: {error.filename or 'standard output'}"), file=sys.stderr)
+        _say(shortened(f"{name}: {error.strerror}: {error.filename or 'standard output'}"))
         return 6
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 2
     except BaseException as error:
         if out_of_memory(error):
-            print(f"{name}: out of memory; use a smaller model, batch or length", file=sys.stderr)
+            _say(f"{name}: out of memory; use a smaller model, batch or length")
             return 6
         if not isinstance(error, Exception):
             raise
         fault = consent.fault(error)
         if fault is None:
             return _bug()
-        print(f"{name}: {fault}", file=sys.stderr)
+        _say(f"{name}: {fault}")
         return fault.exit_code
+
+
+def _say(line: str) -> None:
+    """Write a line at once: `print` writes its end apart, and lines of several processes would run together."""
+    sys.stderr.write(f"{line}\n")
 
 
 def _open_streams() -> None:
@@ -143,7 +148,7 @@ def _run(words: list[str]) -> int:
 
 def _bug() -> int:
     traceback.print_exc()
-    print("regard: this is a bug; please report it with the lines above", file=sys.stderr)
+    _say("regard: this is a bug; please report it with the lines above")
     return 1
 
 

@@ -48,7 +48,7 @@ class MemoryState(Summary):
             UnsupportedError: a segment that is over was written, and what left the memory for it is gone.
         """
         if not 0 < count <= self.waiting:
-            return super().rewind(count)
+            return cast("MemoryState", Summary.rewind(self, count))
         left, content = self.waiting - count, dict(self.without_waiting().content)
         if left:
             content |= {name: x[:, :left] for name, x in self.content.items() if name.startswith("waiting")}

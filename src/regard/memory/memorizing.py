@@ -69,7 +69,7 @@ class Memorizing(Memory):
     pairs: Annotated[int, Ge(1), Le(262_144)] = 8192
     """keys and values to keep, of each head of keys"""
     top: Annotated[int, Ge(1)] = 32
-    """k, pairs that a query finds"""
+    """k, pairs that a query finds; all, where there are fewer"""
     recent: Annotated[int, Ge(0)] = 0
     """hidden states that lead the segment besides, as in `recent`"""
     gain: Annotated[float, Gt(0)] = 10.0

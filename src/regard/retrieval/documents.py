@@ -31,8 +31,8 @@ def digest(ids: np.ndarray) -> str:
 
 
 def texts(documents: Iterable[Document], reader: Reader) -> Iterable[Text]:
-    """Documents of a corpus; the name is the group, a year or the SHA-256 of the text."""
-    return (Text(document.group, reader.document(document.text).ids) for document in documents)
+    """Documents of a corpus that are not empty; the name is the group, a year or the SHA-256 of the text."""
+    return (Text(document.group, reader.document(document.text).ids) for document in documents if document.text)
 
 
 def fingerprint(model: nn.Module) -> str:

@@ -202,8 +202,8 @@ class TextTask(Task):
         split = min(longest, key=longest.__getitem__)
         if longest[split] <= self.length:
             needed = self.length + 1
-            share = f" or a larger --task.holdout than {self.config.holdout}" if split != "train" else ""
-            share = "" if self._store is not None else share
+            enough = self._store is None and longest["train"] > needed
+            share = f" or a larger --task.holdout than {self.config.holdout}" if split != "train" and enough else ""
             shorter = f"set --task.length to {longest[split] - 1} or less, or " if longest[split] > 2 else ""
             raise DataError(
                 f"{self.config.corpus} is too small for windows of {self.length} tokens: each takes {needed} tokens of "

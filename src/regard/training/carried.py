@@ -184,7 +184,8 @@ def reading(model: nn.Module, examples: Examples, batch_size: int, limit: int) -
     """
     if limit:
         raise ConfigError(
-            f"limit={limit} examples are windows of anywhere, and this run reads whole documents; leave it out"
+            f"limit={limit}: this run carries its memory through whole documents, of which so many windows from "
+            "anywhere would be no measure; leave the limit out"
         )
     decoder, windows = _checked(model, examples)
     return Carried(decoder), whole_documents(windows, batch_size)

@@ -186,7 +186,7 @@ class TrainingConfig:
             problems.append(f"accumulation must divide batch_size={self.batch_size}, got {self.accumulation}")
         if self.carry and self.evaluate_examples:
             problems.append(
-                f"evaluate_examples={self.evaluate_examples} are windows of anywhere, and with carry whole documents "
+                f"evaluate_examples={self.evaluate_examples} are windows from anywhere, and with carry whole documents "
                 "are evaluated; leave it 0"
             )
         if (self.datastore is None) != (self.datastore_model is None):

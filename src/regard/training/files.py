@@ -29,9 +29,10 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        refused = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
         raise ResourceError(
-            f"cannot write {path}: {error.strerror or error}. Free some space or choose a folder that can be written; "
-            "what was saved before is intact"
+            f"cannot write {path}: {error.strerror or error}. {'C' if refused else 'Free some space or c'}hoose a "
+            "folder that can be written; what was saved before is intact"
         ) from error
 
 
