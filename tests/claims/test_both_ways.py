@@ -297,6 +297,13 @@ def test_a_training_that_was_not_over_says_nothing(name, monkeypatch):
     assert claim.least_seeds >= 5
 
 
+def test_claims_whose_trainings_are_made_twice_as_long_take_five_seeds():
+    judged = [claims.build(name) for name in claims.names()]
+    twice = [each for each in judged if any(control.value.startswith("lasting") for control in each.controls)]
+    assert len(twice) >= 7
+    assert all(each.least_seeds >= 5 for each in twice), [type(each).__name__ for each in twice if each.least_seeds < 5]
+
+
 def test_fewer_seeds_than_a_claim_needs_conclude_nothing_but_in_the_small_form(monkeypatch):
     replaced("hybrid_recall", Way(method=recalls({})), monkeypatch)
     claim = claims.build("hybrid_recall", tiny=True, settings={"pairs": 2})

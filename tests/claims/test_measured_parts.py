@@ -7,7 +7,11 @@ import pytest
 import torch
 
 from regard import claims
-from regard.claims import attention_rank_by_layer
+from regard.claims import attention_rank_by_layer, memory_by_fine_tuning
+from regard.claims._remembering import bits
+from regard.claims.knn_lm_gain import half
+from regard.retrieval import Neighbours
+from regard.retrieval.evaluation import Looked
 
 pytestmark = pytest.mark.study
 
@@ -36,3 +40,50 @@ def test_bits_of_symbols_are_those_that_have_a_whole_context():
     assert [tokens.tolist() for tokens in given] == [symbols[:, :-1].tolist()]
     wanted = [math.log(math.exp(at) + claim.symbols - 1) - at for at in range(claim.order, 9)]
     assert nats.tolist() == [pytest.approx(wanted, rel=1e-5)] * 3
+
+
+def test_a_setting_is_chosen_on_one_half_and_asked_on_the_other():
+    """Neighbours know all of the first half and nothing of the second, which must lose then."""
+    claim = claims.build("knn_lm_gain", tiny=True)
+    targets = torch.tensor([0, 1, 2, 3, 0, 1])
+    found = torch.where(torch.arange(6) < 3, targets, 9)[:, None].expand(6, 16)
+    neighbours = Neighbours(torch.ones(6, 16), torch.arange(6)[:, None].expand(6, 16), found)
+    looked = Looked(torch.full((6,), 1.0).double(), neighbours, targets, torch.arange(6))
+    first, second = (half(looked, first=which) for which in (True, False))
+    assert (first.targets.tolist(), second.targets.tolist()) == ([0, 1, 2], [3, 0, 1])
+    assert (first.neighbours.ids[:, 0].tolist(), second.neighbours.ids[:, 0].tolist()) == ([0, 1, 2], [3, 4, 5])
+    assert (first.documents.tolist(), second.model.tolist()) == ([0, 1, 2], [1.0] * 3)
+    most = max(claim.lams)
+    assert claim.chosen(looked).lam == most
+    assert claim.gained(looked) == pytest.approx(math.log2(1 - most))
+
+
+def test_quarters_are_the_newest_and_oldest_of_both_kinds_of_slots():
+    claim = claims.build("attention_by_slot_age", tiny=True, settings={"compressed": 8, "length": 4})
+    mass = torch.tensor([1.0, 3.0, 0, 0, 0, 0, 40.0, 60.0, 500.0, 0, 0, 7000.0])  # oldest first
+    assert claim.quarters(mass) == (7000, 500, 50, 2)
+
+
+def test_bits_behind_are_those_of_later_targets_alone():
+    """A model that knows every target but the first three."""
+    text = torch.randint(4, (2, 8), generator=torch.Generator().manual_seed(0))
+
+    class Known:
+        config = SimpleNamespace(remembers=True)
+
+        def __call__(self, tokens):
+            sure = 100.0 * (torch.arange(tokens.shape[1]) >= 3)[None, :, None]
+            return SimpleNamespace(logits=sure * torch.nn.functional.one_hot(text[:, 1:], 4), losses={})
+
+    assert bits(Known(), text, behind=3) == pytest.approx(0, abs=1e-6)
+    assert bits(Known(), text, behind=2) == pytest.approx(2 / 5)
+
+
+def test_a_memory_is_asked_where_there_is_something_in_it(monkeypatch):
+    """Of rows of segments the first one is left out, in which no memory holds anything."""
+    claim, asked = claims.build("memory_by_fine_tuning", tiny=True), []
+    monkeypatch.setattr(type(claim), "train", lambda *_, **__: [1.0] * 40)
+    monkeypatch.setattr(type(claim), "asked", lambda *_: {})
+    monkeypatch.setattr(memory_by_fine_tuning, "bits", lambda model, text, behind: asked.append(behind) or 1.0)
+    claim.observe(0)
+    assert asked == [claim.segment] * 4

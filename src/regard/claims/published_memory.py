@@ -69,6 +69,7 @@ class PublishedMemory(Claim):
             value="repeat", title="repeated text: bits per token, without - with memory", at_least=0.0, states=False
         ),
     )
+    least_seeds = 5
     plots = (
         Plot(name="place", title="Addresses after 1980", x="segment of the row", y="bits per token"),
         Plot(name="loss", title="Tuning", x="step", y="nats per token"),
