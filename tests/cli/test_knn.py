@@ -484,3 +484,18 @@ def test_what_is_there_already_is_told_from_a_datastore(regard, network):
     assert (answer.code, "only what has the same --length is joined" in answer.err) == (4, True)
     answer = regard("knn", "build", "--model", network, "folder", "--out", "short", "--add")
     assert (answer.code, "was built in windows of 12 tokens, not 24: give --length 12" in answer.err) == (4, True)
+
+
+def test_what_takes_long_says_how_far_it_is(regard, network, monkeypatch):
+    """Every ten seconds, on stderr."""
+    seconds = iter(range(0, 10**6, 6))
+    monkeypatch.setattr("regard.cli._output.time.monotonic", lambda: next(seconds))
+    answer = regard("knn", "build", "--model", network, "folder", "--out", "store", "--length", "16", "--json")
+    told = [line for line in answer.err.splitlines() if line.endswith(" entries")]
+    assert told[:2] == ["32 entries", "64 entries"]
+    for words in (("evaluate", network, "--corpus", "folder", "--datastore", "store"), ("knn", "sweep", "store")):
+        more = () if words[0] == "evaluate" else ("folder", "--model", network)
+        answer = regard(*words, *more, "--length", "16", "--json")
+        assert answer.code == 0, answer.err
+        assert "32 targets looked up\n64 targets" in answer.err
+        json.loads(answer.out)

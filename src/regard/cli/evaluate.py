@@ -22,16 +22,19 @@ from regard.cli._datastore import (
 )
 from regard.cli._depth import Evaluated, depth_rows, leave_early, require_as_measured
 from regard.cli._options import own_names
-from regard.cli._output import console, emit, table, weights_of
+from regard.cli._output import Ticking, console, emit, table, weights_of
 from regard.errors import ConfigError
 from regard.tasks.config import TABLES, TEXTS, ClassificationConfig, TextConfig, TranslationConfig
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from regard.models import LanguageModel
     from regard.retrieval import Own
-    from regard.tasks.base import Task
+    from regard.tasks.base import Examples, Task
     from regard.tasks.reader import Reader
     from regard.training import RunConfig
+    from regard.training.batches import Batch
     from regard.training.evaluation import Forward
 
 
@@ -223,7 +226,17 @@ def _forward(
     assert options.datastore is not None
     mixture = looked_up(options.datastore, options.knn, model, reader)
     tell(other_windows(mixture.store, length))
-    return (mixture.with_own, None) if options.knn.own else (mixture.without_own, mixture.own)
+    forward, own = (mixture.with_own, None) if options.knn.own else (mixture.without_own, mixture.own)
+    targets, progress = 0, Ticking("targets looked up")
+
+    def ticking(model: "nn.Module", batch: "Batch", examples: "Examples") -> Any:
+        nonlocal targets
+        output = forward(model, batch, examples)
+        targets += batch.tokens
+        progress(targets)
+        return output
+
+    return ticking, own
 
 
 def _given(options: Options) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Build, search, index, verify, merge or cut datastores of what a model saw, which evaluate and generate take."""
 
 import dataclasses
-import sys
 from dataclasses import dataclass, replace
 from shlex import quote
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,7 +10,7 @@ import tyro
 from regard.cli._datastore import KnnOptions, as_options, searched, tell
 from regard.cli._interrupted import leaving
 from regard.cli._options import own_names
-from regard.cli._output import console, emit, given, table
+from regard.cli._output import Ticking, console, emit, given, table
 from regard.errors import ConfigError, InputError
 from regard.tasks.config import TextConfig
 
@@ -172,14 +171,6 @@ def _build(options: Options) -> int:
     documents = _corpus(options, options.what)
     model, reader, length = _model(options)
     assert options.out is not None
-    said = 0
-
-    def tell(entries: int) -> None:
-        nonlocal said
-        if entries >= said + 10_000:
-            said = entries
-            print(f"{entries:,} entries", file=sys.stderr, flush=True)
-
     with leaving(lambda: f"the same command goes on where it stopped, with what is in {options.out}"):
         store = build(
             model,
@@ -188,7 +179,7 @@ def _build(options: Options) -> int:
             origin=origin(model, reader),
             length=length,
             add=options.add,
-            progress=tell,
+            progress=Ticking("entries"),
         )
     way = (
         f"{options.out} is whole; its indices: regard knn index {quote(options.out)} --index {' '.join(options.index)}"
@@ -311,7 +302,15 @@ def _sweep(options: Options) -> int:
     tell(other_windows(found_in.store, length))
     examples = windows([one.text for one in documents], reader, length)
     with as_options():
-        looked = look(model, found_in, examples, k=most, own=options.knn.own, limit=options.limit)
+        looked = look(
+            model,
+            found_in,
+            examples,
+            k=most,
+            own=options.knn.own,
+            limit=options.limit,
+            progress=Ticking("targets looked up"),
+        )
     if looked.own is not None:
         console(machine=True).print(str(looked.own), markup=False)
     ks = [k for k in _NEIGHBOURS if k < most] + [most]

@@ -1,7 +1,7 @@
 """What a datastore is worth: looked up once, then mixed with any weight, number of neighbours and temperature."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -70,6 +70,7 @@ def look(
     k: int,
     own: bool = False,
     limit: int = 0,
+    progress: Callable[[int], object] = lambda targets: None,
 ) -> Looked:
     """Look up every target of some examples.
 
@@ -80,6 +81,7 @@ def look(
         k: neighbours, the most that are tried afterwards.
         own: an entry that was made of the very target may be found; otherwise it is left out.
         limit: as many examples, evenly spaced; 0: all.
+        progress: called with the number of targets after every example.
 
     Raises:
         ConfigError: a limit below 0. DataError: no target. CheckpointError, LimitError: as `Datastore.search`.
@@ -103,6 +105,7 @@ def look(
             found.append(found_in.search(keys, k, own=None if left_out is None else left_out[keep]))
             targets.append(target)
             documents.append(torch.full_like(target, batch.documents[0]))
+            progress(sum(map(len, targets)))
     if not sum(map(len, targets)):
         raise DataError("there is no target to look up: the text is empty, or shorter than one window")
     neighbours = Neighbours(*(torch.cat(parts) for parts in zip(*found, strict=True)))
