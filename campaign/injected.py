@@ -4,6 +4,7 @@ import builtins
 import errno
 import io
 import os
+import random
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -156,6 +157,20 @@ def signalled(wanted: int, number_of_signal: signal.Signals) -> Act:
             signal.raise_signal(number_of_signal)
 
     return act
+
+
+def read_in_an_order_of_its_own(rank: int) -> None:
+    """Files give their tensors in an order of each process, as where each was started; forked ones would share one."""
+    import safetensors.torch
+
+    load = safetensors.torch.load
+
+    def shuffled(data: bytes) -> dict[str, Any]:
+        tensors = load(data)
+        names = sorted(tensors)
+        return {name: tensors[name] for name in random.Random(rank).sample(names, len(names))}
+
+    safetensors.torch.load = shuffled
 
 
 def _path(file: Any) -> str:

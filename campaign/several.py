@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from campaign import children
+from campaign import children, injected
 from campaign.children import Ended
 
 COUNT = 2
@@ -85,6 +85,7 @@ def _forked(words: Sequence[str], rank: int, before: Callable[[], None]) -> int:
     code = 1
     try:
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        injected.read_in_an_order_of_its_own(rank)
         before()
         from regard.cli.main import main
 

@@ -12,7 +12,6 @@ wrote is in FOLDER/RANK.txt. COUNT 0 is one process by itself, whatever OPTION s
 
 import json
 import os
-import random
 import shutil
 import signal
 import sys
@@ -22,11 +21,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from campaign import injected
 from regard.distributed import joined, ranks_for
 from regard.errors import DataError, RegardError
 from regard.models import LanguageModel
@@ -329,21 +328,9 @@ _ALL = (
 SCENARIOS = {each.__name__: each for each in _ALL}
 
 
-def read_in_another_order(rank: int) -> None:
-    """Files give their tensors in an order that is each process's own, which forked ones would share."""
-    load = safetensors.torch.load
-
-    def shuffled(data: bytes) -> dict[str, torch.Tensor]:
-        tensors = load(data)
-        names = sorted(tensors)
-        return {name: tensors[name] for name in random.Random(rank).sample(names, len(names))}
-
-    safetensors.torch.load = shuffled
-
-
 def child(scenario: str, folder: Path, rest: list[str], count: int) -> int:
     """One of the processes; its exit code, as the command's."""
-    read_in_another_order(int(os.environ["RANK"]))
+    injected.read_in_an_order_of_its_own(int(os.environ["RANK"]))
     name, _, said = scenario.partition("@")
     options = dict(option.split("=") for option in said.split(",") if option)
     try:
