@@ -21,7 +21,7 @@ PARTS = {
         "those of a process that was never killed. What was made before that is counted apart: of an export nothing "
         "was compared then, of an addition its manifest, and of a run its newest checkpoint and its metrics. Some "
         "kinds have two processes, of which one is killed and the other must name it; before 2026-11-27 both read the "
-        "tensors of a file in one order, which separate processes do not, and moments that heads mixed up were not seen.",
+        "tensors of a file in one order, as separate processes do not, and moments that heads mixed up were not seen.",
     ),
     "faults": (
         "Faults",

@@ -1,6 +1,7 @@
 """Runs of several processes, and what one process gives."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -24,7 +25,8 @@ def started() -> Started:
     def start(scenario: str, count: int, folder: Path, *rest: str) -> tuple[list[int], list[str]]:
         folder.mkdir(exist_ok=True)
         words = [sys.executable, str(PROGRAM), scenario, str(count), str(folder), *rest]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=300)
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        done = subprocess.run(words, capture_output=True, text=True, timeout=300, env=environment)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout), said(folder, max(count, 1))
 

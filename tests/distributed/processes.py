@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -30,11 +30,25 @@ from regard.distributed import joined, ranks_for
 from regard.errors import DataError, RegardError
 from regard.models import LanguageModel
 from regard.models.config import ModelConfig
+from regard.models.output import ModelOutput
 from regard.tasks import RecallConfig, Task, build_task
 from regard.tasks.base import Example, Examples
 from regard.training import Trainer, TrainingConfig, resume, toml, train, trainer
 from regard.training.parallel_config import ParallelConfig
 from regard.training.ranks import ALONE, Ranks
+
+
+class Seldom(LanguageModel):
+    """With a weight that takes part only for rows that begin with one token: in some steps, and some processes."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.seldom = torch.nn.Parameter(torch.ones(config.vocab_size))
+
+    def forward(self, tokens: torch.Tensor, **given: Any) -> ModelOutput:
+        got, rows = super().forward(tokens, **given), tokens[:, 0] == 3
+        return got._replace(logits=got.logits + rows[:, None, None] * self.seldom) if bool(rows.any()) else got
+
 
 MODELS = {
     "softmax": {"attention": ("softmax",)},
@@ -50,8 +64,12 @@ SHARDED = {
     "grouped": {"attention": ("softmax",), "kv_heads": 1, "tied": False, "bias": True, "norm": "post"},
     "positions": {"attention": ("softmax", "local(window=4)"), "position": "transformer_xl", "short_convolution": 3},
     "segments": {"attention": ("softmax",), "memory": "recent(length=6)", "position": "rotary", "max_length": 6},
+    "seldom": {"attention": ("softmax",), "kind": Seldom},
 }
-"""whose weights are read by several blocks, or outside of their calls"""
+"""whose weights are read by several blocks, outside of their calls, or not always"""
+
+
+Made = TypeVar("Made", bound=torch.nn.Module)
 
 
 def curves(folder: Path, ranks: Ranks, count: int = 12) -> None:
@@ -127,6 +145,14 @@ def recalled(count: int) -> Task:
     return task
 
 
+def moved_apart(model: Made, ranks: Ranks) -> Made:
+    """With other weights in each process: those of the first one count."""
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += 0.1 * ranks.rank
+    return model
+
+
 def curves_of(run: Path, model: torch.nn.Module) -> dict[str, Any]:
     """What a training told, and the weights and buffers that it ended with."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -149,8 +175,9 @@ def compared(models: dict[str, dict[str, Any]], folder: Path, ranks: Ranks, coun
     found = {}
     for name, options in models.items():
         options = {"max_length": 18, "heads": 2, **options}
+        kind = options.pop("kind", LanguageModel)
         shape = ModelConfig(dim=16, layers=2, vocab_size=task.vocab_size, **options)
-        model = LanguageModel(shape).double()
+        model = moved_apart(kind(shape).double(), ranks)
         (folder / name).mkdir(exist_ok=True)
         Trainer(model, task, config, folder / name, ranks=ranks).fit()
         ranks.meet()

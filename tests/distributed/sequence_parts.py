@@ -220,7 +220,7 @@ def curves(folder: Path, ranks: Ranks, device: str = "cpu") -> Found:
     found = {}
     for name, model, task in trained():
         (folder / name).mkdir(exist_ok=True)
-        Trainer(model.double(), task, config, folder / name, ranks=ranks).fit()
+        Trainer(processes.moved_apart(model.double(), ranks), task, config, folder / name, ranks=ranks).fit()
         ranks.meet()
         found[name] = processes.curves_of(folder / name, model)
     return found

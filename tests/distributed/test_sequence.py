@@ -17,6 +17,7 @@ from regard.distributed.group import Group
 from regard.distributed.sequence import SequenceParts, way_of
 from regard.distributed.sequence.balance import Blocks, balanced, contiguous
 from regard.distributed.sequence.context import require
+from regard.distributed.sequence.ring import Again
 from regard.errors import ConfigError, RegardError, UnsupportedError
 from regard.layer import AttentionLayer
 from regard.models import Classifier, Encoder, EncoderConfig, LanguageModel, MaskedLanguageModel
@@ -281,3 +282,35 @@ def test_a_batch_that_is_no_sequence_with_a_target_for_each_position_is_refused(
     }
     with pytest.raises(UnsupportedError, match="with a target for each position"):
         ranks.cut(replace(batch, **{given: other[given]}))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_all_that_stands_at_a_position_is_cut(rank):
+    """Bytes are of the whole example, and count once."""
+
+    class Part:
+        def __init__(self) -> None:
+            self.rank = rank
+
+        def cut(self, x: torch.Tensor) -> torch.Tensor:
+            return x[:, 2:5]
+
+    ranks = object.__new__(SequenceParts)
+    ranks.parts = Part()  # type: ignore[assignment]
+    x = torch.arange(14).view(2, 7)
+    whole = Batch([3, 4], x, x + 1, x % 2 == 0, [0, 1], [8, 9], marks=x + 2, contents=x + 3)
+    cut = ranks.cut(whole)
+    for name in ("inputs", "targets", "key_mask", "marks", "contents"):
+        assert torch.equal(getattr(cut, name), getattr(whole, name)[:, 2:5]), name
+    assert (cut.ids, cut.documents, cut.nbytes) == ([3, 4], [0, 1], [0, 0] if rank else [8, 9])
+    bare = ranks.cut(Batch([3], x[:1], x[:1], None, [0], [8]))
+    assert (bare.key_mask, bare.marks, bare.contents) == (None, None, None)
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+def test_a_hop_runs_again_in_the_dtypes_of_its_forward_pass(enabled):
+    with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+        again = Again(torch.zeros(1))
+    with torch.autocast("cpu", torch.float16, enabled=not enabled), again.begin():
+        assert torch.is_autocast_enabled("cpu") is enabled
+        assert not enabled or torch.get_autocast_dtype("cpu") == torch.bfloat16

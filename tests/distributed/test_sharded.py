@@ -25,11 +25,13 @@ def newest(run: Path) -> checkpoint.Checkpoint:
 
 @pytest.mark.processes
 def test_every_step_is_that_of_one_process(started, alone, tmp_path):
-    """In float64: tied, grouped and shared weights, codebooks, recomputed blocks, memories, accumulation."""
+    """In float64: tied, grouped and shared weights, codebooks, recomputed blocks, memories, accumulation; a weight that
+    takes part in some steps and some processes."""
     codes, said = started("sharded_curves@shard=yes", 3, tmp_path / "several")
     assert codes == [0] * 3, said
     several = [json.loads((tmp_path / "several" / f"{rank}.json").read_text()) for rank in range(3)]
-    assert len(several[0]) == 7
+    assert len(several[0]) == 8
+    assert 0 < several[0]["seldom"]["saved"]["seldom/step"][0] < 8
     for name, found in several[0].items():
         expected = alone[name]
         for curve in ("losses", "norms", "valid"):
@@ -37,6 +39,8 @@ def test_every_step_is_that_of_one_process(started, alone, tmp_path):
         assert found["tensors"].keys() == expected["tensors"].keys()
         for key, values in expected["tensors"].items():
             assert found["tensors"][key] == pytest.approx(values, rel=1e-9, abs=1e-9), (name, key)
+        for key, values in expected["saved"].items():
+            assert found["saved"][key] == pytest.approx(values, rel=1e-9, abs=1e-9), (name, key)
 
 
 @pytest.mark.processes

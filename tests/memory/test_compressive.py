@@ -184,10 +184,14 @@ def test_a_loss_is_nothing_where_nothing_is_lost():
             assert losses_of(memory_of(length=2, rate=3, function=name, loss=loss), x, 6).item() > 1e-3
 
 
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("masked", [[], [4, 5], [0, 5]])
 def test_the_losses_by_their_definitions(masked):
+    """Of what is masked the second segment keeps 4 and 5, and compresses 0, which is position 6 of the text."""
     x, keep = randn(2, 12, DIM), torch.ones(2, 6, dtype=torch.bool)
-    keep[1, 4:] = not masked
+    keep[1, masked] = False
+    x[1, 6:] = x[1, 6:] * keep[1, :, None]  # as it is kept
+    real = torch.ones(2, 6, dtype=torch.bool)
+    real[:, 4:] = keep[:, :2]
     for loss in ("attention", "auto_encoding"):
         memory = memory_of(length=3, compressed=4, rate=2, function="convolution", loss=loss)
         for weight in memory.parameters():
@@ -202,15 +206,15 @@ def test_the_losses_by_their_definitions(masked):
         for row in range(2):
             squares = 0.0
             if loss == "auto_encoding":
-                for at in range(6):
+                for at in real[row].nonzero()[:, 0].tolist():
                     again = new[row, at // 2] @ memory.decoder[at % 2]
                     squares = squares + (old[row, at] - again).square().sum()
             else:
                 q = layer.projections.queries(x[:, 6:])[row, :, keep[row]]
                 for head in range(HEADS):
                     found = []
-                    for kept in (old, new):
-                        k, v = (part[row, head] for part in layer.projections(kept))
+                    for kept, there in ((old, real[row]), (new, slice(None))):
+                        k, v = (part[row, head, there] for part in layer.projections(kept))
                         found.append((q[head] @ k.T * (DIM // HEADS) ** -0.5).softmax(-1) @ v)
                     squares = squares + (found[0] - found[1]).square().sum()
             total = total + squares**0.5 / 2

@@ -253,3 +253,23 @@ def test_a_file_with_other_lists_is_refused(name, change):
     assert memory.initial_state(2).load(dict(saved)).length == 9 * SEGMENT
     with pytest.raises(ShapeError, match=name):
         memory.initial_state(2).load({**saved, name: change(saved[name])})
+
+
+def test_a_row_without_lists_and_with_fewer_pairs_than_are_asked_for_finds_those():
+    """Beside one that has lists; what is padding there weighs nothing."""
+    exact, listed = memory_of(), memory_of(index="ivf", probes=20)
+    keep = torch.ones(2, 9 * SEGMENT, dtype=torch.bool)
+    keep[1, :-5] = False
+    states = [filled(memory, 9, keep) for memory in (exact, listed)]
+    assert states[1]["centres"].flatten(1).any(1).tolist() == [True, False]
+    q, local = asked(), randn(2, HEADS, 50, DIM, seed=5)
+    theirs, ours = (memory.read(q, local, state) for memory, state in zip((exact, listed), states, strict=True))
+    assert_close(ours, theirs, tolerance=1e-5, what="few pairs")
+
+
+def test_centres_are_of_real_keys():
+    keys, real = randn(1, 1, 60, DIM), torch.arange(60)[None] % 3 == 0
+    keys = torch.where(real[:, None, :, None], keys, 0)
+    none = _lists.Lists(torch.zeros(1, 1, 4, DIM), torch.zeros(1, 1, 60, 1, dtype=torch.int32))
+    drawn = _lists.drawn_anew(none, keys, real, [0], seed=3)
+    assert torch.equal(drawn.centres[0, 0], _lists.centres_of(keys[0, 0, ::3], 4, 3))

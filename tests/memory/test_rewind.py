@@ -85,3 +85,13 @@ def test_a_position_is_projected_once(memory, read):
     assert counts["q"] == read
     for name, each in after.tensors().items():
         torch.testing.assert_close(each, written.tensors()[name])
+
+
+def test_what_is_forgotten_in_the_midst_of_a_segment_is_not_real():
+    memory = AttentionLayer(16, "softmax", heads=2, memory="recent(length=8)", position="rotary").memory
+    assert memory is not None
+    state = memory.initial_state(2).wait(torch.randn(2, 3, 16), None)
+    forgotten = memory.forget(state, torch.tensor([True, False]))
+    assert forgotten["waiting_mask"].tolist() == [[False] * 3, [True] * 3]
+    assert torch.equal(forgotten["waiting"][1], state["waiting"][1])
+    assert not forgotten["waiting"][0].any()

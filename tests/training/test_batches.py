@@ -118,3 +118,18 @@ def test_noise_is_drawn_for_the_epoch_of_each_example():
     assert collate(examples, [2, 0], 10, epochs=[4, 5]).targets.tolist() == [[4], [5]]
     assert collate(examples, [2, 0], 10).targets.tolist() == [[9], [9]]
     assert collate(Given(examples.examples), [2], 10, epochs=[4]).targets.tolist() == [[9]]
+
+
+def test_models_that_read_targets_get_them_with_the_mask():
+    class Reads:
+        reads_targets = True
+
+        def __call__(self, inputs, **given):
+            return given
+
+    batch = collate(
+        Given([Example(ints(0, 5, 6), ints(5, 6, 0), 0, 3), Example(ints(0, 5), ints(5, 0), 1, 2)]), [0, 1], 10
+    )
+    given = batch.through(Reads())
+    assert given["key_mask"].tolist() == [[True] * 3, [True, True, False]]
+    assert given["targets"] is batch.targets

@@ -17,7 +17,7 @@ from regard.tasks.token_files import Tokens
 from regard.tasks.tokenizer import ByteTokenizer
 from regard.training import RunConfig, TrainingConfig, evaluate, load, resume, toml, train
 from regard.training.batches import Batch
-from regard.training.carried import Lanes, whole_documents
+from regard.training.carried import Carrying, Lanes, whole_documents
 from regard.training.checkpoint import newest
 from regard.training.config import Stage
 from tests.training.killed import fates, start
@@ -260,6 +260,16 @@ def test_a_checkpoint_without_its_memories_is_refused(texts, tmp_path):
     path.write_text(path.read_text().replace("batch_size = 4", "batch_size = 2"))
     with pytest.raises(CheckpointError, match="memories of other rows than the 2 of a batch"):
         resume(tmp_path / "run", edited=True)
+    saved, _ = newest(tmp_path / "run" / "checkpoints")
+    assert saved is not None
+    task = build_task(texts.task)
+    model = LanguageModel(replace(texts.model, vocab_size=task.vocab_size))
+    carrying = Carrying(model, task.examples("train"), texts.training)
+    carrying.restore(saved)
+    with pytest.raises(CheckpointError, match="memories of another dtype than this training computes in"):
+        carrying.restore(
+            replace(saved, memory={k: x.double() if x.is_floating_point() else x for k, x in saved.memory.items()})
+        )
     path.write_text(path.read_text().replace(f"recent(length={KEPT})", "memorizing(pairs=9, top=2)"))
     with pytest.raises(CheckpointError):
         resume(tmp_path / "run", edited=True)

@@ -10,12 +10,14 @@ import torch
 from regard.errors import ConfigError
 from regard.models.config import ModelConfig
 from regard.models.encoder_decoder_config import EncoderDecoderConfig
-from regard.tasks import TextConfig
+from regard.tasks import RecallConfig, TextConfig, build_task
+from regard.tasks.text import TextTask
+from regard.tasks.tokenizer import ByteTokenizer
 from regard.training import RunConfig, TrainingConfig, load, resume, toml, train
 from regard.training.checkpoint import newest
 from regard.training.config import Stage
 from regard.training.schedule import learning_rate
-from regard.training.stages import model_of, number_at, trained_by
+from regard.training.stages import Stages, model_of, number_at, trained_by
 from regard.training.trainer import Trainer
 
 STAGES = (
@@ -220,3 +222,17 @@ def test_as_toml(staged: RunConfig, tmp_path: Path) -> None:
         toml.load(tmp_path / "wrong.toml")
     assert "training.stages.0.windows: unknown key; did you mean 'window'" in str(error.value).replace('"', "'")
     assert "training.stages.1: value error, steps of a stage must be at least 1, got 0" in str(error.value)
+
+
+def test_the_data_of_a_stage_has_the_tokenizer_and_the_seed_of_the_run(staged: RunConfig) -> None:
+    tokenizer = build_task(replace(staged.task, tokenizer="bpe", vocab_size=270)).tokenizer  # type: ignore[arg-type]
+    assert tokenizer is not None
+    own = Stages(staged, TextTask(staged.task, tokenizer=tokenizer)).data(0)  # type: ignore[arg-type]
+    assert own.tokenizer is not None
+    assert own.tokenizer.to_json() == tokenizer.to_json() != ByteTokenizer().to_json()
+    task = RecallConfig(length=32, num_pairs=2)
+    for seed in (0, 7):
+        config = replace(staged, task=task, training=replace(staged.training, seed=seed))
+        short = Stages(config, build_task(task, seed=seed)).data(1).examples("train")[0]
+        wanted = build_task(replace(task, length=16), seed=seed).examples("train")[0]
+        assert short.inputs.tolist() == wanted.inputs.tolist()

@@ -182,3 +182,16 @@ def test_no_dtype_is_that_of_the_process(spec):
     assert torch.equal(got, wanted)
     assert {name: x.dtype for name, x in state.tensors().items()} == {n: x.dtype for n, x in seen.tensors().items()}
     assert torch.float64 not in {x.dtype for x in state.tensors().values()}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("spec", ["streaming(budget=9)", "h2o(budget=8)"])
+@pytest.mark.parametrize("attention", ["strided(stride=3)", "pattern(rule='window(5) | strided(3)')"])
+@pytest.mark.parametrize("position", ["transformer_xl", "t5_bias"])
+def test_rows_and_heads_of_keys_keep_to_themselves(attention, position, spec):
+    """Of mechanisms that count positions, whose slots are put back for every head of keys."""
+    model, tokens = model_of(position, attention=(attention,)), tokens_of(26, batch=2)
+    model.reduce_cache(spec)
+    together = model(tokens).logits
+    for row in range(2):
+        torch.testing.assert_close(together[row], model(tokens[row : row + 1]).logits[0], rtol=1e-9, atol=1e-11)
