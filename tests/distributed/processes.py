@@ -94,6 +94,7 @@ HEADS: dict[str, dict[str, Any]] = {
     "reversible": {"attention": ("lsh(bucket_size=4)",), "heads": 4, "block": "reversible"},
     "recomputed": {"attention": ("linear",), "heads": 4, "position": "rotary", "checkpoint": "block"},
     "exits": {"attention": ("local(window=4)",), "heads": 4, "depth": "early_exit(exits=aligned)"},
+    "seldom": {"attention": ("softmax",), "kind": Seldom},
 }
 """with weights of each head and of all, and passes that are computed again"""
 
@@ -115,8 +116,12 @@ def refused(folder: Path, ranks: Ranks) -> None:
         {"attention": ("softmax",), "kv_heads": 1},
         {"attention": ("softmax",), "mlp_dim": 33},
         {"attention": ("softmax", "local(window=2):1 + linear:1")},
+        {"attention": ("additive",), "shared": True},
     ):
+        shared = options.pop("shared", False)
         model = LanguageModel(ModelConfig(dim=16, heads=2, vocab_size=16, max_length=18, layers=2, **options))
+        if shared:
+            model.blocks[1].attention.attention = model.blocks[0].attention.attention
         try:
             ranks.require_model(model)
         except RegardError as error:
@@ -170,8 +175,9 @@ def curves_of(run: Path, model: torch.nn.Module) -> dict[str, Any]:
 def compared(models: dict[str, dict[str, Any]], folder: Path, ranks: Ranks, count: int) -> None:
     task = recalled(count)
     config = TrainingConfig(
-        steps=8, batch_size=12, accumulation=2, warmup=2, log_every=1, evaluate_every=8, threads=1, learning_rate=1e-2
-    )
+        steps=8, batch_size=12, accumulation=2, warmup=2, log_every=1, evaluate_every=8, threads=1, learning_rate=1e-2,
+        clip=2.0,  # which some steps exceed
+    )  # fmt: skip
     found = {}
     for name, options in models.items():
         options = {"max_length": 18, "heads": 2, **options}
@@ -284,6 +290,31 @@ def stopped_slowly(folder: Path, ranks: Ranks, config: str) -> None:
         print(f"left behind {' '.join(there)}", flush=True)
 
 
+def stopped_while_evaluating(folder: Path, ranks: Ranks, config: str) -> None:
+    """One process gets a signal when an evaluation begins."""
+    score = trainer.score
+
+    def scored(*args: Any, **kwargs: Any) -> Any:
+        if ranks.rank == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return score(*args, **kwargs)
+
+    trainer.score = scored
+    trained(folder, ranks, config)
+
+
+def elsewhere(folder: Path, ranks: Ranks, config: str) -> None:
+    """One process has a folder of its own under the run's name, as on a machine without the others' disk."""
+    fit = Trainer.fit
+
+    def fitting(self: Trainer, *given: Any) -> None:
+        self.checkpoints = folder / "of another machine" if ranks.rank else self.checkpoints
+        fit(self, *given)
+
+    Trainer.fit = fitting  # type: ignore[method-assign]
+    trained(folder, ranks, config)
+
+
 def unlike_checkpoints(folder: Path, ranks: Ranks, config: str) -> None:
     """One process sees the run as it was before."""
     del config
@@ -341,9 +372,11 @@ _ALL = (
     full_disk,
     trained,
     continued,
+    elsewhere,
     killed,
     stopped,
     stopped_slowly,
+    stopped_while_evaluating,
     failing,
     interrupted,
     diverging,

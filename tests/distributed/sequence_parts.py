@@ -23,7 +23,7 @@ from regard.core import Attention
 from regard.distributed.group import Group
 from regard.distributed.sequence import Parts, SequenceParts, attended, sequence_parallel, way_of
 from regard.distributed.sequence.sharded import ShardedSequences
-from regard.errors import UnsupportedError
+from regard.errors import LimitError, RegardError, UnsupportedError
 from regard.info import Heads
 from regard.layer import AttentionLayer
 from regard.models import Encoder, EncoderConfig, LanguageModel, MaskedLanguageModel
@@ -169,16 +169,63 @@ def layers(folder: Path, group: Group) -> Found:
             got = layer(own, key_mask=real).hidden
             (got * parts.cut(way)).masked_fill(~real[..., None], 0).sum().backward()
             every = parts.whole(got.detach())
+        again = layer(x, key_mask=keep).hidden  # which exchanges nothing any more
         shown = keep[..., None]
         found[name] = {
             "values": difference(every.masked_fill(~shown, 0), whole.hidden.detach().masked_fill(~shown, 0)),
             "gradient of x": difference(own.grad, parts.cut(x.grad)),
+            "whole again": difference(again.detach(), whole.hidden.detach()),
         }
         for key, weight in layer.named_parameters():
             if key in expected:
                 dist.all_reduce(weight.grad)
                 found[name][f"gradient of {key}"] = difference(weight.grad, expected[key])
     return found
+
+
+def at_positions(folder: Path, group: Group) -> Found:
+    """A model with a table of 16 positions: those that a caller says, and a sequence of 20."""
+    shape = ModelConfig(dim=16, heads=2, layers=2, vocab_size=16, max_length=16, position="learned")
+    model = LanguageModel(shape).double().eval()
+    tokens, positions = torch.arange(13)[None] % 11, torch.arange(13) * 5 % 7
+    with torch.no_grad():
+        whole = model(tokens, positions=positions).logits
+        with sequence_parallel(model, group) as parts:
+            placed = parts.whole(model(parts.cut(tokens), positions=parts.cut(positions[None])[0]).logits)
+            try:
+                model(parts.cut(torch.zeros(1, 20, dtype=torch.int64)))
+                said = ""
+            except LimitError as error:
+                said = str(error)
+    return {"values": difference(placed, whole), "said": said}
+
+
+def misused(folder: Path, group: Group) -> Found:
+    """A part of another length, and one without positions."""
+    parts, said = Parts(group), []
+    parts.begin(3)
+    for wrong in (lambda: parts.whole(torch.zeros(1, 2)), lambda: parts.begin(0 if group.rank == 1 else 3)):
+        try:
+            wrong()
+        except RegardError as error:
+            said.append(f"{type(error).__name__}: {error}")
+    return {"said": said}
+
+
+def inputs_alone(folder: Path, group: Group) -> Found:
+    """Gradients of a gate where queries, keys and values need none, as behind projections that do not learn."""
+    subject = Subject(catalog.resolve("rfa")[0], {"num_features": 8, "gate": True})
+    mechanism = subject.build(True, dtype=torch.float64, max_length=LENGTH).requires_grad_(False)
+    x = subject.inputs(mechanism, queries=LENGTH, dtype=torch.float64).map(lambda y: y.detach())
+    way = randn(*x.v.shape, seed="way", dtype=torch.float64)
+    parts = Parts(group)
+    whole = {name: y.clone().requires_grad_() for name, y in x.more.items()}
+    (mechanism(x.q, x.k, x.v, inputs=whole).values * way).sum().backward()
+    own = {name: part_of(parts, y) for name, y in x.more.items()}
+    q, k, v = (parts.cut(y, 2) for y in (x.q, x.k, x.v))
+    parts.begin(q.shape[2])
+    (attended(parts, mechanism, q, k, v, inputs=own).values * parts.cut(way, 2)).sum().backward()
+    return {name: difference(own[name].grad, parts.cut(y.grad, 2)) for name, y in whole.items()}  # type: ignore[arg-type]
 
 
 MODELS = {
@@ -215,7 +262,7 @@ def trained() -> Iterator[tuple[str, Network, Task]]:
 def curves(folder: Path, ranks: Ranks, device: str = "cpu") -> Found:
     """The losses of each kind of model in float64, and the weights and buffers that it ends with."""
     often = {"log_every": 1, "evaluate_every": 3}
-    size = {"steps": 3, "batch_size": 12, "accumulation": 2, "threads": 1, "device": device}
+    size = {"clip": 2.0, "steps": 3, "batch_size": 12, "accumulation": 2, "threads": 1, "device": device}
     config = TrainingConfig(warmup=2, learning_rate=1e-2, **size, **often)
     found = {}
     for name, model, task in trained():
@@ -318,8 +365,8 @@ def interrupted(folder: Path, group: Group, config: str) -> Found:
 
 JOBS: dict[str, tuple[int, tuple[Callable[..., Found], ...]]] = {
     "one": (1, (alone,)),
-    "three": (3, (in_threes, mechanisms, mutants)),
-    "four": (4, (in_pairs, in_sharded_pairs, layers, counted, dropped)),
+    "three": (3, (in_threes, mechanisms, mutants, inputs_alone)),
+    "four": (4, (in_pairs, in_sharded_pairs, layers, counted, dropped, at_positions, misused)),
     "killed": (2, (killed,)),
     "interrupted": (2, (interrupted,)),
 }

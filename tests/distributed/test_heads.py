@@ -1,10 +1,15 @@
 """Processes that share the heads: the steps of one process, checkpoints as of one, and refusals by facts."""
 
 import json
+from dataclasses import replace
 
 import pytest
+import torch.distributed as dist
 
-from regard.training import checkpoint
+from regard.distributed.group import Group
+from regard.distributed.heads import SharedHeads
+from regard.errors import UnsupportedError
+from regard.training import TrainingConfig, checkpoint
 from tests.distributed import going_on
 
 
@@ -12,7 +17,7 @@ from tests.distributed import going_on
 def test_every_step_is_that_of_one_process_and_so_is_the_checkpoint(started, tmp_path):
     """In float64, of two processes and of two sets of two.
 
-    Grouped heads, gated MLPs, biases, weights of each head, recomputed blocks.
+    Grouped heads, gated MLPs, biases, weights of each head, recomputed blocks; a weight that seldom takes part.
     """
     one, two, four = (tmp_path / name for name in ("one", "two", "four"))
     heads = "heads_curves@heads=2"
@@ -84,6 +89,7 @@ def test_heads_that_cannot_be_shared_are_refused_with_the_reason(started, tmp_pa
         "2 heads with 1 of keys cannot be shared by 2 processes",
         "the width 33 of blocks.0.mlp does not divide",
         "head_mix in blocks.1.attention: its heads need each other",
+        "additive in blocks.1.attention shares weights with blocks.0.attention",
     )
     for rank in range(2):
         found = json.loads((tmp_path / f"{rank}.json").read_text())
@@ -96,3 +102,20 @@ def test_other_processes_than_parts_are_refused(started, config, tmp_path):
     codes, said = started("trained@heads=2", 3, tmp_path, config)
     assert codes == [2, 2, 2]
     assert all("--parallel.heads 2 does not divide 3 processes; start 2 of them or a multiple" in line for line in said)
+
+
+def test_sets_of_processes_carry_no_memories(monkeypatch):
+    """One of them does: all have what its rows remember."""
+    monkeypatch.setattr(Group, "among", lambda *_: None)
+    several, one = (SharedHeads(Group(0, count, dist.HashStore()), 2) for count in (4, 2))
+    config = TrainingConfig(batch_size=8, carry=True)
+    one.require(config)
+    several.require(replace(config, carry=False))
+    with pytest.raises(UnsupportedError, match=r"training\.carry keeps what each row remembers in one set"):
+        several.require(config)
+
+
+@pytest.mark.processes
+def test_a_signal_to_one_during_evaluation_stops_all(started, config, tmp_path):
+    codes, said = started("stopped_while_evaluating@heads=2", 2, tmp_path / "run", config)
+    assert codes == [143, 143], said

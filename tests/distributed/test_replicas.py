@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from regard.distributed.several import merged_scores
 from regard.training import checkpoint, load, metrics, toml
+from regard.training.evaluation import Scores
+from regard.training.ranks import ALONE
 
 
 @pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.processes)])
@@ -194,3 +197,18 @@ def test_torchrun_starts_the_command(tmp_path):
         key = "loss" if one["kind"] == "train" else "nats_per_token"
         assert one["step"] == two["step"]
         assert two[key] == pytest.approx(one[key], rel=1e-5)
+
+
+@pytest.mark.processes
+def test_a_run_that_another_training_holds_is_refused(started, config, tmp_path):
+    run = tmp_path / "run"
+    assert started("trained", 0, tmp_path, config)[0] == [0]
+    with ALONE.held(run):
+        codes, said = started("continued", 2, tmp_path, config)
+    assert codes == [6, 6], said
+    assert all(f"{run} is being trained by another process; wait for it or stop it" in line for line in said), said
+
+
+def test_scores_of_which_one_process_gave_up_are_none():
+    assert merged_scores([Scores(), None]) is None
+    assert merged_scores([Scores(), Scores()]) is not None

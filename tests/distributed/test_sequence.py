@@ -314,3 +314,26 @@ def test_a_hop_runs_again_in_the_dtypes_of_its_forward_pass(enabled):
     with torch.autocast("cpu", torch.float16, enabled=not enabled), again.begin():
         assert torch.is_autocast_enabled("cpu") is enabled
         assert not enabled or torch.get_autocast_dtype("cpu") == torch.bfloat16
+
+
+@pytest.mark.processes
+def test_positions_are_those_that_are_said_and_no_more_than_there_are(compared):
+    for each in found(compared, "four", "at_positions"):
+        assert each["values"] < 1e-12
+        assert each["said"] != ""
+
+
+@pytest.mark.processes
+def test_parts_that_do_not_fit_are_named_by_all(compared):
+    for each in found(compared, "four", "misused"):
+        assert each["said"] == [
+            "ShapeError: a part of 3 positions has 2 in axis 1",
+            "InputError: the parts of a sequence have [3, 0, 3, 3] positions; give each of the 4 processes one",
+        ]
+
+
+@pytest.mark.processes
+def test_gradients_of_inputs_alone_find_their_way_back(compared):
+    for each in found(compared, "three", "inputs_alone"):
+        assert each
+        assert max(each.values()) < 1e-12
