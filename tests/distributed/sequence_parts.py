@@ -169,6 +169,7 @@ def layers(folder: Path, group: Group) -> Found:
             got = layer(own, key_mask=real).hidden
             (got * parts.cut(way)).masked_fill(~real[..., None], 0).sum().backward()
             every = parts.whole(got.detach())
+        assert not layer._forward_pre_hooks
         again = layer(x, key_mask=keep).hidden  # which exchanges nothing any more
         shown = keep[..., None]
         found[name] = {
