@@ -30,9 +30,10 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         refused = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+        way = "Choose" if refused else "Free some space or choose"
         raise ResourceError(
-            f"cannot write {path}: {error.strerror or error}. {'C' if refused else 'Free some space or c'}hoose a "
-            "folder that can be written; what was saved before is intact"
+            f"cannot write {path}: {error.strerror or error}. {way} a folder that can be written; what was saved "
+            "before is intact"
         ) from error
 
 
