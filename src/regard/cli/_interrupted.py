@@ -52,5 +52,6 @@ def leaving(way: Callable[[], str | None]) -> Iterator[None]:
 def told(name: str, stop: KeyboardInterrupt) -> int:
     """Say that a command was interrupted; its exit code."""
     notes = getattr(stop, "__notes__", [_WAY])
-    print(f"{name}: interrupted; {notes[0]}", file=sys.stderr, flush=True)
+    sys.stderr.write(f"{name}: interrupted; {notes[0]}\n")  # at once, where several processes say it
+    sys.stderr.flush()
     return 128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT)

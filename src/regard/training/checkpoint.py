@@ -340,7 +340,7 @@ def _optimizer_state(
             wanted |= {f"{name}/step": count, f"{name}/exp_avg": parameter, f"{name}/exp_avg_sq": parameter}
     saved = {f"{name}/{kind}": tensor for name, kinds in state.items() for kind, tensor in kinds.items()}
     _require_same(checkpoint.path, wanted, saved)
-    return {positions[name]: dict(sorted(each.items())) for name, each in state.items()}
+    return {positions[name]: each for name, each in state.items()}
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
