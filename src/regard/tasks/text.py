@@ -5,6 +5,8 @@ import json
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
+from itertools import chain
+from operator import itemgetter
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -18,7 +20,7 @@ from regard.tasks.reader import Reader
 from regard.tasks.stored_windows import BLOCKS_OF_ONE_DOCUMENT, StoredWindows
 from regard.tasks.token_files import Tokens, cache_folder, token_files
 from regard.tasks.token_store import TokenStore, is_store
-from regard.tasks.tokenizer import DEFAULT_VOCAB_SIZE, PUBLISHED, Tokenizer, build_tokenizer
+from regard.tasks.tokenizer import DEFAULT_VOCAB_SIZE, PUBLISHED, Tokenizer, build_tokenizer, ends_of_words
 
 _FORMAT = 1
 """Part of the key of token files: raise it when the same corpus would give other tokens or other splits."""
@@ -244,9 +246,15 @@ def _made_by(config: TextConfig, tokenizer: Reader | None) -> str:
     return f"bpe {config.vocab_size or DEFAULT_VOCAB_SIZE}" if config.tokenizer == "bpe" else "bytes"
 
 
-def _read(config: TextConfig, corpus: Corpus, tokenizer: Reader | None) -> tuple[Reader, Iterable[tuple[Split, str]]]:
-    split_of = corpus.splits(config.holdout)
-    training = (document.text for document in corpus.parse() if split_of[document.group] == "train")
-    tokenizer = tokenizer or build_tokenizer(config.tokenizer, config.vocab_size, training)
-    documents: Iterator[tuple[Split, str]] = ((split_of[group], text) for text, group in corpus.parse())
-    return tokenizer, documents
+def _read(
+    config: TextConfig, corpus: Corpus, tokenizer: Reader | None
+) -> tuple[Reader, Iterable[tuple[Split, Iterable[str]]]]:
+    groups = corpus.groups()
+    split_of = corpus.splits(config.holdout, groups)
+    splits = [split_of[group] for group in groups]
+
+    def documents() -> Iterator[tuple[Split, Iterable[str]]]:
+        return zip(splits, map(itemgetter(0), corpus.stream()), strict=True)
+
+    training = chain.from_iterable(ends_of_words(pieces) for split, pieces in documents() if split == "train")
+    return tokenizer or build_tokenizer(config.tokenizer, config.vocab_size, training), documents()

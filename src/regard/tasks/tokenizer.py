@@ -2,9 +2,12 @@
 
 import codecs
 import json
+import logging
 import os
+import re
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -28,7 +31,29 @@ _MOST_TOKENS = 1 << 20
 _LONGEST_WORD = 256
 """Bytes. The time to learn merges grows with the square of the longest word, and some scripts have no spaces."""
 _PIECE_CHARACTERS = 1 << 16
-"""Characters encoded at once by BPE: bounds its memory on long documents, and lets it use every core."""
+"""Characters that are encoded by themselves: part of what BPE makes of a long document."""
+_PIECES_AT_ONCE = 16
+"""that BPE encodes: bounds its memory, and lets it use every core"""
+_LEARNED_CHARACTERS = 1 << 14
+"""Characters that BPE learns from at a time, at least, where words end; the library takes 256 such pieces at once."""
+_DIFFERENT_BYTES = 1 << 10
+"""Bytes of different words that BPE learns each of its tokens from, 4 MiB in all at least; every one takes it 100 bytes
+of memory. Most languages have fewer in some gigabytes; without spaces nearly every byte of a text counts."""
+_WORD = 256
+"""Bytes. The time to learn merges grows with the square of the longest word, and some scripts have no spaces."""
+_PIECE_CHARACTERS = 1 << 16
+"""Characters that are encoded by themselves: part of what BPE makes of a long document."""
+_PIECES_AT_ONCE = 16
+"""that BPE encodes: bounds its memory, and lets it use every core"""
+_LEARNED_CHARACTERS = 1 << 14
+"""Characters that BPE learns from at a time, at least, where words end; the library takes 256 such pieces at once."""
+_MOST_DIFFERENT = 8 << 20
+"""Bytes of different words that BPE learns from, which take it 100 bytes of memory each. Some gigabytes of a language
+with spaces have as many; without spaces, nearly every byte counts."""
+_WORD = re.compile(r"\w+|[^\w\s]+")
+_WORD_ENDS = re.compile(r"(?<=\S)(?=[ \n])|(?<=[0-9A-Za-zぁ-ゖァ-ヺ一-龥])(?=[.,;:?!。，、；：？！])")
+"""Where GPT-2's words end whatever follows; not the only places."""
+_LOG = logging.getLogger("regard")
 
 
 class Tokenizer(Reader):
@@ -49,7 +74,7 @@ class Tokenizer(Reader):
         self._pieces = np.array(pieces, object)
 
     @abstractmethod
-    def _encode(self, text: str) -> Int64[np.ndarray, "length"]: ...
+    def _encode(self, texts: Iterable[str]) -> Iterator[Int64[np.ndarray, "length"]]: ...
 
     def encode(self, text: str) -> Int64[np.ndarray, "length"]:
         """The ids of a text.
@@ -63,16 +88,22 @@ class Tokenizer(Reader):
             at = text.index("\0")
             raise InputError(f"text holds U+0000 at character {at}; that byte separates documents: remove it")
         try:
-            return self._encode(text)
+            text.encode("utf-8")  # the library would replace half a surrogate pair
         except UnicodeEncodeError as error:
             raise InputError(
                 f"text holds half a surrogate pair at character {error.start}; it is no Unicode"
             ) from error
+        return np.concatenate([np.empty(0, np.int64), *self._encode(_cut([text], _PIECE_CHARACTERS))])
 
     def document(self, text: str) -> Encoded:
         """The ids of a text between two separators; errors as `encode`."""
         ids = np.concatenate([[self.separator], self.encode(text), [self.separator]])
         return Encoded(ids, self.sizes[ids])
+
+    def in_pieces(self, texts: Iterable[str]) -> Iterator[Encoded]:
+        end = np.array([self.separator], np.int64)
+        for ids in chain([end], self._encode(_cut(texts, _PIECE_CHARACTERS)), [end]):
+            yield Encoded(ids, self.sizes[ids])
 
     def to_bytes(self, ids: Integer[np.ndarray, "length"] | Sequence[int]) -> bytes:
         """The bytes that the ids stand for.
@@ -123,8 +154,8 @@ class ByteTokenizer(Tokenizer):
     def __init__(self):
         super().__init__([bytes([byte]) for byte in range(256)])
 
-    def _encode(self, text: str) -> Int64[np.ndarray, "length"]:
-        return np.frombuffer(text.encode("utf-8"), np.uint8).astype(np.int64)
+    def _encode(self, texts: Iterable[str]) -> Iterator[Int64[np.ndarray, "length"]]:
+        return (np.frombuffer(text.encode("utf-8"), np.uint8).astype(np.int64) for text in texts)
 
     def to_bytes(self, ids: Integer[np.ndarray, "length"] | Sequence[int]) -> bytes:
         return self.checked(ids).astype(np.uint8).tobytes()
@@ -188,7 +219,9 @@ class BpeTokenizer(Tokenizer):
         model.decoder = decoders.ByteLevel()
         letters = pre_tokenizers.ByteLevel.alphabet()
         trainer = trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=letters, show_progress=True)
-        model.train_from_iterator(texts, trainer)
+        parts = chain.from_iterable(ends_of_words([text]) for text in texts)
+        most = _DIFFERENT_BYTES * max(vocab_size, DEFAULT_VOCAB_SIZE)
+        model.train_from_iterator(_different(parts, most), trainer)
         learned = model.get_vocab_size()
         if learned < vocab_size:
             raise DataError(
@@ -197,14 +230,73 @@ class BpeTokenizer(Tokenizer):
             )
         return cls(model)
 
-    def _encode(self, text: str) -> Int64[np.ndarray, "length"]:
-        text.encode("utf-8")  # raises on half a surrogate pair, which the library would replace
-        pieces = [text[start : start + _PIECE_CHARACTERS] for start in range(0, len(text), _PIECE_CHARACTERS)]
-        encodings = self._model.encode_batch_fast(pieces)
-        return np.array([index for encoding in encodings for index in encoding.ids], np.int64)
+    def _encode(self, texts: Iterable[str]) -> Iterator[Int64[np.ndarray, "length"]]:
+        waiting = iter(texts)
+        while some := list(islice(waiting, _PIECES_AT_ONCE)):
+            for encoding in self._model.encode_batch_fast(some):
+                yield np.array(encoding.ids, np.int64)
 
     def to_json(self) -> str:
         return json.dumps({"kind": self.kind, "model": json.loads(self._model.to_str())}, ensure_ascii=False)
+
+
+def ends_of_words(texts: Iterable[str]) -> Iterator[str]:
+    """A text that comes in pieces, cut where byte-pair encoding cuts it in any case: it learns the same from these."""
+    left = ""
+    for piece in _cut(texts, _LEARNED_CHARACTERS):
+        left += piece
+        at = _end_of_word(left) if len(left) >= 2 * _LEARNED_CHARACTERS else 0
+        if at:
+            yield left[:at]
+            left = left[at:]
+    if left:
+        yield left
+
+
+def _end_of_word(text: str) -> int:
+    """A place in a text where a word ends whatever follows; or one word is cut for its length. 0: there is none."""
+    from tokenizers import pre_tokenizers
+
+    end = _WORD_ENDS.search(text, _LEARNED_CHARACTERS)
+    if end is not None:
+        return end.start()
+    begins = [begin for _, (begin, _) in pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str(text)]
+    if len(begins) > 1:  # a letter behind an apostrophe may become part of it: the last but one is certain
+        return begins[-2] or begins[-1]
+    raw = text.encode()
+    cuts = range(_LEARNED_CHARACTERS, len(raw) - _LONGEST_WORD, _LONGEST_WORD)
+    return next((len(raw[:at].decode()) for at in cuts if raw[at] & 0xC0 != 0x80), 0)
+
+
+def _different(texts: Iterable[str], most: int) -> Iterator[str]:
+    """Texts, until they have more than so many bytes of different words."""
+    words: set[str] = set()
+    nbytes = 0
+    for piece in texts:
+        if nbytes > most:
+            _LOG.warning(
+                "bpe learns from the beginning of the training text only, up to %.1f MiB of different words: more take "
+                "too much memory",
+                nbytes / (1 << 20),
+            )
+            return
+        yield piece
+        new = set(_WORD.findall(piece)) - words
+        words |= new
+        nbytes += len("".join(new).encode())
+
+
+def _cut(texts: Iterable[str], size: int) -> Iterator[str]:
+    """A text that comes in pieces, in pieces of `size` characters; the last may be shorter."""
+    left = ""
+    for piece in texts:
+        left += piece
+        whole = len(left) - len(left) % size
+        for start in range(0, whole, size):
+            yield left[start : start + size]
+        left = left[whole:]
+    if left:
+        yield left
 
 
 class TextStream:
