@@ -6,7 +6,7 @@ import os
 import sysconfig
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -74,21 +74,18 @@ class Corpus:
             text = "".join(pieces)
             yield Document(text, group or _digest([text]))
 
+    @cached_property
     def groups(self) -> list[str]:
         """The group of every document, in order."""
         return [group or _digest(pieces) for pieces, group in self.stream()]
 
-    def splits(self, holdout: float, groups: Collection[str] | None = None) -> dict[str, Split]:
+    def splits(self, holdout: float) -> dict[str, Split]:
         """The split of every group: the same for the same set of groups, whatever their order.
-
-        Args:
-            holdout: share of validation, and again of the test.
-            groups: as `groups` gives them; None: they are read.
 
         Raises:
             DataError: fewer than three groups.
         """
-        groups = set(self.groups() if groups is None else groups)
+        groups = set(self.groups)
         if self.continuous:
             return {split: split for split in SPLITS}
         split_of = held_out(groups, holdout)

@@ -249,9 +249,8 @@ def _made_by(config: TextConfig, tokenizer: Reader | None) -> str:
 def _read(
     config: TextConfig, corpus: Corpus, tokenizer: Reader | None
 ) -> tuple[Reader, Iterable[tuple[Split, Iterable[str]]]]:
-    groups = corpus.groups()
-    split_of = corpus.splits(config.holdout, groups)
-    splits = [split_of[group] for group in groups]
+    split_of = corpus.splits(config.holdout)
+    splits = [split_of[group] for group in corpus.groups]
 
     def documents() -> Iterator[tuple[Split, Iterable[str]]]:
         return zip(splits, map(itemgetter(0), corpus.stream()), strict=True)

@@ -51,8 +51,6 @@ _MOST_DIFFERENT = 8 << 20
 """Bytes of different words that BPE learns from, which take it 100 bytes of memory each. Some gigabytes of a language
 with spaces have as many; without spaces, nearly every byte counts."""
 _WORD = re.compile(r"\w+|[^\w\s]+")
-_WORD_ENDS = re.compile(r"(?<=\S)(?=[ \n])|(?<=[0-9A-Za-zぁ-ゖァ-ヺ一-龥])(?=[.,;:?!。，、；：？！])")
-"""Where GPT-2's words end whatever follows; not the only places."""
 _LOG = logging.getLogger("regard")
 
 
@@ -101,9 +99,14 @@ class Tokenizer(Reader):
         return Encoded(ids, self.sizes[ids])
 
     def in_pieces(self, texts: Iterable[str]) -> Iterator[Encoded]:
-        end = np.array([self.separator], np.int64)
-        for ids in chain([end], self._encode(_cut(texts, _PIECE_CHARACTERS)), [end]):
-            yield Encoded(ids, self.sizes[ids])
+        ids = end = np.array([self.separator], np.int64)
+        for more in chain(self._encode(_cut(texts, _PIECE_CHARACTERS)), [end]):
+            if ids.size > 1 and more is not end:
+                yield Encoded(ids, self.sizes[ids])
+                ids = more
+            else:
+                ids = np.concatenate([ids, more])
+        yield Encoded(ids, self.sizes[ids])
 
     def to_bytes(self, ids: Integer[np.ndarray, "length"] | Sequence[int]) -> bytes:
         """The bytes that the ids stand for.
@@ -205,17 +208,15 @@ class BpeTokenizer(Tokenizer):
             ConfigError: a vocabulary too small for the bytes.
             DataError: texts too small for so many tokens.
         """
-        from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
         from tokenizers import Tokenizer as Model
+        from tokenizers import decoders, models, pre_tokenizers, trainers
 
         if vocab_size < 256:
             raise ConfigError(f"bpe: vocab_size={vocab_size} is too small; 256 tokens are the bytes themselves")
         if vocab_size > _MOST_TOKENS:
             raise ConfigError(f"bpe: vocab_size={vocab_size} is too large; it must be at most {_MOST_TOKENS}")
         model = Model(models.BPE())
-        words = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        cut = pre_tokenizers.Split(Regex(f".{{1,{_LONGEST_WORD}}}"), "isolated")
-        model.pre_tokenizer = pre_tokenizers.Sequence([words, cut])
+        model.pre_tokenizer = _words()
         model.decoder = decoders.ByteLevel()
         letters = pre_tokenizers.ByteLevel.alphabet()
         trainer = trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=letters, show_progress=True)
@@ -240,12 +241,19 @@ class BpeTokenizer(Tokenizer):
         return json.dumps({"kind": self.kind, "model": json.loads(self._model.to_str())}, ensure_ascii=False)
 
 
+def _words() -> "tokenizers.pre_tokenizers.Sequence":
+    from tokenizers import Regex, pre_tokenizers
+
+    cut = pre_tokenizers.Split(Regex(f".{{1,{_LONGEST_WORD}}}"), "isolated")
+    return pre_tokenizers.Sequence([pre_tokenizers.ByteLevel(add_prefix_space=False), cut])
+
+
 def ends_of_words(texts: Iterable[str]) -> Iterator[str]:
     """A text that comes in pieces, cut where byte-pair encoding cuts it in any case: it learns the same from these."""
     left = ""
     for piece in _cut(texts, _LEARNED_CHARACTERS):
         left += piece
-        at = _end_of_word(left) if len(left) >= 2 * _LEARNED_CHARACTERS else 0
+        at = _end_of_word(left)
         if at:
             yield left[:at]
             left = left[at:]
@@ -254,18 +262,20 @@ def ends_of_words(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _end_of_word(text: str) -> int:
-    """A place in a text where a word ends whatever follows; or one word is cut for its length. 0: there is none."""
-    from tokenizers import pre_tokenizers
-
-    end = _WORD_ENDS.search(text, _LEARNED_CHARACTERS)
-    if end is not None:
-        return end.start()
-    begins = [begin for _, (begin, _) in pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str(text)]
-    if len(begins) > 1:  # a letter behind an apostrophe may become part of it: the last but one is certain
-        return begins[-2] or begins[-1]
-    raw = text.encode()
-    cuts = range(_LEARNED_CHARACTERS, len(raw) - _LONGEST_WORD, _LONGEST_WORD)
-    return next((len(raw[:at].decode()) for at in cuts if raw[at] & 0xC0 != 0x80), 0)
+    """Where a word ends, or is cut for its length, whatever follows the text. 0: nowhere for certain."""
+    at = max(text.rfind(" "), text.rfind("\n"))
+    if at > 0 and not text[at - 1].isspace():
+        return at
+    words, raw = _words().pre_tokenize_str(text), text.encode()  # a word has a letter for every byte
+    at = len(raw)
+    for number, (word, _) in enumerate(reversed(words)):
+        at -= len(word)
+        # A letter behind an apostrophe may become part of it, and white space in front of a word part of that.
+        if number and at and raw[at] & 0xC0 != 0x80 and raw[at] != ord("'"):
+            head = raw[:at].decode()
+            if not head[-1].isspace() or raw[at] in b" \n\t\r":
+                return len(head)
+    return 0
 
 
 def _different(texts: Iterable[str], most: int) -> Iterator[str]:
@@ -275,9 +285,7 @@ def _different(texts: Iterable[str], most: int) -> Iterator[str]:
     for piece in texts:
         if nbytes > most:
             _LOG.warning(
-                "bpe learns from the beginning of the training text only, up to %.1f MiB of different words: more take "
-                "too much memory",
-                nbytes / (1 << 20),
+                "bpe learns from the first %.1f MiB of different words only: more take too much memory", nbytes / 2**20
             )
             return
         yield piece
