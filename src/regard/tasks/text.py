@@ -5,12 +5,13 @@ import json
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
+from functools import cached_property
 from itertools import chain
 from operator import itemgetter
 from typing import ClassVar, NamedTuple
 
 import numpy as np
-from jaxtyping import Int64, Integer, UInt8
+from jaxtyping import Int64, Integer
 
 from regard.errors import ConfigError, DataError
 from regard.tasks.base import IGNORE, SPLITS, Example, Split, Task, checked_index
@@ -31,8 +32,10 @@ _LOG = logging.getLogger("regard")
 
 
 class Spans(NamedTuple):
-    """Where the targets of windows are: from ids[first] up to ids[stop], and the bootstrap unit of each window."""
+    """Where the targets of windows are: from ids[first] up to ids[stop], in documents from ids[begin] on; and the
+    bootstrap unit of each window."""
 
+    begin: Int64[np.ndarray, "windows"]
     first: Int64[np.ndarray, "windows"]
     stop: Int64[np.ndarray, "windows"]
     document: Int64[np.ndarray, "windows"]
@@ -96,12 +99,25 @@ class Windows:
         assert self.tokens.nbytes is not None
         return self.tokens.nbytes[first:stop].astype(np.int64)
 
-    def text(self) -> UInt8[np.ndarray, "bytes"]:
-        """The bytes that all tokens of the split stand for, one after the other."""
+    def text(self, begin: int, first: int, stop: int, before: int) -> bytes:
+        """The bytes that tokens first .. stop - 1 stand for, behind the `before` bytes in front of them in a document
+        that begins with token `begin`; zeros where it has none."""
         if isinstance(self.tokenizer, Tokenizer):
-            return np.frombuffer(self.tokenizer.to_bytes(self.tokens.ids), np.uint8)
-        assert self.tokens.text is not None
-        return self.tokens.text
+            front = self.tokenizer.to_bytes(self.tokens.ids[max(begin, first - before) : first])
+            data = self.tokenizer.to_bytes(self.tokens.ids[first:stop])
+        else:
+            assert self.tokens.text is not None
+            begin, first, stop = (int(self._edges[at]) for at in (begin, first, stop))
+            front, data = (
+                self.tokens.text[max(begin, first - before) : first].tobytes(),
+                self.tokens.text[first:stop].tobytes(),
+            )
+        return front[max(len(front) - before, 0) :].rjust(before, b"\0") + data
+
+    @cached_property
+    def _edges(self) -> Int64[np.ndarray, "tokens+1"]:
+        """Where the bytes of each token begin, and the end of the last."""
+        return np.concatenate([[0], np.cumsum(self.sizes(0, len(self.tokens.ids)))])
 
     def place(self, index: int) -> tuple[Integer[np.ndarray, "tokens"], int]:
         """The token ids of the document that a window is of, and the place of the window's first target in it."""
@@ -114,10 +130,11 @@ class Windows:
         index = np.asarray(indices, np.int64)
         row = np.searchsorted(self._ends, index, side="right")
         number = index - self._begins[row]
-        first = self.tokens.starts[row] + number * self.length + 1
+        begin = self.tokens.starts[row]
+        first = begin + number * self.length + 1
         stop = np.minimum(first + self.length, self.tokens.starts[row + 1])
         document = row if self._ends.size > 1 else index * self.num_documents // len(self)
-        return Spans(first, stop, document)
+        return Spans(begin, first, stop, document)
 
 
 class TextTask(Task):
