@@ -3,7 +3,6 @@
 import io
 import json
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -53,19 +52,6 @@ def emit(payload: Any) -> None:
     """One JSON document on stdout."""
     json.dump(payload, sys.stdout, ensure_ascii=False, indent=2)
     sys.stdout.write("\n")
-
-
-class Ticking:
-    """Says on stderr how many there are, every ten seconds, while something takes longer."""
-
-    def __init__(self, what: str) -> None:
-        self.what, self.said = what, time.monotonic()
-
-    def __call__(self, count: int) -> None:
-        """Told whenever there are more."""
-        if (now := time.monotonic()) >= self.said + 10:
-            self.said = now
-            print(f"{count:,} {self.what}", file=sys.stderr, flush=True)
 
 
 def console(*, machine: bool = False) -> Console:

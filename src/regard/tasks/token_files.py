@@ -19,6 +19,7 @@ from regard.errors import DataError, ResourceError
 from regard.reading import reading
 from regard.tasks.base import SPLITS, Split
 from regard.tasks.reader import Reader
+from regard.tasks.ticking import Ticking
 from regard.tasks.tokenizer import Tokenizer, tokenizer_from_json
 
 _FILES = ("meta.json", "tokenizer.json", *(f"{split}.{part}" for split in SPLITS for part in ("ids", "starts.npy")))
@@ -108,21 +109,21 @@ def _write(folder: Path, key: str, source: Source) -> None:
     dtype = np.dtype(
         np.uint8 if tokenizer.vocab_size <= 1 << 8 else np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
     )
-    measured = () if isinstance(tokenizer, Tokenizer) else _MEASURED
+    measured, progress = () if isinstance(tokenizer, Tokenizer) else _MEASURED, Ticking("tokens written")
     starts = {split: array("q", [0]) for split in SPLITS}
     with ExitStack() as stack:
         names = (*(f"{split}.ids" for split in SPLITS), *measured)
         files = {name: stack.enter_context((folder / name).open("wb")) for name in names}
         for split, pieces in documents:
             text = "".join(pieces) if measured else ""
-            count = 0
+            starts[split].append(starts[split][-1])
             for ids, nbytes in tokenizer.in_pieces([text] if measured else pieces):
                 files[f"{split}.ids"].write(ids.astype(dtype).tobytes())
-                count += ids.size
+                starts[split][-1] += ids.size
+                progress(sum(each[-1] for each in starts.values()))
                 if measured:
                     files[f"{split}.nbytes"].write(nbytes.astype(_NBYTES).tobytes())
                     files[f"{split}.text"].write(text.encode()[: int(nbytes.sum())])
-            starts[split].append(starts[split][-1] + count)
     for split in SPLITS:
         np.save(folder / f"{split}.starts.npy", np.array(starts[split], np.int64))
     tokenizer.save(folder / "tokenizer.json")

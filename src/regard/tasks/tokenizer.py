@@ -253,7 +253,7 @@ def ends_of_words(texts: Iterable[str]) -> Iterator[str]:
     left = ""
     for piece in _cut(texts, _LEARNED_CHARACTERS):
         left += piece
-        at = _end_of_word(left)
+        at = _end_of_word(left) if len(left) >= _LEARNED_CHARACTERS else 0
         if at:
             yield left[:at]
             left = left[at:]
