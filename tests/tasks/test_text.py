@@ -345,8 +345,7 @@ print(made - before, peak() - before)
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="counts the memory of a process as Linux tells it")
-@pytest.mark.parametrize(("tokenizer", "times"), [("bytes", 3), ("bpe", 6)])
-@pytest.mark.parametrize("end", ["\n", " "])
+@pytest.mark.parametrize(("tokenizer", "times", "end"), [("bytes", 3, "\n"), ("bytes", 3, " "), ("bpe", 6, " ")])
 def test_memory_hardly_grows_with_a_file(tmp_path: Path, tokenizer: str, times: int, end: str) -> None:
     """20 MB, in many lines or in one; n-grams beside them."""
     draw = np.random.default_rng(0)

@@ -217,16 +217,7 @@ def _files(paths: Sequence[Path], config: TextConfig) -> Iterator[Streamed]:
 def texts(
     path: Path, field: str | None, separator: str | None, span: tuple[int, int] | None = None
 ) -> Iterator[Iterable[str]]:
-    """The texts of a file, each a piece at a time.
-
-    Args:
-        path: of the file.
-        field, separator: as `TextConfig`.
-        span: of .jsonl, as `rows`.
-
-    Raises:
-        DataError: a file that cannot be read, or holds no such texts.
-    """
+    """The texts of a file, each in pieces. Arguments and errors as `rows` and `documents`; a field of None is text."""
     if path.suffix.lower() not in TABLES:
         return documents(path, separator)
     column = field or "text"

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from functools import cached_property
 from itertools import chain
-from operator import itemgetter
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -267,10 +266,10 @@ def _read(
     config: TextConfig, corpus: Corpus, tokenizer: Reader | None
 ) -> tuple[Reader, Iterable[tuple[Split, Iterable[str]]]]:
     split_of = corpus.splits(config.holdout)
-    splits = [split_of[group] for group in corpus.groups]
+    splits: list[Split] = [split_of[group] for group in corpus.groups]
 
     def documents() -> Iterator[tuple[Split, Iterable[str]]]:
-        return zip(splits, map(itemgetter(0), corpus.stream()), strict=True)
+        return zip(splits, (pieces for pieces, _ in corpus.stream()), strict=True)
 
     training = chain.from_iterable(ends_of_words(pieces) for split, pieces in documents() if split == "train")
     return tokenizer or build_tokenizer(config.tokenizer, config.vocab_size, training), documents()

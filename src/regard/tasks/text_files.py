@@ -29,11 +29,7 @@ def read_text(path: Path) -> str:
 
 
 def chunks(path: Path, span: tuple[int, int | None] = (0, None)) -> Iterator[str]:
-    """A file of UTF-8 text, a bounded piece at a time, without a byte order mark.
-
-    Args:
-        path: of the file.
-        span: only the characters from this byte up to that one; None: the end.
+    """A file of UTF-8 text in pieces, without a byte order mark; or only from one byte up to another.
 
     Raises:
         DataError: it is missing, empty, binary or in another encoding.
@@ -61,16 +57,8 @@ def placed(path: Path, span: tuple[int, int | None] = (0, None)) -> Iterator[tup
 
 
 def documents(path: Path, separator: str | None) -> Iterator[Iterator[str]]:
-    """The texts between separators in a file of UTF-8 text, each a piece at a time, without the empty ones. A text is
-    read before the next is asked for.
-
-    Args:
-        path: of the file.
-        separator: what stands between texts; None: the file is one.
-
-    Raises:
-        DataError: as `chunks`.
-    """
+    """The texts between separators in a file (None: the file is one), each in pieces, without the empty ones. A text is
+    to be read before the next one; errors as `chunks`."""
     pieces = filter(itemgetter(1), _numbered(path, separator))
     return (map(itemgetter(1), each) for _, each in groupby(pieces, itemgetter(0)))
 

@@ -39,18 +39,8 @@ _LEARNED_CHARACTERS = 1 << 14
 _DIFFERENT_BYTES = 1 << 10
 """Bytes of different words that BPE learns each of its tokens from, 4 MiB in all at least; every one takes it 100 bytes
 of memory. Most languages have fewer in some gigabytes; without spaces nearly every byte of a text counts."""
-_WORD = 256
-"""Bytes. The time to learn merges grows with the square of the longest word, and some scripts have no spaces."""
-_PIECE_CHARACTERS = 1 << 16
-"""Characters that are encoded by themselves: part of what BPE makes of a long document."""
-_PIECES_AT_ONCE = 16
-"""that BPE encodes: bounds its memory, and lets it use every core"""
-_LEARNED_CHARACTERS = 1 << 14
-"""Characters that BPE learns from at a time, at least, where words end; the library takes 256 such pieces at once."""
-_MOST_DIFFERENT = 8 << 20
-"""Bytes of different words that BPE learns from, which take it 100 bytes of memory each. Some gigabytes of a language
-with spaces have as many; without spaces, nearly every byte counts."""
 _WORD = re.compile(r"\w+|[^\w\s]+")
+"""as words are counted there"""
 _LOG = logging.getLogger("regard")
 
 
