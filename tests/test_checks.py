@@ -114,19 +114,6 @@ def test_specifications_and_options():
         check_attention("softmx")
 
 
-def test_further_option_sets_are_compiled_too():
-    class GraphOfBlocks(toys.ToyWindow):
-        """With a window of 5, blocks that are complete have a graph of their own."""
-
-        def score(self, q, k):
-            spare = k[:, :, k.shape[2] // 4 * 4 :] if self.window == 5 else k[:, :, :0]
-            return super().score(q, k) + (0 * spare.sum() if spare.shape[2] else 0)
-
-    results = check_attention(GraphOfBlocks, options=[{"window": 3}, {"window": 5}], checks=["compilation"])
-    assert [result.status for result in results] == ["passed", "failed"]
-    assert "2 graphs for 140, 200 and 177 positions" in results[1].message
-
-
 def test_every_option_set_has_to_reach_its_costs():
     class ReadsOneKey(toys.ToyWindow):
         """Compares all pairs, but with a window of 0, where it takes what stands beside the query."""

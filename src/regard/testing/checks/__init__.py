@@ -98,7 +98,7 @@ def check_attention(
             if each.once and at > 0:
                 continue
             with on(device):
-                results.append(conduct(each.again if at > 0 else each, subject))
+                results.append(conduct(each, subject))
             if stop_at_failure and results[-1].status == "failed":
                 return results
     return results
