@@ -148,7 +148,7 @@ class Passed:
         self.left: dict[str, int] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        told = dict(report.user_properties)
+        told: dict[str, Any] = dict(report.user_properties)
         name, count = told["group"]
         self.left.setdefault(name, count)
         if report.failed:
