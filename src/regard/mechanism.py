@@ -11,7 +11,6 @@ from torch import Tensor
 
 from regard.errors import ConfigError, LimitError, ShapeError, UnsupportedError, room_for
 from regard.info import Heads, Info, Input
-from regard.moved import follow
 from regard.options import Configured, option, registered_name, weight
 from regard.owner import Owner
 from regard.randomness import drawn_on_cpu
@@ -64,7 +63,6 @@ class Mechanism(Configured):
             self.check_options()
             with room_for(f"mechanism {self._name}"):
                 self.setup()
-            follow(self)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

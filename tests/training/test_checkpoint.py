@@ -103,20 +103,6 @@ def test_damage_is_seen_reported_and_skipped(tmp_path, file, damage, caplog):
     assert str(newer) in caplog.text
 
 
-def test_moments_of_each_other_are_seen_and_skipped(tmp_path):
-    """As processes that shared heads once saved them."""
-    save(tmp_path, 1)
-    model, optimizer = trained()
-    state = optimizer.state[next(model.parameters())]
-    state["exp_avg"], state["exp_avg_sq"] = state["exp_avg_sq"], state["exp_avg"]
-    path = checkpoint.save(tmp_path, Progress(step=2), model, optimizer, CPU)
-    with pytest.raises(CheckpointError, match=r"exp_avg_sq has numbers below 0"):
-        checkpoint.load(path)
-    found, damaged = checkpoint.newest(tmp_path)
-    assert found is not None
-    assert (found.progress.step, damaged) == (1, [path])
-
-
 def test_none_that_verifies_is_an_error_and_none_at_all_is_not(tmp_path):
     assert checkpoint.newest(tmp_path / "nowhere") == (None, [])
     for step in (1, 2):

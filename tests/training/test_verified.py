@@ -69,10 +69,6 @@ OPTIMIZERS = {
     "another weight": (with_(foo__step=torch.zeros(())), "foo/step is not in the model"),
     "no kind": (with_(foo=torch.zeros(1)), "/foo is not in the model"),
     "nothing": (lambda tensors: {}, "file is empty after 1 steps"),
-    "both names": (
-        with_(**{f"{MATRIX.replace('projections.', '')}/step": torch.zeros(())}),
-        "are one weight, under its name in an earlier version",
-    ),
 }
 
 

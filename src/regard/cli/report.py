@@ -84,7 +84,7 @@ def _comparison(options: Options) -> int:
     path = Path(options.folder)
     path = path / "results.json" if path.is_dir() else path
     try:
-        results = opened(content(path), earlier=True)
+        results = opened(content(path))
     except OSError as error:
         raise DataError(
             f"cannot read {path}: {error.strerror}; regard compare --out FOLDER makes one, regard train a run"

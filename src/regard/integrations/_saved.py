@@ -24,7 +24,6 @@ from regard.integrations._tokenizer import tokenizer_from_json
 from regard.integrations._writing import as_json, tokenizer_file
 from regard.integrations.chat import ChatTemplate
 from regard.integrations.weights import Settings, Weight, fill, listed, undrawn
-from regard.moved import current_names
 from regard.owner import Owner
 from regard.reading import content
 from regard.training.bounded import no_larger
@@ -119,8 +118,7 @@ def read(folder: Path, *, trust: bool) -> PublishedModel:
         raise CheckpointError(larger)  # each block has weights of its own
     with of_file(where), undrawn(), no_larger(Settings({}, where, stored).held(), larger):
         model = shape.built().to(dtype)
-    now = {name: stored[written] for written, name in current_names(model, stored).items()}
-    fill(model, [Weight(name, name) for name in model.state_dict()], now, str(folder))
+    fill(model, [Weight(name, name) for name in model.state_dict()], stored, str(folder))
     architecture = str(document.get("architecture"))
     return PublishedModel(model.eval(), tokenizer, shape.config, stops, architecture, folder, template, tuple(classes))
 

@@ -19,7 +19,6 @@ from regard.layer.positions import SLOTS_ONLY, check_position, placed, token_pos
 from regard.layer.projections import InputProjections, build_projections, check_hidden
 from regard.memory import Memory, MemoryState, build_memory
 from regard.memory.caches import Cache, build_cache
-from regard.moved import follow
 from regard.position import Position, build_position
 from regard.randomness import drawn_on_cpu
 from regard.state import State
@@ -137,7 +136,6 @@ class AttentionLayer(nn.Module):
             bias=bias,
             output_bias=bias if output_bias is None else output_bias,
         )
-        follow(self)
         self.inputs = InputProjections(self.attention, dim, source, seed)
         self.cache: Cache | None = None
         self.exchange: Exchange | None = None

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import CheckpointError, ResourceError
-from regard.moved import current_names
 from regard.training import shards, standing
 from regard.training.files import load_folder, remove_folder, save_file, save_folder
 from regard.training.random_states import rng_states
@@ -152,12 +151,6 @@ def opened(path: Path, files: Mapping[str, bytes], parts: Collection[str]) -> Ch
                 tensors[part] = safetensors.torch.load(files[f"{part}.safetensors"])
     except (KeyError, ValueError, safetensors.SafetensorError) as error:
         raise CheckpointError(f"{path} is incomplete or malformed ({type(error).__name__}: {error})") from None
-    for name, x in tensors["optimizer"].items():
-        if name.endswith("/exp_avg_sq") and bool((x < 0).any()):
-            raise CheckpointError(
-                f"{path}: {name} has numbers below 0, and no mean of squares is: what processes that share heads saved "
-                "before 2026-11-27, once resumed, may have moments of each other, and no training goes on from that"
-            )
     return Checkpoint(path, progress, **tensors)
 
 
@@ -291,10 +284,9 @@ def _copy(pairs: list[tuple[Tensor, Tensor]]) -> None:
 
 def _model_pairs(model: nn.Module, checkpoint: Checkpoint) -> list[tuple[Tensor, Tensor]]:
     """(tensor of the model, its saved value) of all."""
-    tensors, names = own_tensors(model), current_names(model, checkpoint.model)
-    written = {names[name]: tensor for name, tensor in checkpoint.model.items()}
-    _require_same(checkpoint.path, tensors, written)
-    return [(tensor, written[name]) for name, tensor in tensors.items()]
+    tensors = own_tensors(model)
+    _require_same(checkpoint.path, tensors, checkpoint.model)
+    return [(tensor, checkpoint.model[name]) for name, tensor in tensors.items()]
 
 
 def _require_same(path: Path, wanted: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
@@ -322,11 +314,10 @@ def _optimizer_state(
     The fused optimizer reads it without looking at its shape. A parameter that never had a gradient has no state; where
     no parameter has one, no step was done.
     """
-    names = current_names(model, {key.rpartition("/")[0] for key in checkpoint.optimizer})
-    state: dict[str, dict[str, Tensor]] = {name: {} for name in names.values()}
+    state: dict[str, dict[str, Tensor]] = {}
     for key, tensor in checkpoint.optimizer.items():
-        written, _, kind = key.rpartition("/")
-        state[names[written]][kind] = tensor
+        name, _, kind = key.rpartition("/")
+        state.setdefault(name, {})[kind] = tensor
     if checkpoint.progress.step and not state:
         raise CheckpointError(
             f"{checkpoint.path}: the optimizer's file is empty after {checkpoint.progress.step} steps"
