@@ -282,12 +282,6 @@ def test_the_report_is_written_again(compared, tmp_path, capsys):
     assert capsys.readouterr().out.endswith(f"{copy / 'report.html'}\n")
 
 
-def test_results_of_a_version_without_checksums_are_shown(compared, tmp_path):
-    (tmp_path / "results.json").write_text(json.dumps(compared.results))
-    assert main(["report", str(tmp_path)]) == 0
-    assert (tmp_path / "report.html").read_text(encoding="utf-8") == compared.page
-
-
 def without(name):
     def edit(results):
         del results["entries"][0][name]
@@ -302,7 +296,7 @@ def without(name):
         (b"", "holds no results of a comparison"),
         (b"\xff\xfe\0", "holds no results of a comparison"),
         (b"[]", "holds no results of a comparison: it holds list, not an object"),
-        (b'{"format": 3}', "is not whole"),
+        (b'{"format": 3}', "it has no checksum"),
         (b'{"format": 3, "sha256": 0}', "its checksum differs from its content; give the regard compare command"),
         (lambda changed: {"format": 0}, "holds no results of a comparison that this version of regard reads"),
         (lambda changed: {"format": 3}, "is not whole"),
