@@ -112,6 +112,6 @@ def merge(
     weight = torch.exp(lse - torch.where(highest.isinf(), 0.0, highest))
     total = weight.sum(0)
     safe = torch.where(total == 0, 1.0, total)
-    seen = torch.where(weight[..., None] == 0, 0.0, weight[..., None] * values)  # a part that weighs 0 may hold NaN
-    merged = (seen.sum(0) / safe[..., None]).to(values.dtype)
+    seen = values.masked_fill((weight == 0)[..., None], 0.0)  # a part that weighs 0 may hold NaN
+    merged = ((weight[..., None] * seen).sum(0) / safe[..., None]).to(values.dtype)
     return merged, torch.where(total == 0, float("-inf"), torch.log(safe) + highest)

@@ -1,5 +1,7 @@
 """Faults of the engines: precision, heads that share keys, noise and codebooks."""
 
+import math
+
 from tests.mutants.edits import Edit
 
 TILES, SUMS, CHANNELS = "regard.engines.tiles", "regard.engines.sums", "regard.engines.sums.channels"
@@ -142,6 +144,15 @@ PRECISION = (
         "tests.attention.routed.test_routing",
         "test_commitment_counts_each_head_of_keys_once",
         ("paper",),
+    ),
+    Edit(
+        "the slope of a weight of 0 times NaN",
+        "regard.call:merge",
+        "(weight[..., None] * seen)",
+        "torch.where(weight[..., None] == 0, 0.0, weight[..., None] * values)",
+        "tests.attention.dense.test_softmax",
+        "test_a_part_without_weight_may_hold_anything",
+        (math.nan,),
     ),
     Edit(
         "unit keys in bfloat16",
