@@ -235,7 +235,7 @@ class Nystrom(Attention):
             columns = columns.max().expand(len(a)) if self.norm == "heads" else columns
             inverses = torch.stack([self._explicit_inverse(*each) for each in zip(a, columns, strict=True)])
             out.append(torch.einsum("hir,hrs,hsj,hje->hie", f, inverses, b, values) + self._smoothed(v[row]))
-        return torch.stack(out) if out else q.new_zeros(0, heads.count, q.shape[2], v.shape[3])
+        return torch.stack(out)
 
     def _means(self, x: Tensor, count: int) -> Tensor:
         """The mean of each run: token t of n belongs to run floor(t runs / n)."""
