@@ -87,7 +87,6 @@ class Call(NamedTuple):
         return kept, Call(kept.get("key_mask"), self.bias, self.marks, self.inputs, grown, *self[5:])
 
 
-@typed
 def by_definition(
     reference: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, call: Call, **replay: Any
 ) -> Tensor:
@@ -97,6 +96,7 @@ def by_definition(
     return v.new_zeros(*q.shape[:3], v.shape[3])
 
 
+@typed
 def merge(
     parts: Sequence[tuple[Float[Tensor, "*rows value"], Float[Tensor, "*rows"]]],
 ) -> tuple[Float[Tensor, "*rows value"], Float[Tensor, "*rows"]]:
