@@ -233,6 +233,30 @@ def test_old_names_copies_and_what_follows_from_the_configuration(tmp_path: Path
         pretrained.load(tmp_path / "it")
 
 
+@pytest.mark.parametrize("title", [title for title in NETWORKS if title.endswith("ForMaskedLM")])
+def test_a_tensor_of_two_names_is_read_under_either(title: str, tmp_path: Path) -> None:
+    """The table of tokens and the bias of the output layer, of which safetensors stores one name."""
+    model = network(title)
+    pretrained.export(model, tmp_path / "it")
+
+    def rename(tensors: dict[str, Tensor]) -> None:
+        (bias,) = (name for name in tensors if name in ("cls.predictions.bias", "lm_head.bias"))
+        (table,) = (name for name in tensors if name.endswith("word_embeddings.weight"))
+        decoder = bias.removesuffix("bias") + "decoder"
+        tensors[f"{decoder}.bias"], tensors[f"{decoder}.weight"] = tensors.pop(bias), tensors.pop(table)
+
+    rewrite(tmp_path / "it", rename)
+    assert torch.equal(logits(pretrained.load(tmp_path / "it").model), logits(model))
+
+    def differ(tensors: dict[str, Tensor]) -> None:
+        (copy,) = (name for name in tensors if name.endswith("decoder.bias"))
+        tensors[copy.replace("decoder.", "")] = tensors[copy] + 1
+
+    rewrite(tmp_path / "it", differ)
+    with pytest.raises(CheckpointError, match=r"decoder\.bias differs from (cls\.predictions|lm_head)\.bias"):
+        pretrained.load(tmp_path / "it")
+
+
 def test_every_problem_with_tensors_is_told_at_once(folder: Path) -> None:
     def spoil(tensors: dict[str, Tensor]) -> None:
         del tensors["embeddings.LayerNorm.weight"]

@@ -171,8 +171,8 @@ def under_one_name(stored: Mapping[str, Stored], architecture: Architecture) -> 
 def renamed(stored: Mapping[str, Stored], architecture: Architecture, form: Form, config: Config) -> dict[str, Stored]:
     """The tensors of a network of the architecture, as its weights name them.
 
-    Bare networks leave a prefix out, some files call tensors otherwise, and some repeat weights or keep what follows
-    from the configuration.
+    Bare networks leave a prefix out, some files call tensors otherwise, and some repeat weights, have only the copy, or
+    keep what follows from the configuration.
 
     Raises:
         CheckpointError: copies that differ from their originals, or a tensor under two names; all are listed.
@@ -183,6 +183,9 @@ def renamed(stored: Mapping[str, Stored], architecture: Architecture, form: Form
         tensors = {name if name in copies else prefix + name: tensor for name, tensor in tensors.items()}
     tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith(form.ignored)}
     wanted = {weight.theirs for weight in form.weights(config)}
+    for copy, original in copies.items():
+        if copy in tensors and copy not in wanted and original not in tensors:
+            tensors[original] = tensors.pop(copy)
     repeated = {
         copy: copies[copy] for copy in copies if copy in tensors and copy not in wanted and copies[copy] in tensors
     }
