@@ -5,6 +5,7 @@ import re
 import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import safetensors
 from safetensors import SafetensorError
@@ -64,8 +65,8 @@ def read_text(folder: Path, name: str) -> str:
         raise CheckpointError(f"cannot read {path}: {error}") from error
 
 
-def read_json(folder: Path, name: str) -> dict[str, object]:
-    """An object in a JSON file of a folder.
+def read_json(folder: Path, name: str, kind: type = dict) -> Any:
+    """An object in a JSON file of a folder, or another kind of value.
 
     Raises:
         CheckpointError: missing, damaged or another kind of value. UnsafeFileError: as `inside`.
@@ -74,8 +75,8 @@ def read_json(folder: Path, name: str) -> dict[str, object]:
         values = json.loads(read_text(folder, name))
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"cannot read {folder / name}: {error}") from error
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{folder / name} holds {type(values).__name__}, not an object of settings")
+    if not isinstance(values, kind):
+        raise CheckpointError(f"{folder / name} holds {type(values).__name__}, not a {kind.__name__} of settings")
     return values
 
 

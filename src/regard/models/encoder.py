@@ -121,8 +121,8 @@ class Encoder(nn.Module):
                 channels, height, width) too, whose patches are the vectors.
             key_mask: True = real; masked inputs influence no other position, whatever they hold.
             token_types: rows of the table of types; None: row 0.
-            positions: for absolute and rotary schemes, where each token is; None: 0, 1, 2, ..., with `skip_padding` over
-                the real tokens.
+            positions: for absolute and rotary schemes, where each token is; None: 0, 1, 2, ..., of real tokens
+                alone with `skip_padding`.
             marks: labels of tokens, as `reads_marks` says: other than 0 for a global token; where a mechanism knows
                 segments, s > 0 for a token of segment s and -s for the global token that summarises it, of which layers
                 without segments take the global tokens. Layers without global tokens see what they always see; cls has
