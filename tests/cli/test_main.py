@@ -24,6 +24,7 @@ VERBS = {
     "claims",
     "compare",
     "doctor",
+    "embed",
     "evaluate",
     "explore",
     "generate",

@@ -13,7 +13,7 @@ import numpy
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor, nn
 
 from regard.attention.sparse.bigbird import Bigbird
@@ -230,6 +230,30 @@ def test_old_names_copies_and_what_follows_from_the_configuration(tmp_path: Path
 
     rewrite(tmp_path / "it", spoil)
     with pytest.raises(CheckpointError, match=r"cls\.predictions\.decoder\.weight differs from bert\.embeddings"):
+        pretrained.load(tmp_path / "it")
+
+
+@pytest.mark.parametrize("title", [title for title in NETWORKS if title.endswith("ForMaskedLM")])
+def test_a_tensor_of_two_names_is_read_under_either(title: str, tmp_path: Path) -> None:
+    """The table of tokens and the bias of the output layer, of which safetensors stores one name."""
+    model = network(title)
+    pretrained.export(model, tmp_path / "it")
+
+    def rename(tensors: dict[str, Tensor]) -> None:
+        (bias,) = (name for name in tensors if name in ("cls.predictions.bias", "lm_head.bias"))
+        (table,) = (name for name in tensors if name.endswith("word_embeddings.weight"))
+        decoder = bias.removesuffix("bias") + "decoder"
+        tensors[f"{decoder}.bias"], tensors[f"{decoder}.weight"] = tensors.pop(bias), tensors.pop(table)
+
+    rewrite(tmp_path / "it", rename)
+    assert torch.equal(logits(pretrained.load(tmp_path / "it").model), logits(model))
+
+    def differ(tensors: dict[str, Tensor]) -> None:
+        (copy,) = (name for name in tensors if name.endswith("decoder.bias"))
+        tensors[copy.replace("decoder.", "")] = tensors[copy] + 1
+
+    rewrite(tmp_path / "it", differ)
+    with pytest.raises(CheckpointError, match=r"decoder\.bias differs from (cls\.predictions|lm_head)\.bias"):
         pretrained.load(tmp_path / "it")
 
 
@@ -571,6 +595,161 @@ def test_embeddings_are_means_over_tokens_whatever_the_padding(folder: Path) -> 
         loaded.embed(["be", ""])
     with pytest.raises(ConfigError, match="texts is a list"):
         loaded.embed("be")
+
+
+def sentence_folder(folder: Path, pooling: dict[str, object], *modules: str, **files: dict[str, object]) -> None:
+    """The files of sentence-transformers beside a network of width 12."""
+    names = modules or ("Transformer", "Pooling")
+    listed = [
+        {"path": f"{at}_{name}" if at else "", "type": f"sentence_transformers.models.{name}"}
+        for at, name in enumerate(names)
+    ]
+    (folder / "modules.json").write_text(json.dumps(listed))
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 12, **pooling}))
+    for name, values in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(values))
+
+
+TEXTS = ["to be or not to be that is the question", "question", "be not the question"]
+# of the hidden states of a text, and where each stands, from 1
+BY_HAND: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "cls": lambda hidden, places: hidden[0],
+    "max": lambda hidden, places: hidden.max(0).values,
+    "mean": lambda hidden, places: hidden.sum(0) / len(hidden),
+    "mean_sqrt_len_tokens": lambda hidden, places: hidden.sum(0) / len(hidden) ** 0.5,
+    "weightedmean": lambda hidden, places: places @ hidden / places.sum(),
+    "lasttoken": lambda hidden, places: hidden[-1],
+}
+
+
+def by_hand(loaded: pretrained.PublishedModel, text: str, names: list[str], skipped: int = 0) -> Tensor:
+    """The vector of a text alone, without its first tokens."""
+    hidden = loaded.model(torch.from_numpy(loaded.reader.encode(text))[None]).hidden[0].detach()
+    places = torch.arange(1.0, len(hidden) + 1)
+    return torch.cat([BY_HAND[name](hidden[skipped:], places[skipped:]) for name in names])
+
+
+@pytest.mark.parametrize(
+    ("pooling", "names"),
+    [
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, ["cls"]),
+        ({"pooling_mode_weightedmean_tokens": True, "pooling_mode_cls_token": False}, ["weightedmean"]),
+        ({"pooling_mode_lasttoken": True, "pooling_mode_max_tokens": True}, ["max", "lasttoken"]),
+        (
+            {"pooling_mode_mean_sqrt_len_tokens": True, "pooling_mode_mean_tokens": True},
+            ["mean", "mean_sqrt_len_tokens"],
+        ),
+        ({}, ["mean"]),
+        ({"pooling_mode": "cls", "include_prompt": True}, ["cls"]),
+        ({"pooling_mode": ["lasttoken", "mean", "max"]}, ["lasttoken", "mean", "max"]),
+    ],
+)
+@pytest.mark.parametrize("unit", [True, False])
+def test_the_pooling_of_a_folder_of_sentence_transformers(
+    folder: Path, tmp_path: Path, pooling: dict[str, object], names: list[str], unit: bool
+) -> None:
+    sentence_folder(folder, pooling, *["Transformer", "Pooling", "Normalize"][: 2 + unit])
+    loaded = pretrained.load(folder)
+    wanted = torch.stack([by_hand(loaded, text, names) for text in TEXTS])
+    torch.testing.assert_close(loaded.embed(TEXTS, unit=False), wanted)
+    if unit:
+        wanted = nn.functional.normalize(wanted)
+    found = loaded.embed(TEXTS)
+    torch.testing.assert_close(found, wanted)
+    pretrained.save(loaded, tmp_path / "saved")
+    pretrained.export(loaded, tmp_path / "exported")
+    for again in ("saved", "exported"):
+        assert torch.equal(pretrained.load(tmp_path / again).embed(TEXTS), found)
+    torch.testing.assert_close(loaded.embed(TEXTS, unit=False, pooling="max")[0], by_hand(loaded, TEXTS[0], ["max"]))
+
+
+@pytest.mark.parametrize("include", [True, False])
+@pytest.mark.parametrize("pooling", BY_HAND)
+def test_prompts_of_a_folder_of_sentence_transformers(folder: Path, pooling: str, include: bool) -> None:
+    prompts = {"prompts": {"query": "that is ", "text": "to be or "}, "default_prompt_name": "text"}
+    mode = {"pooling_mode": pooling, "include_prompt": include}
+    sentence_folder(folder, mode, config_sentence_transformers={**prompts, "similarity_fn_name": "cosine"})
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    added = processors.TemplateProcessing(single="[unk] $A [end]", special_tokens=[("[unk]", 0), ("[end]", 1)])
+    tokenizer.post_processor = added  # type: ignore[assignment]
+    tokenizer.save(str(folder / "tokenizer.json"))
+    loaded = pretrained.load(folder)
+    for name, prompt, tokens in ((None, "to be or ", 4), ("query", "that is ", 3), ("", "", 0)):
+        wanted = by_hand(loaded, prompt + "not the question", [pooling], 0 if include else tokens)
+        torch.testing.assert_close(loaded.embed(["not the question"], prompt=name)[0], wanted)
+    with pytest.raises(ConfigError, match="has no prompt 'qery': did you mean 'query'"):
+        loaded.embed(["not"], prompt="qery")
+
+
+def test_what_a_folder_of_sentence_transformers_reads(folder: Path) -> None:
+    sentence_folder(folder, {"pooling_mode": "mean"}, sentence_bert_config={"max_seq_length": 4, "do_lower_case": True})
+    loaded = pretrained.load(folder)
+    cut = loaded.embed(["be not the question"])
+    assert torch.equal(loaded.embed(["Be not THE question"]), cut)
+    with pytest.raises(LimitError, match=r"at most 4 tokens .*max_seq_length: 4") as caught:
+        loaded.embed(["be", "be not the question to"])
+    assert str(caught.value).splitlines()[1:] == ["  text 1 has 5"]
+    torch.testing.assert_close(loaded.embed(["be not the question to"], truncate=True), cut)
+    assert pretrained.convert(loaded, None, max_length=30).embed(["be " * 25]).shape == (1, 12)
+    # Newer files keep it with the tokenizer.
+    sentence_folder(folder, {"pooling_mode": "mean"}, sentence_bert_config={}, tokenizer_config={"model_max_length": 3})
+    with pytest.raises(LimitError, match="at most 3 tokens"):
+        pretrained.load(folder).embed(["be not the question"])
+
+
+@pytest.mark.parametrize(
+    ("pooling", "modules", "files", "error", "message"),
+    [
+        (
+            {},
+            ("Transformer", "Pooling", "Dense"),
+            {},
+            UnsupportedError,
+            r"modules\.json names the modules .*models\.Dense;",
+        ),
+        ({}, ("Transformer",), {}, UnsupportedError, "names the modules"),
+        ({"pooling_mode": "first"}, (), {}, ConfigError, "there is no pooling 'first'"),
+        ({"pooling_mode_cls_token": 1}, (), {}, CheckpointError, "pooling_mode_cls_token must be true or false, got 1"),
+        ({"pooling_mode_new": True}, (), {}, CheckpointError, "1_Pooling/config.json: pooling_mode_new=True"),
+        (
+            {"word_embedding_dimension": 13},
+            (),
+            {},
+            CheckpointError,
+            "embedding_dimension=13, and hidden states have 12",
+        ),
+        ({}, (), {"sentence_bert_config": {"max_seq_length": "4"}}, CheckpointError, "max_seq_length must be a number"),
+        (
+            {},
+            (),
+            {"config_sentence_transformers": {"model_type": "SparseEncoder", "truncate_dim": 4}},
+            CheckpointError,
+            "(?s)model_type='SparseEncoder'.*config_sentence_transformers.json: truncate_dim=4",
+        ),
+        ({}, (), {"config_sentence_transformers": {"prompts": {"query": 3}}}, CheckpointError, "prompts must be texts"),
+    ],
+)
+def test_settings_of_sentence_transformers_that_are_not_understood(
+    folder: Path,
+    pooling: dict[str, object],
+    modules: tuple[str, ...],
+    files: dict[str, dict[str, object]],
+    error: type[Exception],
+    message: str,
+) -> None:
+    sentence_folder(folder, pooling, *modules, **files)
+    loaded = pretrained.load(folder)
+    with pytest.raises(error, match=message):
+        loaded.embed(["be"])
+
+
+def test_a_module_outside_of_the_folder_is_not_read(folder: Path, tmp_path: Path) -> None:
+    sentence_folder(folder, {"pooling_mode": "cls"})
+    (folder / "1_Pooling").rename(tmp_path / "elsewhere")
+    (folder / "1_Pooling").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UnsafeFileError, match="path '1_Pooling' leads out of the folder"):
+        pretrained.load(folder)
 
 
 def test_texts_in_and_texts_out(folder: Path, tmp_path: Path) -> None:

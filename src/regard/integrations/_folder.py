@@ -5,6 +5,7 @@ import re
 import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import safetensors
 from safetensors import SafetensorError
@@ -64,8 +65,8 @@ def read_text(folder: Path, name: str) -> str:
         raise CheckpointError(f"cannot read {path}: {error}") from error
 
 
-def read_json(folder: Path, name: str) -> dict[str, object]:
-    """An object in a JSON file of a folder.
+def read_json(folder: Path, name: str, kind: type = dict) -> Any:
+    """An object in a JSON file of a folder, or another kind of value.
 
     Raises:
         CheckpointError: missing, damaged or another kind of value. UnsafeFileError: as `inside`.
@@ -74,8 +75,8 @@ def read_json(folder: Path, name: str) -> dict[str, object]:
         values = json.loads(read_text(folder, name))
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"cannot read {folder / name}: {error}") from error
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{folder / name} holds {type(values).__name__}, not an object of settings")
+    if not isinstance(values, kind):
+        raise CheckpointError(f"{folder / name} holds {type(values).__name__}, not a {kind.__name__} of settings")
     return values
 
 
@@ -171,8 +172,8 @@ def under_one_name(stored: Mapping[str, Stored], architecture: Architecture) -> 
 def renamed(stored: Mapping[str, Stored], architecture: Architecture, form: Form, config: Config) -> dict[str, Stored]:
     """The tensors of a network of the architecture, as its weights name them.
 
-    Bare networks leave a prefix out, some files call tensors otherwise, and some repeat weights or keep what follows
-    from the configuration.
+    Bare networks leave a prefix out, some files call tensors otherwise, and some repeat weights, have only the copy, or
+    keep what follows from the configuration.
 
     Raises:
         CheckpointError: copies that differ from their originals, or a tensor under two names; all are listed.
@@ -183,6 +184,9 @@ def renamed(stored: Mapping[str, Stored], architecture: Architecture, form: Form
         tensors = {name if name in copies else prefix + name: tensor for name, tensor in tensors.items()}
     tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith(form.ignored)}
     wanted = {weight.theirs for weight in form.weights(config)}
+    for copy, original in copies.items():
+        if copy in tensors and copy not in wanted and original not in tensors:
+            tensors[original] = tensors.pop(copy)
     repeated = {
         copy: copies[copy] for copy in copies if copy in tensors and copy not in wanted and copies[copy] in tensors
     }

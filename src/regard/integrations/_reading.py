@@ -3,11 +3,12 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
 from regard.errors import CheckpointError, ConfigError, UnsupportedError
-from regard.integrations import _folder, architectures, chat
+from regard.integrations import _folder, _sentence, architectures, chat
 from regard.integrations._gguf import read_gguf
 from regard.integrations._published import PublishedModel
 from regard.integrations._tokenizer import tokenizer_from_gguf, tokenizer_from_json
@@ -66,6 +67,9 @@ def from_folder(folder: Path) -> PublishedModel:
             tokenizer = tokenizer_from_json(
                 _folder.read_text(folder, _folder.TOKENIZER), config.vocab_size, str(folder / _folder.TOKENIZER)
             )
+    sentence: dict[str, Any] = {}
+    with noted(problems):
+        sentence = _sentence.files(folder)
     with noted(problems):
         stops = stop_tokens(beside.get("eos_token_id", values.get("eos_token_id")), config.vocab_size)
     with noted(problems):
@@ -74,7 +78,8 @@ def from_folder(folder: Path) -> PublishedModel:
     with noted(problems):
         classes = _classes(settings.values.get("id2label")) if isinstance(model, Classifier) else ()
     fill(model, form.weights(config), stored, str(folder), problems, form.derived)
-    return PublishedModel(model.eval(), tokenizer, config, stops, architecture.name, folder, template, classes)
+    model.eval()
+    return PublishedModel(model, tokenizer, config, stops, architecture.name, folder, template, classes, sentence)
 
 
 def _classes(labels: object) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from regard import consent, specs
 from regard.checksums import MANIFEST, Entry, entries
 from regard.core import Attention
 from regard.errors import CheckpointError, UnsupportedError
-from regard.integrations import _folder
+from regard.integrations import _folder, _sentence
 from regard.integrations._published import PublishedModel
 from regard.integrations._reading import of_file, stop_tokens
 from regard.integrations._shape import Shape
@@ -73,6 +73,7 @@ def files(loaded: PublishedModel) -> dict[str, bytes]:
         "architecture": loaded.architecture,
         "stop_tokens": list(loaded.stop_tokens),
         "classes": list(loaded.classes),
+        "sentence": dict(loaded.sentence),
         "tokenizer": loaded.tokenizer is not None,
         "chat_template": None if template is None else {"source": template.source, "tokens": dict(template.tokens)},
     }
@@ -108,6 +109,11 @@ def read(folder: Path, *, trust: bool) -> PublishedModel:
     classes = document.get("classes")
     if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
         raise CheckpointError(f"{where} is damaged: classes must be names, got {classes!r:.200}")
+    sentence = document.get("sentence", {})
+    if not isinstance(sentence, dict) or not all(
+        isinstance(each, list if name == _sentence.MODULES else dict) for name, each in sentence.items()
+    ):
+        raise CheckpointError(f"{where} is damaged: sentence must be settings by file, got {sentence!r:.200}")
     stops = stop_tokens(document.get("stop_tokens"), shape.config.vocab_size)
     tokenizer = None
     if tokens is not None:
@@ -120,7 +126,9 @@ def read(folder: Path, *, trust: bool) -> PublishedModel:
         model = shape.built().to(dtype)
     fill(model, [Weight(name, name) for name in model.state_dict()], stored, str(folder))
     architecture = str(document.get("architecture"))
-    return PublishedModel(model.eval(), tokenizer, shape.config, stops, architecture, folder, template, tuple(classes))
+    model.eval()
+    names = tuple(classes)
+    return PublishedModel(model, tokenizer, shape.config, stops, architecture, folder, template, names, sentence)
 
 
 def _verified(folder: Path) -> tuple[dict[str, Any], str | None]:

@@ -1,7 +1,6 @@
 """What is written of a network: the architecture of Hugging Face that it can be, settings, its tokenizer."""
 
 import json
-from collections.abc import Mapping
 
 from torch import nn
 
@@ -39,7 +38,7 @@ def written(model: nn.Module) -> tuple[Architecture, Form, dict[str, object]]:
     raise UnsupportedError("\n".join(reasons))
 
 
-def as_json(values: Mapping[str, object]) -> bytes:
+def as_json(values: object) -> bytes:
     """Settings as a file."""
     return (json.dumps(values, indent=2) + "\n").encode()
 

