@@ -52,6 +52,17 @@ def test_evaluate_with_other_attention(regard, network):
     assert narrow["perplexity"] != pytest.approx(dense["perplexity"], rel=1e-3)
 
 
+def test_a_key_that_is_not_applied_may_be_ignored(regard, network):
+    path = Path(network) / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "logit_gain": 2.0, "is_causal": False}))
+    for verb, *words in (("generate", "a b", "--max-new-tokens", "2"), ("explore", "a b", "--out", "a.html")):
+        answer = regard(verb, network, *words, "--ignore", "is_causal")
+        assert answer.code == 4
+        assert "logit_gain=2.0: regard does not apply this key; if it changes nothing, load with --ignore" in answer.err
+        answer = regard(verb, network, *words, "--ignore", "is_causal", "logit_gain")
+        assert answer.code == 0, answer.err
+
+
 def test_evaluate_with_more_positions(regard, network):
     words = ["--attention", "longformer(window=8)", "--length", "60"]
     answer = regard("evaluate", network, "--corpus", "text.txt", *words)

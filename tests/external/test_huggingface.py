@@ -476,6 +476,10 @@ def test_what_is_missing_or_too_large_is_named(tmp_path):
     with pytest.raises(regard.CheckpointError, match=r"model\.safetensors"):
         load_replaced(type(model), tmp_path)
     tensors = safetensors.torch.load(whole)
+    name = next(name for name in tensors if ".mechanism." in name)
+    weights.write_bytes(safetensors.torch.save({**tensors, name: tensors[name].long()}, metadata={"format": "pt"}))
+    with pytest.raises(regard.CheckpointError, match=f"has {name} as I64"):
+        load_replaced(type(model), tmp_path)
     del tensors["model.layers.0.mlp.up_proj.weight"]
     weights.write_bytes(safetensors.torch.save(tensors, metadata={"format": "pt"}))
     with pytest.raises(regard.CheckpointError, match=r"has no model\.layers\.0\.mlp\.up_proj\.weight"):

@@ -264,14 +264,14 @@ def test_every_problem_with_tensors_is_told_at_once(folder: Path) -> None:
         tensors["encoder.layer.7.output.dense.bias"] = torch.zeros(12)
 
     rewrite(folder, spoil)
-    configure(folder, eos_token_id=77)
+    configure(folder, eos_token_id="end")
     with pytest.raises(CheckpointError) as caught:
         pretrained.load(folder)
     text = str(caught.value)
     assert "bert.embeddings.LayerNorm.weight (12,) is missing" in text
     assert "bert.encoder.layer.0.output.dense.bias has shape (13,), and the configuration says (12,)" in text
     assert "bert.encoder.layer.7.output.dense.bias (12,) has no use here" in text
-    assert "77 is no token id" in text
+    assert "'end' is no token id" in text
 
 
 def test_every_problem_with_a_configuration_is_told_at_once(folder: Path) -> None:
@@ -280,6 +280,39 @@ def test_every_problem_with_a_configuration_is_told_at_once(folder: Path) -> Non
         pretrained.load(folder)
     for problem in ("num_attention_heads=5", "hidden_act='mish'", "is_decoder=True", "layer_norm_eps must be a number"):
         assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize("title", ["LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "GPT2LMHeadModel"])
+@pytest.mark.parametrize("changes", [{"is_causal": False}, {"query_scale": 0.5}, {"use_gates": False}])
+def test_a_key_that_may_change_the_result_is_refused_unless_it_is_ignored(
+    title: str, changes: dict[str, object], tmp_path: Path
+) -> None:
+    model = network(title)
+    pretrained.export(model, tmp_path / "it")
+    configure(tmp_path / "it", **changes, pruned_heads={}, quantization_config=None, prefix=" ", summary_type="last")
+    (key,) = changes
+    with pytest.raises(CheckpointError) as caught:
+        pretrained.load(tmp_path / "it")
+    (problem,) = str(caught.value).splitlines()[1:]
+    assert problem.startswith(f"  {key}={changes[key]!r}: regard")
+    assert torch.equal(logits(pretrained.load(tmp_path / "it", ignore=(key,)).model), logits(model))
+
+
+@pytest.mark.parametrize(
+    ("rotary", "problem"),
+    [
+        ({"rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5"),
+        ({"rope_scaling": {"type": "default", "factor": 2.0}}, "factor=2.0"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type='linear'"),
+        ({"rope_scaling": {"type": "yarn"}, "rope_parameters": {"rope_theta": 10000.0}}, "rope_scaling="),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
+    ],
+)
+def test_rotary_positions_of_another_kind_are_refused(rotary: dict[str, object], problem: str, tmp_path: Path) -> None:
+    pretrained.export(network("LlamaForCausalLM"), tmp_path / "it")
+    configure(tmp_path / "it", **rotary)
+    with pytest.raises(CheckpointError, match=problem):
+        pretrained.load(tmp_path / "it")
 
 
 @pytest.mark.parametrize(
@@ -451,6 +484,48 @@ def test_a_link_that_leads_out_of_the_folder_is_refused(folder: Path) -> None:
     (folder / "model.safetensors").symlink_to("../other.safetensors")
     with pytest.raises(UnsafeFileError, match="is a link to"):
         pretrained.load(folder)
+
+
+@pytest.mark.parametrize("at", ["blobs", "other/blobs"])
+def test_links_of_a_hugging_face_cache_lead_to_its_own_blobs(at: str, folder: Path, tmp_path: Path) -> None:
+    expected = logits(pretrained.load(folder).model)
+    snapshot, blobs = tmp_path / "models--it" / "snapshots" / "0123abcd", tmp_path / "models--it" / at
+    snapshot.mkdir(parents=True)
+    blobs.mkdir(parents=True)
+    for number, path in enumerate(sorted(folder.iterdir())):
+        path.rename(blobs / str(number))
+        (snapshot / path.name).symlink_to(Path("../..") / at / str(number))
+    if at == "blobs":
+        assert torch.equal(logits(pretrained.load(snapshot).model), expected)
+    else:
+        with pytest.raises(UnsafeFileError, match="is a link to"):
+            pretrained.load(snapshot)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool, torch.complex64])
+def test_weights_that_are_no_floating_point_numbers_are_refused(dtype: torch.dtype, folder: Path) -> None:
+    name = "embeddings.LayerNorm.weight"
+    rewrite(folder, lambda tensors: tensors.update({name: tensors[name].to(dtype)}))
+    with pytest.raises(CheckpointError, match=rf"bert\.{name} is stored as \w+, and the network has torch\.float32"):
+        pretrained.load(folder)
+
+
+def test_tokens_without_a_row_are_warned_of_and_never_used(tmp_path: Path) -> None:
+    """A network of 7 letters of the 10 words, and GPT-2's end of text."""
+    model = LanguageModel(presets.build("gpt", **{**WIDE, "vocab_size": 7}))
+    pretrained.export(model, tmp_path / "it", tokenizer=words())
+    configure(tmp_path / "it", eos_token_id=[50256, 1, -1])
+    with pytest.warns(UserWarning, match="tokens of its tokenizer|eos_token_id") as caught:
+        loaded = pretrained.load(tmp_path / "it")
+    first, second = (str(each.message) for each in caught)
+    assert "3 tokens of its tokenizer, 7 ('is') the first" in first
+    assert "[50256, -1] is outside 0 to 6" in second
+    assert loaded.stop_tokens == (1,)
+    assert loaded.reader.encode("to be or not").tolist() == [2, 3, 4, 5]
+    assert len(loaded.generate("to be", max_new_tokens=9, temperature=5.0).split()) <= 9
+    for read in (loaded.reader.encode, loaded.reader.document, loaded.generate):
+        with pytest.raises(InputError, match="7 at position 1"):
+            read("that is")
 
 
 def test_pickled_weights_are_refused(folder: Path) -> None:
@@ -811,8 +886,8 @@ def gguf(tensors: dict[str, Tensor], metadata: dict[str, object]) -> bytes:
     return head + bytes(-len(head) % 32) + body
 
 
-def llama_file(path: Path) -> LanguageModel:
-    """A tiny Llama as llama.cpp stores it: rows of q and k in the order of neighbouring planes."""
+def llama_file(path: Path, more: dict[str, object] | None = None) -> LanguageModel:
+    """A tiny Llama as llama.cpp stores it: rows of q and k in the order of neighbouring planes; with more metadata."""
     config = presets.build("llama", **{**WIDE, "vocab_size": 6, "kv_heads": 1, "max_length": 20})
     model = LanguageModel(config).eval()
 
@@ -848,7 +923,7 @@ def llama_file(path: Path) -> LanguageModel:
         "tokenizer.ggml.merges": ["a b"],
         "tokenizer.ggml.eos_token_id": 5,
     }
-    path.write_bytes(gguf({name: x.detach() for name, x in tensors.items()}, metadata))
+    path.write_bytes(gguf({name: x.detach() for name, x in tensors.items()}, {**metadata, **(more or {})}))
     return model
 
 
@@ -861,6 +936,68 @@ def test_a_gguf_file_is_the_network_that_was_stored(tmp_path: Path) -> None:
     assert loaded.stop_tokens == (5,)
     with pytest.raises(InputError, match="0x64 of U\\+0064"):
         loaded.reader.encode("abd")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("attention.causal", False),
+        ("attention.scale", 0.5),
+        ("attention.sliding_window", 4),
+        ("attention.value_length", 4),
+        ("final_logit_softcapping", 30.0),
+        ("rope.dimension_count", 4),
+        ("rope.scaling.attn_factor", 2.0),
+        ("rope.scaling.factor", 2.0),  # without a type llama.cpp takes it as linear
+        ("rope.scaling.type", "yarn"),
+    ],
+)
+def test_a_key_of_gguf_that_changes_the_result_is_refused(key: str, value: object, tmp_path: Path) -> None:
+    same = {"rope.dimension_count": 6, "attention.value_length": 6, "attention.causal": True}
+    same |= {"rope.scaling.type": "none", "rope.scaling.factor": 1.0}
+    model = llama_file(tmp_path / "it.gguf", {f"llama.{name}": only for name, only in {**same, key: value}.items()})
+    with pytest.raises(CheckpointError) as caught:
+        pretrained.load(tmp_path / "it.gguf")
+    (problem,) = str(caught.value).splitlines()[1:]
+    assert problem.startswith(f"  {key}={value!r}: regard")
+    tokens = torch.tensor([[3, 2, 4, 1, 1]])
+    loaded = pretrained.load(tmp_path / "it.gguf", ignore=(key,))
+    assert torch.equal(loaded.decoder(tokens).logits, model(tokens).logits)
+
+
+@pytest.mark.parametrize(
+    ("split", "more", "ids"),
+    [
+        ("gpt-2", {}, [3, 0, 1]),
+        ("llama-bpe", {}, [4, 2]),
+        ("llama3", {"add_bos_token": True}, [4, 2]),
+        ("llama-bpe", {"add_bos_token": False, "add_eos_token": True}, [2, 5]),
+    ],
+)
+def test_whole_words_and_first_tokens_are_those_of_llama_cpp(
+    split: str, more: dict[str, object], ids: list[int], tmp_path: Path
+) -> None:
+    own: dict[str, object] = {"pre": split, "bos_token_id": 4, "tokens": ["a", "b", "cab", "c", "<first>", "<end>"]}
+    metadata = {f"tokenizer.ggml.{key}": value for key, value in {**own, "merges": [], **more}.items()}
+    llama_file(tmp_path / "it.gguf", metadata)
+    assert pretrained.load(tmp_path / "it.gguf").reader.encode("cab").tolist() == ids
+
+
+def test_a_first_token_that_is_added_must_be_one(tmp_path: Path) -> None:
+    llama_file(tmp_path / "it.gguf", {"tokenizer.ggml.pre": "llama-bpe"})
+    with pytest.raises(CheckpointError, match="bos_token_id is None, which is none of the 6 tokens"):
+        pretrained.load(tmp_path / "it.gguf")
+
+
+@pytest.mark.parametrize("kind", [1, 3])
+def test_the_end_of_a_turn_or_of_a_message_ends_a_text(kind: int, tmp_path: Path) -> None:
+    """Those of keys, and those of a name that llama.cpp knows, whose kind is wrong in some files."""
+    own = {"tokens": ["a", "b", "<|im_end|>", "<turn>", "<message>", "<end>"], "token_type": [1, 1, kind, 3, 3, 3]}
+    own |= {"eot_token_id": 3, "eom_token_id": 4, "merges": []}
+    llama_file(tmp_path / "it.gguf", {f"tokenizer.ggml.{key}": value for key, value in own.items()})
+    loaded = pretrained.load(tmp_path / "it.gguf")
+    assert set(loaded.stop_tokens) == {2, 3, 4, 5}
+    assert loaded.reader.decode([0, 2, 1]) == "ab"
 
 
 def test_a_gguf_file_of_another_architecture_is_refused(tmp_path: Path) -> None:

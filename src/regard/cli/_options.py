@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import NoneType
-from typing import TypeVar, get_args
+from typing import Annotated, TypeVar, get_args
 
 import tyro
 from tyro.constructors import (
@@ -17,6 +17,12 @@ from tyro.constructors import (
 from regard.errors import ConfigError, DataError, ResourceError
 
 Options = TypeVar("Options")
+Trust = Annotated[
+    bool, tyro.conf.arg(help="a folder may name its mechanism by import path, module:Class, which runs that module")
+]
+Ignore = Annotated[
+    tuple[str, ...], tyro.conf.arg(metavar="KEY...", help="published weights: keys of config.json to leave out")
+]
 TYPES = ConstructorRegistry()
 """how the help names types: an option that may be None as what else it may be. The word None is still read."""
 

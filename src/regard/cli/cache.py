@@ -13,6 +13,7 @@ import tyro
 
 from regard.benchmark.threads import default_threads
 from regard.cli._numbers import one_word, parse_numbers, require_positive
+from regard.cli._options import Ignore, Trust
 from regard.cli._output import console, emit, table
 from regard.cli._threads import cpu_threads
 from regard.errors import ConfigError
@@ -47,8 +48,8 @@ class Options:
     """CPU threads; by default OMP_NUM_THREADS, else all cores"""
     seed: int = 0
     """of the keys"""
-    trust: bool = False
-    """a run, or what was saved, may name its mechanism by import path, module:Class, which runs that module"""
+    trust: Trust = False
+    ignore: Ignore = ()
     out: str | None = None
     """folder for results.json and cache.html"""
     json: bool = False
@@ -82,7 +83,7 @@ def _measure(options: Options) -> int:
 
     read, own = TextConfig(corpus="state_of_the_union" if options.corpus is None else options.corpus), False
     if pretrained.recognised(options.model):
-        loaded = pretrained.load(options.model, device=options.device, trust=options.trust)
+        loaded = pretrained.load(options.model, device=options.device, trust=options.trust, ignore=options.ignore)
     else:
         loaded = load(options.model, device=options.device, trust=options.trust)
         if isinstance(loaded.config.task, TextConfig) and options.corpus is None:

@@ -12,6 +12,7 @@ import tyro
 
 from regard.benchmark.threads import default_threads
 from regard.cli._numbers import require_positive
+from regard.cli._options import Ignore, Trust
 from regard.cli._output import console, emit, table
 from regard.cli._threads import cpu_threads
 from regard.errors import ConfigError, DataError
@@ -71,8 +72,8 @@ class Options:
     """auto: cuda, else mps, else cpu"""
     threads: int = field(default_factory=default_threads)
     """CPU threads; by default OMP_NUM_THREADS, else all cores"""
-    trust: bool = False
-    """a run, or what was saved, may name its mechanism by import path, module:Class, which runs that module"""
+    trust: Trust = False
+    ignore: Ignore = ()
     out: str | None = None
     """new folder for the calibration; None: exits in the folder of a run, and nowhere for published weights"""
     json: bool = False
@@ -228,7 +229,7 @@ def _loaded(options: Options) -> "tuple[LanguageModel, Reader, TextConfig, Any, 
         seen = bool(exits.shares(trained, read, split))
         target = Path(options.model) / exits.FOLDER
     else:
-        loaded = pretrained.load(options.model, device=options.device, trust=options.trust)
+        loaded = pretrained.load(options.model, device=options.device, trust=options.trust, ignore=options.ignore)
     if options.out is not None:
         target = Path(options.out)
     model, reader = loaded.model, loaded.tokenizer

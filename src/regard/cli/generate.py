@@ -13,6 +13,7 @@ from regard.cli._batch import AT_A_TIME, Prompt, answer, continued, prompts, tol
 from regard.cli._cache import reduce
 from regard.cli._datastore import KnnOptions, looked_up, mixing, require_datastore
 from regard.cli._depth import coloured, leave_early, machine, require_as_measured, require_depths
+from regard.cli._options import Ignore, Trust
 from regard.cli._output import weights_of
 from regard.errors import ConfigError, InputError
 
@@ -86,8 +87,8 @@ class Options:
     """continuing one prompt: machine output on stdout, with the blocks of every token where a depth decides them"""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """auto: cuda, else mps, else cpu"""
-    trust: bool = False
-    """a run, or what was saved, may name its mechanism by import path, module:Class, which runs that module"""
+    trust: Trust = False
+    ignore: Ignore = ()
 
 
 _SAMPLING_OPTIONS = ("max_new_tokens", "temperature", "top_k", "top_p", "seed", "stop")
@@ -129,6 +130,7 @@ def _written(options: Options) -> int:
             max_length=options.max_length,
             weights=options.weights or "float32",
             trust=options.trust,
+            ignore=options.ignore,
         )
         if options.exits is not None:
             leave_early(published.decoder, options.exits, options.run, published=True)

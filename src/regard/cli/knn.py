@@ -9,7 +9,7 @@ import tyro
 
 from regard.cli._datastore import KnnOptions, as_options, searched, tell
 from regard.cli._interrupted import leaving
-from regard.cli._options import own_names
+from regard.cli._options import Ignore, Trust, own_names
 from regard.cli._output import Ticking, console, emit, given, table
 from regard.errors import ConfigError, InputError
 from regard.tasks.config import TextConfig
@@ -67,8 +67,8 @@ class Options:
     knn: KnnOptions = dataclasses.field(default_factory=KnnOptions)
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """auto: cuda, else mps, else cpu"""
-    trust: bool = False
-    """a run, or what was saved, may name its mechanism by import path, module:Class, which runs that module"""
+    trust: Trust = False
+    ignore: Ignore = ()
     json: bool = False
     """machine output on stdout"""
 
@@ -141,7 +141,7 @@ def _model(options: Options) -> "tuple[LanguageModel, Reader, int]":
     from regard.integrations.datastores import decoder
 
     assert options.model is not None
-    model, reader, length = decoder(options.model, device=options.device, trust=options.trust)
+    model, reader, length = decoder(options.model, device=options.device, trust=options.trust, ignore=options.ignore)
     return model, reader, length if options.length is None else options.length
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import tyro
 
 from regard.cli._interrupted import leaving
-from regard.cli._options import own_names
+from regard.cli._options import Ignore, own_names
 from regard.cli._output import console, emit, table
 from regard.errors import ConfigError
 
@@ -28,6 +28,7 @@ _BUILD = {
     "separator": None,
     "suffixes": (),
     "trust": False,
+    "ignore": (),
 }
 """options of build alone"""
 
@@ -64,6 +65,7 @@ class Options:
     """build: read the files of the folder with these endings, such as .jsonl; none given: all that regard reads"""
     trust: bool = False
     """build: a run named by --tokenizer may name its mechanism by import path, module:Class, which runs that module"""
+    ignore: Ignore = ()
     json: bool = False
     """machine output on stdout"""
 
@@ -119,7 +121,7 @@ def _reader(options: Options) -> "Reader":
     if is_store(options.tokenizer):
         return TokenStore.open(path).tokenizer
     if pretrained.recognised(options.tokenizer):
-        return datastores.decoder(options.tokenizer, trust=options.trust).reader
+        return datastores.decoder(options.tokenizer, trust=options.trust, ignore=options.ignore).reader
     if (path / "config.toml").is_file():
         return load_tokenizer(path / TOKENIZER)
     if not path.is_file():

@@ -122,7 +122,7 @@ def started(options: Options) -> tuple[RunConfig, "Start"]:
     chosen_device(options.training.device)  # before the weights are read
     given = {name: getattr(options.model, name) for name in options.shaped}
     conversion = {name: given.pop(name) for name in CONVERTED if name in given}
-    start = starting.start(options.start, **conversion, trust=options.trust)
+    start = starting.start(options.start, **conversion, trust=options.trust, ignore=options.ignore)
     start.require_task(options.task)
     return start.configured(RunConfig(replace(start.shape, **given), options.task, options.training)), start
 

@@ -24,7 +24,7 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 def inside(folder: Path, names: list[str]) -> list[Path]:
-    """The files of these names in a folder.
+    """The files of these names in a folder; in a snapshot of a Hugging Face cache, links to the blobs beside it too.
 
     Raises:
         UnsafeFileError: names with a path in them, links that lead out of the folder, and what is no plain file; all
@@ -32,6 +32,7 @@ def inside(folder: Path, names: list[str]) -> list[Path]:
         CheckpointError: files that are missing.
     """
     root = folder.resolve()
+    homes = {root, *(path.parent / "blobs" for path in root.parents if path.name == "snapshots")}
     unsafe: list[str] = []
     missing: list[str] = []
     for name in names:
@@ -40,7 +41,7 @@ def inside(folder: Path, names: list[str]) -> list[Path]:
             unsafe.append(f"{name!r} is no plain file name")
         elif not path.exists():
             missing.append(name)
-        elif path.resolve().parent != root:
+        elif path.resolve().parent not in homes:
             unsafe.append(f"{name} is a link to {path.resolve()}")
         elif not stat.S_ISREG(path.stat().st_mode):
             unsafe.append(f"{name} is no regular file")
@@ -140,7 +141,10 @@ def tensors_of(path: Path) -> dict[str, Stored]:
         with plain(path), plain(path):  # safetensors opens it twice, and calls it missing where it cannot
             pass
         file = safetensors.safe_open(path, framework="pt")
-        return {name: Stored(tuple(file.get_slice(name).get_shape()), _reader(file, name)) for name in file.keys()}  # noqa: SIM118
+        found = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        return {
+            name: Stored(tuple(one.get_shape()), _reader(file, name), one.get_dtype()) for name, one in found.items()
+        }
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path} is truncated or damaged: {error}; fetch it again") from error
 

@@ -84,7 +84,7 @@ def fill(model: nn.Module, stored: Mapping[str, Stored], folder: Path, mark: str
         architecture: the model's; transformers may write other names than those of its modules.
 
     Raises:
-        CheckpointError: one is missing, of another shape, there twice, or belongs to no place.
+        CheckpointError: one is missing, of another shape or type, there twice, or belongs to no place.
     """
     placed = {name: Stored(tuple(x.shape), lambda x=x: x) for name, x in model.state_dict().items() if mark in name}
     own = _folder.under_one_name(placed, architecture)
@@ -95,4 +95,6 @@ def fill(model: nn.Module, stored: Mapping[str, Stored], folder: Path, mark: str
     for name, weight in own.items():
         if name not in stored or stored[name].shape != weight.shape:
             raise CheckpointError(f"{folder} has no {name} of shape {weight.shape}")
+        if stored[name].kind.startswith(("F", "BF")) != weight.read().is_floating_point():
+            raise CheckpointError(f"{folder} has {name} as {stored[name].kind}, and the mechanism as another type")
         weight.read().copy_(stored[name].read())

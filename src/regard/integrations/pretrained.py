@@ -71,6 +71,7 @@ def load(
     memory: str | Sequence[str] | None = None,
     weights: WeightKind = "float32",
     trust: bool = False,
+    ignore: Sequence[str] = (),
 ) -> PublishedModel:
     """Load published weights, or what `save` wrote.
 
@@ -83,12 +84,14 @@ def load(
             (`regard.models.packed`).
         trust: a folder of `save` may name its mechanism by import path, module:Class, which runs the code of that
             module.
+        ignore: keys of config.json, or of a GGUF file's metadata, that the network is to be built without.
 
     Raises:
         ConfigError: no such file or folder, a package that is not installed or not known, or an import path without
             `trust`.
         UnsupportedError: an architecture or a setting that no model of ours has; a format of numbers without `gguf`.
-        CheckpointError: truncated or damaged files, missing or extra tensors, wrong shapes; all are listed.
+        CheckpointError: truncated or damaged files, missing or extra tensors, wrong shapes or types, keys that regard
+            does not apply; all are listed.
         UnsafeFileError: a folder that points outside itself, or pickle.
 
     Example:
@@ -103,7 +106,7 @@ def load(
     if _saved.is_saved(where):
         loaded = _saved.read(where, trust=trust)
     else:
-        loaded = from_folder(where) if where.is_dir() else from_gguf(where)
+        loaded = from_folder(where, ignore) if where.is_dir() else from_gguf(where, ignore)
     loaded.model.to(chosen)
     if (attention, max_length, projections, memory) != (None, None, None, None):
         loaded = convert(loaded, attention, max_length=max_length, projections=projections, memory=memory)

@@ -1,6 +1,7 @@
 """Published tokenizers, special tokens and all, through the `tokenizers` library."""
 
 import json
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -20,10 +21,8 @@ class PretrainedTokenizer(Reader):
 
     Args:
         model: of the `tokenizers` library.
-        vocab_size: ids that the network has, at least as many as the tokenizer; None: the tokenizer's.
-
-    Raises:
-        CheckpointError: tokens that the network does not have; all are listed.
+        vocab_size: ids that the network has; None: the tokenizer's. Tokens beyond are warned of, and no text that has
+            one is encoded.
 
     Example:
         >>> from tokenizers import Tokenizer, models, pre_tokenizers
@@ -41,9 +40,10 @@ class PretrainedTokenizer(Reader):
         self.vocab_size = max(names.values(), default=-1) + 1 if vocab_size is None else vocab_size
         beyond = sorted((at, name) for name, at in names.items() if at >= self.vocab_size)
         if beyond:
-            raise CheckpointError(
-                f"the tokenizer has ids that the network has not, whose vocabulary ends at {self.vocab_size - 1}:"
-                + listed(f"{at}: {name!r}" for at, name in beyond)
+            warnings.warn(
+                f"the network has no row for {len(beyond)} tokens of its tokenizer, {beyond[0][0]} ({beyond[0][1]!r}) "
+                "the first: a text with one of them is refused",
+                stacklevel=2,
             )
         model.no_truncation()
         model.no_padding()
@@ -62,7 +62,8 @@ class PretrainedTokenizer(Reader):
             longest: cut the text to so many ids, those that are added included.
 
         Raises:
-            InputError: half a surrogate pair, or bytes that the vocabulary has no token for; all are listed.
+            InputError: half a surrogate pair, bytes that the vocabulary has no token for, or tokens that the network
+                has no row for; all are listed.
             CheckpointError: the tokenizer lacks what it needs for this text.
         """
         self._check(text)
@@ -71,7 +72,7 @@ class PretrainedTokenizer(Reader):
             encoding = self._encoding(text, added=False)
             encoding.truncate(max(longest - self._model.num_special_tokens_to_add(is_pair=False), 0))
             encoding = self._model.post_process(encoding)
-        return np.array(encoding.ids, np.int64)
+        return self.checked(encoding.ids)
 
     def document(self, text: str) -> Encoded:
         """The ids of a text and the bytes they stand for; errors as `encode`."""
@@ -82,7 +83,7 @@ class PretrainedTokenizer(Reader):
         reached = np.concatenate([[0], np.cumsum(widths)])
         ends = np.array([end for _, end in encoding.offsets], np.int64).reshape(-1)
         seen = np.maximum.accumulate(reached[ends]) if ends.size else reached[:0]
-        return Encoded(np.array(encoding.ids, np.int64), np.diff(seen, prepend=0))
+        return Encoded(self.checked(encoding.ids), np.diff(seen, prepend=0))
 
     def _encoding(self, text: str, *, added: bool = True) -> "tokenizers.Encoding":
         try:

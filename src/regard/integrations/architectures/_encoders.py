@@ -50,7 +50,7 @@ def encoder_config(
     chosen = settings.choice("hidden_act", list(ACTIVATIONS), act)
     settings.choice("position_embedding_type", ["absolute"], "absolute")
     settings.choice("tie_word_embeddings", [True], True)
-    for name in ("is_decoder", "add_cross_attention"):
+    for name in ("is_decoder", "add_cross_attention", "is_causal"):
         settings.choice(name, [False], False)
     rows = settings.axis("max_position_embeddings", rows)
     if rows <= offset:

@@ -19,7 +19,7 @@ from regard.models import Classifier, Encoder, EncoderConfig
 
 
 def _config(settings: Settings) -> EncoderConfig:
-    layers, window = settings.layers("num_hidden_layers", 12), settings.values.get("attention_window", 512)
+    layers, window = settings.layers("num_hidden_layers", 12), settings.get("attention_window", 512)
     widths = window if isinstance(window, list) else [window] * layers
     if len(widths) != layers:
         settings.problems.append(f"attention_window names {len(widths)} layers, not num_hidden_layers={layers}")
@@ -28,7 +28,7 @@ def _config(settings: Settings) -> EncoderConfig:
         settings.problems.append(f"attention_window counts both sides and is even and positive, got {odd[0]!r}")
     config = roberta_config(settings)
     # transformers marks the first token, and no other, when the network for classes is given no marks.
-    first = int("LongformerForSequenceClassification" in str(settings.values.get("architectures")))
+    first = int("LongformerForSequenceClassification" in str(settings.get("architectures")))
     specs = [f"longformer(window={cast(int, width) // 2}, num_global={first})" for width in widths]
     return replace(
         config,

@@ -32,7 +32,7 @@ def _local(chunk: int, past: int) -> str:
 
 
 def _config(settings: Settings) -> ModelConfig:
-    layers, kinds = settings.layers("num_hidden_layers", 6), settings.values.get("attn_layers", ["local", "lsh"] * 3)
+    layers, kinds = settings.layers("num_hidden_layers", 6), settings.get("attn_layers", ["local", "lsh"] * 3)
     if not isinstance(kinds, list) or len(kinds) != layers or not set(kinds) <= {"local", "lsh"}:
         settings.problems.append(f"attn_layers must name local or lsh for each of {layers} layers, got {kinds!r}")
         kinds = ["local"] * layers
@@ -43,9 +43,9 @@ def _config(settings: Settings) -> ModelConfig:
     chunk, past = settings.size("local_attn_chunk_length", 64), settings.number("local_num_chunks_before", 1)
     if past != int(past) or past < 0:
         settings.problems.append(f"local_num_chunks_before must be an integer of at least 0, got {past!r}")
-    longest = settings.size("max_position_embeddings", 4096)
+    longest, hashed = settings.size("max_position_embeddings", 4096), settings.size("lsh_attn_chunk_length", 64)
     if "lsh" in kinds:
-        longest = min(longest, settings.size("lsh_attn_chunk_length", 64))
+        longest = min(longest, hashed)
     config = {
         "vocab_size": settings.axis("vocab_size", 320),
         "dim": settings.axis("hidden_size", 256),
