@@ -24,18 +24,19 @@ from regard.core import Attention, generator
 from regard.errors import CheckpointError, ConfigError, UnsupportedError
 from regard.info import Heads
 from regard.integrations import _folder, _replaced, architectures
-from regard.integrations._masks import key_mask_and_table
+from regard.integrations._masks import PACKED, STATIC_CACHE_REFUSED, key_mask_and_table
 from regard.integrations._multihead import effective_weights
 from regard.integrations._replacement import Replacement
 from regard.integrations.architectures import AttentionModule
 
 NAME = "regard"
+UNSUPPORTED = {
+    **dict.fromkeys(("softcap", "sliding_window", "s_aux", "cache"), ""),
+    **dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), f": {PACKED}"),
+}
+"""arguments of attention functions that would change the result, and what to do instead"""
 LEFT = "regard_left"
 """attribute of every attention module of a model that was replaced; without it a module was loaded, not replaced"""
-STATIC_CACHE_REFUSED = (
-    "a cache with empty slots after the last position, or one that forgets, is not served: queries must be the last "
-    "positions; use the default dynamic cache"
-)
 
 
 class Place(nn.Module):
@@ -85,11 +86,12 @@ def replacement(
             continue
         roots.append(f"{path}." if path else "")
         model = cast(Any, part)
-        parts = _parts(model, path, pattern)
-        if parts and (model.config.model_type not in served or not type(model)._can_set_attn_implementation()):
+        kind = model.config.model_type
+        parts = _parts(model, path, pattern, served=kind in served)
+        if parts and (kind not in served or not type(model)._can_set_attn_implementation()):
             raise UnsupportedError(
-                f"{path or type(model).__name__}: models of type {model.config.model_type} are not served; these are: "
-                f"{', '.join(served)}"
+                f"{f'{path}: ' if path else ''}{type(model).__name__} ({kind}) is a Hugging Face model of a type that "
+                f"is not served; these are: {', '.join(served)}"
             )
         for name, inner in parts:
             kinds = served[model.config.model_type]
@@ -177,13 +179,18 @@ def load_replaced(kind: Any, folder: str | Path, *, trust: bool = False) -> Any:
     return model
 
 
-def _parts(model: nn.Module, path: str, pattern: str) -> list[tuple[str, nn.Module]]:
-    """The attention modules of a model under a pattern, with their names in the whole."""
+def _parts(model: nn.Module, path: str, pattern: str, *, served: bool = True) -> list[tuple[str, nn.Module]]:
+    """The attention modules of a model under a pattern, with their names in the whole.
+
+    Those of a type that is not served may lack `scaling`, and torch's own are replaced in any model.
+    """
     named = [(f"{path}.{name}" if path else name, part) for name, part in model.named_modules()]
     return [
         (name, part)
         for name, part in named
-        if fnmatch.fnmatchcase(name, pattern) and type(part).__name__.endswith("Attention") and hasattr(part, "scaling")
+        if fnmatch.fnmatchcase(name, pattern)
+        and type(part).__name__.endswith("Attention")
+        and (hasattr(part, "scaling") or not (served or isinstance(part, nn.MultiheadAttention)))
     ]
 
 
@@ -285,15 +292,16 @@ def attend(
         options = {"dropout": dropout, "scaling": scaling, "is_causal": is_causal, "position_bias": position_bias}
         return _softmax(module, query, key, value, attention_mask, options)
     place, form = cast(Place, place), cast(Attention, place.mechanism)
-    for name in ("softcap", "sliding_window", "s_aux", "cache"):
+    for name, instead in UNSUPPORTED.items():
         if further.get(name) is not None:
-            raise UnsupportedError(f"{form.info.title} in a Hugging Face model does not support {name}")
+            raise UnsupportedError(f"{form.info.title} in a Hugging Face model does not support {name}{instead}")
     if is_causal is not None and is_causal != form.heads.causal:
         raise UnsupportedError(f"this place was built with causal={form.heads.causal}, and this call has {is_causal=}")
     dim = query.shape[-1]
     if scaling is not None and scaling != dim**-0.5:
         query = query * (scaling * dim**0.5)
-    key_mask, table = key_mask_and_table(attention_mask, query, key, causal=form.heads.causal)
+    positions = cast("Tensor | None", further.get("position_ids"))
+    key_mask, table = key_mask_and_table(attention_mask, form, query, key, positions)
     if position_bias is not None and not place.cross:  # where T5 reads another sequence its bias is zeros
         added = position_bias.to(query.dtype)
         if table is not None and table.dtype == torch.bool:
@@ -338,7 +346,7 @@ def mask(
     if padding is not None and padding.shape[1] < kv_length:
         padding = nn.functional.pad(padding, (0, kv_length - padding.shape[1]))  # as transformers: what is not said
     if mask_function in (causal_mask_function, bidirectional_mask_function):
-        if padding is None or bool(padding.all()):
+        if padding is None or (not torch.compiler.is_compiling() and bool(padding.all())):
             return None
         return padding[:, None, None, :kv_length].to(torch.bool)
     return sdpa_mask(

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from regard.core import Attention, generator
 from regard.errors import ConfigError, UnsupportedError
-from regard.integrations._multihead import MultiheadAttention, forms
+from regard.integrations._multihead import MultiheadAttention, forms, keep_forward
 from regard.integrations._replacement import Replacement
 
 __all__ = ["MultiheadAttention", "Replaced", "losses", "replace_attention"]
@@ -82,9 +82,9 @@ def replace_attention(
     names = tuple(name for one in replacements for name in one.names)
     if not names:
         raise ConfigError(
-            f"{type(module).__name__} holds no attention that can be replaced under pattern={pattern!r}: neither "
-            "nn.MultiheadAttention nor a Hugging Face model. If it is itself an nn.MultiheadAttention, build "
-            "MultiheadAttention instead"
+            f"{type(module).__name__} holds no attention that can be replaced under pattern={pattern!r}: neither an "
+            "nn.MultiheadAttention nor an attention module of a Hugging Face model. If it is itself an "
+            "nn.MultiheadAttention, build MultiheadAttention instead"
         )
     for one in replacements:
         one.carry_out()
@@ -140,7 +140,8 @@ def _like(
     """Ours with the parameters of theirs."""
     if type(old) not in (nn.MultiheadAttention, MultiheadAttention):
         raise UnsupportedError(f"{type(old).__name__} has a forward of its own, which would be lost")
-    if old._forward_hooks or old._forward_pre_hooks or old._backward_hooks or old._backward_pre_hooks:
+    hooks = (old._forward_hooks, old._forward_pre_hooks, old._backward_hooks, old._backward_pre_hooks)
+    if any(hook is not keep_forward for kind in hooks for hook in kind.values()):
         raise UnsupportedError("it has hooks, which would be lost: remove them, and add them to the new module")
     # On the meta device its own projections cost nothing and leave the global random state alone.
     new = MultiheadAttention(
