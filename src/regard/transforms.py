@@ -70,11 +70,7 @@ def plain(x: Tensor) -> Tensor:
 
 
 def require(holds: Bool[Tensor, "..."], message: str) -> None:
-    """Refuse what is asked unless all of this holds; a compiled graph, which cannot look, asserts it when it runs.
-
-    Raises:
-        UnsupportedError: it does not hold.
-    """
+    """Raise `UnsupportedError` unless all of this holds; a compiled graph asserts it when it runs."""
     if torch.compiler.is_compiling():
         torch._assert_async(holds.all(), message)
     elif not bool(plain(holds.all()).all()):

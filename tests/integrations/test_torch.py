@@ -582,6 +582,29 @@ class TestReplace:
         with pytest.raises(ConfigError, match="build MultiheadAttention instead"):
             replace_attention(nn.MultiheadAttention(8, 2), "softmax")
 
+    @pytest.mark.parametrize(
+        ("spec", "fits"),
+        [
+            ("softmax", True),
+            ("local(window=2)", True),
+            ("longformer(window=2, num_global=1)", True),
+            ("pattern(rule='window(2) | first(2)')", True),
+            ("linear", False),
+            ("performer", False),
+            ("cosine", False),
+            ("quantized", False),
+            ("local_linear", False),  # the same on short texts
+            ("softmax(scale=0.1)", False),
+            ("softmax:1 + sigmoid:1", False),
+        ],
+    )
+    def test_what_is_not_softmax_is_said_to_need_training(self, spec, fits, caplog):
+        replace_attention(encoder(), spec, dropout=0.0)
+        notes = [record.getMessage() for record in caplog.records if record.name == "regard"]
+        assert notes == (
+            [] if fits else [f"{spec} is not the softmax that the weights were trained with: they need training"]
+        )
+
     def test_losses_add_up_over_the_model(self):
         model = encoder()
         replace_attention(model, "vector_quantized(num_codes=4)", dropout=0.0)

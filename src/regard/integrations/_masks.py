@@ -1,6 +1,7 @@
 """What masks of torch and of transformers say; of torch's a tensor each, so that a compiled graph can assert it."""
 
-from typing import cast
+from collections.abc import Mapping
+from typing import Any, cast
 
 import torch
 from jaxtyping import Bool
@@ -13,10 +14,6 @@ from regard.transforms import require
 HIDDEN = -8192.0
 """a number in a mask that is not above this hides its key: exp of its sum with any logit is 0 in every dtype. Masks are
 written with -10,000 (old code of BERT; -9,984 in bfloat16), -1e9, the lowest of the dtype. Higher numbers are biases"""
-PACKED = (
-    "for packed documents pass an attention_mask of queries x keys; causal models make it from position_ids without "
-    "attention_mask and with use_cache=False"
-)
 STATIC_CACHE_REFUSED = (
     "a cache with empty slots after the last position, or one that forgets, is not served: queries must be the last "
     "positions; use the default dynamic cache"
@@ -51,40 +48,37 @@ def future_hidden(mask: Tensor) -> Bool[Tensor, ""]:
     return (hidden | ~future).all()
 
 
-def hidden_as_infinite(mask: Tensor | None) -> Tensor | None:
+def as_infinite(mask: Tensor | None) -> Tensor | None:
     """A mask of numbers with -inf for all that hide a key (`HIDDEN`); others as they are."""
-    if mask is None or not mask.is_floating_point():
-        return mask
-    return mask.masked_fill(mask <= HIDDEN, float("-inf"))
+    numbers = mask is not None and mask.is_floating_point()
+    return mask.masked_fill(mask <= HIDDEN, float("-inf")) if numbers else mask
 
 
 def require_first_keys(form: Attention, table: Tensor) -> None:
-    """Refuse a table (True = keep, or numbers to add) that shifts positions on which the weights depend.
-
-    A query of a second document, or behind left padding, does not see the first key, from which slots are counted.
+    """Refuse a table under which a query sees keys, but not the first one, where weights depend on absolute positions.
 
     Raises:
-        UnsupportedError: a query sees keys, but not the first one; inside `torch.compile` the graph asserts it.
+        UnsupportedError: it is left padding, or documents packed into a row.
     """
     if form.info.anchored or form.info.leaks:
         seen = table if table.dtype == torch.bool else table > float("-inf")
         require(
             seen[..., 0] | ~seen.any(-1),
             f"{form.info.title} does not support a mask that hides the first keys of a row, as left padding and packed "
-            "documents do: its weights or pattern depend on absolute positions. Pad on the right, or run documents of "
-            "unequal length one by one",
+            "documents do: its weights depend on absolute positions. Pad on the right, or run each document alone",
         )
 
 
 def key_mask_and_table(
-    attention_mask: object, form: Attention, query: Tensor, key: Tensor, position_ids: Tensor | None
+    attention_mask: object, form: Attention, query: Tensor, key: Tensor, further: Mapping[str, Any]
 ) -> tuple[Tensor | None, Tensor | None]:
     """The mask of keys and the table of a bias that mean the same as a mask of transformers.
 
+    Args:
+        further: arguments of transformers; `position_ids` and `cu_seq_lens_q` tell of documents packed into a row.
+
     Raises:
-        UnsupportedError: a mask that is no tensor of truths or numbers, shows the future to a causal place, leaves the
-            last slots of a cache empty, or hides first keys from a mechanism that counts from them; documents packed
-            into a row, by positions that begin again, without a mask of pairs that separates them.
+        UnsupportedError: `form` cannot do what they mean.
     """
     key_mask, table, (batch, _, queries, _), keys = None, None, query.shape, key.shape[2]
     if attention_mask is not None:
@@ -92,7 +86,7 @@ def key_mask_and_table(
             raise UnsupportedError(
                 f"attention_mask must be boolean (True = keep) or numbers to add, got {kind_of(attention_mask)}"
             )
-        table = cast(Tensor, hidden_as_infinite(attention_mask))
+        table = cast(Tensor, as_infinite(attention_mask))
         if table.is_floating_point() and not torch.compiler.is_compiling() and not table.requires_grad:
             seen = table == 0
             table = seen if bool((seen | (table == float("-inf"))).all()) else table
@@ -108,11 +102,15 @@ def key_mask_and_table(
             own = seen.diagonal(keys - queries, -2, -1).any(-1)
             require(own | ~seen.any(-1).any(-1), STATIC_CACHE_REFUSED)
         require_first_keys(form, table)
-    elif position_ids is not None and queries > 1:
-        at = position_ids if key_mask is None else position_ids.masked_fill(~key_mask[:, -queries:], -1)
-        goes_on = (at[:, 1:] > at.cummax(-1).values[:, :-1]) | (at[:, 1:] < 0)
+    elif queries > 1:
+        ends, at = further.get("cu_seq_lens_q"), further.get("position_ids")
+        goes_on = torch.tensor(ends is None or len(ends) == 2)
+        if at is not None:
+            at = at if key_mask is None else at.masked_fill(~key_mask[:, -queries:], -1)
+            goes_on = goes_on & ((at[:, 1:] > at.cummax(-1).values[:, :-1]) | (at[:, 1:] < 0)).all()
         require(
             goes_on,
-            f"position_ids begin again inside a row, and no mask keeps its documents apart: {PACKED}",
+            "position_ids or cu_seq_lens_q tell of packed documents in a row, and no mask keeps them apart: pass an "
+            "attention_mask of queries x keys. Causal models make it without attention_mask and with use_cache=False",
         )
     return key_mask, table

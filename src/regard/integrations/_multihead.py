@@ -15,14 +15,7 @@ from regard.core import Attention
 from regard.errors import ConfigError, ShapeError, UnsupportedError
 from regard.functional import weights as weights_without_gradients
 from regard.info import Heads
-from regard.integrations._masks import (
-    future_hidden,
-    hidden_as_infinite,
-    is_mask,
-    is_triangle,
-    require_first_keys,
-    triangle,
-)
+from regard.integrations._masks import as_infinite, future_hidden, is_mask, is_triangle, require_first_keys, triangle
 
 
 def keep_forward(module: nn.Module, arguments: tuple[object, ...]) -> None:
@@ -176,7 +169,7 @@ class MultiheadAttention(nn.MultiheadAttention):
                 f"{tuple(key.shape)}, {tuple(value.shape)} as (batch, length, dim)"
             )
         self._check_masks(key_padding_mask, attn_mask, batch, queries, keys)
-        key_padding_mask, attn_mask = hidden_as_infinite(key_padding_mask), hidden_as_infinite(attn_mask)
+        key_padding_mask, attn_mask = as_infinite(key_padding_mask), as_infinite(attn_mask)
         form, attn_mask = self._form(attn_mask, queries, keys, is_causal)
         key_mask, table = self._masks(key_padding_mask, attn_mask, queries, query.dtype)
         if table is not None:

@@ -24,17 +24,12 @@ from regard.core import Attention, generator
 from regard.errors import CheckpointError, ConfigError, UnsupportedError
 from regard.info import Heads
 from regard.integrations import _folder, _replaced, architectures
-from regard.integrations._masks import PACKED, STATIC_CACHE_REFUSED, key_mask_and_table
+from regard.integrations._masks import STATIC_CACHE_REFUSED, key_mask_and_table
 from regard.integrations._multihead import effective_weights
-from regard.integrations._replacement import Replacement
+from regard.integrations._replacement import Replacement, Request
 from regard.integrations.architectures import AttentionModule
 
 NAME = "regard"
-UNSUPPORTED = {
-    **dict.fromkeys(("softcap", "sliding_window", "s_aux", "cache"), ""),
-    **dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), f": {PACKED}"),
-}
-"""arguments of attention functions that would change the result, and what to do instead"""
 LEFT = "regard_left"
 """attribute of every attention module of a model that was replaced; without it a module was loaded, not replaced"""
 
@@ -57,20 +52,10 @@ class Place(nn.Module):
         self.losses = {}
 
 
-def replacement(
-    module: nn.Module,
-    spec: str,
-    *,
-    causal: bool | None,
-    pattern: str,
-    dropout: float | None,
-    max_length: int | None,
-    seed: int,
-) -> Replacement:
+def replacement(module: nn.Module, request: Request) -> Replacement:
     """The mechanisms for the attention modules of every Hugging Face model in `module`.
 
-    Arguments as `regard.integrations.torch.replace_attention`. Positions that `pattern` leaves out keep their softmax,
-    computed by torch's `scaled_dot_product_attention`.
+    Positions that the pattern leaves out keep their softmax, computed by torch's `scaled_dot_product_attention`.
 
     Raises:
         UnsupportedError: a model of another type, or a place that the mechanism cannot serve.
@@ -87,16 +72,15 @@ def replacement(
         roots.append(f"{path}." if path else "")
         model = cast(Any, part)
         kind = model.config.model_type
-        parts = _parts(model, path, pattern, served=kind in served)
+        parts = _parts(model, path, request.pattern, served=kind in served)
         if parts and (kind not in served or not type(model)._can_set_attn_implementation()):
             raise UnsupportedError(
                 f"{f'{path}: ' if path else ''}{type(model).__name__} ({kind}) is a Hugging Face model of a type that "
                 f"is not served; these are: {', '.join(served)}"
             )
         for name, inner in parts:
-            kinds = served[model.config.model_type]
-            options = {"causal": causal, "dropout": dropout, "max_length": max_length}
-            place = _place(inner, name, spec, kinds, **options, seed=generator(seed, name).initial_seed())
+            own = request._replace(seed=generator(request.seed, name).initial_seed())
+            place = _place(inner, name, own, served[kind])
             replacements.append((model, name, inner, place))
 
     def carry_out() -> None:
@@ -170,9 +154,8 @@ def load_replaced(kind: Any, folder: str | Path, *, trust: bool = False) -> Any:
     for part in parts.values():
         setattr(part, LEFT, True)
     for name, built in saved.items():
-        options = {"causal": None, "dropout": built.dropout, "max_length": built.max_length, "seed": built.seed}
         with _replaced.within(stored, folder):
-            place = _place(parts[name], name, built.spec, architecture.modules, **options)
+            place = _place(parts[name], name, built, architecture.modules)
         setattr(parts[name], NAME, place.eval())
     _note(model)
     _replaced.fill(model, stored, folder, f".{NAME}.", architecture)
@@ -180,10 +163,7 @@ def load_replaced(kind: Any, folder: str | Path, *, trust: bool = False) -> Any:
 
 
 def _parts(model: nn.Module, path: str, pattern: str, *, served: bool = True) -> list[tuple[str, nn.Module]]:
-    """The attention modules of a model under a pattern, with their names in the whole.
-
-    Those of a type that is not served may lack `scaling`, and torch's own are replaced in any model.
-    """
+    """The attention modules of a model under a pattern, with their full names; torch's own are not among them."""
     named = [(f"{path}.{name}" if path else name, part) for name, part in model.named_modules()]
     return [
         (name, part)
@@ -194,17 +174,8 @@ def _parts(model: nn.Module, path: str, pattern: str, *, served: bool = True) ->
     ]
 
 
-def _place(
-    part: Any,
-    name: str,
-    spec: str,
-    kinds: Mapping[str, AttentionModule],
-    *,
-    causal: bool | None,
-    dropout: float | None,
-    max_length: int | None,
-    seed: int,
-) -> Place:
+def _place(part: Any, name: str, request: Request, kinds: Mapping[str, AttentionModule]) -> Place:
+    spec, max_length, dropout, seed, causal, _ = request
     kind = kinds.get(type(part).__name__)
     if kind is None:
         raise UnsupportedError(f"{name}: {type(part).__name__} is not served; these are: {', '.join(kinds)}")
@@ -292,16 +263,15 @@ def attend(
         options = {"dropout": dropout, "scaling": scaling, "is_causal": is_causal, "position_bias": position_bias}
         return _softmax(module, query, key, value, attention_mask, options)
     place, form = cast(Place, place), cast(Attention, place.mechanism)
-    for name, instead in UNSUPPORTED.items():
+    for name in ("softcap", "sliding_window", "s_aux", "cache"):
         if further.get(name) is not None:
-            raise UnsupportedError(f"{form.info.title} in a Hugging Face model does not support {name}{instead}")
+            raise UnsupportedError(f"{form.info.title} in a Hugging Face model does not support {name}")
     if is_causal is not None and is_causal != form.heads.causal:
         raise UnsupportedError(f"this place was built with causal={form.heads.causal}, and this call has {is_causal=}")
     dim = query.shape[-1]
     if scaling is not None and scaling != dim**-0.5:
         query = query * (scaling * dim**0.5)
-    positions = cast("Tensor | None", further.get("position_ids"))
-    key_mask, table = key_mask_and_table(attention_mask, form, query, key, positions)
+    key_mask, table = key_mask_and_table(attention_mask, form, query, key, further)
     if position_bias is not None and not place.cross:  # where T5 reads another sequence its bias is zeros
         added = position_bias.to(query.dtype)
         if table is not None and table.dtype == torch.bool:

