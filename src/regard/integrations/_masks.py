@@ -50,8 +50,9 @@ def future_hidden(mask: Tensor) -> Bool[Tensor, ""]:
 
 def as_infinite(mask: Tensor | None) -> Tensor | None:
     """A mask of numbers with -inf for all that hide a key (`HIDDEN`); others as they are."""
-    numbers = mask is not None and mask.is_floating_point()
-    return mask.masked_fill(mask <= HIDDEN, float("-inf")) if numbers else mask
+    if mask is None or not mask.is_floating_point():
+        return mask
+    return mask.masked_fill(mask <= HIDDEN, float("-inf"))
 
 
 def require_first_keys(form: Attention, table: Tensor) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
 import safetensors.torch
 from torch import nn
@@ -160,7 +160,7 @@ def convert(
     config = config_of(model)
     assert config is not None
     other = replace(loaded, model=model, config=config)
-    before, after = (getattr(one, "encoder", one) for one in (loaded.model, model))
+    before, after = (cast(Any, getattr(one, "encoder", one)) for one in (loaded.model, model))
     layers = zip(after.config.specs, after.mechanisms, before.mechanisms, strict=False)
     note_training({spec: new for spec, new, old in layers if computes_softmax(old)}, lambda: _rise(loaded, other))
     return other
@@ -290,7 +290,7 @@ def save(loaded: PublishedModel, folder: str | Path) -> None:
         ResourceError: it cannot be written; nothing of it is left.
 
     Example:
-        >>> save(convert(load("folder/of/a/llama"), "linear"), "a-new-folder")  # doctest: +SKIP
+        >>> save(convert(load("folder/of/a/llama"), "local(window=256)"), "a-new-folder")  # doctest: +SKIP
         >>> load("a-new-folder").generate("The State of the Union is")  # doctest: +SKIP
     """
     folder = Path(folder)
