@@ -226,7 +226,7 @@ class Attention(Mechanism, ABC):
                     f"{self._name}: key_mask must be bool (batch={batch}, keys={keys}), True = keep, "
                     f"got {kind_of(key_mask)}"
                 )
-            if self.info.anchored and (state is None or state.length == 0) and not torch.compiler.is_compiling():
+            if self.info.anchored and (state is None or state.length == 0):
                 self.refuse_left_padding(key_mask)
         if bias is not None and not supports.bias:
             self.refuse("bias", "bias")

@@ -15,7 +15,7 @@ from regard.options import Configured, option, registered_name, weight
 from regard.owner import Owner
 from regard.randomness import drawn_on_cpu
 from regard.state import Entry, Slots, State, Summary, begin, per_slot
-from regard.transforms import plain
+from regard.transforms import require
 from regard.types_of import typed
 
 
@@ -173,11 +173,11 @@ class Mechanism(Configured):
         Raises:
             UnsupportedError: there is such a row.
         """
-        if bool(plain((~key_mask[:, :1] & key_mask.any(1, keepdim=True)).any()).any()):
-            raise UnsupportedError(
-                f"{self._name} does not support left padding: its weights or pattern belong to "
-                "absolute positions. Pad on the right, or run rows of unequal length one by one"
-            )
+        require(
+            key_mask[:, 0] | ~key_mask.any(1),
+            f"{self._name} does not support left padding: its weights or pattern belong to absolute positions. "
+            "Pad on the right, or run rows of unequal length one by one",
+        )
 
     def state_layout(self) -> Mapping[str, Entry]:
         """Tensors of the state by name, `per_slot` and `constant` entries; by default every key and value."""

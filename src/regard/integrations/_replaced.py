@@ -4,28 +4,20 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
 from regard.errors import CheckpointError, ConfigError
 from regard.integrations import _folder
+from regard.integrations._replacement import Request
 from regard.integrations.architectures import Architecture
 from regard.integrations.weights import Stored
 from regard.training.bounded import no_larger
 
 
-class Built(NamedTuple):
-    """What a place was built from."""
-
-    spec: str
-    max_length: int | None
-    dropout: float
-    seed: int
-
-
-def settings(folder: Path) -> dict[str, Built]:
+def settings(folder: Path) -> dict[str, Request]:
     """What each place of the model was built from, by its name.
 
     Raises:
@@ -37,7 +29,7 @@ def settings(folder: Path) -> dict[str, Built]:
         raise ConfigError(f"{folder} was not written after replace_attention; load it with from_pretrained")
     try:
         return {
-            name: Built(str(one["spec"]), one["max_length"], float(one["dropout"]), int(one["seed"]))
+            name: Request(str(one["spec"]), one["max_length"], float(one["dropout"]), int(one["seed"]))
             for name, one in saved.items()
         }
     except (KeyError, TypeError, ValueError) as error:
