@@ -14,6 +14,7 @@ import torch
 from regard.checksums import Entry
 from regard.tasks.tokenizer import BpeTokenizer
 from regard.training import begun, files
+from tests.conftest import at_file
 
 SPECS = [
     ("nope", "unknown mechanism 'nope'"),
@@ -255,7 +256,10 @@ def test_a_full_disk_while_a_run_is_set_up(regard, tmp_path, tiny, text, monkeyp
 
 
 def test_a_full_disk_while_exporting(regard, tmp_path, run, monkeypatch):
-    full_disk(monkeypatch, lambda path: "out.safetensors" in path.name)
+    def full(size):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    at_file(monkeypatch, full)
     answer = regard("checkpoint", "export", "run", "--out", "out.safetensors")
     assert (answer.code, answer.out) == (6, "")
     assert "cannot write out.safetensors: No space left on device" in answer.err

@@ -16,7 +16,7 @@ from regard.integrations import pretrained
 from regard.integrations._tokenizer import PretrainedTokenizer
 from regard.models import LanguageModel, presets
 from regard.retrieval import Datastore
-from regard.training import files
+from tests.conftest import at_file
 
 WORDS = ["[unk]", *"abcdefghij"]
 TEXTS = ("a b c d e f g h i j a c e g i b d f h j\n" * 5, "j i h g f e d c b a a b b c c d d e e f f\n" * 3)
@@ -347,21 +347,20 @@ def test_a_full_disk_is_named_and_nothing_is_lost(regard, network, monkeypatch):
     build = ["knn", "build", "folder", "--model", network, "--out"]
     monkeypatch.setattr("regard.retrieval.writer.BLOCK_BYTES", 20 * 16 * 2)
     assert regard(*build, "whole").code == 0
-    write, written = files._write, 0
+    written = 0
 
-    def full(path: Path, data: bytes) -> None:
+    def full(size: int) -> None:
         nonlocal written
-        written += len(data)
+        written += size
         if written > 6000:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        write(path, data)
 
-    monkeypatch.setattr(files, "_write", full)
-    answer = regard(*build, "store")
+    with monkeypatch.context() as disk:
+        at_file(disk, full)
+        answer = regard(*build, "store")
     assert (answer.code, "No space left on device" in answer.err) == (6, True)
     answer = regard("generate", network, "a", "--datastore", "store")
     assert (answer.code, "is not whole" in answer.err) == (4, True)
-    monkeypatch.setattr(files, "_write", write)
     assert regard(*build, "store").code == 0
     for path in Path("whole").iterdir():
         assert (Path("store") / path.name).read_bytes() == path.read_bytes()
@@ -372,12 +371,11 @@ def test_what_ended_before_the_first_block_goes_on(regard, network, monkeypatch)
     build = ["knn", "build", "folder", "--model", network, "--out"]
     assert regard(*build, "whole").code == 0
 
-    def full(path: Path, data: bytes) -> None:
-        path.write_bytes(b"{")
+    def full(size: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as disk:
-        disk.setattr(files, "_write", full)
+        at_file(disk, full)
         answer = regard(*build, "store")
     assert (answer.code, "No space left on device" in answer.err, Path("store").exists()) == (6, True, False)
 
@@ -393,7 +391,7 @@ def test_what_ended_before_the_first_block_goes_on(regard, network, monkeypatch)
             early.setattr(place, killed)
             assert regard(*build, "store").code == 130
         if partial:
-            Path("store", ".manifest.json.partial").write_bytes(b"{")
+            Path("store", f".manifest.json.{'0' * 16}.partial").write_bytes(b"{")
         answer = regard("knn", "verify", "store")
         assert answer.code == (2 if partial else 4), answer.err
         answer = regard(*build, "store")

@@ -135,7 +135,6 @@ LINKS = (
     ".lock",
     "metrics.jsonl",
     "env.json",
-    ".env.json.partial",
     "manifest.json",
     "checkpoints/.step-00000013.partial",
     "checkpoints/.step-00000004.removing",

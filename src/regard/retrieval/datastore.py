@@ -24,6 +24,7 @@ from regard.retrieval.manifest import (
 from regard.retrieval.search import Neighbours, Piece, mapped, nearest, require_query
 from regard.retrieval.writer import Writer, written
 from regard.training.files import MISSING, locked_folder, writing
+from regard.writing import sweep
 
 _EXPONENT = np.uint16(0x7C00)
 """bits of a float16 that are all set in infinities and NaN"""
@@ -393,6 +394,7 @@ class Datastore:
 
     def _sweep(self) -> None:
         """Remove blocks that a killed process left or began, or that were written anew; no file of somebody else."""
+        sweep(self.folder)
         named = {name for block in self.manifest.blocks for name in block.files}
         for path in list(self.folder.iterdir()):
             if of_block(path) and path.name not in named:

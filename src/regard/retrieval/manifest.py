@@ -13,6 +13,7 @@ from regard.checksums import MANIFEST, Entry, opened, sealed, whole
 from regard.errors import CheckpointError, ConfigError, ResourceError
 from regard.reading import content
 from regard.training.files import save_file, writing
+from regard.writing import is_partial
 
 FORMAT = 1
 IndexKind = Literal["flat", "ivf", "hnsw"]
@@ -23,7 +24,7 @@ KEY_BYTES, VALUE_BYTES = 2, 4
 """of one number of a key, float16, and of one value, int32"""
 _MOST = (1 << 31) - 1
 """of the width of a key, and of tokens: a value is int32"""
-_OF_BLOCK = re.compile(r"[0-9]{8,}\.(keys|values)|\.[0-9]{8,}\.(keys|values)\.partial", re.ASCII)
+_OF_BLOCK = re.compile(r"[0-9]{8,}\.(keys|values)", re.ASCII)
 
 
 class Stored(NamedTuple):
@@ -168,10 +169,7 @@ def unused(folder: Path) -> bool:
     """Whether there is no such folder, or nothing in it but files that a process began before it was killed."""
     if not folder.is_dir():
         return not os.path.lexists(folder)
-    return all(
-        path.name == f".{MANIFEST}.partial" or (path.name.startswith(".") and of_block(path))
-        for path in folder.iterdir()
-    )
+    return all(map(is_partial, folder.iterdir()))
 
 
 def require_same(one: Path, ours: Manifest, other: Path, theirs: Manifest) -> None:
@@ -215,7 +213,7 @@ def require_datastore(folder: Path) -> None:
 
 
 def of_block(path: Path) -> bool:
-    """Whether a file is called as those of blocks are, whole or begun."""
+    """Whether a file is called as those of blocks are."""
     return bool(_OF_BLOCK.fullmatch(path.name)) and path.is_file()
 
 
