@@ -16,7 +16,7 @@ import torch
 
 from regard import checksums
 from regard.errors import CheckpointError, ConfigError, InputError, NumericsError, ResourceError, ShapeError
-from regard.retrieval import Datastore, writer
+from regard.retrieval import Datastore, Index, writer
 from tests.conftest import at_file
 from tests.retrieval.conftest import DIM, VOCAB, entries, filled
 
@@ -325,6 +325,48 @@ def test_a_full_disk_loses_nothing(store, documents, monkeypatch):
     monkeypatch.setattr(writer, "BLOCK_BYTES", 10 * DIM * 2)
     assert add(Datastore.open(store.folder, unfinished=True)) == 10
     assert same(Datastore.open(store.folder), {**documents, "four": more})
+
+
+def test_what_a_living_process_adds_to_is_read_as_it_was(store, documents):
+    """And what one builds is not called interrupted; after a kill both are."""
+
+    def killed() -> None:
+        with store.adding() as adding:
+            adding.begin("four", entries=41)
+            adding.append(*entries(40, 9))
+            beside = Datastore.open(store.folder)
+            assert same(beside, documents)
+            with pytest.raises(ResourceError, match="another process is still writing it"):
+                Datastore.open(store.folder, unfinished=True)
+            with pytest.raises(ResourceError, match="another process or thread is writing it"):
+                beside.delete("one")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        killed()
+    with pytest.raises(CheckpointError, match="interrupted after 90 entries"):
+        Datastore.open(store.folder)
+    building = Datastore.create(store.folder.with_name("new"), DIM, vocab_size=VOCAB, unfinished=True)
+    with building.adding(), pytest.raises(ResourceError, match="another process is still writing it"):
+        Datastore.open(building.folder)
+
+
+@pytest.mark.parametrize("end", ["keys", "values"])
+def test_damage_gets_no_new_checksums(store, tmp_path, end):
+    """Whatever happened to a file since the datastore was opened: what is copied is compared with its SHA-256."""
+    more = filled(tmp_path / "more", {"more": entries(5)})
+    damaged = store.folder / f"{store.manifest.blocks[1].name}.{end}"
+    data = bytearray(damaged.read_bytes())
+    data[7] ^= 16
+    damaged.write_bytes(data)
+    for copied in (
+        lambda: store.delete("two"),
+        lambda: Datastore.merge(tmp_path / "both", [more, store]),
+        lambda: Index(store, "flat"),
+    ):
+        with pytest.raises(CheckpointError, match=f"{damaged.name} is damaged"):
+            copied()
+    assert Datastore.open(store.folder, checked=False).manifest == store.manifest
 
 
 def test_two_writers_at_once_are_refused(store):

@@ -21,8 +21,8 @@ from regard.errors import DataError, ResourceError
 from regard.tasks import IGNORE, TextConfig, TextTask, build_task
 from regard.tasks.text import Windows
 from regard.tasks.token_files import Tokens, cache_folder, token_files
-from regard.writing import locked
 from regard.tasks.tokenizer import BpeTokenizer, ByteTokenizer, load_tokenizer
+from regard.writing import locked
 
 SPLITS = ("train", "valid", "test")
 

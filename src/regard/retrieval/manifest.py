@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, get_args
 from regard.checksums import MANIFEST, Entry, opened, sealed, whole
 from regard.errors import CheckpointError, ConfigError, ResourceError
 from regard.reading import content
-from regard.training.files import save_file, writing
+from regard.training.files import is_held, save_file, writing
 from regard.writing import is_partial
 
 FORMAT = 1
@@ -81,6 +81,19 @@ class Manifest:
     def entries(self) -> int:
         """Of all blocks."""
         return sum(block.entries for block in self.blocks)
+
+    @property
+    def before(self) -> "Manifest":
+        """Without an addition that is not finished, which began with a block of its own."""
+        if self.adding is None:
+            return self
+        documents = self.documents[: self.adding]
+        left, blocks = sum(document.entries for document in documents), []
+        for block in self.blocks:
+            if left:
+                blocks.append(block)
+                left -= block.entries
+        return replace(self, documents=documents, blocks=tuple(blocks), adding=None)
 
     def stats(self) -> Stats:
         """What is in the datastore."""
@@ -163,6 +176,36 @@ class Manifest:
                 raise ValueError(f"block {block.name!r} does not fit {block.entries} entries")
             if not re.fullmatch("[0-9]{8,}", block.name, re.ASCII) or int(block.name) >= self.following:
                 raise ValueError(f"no block before number {self.following} is called {block.name!r}")
+
+
+def readable(folder: Path, *, unfinished: bool) -> Manifest:
+    """The manifest of a folder; of one that a living process adds to, as it was before that.
+
+    Args:
+        folder: of a datastore.
+        unfinished: it may be one whose build or addition was interrupted.
+
+    Raises:
+        CheckpointError: a build or an addition was interrupted. ResourceError: a living process builds it, or adds to
+            what is `unfinished`. Others: as `Manifest.read`.
+    """
+    found = Manifest.read(folder)
+    if found.adding is None:
+        return found
+    what = "an addition" if found.adding else "its build"
+    if is_held(folder):
+        if found.adding and not unfinished:
+            return found.before
+        raise ResourceError(f"{folder} is not whole: another process is still writing it ({what}); wait for it")
+    if Manifest.read(folder) != found:
+        return readable(folder, unfinished=unfinished)  # it has just ended
+    if not unfinished:
+        raise CheckpointError(
+            f"{folder} is not whole: {what} was interrupted after {found.entries:,} entries; "
+            "give the same regard knn build or regard knn merge again, which goes on from there; "
+            "abandon() of Datastore.open(folder, unfinished=True) takes it back"
+        )
+    return found
 
 
 def unused(folder: Path) -> bool:

@@ -1,6 +1,7 @@
 """Writing that survives a crash: a folder is there whole or not at all."""
 
 import errno
+import fcntl
 import json
 import os
 import shutil
@@ -100,12 +101,15 @@ def load_folder(folder: Path, only: Collection[str] | None = None) -> dict[str, 
         CheckpointError: a file is missing, has another size or another SHA-256; or there is no sound manifest.
         ResourceError: one that is there cannot be read, which says nothing about what it holds.
     """
-    files = {}
-    for name, entry in listed(folder).items():
-        if only is None or name in only:
-            files[name] = _contents(folder / name)
-            _require(entry, Entry.of(files[name]), folder / name)
-    return files
+    chosen = {name: entry for name, entry in listed(folder).items() if only is None or name in only}
+    return {name: load_file(folder / name, entry) for name, entry in chosen.items()}
+
+
+def load_file(path: Path, entry: Entry) -> bytes:
+    """A file, verified. Raises as `load_folder`."""
+    data = _contents(path)
+    _require(entry, Entry.of(data), path)
+    return data
 
 
 def listed(folder: Path) -> dict[str, Entry]:
@@ -162,6 +166,15 @@ def locked_folder(folder: Path) -> Iterator[None]:
         with writing(folder):
             stack.enter_context(locked(folder.resolve()))
         yield
+
+
+def is_held(folder: Path) -> bool:
+    """True while a living process or thread is inside `locked_folder`."""
+    try:
+        with locked(folder.resolve(), fcntl.LOCK_SH):
+            return False
+    except BlockingIOError:
+        return True
 
 
 def open_own(path: Path, flags: int) -> int:
