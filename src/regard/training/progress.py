@@ -2,6 +2,7 @@
 
 import sys
 import time
+from contextlib import suppress
 from types import TracebackType
 from typing import TextIO
 
@@ -44,10 +45,15 @@ class Display:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._bar is not None:
-            self._bar.stop()
+            with suppress(OSError):
+                self._bar.stop()
 
     def __call__(self, event: Record) -> None:
-        """Show one event of `Trainer`."""
+        """Show one event of `Trainer`; a terminal that was closed meanwhile stops no training."""
+        with suppress(OSError):
+            self._show(event)
+
+    def _show(self, event: Record) -> None:
         match event["kind"]:
             case "step":
                 self._step(int(str(event["step"])), int(str(event["steps"])))

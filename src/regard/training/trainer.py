@@ -137,7 +137,7 @@ class Trainer:
             NumericsError: a loss or gradient is not finite; parameters and optimizer are those of the step before.
             ResourceError: no space, no permission or no memory; earlier checkpoints are intact.
             CheckpointError: the run cannot be continued. UnsafeFileError: it writes through links.
-            Interrupted: SIGTERM or SIGINT came; a checkpoint is saved.
+            Interrupted: SIGTERM, SIGINT or SIGHUP came; a checkpoint is saved.
         """
         with ExitStack() as stack:
             stack.enter_context(self.ranks.held(self.run))
