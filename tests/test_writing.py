@@ -1,13 +1,16 @@
 """Files under their names: whole, of one writer, and nothing beside them that a dead process left."""
 
+import fcntl
 import os
+import re
 import signal
 import threading
+from pathlib import Path
 
 import pytest
 
-from regard.errors import ResourceError
-from regard.writing import is_partial, new_file, save_file
+from regard.errors import ConfigError, ResourceError
+from regard.writing import is_partial, locked, new_file, require_target, save_file
 
 
 def test_the_last_of_two_writers_wins(tmp_path):
@@ -70,3 +73,40 @@ def test_an_error_leaves_what_was_there(tmp_path):
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"before"]
     with pytest.raises(ResourceError, match=r"cannot write .*file/below: Not a directory"):
         save_file(tmp_path / "file" / "below", b"")
+
+
+@pytest.mark.parametrize("move", [lambda path: path.rename(path.with_name("other")), Path.unlink])
+def test_a_lock_that_went_elsewhere_holds_nothing(tmp_path, monkeypatch, move):
+    """It was renamed, or removed, after it was opened."""
+    flock, path = fcntl.flock, tmp_path / "file"
+    path.touch()
+
+    def moving(descriptor, how):
+        flock(descriptor, how)
+        move(path)
+
+    monkeypatch.setattr(fcntl, "flock", moving)
+    with pytest.raises(BlockingIOError), locked(path):
+        pass
+
+
+def test_where_a_result_cannot_be_written_is_known_before_the_work(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    for path, kind, error in (
+        ("file/new", {}, ResourceError),
+        ("file/below/new", {"folder": True}, ResourceError),
+        ("n" * 300, {}, ResourceError),
+        ("/proc/self/new", {}, ResourceError),
+        ("folder", {}, ConfigError),
+        ("pipe", {}, ConfigError),
+        ("file", {"folder": True}, ConfigError),
+        ("file", {"new": True}, ConfigError),
+        ("folder", {"folder": True, "new": True}, ConfigError),
+    ):
+        with pytest.raises(error, match=re.escape(path)):
+            require_target(tmp_path / path, **kind)
+    for path, kind in (("a/b/new", {"new": True}), ("file", {}), ("folder", {"folder": True})):
+        require_target(tmp_path / path, **kind)
+    assert {path.name for path in tmp_path.iterdir()} == {"file", "folder", "pipe"}

@@ -6,12 +6,13 @@ import os
 import re
 import secrets
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from regard.errors import ResourceError
+from regard.errors import ConfigError, ResourceError
 
 _PARTIAL = re.compile(r"\.partial-[0-9a-f]{16}|\..+\.[0-9a-f]{16}\.partial", re.DOTALL)
 
@@ -31,6 +32,29 @@ def writing(path: Path) -> Iterator[None]:
         ) from error
 
 
+def require_target(path: Path, *, folder: bool = False, new: bool = False) -> None:
+    """Refuse a place where a result cannot be written, before the work that makes it.
+
+    Args:
+        path: of the result; folders above it need not be there.
+        folder: it is a folder, and no file.
+        new: nothing may be there yet.
+
+    Raises:
+        ConfigError: something is there, or something of another kind. ResourceError: it cannot be written.
+    """
+    with writing(path):
+        if new and os.path.lexists(path):
+            raise ConfigError(f"{path} exists; choose another name, or remove it: nothing is ever overwritten")
+        if path.exists() and not (path.is_dir() if folder else path.is_file()):
+            raise ConfigError(f"{path} is no {'folder' if folder else 'plain file'}; choose another name")
+        above = path if folder else path.parent
+        while not above.exists():
+            above = above.parent
+        with tempfile.TemporaryFile(dir=above):
+            pass
+
+
 @contextmanager
 def new_file(target: Path) -> Iterator[BinaryIO]:
     """A file that becomes `target` at the end of the block, forced to disk; after a crash or an error all is as before.
@@ -40,17 +64,16 @@ def new_file(target: Path) -> Iterator[BinaryIO]:
     Raises:
         ResourceError: it cannot be written.
     """
-    with writing(target), partial(_begin, target.parent, f".{target.name}.", ".partial") as path:
-        with path.open("r+b") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(path, target)
-        sync(target.parent)
-
-
-def _begin(path: Path) -> None:
-    path.touch(exist_ok=False)
+    with writing(target):
+        if not target.parent.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+        with partial(lambda new: new.touch(exist_ok=False), target.parent, f".{target.name}.", ".partial") as path:
+            with path.open("r+b") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(path, target)
+            sync(target.parent)
 
 
 def save_file(target: Path, data: bytes) -> None:
@@ -72,7 +95,7 @@ def partial(make: Callable[[Path], object], folder: Path, before: str, after: st
     Args:
         make: makes it.
         folder: where.
-        before, after: its name, around 16 random digits; as `is_partial` knows it.
+        before, after: 16 random digits of its name.
     """
     sweep(folder)
     with ExitStack() as stack:

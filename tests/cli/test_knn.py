@@ -476,7 +476,8 @@ def test_what_is_there_already_is_told_from_a_datastore(regard, network):
         for there in ("other.txt", "folder"):
             answer = regard("knn", *words, "--out", there)
             assert answer.code == 2
-            assert f"{there} exists and is no datastore; choose another name" in answer.err
+            said = "is no folder" if there == "other.txt" else "exists and is no datastore"
+            assert f"{there} {said}; choose another name" in answer.err
     regard("knn", "build", "--model", network, "folder", "--length", "12", "--out", "short")
     answer = regard("knn", "merge", "store", "short", "--out", "both")
     assert (answer.code, "only what has the same --length is joined" in answer.err) == (4, True)

@@ -336,7 +336,7 @@ def test_what_a_living_process_adds_to_is_read_as_it_was(store, documents):
             adding.append(*entries(40, 9))
             beside = Datastore.open(store.folder)
             assert same(beside, documents)
-            with pytest.raises(ResourceError, match="another process is still writing it"):
+            with pytest.raises(ResourceError, match="another process is writing it"):
                 Datastore.open(store.folder, unfinished=True)
             with pytest.raises(ResourceError, match="another process or thread is writing it"):
                 beside.delete("one")
@@ -347,7 +347,7 @@ def test_what_a_living_process_adds_to_is_read_as_it_was(store, documents):
     with pytest.raises(CheckpointError, match="interrupted after 90 entries"):
         Datastore.open(store.folder)
     building = Datastore.create(store.folder.with_name("new"), DIM, vocab_size=VOCAB, unfinished=True)
-    with building.adding(), pytest.raises(ResourceError, match="another process is still writing it"):
+    with building.adding(), pytest.raises(ResourceError, match="another process is writing it"):
         Datastore.open(building.folder)
 
 

@@ -10,7 +10,7 @@ import tyro
 
 from regard.cli._interrupted import leaving
 from regard.cli._options import own_names
-from regard.cli._output import console, emit, table
+from regard.cli._output import console, emit, table, will_write
 from regard.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -86,6 +86,7 @@ def _build(options: Options) -> int:
         raise ConfigError("tokens build needs --out with the folder of the store")
     if options.vocab_size is not None and options.tokenizer != "bpe":
         raise ConfigError(f"--vocab-size is for --tokenizer bpe, not for {options.tokenizer}; leave it out")
+    will_write(options.out, folder=True)
     given = options.tokenizer if options.tokenizer in ("bytes", "bpe") else _reader(options)
     with leaving(lambda: f"the same command goes on where it stopped, with what is in {options.out}"):
         store: TokenStore = build(

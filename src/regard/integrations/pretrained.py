@@ -35,6 +35,7 @@ from regard.tasks.tokenizer import BpeTokenizer
 from regard.training.device import chosen_device
 from regard.training.evaluation import Forward, straight
 from regard.training.files import save_folder
+from regard.writing import require_target
 
 __all__ = [
     "PretrainedTokenizer",
@@ -227,7 +228,7 @@ def export(
         >>> export(model, "a-new-folder")  # doctest: +SKIP
     """
     folder = Path(folder)
-    _require_new(folder)
+    require_target(folder, folder=True, new=True)
     classes: tuple[str, ...] = ()
     if isinstance(model, PublishedModel):
         tokenizer = model.tokenizer if tokenizer is None else tokenizer
@@ -278,10 +279,5 @@ def save(loaded: PublishedModel, folder: str | Path) -> None:
         >>> load("a-new-folder").generate("The State of the Union is")  # doctest: +SKIP
     """
     folder = Path(folder)
-    _require_new(folder)
+    require_target(folder, folder=True, new=True)
     save_folder(folder, _saved.files(loaded))
-
-
-def _require_new(folder: Path) -> None:
-    if folder.exists():
-        raise ConfigError(f"{folder} exists; choose another name: nothing is ever overwritten")

@@ -1,5 +1,6 @@
 """What a datastore says of itself, in one file that is replaced in one step."""
 
+import fcntl
 import json
 import os
 import re
@@ -12,8 +13,8 @@ from typing import Literal, NamedTuple, get_args
 from regard.checksums import MANIFEST, Entry, opened, sealed, whole
 from regard.errors import CheckpointError, ConfigError, ResourceError
 from regard.reading import content
-from regard.training.files import is_held, save_file, writing
-from regard.writing import is_partial
+from regard.training.files import save_file, writing
+from regard.writing import is_partial, locked
 
 FORMAT = 1
 IndexKind = Literal["flat", "ivf", "hnsw"]
@@ -179,27 +180,24 @@ class Manifest:
 
 
 def readable(folder: Path, *, unfinished: bool) -> Manifest:
-    """The manifest of a folder; of one that a living process adds to, as it was before that.
-
-    Args:
-        folder: of a datastore.
-        unfinished: it may be one whose build or addition was interrupted.
+    """The manifest of a datastore; of one that a living process adds to, as it was before that.
 
     Raises:
-        CheckpointError: a build or an addition was interrupted. ResourceError: a living process builds it, or adds to
-            what is `unfinished`. Others: as `Manifest.read`.
+        CheckpointError: a build or an addition was interrupted, and not `unfinished`.
+        ResourceError: a living process builds it, or adds to what is `unfinished`. Others: as `Manifest.read`.
     """
     found = Manifest.read(folder)
     if found.adding is None:
         return found
     what = "an addition" if found.adding else "its build"
-    if is_held(folder):
+    try:
+        with locked(folder.resolve(), fcntl.LOCK_SH):
+            found = Manifest.read(folder)
+    except BlockingIOError:
         if found.adding and not unfinished:
             return found.before
-        raise ResourceError(f"{folder} is not whole: another process is still writing it ({what}); wait for it")
-    if Manifest.read(folder) != found:
-        return readable(folder, unfinished=unfinished)  # it has just ended
-    if not unfinished:
+        raise ResourceError(f"{folder} is not whole: another process is writing it ({what}); wait for it") from None
+    if found.adding is not None and not unfinished:
         raise CheckpointError(
             f"{folder} is not whole: {what} was interrupted after {found.entries:,} entries; "
             "give the same regard knn build or regard knn merge again, which goes on from there; "

@@ -1,7 +1,6 @@
 """Writing that survives a crash: a folder is there whole or not at all."""
 
 import errno
-import fcntl
 import json
 import os
 import shutil
@@ -62,7 +61,7 @@ def new_folder(target: Path) -> Iterator[NewFolder]:
     """
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _own(target.parent / f".{target.name}.partial") as partial:
+        with own_folder(target.parent / f".{target.name}.partial") as partial:
             folder = NewFolder(partial)
             yield folder
             _write(partial / MANIFEST, (json.dumps(checksums.manifest(folder.entries), indent=1) + "\n").encode())
@@ -72,7 +71,7 @@ def new_folder(target: Path) -> Iterator[NewFolder]:
 
 
 @contextmanager
-def _own(partial: Path) -> Iterator[Path]:
+def own_folder(partial: Path) -> Iterator[Path]:
     """An empty folder that nobody else writes meanwhile; what a killed process left of it is thrown away.
 
     It is locked while it is written, which ends with the process that wrote it, and removed after an error.
@@ -168,15 +167,6 @@ def locked_folder(folder: Path) -> Iterator[None]:
         yield
 
 
-def is_held(folder: Path) -> bool:
-    """True while a living process or thread is inside `locked_folder`."""
-    try:
-        with locked(folder.resolve(), fcntl.LOCK_SH):
-            return False
-    except BlockingIOError:
-        return True
-
-
 def open_own(path: Path, flags: int) -> int:
     """Open a plain file of a run for writing, made if it is not there, without following a link.
 
@@ -209,9 +199,7 @@ def _read(path: Path, how: Callable[[Path], Read]) -> Read:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file, and its folder if need be; as `save_file` does."""
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+    """Write a text file as `save_file` does."""
     save_file(path, text.encode())
 
 
