@@ -100,6 +100,8 @@ def test_what_is_near_is_shown_with_its_context(regard, network):
     assert (rows[0]["before"].split(), rows[0]["token"].strip(), rows[0]["place"]) == (["b", "c", "d", "e"], "f", 5)
     shown = regard("knn", "search", "store", "-", "--model", network, stdin=b"a b c d e")
     assert "distance" in shown.out
+    assert rows[0]["document"] in {path.name for path in Path("folder").iterdir()}
+    assert rows[0]["document"] in shown.out
 
 
 def test_settings_are_swept(regard, network):
@@ -175,8 +177,8 @@ def test_datastores_are_merged_and_documents_deleted(regard, network):
     answer = regard("knn", "delete", "all", "--document", names[0], "nothing")
     assert (answer.code, "all has no document 'nothing'; regard knn stats --json lists" in answer.err) == (2, True)
     assert len(Datastore.open("all")) == len(wanted)
-    answer = regard("knn", "delete", "all", "--document", names[0][:12])
-    assert (answer.code, f"all has no document '{names[0][:12]}'; do you mean {names[0]}?" in answer.err) == (2, True)
+    answer = regard("knn", "delete", "all", "--document", names[0][:-1])
+    assert (answer.code, f"all has no document '{names[0][:-1]}'; do you mean {names[0]}?" in answer.err) == (2, True)
     answer = regard("knn", "stats", "all")
     assert f"{len(names)} (texts that it has already)" in answer.out
     answer = regard("knn", "delete", "all", "--document", *names, "--json")

@@ -291,7 +291,7 @@ def _search(options: Options) -> int:
     if options.json:
         emit(rows)
         return 0
-    shown = [(f"{row['distance']:.1f}", row["document"][:12], row["before"], row["token"]) for row in rows]
+    shown = [(f"{row['distance']:.1f}", row["document"], row["before"], row["token"]) for row in rows]
     console().print(table("distance", "document", "after", "came", rows=shown))
     return 0
 

@@ -36,8 +36,12 @@ def digest(ids: np.ndarray) -> str:
 
 
 def texts(documents: Iterable[Document], reader: Reader) -> Iterable[Text]:
-    """Documents of a corpus that are not empty; the name is the group, a year or the SHA-256 of the text."""
-    return (Text(document.group, reader.document(document.text).ids) for document in documents if document.text)
+    """Documents of a corpus that are not empty; the name is that of the file, else the group, such as a year."""
+    return (
+        Text(document.name or document.group, reader.document(document.text).ids)
+        for document in documents
+        if document.text
+    )
 
 
 def fingerprint(model: nn.Module) -> str:
