@@ -155,6 +155,9 @@ def _shown(store: "object", options: Options) -> int:
 
     assert isinstance(store, TokenStore)
     amounts = {split: store.amount(split) for split in SPLITS}
+    for split in (split for split in SPLITS if not amounts[split].documents):
+        said = f"the {split} split is empty, and training needs it: build of more documents, or with another --holdout"
+        console(machine=True).print(said, markup=False)
     facts = {
         "store": str(store.folder),
         "shards": len(store.facts.shards),
