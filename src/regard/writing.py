@@ -23,9 +23,8 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        refused = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
-        way = "Choose" if refused else "Free some space or choose"
-        way = "Wait for it or choose" if isinstance(error, BlockingIOError) else way
+        refused = dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "Choose")
+        way = {errno.EWOULDBLOCK: "Wait for it or choose", **refused}.get(error.errno or 0, "Free some space or choose")
         raise ResourceError(
             f"cannot write {path}: {error.strerror or error}. {way} a folder that can be written; what was saved "
             "before is intact"
@@ -33,12 +32,9 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def require_target(path: Path, *, folder: bool = False, new: bool = False) -> None:
-    """Refuse a place where a result cannot be written, before the work that makes it.
+    """Refuse a place where a file, or a `folder`, cannot be written, before the work that makes it.
 
-    Args:
-        path: of the result; folders above it need not be there.
-        folder: it is a folder, and no file.
-        new: nothing may be there yet.
+    Folders above it need not be there; of a `new` one nothing may be.
 
     Raises:
         ConfigError: something is there, or something of another kind. ResourceError: it cannot be written.
@@ -90,12 +86,8 @@ def save_file(target: Path, data: bytes) -> None:
 def partial(make: Callable[[Path], object], folder: Path, before: str, after: str = "") -> Iterator[Path]:
     """A file or folder that nobody else writes, removed at the end of the block unless it was renamed.
 
-    It is locked as long as its process lives; what dead processes left in the same folder is removed first.
-
-    Args:
-        make: makes it.
-        folder: where.
-        before, after: 16 random digits of its name.
+    It is locked as long as its process lives; what dead processes left in the same folder is removed first. Its name
+    has random digits between `before` and `after`.
     """
     sweep(folder)
     with ExitStack() as stack:

@@ -59,8 +59,9 @@ def emit(payload: Any) -> None:
 
 def will_write(out: str | None, *names: str, folder: bool = False, new: bool = False) -> None:
     """`require_target` of an --out, or of files in that folder; None writes nothing."""
-    for name in (names or ("",)) if out is not None else ():
-        require_target(Path(out, name), folder=folder, new=new)
+    if out is not None:
+        for name in names or ("",):
+            require_target(Path(out, name), folder=folder, new=new)
 
 
 class Ticking:

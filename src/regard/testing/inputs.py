@@ -41,9 +41,8 @@ def on(device: str) -> Iterator[None]:
     torch's global generators, which some checks seed, are put back at the end.
     """
     before, kind = _HERE.set(device), torch.device(device).type
-    devices, kind = ([], "cuda") if kind == "cpu" else ([device], kind)
     try:
-        with torch.random.fork_rng(devices=devices, device_type=kind):
+        with torch.random.fork_rng([] if kind == "cpu" else [device], device_type=kind):
             yield
     finally:
         _HERE.reset(before)
