@@ -14,6 +14,7 @@ from regard.cli.main import main
 from regard.report import attention_map, html
 from regard.report.charts import charts
 from regard.report.summary import needs, table, tie_note
+from tests.conftest import at_file
 
 
 class Page(HTMLParser):
@@ -320,18 +321,16 @@ def test_what_is_no_result(tmp_path, capsys, changed, content, message):
 
 
 def test_a_report_that_cannot_be_written_leaves_the_old_one(compared, tmp_path, capsys, monkeypatch):
-    from regard.training import files
-
     old = tmp_path / "report.html"
     old.write_text("old")
     (tmp_path / "file").write_text("")
     assert main(["report", str(compared.folder), "--out", str(tmp_path / "file" / "r.html")]) == 6
     assert "cannot write" in capsys.readouterr().err
 
-    def full(path, data):
+    def full(size):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(files, "_write", full)
+    at_file(monkeypatch, full)
     assert main(["report", str(compared.folder), "--out", str(old)]) == 6
     assert "No space left on device" in capsys.readouterr().err
     assert old.read_text() == "old"

@@ -14,7 +14,7 @@ from tyro.constructors import (
     UnsupportedTypeAnnotationError,
 )
 
-from regard.errors import ConfigError, DataError, ResourceError
+from regard.errors import ConfigError, DataError
 
 Options = TypeVar("Options")
 Trust = Annotated[
@@ -49,9 +49,8 @@ def own_names() -> Iterator[None]:
     """Options of the data, in messages, are called as the commands call them that take no `--task.*`."""
     try:
         yield
-    except (ConfigError, DataError, ResourceError) as error:
-        said = str(error).replace("--task.cache", "--token-files")
-        said = said.replace("--task.test-", "--").replace("--task.", "--")
+    except (ConfigError, DataError) as error:
+        said = str(error).replace("--task.test-", "--").replace("--task.", "--")
         if said == str(error):
             raise
         raise type(error)(said) from error

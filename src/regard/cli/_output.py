@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -14,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from regard.errors import InputError, NumericsError
+from regard.writing import require_target
 
 
 class _Console(Console):
@@ -53,6 +55,13 @@ def emit(payload: Any) -> None:
     """One JSON document on stdout."""
     json.dump(payload, sys.stdout, ensure_ascii=False, indent=2)
     sys.stdout.write("\n")
+
+
+def will_write(out: str | None, *names: str, folder: bool = False, new: bool = False) -> None:
+    """`require_target` of an --out, or of files in that folder; None writes nothing."""
+    if out is not None:
+        for name in names or ("",):
+            require_target(Path(out, name), folder=folder, new=new)
 
 
 class Ticking:

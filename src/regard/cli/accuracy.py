@@ -14,7 +14,7 @@ import tyro
 from regard.benchmark.threads import default_threads
 from regard.cli._numbers import one_word, parse_numbers, require_positive
 from regard.cli._options import Ignore, Trust, read
-from regard.cli._output import console, emit, table
+from regard.cli._output import console, emit, table, will_write
 from regard.cli._threads import cpu_threads
 from regard.errors import ConfigError, DataError, nearest
 
@@ -80,6 +80,7 @@ def run(options: Options) -> int:
     lengths = parse_numbers(options.lengths)
     require_positive({name: getattr(options, name) for name in ("heads", "key_dim", "threads")})
     _require_read(options)
+    will_write(options.out, "results.json", "accuracy.html")
     with cpu_threads(options.threads):
         return _measure(options, lengths)
 

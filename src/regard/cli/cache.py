@@ -14,7 +14,7 @@ import tyro
 from regard.benchmark.threads import default_threads
 from regard.cli._numbers import one_word, parse_numbers, require_positive
 from regard.cli._options import Ignore, Trust
-from regard.cli._output import console, emit, table
+from regard.cli._output import console, emit, table, will_write
 from regard.cli._threads import cpu_threads
 from regard.errors import ConfigError
 
@@ -67,6 +67,7 @@ def run(options: Options) -> int:
     """Measure, show, write."""
     given = {name: getattr(options, name) for name in ("context", "scored", "texts", "keys", "threads")}
     require_positive({name: value for name, value in given.items() if value is not None})
+    will_write(options.out, "results.json", "cache.html")
     with cpu_threads(options.threads):
         return _measure(options)
 

@@ -7,7 +7,7 @@ import tyro
 
 from regard.cli import _run_info
 from regard.cli._options import Ignore, Trust
-from regard.cli._output import console, emit, given, table
+from regard.cli._output import console, emit, given, table, will_write
 from regard.errors import ConfigError
 
 
@@ -52,6 +52,7 @@ def run(options: Options) -> int:
 
     if options.beside is None and options.beside_attention is not None:
         raise ConfigError("--beside-attention is for the model of --beside, and there is none")
+    will_write(options.out, new=True)
     screen, told = console(machine=options.json), console(machine=True)
     found = explore(
         chosen(options.model, options.attention, "--attention"),

@@ -14,7 +14,7 @@ from regard.cli._cache import reduce
 from regard.cli._datastore import KnnOptions, looked_up, mixing, require_datastore
 from regard.cli._depth import coloured, leave_early, machine, require_as_measured, require_depths
 from regard.cli._options import Ignore, Trust
-from regard.cli._output import weights_of
+from regard.cli._output import weights_of, will_write
 from regard.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
@@ -104,6 +104,7 @@ def run(options: Options) -> int:
             text.reconfigure(encoding="utf-8", errors="surrogateescape" if text is sys.stdin else "strict")
     if options.system is not None and not options.chat:
         raise ConfigError("--system goes with --chat; leave it out, or write it into the prompt")
+    will_write(options.out, new=True)
     if options.batch is not None and (options.prompt is not None or options.chat):
         beside = "--chat" if options.chat else repr(options.prompt)
         raise ConfigError(f"--batch {options.batch} has the prompts; leave {beside} out")
@@ -337,8 +338,6 @@ def _draw(options: Options, loaded: "TrainedModel") -> int:
         raise ConfigError(f"{options.run} draws images: say where with --out grid.png")
     if count < 1:
         raise ConfigError(f"--count must be at least 1, got {count}")
-    if Path(out).exists():
-        raise ConfigError(f"{out} exists; choose another name: nothing is ever overwritten")
     task = None
     if options.complete or loaded.config.task.name == SuperResolutionTask.name:
         task = build_task(loaded.config.task)

@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass, replace
+from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -10,7 +11,7 @@ import tyro
 from regard.cli._datastore import KnnOptions, as_options, searched, tell
 from regard.cli._interrupted import leaving
 from regard.cli._options import Ignore, Trust, own_names
-from regard.cli._output import Ticking, console, emit, given, table
+from regard.cli._output import Ticking, console, emit, given, table, will_write
 from regard.errors import ConfigError, InputError
 from regard.tasks.config import TextConfig
 
@@ -164,13 +165,16 @@ def _corpus(options: Options, corpus: str) -> list[Any]:
 
 def _build(options: Options) -> int:
     from regard.retrieval import Index, build, origin, texts
+    from regard.retrieval.build import begun
     from regard.retrieval.index import faiss
 
     if options.index:
         faiss()  # missing, it is said before the work
+    assert options.out is not None
+    will_write(options.out, folder=True)
+    begun(Path(options.out), add=options.add, checked=False)
     documents = _corpus(options, options.what)
     model, reader, length = _model(options)
-    assert options.out is not None
     with leaving(lambda: f"the same command goes on where it stopped, with what is in {options.out}"):
         store = build(
             model,
@@ -194,6 +198,7 @@ def _index(options: Options) -> int:
     """Make indices of a datastore that is there."""
     from regard.retrieval import Datastore, Index
 
+    will_write(options.what, *(f"{kind}.faiss" for kind in options.index))
     store, screen = Datastore.open(options.what), console(machine=options.json)
     paths = [Index(store, kind).save() for kind in options.index]
     for path in paths:
@@ -207,6 +212,7 @@ def _merge(options: Options) -> int:
     from regard.retrieval import Datastore
 
     assert options.out is not None
+    will_write(options.out, folder=True)
     Datastore.merge(options.out, [Datastore.open(folder) for folder in (options.what, *options.more)])
     return _stats(replace(options, what=options.out))
 
@@ -285,7 +291,7 @@ def _search(options: Options) -> int:
     if options.json:
         emit(rows)
         return 0
-    shown = [(f"{row['distance']:.1f}", row["document"][:12], row["before"], row["token"]) for row in rows]
+    shown = [(f"{row['distance']:.1f}", row["document"], row["before"], row["token"]) for row in rows]
     console().print(table("distance", "document", "after", "came", rows=shown))
     return 0
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from regard.cli import _run_options
 from regard.cli._interrupted import leaving
-from regard.cli._output import console, emit
+from regard.cli._output import console, emit, will_write
 from regard.cli._run_options import CONVERTED, Options, run_config
 from regard.errors import ConfigError, DataError, ResourceError, UnsupportedError
 from regard.models.block_config import GATED
@@ -55,6 +55,7 @@ def run(options: Options) -> int:
         else:
             with settings_of(options.config):
                 config, start = run_config(options), None
+                will_write(options.out, folder=True)
                 if options.start is not None:
                     config, start = started(options)
                 require_memory(config, options.config, ranks.count)

@@ -37,6 +37,7 @@ from regard.tasks.tokenizer import BpeTokenizer
 from regard.training.device import chosen_device
 from regard.training.evaluation import Forward, straight
 from regard.training.files import save_folder
+from regard.writing import require_target
 
 __all__ = [
     "PretrainedTokenizer",
@@ -249,7 +250,7 @@ def export(
         >>> export(model, "a-new-folder")  # doctest: +SKIP
     """
     folder = Path(folder)
-    _require_new(folder)
+    require_target(folder, folder=True, new=True)
     classes: tuple[str, ...] = ()
     sentence: Mapping[str, Any] = {}
     if isinstance(model, PublishedModel):
@@ -303,10 +304,5 @@ def save(loaded: PublishedModel, folder: str | Path) -> None:
         >>> load("a-new-folder").generate("The State of the Union is")  # doctest: +SKIP
     """
     folder = Path(folder)
-    _require_new(folder)
+    require_target(folder, folder=True, new=True)
     save_folder(folder, _saved.files(loaded))
-
-
-def _require_new(folder: Path) -> None:
-    if folder.exists():
-        raise ConfigError(f"{folder} exists; choose another name: nothing is ever overwritten")

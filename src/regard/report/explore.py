@@ -19,6 +19,7 @@ from regard.tasks.config import ClassificationConfig, MaskedConfig
 from regard.tasks.tokenizer import Tokenizer
 from regard.training import TrainedModel, load
 from regard.training.files import write_text
+from regard.writing import require_target
 
 MOST_TOKENS = 4096
 PAIRS = 16
@@ -81,8 +82,7 @@ def explore(
         >>> explore("runs/001", "The state of the Union", out="union.html")  # doctest: +SKIP
     """
     out = Path(out)
-    if out.exists():
-        raise ConfigError(f"{out} exists; choose another name: nothing is ever overwritten")
+    require_target(out, new=True)
     chosen = [model] if beside is None else [model, beside]
     subjects = [_subject(each, text, device=device, trust=trust) for each in chosen]
     shown, found = list[dict[str, Any]](), list[dict[str, Any]]()

@@ -27,10 +27,11 @@ FIELD = "--task.field"
 
 
 class Document(NamedTuple):
-    """A text and the group that it is split with: documents of one group are never in two splits."""
+    """A text and the group that it is split with: documents of one group are never in two splits. name: of its file."""
 
     text: str
     group: str
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ def open_corpus(config: TextConfig) -> Corpus:
     if name == LIBRARY:
         _refuse(config, "field", "separator", "suffixes")
         modules = _modules()
-        return Corpus(name, modules, lambda: _files(modules, config))
+        return Corpus(name, modules, lambda: _files(modules, config, modules[0].parent))
     if not path.exists():
         hint = nearest(name, NAMED)
         raise DataError(f"there is no corpus {name!r}: no such file, and no bundled corpus of that name; {hint}")
@@ -130,14 +131,14 @@ def open_corpus(config: TextConfig) -> Corpus:
             )
         kinds = {each.suffix.lower() for each in folder.paths}
         _refuse(config, *(() if kinds & {*TABLES} else ("field",)), *(() if kinds & {*TEXTS} else ("separator",)))
-        return Corpus(name, folder.paths, lambda: _files(folder.paths, config), left_out=folder.left_out)
+        return Corpus(name, folder.paths, lambda: _files(folder.paths, config, path), left_out=folder.left_out)
     kind = path.suffix.lower()
     if kind not in (*TEXTS, *TABLES):
         known = ", ".join((*TEXTS, *TABLES))
         raise DataError(f"{name}: regard reads {known} and folders of such files, not {kind or 'this file'}")
     _refuse(config, "suffixes", "separator" if kind in TABLES else "field")
     if kind in TABLES or config.separator is not None:
-        return Corpus(name, (path,), lambda: _files((path,), config))
+        return Corpus(name, (path,), lambda: _files((path,), config, path.parent))
     return Corpus(name, (path,), lambda: _continuous(path, config.holdout), continuous=True)
 
 
@@ -186,13 +187,20 @@ def _bundled(name: str) -> Iterator[Document]:
         if name == "state_of_the_union":
             yield Document(text, first)  # by year: 1953 and 1961 have two addresses each
         else:
-            yield Document(f"{first}\n{second}\n{text}", _digest(text))  # some poems go under two authors
+            yield Document(
+                f"{first}\n{second}\n{text}", _digest(text), f"{first} {second}"
+            )  # some go under two authors
 
 
-def _files(paths: Sequence[Path], config: TextConfig) -> Iterator[Document]:
+def _files(paths: Sequence[Path], config: TextConfig, base: Path) -> Iterator[Document]:
     for path in paths:
-        for text in _texts(path, config.field or "text", config.separator):
-            yield Document(text, _digest(text))
+        name, several = _name(path.relative_to(base)), config.separator is not None or path.suffix.lower() in TABLES
+        for number, text in enumerate(_texts(path, config.field or "text", config.separator), 1):
+            yield Document(text, _digest(text), f"{name}:{number}" if several else name)
+
+
+def _name(path: Path) -> str:
+    return os.fsencode(path).decode("utf-8", "replace")
 
 
 def _texts(path: Path, field: str, separator: str | None) -> Iterator[str]:
@@ -214,7 +222,7 @@ def _continuous(path: Path, holdout: float) -> Iterator[Document]:
         cuts.append(line + 1 if line >= 0 else at)
     cuts.append(len(text))
     for split, start, stop in zip(SPLITS, cuts[:-1], cuts[1:], strict=True):
-        yield Document(text[start:stop], split)
+        yield Document(text[start:stop], split, f"{_name(Path(path.name))}:{split}")
 
 
 def _digest(text: str) -> str:

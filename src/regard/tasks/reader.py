@@ -1,7 +1,6 @@
 """What tasks on text read with: a text to token ids and back, and the bytes that each id stands for."""
 
 import os
-import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import numpy as np
 from jaxtyping import Int64, Integer
 
-from regard.errors import ResourceError
+from regard.writing import save_file
 
 if TYPE_CHECKING:
     from regard.models.generate import TextStream
@@ -60,17 +59,4 @@ class Reader(ABC):
         Raises:
             ResourceError: the file cannot be written.
         """
-        path = Path(path)
-        partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-        try:
-            try:
-                with partial.open("x", encoding="utf-8") as file:
-                    file.write(self.to_json())
-                    file.flush()
-                    os.fsync(file.fileno())
-                partial.replace(path)
-            except BaseException:
-                partial.unlink(missing_ok=True)
-                raise
-        except OSError as error:
-            raise ResourceError(f"cannot write the tokenizer to {path}: {error.strerror}") from error
+        save_file(Path(path), self.to_json().encode())

@@ -248,5 +248,5 @@ def _read(config: TextConfig, corpus: Corpus, tokenizer: Reader | None) -> tuple
     split_of = corpus.splits(config.holdout)
     training = (document.text for document in corpus.parse() if split_of[document.group] == "train")
     tokenizer = tokenizer or build_tokenizer(config.tokenizer, config.vocab_size, training)
-    documents: Iterator[tuple[Split, str]] = ((split_of[group], text) for text, group in corpus.parse())
+    documents: Iterator[tuple[Split, str]] = ((split_of[one.group], one.text) for one in corpus.parse())
     return tokenizer, documents

@@ -18,7 +18,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from regard.errors import CheckpointError, ResourceError
+from regard.errors import CheckpointError
 from regard.training import shards, standing
 from regard.training.files import load_folder, remove_folder, save_file, save_folder
 from regard.training.random_states import rng_states
@@ -26,6 +26,8 @@ from regard.training.standing import IN_SHARDS, WHOLE, Progress
 
 _NAME = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
 _LOG = logging.getLogger("regard")
+_UNTAUGHT = {"step": torch.zeros(())}
+"""what is saved of a parameter that never had a gradient, of which the optimizer remembers nothing"""
 
 
 @dataclass(frozen=True)
@@ -216,17 +218,13 @@ def retain(folder: Path, keep: int, *, damaged: Collection[Path] = ()) -> None:
             remove_folder(path)
 
 
-def export(path: Path, target: Path) -> None:
-    """Copy the model of a verified checkpoint to one safetensors file, there whole or not at all.
+def export(saved: Checkpoint, target: Path) -> None:
+    """Write the model of a checkpoint to one safetensors file, there whole or not at all.
 
     Raises:
-        CheckpointError: the checkpoint does not verify. ResourceError: the file exists, or cannot be written.
+        ResourceError: the file cannot be written.
     """
-    files = load_folder(path)
-    data = files.get("model.safetensors") or _packed(opened(path, files, ("model",)).model)
-    if target.exists():
-        raise ResourceError(f"{target} exists; choose another name: nothing is ever overwritten")
-    save_file(target, data)
+    save_file(target, _packed(saved.model))
 
 
 def own_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -311,27 +309,27 @@ def _optimizer_state(
 ) -> dict[int, dict[str, Tensor]]:
     """The saved state of every parameter, by its place in the optimizer.
 
-    The fused optimizer reads it without looking at its shape. A parameter that never had a gradient has no state; where
-    no parameter has one, no step was done.
+    The fused optimizer reads it without looking at its shape. A parameter that never had a gradient has 0 steps and
+    nothing else.
     """
     state: dict[str, dict[str, Tensor]] = {}
     for key, tensor in checkpoint.optimizer.items():
         name, _, kind = key.rpartition("/")
         state.setdefault(name, {})[kind] = tensor
-    if checkpoint.progress.step and not state:
-        raise CheckpointError(
-            f"{checkpoint.path}: the optimizer's file is empty after {checkpoint.progress.step} steps"
-        )
     optimized = {parameter: position for position, parameter in enumerate(_optimized(optimizer))}
     positions = {name: optimized[x] for name, x in model.named_parameters() if x in optimized}
-    count = torch.zeros((), dtype=torch.float32)
     wanted: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
-        if name in state and name in positions:
-            wanted |= {f"{name}/step": count, f"{name}/exp_avg": parameter, f"{name}/exp_avg_sq": parameter}
+        if name in positions:
+            moments = {} if _untaught(state.get(name, {})) else {"exp_avg": parameter, "exp_avg_sq": parameter}
+            wanted |= {f"{name}/{kind}": x for kind, x in {**_UNTAUGHT, **moments}.items()}
     saved = {f"{name}/{kind}": tensor for name, kinds in state.items() for kind, tensor in kinds.items()}
     _require_same(checkpoint.path, wanted, saved)
-    return {positions[name]: each for name, each in state.items()}
+    return {positions[name]: kinds for name, kinds in state.items() if not _untaught(kinds)}
+
+
+def _untaught(kinds: Mapping[str, Tensor]) -> bool:
+    return kinds.keys() == {"step"} and not kinds["step"].any()
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -340,7 +338,7 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
     return {
         f"{names[parameter]}/{kind}": tensor
         for parameter in _optimized(optimizer)
-        for kind, tensor in optimizer.state.get(parameter, {}).items()
+        for kind, tensor in (optimizer.state.get(parameter) or _UNTAUGHT).items()
     }
 
 
