@@ -47,6 +47,7 @@ def lowered() -> Tokenizer:
     model.pre_tokenizer = pre_tokenizers.BertPreTokenizer()  # type: ignore[assignment]
     marks = [("[CLS]", 1), ("[SEP]", 2)]
     model.post_processor = processors.TemplateProcessing(single="[CLS]:0 $A:0 [SEP]:0", special_tokens=marks)  # type: ignore[assignment]
+    model.decoder = decoders.WordPiece()  # type: ignore[assignment]
     return model
 
 
@@ -58,6 +59,17 @@ def spaced() -> Tokenizer:
     )
     model.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")  # type: ignore[assignment]
     model.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="first")])  # type: ignore[assignment]
+    return model
+
+
+def stripped() -> Tokenizer:
+    """As Llama 2's: its decoder takes the first space away."""
+    model = spaced()
+    model.pre_tokenizer = None  # type: ignore[assignment]
+    model.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])  # type: ignore[assignment]
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    model.decoder = decoders.Sequence(steps)  # type: ignore[assignment]
+    model.add_special_tokens(["<s>", "</s>"])
     return model
 
 
@@ -118,6 +130,23 @@ def test_baselines_code_the_same_bytes(tmp_path, corpus, kind):
     plain = build_task(config)  # its ends of documents are bytes too
     assert ngram.bits_per_byte == pytest.approx(ngram_bits_per_byte(plain).bits_per_byte, rel=0.1)
     assert xz.bits_per_byte == pytest.approx(xz_bits_per_byte(plain).bits_per_byte, rel=0.1)
+
+
+@pytest.mark.parametrize("kind", [*KINDS.values(), stripped])
+def test_a_continuation_is_what_follows_the_text_before_it(kind):
+    """Whatever tokens it begins with, special ones and single bytes among them, and however they are given."""
+    tokenizer, draw, same = PretrainedTokenizer(kind()), np.random.default_rng(0), 0
+    for _ in range(500):
+        before, new = (draw.integers(0, tokenizer.vocab_size, draw.integers(0, most)) for most in (12, 30))
+        prompt, whole = tokenizer.decode(before), tokenizer.decode([*before, *new])
+        if not whole.startswith(prompt):  # the last character of the prompt is whole only with the next tokens
+            continue
+        same += 1
+        stream = tokenizer.stream(before)
+        pieces = [stream.feed(some) for some in np.split(new, len(new))] if len(new) else []
+        assert prompt + "".join(pieces) + stream.finish() == whole
+        assert prompt + tokenizer.continuation(new, before) == whole
+    assert same > 300
 
 
 def test_the_files_are_read_again(tmp_path, corpus):

@@ -1,6 +1,8 @@
 """Published tokenizers, special tokens and all, through the `tokenizers` library."""
 
 import json
+import os
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -13,6 +15,11 @@ from regard.tasks.reader import Encoded, Reader
 
 if TYPE_CHECKING:
     import tokenizers
+
+
+_UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+_CONTEXT = 4
+"""tokens before a new one that are decoded with it: as many as a character has bytes"""
 
 
 class PretrainedTokenizer(Reader):
@@ -50,6 +57,11 @@ class PretrainedTokenizer(Reader):
         self._model = model
         parts = json.loads(model.to_str())
         self._missing: frozenset[int] = frozenset()
+        self._special = frozenset(token["id"] for token in parts["added_tokens"] if token["special"])
+        self.byte_ids: frozenset[int] = frozenset()
+        """tokens of tokenizers with byte fallback that stand for one byte, such as <0x0A>"""
+        if "ByteFallback" in json.dumps(parts["decoder"]):
+            self.byte_ids = frozenset(names[name] for name in names if re.fullmatch("<0x[0-9A-Fa-f]{2}>", name))
         if "ByteLevel" in json.dumps(parts["pre_tokenizer"]) and parts["model"].get("unk_token") not in names:
             self._missing = frozenset(byte for byte, letter in enumerate(byte_letters()) if letter not in names)
 
@@ -125,9 +137,13 @@ class PretrainedTokenizer(Reader):
             )
         return array
 
-    def stream(self) -> "PretrainedStream":
-        """A decoder for ids that arrive one after the other."""
-        return PretrainedStream(self)
+    def shown(self, ids: Integer[np.ndarray, "length"] | Sequence[int]) -> list[int]:
+        """The ids without special tokens, which have no text; errors as `checked`."""
+        return [at for at in self.checked(ids).tolist() if at not in self._special]
+
+    def stream(self, after: Integer[np.ndarray, "past"] | Sequence[int] = ()) -> "PretrainedStream":
+        """A decoder for ids that arrive one after the other, behind those of `after`."""
+        return PretrainedStream(self, self.shown(after))
 
     def to_json(self) -> str:
         model = json.loads(self._model.to_str())
@@ -135,32 +151,52 @@ class PretrainedTokenizer(Reader):
 
 
 class PretrainedStream:
-    """Decodes ids that arrive one after the other: text comes out when its last character is whole.
+    """Decodes ids that arrive one after the other: what they add to the text before them, once no later id changes it.
 
-    A tokenizer may decode a token differently behind others (a leading space), so the tokens of the last piece of text
-    are decoded again in front of the new ones.
+    A tokenizer may decode a token differently behind others (a leading space), so some tokens before the new ones are
+    decoded with them. Tokens that stand for one byte come out when another kind of token follows: the decoder of such
+    tokenizers shows none of a run of bytes if some of it are no UTF-8.
+
+    Args:
+        tokenizer: whose ids they are.
+        after: ids whose text was shown before.
     """
 
-    def __init__(self, tokenizer: PretrainedTokenizer) -> None:
+    def __init__(self, tokenizer: PretrainedTokenizer, after: list[int]) -> None:
         self._tokenizer = tokenizer
-        self._ids: list[int] = []
-        self._shown = 0
+        self._start_behind(after)
 
     def feed(self, ids: Integer[np.ndarray, "length"] | Sequence[int]) -> str:
         """The text that these ids complete."""
-        self._ids += self._tokenizer.checked(ids).tolist()
-        text = self._new()
-        if not text or text.endswith("\N{REPLACEMENT CHARACTER}"):
+        self._ids += self._tokenizer.shown(ids)
+        text = self.pending
+        if not text or self._ids[-1] in self._tokenizer.byte_ids:
             return ""
-        self._ids, self._shown = self._ids[self._shown :], len(self._ids) - self._shown
+        self._start_behind(self._ids)
         return text
 
     def finish(self) -> str:
-        """The rest of the text: U+FFFD for an unfinished character. The stream can be used again."""
+        """The rest of the text: U+FFFD for an unfinished character. The stream can be used again, for another text."""
         rest = self._new()
-        self._ids, self._shown = [], 0
+        self._start_behind([])
         return rest
 
+    @property
+    def pending(self) -> str:
+        """The text that has not come yet, if its last character is whole."""
+        text = self._new()
+        return "" if text.endswith(_UNFINISHED) else text
+
     def _new(self) -> str:
-        before = self._tokenizer.decode(self._ids[: self._shown])
-        return self._tokenizer.decode(self._ids)[len(before) :]
+        before, text = (self._tokenizer.decode(ids) for ids in (self._ids[: self._shown], self._ids))
+        return text[len(os.path.commonprefix([before, text])) :]  # noqa: RUF071  # of characters
+
+    def _start_behind(self, ids: list[int]) -> None:
+        """Keep the last of the ids that were shown, as many as have some text of their own."""
+        reader, count = self._tokenizer, _CONTEXT
+        while count < len(ids) and (
+            ids[-count] in reader.byte_ids or not reader.decode(ids[-count:]).strip(_UNFINISHED + " ")
+        ):
+            count *= 2
+        self._ids = ids[-count:]
+        self._shown = len(self._ids)

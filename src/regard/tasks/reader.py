@@ -47,8 +47,15 @@ class Reader(ABC):
         """The text of the ids."""
 
     @abstractmethod
-    def stream(self) -> "TextStream":
-        """A decoder for ids that arrive one after the other."""
+    def stream(self, after: Integer[np.ndarray, "past"] | Sequence[int] = ()) -> "TextStream":
+        """A decoder for ids that arrive one after the other; `after`: the ids before them, whose text does not come."""
+
+    def continuation(
+        self, ids: Integer[np.ndarray, "length"] | Sequence[int], after: Integer[np.ndarray, "past"] | Sequence[int]
+    ) -> str:
+        """The text that ids add to that of the ids before them. Decoded alone, a first word may lose its space."""
+        stream = self.stream(after)
+        return stream.feed(ids) + stream.finish()
 
     @abstractmethod
     def to_json(self) -> str:

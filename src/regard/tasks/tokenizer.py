@@ -90,9 +90,11 @@ class Tokenizer(Reader):
         """How many bytes the ids stand for; a separator is one."""
         return int(self.sizes[self.checked(ids)].sum())
 
-    def stream(self) -> "TextStream":
-        """A decoder for ids that arrive one after the other."""
-        return TextStream(self)
+    def stream(self, after: Integer[np.ndarray, "past"] | Sequence[int] = ()) -> "TextStream":
+        """A decoder for ids that arrive one after the other, behind those of `after`."""
+        stream = TextStream(self)
+        stream.feed(after)
+        return stream
 
     def checked(self, ids: Integer[np.ndarray, "length"] | Sequence[int]) -> Int64[np.ndarray, "length"]:
         """The ids as an array.
@@ -218,6 +220,8 @@ class TextStream:
         >>> [stream.feed([byte]) for byte in "é!".encode()], stream.finish()
         (['', 'é', '!'], '')
     """
+
+    pending = ""
 
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
