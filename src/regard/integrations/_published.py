@@ -1,7 +1,7 @@
 """A published network, loaded: what it does with text."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from jaxtyping import Float
@@ -24,6 +24,7 @@ class PublishedModel:
     tokenizer: None if the folder has none. config: its shape. stop_tokens: ids that end a text. architecture: as its
     publisher calls it. chat_template: how a conversation is written for it (`regard.integrations.chat`), if it has one.
     classes: names of those that its head tells apart, in the order of its logits; none if it has no such head or names.
+    tokenizer_settings, generation: of tokenizer_config.json and generation_config.json, which `export` writes again.
     """
 
     model: nn.Module
@@ -34,6 +35,8 @@ class PublishedModel:
     path: Path
     chat_template: ChatTemplate | None = None
     classes: tuple[str, ...] = ()
+    tokenizer_settings: Mapping[str, object] = field(default_factory=dict)
+    generation: Mapping[str, object] = field(default_factory=dict)
 
     def generate(
         self,

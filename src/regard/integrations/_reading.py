@@ -16,6 +16,9 @@ from regard.integrations.weights import Settings, fill, listed, noted, undrawn
 from regard.models import Classifier
 from regard.training.bounded import no_larger
 
+TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+"""of a configuration: what transformers generates with where no generation_config.json says it"""
+
 
 def from_gguf(path: Path) -> PublishedModel:
     """The network in a GGUF file; errors as `regard.integrations.pretrained.load`."""
@@ -42,7 +45,8 @@ def from_gguf(path: Path) -> PublishedModel:
         stops = stop_tokens(metadata.get("tokenizer.ggml.eos_token_id"), config.vocab_size)
     model = _built(architecture.forms[0], config, settings)
     fill(model, gguf.weights(config), tensors, str(path), problems)
-    return PublishedModel(model.eval(), tokenizer, config, stops, name, path, template)
+    tokens = chat.special_tokens(metadata)
+    return PublishedModel(model.eval(), tokenizer, config, stops, name, path, template, tokenizer_settings=tokens)
 
 
 def from_folder(folder: Path) -> PublishedModel:
@@ -74,7 +78,11 @@ def from_folder(folder: Path) -> PublishedModel:
     with noted(problems):
         classes = _classes(settings.values.get("id2label")) if isinstance(model, Classifier) else ()
     fill(model, form.weights(config), stored, str(folder), problems, form.derived)
-    return PublishedModel(model.eval(), tokenizer, config, stops, architecture.name, folder, template, classes)
+    described, name = _folder.tokenizer_settings(folder), architecture.name
+    generation = beside or {name: values[name] for name in TOKEN_IDS if name in values}
+    return PublishedModel(
+        model.eval(), tokenizer, config, stops, name, folder, template, classes, described, generation
+    )
 
 
 def _classes(labels: object) -> tuple[str, ...]:

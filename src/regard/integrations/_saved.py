@@ -75,6 +75,8 @@ def files(loaded: PublishedModel) -> dict[str, bytes]:
         "stop_tokens": list(loaded.stop_tokens),
         "classes": list(loaded.classes),
         "tokenizer": loaded.tokenizer is not None,
+        "tokenizer_settings": loaded.tokenizer_settings,
+        "generation": loaded.generation,
         "chat_template": None if template is None else {"source": template.source, "tokens": dict(template.tokens)},
     }
     found = {
@@ -109,6 +111,10 @@ def read(folder: Path, *, trust: bool) -> PublishedModel:
     classes = document.get("classes")
     if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
         raise CheckpointError(f"{where} is damaged: classes must be names, got {classes!r:.200}")
+    described = {name: document.get(name, {}) for name in ("tokenizer_settings", "generation")}
+    for name, values in described.items():
+        if not isinstance(values, dict):
+            raise CheckpointError(f"{where} is damaged: {name} must be settings, got {values!r:.200}")
     stops = stop_tokens(document.get("stop_tokens"), shape.config.vocab_size)
     tokenizer = None
     if tokens is not None:
@@ -122,7 +128,9 @@ def read(folder: Path, *, trust: bool) -> PublishedModel:
     now = {name: stored[written] for written, name in current_names(model, stored).items()}
     fill(model, [Weight(name, name) for name in model.state_dict()], now, str(folder))
     architecture = str(document.get("architecture"))
-    return PublishedModel(model.eval(), tokenizer, shape.config, stops, architecture, folder, template, tuple(classes))
+    return PublishedModel(
+        model.eval(), tokenizer, shape.config, stops, architecture, folder, template, tuple(classes), **described
+    )
 
 
 def _verified(folder: Path) -> tuple[dict[str, Any], str | None]:

@@ -18,7 +18,6 @@ from regard.types_of import typed
 if TYPE_CHECKING:
     from regard.integrations.pretrained import PublishedModel
 
-_TEMPLATE, _SETTINGS = "chat_template.jinja", "tokenizer_config.json"
 _LONGEST_TEMPLATE, _LONGEST_TEXT = 1 << 17, 1 << 22
 """characters; those of published models have some thousand, and fill their context with some hundred thousand"""
 _SECONDS, _BYTES = 2, 1 << 30
@@ -102,10 +101,9 @@ def from_folder(folder: Path) -> ChatTemplate | None:
     Raises:
         CheckpointError, UnsafeFileError: files that are damaged, or outside the folder.
     """
-    settings = _folder.read_json(folder, _SETTINGS) if (folder / _SETTINGS).exists() else {}
-    source, where = settings.get("chat_template"), folder / _SETTINGS
-    if (folder / _TEMPLATE).exists():
-        source, where = _folder.read_text(folder, _TEMPLATE), folder / _TEMPLATE
+    settings = _folder.tokenizer_settings(folder)
+    where = folder / _folder.CHAT_TEMPLATE
+    source, where = settings.get("chat_template"), where if where.exists() else folder / _folder.TOKENIZER_SETTINGS
     if isinstance(source, list):  # several, by name
         named = {each.get("name"): each.get("template") for each in source if isinstance(each, dict)}
         source = named.get("default")
@@ -113,11 +111,7 @@ def from_folder(folder: Path) -> ChatTemplate | None:
         return None
     if not isinstance(source, str):
         raise CheckpointError(f"{where}: chat_template must be text, got {type(source).__name__}")
-    tokens: dict[str, str] = {}
-    for name, value in settings.items():
-        text = value.get("content") if isinstance(value, dict) else value
-        if name.endswith("_token") and isinstance(text, str):
-            tokens[name] = text
+    tokens = {name: text for name, text in settings.items() if name.endswith("_token") and isinstance(text, str)}
     return ChatTemplate(source, tokens, str(where))
 
 
@@ -132,12 +126,17 @@ def from_gguf(metadata: Mapping[str, object], where: Path) -> ChatTemplate | Non
         return None
     if not isinstance(source, str):
         raise CheckpointError(f"{where}: tokenizer.chat_template must be text, got {type(source).__name__}")
+    return ChatTemplate(source, special_tokens(metadata), str(where))
+
+
+def special_tokens(metadata: Mapping[str, object]) -> dict[str, str]:
+    """The special tokens in the metadata of a GGUF file, under their names in transformers."""
     names, tokens = metadata.get("tokenizer.ggml.tokens"), {}
-    for mark in ("bos", "eos"):
-        at = metadata.get(f"tokenizer.ggml.{mark}_token_id")
+    for theirs, mark in (("bos", "bos"), ("eos", "eos"), ("unknown", "unk"), ("padding", "pad")):
+        at = metadata.get(f"tokenizer.ggml.{theirs}_token_id")
         if isinstance(names, list) and isinstance(at, int) and 0 <= at < len(names):
             tokens[f"{mark}_token"] = str(names[at])
-    return ChatTemplate(source, tokens, str(where))
+    return tokens
 
 
 class Chat:

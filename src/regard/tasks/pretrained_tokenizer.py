@@ -52,10 +52,12 @@ class PretrainedTokenizer(Reader):
                 f"the tokenizer has ids that the network has not, whose vocabulary ends at {self.vocab_size - 1}:"
                 + listed(f"{at}: {name!r}" for at, name in beyond)
             )
+        parts = json.loads(model.to_str())
+        self.limits = {name: parts[name] for name in ("truncation", "padding")}
+        """settings of its file that hold for those who read batches of it"""
         model.no_truncation()
         model.no_padding()
         self._model = model
-        parts = json.loads(model.to_str())
         self._missing: frozenset[int] = frozenset()
         self._special = frozenset(token["id"] for token in parts["added_tokens"] if token["special"])
         self.byte_ids: frozenset[int] = frozenset()
