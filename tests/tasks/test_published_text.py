@@ -137,7 +137,8 @@ def test_a_continuation_is_what_follows_the_text_before_it(kind):
     """Whatever tokens it begins with, special ones and single bytes among them, and however they are given."""
     tokenizer, draw, same = PretrainedTokenizer(kind()), np.random.default_rng(0), 0
     for _ in range(500):
-        before, new = (draw.integers(0, tokenizer.vocab_size, draw.integers(0, most)) for most in (12, 30))
+        before = tokenizer.encode(LINES[draw.integers(len(LINES))][: draw.integers(30)])
+        new = draw.integers(0, tokenizer.vocab_size, draw.integers(30))
         prompt, whole = tokenizer.decode(before), tokenizer.decode([*before, *new])
         if not whole.startswith(prompt):  # the last character of the prompt is whole only with the next tokens
             continue

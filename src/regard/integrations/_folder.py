@@ -91,14 +91,7 @@ def tokenizer_settings(folder: Path) -> dict[str, object]:
         values |= read_json(folder, SPECIAL_TOKENS)
     if (folder / CHAT_TEMPLATE).exists():
         values["chat_template"] = read_text(folder, CHAT_TEMPLATE)
-    return {
-        name: [_text(x) for x in value] if isinstance(value, list) else _text(value) for name, value in values.items()
-    }
-
-
-def _text(token: object) -> object:
-    """The text of a special token that is described by an object."""
-    return token.get("content", token) if isinstance(token, dict) else token
+    return {name: value.get("content", value) if isinstance(value, dict) else value for name, value in values.items()}
 
 
 def published(folder: Path) -> dict[str, object]:

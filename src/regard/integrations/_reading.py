@@ -16,9 +16,6 @@ from regard.integrations.weights import Settings, fill, listed, noted, undrawn
 from regard.models import Classifier
 from regard.training.bounded import no_larger
 
-TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
-"""of a configuration: what transformers generates with where no generation_config.json says it"""
-
 
 def from_gguf(path: Path) -> PublishedModel:
     """The network in a GGUF file; errors as `regard.integrations.pretrained.load`."""
@@ -79,7 +76,7 @@ def from_folder(folder: Path) -> PublishedModel:
         classes = _classes(settings.values.get("id2label")) if isinstance(model, Classifier) else ()
     fill(model, form.weights(config), stored, str(folder), problems, form.derived)
     described, name = _folder.tokenizer_settings(folder), architecture.name
-    generation = beside or {name: values[name] for name in TOKEN_IDS if name in values}
+    generation = beside or {name: value for name, value in values.items() if name.endswith("_token_id")}
     return PublishedModel(
         model.eval(), tokenizer, config, stops, name, folder, template, classes, described, generation
     )

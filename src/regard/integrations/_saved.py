@@ -112,9 +112,8 @@ def read(folder: Path, *, trust: bool) -> PublishedModel:
     if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
         raise CheckpointError(f"{where} is damaged: classes must be names, got {classes!r:.200}")
     described = {name: document.get(name, {}) for name in ("tokenizer_settings", "generation")}
-    for name, values in described.items():
-        if not isinstance(values, dict):
-            raise CheckpointError(f"{where} is damaged: {name} must be settings, got {values!r:.200}")
+    if not all(isinstance(values, dict) for values in described.values()):
+        raise CheckpointError(f"{where} is damaged: {', '.join(described)} must be settings, got {described!r:.200}")
     stops = stop_tokens(document.get("stop_tokens"), shape.config.vocab_size)
     tokenizer = None
     if tokens is not None:

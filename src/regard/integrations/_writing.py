@@ -52,7 +52,7 @@ def tokenizer_file(tokenizer: PretrainedTokenizer | BpeTokenizer) -> bytes:
 
 def tokenizer_settings(known: Mapping[str, object], template: ChatTemplate | None) -> bytes:
     """tokenizer_config.json: the settings that are known, but those that name code of the publisher."""
-    values = {name: value for name, value in known.items() if name != "auto_map"}
-    if "auto_map" in known or "tokenizer_class" not in known:
+    values = {"tokenizer_class": "PreTrainedTokenizerFast", **known}
+    if values.pop("auto_map", None) is not None:
         values["tokenizer_class"] = "PreTrainedTokenizerFast"
     return as_json({**values, **template.tokens, "chat_template": template.source} if template else values)

@@ -18,7 +18,7 @@ from regard.integrations import _evaluation, _folder, _saved
 from regard.integrations._conversion import converted
 from regard.integrations._packages import PACKAGE, packaged
 from regard.integrations._published import PublishedModel
-from regard.integrations._reading import TOKEN_IDS, from_folder, from_gguf
+from regard.integrations._reading import from_folder, from_gguf
 from regard.integrations._tokenizer import PretrainedTokenizer
 from regard.integrations._writing import as_json, config_of, tokenizer_file, tokenizer_settings, written
 from regard.integrations.architectures import class_names
@@ -244,10 +244,9 @@ def export(
     if isinstance(model, Classifier) and len(classes) == model.output.out_features:
         settings |= class_names(classes)
     stops = generation.get("eos_token_id")
-    if list(stop_tokens) not in (stops, [stops]):
-        stops = list(stop_tokens) or None
-    ids = {"bos_token_id": None, "pad_token_id": None, **generation, "eos_token_id": stops}
-    settings = {name: ids[name] for name in TOKEN_IDS} | settings
+    stops = stops if list(stop_tokens) in (stops, [stops]) else list(stop_tokens) or None
+    ids = {name: generation.get(name) for name in ("bos_token_id", "pad_token_id")}
+    settings = ids | {"eos_token_id": stops} | settings
     settings |= {"model_type": architecture.name, "architectures": [form.titles[0]], "dtype": "float32"}
     tensors = collect(model, form.weights(config_of(model)), architecture.name, form.derived)
     if form.bare:
