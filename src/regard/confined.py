@@ -87,10 +87,10 @@ def _environment() -> Any:
 
 
 def tried(tokenizer: str) -> tuple[int, int]:
-    """Characters and tokens of the text that has most tokens, of some that bring out the rules of a tokenizer."""
+    """Characters and tokens of the text with most tokens a character, of some that bring out a tokenizer's rules."""
     from tokenizers import Tokenizer
 
-    found = (0, 0)
+    found = (1, 0)
     with suppress(BaseException):  # panics are no Exception; whoever uses it next is told
         model, rules = Tokenizer.from_str(tokenizer), json.loads(tokenizer)
         model.no_truncation()
@@ -98,7 +98,7 @@ def tried(tokenizer: str) -> tuple[int, int]:
         words = json.dumps([rules[name] for name in rules if name not in ("model", "added_tokens")], ensure_ascii=False)
         for text in (words[: 1 << 16], "a 1.\n" * 200, *(chr(letter) * 64 + "\n1a" for letter in range(1, 127))):
             with suppress(BaseException):
-                found = max(found, (len(text), len(model.encode(text))), key=lambda counts: counts[1])
+                found = max(found, (len(text), len(model.encode(text))), key=lambda counts: counts[1] / counts[0])
         model.decode(list(range(model.get_vocab_size())))
     return found
 

@@ -1,13 +1,14 @@
 """Text that a published tokenizer reads: bytes are those of the text, whatever the tokens are."""
 
+import json
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from regard.errors import CheckpointError, ConfigError, DataError
+from regard.errors import CheckpointError, ConfigError, DataError, UnsafeFileError
 from regard.tasks import (
     IGNORE,
     ClassificationConfig,
@@ -20,7 +21,7 @@ from regard.tasks import (
     ngram_bits_per_byte,
     xz_bits_per_byte,
 )
-from regard.tasks.pretrained_tokenizer import PretrainedTokenizer
+from regard.tasks.pretrained_tokenizer import PretrainedTokenizer, model_of
 from regard.tasks.tokenizer import tokenizer_from_json
 
 LINES = [f"The moon is {at}: 明月 né, and {at * 7919} follows.\n" for at in range(60)]
@@ -208,3 +209,44 @@ def test_a_vocabulary_that_lacks_what_it_needs_is_named():
     for read in (tokenizer.encode, tokenizer.document):
         with pytest.raises(CheckpointError, match=r"its tokenizer\.json is damaged or incomplete: WordLevel error"):
             read("other")
+
+
+def doubled(text: str) -> dict:
+    return {"type": "Replace", "pattern": {"String": text}, "content": 2 * text}
+
+
+MANY = 5000
+BOMBS = {
+    "template": {
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "to", "type_id": 0}}] * MANY + [{"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [],
+            "special_tokens": {"to": {"id": "to", "ids": [0] * 10, "tokens": ["to"] * 10}},
+        }
+    },
+    "normalizer": {"normalizer": {"type": "Sequence", "normalizers": [doubled("明")] * 40}},
+    "decoder": {"decoder": {"type": "Sequence", "decoders": [doubled("to")] * 40}},
+}
+
+
+@pytest.mark.parametrize("kind", BOMBS)
+def test_a_tokenizer_without_end_is_refused(kind):
+    described = json.loads(Tokenizer(models.WordLevel({"to": 0}, unk_token="to")).to_str()) | BOMBS[kind]
+    with pytest.raises(UnsafeFileError, match=r"a\.json (was stopped: it takes too much|makes 50,\d\d\d tokens of)"):
+        model_of(json.dumps(described), "a.json")
+    run = {"kind": "published", "vocab_size": 3, "model": described}
+    with pytest.raises(DataError, match="no description of a published tokenizer: the published tokenizer"):
+        tokenizer_from_json(json.dumps(run))
+
+
+def test_a_panic_of_the_library_is_an_error_of_the_file():
+    """It is no `Exception`: this expression takes more steps than its engine allows."""
+    model = Tokenizer(models.WordLevel({"to": 0}, unk_token="to"))
+    model.pre_tokenizer = pre_tokenizers.Split(Regex("(a+)+$"), "isolated")  # type: ignore[assignment]
+    tokenizer = PretrainedTokenizer(model_of(model.to_str(), "a.json"))
+    assert tokenizer.encode("to").tolist() == [0]
+    with pytest.raises(CheckpointError, match=r"its tokenizer\.json is damaged or incomplete: Onig"):
+        tokenizer.encode("a" * 40 + "b")
+    with pytest.raises(CheckpointError, match=r"a\.json is none that the tokenizers library reads: expected value"):
+        model_of("\x1b[2J", "a.json")

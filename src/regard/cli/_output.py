@@ -90,11 +90,15 @@ def console(*, machine: bool = False) -> Console:
 
 def table(*columns: str, rows: Sequence[Sequence[object]], title: str | None = None) -> Table:
     """A plain table; numbers are right-aligned. All words are shown as they are: brackets are no markup."""
-    named = None if title is None else Text(printable(title))
-    built = Table(title=named, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    shown = None if title is None else _text(title)
+    built = Table(title=shown, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
     for at, column in enumerate(columns):
         numeric = all(str(row[at]).replace(".", "").replace("-", "").replace(",", "").isdigit() for row in rows)
-        built.add_column(Text(column), justify="right" if rows and numeric else "left", overflow="fold")
+        built.add_column(_text(column), justify="right" if rows and numeric else "left", overflow="fold")
     for row in rows:
-        built.add_row(*(Text(printable(str(cell))) for cell in row))
+        built.add_row(*map(_text, row))
     return built
+
+
+def _text(cell: object) -> Text:
+    return Text(printable(str(cell)))

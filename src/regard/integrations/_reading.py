@@ -75,10 +75,10 @@ def from_folder(folder: Path) -> PublishedModel:
     with noted(problems):
         classes = _classes(settings.values.get("id2label")) if isinstance(model, Classifier) else ()
     fill(model, form.weights(config), stored, str(folder), problems, form.derived)
-    described, name = _folder.tokenizer_settings(folder), architecture.name
-    generation = beside or {name: value for name, value in values.items() if name.endswith("_token_id")}
+    name, described = architecture.name, _folder.tokenizer_settings(folder)
+    ids = {setting: at for setting, at in values.items() if setting.endswith("_token_id") and at is not None}
     return PublishedModel(
-        model.eval(), tokenizer, config, stops, name, folder, template, classes, described, generation
+        model.eval(), tokenizer, config, stops, name, folder, template, classes, described, beside or ids
     )
 
 

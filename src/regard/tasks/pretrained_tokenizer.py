@@ -24,7 +24,7 @@ _CONTEXT = 4
 
 
 _MOST = 64
-"""tokens of a character, and as many more of a text: those of published tokenizers have some for each of its bytes"""
+"""tokens a character of a short text: those of published tokenizers have some for each byte, and a few around it"""
 _tried: set[str] = set()
 
 
@@ -50,7 +50,7 @@ def model_of(text: str, where: str) -> "tokenizers.Tokenizer":
     if (digest := sha256(text.encode("utf-8", "replace")).hexdigest()) not in _tried:
         request, big = {"tokenizer": text}, len(text) >> 20
         characters, tokens = confined(request, where, "tokenizers", seconds=2 + big, size=(8 + big) << 27)
-        if tokens > _MOST * (characters + 1):
+        if tokens > _MOST * characters:
             raise UnsafeFileError(f"{where} makes {tokens:,} tokens of {characters:,} characters")
         _tried.add(digest)
     with told(f"{where} is none that the tokenizers library reads"):
@@ -169,7 +169,7 @@ class PretrainedStream:
     """
 
     def __init__(self, tokenizer: PretrainedTokenizer, after: list[int]) -> None:
-        self._tokenizer = tokenizer
+        self._tokenizer, self._decode = tokenizer, tokenizer.decode
         self._start_behind(after)
 
     def feed(self, ids: Ids) -> str:
@@ -196,9 +196,6 @@ class PretrainedStream:
     def _new(self) -> str:
         before, text = self._decode(self._ids[: self._shown]), self._decode(self._ids)
         return text[len(os.path.commonprefix([before, text])) :]  # noqa: RUF071  # of characters
-
-    def _decode(self, ids: list[int]) -> str:
-        return self._tokenizer.decode(ids)
 
     def _start_behind(self, ids: list[int]) -> None:
         """Keep the last of the ids that were shown, as many as have some text of their own."""

@@ -56,7 +56,7 @@ class Reader(ABC):
     def continuation(self, ids: Ids, after: Ids) -> str:
         """The text that ids add to that of the ids before them; decoded alone, a first word may lose its space."""
         stream = self.stream(after)
-        return stream.feed(ids) + stream.finish()
+        return stream.feed(self.checked(ids).tolist()) + stream.finish()
 
     def checked(self, ids: Ids) -> Int64[np.ndarray, "length"]:
         """The ids as an array.
