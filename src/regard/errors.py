@@ -4,6 +4,7 @@ A message says who, what it got, what it allows, and the way out.
 """
 
 import difflib
+import re
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 
@@ -87,13 +88,24 @@ _HEAD, _TAIL = 1000, 400
 """characters of a long line that are shown: of its beginning, which says who and what, and of its end, the way out"""
 
 
+def printable(text: str) -> str:
+    """A text with its control characters escaped, as in JSON, but for line ends and tabs: they would steer a terminal.
+
+    Example:
+        >>> printable("a name\x1b[2J")
+        'a name\\\\u001b[2J'
+    """
+    return re.sub(r"[\0-\x08\x0b-\x1f\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
 def shortened(text: str) -> str:
-    """A message without the middle of lines that nobody reads: what was given may be of any length.
+    """A message, printable, without the middle of lines that nobody reads: what was given may be of any length.
 
     Example:
         >>> shortened("cannot read " + 100_000 * "(" + ": write name(option=value)")[990:1050]
         '(((((((((( ... (98638 characters left out) ... ((((((((((((('
     """
+    text = printable(text)
     if len(text) <= _HEAD + _TAIL:
         return text
     return "\n".join(

@@ -12,6 +12,7 @@ import pytest
 import regard as package
 from regard import errors
 from regard.cli import main as command
+from regard.cli._output import console, emit, table
 
 VERBS = {
     "accuracy",
@@ -264,6 +265,17 @@ def test_a_panic_of_rust_for_want_of_memory_is_named(regard, monkeypatch):
     said = "index out of bounds"
     with pytest.raises(PanicException):
         regard("list")
+
+
+def test_nothing_that_is_shown_steers_the_terminal(capsys):
+    screen, text = console(), "\x1b[2J\x9b"
+    screen.print(text, markup=False)
+    screen.print(table(text, rows=[(text,)], title=text))
+    emit({text: text})
+    shown = capsys.readouterr().out
+    assert not {"\x1b", "\x9b"} & set(shown)
+    assert shown.count(r"\u001b[2J\u009b") == 6
+    assert str(errors.DataError(text + "\r\n\t")) == "\\u001b[2J\\u009b\\u000d\n\t"
 
 
 def test_an_error_is_a_line_in_one_write(monkeypatch):

@@ -605,6 +605,45 @@ def test_stop_tokens_and_chat_template_are_kept(where: str, tmp_path: Path) -> N
     assert logits(third.model).equal(logits(windowed.model))
 
 
+@pytest.mark.parametrize("described", [False, True])
+def test_settings_of_tokenizer_and_generation_are_kept(described: bool, tmp_path: Path) -> None:
+    """As transformers reads them: special_tokens_map.json counts unless tokenizer_config.json describes all tokens."""
+    first = tmp_path / "first"
+    pretrained.export(network("LlamaForCausalLM"), first, tokenizer=words())
+    generation = {"eos_token_id": 3, "pad_token_id": 2, "temperature": 0.6, "do_sample": True}
+    settings = {"tokenizer_class": "Theirs", "auto_map": {"AutoTokenizer": ["a.B", None]}, "padding_side": "left"}
+    settings |= {"bos_token": "to", "pad_token": {"content": "be"}} | (
+        {"added_tokens_decoder": {}} if described else {}
+    )
+    tokens = {"bos_token": "or", "additional_special_tokens": ["?"]}
+    limits = {
+        "padding": {"strategy": "BatchLongest", "direction": "Left", "pad_id": 2, "pad_type_id": 0, "pad_token": "be"},
+        "truncation": {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0},
+    }
+    limits["padding"]["pad_to_multiple_of"] = None
+    tokenizer = json.loads((first / "tokenizer.json").read_text())
+    for name, values in {
+        "generation_config": generation,
+        "tokenizer_config": settings,
+        "special_tokens_map": tokens,
+        "tokenizer": tokenizer | limits,
+    }.items():
+        (first / f"{name}.json").write_text(json.dumps(values))
+    loaded = pretrained.load(first)
+    pretrained.save(loaded, tmp_path / "saved")
+    for at, one in enumerate((loaded, pretrained.load(tmp_path / "saved"))):
+        pretrained.export(one, tmp_path / str(at))
+        found = {path.name: json.loads(path.read_text()) for path in (tmp_path / str(at)).glob("*.json")}
+        assert found["generation_config.json"] == generation
+        named = settings | {"bos_token": "to"} if described else settings | tokens
+        named = {**named, "pad_token": "be", "tokenizer_class": "PreTrainedTokenizerFast"}
+        assert found["tokenizer_config.json"] == {name: named[name] for name in named if name != "auto_map"}
+        assert {name: found["tokenizer.json"][name] for name in limits} == limits
+        assert (found["config.json"]["eos_token_id"], found["config.json"]["pad_token_id"]) == (3, 2)
+    pretrained.export(loaded, tmp_path / "other", stop_tokens=(1,))
+    assert json.loads((tmp_path / "other" / "generation_config.json").read_text()) == generation | {"eos_token_id": [1]}
+
+
 def test_weights_of_8_bits_are_for_decoders(folder: Path, tmp_path: Path) -> None:
     pretrained.export(network("LlamaForCausalLM"), tmp_path / "llama", tokenizer=words())
     packed = pretrained.load(tmp_path / "llama", weights="int8")
@@ -836,7 +875,7 @@ def test_texts_in_and_texts_out(folder: Path, tmp_path: Path) -> None:
         loaded.generate("to be")
     with pytest.raises(UnsupportedError, match="reads no source"):
         pretrained.load(folder).answer("to be")
-    with pytest.raises(InputError, match="unknown token ids"):
+    with pytest.raises(InputError, match="token ids outside the vocabulary"):
         loaded.reader.decode([3, 99, -1])
     pretrained.export(network("BartForConditionalGeneration"), tmp_path / "bart")
     with pytest.raises(ConfigError, match=r"has no tokenizer\.json"):

@@ -270,6 +270,5 @@ def _grid(model: "LanguageModel", heads: "HeadsKind") -> tuple[float, ...]:
 
 def _pieces(reader: "Reader", ids: Any, steps: "Sequence[int]") -> list[tuple[str, int]]:
     """The text of every token of a passage but the first, and the blocks after which it was said."""
-    stream = reader.stream()
-    stream.feed([int(ids[0])])
+    stream = reader.stream([int(ids[0])])
     return [(stream.feed([int(token)]), taken) for token, taken in zip(ids[1:], steps, strict=True)]

@@ -14,7 +14,7 @@ from regard.cli._cache import reduce
 from regard.cli._datastore import KnnOptions, looked_up, mixing, require_datastore
 from regard.cli._depth import coloured, leave_early, machine, require_as_measured, require_depths
 from regard.cli._options import Ignore, Trust
-from regard.cli._output import weights_of, will_write
+from regard.cli._output import weights_of, will_write, write
 from regard.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
@@ -213,9 +213,8 @@ def _continue(
             coloured(pieces, most)
             return 0
         for piece in pieces:
-            sys.stdout.write(piece.text)
-            sys.stdout.flush()
-        sys.stdout.write("\n")
+            write(piece.text)
+        write("\n")
         return 0
     given, ids = _prompts(options), []
     for prompt in given:
@@ -282,7 +281,7 @@ def _translate(options: Options, loaded: "TrainedModel") -> int:
             )
         for prompt, text in zip(some, translated, strict=True):
             if options.batch is None:
-                print(text, flush=True)
+                write(f"{text}\n")
             else:
                 answer(prompt, text=text)
     return 0
@@ -302,7 +301,7 @@ def _classify(options: Options, loaded: "TrainedModel") -> int:
                 answer(prompt, classes=loaded.classify(prompt.text))
         return 0
     for name, probability in loaded.classify(_prompt(options)).items():
-        print(f"{probability:.4f}\t{name}")
+        write(f"{probability:.4f}\t{name}\n")
     return 0
 
 
@@ -314,7 +313,7 @@ def _fill(options: Options, loaded: "TrainedModel") -> int:
             with told(prompt.where):
                 answer(prompt, text=loaded.fill(prompt.text))
         return 0
-    sys.stdout.write(loaded.fill(_prompt(options)).rstrip("\n") + "\n")
+    write(loaded.fill(_prompt(options)).rstrip("\n") + "\n")
     return 0
 
 

@@ -285,7 +285,7 @@ def _search(options: Options) -> int:
                 "document": store.manifest.documents[at].name,
                 "place": number - first + 1,
                 "before": reader.decode(before.numpy()),
-                "token": reader.decode(token.numpy()),
+                "token": reader.continuation(token.numpy(), before.numpy()),
             }
         )
     if options.json:

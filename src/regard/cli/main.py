@@ -14,7 +14,7 @@ from pathlib import Path
 
 from regard import __version__, consent
 from regard.cli._interrupted import terminable, told
-from regard.errors import ConfigError, RegardError, nearest, out_of_memory, shortened
+from regard.errors import ConfigError, RegardError, nearest, out_of_memory, printable, shortened
 from regard.reading import found_in
 
 _LONGEST_OPTION = 1000
@@ -147,7 +147,7 @@ def _run(words: list[str]) -> int:
 
 
 def _bug() -> int:
-    traceback.print_exc()
+    _say(printable(traceback.format_exc()))
     _say("regard: this is a bug; please report it with the lines above")
     return 1
 

@@ -17,7 +17,8 @@ from regard.integrations.weights import Stored, listed
 from regard.reading import plain, reading
 
 CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer.json"
-TOKENIZER_SETTINGS = "tokenizer_config.json"
+TOKENIZER_SETTINGS, SPECIAL_TOKENS = "tokenizer_config.json", "special_tokens_map.json"
+CHAT_TEMPLATE = "chat_template.jinja"
 REPLACED = "regard_attention"
 """setting of a model that was saved after `replace_attention`: the name of each place -> what it was built from"""
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -79,6 +80,20 @@ def read_json(folder: Path, name: str, kind: type = dict) -> Any:
     if not isinstance(values, kind):
         raise CheckpointError(f"{folder / name} holds {type(values).__name__}, not a {kind.__name__} of settings")
     return values
+
+
+def tokenizer_settings(folder: Path) -> dict[str, object]:
+    """The settings of a folder's tokenizer, special tokens as text, from the files that transformers reads them from.
+
+    Raises:
+        CheckpointError, UnsafeFileError: as `read_json`.
+    """
+    values = read_json(folder, TOKENIZER_SETTINGS) if (folder / TOKENIZER_SETTINGS).exists() else {}
+    if "added_tokens_decoder" not in values and (folder / SPECIAL_TOKENS).exists():
+        values |= read_json(folder, SPECIAL_TOKENS)
+    if (folder / CHAT_TEMPLATE).exists():
+        values["chat_template"] = read_text(folder, CHAT_TEMPLATE)
+    return {name: value.get("content", value) if isinstance(value, dict) else value for name, value in values.items()}
 
 
 def published(folder: Path) -> dict[str, object]:

@@ -26,6 +26,7 @@ class PublishedModel:
     publisher calls it. chat_template: how a conversation is written for it (`regard.integrations.chat`), if it has one.
     classes: names of those that its head tells apart, in the order of its logits; none if it has no such head or names.
     sentence: how it makes a vector of a text, in the files of sentence-transformers, by their names.
+    tokenizer_settings, generation: of tokenizer_config.json and generation_config.json, which `export` writes again.
     """
 
     model: nn.Module
@@ -37,6 +38,8 @@ class PublishedModel:
     chat_template: ChatTemplate | None = None
     classes: tuple[str, ...] = ()
     sentence: Mapping[str, Any] = field(default_factory=dict)
+    tokenizer_settings: Mapping[str, object] = field(default_factory=dict)
+    generation: Mapping[str, object] = field(default_factory=dict)
 
     def generate(
         self,

@@ -47,7 +47,8 @@ def from_gguf(path: Path, ignore: Sequence[str]) -> PublishedModel:
         stops = stop_tokens(gguf_ends(metadata), config.vocab_size)
     model = _built(architecture.forms[0], config, settings)
     fill(model, gguf.weights(config), tensors, str(path), problems)
-    return PublishedModel(model.eval(), tokenizer, config, stops, name, path, template)
+    tokens = chat.special_tokens(metadata)
+    return PublishedModel(model.eval(), tokenizer, config, stops, name, path, template, tokenizer_settings=tokens)
 
 
 def from_folder(folder: Path, ignore: Sequence[str]) -> PublishedModel:
@@ -82,8 +83,11 @@ def from_folder(folder: Path, ignore: Sequence[str]) -> PublishedModel:
     with noted(problems):
         classes = _classes(settings.values.get("id2label")) if isinstance(model, Classifier) else ()
     fill(model, form.weights(config), stored, str(folder), problems, form.derived)
-    model.eval()
-    return PublishedModel(model, tokenizer, config, stops, architecture.name, folder, template, classes, sentence)
+    name, described = architecture.name, _folder.tokenizer_settings(folder)
+    ids = {setting: at for setting, at in values.items() if setting.endswith("_token_id") and at is not None}
+    return PublishedModel(
+        model.eval(), tokenizer, config, stops, name, folder, template, classes, sentence, described, beside or ids
+    )
 
 
 def _classes(labels: object) -> tuple[str, ...]:

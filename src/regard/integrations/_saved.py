@@ -75,6 +75,8 @@ def files(loaded: PublishedModel) -> dict[str, bytes]:
         "classes": list(loaded.classes),
         "sentence": dict(loaded.sentence),
         "tokenizer": loaded.tokenizer is not None,
+        "tokenizer_settings": loaded.tokenizer_settings,
+        "generation": loaded.generation,
         "chat_template": None if template is None else {"source": template.source, "tokens": dict(template.tokens)},
     }
     found = {
@@ -114,6 +116,9 @@ def read(folder: Path, *, trust: bool) -> PublishedModel:
         isinstance(each, list if name == _sentence.MODULES else dict) for name, each in sentence.items()
     ):
         raise CheckpointError(f"{where} is damaged: sentence must be settings by file, got {sentence!r:.200}")
+    described = {name: document.get(name, {}) for name in ("tokenizer_settings", "generation")}
+    if not all(isinstance(values, dict) for values in described.values()):
+        raise CheckpointError(f"{where} is damaged: {', '.join(described)} must be settings, got {described!r:.200}")
     stops = stop_tokens(document.get("stop_tokens"), shape.config.vocab_size)
     tokenizer = None
     if tokens is not None:
@@ -126,9 +131,10 @@ def read(folder: Path, *, trust: bool) -> PublishedModel:
         model = shape.built().to(dtype)
     fill(model, [Weight(name, name) for name in model.state_dict()], stored, str(folder))
     architecture = str(document.get("architecture"))
-    model.eval()
     names = tuple(classes)
-    return PublishedModel(model, tokenizer, shape.config, stops, architecture, folder, template, names, sentence)
+    return PublishedModel(
+        model.eval(), tokenizer, shape.config, stops, architecture, folder, template, names, sentence, **described
+    )
 
 
 def _verified(folder: Path) -> tuple[dict[str, Any], str | None]:

@@ -7,7 +7,7 @@ from tokenizers import Tokenizer as Model
 
 from regard.errors import CheckpointError, UnsupportedError
 from regard.integrations.weights import listed
-from regard.tasks.pretrained_tokenizer import PretrainedTokenizer
+from regard.tasks.pretrained_tokenizer import PretrainedTokenizer, model_of
 
 _CONTROL, _USER_DEFINED = 3, 4
 """Kinds of tokens in GGUF that are found in text before it is split into words."""
@@ -33,11 +33,7 @@ def tokenizer_from_json(text: str, vocab_size: int, where: str) -> PretrainedTok
     Raises:
         CheckpointError: text that is none.
     """
-    try:
-        model = Model.from_str(text)
-    except Exception as error:  # the library raises bare Exception
-        raise CheckpointError(f"{where} is none that the tokenizers library reads: {error}") from error
-    return PretrainedTokenizer(model, vocab_size)
+    return PretrainedTokenizer(model_of(text, where), vocab_size)
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, object], vocab_size: int, where: str) -> PretrainedTokenizer:

@@ -22,7 +22,7 @@ from regard.integrations._published import PublishedModel
 from regard.integrations._reading import from_folder, from_gguf
 from regard.integrations._replacement import computes_softmax, note_training
 from regard.integrations._tokenizer import PretrainedTokenizer
-from regard.integrations._writing import as_json, config_of, tokenizer_file, written
+from regard.integrations._writing import as_json, config_of, tokenizer_file, tokenizer_settings, written
 from regard.integrations.architectures import class_names
 from regard.integrations.chat import ChatTemplate
 from regard.integrations.weights import collect
@@ -233,7 +233,8 @@ def export(
         model: one that transformers has: a decoder as llama, mistral, qwen2, gpt2 or reformer, an encoder as bert,
             roberta, longformer, big_bird or nystromformer (bare, for masked tokens, for classes) or vit (bare, for
             classes), or an encoder-decoder as t5 or bart; or what `load` or `convert` gave, whose tokenizer, stop
-            tokens and chat template are kept where none are given, and the names of its classes.
+            tokens, chat template and other settings of tokenizer and generation are kept where none are given, and the
+            names of its classes.
         folder: a new one.
         tokenizer: written as tokenizer.json.
         stop_tokens: ids that end a text.
@@ -251,20 +252,26 @@ def export(
     """
     folder = Path(folder)
     require_target(folder, folder=True, new=True)
-    classes: tuple[str, ...] = ()
+    classes, described, generation = tuple[str, ...](), dict[str, object](), dict[str, object]()
     sentence: Mapping[str, Any] = {}
     if isinstance(model, PublishedModel):
         sentence = model.sentence
         tokenizer = model.tokenizer if tokenizer is None else tokenizer
-        template = model.chat_template if tokenizer is model.tokenizer and tokenizer is not None else None
-        chat_template = template if chat_template is None else chat_template
+        if tokenizer is model.tokenizer and tokenizer is not None:
+            described = dict(model.tokenizer_settings)
+            if chat_template is None and not isinstance(described.get("chat_template"), list):  # several, by name
+                chat_template = model.chat_template
+        generation = dict(model.generation)
         stop_tokens, classes, model = stop_tokens or model.stop_tokens, model.classes, model.model
     if chat_template is not None and tokenizer is None:
         raise ConfigError("a chat template is kept beside a tokenizer; give that too")
     architecture, form, settings = written(model)
     if isinstance(model, Classifier) and len(classes) == model.output.out_features:
         settings |= class_names(classes)
-    settings |= {"bos_token_id": None, "eos_token_id": settings.get("eos_token_id", list(stop_tokens) or None)}
+    stops = generation.get("eos_token_id")
+    stops = stops if list(stop_tokens) in (stops, [stops]) else list(stop_tokens) or None
+    ids = {name: generation.get(name) for name in ("bos_token_id", "pad_token_id")}
+    settings = ids | {"eos_token_id": stops} | settings
     settings |= {"model_type": architecture.name, "architectures": [form.titles[0]], "dtype": "float32"}
     tensors = collect(model, form.weights(config_of(model)), architecture.name, form.derived)
     if form.bare:
@@ -276,10 +283,9 @@ def export(
     files |= {name: as_json(values) for name, values in sentence.items()}
     if tokenizer is not None:
         files[_folder.TOKENIZER] = tokenizer_file(tokenizer)
-        files[_folder.TOKENIZER_SETTINGS] = as_json(
-            {"tokenizer_class": "PreTrainedTokenizerFast"}
-            | ({"chat_template": chat_template.source, **chat_template.tokens} if chat_template else {})
-        )
+        files[_folder.TOKENIZER_SETTINGS] = tokenizer_settings(described, chat_template)
+    if generation:
+        files[_folder.GENERATION] = as_json({**generation, "eos_token_id": stops})
     save_folder(folder, files)
 
 

@@ -167,7 +167,10 @@ def _piece(tokenizer: Tokenizer, token: int) -> str:
 def _published_pieces(reader: pretrained.PretrainedTokenizer, ids: Int64[np.ndarray, " length"]) -> tuple[str, ...]:
     """Tokens as text, special ones by their names."""
     names = {each["id"]: str(each["content"]) for each in json.loads(reader.to_json())["model"].get("added_tokens", [])}
-    return tuple(names.get(token) or reader.decode([token]) or f"[{token}]" for token in ids.tolist())
+    return tuple(
+        names.get(token) or reader.continuation([token], ids[:at]) or f"[{token}]"
+        for at, token in enumerate(ids.tolist())
+    )
 
 
 def _block(length: int, heads: int, *, causal: bool, models: int) -> int:

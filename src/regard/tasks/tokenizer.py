@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from jaxtyping import Int64, Integer
+from jaxtyping import Int64
 
-from regard.errors import CheckpointError, ConfigError, DataError, InputError, kind_of
+from regard.errors import CheckpointError, ConfigError, DataError, InputError, UnsafeFileError, kind_of
 from regard.reading import text
 from regard.tasks.byte_letters import byte_letters
-from regard.tasks.reader import Encoded, Reader
+from regard.tasks.pretrained_tokenizer import PretrainedTokenizer, model_of, told
+from regard.tasks.reader import Encoded, Ids, Reader
 
 if TYPE_CHECKING:
     import tokenizers
@@ -74,7 +75,7 @@ class Tokenizer(Reader):
         ids = np.concatenate([[self.separator], self.encode(text), [self.separator]])
         return Encoded(ids, self.sizes[ids])
 
-    def to_bytes(self, ids: Integer[np.ndarray, "length"] | Sequence[int]) -> bytes:
+    def to_bytes(self, ids: Ids) -> bytes:
         """The bytes that the ids stand for.
 
         Raises:
@@ -82,32 +83,19 @@ class Tokenizer(Reader):
         """
         return b"".join(self._pieces[self.checked(ids)])
 
-    def decode(self, ids: Integer[np.ndarray, "length"] | Sequence[int]) -> str:
+    def decode(self, ids: Ids) -> str:
         """The text of the ids; bytes that are no UTF-8 become U+FFFD."""
         return self.to_bytes(ids).decode("utf-8", "replace")
 
-    def nbytes(self, ids: Integer[np.ndarray, "length"] | Sequence[int]) -> int:
+    def nbytes(self, ids: Ids) -> int:
         """How many bytes the ids stand for; a separator is one."""
         return int(self.sizes[self.checked(ids)].sum())
 
-    def stream(self) -> "TextStream":
-        """A decoder for ids that arrive one after the other."""
-        return TextStream(self)
-
-    def checked(self, ids: Integer[np.ndarray, "length"] | Sequence[int]) -> Int64[np.ndarray, "length"]:
-        """The ids as an array.
-
-        Raises:
-            InputError: ids outside 0 .. vocab_size - 1, with the first one and where it is.
-        """
-        array = np.asarray(ids, np.int64).reshape(-1)
-        wrong = np.flatnonzero((array < 0) | (array >= self.vocab_size))
-        if wrong.size:
-            raise InputError(
-                f"token id {array[wrong[0]]} at position {wrong[0]} is outside the vocabulary: ids of this {self.kind} "
-                f"tokenizer run from 0 to {self.vocab_size - 1}; use the tokenizer that made them"
-            )
-        return array
+    def stream(self, after: Ids = ()) -> "TextStream":
+        """A decoder for ids that arrive one after the other, behind those of `after`."""
+        stream = TextStream(self)
+        stream.feed(after)
+        return stream
 
 
 class ByteTokenizer(Tokenizer):
@@ -126,7 +114,7 @@ class ByteTokenizer(Tokenizer):
     def _encode(self, text: str) -> Int64[np.ndarray, "length"]:
         return np.frombuffer(text.encode("utf-8"), np.uint8).astype(np.int64)
 
-    def to_bytes(self, ids: Integer[np.ndarray, "length"] | Sequence[int]) -> bytes:
+    def to_bytes(self, ids: Ids) -> bytes:
         return self.checked(ids).astype(np.uint8).tobytes()
 
     def to_json(self) -> str:
@@ -200,7 +188,8 @@ class BpeTokenizer(Tokenizer):
     def _encode(self, text: str) -> Int64[np.ndarray, "length"]:
         text.encode("utf-8")  # raises on half a surrogate pair, which the library would replace
         pieces = [text[start : start + _PIECE_CHARACTERS] for start in range(0, len(text), _PIECE_CHARACTERS)]
-        encodings = self._model.encode_batch_fast(pieces)
+        with told("the tokenizer cannot encode this text"):
+            encodings = self._model.encode_batch_fast(pieces)
         return np.array([index for encoding in encodings for index in encoding.ids], np.int64)
 
     def to_json(self) -> str:
@@ -219,11 +208,13 @@ class TextStream:
         (['', 'é', '!'], '')
     """
 
+    pending = ""
+
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def feed(self, ids: Integer[np.ndarray, "length"] | Sequence[int]) -> str:
+    def feed(self, ids: Ids) -> str:
         """The text that these ids complete."""
         return self._decoder.decode(self._tokenizer.to_bytes(ids))
 
@@ -273,14 +264,10 @@ def tokenizer_from_json(text: str) -> Reader:
         vocab_size = int(description["vocab_size"]) if kind == PUBLISHED else 0
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise DataError(f"no description of a tokenizer: {error!r}") from error
-    from tokenizers import Tokenizer as Model
-
-    from regard.tasks.pretrained_tokenizer import PretrainedTokenizer
-
     try:
-        read = Model.from_str(model)
+        read = model_of(model, f"the {kind} tokenizer")
         return PretrainedTokenizer(read, vocab_size) if kind == PUBLISHED else BpeTokenizer(read)
-    except Exception as error:  # the library raises bare Exception
+    except (CheckpointError, DataError, UnsafeFileError) as error:
         raise DataError(f"no description of a {kind} tokenizer: {error}") from error
 
 
