@@ -260,6 +260,7 @@ def describe(spec: str) -> Info:
     return cls.describe(options)
 
 
+@typed
 def build(spec: str, heads: Heads, **options: object) -> "Attention":
     """Build a mechanism.
 

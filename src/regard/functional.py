@@ -14,8 +14,10 @@ from regard.core import Attention
 from regard.errors import ConfigError, ShapeError, UnsupportedError, kind_of
 from regard.info import Heads
 from regard.specs import require_text
+from regard.types_of import typed
 
 
+@typed
 def attend(
     q: Float[Tensor, "batch heads queries query_dim"],
     k: Float[Tensor, "batch kv_heads keys key_dim"],

@@ -11,7 +11,7 @@ from regard import catalog, specs
 from regard.cli import _run_info
 from regard.cli._kinds import KINDS, MECHANISM, PACKAGES, names
 from regard.cli._output import console, emit, table
-from regard.errors import ConfigError, nearest
+from regard.errors import ConfigError, nearest, unknown
 from regard.models import presets
 
 
@@ -123,7 +123,7 @@ def _mechanism(spec: str) -> Entry:
 
 
 def _part(kind: str, spec: str) -> Entry:
-    from regard.options import Configured, unknown
+    from regard.options import Configured
 
     parsed = specs.parse(spec)
     name, label = parsed.name, f"{kind} {parsed.name}"

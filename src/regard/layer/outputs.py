@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from regard.errors import UnsupportedError
 from regard.info import Heads
 from regard.memory import MemoryState
 from regard.state import State, Summary
@@ -17,6 +18,19 @@ class LayerOutput(NamedTuple):
     state: State | None
     memory: MemoryState | None
     losses: dict[str, Tensor]
+
+    @property
+    def alone(self) -> Tensor:
+        """The hidden states, where nothing else would be lost.
+
+        Raises:
+            UnsupportedError: there is a state, a memory or a loss.
+        """
+        if lost := [*(name for name in ("state", "memory") if getattr(self, name) is not None), *self.losses]:
+            raise UnsupportedError(
+                f"AttentionLayer: return_state=False would lose {', '.join(lost)}; leave it out, and read .hidden"
+            )
+        return self.hidden
 
 
 class LayerValues(NamedTuple):
