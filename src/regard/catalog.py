@@ -5,13 +5,14 @@ import fnmatch
 import importlib.util
 import inspect
 import re
+import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard import consent, specs
-from regard.errors import ConfigError, UnsupportedError, nearest
+from regard.errors import ConfigError, UnsupportedError, listed, nearest
 from regard.info import Heads, Info, Input, Supports
 from regard.types_of import typed
 
@@ -69,8 +70,70 @@ def family(name: str) -> str:
 def _file(name: str) -> str:
     known = _files()
     if name not in known:
-        raise ConfigError(f"unknown mechanism {name!r}: {nearest(name, [*known, *_registered])}")
+        raise ConfigError(f"unknown mechanism {name!r}: {meant(name)}")
     return known[name]
+
+
+@cache
+def _told() -> Mapping[str, Any]:
+    return tomllib.loads(Path(__file__).with_name("mechanisms.toml").read_text(encoding="utf-8"))
+
+
+def title(name: str) -> str:
+    """The title of a registered name, without importing it."""
+    if name in _registered:
+        return _registered[name].default_info.title
+    found = re.search(r'\btitle="(.*?)"', source(name))
+    return found[1] if found else ""
+
+
+def search(words: str) -> list[str]:
+    """Mechanisms by their name, title, other names or line in Chinese (`mechanisms.toml`).
+
+    Returns:
+        Those that are called so, most of all by the first of their other names; else those that are said to be so.
+
+    Example:
+        >>> search("linear attention"), search("sliding window")[0], search("nadaraya")
+        (['linear'], 'local', ['gaussian'])
+    """
+    wanted = _plain(words)
+    called = {name: [*map(_plain, (name, title(name), *_told().get(name, {}).get("also", ())))] for name in names()}
+    exact = sorted((each.index(wanted), name) for name, each in called.items() if wanted in each)
+    said = {name: [*each, _plain(_told().get(name, {}).get("zh", ""))] for name, each in called.items()}
+    loose = [name for name, each in said.items() if wanted and any(wanted in text for text in each)]
+    return [name for _, name in exact] or loose
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[\s_-]+", " ", text).strip().casefold()
+
+
+def meant(words: str) -> str:
+    """The end of a message about a mechanism that there is not: those that are called so, or the nearest name."""
+    match search(words):
+        case []:
+            return nearest(words, [*_files(), *_registered])
+        case [name]:
+            return f"did you mean {name!r} ({title(name)})?"
+        case several:
+            return f"choose one of{listed(f'{name}: {title(name)}' for name in several)}"
+
+
+def require_known(spec: str) -> None:
+    """Refuse a mechanism that there is not, without importing any.
+
+    Args:
+        spec: as `resolve`, a mix over heads, or several by layer, `a / b`.
+
+    Raises:
+        ConfigError: there is none of that name, or a part of a mix has no number of heads.
+    """
+    for layer in specs.split(spec, "/"):
+        for inner, _ in parts(layer) or [(layer, 0)]:
+            name = inner.partition("(")[0].strip()
+            if name not in _registered and not consent.PATH.match(name):
+                _file(name)
 
 
 @cache
@@ -176,8 +239,13 @@ def mechanism(cls: Any, label: str) -> "type[Attention]":
     Raises:
         ConfigError: it is none, or a template, or has no `default_info`.
     """
-    if inspect.isabstract(_attention(cls, label)):
-        raise ConfigError(f"{label} is a template, without {' and '.join(sorted(cls.__abstractmethods__))}")
+    if missing := sorted(_attention(cls, label).__abstractmethods__):
+        methods = {name: getattr(cls, name) for name in missing}
+        wanted = [
+            f"def {name}({', '.join(inspect.signature(x).parameters)}): {x.__doc__}" for name, x in methods.items()
+        ]
+        lines = listed(line.partition("\n")[0] for line in wanted)
+        raise ConfigError(f"{label} lacks {' and '.join(missing)}, so it cannot be built; write in the class{lines}")
     return _described(cls, label)
 
 
@@ -307,7 +375,7 @@ def register(cls: "type[Attention]") -> "type[Attention]":
     """
     from regard.core import registered_name
 
-    name = registered_name(_described(_attention(cls, getattr(cls, "__name__", repr(cls))), cls.__name__))
+    name = registered_name(mechanism(cls, getattr(cls, "__name__", repr(cls))))
     if name in _files() or (name in _registered and _registered[name] is not cls):
         raise ConfigError(f"the name {name!r} is taken; rename the class {cls.__name__}")
     _registered[name] = cls

@@ -79,7 +79,7 @@ def require_text(spec: object) -> None:
         ConfigError: it is no text.
     """
     if not isinstance(spec, str):
-        raise ConfigError(f"a specification is a text such as 'local(window=64)', got {spec!r}")
+        raise ConfigError(f"a specification is a text such as 'local(window=64)' or 'my_module:Mine', got {spec!r}")
 
 
 def _literal(node: ast.expr, text: str) -> object:

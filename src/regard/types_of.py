@@ -4,6 +4,7 @@ import inspect
 import math
 import typing
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import is_dataclass
 from functools import cache, wraps
 from typing import Any, Literal, ParamSpec, TypeVar
@@ -85,7 +86,9 @@ def _explain(
             given = signature.bind_partial(*args, **kwargs).arguments
         except TypeError as wrong:
             raise ConfigError(f"{label}: {wrong}; give them by name: {', '.join(known)}") from error
-        types = typing.get_type_hints(call, include_extras=True)
+        types = {}
+        with suppress(NameError):  # a type that is imported for type checkers alone
+            types = typing.get_type_hints(call, include_extras=True)
     for name, value in given.items():
         try:
             validate(label, name, value, types.get(name, object))

@@ -530,7 +530,7 @@ for changes in ({"spec": 3}, {"position": 3}, {"memory": 3}, {"heads": "2"}, {"d
         print(error)
 """
         found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-        texts = ["a specification is a text such as 'local(window=64)', got 3"] * 3
+        texts = ["a specification is a text such as 'local(window=64)' or 'my_module:Mine', got 3"] * 3
         integers = "AttentionLayer: heads must divide dim, got dim={}, heads={}"
         more = [integers.format(16, "'2'"), integers.format("'16'", 4), "Heads.causal must be True or False, got 'no'"]
         assert found.splitlines() == [*texts, *more]

@@ -34,12 +34,15 @@ class Options:
 
 def run(options: Options) -> int:
     """Run the conformance suite."""
-    from regard.training.device import chosen_device
-
     if not options.names:
         raise ConfigError("name what to check: names from `regard list`, module:Class, or all")
-    device = chosen_device(options.device).type
     names = catalog.names() if options.names == ("all",) else list(options.names)
+    for name in names:
+        if _part(name) is None:
+            catalog.require_known(name)
+    from regard.training.device import chosen_device  # imports torch, which takes seconds
+
+    device = chosen_device(options.device).type
     screen = console(machine=options.json)
     everything = {}
     for name in names:
@@ -65,15 +68,10 @@ def _results(name: str, device: str) -> "list[CheckResult]":
     """Of a mechanism, or else of a part of that name."""
     from regard.testing import check, check_part
 
-    kind, _, inner = name.partition(":")
-    if kind not in PACKAGES:
-        if specs.is_path(name) or catalog.several(name):
-            return check(name, device=device)
-        plain = name.partition("(")[0].strip()
-        kinds = [kind for kind in PACKAGES if plain in specs.files(PACKAGES[kind])]
-        if plain in catalog.names() or not kinds:
-            return check(name, device=device)
-        kind, inner = kinds[0], name
+    part = _part(name)
+    if part is None:
+        return check(name, device=device)
+    kind, inner = part
     find(f"{kind}:{inner}")  # refuses what is not there
     parsed = specs.parse(inner)
     if kind == "preset":
@@ -81,6 +79,16 @@ def _results(name: str, device: str) -> "list[CheckResult]":
     if parsed.options:
         raise ConfigError(f"{kind} {parsed.name} is checked with its own samples of options; leave the options out")
     return check_part(specs.load(kind, parsed.name, specs.files(PACKAGES[kind])), device=device)
+
+
+def _part(name: str) -> tuple[str, str] | None:
+    """Kind and specification of a part of models; None: a mechanism, or nothing that there is."""
+    kind, _, inner = name.partition(":")
+    if kind in PACKAGES:
+        return kind, inner
+    plain = name.partition("(")[0].strip()
+    kinds = [kind for kind in PACKAGES if plain in specs.files(PACKAGES[kind])]
+    return (kinds[0], name) if kinds and plain not in catalog.names() else None
 
 
 def options_text(options: Mapping[str, object]) -> str:

@@ -20,9 +20,9 @@ class Options:
     """The entry to show."""
 
     name: tyro.conf.Positional[str]
-    """a name from `regard list`, a specification such as 'linear(feature_map=relu)', `module:Class`, or `kind:name` for
-    one of several that share a name, such as depth:fixed; or the folder of a run: what it was trained to, the spans of
-    its heads and the guarantee of its exits"""
+    """a name from `regard list`, or words that a mechanism is known by, such as 'sliding window'; a specification such as
+    'linear(feature_map=relu)', `module:Class`, or `kind:name` for one of several that share a name, such as depth:fixed;
+    or the folder of a run: what it was trained to, the spans of its heads and the guarantee of its exits"""
     trust: bool = False
     """a run may name its mechanism by import path, module:Class, which runs that module"""
     json: bool = False
@@ -58,7 +58,9 @@ def run(options: Options) -> int:
         console(machine=True).print(f"There is a run {options.name} too: regard info ./{options.name}", markup=False)
     if options.trust:
         raise ConfigError(f"--trust is for runs, and {options.name!r} is none; leave it out")
-    entries = [_mechanism(name) if kind == MECHANISM else _part(kind, name) for kind, name in find(options.name)]
+    called = [] if _catalogued(options.name) else catalog.search(options.name)
+    found = [(MECHANISM, called[0])] if len(called) == 1 else find(options.name)
+    entries = [_mechanism(name) if kind == MECHANISM else _part(kind, name) for kind, name in found]
     if options.json:
         first, *others = (entry.document() for entry in entries)
         emit({**first, "also": others} if others else first)
@@ -100,7 +102,10 @@ def find(text: str) -> list[tuple[str, str]]:
         return found[:1] if options else found
     known = {name for kind in searched for name in names(kind)}
     where = searched[0] if len(searched) == 1 else "catalog entry"
-    hint = "a class by its path is module:Class, with a capital" if ":" in wanted else nearest(name, known)
+    if ":" in wanted:
+        hint = "a class by its path is module:Class, with a capital"
+    else:
+        hint = catalog.meant(name) if MECHANISM in searched and catalog.search(name) else nearest(name, known)
     raise ConfigError(f"there is no {where} {wanted!r}: {hint}")
 
 
