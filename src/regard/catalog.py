@@ -130,8 +130,8 @@ def require_known(spec: str) -> None:
         ConfigError: there is none of that name, or a part of a mix has no number of heads.
     """
     for layer in specs.split(spec, "/"):
-        for inner, _ in parts(layer) or [(layer, 0)]:
-            name = inner.partition("(")[0].strip()
+        for inner, _ in parts(layer) or [(specs.unshared(layer), 1)]:
+            name = specs.parse(inner).name if "(" in inner else inner.strip()
             if name not in _registered and not consent.PATH.match(name):
                 _file(name)
 
@@ -207,7 +207,7 @@ def resolve(spec: str) -> "tuple[type[Attention], Mapping[str, object]]":
     parsed = specs.parse(spec)
     name = parsed.name
     if name in _registered:
-        cls = _registered[name]
+        cls = mechanism(_registered[name], name)
     elif specs.is_path(name):
         cls = mechanism(consent.imported(name), name)
     else:
@@ -375,7 +375,7 @@ def register(cls: "type[Attention]") -> "type[Attention]":
     """
     from regard.core import registered_name
 
-    name = registered_name(mechanism(cls, getattr(cls, "__name__", repr(cls))))
+    name = registered_name(_described(_attention(cls, getattr(cls, "__name__", repr(cls))), cls.__name__))
     if name in _files() or (name in _registered and _registered[name] is not cls):
         raise ConfigError(f"the name {name!r} is taken; rename the class {cls.__name__}")
     _registered[name] = cls

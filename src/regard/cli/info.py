@@ -20,9 +20,10 @@ class Options:
     """The entry to show."""
 
     name: tyro.conf.Positional[str]
-    """a name from `regard list`, or words that a mechanism is known by, such as 'sliding window'; a specification such as
-    'linear(feature_map=relu)', `module:Class`, or `kind:name` for one of several that share a name, such as depth:fixed;
-    or the folder of a run: what it was trained to, the spans of its heads and the guarantee of its exits"""
+    """a name from `regard list`, or words that a mechanism is known by, such as 'sliding window'; a specification such
+    as 'linear(feature_map=relu)', `module:Class`, or `kind:name` for one of several that share a name, such as
+    depth:fixed; or the folder of a run: what it was trained to, the spans of its heads and the guarantee of its
+    exits"""
     trust: bool = False
     """a run may name its mechanism by import path, module:Class, which runs that module"""
     json: bool = False

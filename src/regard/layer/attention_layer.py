@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from regard.catalog import build
 from regard.core import Attention
-from regard.errors import ConfigError, ShapeError, UnsupportedError
+from regard.errors import ConfigError, ShapeError, UnsupportedError, divisors
 from regard.info import Heads
 from regard.layer.exchange import Exchange
 from regard.layer.mechanisms import check_mechanism
@@ -100,7 +100,8 @@ class AttentionLayer(nn.Module):
         super().__init__()
         counted = type(dim) is int and type(heads) is int and heads > 0
         if not counted or (dim % heads and (key_dim is None or value_dim is None)):
-            raise ConfigError(f"AttentionLayer: heads must divide dim, got dim={dim!r}, heads={heads!r}")
+            known = divisors(dim) if counted else ""
+            raise ConfigError(f"AttentionLayer: heads must divide dim, got dim={dim!r}, heads={heads!r}{known}")
         self.dim, self.cross, self.return_state = dim, context_dim is not None, return_state
         wanted = Heads(
             count=heads,
