@@ -401,7 +401,7 @@ def test_a_whole_number_stands_for_a_number(kind, name):
         (lambda: regard.attend(*TENSORS, is_causal=True), "attend has no option 'is_causal': did you mean 'causal'"),
         (lambda: regard.attend(*TENSORS, key_padding_mask=None), r"'key_mask'\? \(True = real, so ~key_padding_mask\)"),
         (lambda: regard.build("softmax", num_heads=2), "build has no option 'num_heads': did you mean 'heads'"),
-        (lambda: regard.build("softmax", HEADS, num_heads=2), r"layer, as in AttentionLayer\(..., heads=...\)"),
+        (lambda: regard.build("softmax", HEADS, num_heads=2), r"layer.s, AttentionLayer\(..., heads=...\)"),
         (lambda: regard.Heads(nhead=2, head_dim=4), "Heads has no option 'nhead': did you mean 'count'"),
         (lambda: ModelConfig(n_layer=2), "ModelConfig has no option 'n_layer': did you mean 'layers'"),
     ],

@@ -83,51 +83,44 @@ def title(name: str) -> str:
     """The title of a registered name, without importing it."""
     if name in _registered:
         return _registered[name].default_info.title
-    found = re.search(r'\btitle="(.*?)"', source(name))
-    return found[1] if found else ""
+    return re.findall(r'\btitle="(.*?)"', source(name))[0]
 
 
 def search(words: str) -> list[str]:
-    """Mechanisms by their name, title, other names or line in Chinese (`mechanisms.toml`).
-
-    Returns:
-        Those that are called so, most of all by the first of their other names; else those that are said to be so.
+    """Mechanisms by name, title, other names or line in Chinese (`mechanisms.toml`): those called so, or else said so.
 
     Example:
         >>> search("linear attention"), search("sliding window")[0], search("nadaraya")
         (['linear'], 'local', ['gaussian'])
     """
-    wanted = _plain(words)
-    called = {name: [*map(_plain, (name, title(name), *_told().get(name, {}).get("also", ())))] for name in names()}
-    exact = sorted((each.index(wanted), name) for name, each in called.items() if wanted in each)
-    said = {name: [*each, _plain(_told().get(name, {}).get("zh", ""))] for name, each in called.items()}
-    loose = [name for name, each in said.items() if wanted and any(wanted in text for text in each)]
-    return [name for _, name in exact] or loose
 
+    def plain(text: str) -> str:
+        return re.sub(r"[\s_-]+", " ", text).strip().casefold()
 
-def _plain(text: str) -> str:
-    return re.sub(r"[\s_-]+", " ", text).strip().casefold()
+    wanted, exact, loose = plain(words), list[tuple[int, str]](), list[str]()
+    for name in names() if wanted else ():
+        told = _told().get(name, {"also": (), "zh": ""})
+        called = [plain(text) for text in (name, title(name), *told["also"])]
+        if wanted in called:
+            exact.append((called.index(wanted), name))
+        elif any(wanted in text for text in (*called, plain(told["zh"]))):
+            loose.append(name)
+    return [name for _, name in sorted(exact)] or loose
 
 
 def meant(words: str) -> str:
     """The end of a message about a mechanism that there is not: those that are called so, or the nearest name."""
-    match search(words):
-        case []:
-            return nearest(words, [*_files(), *_registered])
-        case [name]:
-            return f"did you mean {name!r} ({title(name)})?"
-        case several:
-            return f"choose one of{listed(f'{name}: {title(name)}' for name in several)}"
+    found = search(words)
+    if len(found) > 1:
+        return f"choose one of{listed(f'{name}: {title(name)}' for name in found)}"
+    return f"did you mean {found[0]!r} ({title(found[0])})?" if found else nearest(words, [*_files(), *_registered])
 
 
 def require_known(spec: str) -> None:
-    """Refuse a mechanism that there is not, without importing any.
-
-    Args:
-        spec: as `resolve`, a mix over heads, or several by layer, `a / b`.
+    """Refuse a mechanism that there is not, alone, in a mix over heads or by layer (`a / b`), without importing any.
 
     Raises:
-        ConfigError: there is none of that name, or a part of a mix has no number of heads.
+        ConfigError: there is none of that name, or the specification cannot be read.
     """
     for layer in specs.split(spec, "/"):
         for inner, _ in parts(layer) or [(specs.unshared(layer), 1)]:

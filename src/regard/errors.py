@@ -176,33 +176,21 @@ _SYNONYMS = {
     "kv_heads kv_count": "num_kv_heads n_kv_heads num_key_value_heads",
     "dim": "embed_dim d_model hidden_size n_embd hidden_dim",
     "key_dim": "head_dim dim_head d_k d_head",
-    "value_dim": "d_v v_head_dim",
-    "context_dim": "kdim vdim",
     "dropout attention_dropout": "dropout_p attn_dropout attn_pdrop attention_dropout",
     "window": "window_size sliding_window attention_window",
     "causal": "is_causal is_decoder",
     "key_mask": "key_padding_mask attention_mask padding_mask mask",
     "bias": "attn_mask attn_bias qkv_bias use_bias",
     "scale": "softmax_scale scaling",
-    "spec attention": "mechanism attention",
-    "position": "rope pos_emb positional_encoding",
     "layers": "num_layers n_layers n_layer num_hidden_layers",
     "max_length length": "max_seq_len seq_len max_position_embeddings n_positions n_ctx max_len",
-    "rounds": "n_hashes num_hashes",
-    "num_features": "nb_features",
     "learning_rate": "lr",
 }
-"""our names of options, the first that is there -> what other libraries call them"""
-_REVERSED = " (True = real, so ~key_padding_mask)"
+"""our names of options, of which the first that is there counts -> what other libraries call them"""
 
 
 def ours(name: str, known: Iterable[str]) -> str | None:
-    """The known option that other libraries call by this name.
-
-    Example:
-        >>> ours("num_heads", ["dim", "heads"]), ours("heads", ["dim"])
-        ('heads', None)
-    """
+    """The known option that other libraries call by this name."""
     meant = [our for names, theirs in _SYNONYMS.items() if name in theirs.split() for our in names.split()]
     return next((our for our in meant if our in known), None)
 
@@ -216,7 +204,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """
     known = sorted(known)
     if meant := ours(name, known):
-        return f"did you mean {meant!r}?{_REVERSED if name == 'key_padding_mask' else ''}"
+        return f"did you mean {meant!r}?{' (True = real, so ~key_padding_mask)' if 'padding' in name else ''}"
     close = difflib.get_close_matches(name[:_HEAD], known, n=1)
     if close:
         return f"did you mean {close[0]!r}?"
@@ -224,25 +212,17 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 _LAYER = ("heads", "kv_heads", "causal", "dropout", "max_length", "position", "dim", "key_dim", "value_dim")
-"""options of a layer that people give to its mechanism"""
 
 
 def unknown(label: str, name: str, known: Iterable[str]) -> ConfigError:
-    """The error for an option that does not exist.
-
-    Example:
-        >>> print(unknown("mechanism softmax", "num_heads", ["impl", "scale"]))
-        mechanism softmax has no option 'num_heads': it belongs to the layer, as in AttentionLayer(..., heads=...)
-    """
+    """The error for an option that does not exist, or is the layer's and was given to its mechanism."""
     known = list(known)
     of_layer = name if name in _LAYER else ours(name, _LAYER)
     if label.startswith("mechanism") and of_layer and not ours(name, known):
-        why = f"it belongs to the layer, as in AttentionLayer(..., {of_layer}=...)"
-    elif not known:
+        return ConfigError(f"{label} has no option {name!r}: it is the layer's, AttentionLayer(..., {of_layer}=...)")
+    if not known:
         return ConfigError(f"{label} has no options, got {name!r}")
-    else:
-        why = nearest(name, known)
-    return ConfigError(f"{label} has no option {name!r}: {why}")
+    return ConfigError(f"{label} has no option {name!r}: {nearest(name, known)}")
 
 
 _DIVIDED = 1 << 20

@@ -78,7 +78,7 @@ def _explain(
     else:
         signature = inspect.signature(call)
         known = [name for name in signature.parameters if name != "self"]
-        any_name = any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values())
+        any_name = inspect.Parameter.VAR_KEYWORD in (each.kind for each in signature.parameters.values())
         for name in kwargs:
             if name not in known and (not any_name or ours(name, known)):
                 raise unknown(label, name, known) from error

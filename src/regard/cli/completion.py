@@ -11,8 +11,7 @@ import tyro
 
 from regard.cli._kinds import KINDS, names
 
-_BASH = """\
-_regard() {{
+_BASH = """_regard() {{
     local cur=${{COMP_WORDS[COMP_CWORD]}} prev=${{COMP_WORDS[COMP_CWORD-1]}} names='{names}' options='' found=''
     case ${{COMP_WORDS[1]}} in
 {cases}
@@ -23,56 +22,43 @@ _regard() {{
     elif [[ $prev == --* && $prev != --@(json|quick|trust|verbose) ]]; then found=''; fi
     COMPREPLY=($(compgen -W "$found" -- "$cur"))
 }}
-complete -o default -F _regard regard
-"""
-_FISH = """\
+complete -o default -F _regard regard"""
+_CASE = "    {verb}) options='{options}' found=\"{found}\" ;;"
+_FISH = """set -l names {names}
 complete -c regard -n __fish_use_subcommand -f -a '{verbs}'
-complete -c regard -n 'string match -q -- "--*attention" (commandline -opc)[-1]' -f -a '{names}'
-{cases}
-"""
+complete -c regard -n 'string match -q -- "*attention" (commandline -opc)[-1]' -f -a "$names"
+{cases}"""
+_FISH_CASE = "complete -c regard -n '__fish_seen_subcommand_from {verb}' -a \"{found} {options}\""
+_SCRIPTS = {
+    "bash": (_BASH, _CASE),
+    "zsh": ("autoload -Uz bashcompinit && bashcompinit\n" + _BASH, _CASE),
+    "fish": (_FISH, _FISH_CASE),
+}
 
 
 @dataclass(frozen=True)
 class Options:
-    """The shell.
-
-    For bash: regard completion bash > ~/.local/share/bash-completion/completions/regard
-    """
+    """The shell."""
 
     shell: tyro.conf.Positional[Literal["bash", "zsh", "fish"]]
-    """bash and zsh: eval "$(regard completion bash)" in ~/.bashrc or ~/.zshrc, or its output in a file that is sourced;
-    fish: its output in ~/.config/fish/completions/regard.fish"""
+    """bash and zsh: eval "$(regard completion bash)" in ~/.bashrc or ~/.zshrc; fish: regard completion fish >
+    ~/.config/fish/completions/regard.fish"""
 
 
 def run(options: Options) -> int:
     """Print the script."""
-    from regard.cli.main import verbs
+    from regard.cli.main import main, verbs
 
+    script, case = _SCRIPTS[options.shell]
+    cases: list[str] = []
+    for verb in verbs():
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            main([verb, "--help"])
+        takes = getattr(importlib.import_module(f"regard.cli.{verb}").Options, "__dataclass_fields__", {})
+        words = re.search(r"\[-h\] \{([\w,]+)\}", out.getvalue())
+        found = words[1].replace(",", " ") if words else "$names" if {"specs", "names", "name"} & takes.keys() else ""
+        flags = sorted(set(re.findall(r"(?<![\w-])--[a-z][\w.-]*\w", out.getvalue())))
+        cases.append(case.format(verb=verb, options=" ".join(flags), found=found))
     known = " ".join(dict.fromkeys(name for kind in KINDS for name in names(kind)))
-    case, script = (_fish_case, _FISH) if options.shell == "fish" else (_case, _BASH)
-    cases = "\n".join(case(verb, *_words(verb, known)) for verb in verbs())
-    print("autoload -Uz bashcompinit && bashcompinit" if options.shell == "zsh" else "")
-    print(script.format(verbs=" ".join(verbs()), names=known, cases=cases))
+    print(script.format(verbs=" ".join(verbs()), names=known, cases="\n".join(cases)))
     return 0
-
-
-def _case(verb: str, flags: list[str], first: str) -> str:
-    return f"    {verb}) options='{' '.join(flags)}' found={repr(first) if len(first.split()) < 9 else '$names'} ;;"
-
-
-def _fish_case(verb: str, flags: list[str], first: str) -> str:
-    seen = f"complete -c regard -n '__fish_seen_subcommand_from {verb}'"
-    return "\n".join([f"{seen} -a '{first}'", *(f"{seen} -l {flag.removeprefix('--')}" for flag in flags)])
-
-
-def _words(verb: str, known: str) -> tuple[list[str], str]:
-    """The options of a verb, as its help names them, and what may stand without one."""
-    from regard.cli.main import main
-
-    with contextlib.redirect_stdout(io.StringIO()) as out:
-        main([verb, "--help"])
-    choices = re.search(r"\[-h\] \{([\w,]+)\}", out.getvalue())
-    options = importlib.import_module(f"regard.cli.{verb}").Options
-    fields = getattr(options, "__dataclass_fields__", {})
-    first = choices[1].replace(",", " ") if choices else known if {"specs", "names", "name"} & fields.keys() else ""
-    return sorted(set(re.findall(r"(?<![\w-])--[a-z][\w.-]*\w", out.getvalue()))), first

@@ -145,16 +145,9 @@ def _run(words: list[str]) -> int:
         from regard.cli._options import read
 
         options = read(module.Options, words[1:], verb=verb, description=module.__doc__)
-    _require_known(options)
-    return module.run(options)
-
-
-def _require_known(options: object) -> None:
-    """Refuse mechanisms that there are not before anything imports torch, which takes seconds."""
     for spec in (*getattr(options, "specs", ()), *getattr(getattr(options, "model", None), "attention", ())):
-        from regard.catalog import require_known
-
-        require_known(spec)
+        importlib.import_module("regard.catalog").require_known(spec)  # before torch is imported, which takes seconds
+    return module.run(options)
 
 
 def _bug() -> int:

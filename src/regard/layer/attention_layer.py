@@ -13,7 +13,6 @@ from regard.core import Attention
 from regard.errors import ConfigError, ShapeError, UnsupportedError, divisors
 from regard.info import Heads
 from regard.layer.exchange import Exchange
-from regard.layer.mechanisms import check_mechanism
 from regard.layer.memories import check_memory, led, unread, written
 from regard.layer.outputs import LayerOutput, LayerValues, Prepared, prepared
 from regard.layer.positions import SLOTS_ONLY, check_position, placed, token_positions, turned
@@ -25,6 +24,9 @@ from regard.position import Position, build_position
 from regard.randomness import drawn_on_cpu
 from regard.state import State
 from regard.types_of import typed
+
+_SERVED = ("count", "key_dim", "value_width", "query_width", "kv_heads", "causal", "max_length", "dropout")
+"""what a shared mechanism must have been built for; its seed is its own"""
 
 
 class AttentionLayer(nn.Module):
@@ -100,8 +102,8 @@ class AttentionLayer(nn.Module):
         super().__init__()
         counted = type(dim) is int and type(heads) is int and heads > 0
         if not counted or (dim % heads and (key_dim is None or value_dim is None)):
-            known = divisors(dim) if counted else ""
-            raise ConfigError(f"AttentionLayer: heads must divide dim, got dim={dim!r}, heads={heads!r}{known}")
+            more = divisors(dim) if counted else ""
+            raise ConfigError(f"AttentionLayer: heads must divide dim, got dim={dim!r}, heads={heads!r}{more}")
         self.dim, self.cross, self.return_state = dim, context_dim is not None, return_state
         wanted = Heads(
             count=heads,
@@ -115,8 +117,13 @@ class AttentionLayer(nn.Module):
             seed=seed,
         )
         self.attention = spec if isinstance(spec, Attention) else build(spec, wanted)
-        check_mechanism(self.attention, wanted, cross=self.cross)
-        self.heads = wanted
+        if any(getattr(self.attention.heads, fact) != getattr(wanted, fact) for fact in _SERVED):
+            raise ConfigError(f"the shared mechanism serves {self.attention.heads}, this layer needs {wanted}")
+        self.heads, info = wanted, self.attention.info
+        if self.cross and not info.supports.cross:
+            self.attention.refuse("cross-attention (context_dim)", "cross")
+        if info.shares_query_key and wanted.kv_heads != heads:
+            raise ConfigError(f"{info.title} uses queries as keys, so kv_heads must equal heads={heads}")
         self.position = position if isinstance(position, Position | None) else build_position(position, wanted, dim)
         if self.position is not None:
             check_position(self.position, self.attention, wanted, dim, cross=self.cross)
@@ -124,14 +131,9 @@ class AttentionLayer(nn.Module):
         if self.memory is not None:
             check_memory(self.memory, self.attention, wanted)
         self.source_dim = source = dim if context_dim is None else context_dim
+        output_bias = bias if output_bias is None else output_bias
         self.projections = build_projections(
-            projections,
-            self.attention,
-            wanted,
-            dim,
-            source,
-            bias=bias,
-            output_bias=bias if output_bias is None else output_bias,
+            projections, self.attention, wanted, dim, source, bias=bias, output_bias=output_bias
         )
         follow(self)
         self.inputs = InputProjections(self.attention, dim, source, seed)

@@ -21,15 +21,10 @@ class LayerOutput(NamedTuple):
 
     @property
     def alone(self) -> Tensor:
-        """The hidden states, where nothing else would be lost.
-
-        Raises:
-            UnsupportedError: there is a state, a memory or a loss.
-        """
-        if lost := [*(name for name in ("state", "memory") if getattr(self, name) is not None), *self.losses]:
-            raise UnsupportedError(
-                f"AttentionLayer: return_state=False would lose {', '.join(lost)}; leave it out, and read .hidden"
-            )
+        """The hidden states, where nothing else would be lost."""
+        lost = [*(name for name in ("state", "memory") if getattr(self, name) is not None), *self.losses]
+        if lost:
+            raise UnsupportedError(f"return_state=False would lose {', '.join(lost)}; leave it out, and read .hidden")
         return self.hidden
 
 
