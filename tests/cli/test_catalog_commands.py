@@ -295,7 +295,7 @@ def test_check_says_what_passed_and_what_a_fact_excused(regard, monkeypatch):
     ("words", "message"),
     [
         ([], "name what to check"),
-        (["nope"], "unknown mechanism 'nope'"),
+        (["nope"], "there is no catalog entry 'nope'"),
         (["linear(foo=1)"], "mechanism linear has no option 'foo'"),
         (["pathlib:Path"], "is not a subclass of"),
         (["memory:nope"], "there is no memory 'nope': valid"),

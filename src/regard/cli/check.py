@@ -8,7 +8,7 @@ import tyro
 from rich.markup import escape
 
 from regard import catalog, specs
-from regard.cli._kinds import PACKAGES
+from regard.cli._kinds import MECHANISM, PACKAGES
 from regard.cli._output import console, emit, table
 from regard.cli.info import find
 from regard.errors import ConfigError
@@ -37,16 +37,14 @@ def run(options: Options) -> int:
     if not options.names:
         raise ConfigError("name what to check: names from `regard list`, module:Class, or all")
     names = catalog.names() if options.names == ("all",) else list(options.names)
-    for name in names:
-        if _part(name) is None:
-            catalog.require_known(name)
-    from regard.training.device import chosen_device  # imports torch, which takes seconds
+    found = {name: find(name)[0] for name in names}  # refuses what is not there before torch is imported
+    from regard.training.device import chosen_device
 
     device = chosen_device(options.device).type
     screen = console(machine=options.json)
     everything = {}
     for name in names:
-        results = _results(name, device)
+        results = _results(*found[name], device)
         everything[name] = [asdict(result) for result in results]
         count = {status: sum(r.status == status for r in results) for status in ("passed", "excused", "failed")}
         verdict = "[red]FAILED[/red]" if count["failed"] else "[green]passed[/green]"
@@ -64,31 +62,18 @@ def run(options: Options) -> int:
     return 7 if any(r["status"] == "failed" for results in everything.values() for r in results) else 0
 
 
-def _results(name: str, device: str) -> "list[CheckResult]":
-    """Of a mechanism, or else of a part of that name."""
+def _results(kind: str, spec: str, device: str) -> "list[CheckResult]":
+    """Of a mechanism, or of a part."""
     from regard.testing import check, check_part
 
-    part = _part(name)
-    if part is None:
-        return check(name, device=device)
-    kind, inner = part
-    find(f"{kind}:{inner}")  # refuses what is not there
-    parsed = specs.parse(inner)
+    if kind == MECHANISM:
+        return check(spec, device=device)
+    parsed = specs.parse(spec)
     if kind == "preset":
         raise ConfigError(f"{parsed.name} is a preset, a whole model: check its mechanism and parts by their names")
     if parsed.options:
         raise ConfigError(f"{kind} {parsed.name} is checked with its own samples of options; leave the options out")
     return check_part(specs.load(kind, parsed.name, specs.files(PACKAGES[kind])), device=device)
-
-
-def _part(name: str) -> tuple[str, str] | None:
-    """Kind and specification of a part of models; None: a mechanism, or nothing that there is."""
-    kind, _, inner = name.partition(":")
-    if kind in PACKAGES:
-        return kind, inner
-    plain = name.partition("(")[0].strip()
-    kinds = [kind for kind in PACKAGES if plain in specs.files(PACKAGES[kind])]
-    return (kinds[0], name) if kinds and plain not in catalog.names() else None
 
 
 def options_text(options: Mapping[str, object]) -> str:
