@@ -266,7 +266,7 @@ class Attention(Mechanism, ABC):
 
     def _check_bias(self, bias: ScoreBias, q: Tensor, keys: int) -> None:
         if not isinstance(bias, ScoreBias):
-            raise ShapeError(f"{self._name}: bias must be a ScoreBias, got {kind_of(bias)}")
+            raise ShapeError(f"{self._name}: bias must be a ScoreBias(table=...), got {kind_of(bias)}")
         batch, count, queries = q.shape[:3]
         for label, x, axis in (("curve", bias.curve, 0), ("relative", bias.relative, 0), ("query", bias.query, 1)):
             if x is not None and x.shape[axis] not in (1, count):
