@@ -13,11 +13,12 @@ from jaxtyping import Float32, Int64
 from regard.attention_maps import LayerMaps, NoMaps, attention_maps
 from regard.errors import ConfigError, InputError, LimitError, UnsupportedError
 from regard.integrations import pretrained
+from regard.integrations.loading import load
 from regard.models import Encoder, EncoderDecoder, LanguageModel
 from regard.report import _page
 from regard.tasks.config import ClassificationConfig, MaskedConfig
 from regard.tasks.tokenizer import Tokenizer
-from regard.training import TrainedModel, load
+from regard.training import TrainedModel
 from regard.training.files import write_text
 
 MOST_TOKENS = 4096
@@ -113,8 +114,7 @@ def _subject(given: Explorable, text: str, *, device: str, trust: bool) -> _Subj
         ConfigError, UnsupportedError, InputError, LimitError: as `explore`.
     """
     if isinstance(given, str | Path):
-        name, published = str(given), pretrained.recognised(given)
-        given = (pretrained.load if published else load)(given, device=device, trust=trust)
+        name, given = str(given), load(given, device=device, trust=trust)
     else:
         name = given.path.name
     network: Any = given.model
