@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 
@@ -23,6 +24,7 @@ VERBS = {
     "checkpoint",
     "claims",
     "compare",
+    "completion",
     "doctor",
     "evaluate",
     "explore",
@@ -63,7 +65,7 @@ def test_help_of_a_verb_describes_each_of_its_options(regard, verb):
     answer = regard(verb, "--help")
     assert answer.code == 0
     assert command.verbs()[verb].split(";")[0].rstrip(".") in " ".join(answer.out.split())
-    assert "--json" in answer.out or verb == "report"
+    assert "--json" in answer.out or verb in ("report", "completion")
 
 
 def test_version(regard):
@@ -191,7 +193,9 @@ def test_help_and_lists_do_not_import_torch(environment):
     code = (
         "import sys, regard.cli.main as m\n"
         "for words in [['--help'], *([v, '--help'] for v in m.verbs()), ['list'], ['list', '--json'], ['--version'],\n"
-        "              ['list', '--supports', 'causal'], ['report', 'nowhere'], ['train', '--config', 'nowhere']]:\n"
+        "              ['list', '--supports', 'causal'], ['report', 'nowhere'], ['train', '--config', 'nowhere'],\n"
+        "              *([v, 'softmx'] for v in ('info', 'check', 'compare', 'bench')), ['info', 'sliding window'],\n"
+        "              ['train', '--model.attention', 'softmx'], ['completion', 'bash']]:\n"
         "    m.main(words)\n"
         "    assert 'torch' not in sys.modules, words\n"
         "assert 'tyro' in sys.modules\n"
@@ -280,3 +284,32 @@ def test_an_error_is_a_line_in_one_write(monkeypatch):
     (line,) = written
     assert line.startswith("regard: unknown command 'no such verb'")
     assert line.endswith("\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("regard comp", {"compare", "completion"}),
+        ("regard info softm", {"softmax", "softmax_plus_one"}),
+        ("regard compare softmax --qui", {"--quick"}),
+        ("regard train --model.attention local_", {"local_linear", "local_atrous"}),
+        ("regard checkpoint v", {"verify"}),
+        ("regard train --out ", set()),  # files
+    ],
+)
+def test_completion_in_bash(regard, tmp_path, line, found):
+    (tmp_path / "script").write_text(regard("completion", "bash").out, encoding="utf-8")
+    words = [f'"{word}"' for word in line.split(" ")]
+    program = f"COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; _regard; echo ${{COMPREPLY[*]}}"
+    done = subprocess.run(["bash", "-c", f". ./script; {program}"], cwd=tmp_path, capture_output=True, text=True)
+    assert (set(done.stdout.split()), done.stderr) == (found, "")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_script_of_every_shell_is_sound(regard, tmp_path, shell):
+    script = regard("completion", shell).out
+    assert all(text in script for text in ("compare", "softmax_plus_one", "model.attention"))
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    (tmp_path / "script").write_text(script, encoding="utf-8")
+    assert subprocess.run([shell, "-n", "script"], cwd=tmp_path, capture_output=True).stderr == b""
