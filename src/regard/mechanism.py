@@ -120,7 +120,7 @@ class Mechanism(Configured):
         if heads.causal and not supports.causal:
             self.refuse("causal=True", "causal")
         if not heads.causal and not supports.bidirectional:
-            self.refuse("causal=False", "bidirectional")
+            self.refuse("causal=False (a decoder's layer is built with causal=True)", "bidirectional")
         if heads.dropout and not supports.dropout:
             self.refuse(f"dropout={heads.dropout}", "dropout")
         if heads.query_width != heads.key_dim and not self.compares_widths:
