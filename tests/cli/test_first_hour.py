@@ -12,7 +12,9 @@ import torch
 import regard as library
 from regard import AttentionLayer, attend
 from regard.errors import ConfigError, InputError, LimitError, RegardError, ShapeError, UnsupportedError
-from regard.models import LanguageModel, ModelConfig
+from regard.integrations import pretrained
+from regard.models import LanguageModel, ModelConfig, presets
+from regard.training import TrainedModel
 
 Q = torch.randn(2, 4, 10, 8)
 X = torch.randn(2, 10, 32)
@@ -34,10 +36,10 @@ PYTHON: dict[str, tuple[Callable[[], object], type[RegardError], str]] = {
     ),
     "a state of a layer that is not causal": (lambda: layer().initial_state(1), UnsupportedError, "add causal=True"),
     "a decoder's mechanism that is not causal": (lambda: layer("forgetting"), UnsupportedError, "with causal=True"),
-    "num_heads": (lambda: AttentionLayer(32, "softmax", num_heads=4), ConfigError, "did you mean 'heads'"),  # pyright: ignore[reportCallIssue]
-    "options by position": (lambda: AttentionLayer(32, "softmax", 4), ConfigError, "by name: dim, spec, heads"),  # pyright: ignore[reportCallIssue]
+    "num_heads": (lambda: AttentionLayer(32, "softmax", num_heads=4), ConfigError, "did you mean 'heads'"),
+    "options by position": (lambda: AttentionLayer(32, "softmax", 4), ConfigError, "by name: dim, spec, heads"),
     "heads that do not divide": (lambda: layer(heads=5), ConfigError, "divisors of 32: 1, 2, 4, 8, 16, 32"),
-    "numpy": (lambda: attend(Q.numpy(), Q, Q), ShapeError, "must be tensors .*, got a numpy.ndarray"),  # pyright: ignore[reportArgumentType]
+    "numpy": (lambda: attend(Q.numpy(), Q, Q), ShapeError, "must be tensors .*, got a numpy.ndarray"),
     "a list of ids": (lambda: model([[1, 2]]), ShapeError, r"must be integers \(batch, length\), got a list"),
     "ids as floats": (lambda: model(torch.ones(1, 3)), ShapeError, "must be integers .*got torch.float32"),
     "ids beyond the vocabulary": (lambda: model(torch.tensor([[300]])), InputError, "ids are 0 to 255"),
@@ -52,7 +54,7 @@ PYTHON: dict[str, tuple[Callable[[], object], type[RegardError], str]] = {
         r"must be bool \(batch=2, keys=10\)",
     ),
     "torch's inverted mask": (
-        lambda: attend(Q, Q, Q, key_padding_mask=torch.ones(2, 10, dtype=torch.bool)),  # pyright: ignore[reportCallIssue]
+        lambda: attend(Q, Q, Q, key_padding_mask=torch.ones(2, 10, dtype=torch.bool)),
         ConfigError,
         "did you mean 'key_mask'.*~key_padding_mask",
     ),
@@ -65,7 +67,7 @@ PYTHON: dict[str, tuple[Callable[[], object], type[RegardError], str]] = {
     ),
     "unbalanced parentheses": (lambda: layer("local(window=4"), ConfigError, r"write name or name\(option=value"),
     "one specification for all layers": (
-        lambda: ModelConfig(attention="linear"),  # pyright: ignore[reportArgumentType]
+        lambda: ModelConfig(attention="linear"),
         ConfigError,
         r"write \('linear',\)",
     ),
@@ -123,3 +125,15 @@ def test_in_a_command(regard: Callable[..., Any], tiny: list[str], run: Path, tm
     answer = regard(verb, *(tiny if verb == "train" else []), *rest)
     assert (answer.code, answer.out) == (code, "")
     assert message in answer.err
+
+
+def test_one_load_reads_runs_folders_and_packages(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = LanguageModel(presets.build("llama", dim=16, heads=2, layers=1, vocab_size=50))
+    pretrained.export(network, tmp_path / "folder")
+    assert isinstance(library.load(run), TrainedModel)
+    loaded = library.load(tmp_path / "folder", device="cpu")
+    assert isinstance(loaded, pretrained.PublishedModel)
+    ids = torch.arange(5)[None]
+    torch.testing.assert_close(loaded.model(ids).logits, network.eval()(ids).logits, rtol=0, atol=1e-6)
+    monkeypatch.setattr(pretrained, "packaged", {"package:ours": tmp_path / "folder"}.__getitem__)
+    assert isinstance(library.load("package:ours"), pretrained.PublishedModel)

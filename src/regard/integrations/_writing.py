@@ -1,6 +1,7 @@
 """What is written of a network: the architecture of Hugging Face that it can be, settings, its tokenizer."""
 
 import json
+from collections.abc import Mapping
 
 from torch import nn
 

@@ -52,7 +52,7 @@ class NewFolder:
         if path.parent == self.path:
             self.entries[name] = Entry.of(data)
         else:
-            _sync(path.parent)
+            sync(path.parent)
 
 
 @contextmanager
